@@ -1,0 +1,57 @@
+"""What an inference engine is: tokens in, tokens out, each with its log-probability and policy version."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.trajectory import Sampling, VersionSpan
+from common.weights import Offer
+
+
+class EngineError(RuntimeError):
+    """The engine failed; the episode is redone and never trained."""
+
+
+class WeightsRefused(RuntimeError):
+    """Offered weights did not arrive whole; the old ones keep serving."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    """What one generation produced."""
+
+    tokens: list[int]  # the end-of-turn token included, when it was sampled
+    logprobs: list[float]  # of the processed distribution (temperature, top-p, top-k), one a token
+    version_spans: list[VersionSpan]  # over `tokens`, in order, without gaps
+    finish_reason: str  # "stop" or "length"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineLoad:
+    """What the engine is doing now, for admission and for the fleet's metrics."""
+
+    num_running: int
+    kv_use: float  # fraction of KV blocks held, in [0, 1]
+    generated_tokens: int  # since the start
+
+
+class Engine(Protocol):
+    """Serves generations, and takes new weights without aborting any."""
+
+    @property
+    def policy_version(self) -> int:
+        """The version that the next token will come from."""
+
+    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
+        """Continue `tokens`. Cancelling the awaiting task aborts the request. Raises EngineError."""
+
+    async def stage(self, offer: Offer) -> None:
+        """Receive and verify the offered weights in the background, while generation goes on. Raises WeightsRefused."""
+
+    async def commit(self, policy_version: int) -> float:
+        """Swap the staged weights in at a token boundary; running requests go on. Return the pause in seconds."""
+
+    def load(self) -> EngineLoad:
+        """What is running now."""
+
+    async def close(self) -> None:
+        """Stop. Idempotent."""

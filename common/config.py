@@ -1,0 +1,308 @@
+"""The configuration: dataclasses, one YAML file of differences, and `a.b=c` overrides.
+
+OmegaConf lives in `load_config` only; everything else sees plain dataclasses, and a component gets its own section.
+"""
+
+import dataclasses
+import difflib
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot run; the message names the key, the value, and what to do."""
+
+
+def _require(holds: bool, path: str, contract: str, value: object, cure: str) -> None:
+    if not holds:
+        raise ConfigError(f"`{path}` must be {contract}, got {value!r}; {cure}")
+
+
+@dataclass(kw_only=True, slots=True)
+class RunConfig:
+    name: str = "run"  # the directory under `root`, and the prefix of every Redis key
+    root: str = "runs"  # where run directories live
+    seed: int = 0  # of the model, the order of tasks, and the sampling of every member
+
+    def __post_init__(self) -> None:
+        _require(
+            re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.name) is not None,
+            "run.name", "1 to 64 letters, digits, '.', '_' or '-'", self.name, "choose another name",
+        )  # fmt: skip
+
+
+@dataclass(kw_only=True, slots=True)
+class TinyModelConfig:
+    hidden_size: int = 96  # width of the residual stream
+    intermediate_size: int = 256  # width of the MLP
+    num_layers: int = 3  # decoder layers
+    num_heads: int = 3  # attention heads, each of head_dim
+    num_kv_heads: int = 3  # key-value heads; divides num_heads
+    head_dim: int = 32  # vLLM's CPU build takes 32, 64 or 128
+    num_tasks: int = 400  # train tasks whose text makes the vocabulary
+
+    def __post_init__(self) -> None:
+        _require(self.head_dim in (32, 64, 128), "model.tiny.head_dim", "32, 64 or 128", self.head_dim,
+                 "vLLM's CPU attention has no other")  # fmt: skip
+        _require(self.num_heads % self.num_kv_heads == 0, "model.tiny.num_kv_heads", "a divisor of num_heads",
+                 self.num_kv_heads, f"num_heads is {self.num_heads}")  # fmt: skip
+
+
+@dataclass(kw_only=True, slots=True)
+class ModelConfig:
+    path: str = ""  # a Hugging Face folder; empty makes the tiny model below
+    tiny: TinyModelConfig = field(default_factory=TinyModelConfig)
+    dtype: str = "float32"  # of the forward pass: float32 or bfloat16; master weights are always float32
+    max_tokens: int = 512  # context: an episode never grows past it
+
+    def __post_init__(self) -> None:
+        _require(self.dtype in ("float32", "bfloat16"), "model.dtype", "float32 or bfloat16", self.dtype,
+                 "use float32 on a CPU")  # fmt: skip
+        _require(self.max_tokens >= 16, "model.max_tokens", ">= 16", self.max_tokens, "an episode must fit in it")
+
+
+@dataclass(kw_only=True, slots=True)
+class RedisConfig:
+    url: str = ""  # redis://host:port or unix://path; empty lets `slipstream up` start a server of its own
+
+
+@dataclass(kw_only=True, slots=True)
+class EnvConfig:
+    name: str = "shop"  # a key of envhub.catalogue.ENVS, or `module:Class`
+    options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the environment's class
+    max_turns: int = 12  # the task's allowance; running out is the policy's own outcome
+    action_format: str = "plain"  # a key of common.action_format.FORMATS: how an action is written
+    step_timeout_s: float = 30.0  # a reset or step that takes longer is an env failure
+    episode_timeout_s: float = 600.0  # an episode that takes longer is cut and redone
+    num_train_tasks: int = 100_000  # train tasks, visited in a seeded order without repeats until all are seen
+    num_held_out_tasks: int = 10_000  # held-out tasks to choose from
+
+    def __post_init__(self) -> None:
+        _require(self.max_turns >= 1, "env.max_turns", ">= 1", self.max_turns, "an episode has at least one turn")
+
+
+@dataclass(kw_only=True, slots=True)
+class SamplingConfig:
+    temperature: float = 1.0  # of training episodes
+    top_p: float = 1.0  # 1 is off; below 1 the learner would need the kept set of every token
+    top_k: int = 0  # 0 is off
+    max_turn_tokens: int = 32  # a generation is cut here
+
+    def __post_init__(self) -> None:
+        _require(self.temperature > 0, "sampling.temperature", "> 0", self.temperature,
+                 "training episodes are sampled; evaluation does its greedy pass by itself")  # fmt: skip
+        _require(self.max_turn_tokens >= 1, "sampling.max_turn_tokens", ">= 1", self.max_turn_tokens, "try 32")
+        _require(self.top_p == 1.0 and self.top_k == 0, "sampling.top_p, sampling.top_k", "1 and 0",
+                 (self.top_p, self.top_k),
+                 "the learner's softmax runs over the whole vocabulary, so log-probabilities would not match")  # fmt: skip
+
+
+@dataclass(kw_only=True, slots=True)
+class ReplayConfig:
+    group_size: int = 8  # sibling attempts at one task
+    groups_per_step: int = 8  # groups that one optimizer step consumes
+    target_lag: int = 2  # optimizer steps of work admitted ahead; 0 is synchronous
+    max_lag: int = 4  # groups with an older token than this are dropped at claim
+    lease_ttl_s: float = 10.0  # an actor silent for this long loses its leases
+    max_attempts: int = 4  # attempts at a member before its group is dropped with the reason
+    max_trajectory_bytes: int = 8 << 20  # larger ones are refused
+
+    def __post_init__(self) -> None:
+        _require(self.group_size >= 2, "replay.group_size", ">= 2", self.group_size,
+                 "group-relative advantages compare siblings")  # fmt: skip
+        _require(self.groups_per_step >= 1, "replay.groups_per_step", ">= 1", self.groups_per_step, "try 8")
+        _require(self.target_lag >= 0, "replay.target_lag", ">= 0", self.target_lag, "use 0 for synchronous training")
+        _require(self.max_lag >= 0, "replay.max_lag", ">= 0", self.max_lag, "use 0 for synchronous training")
+        _require(self.lease_ttl_s >= 1, "replay.lease_ttl_s", ">= 1", self.lease_ttl_s, "try 10")
+
+
+@dataclass(kw_only=True, slots=True)
+class ActorsConfig:
+    count: int = 2  # actor processes that `slipstream up` and `slipstream actors` start
+    max_episodes: int = 32  # concurrent episodes in one actor
+    kv_cache_bytes: int = 64 << 20  # of each engine
+    transport: str = "broadcast"  # how weights come: broadcast, or pull (spot actors, late joiners)
+    instance_kind: str = "reserved"  # reserved or spot; recorded in every trajectory
+    price_per_hour: float = 0.0  # dollars, recorded in every trajectory
+    kv_policy: str = "keep"  # running requests after a refresh: keep old KV, or recompute it with the new weights
+    drain_s: float = 10.0  # on SIGTERM: finish what is running for this long, then give the rest back
+
+    def __post_init__(self) -> None:
+        _require(self.count >= 0, "actors.count", ">= 0", self.count, "0 starts none")
+        _require(self.max_episodes >= 1, "actors.max_episodes", ">= 1", self.max_episodes, "try 32")
+        _require(self.transport in ("broadcast", "pull"), "actors.transport", "broadcast or pull", self.transport,
+                 "use pull on spot instances")  # fmt: skip
+        _require(self.kv_policy in ("keep", "recompute"), "actors.kv_policy", "keep or recompute", self.kv_policy,
+                 "keep is cheaper")  # fmt: skip
+        _require(self.instance_kind in ("reserved", "spot"), "actors.instance_kind", "reserved or spot",
+                 self.instance_kind, "it is recorded with each trajectory")  # fmt: skip
+
+
+@dataclass(kw_only=True, slots=True)
+class ObjectiveConfig:
+    normalise_by_std: bool = True  # divide group-relative advantages by the group's standard deviation
+    clip_low: float = 0.2  # the ratio's lower clip is 1 - clip_low
+    clip_high: float = 0.28  # the ratio's upper clip is 1 + clip_high
+    correction: str = "token_mask"  # token_mask, truncated_is or none: see learner.loss
+    mask_low: float = 0.5  # token_mask drops tokens whose ratio is below
+    mask_high: float = 5.0  # token_mask drops tokens whose ratio is above
+    max_behaviour_weight: float = 2.0  # truncated_is caps the importance weight here
+
+    def __post_init__(self) -> None:
+        _require(self.correction in ("token_mask", "truncated_is", "none"), "objective.correction",
+                 "token_mask, truncated_is or none", self.correction, "token_mask is the default")  # fmt: skip
+        _require(0 < self.clip_low < 1, "objective.clip_low", "in (0, 1)", self.clip_low, "0.2 is usual")
+        _require(self.clip_high > 0, "objective.clip_high", "> 0", self.clip_high, "0.28 is usual")
+        _require(0 <= self.mask_low < 1 < self.mask_high, "objective.mask_low, objective.mask_high",
+                 "below and above 1", (self.mask_low, self.mask_high), "0.5 and 5 are usual")  # fmt: skip
+
+
+@dataclass(kw_only=True, slots=True)
+class OptimConfig:
+    lr: float = 1e-6  # AdamW learning rate at the top of its schedule
+    beta1: float = 0.9  # decay of the gradient's mean
+    beta2: float = 0.95  # decay of the gradient's square
+    eps: float = 1e-8  # added to the denominator
+    weight_decay: float = 0.0  # decoupled
+    warmup_steps: int = 0  # linear from 0
+    schedule: str = "constant"  # after the warm-up: constant, linear or cosine, down to 0 at the last step
+    max_grad_norm: float = 1.0  # global norm; larger gradients are scaled down
+
+    def __post_init__(self) -> None:
+        _require(math.isfinite(self.lr) and self.lr > 0, "optim.lr", "> 0", self.lr, "1e-6 is usual for 7B")
+        _require(self.schedule in ("constant", "linear", "cosine"), "optim.schedule", "constant, linear or cosine",
+                 self.schedule, "constant is usual for RL")  # fmt: skip
+
+
+@dataclass(kw_only=True, slots=True)
+class LearnerConfig:
+    steps: int = 100  # optimizer steps of reinforcement learning
+    ranks: int = 1  # FSDP processes that `slipstream up` starts
+    micro_batch_tokens: int = 2048  # packed tokens in one forward pass, at most
+    logprob_chunk_tokens: int = 1024  # tokens whose logits exist at one time
+    publish_every: int = 1  # optimizer steps between publishes
+    checkpoint_every: int = 20  # optimizer steps between checkpoints
+    keep_checkpoints: int = 2  # older ones are removed
+    claim_timeout_s: float = 600.0  # no ready batch for this long ends the run with an explanation
+    activation_checkpointing: bool = False  # recompute activations in the backward pass
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "ranks", "micro_batch_tokens", "logprob_chunk_tokens", "publish_every",
+                     "checkpoint_every", "keep_checkpoints"):  # fmt: skip
+            value = getattr(self, name)
+            _require(value >= 1, f"learner.{name}", ">= 1", value, "leave it out for the default")
+
+
+@dataclass(kw_only=True, slots=True)
+class WarmStartConfig:
+    episodes: int = 0  # expert episodes to imitate before RL; 0 skips the warm start
+    noise: float = 0.0  # chance that the expert does a random admissible action, which is imitated like the others
+    epochs: int = 1  # passes over the episodes
+    batch_tokens: int = 4096  # packed tokens in one optimizer step
+    lr: float = 1e-3  # AdamW learning rate
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.noise < 1, "warm_start.noise", "in [0, 1)", self.noise, "0.3 leaves room to learn")
+
+
+@dataclass(kw_only=True, slots=True)
+class EvalConfig:
+    num_tasks: int = 0  # held-out tasks, each tried once sampled and once greedy; 0 skips evaluation
+
+
+@dataclass(kw_only=True, slots=True)
+class WeightsConfig:
+    host: str = "127.0.0.1"  # the publisher binds here; other hosts need an address they can reach
+    broadcast_timeout_s: float = 20.0  # a member that takes longer is left out and pulls
+    chunk_bytes: int = 4 << 20  # of a pull reply and of a broadcast
+
+
+@dataclass(kw_only=True, slots=True)
+class Config:
+    """A run."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    redis: RedisConfig = field(default_factory=RedisConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    actors: ActorsConfig = field(default_factory=ActorsConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
+
+
+def check_sections(config: Config) -> None:
+    """Checks that need two sections. Raises ConfigError."""
+    replay, learner = config.replay, config.learner
+    slowest_lag = replay.target_lag + learner.publish_every - 1
+    _require(replay.max_lag >= slowest_lag, "replay.max_lag",
+             f">= replay.target_lag + learner.publish_every - 1 = {slowest_lag}", replay.max_lag,
+             "else work would be dropped that was admitted on purpose")  # fmt: skip
+    _require(config.sampling.max_turn_tokens < config.model.max_tokens, "sampling.max_turn_tokens",
+             f"< model.max_tokens = {config.model.max_tokens}", config.sampling.max_turn_tokens,
+             "a turn must fit the context")  # fmt: skip
+    _require(learner.micro_batch_tokens >= config.model.max_tokens, "learner.micro_batch_tokens",
+             f">= model.max_tokens = {config.model.max_tokens}", learner.micro_batch_tokens,
+             "the longest episode must fit in one forward pass")  # fmt: skip
+
+
+def load_config(path: str | None, overrides: list[str]) -> Config:
+    """Return the configuration of YAML file `path` (None for the defaults) with `overrides` applied.
+
+    Raises ConfigError for a missing file, a key that does not exist (with the nearest one that does), a value of the
+    wrong type or out of range, and sections that contradict each other.
+    """
+    structured = OmegaConf.structured(Config)
+    try:
+        if path is not None:
+            if not Path(path).is_file():
+                raise ConfigError(f"no config file at {path}; conf/ holds those that come with Slipstream")
+            structured = OmegaConf.merge(structured, OmegaConf.load(path))
+        structured = OmegaConf.merge(structured, OmegaConf.from_dotlist(overrides))
+        config = OmegaConf.to_object(structured)
+    except ConfigKeyError as error:
+        raise ConfigError(_unknown_key(str(error.full_key))) from None
+    except ValidationError as error:
+        raise ConfigError(f"`{error.full_key}`: {str(error).splitlines()[0]}") from None
+    except OmegaConfBaseException as error:
+        raise ConfigError(str(error).splitlines()[0]) from None
+    assert isinstance(config, Config)
+    check_sections(config)
+    return config
+
+
+def dump_config(config: Config) -> str:
+    """The whole configuration as YAML."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def key_paths(section: type = Config, prefix: str = "") -> list[str]:
+    """Every key as `section.key`."""
+    paths = []
+    for item in dataclasses.fields(section):
+        if dataclasses.is_dataclass(item.type):
+            assert isinstance(item.type, type)
+            paths += key_paths(item.type, f"{prefix}{item.name}.")
+        else:
+            paths.append(prefix + item.name)
+    return paths
+
+
+def _unknown_key(key: str) -> str:
+    known = key_paths()
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    same_leaf = [path for path in known if path.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
+    suggestion = (same_leaf or near or [""])[0]
+    hint = f"; did you mean `{suggestion}`?" if suggestion else "; `slipstream up --help` lists every key"
+    return f"unknown config key `{key}`{hint}"

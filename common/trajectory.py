@@ -1,0 +1,263 @@
+"""The record of one attempt at one task: what was seen, what was sampled, by which policy, and what it earned.
+
+One alignment rule: element i of every per-token array belongs to `tokens[i]`. Arrays are raw little-endian bytes, so a
+record of 4,096 tokens is 9 bytes a token and costs microseconds to encode; `numpy` views read them without a copy.
+"""
+
+import enum
+import math
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from common.wire import SCHEMA, decode, encode
+
+TokenArray = npt.NDArray[np.int32]
+LogprobArray = npt.NDArray[np.float32]
+MaskArray = npt.NDArray[np.bool_]
+
+
+class InvalidTrajectory(ValueError):
+    """A trajectory whose parts contradict each other; `check` says which."""
+
+
+class StopReason(enum.Enum):
+    """Why an episode ended."""
+
+    DONE = "done"
+    """The environment said so."""
+    MAX_TURNS = "max_turns"
+    """The task's allowance of turns is spent."""
+    MAX_TOKENS = "max_tokens"
+    """The next prompt would not fit the context."""
+    TIME_LIMIT = "time_limit"
+    """The episode outlasted its wall clock."""
+    ENV_ERROR = "env_error"
+    """The environment raised, hung or answered nonsense."""
+    INFRA_ERROR = "infra_error"
+    """The engine, the network or the host failed."""
+    PREEMPTED = "preempted"
+    """The actor was told to leave."""
+
+
+class Outcome(enum.Enum):
+    """Whose doing the end was. Only POLICY may train; the others are redone, and never become a reward of 0."""
+
+    POLICY = "policy"
+    TRUNCATED = "truncated"
+    ENV_FAILURE = "env_failure"
+    INFRA_FAILURE = "infra_failure"
+    PREEMPTED = "preempted"
+
+
+OUTCOME_OF = {
+    StopReason.DONE: Outcome.POLICY,
+    # Turns and tokens are allowances the policy knows and spends itself; the wall clock is not.
+    StopReason.MAX_TURNS: Outcome.POLICY,
+    StopReason.MAX_TOKENS: Outcome.POLICY,
+    StopReason.TIME_LIMIT: Outcome.TRUNCATED,
+    StopReason.ENV_ERROR: Outcome.ENV_FAILURE,
+    StopReason.INFRA_ERROR: Outcome.INFRA_FAILURE,
+    StopReason.PREEMPTED: Outcome.PREEMPTED,
+}
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """No field has a default that could stand in for a fact: what is missing on the wire is an error."""
+
+
+class Task(_Record):
+    """One problem. The same (env, split, index) is the same problem on every machine."""
+
+    env: str
+    split: str  # "train" or "held_out"; their seeds are disjoint
+    index: int
+
+    @property
+    def task_id(self) -> str:
+        return f"{self.env}/{self.split}/{self.index}"
+
+
+class Sampling(_Record):
+    """The distribution that the tokens were drawn from."""
+
+    temperature: float  # 0 is greedy
+    top_p: float
+    top_k: int  # 0 is off
+    max_turn_tokens: int
+
+
+class VersionSpan(_Record):
+    """Sampled tokens [start, stop) came from `policy_version`."""
+
+    start: int
+    stop: int
+    policy_version: int
+
+
+class Turn(_Record):
+    """One generation, tokens [start, stop), and the environment's answer to it."""
+
+    start: int
+    stop: int
+    rewards: dict[str, float]  # by named component; every turn says what it earned, 0 included
+    finish_reason: str  # "stop" (the policy ended its turn) or "length"
+    valid_action: bool  # the text held an action in the format that the prompt asked for
+    generate_s: float
+    env_s: float
+
+
+class Provenance(_Record):
+    """Where the trajectory was made, and what that costs."""
+
+    host: str
+    instance_kind: str  # "reserved" or "spot"
+    price_per_hour: float  # dollars; 0 when not given
+
+
+class Trajectory(_Record):
+    """One attempt at one task."""
+
+    schema: int
+    run_id: str
+    task: Task
+    group_id: int
+    member: int  # 0 .. group_size - 1
+    attempt: int  # 0 at first; +1 each time this member is redone
+    actor: str
+    turns: list[Turn]
+    tokens: bytes  # int32
+    behaviour_logprobs: bytes  # float32, of the distribution in `sampling`; 0 on tokens that were not sampled
+    loss_mask: bytes  # a bit per token, little-endian: True on tokens the policy sampled
+    branch_starts: list[int]  # where a new token sequence begins; [0] unless the chat template rewrote history
+    version_spans: list[VersionSpan]  # over the sampled tokens, in order, without gaps
+    stop_reason: StopReason
+    outcome: Outcome
+    score: float  # the task's own measure, in [0, 1], apart from any shaping of rewards
+    success: bool
+    sampling: Sampling
+    started_at_s: float  # unix time, of the actor's clock: for people, never for ordering
+    duration_s: float
+    provenance: Provenance
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) // 4
+
+    @property
+    def total_reward(self) -> float:
+        """The return: the sum of every component over every turn."""
+        return math.fsum(reward for turn in self.turns for reward in turn.rewards.values())
+
+    @property
+    def oldest_policy_version(self) -> int:
+        return min(span.policy_version for span in self.version_spans)
+
+    @property
+    def newest_policy_version(self) -> int:
+        return max(span.policy_version for span in self.version_spans)
+
+    def token_array(self) -> TokenArray:
+        return np.frombuffer(self.tokens, dtype="<i4")
+
+    def behaviour_logprob_array(self) -> LogprobArray:
+        return np.frombuffer(self.behaviour_logprobs, dtype="<f4")
+
+    def loss_mask_array(self) -> MaskArray:
+        bits = np.frombuffer(self.loss_mask, dtype=np.uint8)
+        return np.unpackbits(bits, count=self.num_tokens, bitorder="little").astype(np.bool_)
+
+    def policy_version_array(self) -> TokenArray:
+        """The version of each token, -1 where it was not sampled."""
+        versions = np.full(self.num_tokens, -1, dtype=np.int32)
+        for span in self.version_spans:
+            versions[span.start : span.stop] = span.policy_version
+        return versions
+
+
+def pack_tokens(tokens: list[int]) -> bytes:
+    return np.asarray(tokens, dtype="<i4").tobytes()
+
+
+def pack_logprobs(logprobs: list[float]) -> bytes:
+    return np.asarray(logprobs, dtype="<f4").tobytes()
+
+
+def pack_mask(mask: list[bool]) -> bytes:
+    return np.packbits(np.asarray(mask, dtype=np.bool_), bitorder="little").tobytes()
+
+
+def encode_trajectory(trajectory: Trajectory, *, compress: bool = False) -> bytes:
+    return encode(trajectory, compress=compress)
+
+
+def decode_trajectory(frame: bytes, *, max_bytes: int, vocab_size: int) -> Trajectory:
+    """Return a trajectory that holds together. Raises WireError, InvalidTrajectory."""
+    trajectory = decode(Trajectory, frame, max_bytes=max_bytes)
+    check(trajectory, vocab_size=vocab_size)
+    return trajectory
+
+
+def check(trajectory: Trajectory, *, vocab_size: int) -> None:
+    """Raise InvalidTrajectory unless every part agrees with every other."""
+    _check_arrays(trajectory, vocab_size)
+    _check_numbers(trajectory)
+    sampled = _check_turns(trajectory)
+    mask = trajectory.loss_mask_array()
+    if not np.array_equal(mask, sampled):
+        raise InvalidTrajectory(f"loss_mask has {int(mask.sum())} tokens, the turns sampled {int(sampled.sum())}")
+    if not np.array_equal(trajectory.policy_version_array() >= 0, sampled):
+        raise InvalidTrajectory("version_spans do not cover the sampled tokens, and only those")
+    if np.any(trajectory.behaviour_logprob_array()[~sampled] != 0):
+        raise InvalidTrajectory("behaviour_logprobs are not 0 on tokens that were not sampled")
+
+
+def _check_arrays(trajectory: Trajectory, vocab_size: int) -> None:
+    if trajectory.schema != SCHEMA:
+        raise InvalidTrajectory(f"schema {trajectory.schema}, this program speaks {SCHEMA}")
+    num_tokens = trajectory.num_tokens
+    if num_tokens == 0 or len(trajectory.tokens) != 4 * num_tokens:
+        raise InvalidTrajectory(f"tokens hold {len(trajectory.tokens)} bytes, not a positive multiple of 4")
+    if len(trajectory.behaviour_logprobs) != 4 * num_tokens:
+        raise InvalidTrajectory(f"{len(trajectory.behaviour_logprobs) // 4} behaviour_logprobs for {num_tokens} tokens")
+    if len(trajectory.loss_mask) != -(-num_tokens // 8):
+        raise InvalidTrajectory(f"loss_mask of {len(trajectory.loss_mask)} bytes for {num_tokens} tokens")
+    tokens = trajectory.token_array()
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        raise InvalidTrajectory(f"token ids in [{tokens.min()}, {tokens.max()}], vocabulary is [0, {vocab_size})")
+    starts = trajectory.branch_starts
+    if not starts or starts[0] != 0 or starts != sorted(set(starts)) or starts[-1] >= num_tokens:
+        raise InvalidTrajectory(f"branch_starts {starts} do not divide {num_tokens} tokens")
+
+
+def _check_numbers(trajectory: Trajectory) -> None:
+    logprobs = trajectory.behaviour_logprob_array()
+    if not np.all(np.isfinite(logprobs)) or logprobs.max() > 1e-3:
+        raise InvalidTrajectory("behaviour_logprobs hold a value that is not finite, or above 0")
+    if not math.isfinite(trajectory.total_reward):
+        raise InvalidTrajectory(f"the rewards sum to {trajectory.total_reward}")
+    if not 0.0 <= trajectory.score <= 1.0:
+        raise InvalidTrajectory(f"score {trajectory.score} is outside [0, 1]")
+    if trajectory.outcome is not OUTCOME_OF[trajectory.stop_reason]:
+        raise InvalidTrajectory(f"{trajectory.stop_reason} cannot have outcome {trajectory.outcome}")
+
+
+def _check_turns(trajectory: Trajectory) -> MaskArray:
+    sampled = np.zeros(trajectory.num_tokens, dtype=np.bool_)
+    stop = 0
+    for turn in trajectory.turns:
+        if not stop <= turn.start < turn.stop <= trajectory.num_tokens:
+            raise InvalidTrajectory(f"turn [{turn.start}, {turn.stop}) overlaps another or leaves the tokens")
+        if not turn.rewards:
+            raise InvalidTrajectory(f"turn [{turn.start}, {turn.stop}) carries no reward; 0 must be said")
+        sampled[turn.start : turn.stop] = True
+        stop = turn.stop
+    if not trajectory.turns:
+        raise InvalidTrajectory("no turns: nothing was sampled")
+    stop = 0
+    for span in trajectory.version_spans:
+        if not stop <= span.start < span.stop <= trajectory.num_tokens or span.policy_version < 0:
+            raise InvalidTrajectory(f"version span {span} is out of order or out of range")
+        stop = span.stop
+    return sampled

@@ -1,0 +1,102 @@
+"""The manifest of one published set of weights, and where it is offered.
+
+A set of weights is one flat byte buffer: the tensors one after another, each at its offset. It travels in chunks of any
+size; the manifest comes last, and its hashes are of the final bytes, so that what a receiver commits is what was sent.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+import xxhash
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ALIGN_BYTES = 64
+
+
+class WeightsError(ValueError):
+    """Bytes that are not the weights which their manifest describes."""
+
+
+class TensorEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One tensor inside the flat buffer."""
+
+    name: str
+    dtype: str  # a key of DTYPE_BYTES
+    shape: list[int]
+    offset: int  # bytes from the start of the buffer
+    num_bytes: int
+    xxh3: int  # 64 bits, of the tensor's bytes
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a published version is made of."""
+
+    policy_version: int
+    learner_epoch: int  # the fence: a learner of an older epoch can publish nothing
+    kind: str  # "full"; deltas and adapters are kinds to come
+    tensors: list[TensorEntry]
+    num_bytes: int
+    root: str  # xxh3-128 over the entries, in hex: names this version's bytes
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The newest published weights, as `latest` in Redis says, and the ways to get them."""
+
+    manifest: Manifest
+    pull_endpoint: str  # ZeroMQ address of the publisher
+
+
+def layout(shapes: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[TensorEntry]:
+    """Place (name, dtype, shape) one after another, aligned. The hashes are still 0: see `sealed`."""
+    entries, offset = [], 0
+    for name, dtype, shape in shapes:
+        num_bytes = DTYPE_BYTES[dtype]
+        for extent in shape:
+            num_bytes *= extent
+        entries.append(
+            TensorEntry(name=name, dtype=dtype, shape=list(shape), offset=offset, num_bytes=num_bytes, xxh3=0)
+        )
+        offset += -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
+    return entries
+
+
+def buffer_bytes(entries: list[TensorEntry]) -> int:
+    """The size of the flat buffer that holds `entries`."""
+    if not entries:
+        return 0
+    return entries[-1].offset + -(-entries[-1].num_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def sealed(entries: list[TensorEntry], buffer: memoryview, *, policy_version: int, learner_epoch: int) -> Manifest:
+    """Hash the bytes in `buffer` and return their manifest."""
+    hashed = [
+        msgspec.structs.replace(entry, xxh3=_digest(buffer[entry.offset : entry.offset + entry.num_bytes]))
+        for entry in entries
+    ]
+    return Manifest(
+        policy_version=policy_version,
+        learner_epoch=learner_epoch,
+        kind="full",
+        tensors=hashed,
+        num_bytes=buffer_bytes(entries),
+        root=_root(hashed),
+    )
+
+
+def verify(manifest: Manifest, buffer: memoryview) -> None:
+    """Raise WeightsError unless `buffer` holds exactly what `manifest` describes."""
+    if buffer.nbytes != manifest.num_bytes:
+        raise WeightsError(f"version {manifest.policy_version}: {buffer.nbytes} bytes, expected {manifest.num_bytes}")
+    if _root(manifest.tensors) != manifest.root:
+        raise WeightsError(f"version {manifest.policy_version}: the manifest does not match its own root hash")
+    for entry in manifest.tensors:
+        if _digest(buffer[entry.offset : entry.offset + entry.num_bytes]) != entry.xxh3:
+            raise WeightsError(f"version {manifest.policy_version}: {entry.name} does not match its hash")
+
+
+def _digest(data: memoryview) -> int:
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def _root(entries: list[TensorEntry]) -> str:
+    return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(entries))

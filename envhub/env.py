@@ -1,0 +1,63 @@
+"""What an environment is: `reset(task)`, `step(action)`, `close()`.
+
+Observations are messages, rewards are per turn and named, and a failure is an exception, never a reward of 0. The same
+task gives the same start on every machine, so that the members of a group attempt the same thing.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from common.message import Message
+from common.trajectory import Task
+
+
+class EnvError(RuntimeError):
+    """The environment itself failed; the episode is redone and never trained."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """What the environment says after `reset` or `step`."""
+
+    messages: tuple[Message, ...]
+    rewards: dict[str, float]  # this turn's, by named component; empty after reset only
+    terminated: bool = False  # the task is over
+    truncated: bool = False  # the environment's own limit was reached
+    valid_action: bool = True  # the environment understood the action
+    score: float = 0.0  # the task's own measure so far, in [0, 1], apart from any shaping
+    success: bool = False
+
+    @property
+    def done(self) -> bool:
+        return self.terminated or self.truncated
+
+
+class Env(Protocol):
+    """One environment, holding one episode at a time. Constructed as `cls(**options)`; every `reset` starts clean."""
+
+    replay_only: ClassVar[bool]
+    """True where `snapshot`/`restore` cannot be had, and a state is reached by replaying its actions."""
+
+    async def reset(self, task: Task) -> Observation:
+        """Start `task`: its system and user messages, without the answer in any of them."""
+
+    async def step(self, action: str) -> Observation:
+        """Do `action`. Raises EnvError; an action that makes no sense is an observation, not an error."""
+
+    async def close(self) -> None:
+        """Let go of every resource. Idempotent."""
+
+    def snapshot(self) -> bytes:
+        """The state, for `restore`. Raises NotImplementedError where `replay_only`."""
+
+    def restore(self, state: bytes) -> Observation:
+        """Go back to a snapshot and return the observation that belongs to it."""
+
+    def admissible(self) -> list[str] | None:
+        """The actions that make sense now; None where they cannot be listed."""
+
+    def state_key(self) -> str:
+        """Equal for equal states, however reached: no step counters in it."""
+
+    def expert(self) -> str:
+        """A good next action, for warm starts. It may look at the answer."""
