@@ -98,9 +98,13 @@ class SamplingConfig:
         _require(self.temperature > 0, "sampling.temperature", "> 0", self.temperature,
                  "training episodes are sampled; evaluation does its greedy pass by itself")  # fmt: skip
         _require(self.max_turn_tokens >= 1, "sampling.max_turn_tokens", ">= 1", self.max_turn_tokens, "try 32")
-        _require(self.top_p == 1.0 and self.top_k == 0, "sampling.top_p, sampling.top_k", "1 and 0",
-                 (self.top_p, self.top_k),
-                 "the learner's softmax runs over the whole vocabulary, so log-probabilities would not match")  # fmt: skip
+        _require(
+            self.top_p == 1.0 and self.top_k == 0,
+            "sampling.top_p, sampling.top_k",
+            "1 and 0",
+            (self.top_p, self.top_k),
+            "the learner's softmax runs over the whole vocabulary, so its log-probabilities would differ",
+        )
 
 
 @dataclass(kw_only=True, slots=True)

@@ -67,7 +67,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """No field has a default that could stand in for a fact: what is missing on the wire is an error."""
 
 
-class Task(_Record):
+class Task(_Record, frozen=True, kw_only=True):
     """One problem. The same (env, split, index) is the same problem on every machine."""
 
     env: str
@@ -79,7 +79,7 @@ class Task(_Record):
         return f"{self.env}/{self.split}/{self.index}"
 
 
-class Sampling(_Record):
+class Sampling(_Record, frozen=True, kw_only=True):
     """The distribution that the tokens were drawn from."""
 
     temperature: float  # 0 is greedy
@@ -88,7 +88,7 @@ class Sampling(_Record):
     max_turn_tokens: int
 
 
-class VersionSpan(_Record):
+class VersionSpan(_Record, frozen=True, kw_only=True):
     """Sampled tokens [start, stop) came from `policy_version`."""
 
     start: int
@@ -96,7 +96,7 @@ class VersionSpan(_Record):
     policy_version: int
 
 
-class Turn(_Record):
+class Turn(_Record, frozen=True, kw_only=True):
     """One generation, tokens [start, stop), and the environment's answer to it."""
 
     start: int
@@ -108,7 +108,7 @@ class Turn(_Record):
     env_s: float
 
 
-class Provenance(_Record):
+class Provenance(_Record, frozen=True, kw_only=True):
     """Where the trajectory was made, and what that costs."""
 
     host: str
@@ -116,7 +116,7 @@ class Provenance(_Record):
     price_per_hour: float  # dollars; 0 when not given
 
 
-class Trajectory(_Record):
+class Trajectory(_Record, frozen=True, kw_only=True):
     """One attempt at one task."""
 
     schema: int

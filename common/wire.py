@@ -1,7 +1,7 @@
 """MessagePack on every wire: typed, framed, bounded. Never pickle.
 
-A frame is `magic (2) | schema (1) | codec (1) | body size (4, little-endian) | body`. The body is the MessagePack of one
-msgspec struct, plain (codec 0) or zstd-compressed (codec 1); `body size` is its size when decompressed. A frame is
+A frame is `magic (2) | schema (1) | codec (1) | body size (4, little-endian) | body`. The body is the MessagePack of
+one msgspec struct, plain (codec 0) or zstd-compressed (codec 1); `body size` is its size when decompressed. A frame is
 judged by its header before anything is allocated, so a hostile one costs no more than its own bytes.
 """
 
