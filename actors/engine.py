@@ -34,15 +34,19 @@ class EngineLoad:
     generated_tokens: int  # since the start
 
 
-class Engine(Protocol):
+class Sampler(Protocol):
+    """What an episode asks for its actions: an engine, or an expert that writes its own."""
+
+    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
+        """Continue `tokens`. Cancelling the awaiting task aborts the request. Raises EngineError."""
+
+
+class Engine(Sampler, Protocol):
     """Serves generations, and takes new weights without aborting any."""
 
     @property
     def policy_version(self) -> int:
         """The version that the next token will come from."""
-
-    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
-        """Continue `tokens`. Cancelling the awaiting task aborts the request. Raises EngineError."""
 
     async def stage(self, offer: Offer) -> None:
         """Receive and verify the offered weights in the background, while generation goes on. Raises WeightsRefused."""

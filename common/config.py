@@ -135,6 +135,7 @@ class ActorsConfig:
     instance_kind: str = "reserved"  # reserved or spot; recorded in every trajectory
     price_per_hour: float = 0.0  # dollars, recorded in every trajectory
     kv_policy: str = "keep"  # running requests after a refresh: keep old KV, or recompute it with the new weights
+    join_timeout_s: float = 120.0  # an actor that was started first waits this long for its run to appear
     drain_s: float = 10.0  # on SIGTERM: finish what is running for this long, then give the rest back
 
     def __post_init__(self) -> None:

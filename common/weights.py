@@ -39,11 +39,35 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     root: str  # xxh3-128 over the entries, in hex: names this version's bytes
 
 
+class Invitation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One attempt at a broadcast: who is asked to acknowledge it."""
+
+    number: int  # counts up in Redis, so that a late acknowledgement of an earlier attempt means nothing
+    actors: list[str]
+
+
 class Offer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The newest published weights, as `latest` in Redis says, and the ways to get them."""
 
     manifest: Manifest
     pull_endpoint: str  # ZeroMQ address of the publisher
+    invitation: Invitation | None = None  # None where nobody asked for broadcast
+
+
+class ChunkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A receiver asks for bytes of one version; the root hash says which, whoever serves it."""
+
+    root: str
+    offset: int  # bytes from the start of the buffer
+    num_bytes: int
+
+
+class ChunkReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The header of a reply; the bytes follow in a frame of their own, empty when the version is `gone`."""
+
+    root: str
+    offset: int
+    gone: bool
 
 
 def layout(shapes: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[TensorEntry]:

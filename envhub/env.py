@@ -39,10 +39,16 @@ class Env(Protocol):
     """True where `snapshot`/`restore` cannot be had, and a state is reached by replaying its actions."""
 
     async def reset(self, task: Task) -> Observation:
-        """Start `task`: its system and user messages, without the answer in any of them."""
+        """Start `task`: its system and user messages, without the answer in any of them.
+
+        Raises ValueError for a task that does not exist, EnvError where it cannot be started.
+        """
 
     async def step(self, action: str) -> Observation:
-        """Do `action`. Raises EnvError; an action that makes no sense is an observation, not an error."""
+        """Do `action`. An action that makes no sense is an observation, not an error, and changes nothing.
+
+        Raises EnvError where the environment fails, before the first reset, and after the end.
+        """
 
     async def close(self) -> None:
         """Let go of every resource. Idempotent."""
@@ -51,10 +57,14 @@ class Env(Protocol):
         """The state, for `restore`. Raises NotImplementedError where `replay_only`."""
 
     def restore(self, state: bytes) -> Observation:
-        """Go back to a snapshot and return the observation that belongs to it."""
+        """Go back to a snapshot, of this instance or another, and return the observation that belongs to it.
+
+        Raises ValueError for bytes that are not a snapshot of such an environment, and then changes nothing;
+        NotImplementedError where `replay_only`.
+        """
 
     def admissible(self) -> list[str] | None:
-        """The actions that make sense now; None where they cannot be listed."""
+        """The actions that make sense now, none after the end; None where they cannot be listed."""
 
     def state_key(self) -> str:
         """Equal for equal states, however reached: no step counters in it."""

@@ -1,0 +1,120 @@
+"""The actor: one engine, many episodes at a time, from leases to inserted trajectories."""
+
+import asyncio
+import functools
+import logging
+import random
+import socket
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from actors.beat import Leases, keep_beating
+from actors.engine import Engine
+from actors.group import Stage, rollout_group
+from actors.refresh import RefreshCounts, keep_fresh
+from actors.rollout import Allowance
+from common.action_format import FORMATS
+from common.config import ActorsConfig, Config
+from common.shutdown import EXIT_PREEMPTED, Shutdown
+from common.trajectory import Provenance
+from replay.buffer import Buffer
+from replay.bulletin import Bulletin
+from replay.fleet import Fleet
+
+IDLE_S = 0.05
+MAX_KV_USE = 0.9  # above this, a new group would only push running requests out of the KV cache
+
+log = logging.getLogger(__name__)
+
+
+async def act(
+    stage: Stage,
+    *,
+    buffers: dict[str, Buffer],
+    bulletin: Bulletin,
+    fleet: Fleet,
+    actors: ActorsConfig,
+    shutdown: Shutdown,
+) -> int:
+    """Produce trajectories until the run is over or this actor is told to leave; return the exit code.
+
+    Consumes leases, from the first buffer that has one; waits for room in the engine; produces inserted trajectories.
+    Unblocked by tickets that the learner opens.
+    """
+    leases, counts = Leases(), RefreshCounts()
+    refreshing = asyncio.create_task(keep_fresh(stage.engine, bulletin, counts))
+    beating = asyncio.create_task(
+        keep_beating(
+            stage, buffers=buffers, fleet=fleet, leases=leases, counts=counts, actors=actors, shutdown=shutdown
+        )
+    )
+    try:
+        while not shutdown.requested.is_set() and not beating.done():
+            _raise_first_error(refreshing, *leases.tasks())
+            if not await _lease_one(stage, buffers, leases, actors):
+                await asyncio.sleep(IDLE_S * random.uniform(0.5, 1.5))  # so that a fleet does not ask in step
+        if beating.done():
+            beating.result()
+        elif leases.playing:
+            log.info("draining %d groups for at most %.0f s", len(leases.playing), actors.drain_s)
+            await asyncio.wait(leases.tasks(), timeout=actors.drain_s)
+    finally:
+        background = [refreshing, beating, *leases.tasks()]
+        for task in background:
+            task.cancel()
+        # Groups that are cancelled here give their missing members back before they end.
+        await asyncio.gather(*background, return_exceptions=True)
+        await asyncio.to_thread(fleet.leave, stage.actor)
+    return EXIT_PREEMPTED if shutdown.requested.is_set() else 0
+
+
+async def _lease_one(stage: Stage, buffers: dict[str, Buffer], leases: Leases, actors: ActorsConfig) -> bool:
+    """Start on one more group, if the engine has room and a buffer has one."""
+    if leases.num_episodes() >= actors.max_episodes or stage.engine.load().kv_use > MAX_KV_USE:
+        return False
+    for stream, buffer in buffers.items():
+        lease = await asyncio.to_thread(buffer.lease, stage.actor)
+        if lease is not None:
+            task = asyncio.create_task(rollout_group(lease, stage=stage, buffer=buffer))
+            key = (stream, lease.ticket.group_id)
+            leases.playing[key] = (lease, task)
+            task.add_done_callback(functools.partial(_forget, leases, key))
+            return True
+    return False
+
+
+def _forget(leases: Leases, key: tuple[str, int], done: asyncio.Task[None]) -> None:
+    """Let go of a group that ended; one that ended in an error stays, for `_raise_first_error` to find."""
+    if done.cancelled() or done.exception() is None:
+        del leases.playing[key]
+
+
+def _raise_first_error(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.result()
+
+
+def make_stage(
+    engine: Engine, *, name: str, run: Config, actors: ActorsConfig, model_path: Path
+) -> Stage:  # fmt: skip
+    """What episodes of `run` are played with on this actor."""
+    return Stage(
+        run_id=run.run.name,
+        actor=name,
+        env_name=run.env.name,
+        env_options=run.env.options,
+        engine=engine,
+        tokenizer=AutoTokenizer.from_pretrained(model_path),
+        action_format=FORMATS[run.env.action_format],
+        allowance=Allowance(
+            max_turns=run.env.max_turns,
+            max_tokens=run.model.max_tokens,
+            step_timeout_s=run.env.step_timeout_s,
+            episode_timeout_s=run.env.episode_timeout_s,
+        ),
+        provenance=Provenance(
+            host=socket.gethostname(), instance_kind=actors.instance_kind, price_per_hour=actors.price_per_hour
+        ),
+    )

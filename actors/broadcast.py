@@ -1,0 +1,147 @@
+"""An actor's part in broadcasts: it says that it lives, acknowledges an invitation, receives as a rank of a group.
+
+The group is a process group of its own, beside whatever default group the inference engine has set up.
+"""
+
+import logging
+import socket
+import threading
+import time
+from datetime import timedelta
+
+import redis
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
+
+from common.weights import Invitation
+from replay.bulletin import Acknowledgement, BroadcastGroup, Bulletin
+
+log = logging.getLogger(__name__)
+
+TTL_S = 6.0  # an actor silent for this long is not invited
+RENEW_S = 2.0
+SEAL_TIMEOUT_S = 10.0  # the publisher seals a group well within this, or is gone
+POLL_S = 0.01
+
+
+class BroadcastMissed(RuntimeError):
+    """This actor is not in the group, or the group broke; the version can still be pulled."""
+
+
+class BroadcastMember:
+    """One actor's membership. Owns a thread that renews it, and the group while one is held."""
+
+    def __init__(self, bulletin: Bulletin, actor: str) -> None:
+        self._bulletin = bulletin
+        self._actor = actor
+        self._device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
+        self._group: ProcessGroup | None = None
+        self._held: BroadcastGroup | None = None
+        self._last_invitation = 0
+        self._closing = threading.Event()
+        self._renewing = threading.Thread(target=self._renew, name="renew-broadcast", daemon=True)
+        self._renewing.start()
+
+    def receive(self, invitation: Invitation, buffer: torch.Tensor) -> None:
+        """Fill the flat uint8 `buffer` with the broadcast of `invitation`. Raises BroadcastMissed.
+
+        An invitation is good for one attempt: where that failed, another would wait for ranks that have gone on.
+        """
+        if invitation.number == self._last_invitation:
+            raise BroadcastMissed(f"invitation {invitation.number} was tried before")
+        self._last_invitation = invitation.number
+        held_group = self._held.number if self._held else 0
+        acknowledgement = Acknowledgement(held_group=held_group, device=self._device.type)
+        self._bulletin.acknowledge(invitation.number, self._actor, acknowledgement)
+        sealed = self._sealed(invitation)
+        if self._actor not in sealed.actors:
+            self._leave()
+            raise BroadcastMissed(f"invitation {invitation.number} was sealed without {self._actor}")
+        deadline = time.monotonic() + sealed.deadline_s
+        try:
+            self._join(sealed)
+            self._receive_chunks(sealed, buffer, deadline)
+        except RuntimeError as error:  # torch.distributed's errors have no closer class in common
+            self._leave()
+            raise BroadcastMissed(f"group {sealed.number} broke: {error}") from error
+
+    def close(self) -> None:
+        """Leave, so that no further invitation comes. Idempotent."""
+        self._closing.set()
+        self._renewing.join()
+        self._leave()
+
+    def _sealed(self, invitation: Invitation) -> BroadcastGroup:
+        deadline = time.monotonic() + SEAL_TIMEOUT_S
+        while (sealed := self._bulletin.sealed_group(invitation.number)) is None:
+            if time.monotonic() > deadline:
+                raise BroadcastMissed(f"invitation {invitation.number} was not sealed in {SEAL_TIMEOUT_S} s")
+            time.sleep(POLL_S)
+        return sealed
+
+    def _join(self, sealed: BroadcastGroup) -> None:
+        if self._held and self._held.number == sealed.number:
+            return
+        self._leave()
+        timeout = timedelta(seconds=sealed.deadline_s)
+        store = TCPStore(sealed.store_host, sealed.store_port, None, False, timeout)
+        self._group = _process_group(sealed, PrefixStore(f"group{sealed.number}", store), self._actor, timeout)
+        self._held = sealed
+
+    def _receive_chunks(self, sealed: BroadcastGroup, buffer: torch.Tensor, deadline: float) -> None:
+        assert self._group is not None
+        device = torch.device("cuda" if sealed.backend == "nccl" else "cpu")
+        for piece in torch.split(buffer, sealed.chunk_bytes):
+            left = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
+            options = BroadcastOptions()
+            options.timeout = left
+            staged = piece.to(device)  # the piece itself on a CPU, where the bytes land in place
+            self._group.broadcast([staged], options).wait(left)
+            if staged is not piece:
+                piece.copy_(staged)
+
+    def _leave(self) -> None:
+        if self._group is not None:
+            self._group.abort()
+        self._group = self._held = None
+
+    def _renew(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._bulletin.join_broadcast(self._actor, ttl_s=TTL_S)
+            except redis.RedisError as error:
+                log.warning("%s could not renew its broadcast membership: %s", self._actor, error)
+            self._closing.wait(RENEW_S)
+        try:
+            self._bulletin.leave_broadcast(self._actor)
+        except redis.RedisError as error:
+            log.warning("%s leaves the broadcast by its time to live: %s", self._actor, error)
+
+
+def _process_group(sealed: BroadcastGroup, store: Store, actor: str, timeout: timedelta) -> ProcessGroup:
+    rank, size = sealed.actors.index(actor) + 1, len(sealed.actors) + 1
+    group = ProcessGroup(store, rank, size)
+    if sealed.backend == "nccl":
+        nccl = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = timeout
+        group._register_backend(
+            torch.device("cuda"), ProcessGroup.BackendType.NCCL, dist.ProcessGroupNCCL(store, rank, size, nccl)
+        )
+        return group
+    gloo = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    gloo._timeout = timeout
+    # By address: gloo's default is what this machine's host name resolves to, often one that others cannot reach.
+    gloo._devices = [ProcessGroupGloo.create_device(hostname=_address_towards(sealed.store_host))]
+    group._register_backend(
+        torch.device("cpu"), ProcessGroup.BackendType.GLOO, ProcessGroupGloo(store, rank, size, gloo)
+    )
+    return group
+
+
+def _address_towards(host: str) -> str:
+    """This machine's address on the route to `host`. Sends nothing."""
+    family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])

@@ -1,0 +1,52 @@
+"""Keeping an engine's weights new: watch the offers, stage in the background, commit at a token boundary."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from actors.engine import Engine, WeightsRefused
+from replay.bulletin import Bulletin
+
+POLL_S = 0.1
+RETRY_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True, slots=True)
+class RefreshCounts:
+    """What came of the offers."""
+
+    num_committed: int = 0
+    num_refused: int = 0
+    last_pause_s: float = 0.0
+
+
+async def keep_fresh(engine: Engine, bulletin: Bulletin, counts: RefreshCounts) -> None:
+    """Refresh `engine` for as long as this runs.
+
+    Consumes the latest offer; waits until it is newer than what the engine serves; produces commits. A refused offer
+    leaves the old weights serving, and is tried again after RETRY_S or when a newer one comes.
+    """
+    while True:
+        offer = await asyncio.to_thread(bulletin.latest)
+        if offer is None or offer.manifest.policy_version <= engine.policy_version:
+            await asyncio.sleep(POLL_S)
+            continue
+        version = offer.manifest.policy_version
+        try:
+            await engine.stage(offer)
+        except WeightsRefused as error:
+            counts.num_refused += 1
+            log.warning("version %d refused, version %d serves on: %s", version, engine.policy_version, error)
+            await asyncio.sleep(RETRY_S)
+            continue
+        counts.last_pause_s = await engine.commit(version)
+        counts.num_committed += 1
+        log.info("serving version %d after a pause of %.1f ms", version, 1e3 * counts.last_pause_s)
+
+
+async def serving_version(engine: Engine, policy_version: int) -> None:
+    """Return once `engine` serves `policy_version` or a newer one."""
+    while engine.policy_version < policy_version:  # noqa: ASYNC110 - the engine's thread moves it, not this loop
+        await asyncio.sleep(POLL_S / 2)

@@ -1,0 +1,137 @@
+"""An engine without a model: a function writes the tokens, a schedule says when each is there.
+
+For tests, and for measuring what the loop around an engine costs: nothing here takes time that the schedule did not
+give it.
+"""
+
+import asyncio
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from actors.engine import Completion, EngineError, EngineLoad
+from common.trajectory import Sampling, VersionSpan
+from common.weights import Offer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """When tokens are there: token i of a request, `prefill_s + (i + 1) * token_time_s` after it came."""
+
+    token_time_s: float
+    prefill_s: float = 0.0
+
+    def due_s(self, num_tokens: int) -> float:
+        """Seconds from the request to its token `num_tokens`, counted from 1."""
+        return self.prefill_s + num_tokens * self.token_time_s
+
+
+class ScriptedEngine:
+    """actors.engine.Engine by a script: `script(tokens, seed)` is the whole turn, its end token included."""
+
+    def __init__(
+        self,
+        script: Callable[[list[int], int | None], list[int]],
+        *,
+        policy_version: int,
+        schedule: Schedule,
+        max_tokens: int,
+    ) -> None:
+        self._script = script
+        self._schedule = schedule
+        self._max_tokens = max_tokens
+        self._versions = [policy_version]
+        self._commit_times_s: list[float] = []  # of self._versions[1:], by the loop's clock
+        self._staged_version: int | None = None
+        self._running: set[asyncio.Future[None]] = set()
+        self._generated_tokens = 0
+        self._closed = False
+
+    @property
+    def policy_version(self) -> int:
+        """The version that the next token will come from."""
+        return self._versions[-1]
+
+    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
+        """Return what the script writes after `tokens`, when its last token is due; certain, so of log-probability 0.
+
+        Raises ValueError for a prompt that leaves no room or a script that writes nothing, EngineError once closed.
+        """
+        started_s = asyncio.get_running_loop().time()
+        if self._closed:
+            raise EngineError("the engine is closed")
+        turn = self._script(tokens, seed)
+        room = min(sampling.max_turn_tokens, self._max_tokens - len(tokens))
+        if not turn or room < 1:
+            raise ValueError(
+                f"{len(turn)} scripted tokens after {len(tokens)}, of `model.max_tokens` {self._max_tokens}"
+            )
+        written = turn[:room]
+        await self._until(started_s + self._schedule.due_s(len(written)))
+        self._generated_tokens += len(written)
+        return Completion(
+            tokens=written,
+            logprobs=[0.0] * len(written),
+            version_spans=self._spans(started_s, len(written)),
+            finish_reason="stop" if len(turn) <= room else "length",
+        )
+
+    async def stage(self, offer: Offer) -> None:
+        """Note the version; there are no weights to receive."""
+        self._staged_version = offer.manifest.policy_version
+
+    async def commit(self, policy_version: int) -> float:
+        """Tokens due from now on are of `policy_version`. Nothing pauses. Raises ValueError unless it was staged."""
+        if policy_version != self._staged_version:
+            raise ValueError(
+                f"commit of version {policy_version}, but staged is {self._staged_version}: stage it first"
+            )
+        self._staged_version = None
+        self._versions.append(policy_version)
+        self._commit_times_s.append(asyncio.get_running_loop().time())
+        return 0.0
+
+    def load(self) -> EngineLoad:
+        """What is running now; there is no KV."""
+        return EngineLoad(num_running=len(self._running), kv_use=0.0, generated_tokens=self._generated_tokens)
+
+    async def close(self) -> None:
+        """End every generation with an EngineError. Idempotent."""
+        self._closed = True
+        for due in self._running:
+            if not due.done():
+                due.set_exception(EngineError("the engine is closed"))
+
+    async def _until(self, deadline_s: float) -> None:
+        # A timer at an absolute time: a sleep would add whatever the loop was late by.
+        loop = asyncio.get_running_loop()
+        due: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_at(deadline_s, _wake, due)
+        self._running.add(due)
+        try:
+            await due
+        finally:
+            timer.cancel()
+            self._running.remove(due)
+
+    def _spans(self, started_s: float, num_tokens: int) -> list[VersionSpan]:
+        """Which version each token is of: the one serving at the time that the token was due."""
+
+        def due_s(index: int) -> float:
+            return started_s + self._schedule.due_s(index + 1)
+
+        first = bisect_right(self._commit_times_s, started_s)
+        cuts = [bisect_left(range(num_tokens), commit_s, key=due_s) for commit_s in self._commit_times_s[first:]]
+        return [
+            VersionSpan(start=start, stop=stop, policy_version=version)
+            for (start, stop), version in zip(
+                pairwise([0, *cuts, num_tokens]), self._versions[first:], strict=True
+            )
+            if start < stop
+        ]  # fmt: skip
+
+
+def _wake(due: asyncio.Future[None]) -> None:
+    if not due.done():
+        due.set_result(None)

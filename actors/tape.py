@@ -1,0 +1,122 @@
+"""The tokens of an episode as they come, and the record that they become."""
+
+import time
+from dataclasses import dataclass, field
+
+from actors.engine import Completion
+from common.chat import Extension
+from common.trajectory import (
+    OUTCOME_OF,
+    Provenance,
+    Sampling,
+    StopReason,
+    Task,
+    Trajectory,
+    Turn,
+    VersionSpan,
+    pack_logprobs,
+    pack_mask,
+    pack_tokens,
+)
+from common.wire import SCHEMA
+from envhub.env import Observation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """Who tries what: the identity of a trajectory to be."""
+
+    run_id: str
+    task: Task
+    group_id: int
+    member: int
+    attempt: int
+    actor: str
+    sampling: Sampling
+    seed: int
+    provenance: Provenance
+
+    def turn_seed(self, turn: int) -> int:
+        """A seed of its own for each generation, so that a trajectory depends on weights and the run's seed alone."""
+        mixed = self.seed
+        for part in (self.group_id, self.member, self.attempt, turn):
+            mixed = (mixed * 1_000_003 + part + 1) % (1 << 62)
+        return mixed
+
+
+@dataclass(kw_only=True, slots=True)
+class Tape:
+    """Element i of each list belongs to `tokens[i]`."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    loss_mask: list[bool] = field(default_factory=list)
+    branch_starts: list[int] = field(default_factory=lambda: [0])
+    version_spans: list[VersionSpan] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    started_at_s: float = field(default_factory=time.time)
+    started: float = field(default_factory=time.perf_counter)
+
+    def prompt(self) -> list[int]:
+        """The current branch: what the next generation continues."""
+        return self.tokens[self.branch_starts[-1] :]
+
+    def add_prompt(self, extension: Extension) -> None:
+        if extension.new_branch:
+            self.branch_starts.append(len(self.tokens))
+        self.tokens += extension.tokens
+        self.logprobs += [0.0] * len(extension.tokens)
+        self.loss_mask += [False] * len(extension.tokens)
+
+    def add_completion(self, completion: Completion) -> None:
+        start = len(self.tokens)
+        self.tokens += completion.tokens
+        self.logprobs += completion.logprobs
+        self.loss_mask += [True] * len(completion.tokens)
+        self.version_spans += [
+            VersionSpan(start=start + span.start, stop=start + span.stop, policy_version=span.policy_version)
+            for span in completion.version_spans
+        ]
+
+    def add_turn(
+        self, completion: Completion, observation: Observation, *, valid_action: bool, generate_s: float, env_s: float
+    ) -> None:
+        """Close the turn whose completion came last."""
+        self.turns.append(
+            Turn(
+                start=len(self.tokens) - len(completion.tokens),
+                stop=len(self.tokens),
+                rewards=dict(observation.rewards),
+                finish_reason=completion.finish_reason,
+                valid_action=valid_action and observation.valid_action,
+                generate_s=generate_s,
+                env_s=env_s,
+            )
+        )
+
+    def trajectory(self, attempt: Attempt, *, last: Observation, stop_reason: StopReason) -> Trajectory:
+        """The record. What was rendered behind the last turn is left out: nothing was sampled from it."""
+        end = self.turns[-1].stop
+        return Trajectory(
+            schema=SCHEMA,
+            run_id=attempt.run_id,
+            task=attempt.task,
+            group_id=attempt.group_id,
+            member=attempt.member,
+            attempt=attempt.attempt,
+            actor=attempt.actor,
+            turns=self.turns,
+            tokens=pack_tokens(self.tokens[:end]),
+            behaviour_logprobs=pack_logprobs(self.logprobs[:end]),
+            loss_mask=pack_mask(self.loss_mask[:end]),
+            branch_starts=[start for start in self.branch_starts if start < end],
+            version_spans=self.version_spans,
+            stop_reason=stop_reason,
+            outcome=OUTCOME_OF[stop_reason],
+            score=last.score,
+            success=last.success,
+            sampling=attempt.sampling,
+            started_at_s=self.started_at_s,
+            duration_s=time.perf_counter() - self.started,
+            provenance=attempt.provenance,
+        )

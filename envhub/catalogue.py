@@ -1,0 +1,76 @@
+"""The environments by name, and a user's own by `module:Class`."""
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any, cast
+
+from envhub.env import Env
+from envhub.household import HouseholdEnv
+from envhub.shop import ShopEnv
+
+ENVS: dict[str, type[Env]] = {"shop": ShopEnv, "household": HouseholdEnv}
+
+_MEMBERS = ("replay_only", "reset", "step", "close", "snapshot", "restore", "admissible", "state_key", "expert")
+
+
+def env_class(name: str) -> type[Env]:
+    """The class that `env.name` stands for: a key of ENVS, or `module:Class`, which is imported.
+
+    Raises ValueError for a name that is neither, a module or class that is not there, and a class that lacks a part of
+    `Env`, with the list of what is missing.
+    """
+    if ":" in name:
+        return _imported(name)
+    if name not in ENVS:
+        near = difflib.get_close_matches(name, ENVS, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else "write module:Class for one of your own"
+        raise ValueError(f"`env.name` must be one of {', '.join(ENVS)}, got {name!r}; {hint}")
+    return ENVS[name]
+
+
+def make_env(name: str, options: Mapping[str, Any]) -> Env:
+    """A new environment, `env_class(name)(**options)`. Raises ValueError for a name or options that do not fit."""
+    kind = env_class(name)
+    signature = inspect.signature(kind)
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        known = ", ".join(signature.parameters) or "none"
+        raise ValueError(
+            f"`env.options` {dict(options)} do not fit {name}: {error}; its options are: {known}"
+        ) from None
+    return kind(**options)
+
+
+def _imported(name: str) -> type[Env]:
+    module_name, _, class_name = name.partition(":")
+    if not all(part.isidentifier() for part in module_name.split(".")) or not class_name.isidentifier():
+        raise ValueError(f"`env.name` must be module:Class, such as my_envs.maze:MazeEnv, got {name!r}")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(
+            f"`env.name` {name!r}: cannot import {module_name}: {error}; is its folder on PYTHONPATH?"
+        ) from error
+    members = vars(module)
+    if class_name not in members:
+        near = difflib.get_close_matches(class_name, members, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"it is not in {module.__file__}"
+        raise ValueError(f"`env.name` {name!r}: {module_name} has no {class_name}; {hint}")
+    kind = members[class_name]
+    if not inspect.isclass(kind):
+        raise ValueError(f"`env.name` {name!r}: {class_name} must be a class, got {type(kind).__name__}")
+    _check_members(name, kind)
+    return cast(type[Env], kind)
+
+
+def _check_members(name: str, kind: type) -> None:
+    """Raise ValueError unless `kind` defines every part of `Env`; what it inherits from `Env` itself does nothing."""
+    defined = {member for base in kind.__mro__ if base is not Env for member in vars(base)}
+    missing = [member for member in _MEMBERS if member not in defined]
+    if missing:
+        raise ValueError(
+            f"`env.name` {name!r} lacks {', '.join(missing)} of envhub.env.Env; define them, or raise there"
+        )

@@ -1,0 +1,153 @@
+"""The publisher's part in broadcasts: invite, gather acknowledgements, seal, send.
+
+Membership is settled anew for every version, so a member that died or stopped costs one deadline at most and is not
+waited for again. A group is used again while its members stay the same and all of them still hold it.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
+
+from common.weights import Invitation
+from replay.bulletin import Acknowledgement, BroadcastGroup, Bulletin
+
+log = logging.getLogger(__name__)
+
+PREPARE_S = 3.0  # for an invited actor to see the offer and acknowledge it
+POLL_S = 0.01
+SLACK = 3.0  # a send may take this many times as long as the last one of the same group
+MIN_DEADLINE_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BroadcastReport:
+    """A broadcast that was whole."""
+
+    seconds: float  # the sending alone: without the wait for acknowledgements, without joining
+    num_receivers: int
+
+
+class Broadcaster:
+    """Rank 0 of the broadcast groups. Owns their store, and the group that was used last."""
+
+    def __init__(
+        self, bulletin: Bulletin, *, host: str, chunk_bytes: int, timeout_s: float, device: torch.device
+    ) -> None:
+        self._bulletin = bulletin
+        self._host = host
+        self._chunk_bytes = chunk_bytes
+        self._timeout_s = timeout_s
+        self._device = device
+        self._store = TCPStore(host, 0, None, True, timedelta(seconds=timeout_s), wait_for_workers=False)
+        self._group: ProcessGroup | None = None
+        self._held: BroadcastGroup | None = None
+        self._last_send_s = 0.0
+
+    def invite(self) -> Invitation | None:
+        """Whom to ask to this broadcast; None where nobody wants one."""
+        actors = self._bulletin.broadcast_members()
+        return Invitation(number=self._bulletin.next_invitation(), actors=actors) if actors else None
+
+    def broadcast(self, invitation: Invitation, buffer: torch.Tensor) -> BroadcastReport | None:
+        """Send `buffer` (flat, uint8) to those who acknowledge; say how it went.
+
+        None where nobody acknowledged or the group broke: its members pull, and the next broadcast builds a new one.
+        """
+        answers = self._gather(invitation)
+        sealed = self._seal(invitation, answers)
+        if not sealed.actors:
+            return None
+        start = time.monotonic()
+        try:
+            self._join(sealed)
+            joined = time.monotonic()
+            self._send_chunks(buffer, start + sealed.deadline_s)
+        except RuntimeError as error:  # torch.distributed's errors have no closer class in common
+            log.warning("broadcast group %d of %s broke: %s", sealed.number, sealed.actors, error)
+            self._leave()
+            return None
+        self._last_send_s = time.monotonic() - joined
+        return BroadcastReport(seconds=self._last_send_s, num_receivers=len(sealed.actors))
+
+    def close(self) -> None:
+        """Drop the group."""
+        self._leave()
+
+    def _gather(self, invitation: Invitation) -> dict[str, Acknowledgement]:
+        deadline = time.monotonic() + PREPARE_S
+        while len(answers := self._bulletin.acknowledgements(invitation.number)) < len(invitation.actors):
+            if time.monotonic() > deadline:
+                log.warning(
+                    "left out of broadcast %d: %s", invitation.number, sorted({*invitation.actors} - {*answers})
+                )
+                break
+            time.sleep(POLL_S)
+        return answers
+
+    def _seal(self, invitation: Invitation, answers: dict[str, Acknowledgement]) -> BroadcastGroup:
+        actors = sorted(answers)
+        held = self._held
+        if held and held.actors == actors and all(answer.held_group == held.number for answer in answers.values()):
+            deadline_s = min(self._timeout_s, max(SLACK * self._last_send_s, MIN_DEADLINE_S))
+            number = held.number
+        else:
+            self._leave()
+            deadline_s = self._timeout_s
+            number = invitation.number
+        on_gpus = self._device.type == "cuda" and all(answer.device == "cuda" for answer in answers.values())
+        sealed = BroadcastGroup(
+            number=number,
+            backend="nccl" if on_gpus else "gloo",
+            store_host=self._host,
+            store_port=self._store.port,
+            actors=actors,
+            chunk_bytes=self._chunk_bytes,
+            deadline_s=deadline_s,
+        )
+        self._bulletin.seal(invitation.number, sealed)
+        return sealed
+
+    def _join(self, sealed: BroadcastGroup) -> None:
+        if self._group is not None:
+            return
+        timeout = timedelta(seconds=sealed.deadline_s)
+        store = PrefixStore(f"group{sealed.number}", self._store)
+        self._group = _process_group(sealed, store, timeout)
+        self._held = sealed
+
+    def _send_chunks(self, buffer: torch.Tensor, deadline: float) -> None:
+        assert self._group is not None and self._held is not None
+        device = self._device if self._held.backend == "nccl" else torch.device("cpu")
+        for piece in torch.split(buffer, self._chunk_bytes):
+            left = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
+            options = BroadcastOptions()
+            options.timeout = left
+            self._group.broadcast([piece.to(device)], options).wait(left)
+
+    def _leave(self) -> None:
+        if self._group is not None:
+            self._group.abort()
+        self._group = self._held = None
+
+
+def _process_group(sealed: BroadcastGroup, store: Store, timeout: timedelta) -> ProcessGroup:
+    size = len(sealed.actors) + 1
+    group = ProcessGroup(store, 0, size)
+    if sealed.backend == "nccl":
+        nccl = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = timeout
+        group._register_backend(
+            torch.device("cuda"), ProcessGroup.BackendType.NCCL, dist.ProcessGroupNCCL(store, 0, size, nccl)
+        )
+        return group
+    gloo = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    gloo._timeout = timeout
+    # By address: gloo's default is what this machine's host name resolves to, often one that others cannot reach.
+    gloo._devices = [ProcessGroupGloo.create_device(hostname=sealed.store_host)]
+    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, ProcessGroupGloo(store, 0, size, gloo))
+    return group

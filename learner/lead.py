@@ -1,0 +1,189 @@
+"""What rank 0 does besides training: the ledger, the offers, the evaluations, and what people watch."""
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import redis
+import torch
+
+from common.config import Config, dump_config
+from common.metrics import Metrics, MetricsWriter
+from common.run_dir import RunDir, write_json
+from common.shutdown import Shutdown
+from learner.checkpoint import Progress
+from learner.evaluation import STREAM as EVAL_STREAM
+from learner.evaluation import Evaluation
+from learner.publish import Publisher
+from learner.report import add_system, step_metrics
+from learner.step import StepMetrics
+from learner.supply import Batch, Supply
+from learner.tally import load_tally, save_tally
+from replay.buffer import Buffer
+from replay.bulletin import Bulletin
+from replay.fleet import Fleet, RunFacts, RunState
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Links:
+    """Rank 0's connections to the run."""
+
+    train: Buffer
+    evaluation: Buffer
+    fleet: Fleet
+    bulletin: Bulletin
+    epoch: int
+
+
+def join_run(client: redis.Redis, config: Config, *, model_folder: Path, vocab_size: int) -> Links:
+    """Become the run's learner: older ones are fenced out from here on, and actors may join."""
+    run_id, replay = config.run.name, config.replay
+
+    def buffer(stream: str) -> Buffer:
+        return Buffer(
+            client,
+            run_id,
+            stream=stream,
+            vocab_size=vocab_size,
+            lease_ttl_s=replay.lease_ttl_s,
+            max_attempts=replay.max_attempts,
+            max_trajectory_bytes=replay.max_trajectory_bytes,
+        )
+
+    train, evaluation, fleet = buffer("train"), buffer(EVAL_STREAM), Fleet(client, run_id)
+    epoch = train.acquire_epoch()
+    evaluation.adopt_epoch(epoch)
+    fleet.set_run_state(RunState.STARTING)
+    fleet.describe_run(
+        RunFacts(config_yaml=dump_config(config), model_path=str(model_folder.resolve()), vocab_size=vocab_size)
+    )
+    return Links(train=train, evaluation=evaluation, fleet=fleet, bulletin=Bulletin(client, run_id), epoch=epoch)
+
+
+class Lead:
+    """Rank 0's duties. What it writes and publishes is the run's only truth; the other ranks only compute."""
+
+    def __init__(
+        self, links: Links, config: Config, run_dir: RunDir, *, progress: Progress, redis_url: str, device: str
+    ) -> None:
+        self._links = links
+        self._config = config
+        self._run_dir = run_dir
+        self._started_at_s = run_dir.start_clock()
+        self._tally = load_tally(run_dir.tally)
+        # What later steps than the checkpoint's had claimed was trained into weights that are gone.
+        num_reopened = links.train.reopen(progress.step)
+        if num_reopened:
+            log.info("%d groups of steps after %d are ready again", num_reopened, progress.step)
+        first_group_id = max(progress.next_group_id, links.train.ledger().last_group_id + 1)
+        self._supply = Supply(links.train, config, first_group_id=first_group_id)
+        self._writer = MetricsWriter(
+            jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=progress.step or None
+        )
+        self._publisher = Publisher(
+            redis_url=redis_url,
+            run_id=config.run.name,
+            learner_epoch=links.epoch,
+            host=config.weights.host,
+            chunk_bytes=config.weights.chunk_bytes,
+            broadcast_timeout_s=config.weights.broadcast_timeout_s,
+            log_path=run_dir.log("publisher"),
+            device=device,
+        )
+
+    def with_fresh_version(self, progress: Progress) -> Progress:
+        """`progress` with a version above every published one, so that no number ever names two sets of weights."""
+        latest = self._links.bulletin.latest()
+        highest = latest.manifest.policy_version if latest else progress.highest_published
+        version = progress.policy_version if highest < 0 else max(progress.policy_version, highest) + 1
+        return msgspec.structs.replace(progress, policy_version=version)
+
+    def next_batch(self, progress: Progress, shutdown: Shutdown) -> Batch | None:
+        """The groups of the next step; None when told to stop."""
+        return self._supply.next_batch(
+            progress.step + 1,
+            policy_version=progress.policy_version,
+            published_version=progress.highest_published,
+            shutdown=shutdown,
+        )
+
+    def publish(self, tensors: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
+        self._publisher.publish(tensors, policy_version=policy_version)
+
+    def train_from_here(self) -> None:
+        """Tell everyone that tickets and weights are coming."""
+        self._links.fleet.set_run_state(RunState.TRAINING)
+
+    def open_evaluation(self, policy_version: int) -> Evaluation:
+        return Evaluation(self._links.evaluation, self._config, policy_version=policy_version)
+
+    def close_evaluation(self, evaluation: Evaluation, name: str, *, step: int, shutdown: Shutdown) -> None:
+        """Wait for the result and write it down as `name`."""
+        result = evaluation.finish(shutdown)
+        if result is None:
+            return
+        self._tally.evaluations[name] = result
+        metrics = Metrics()
+        metrics.add("eval/success_sampled", result.sampled)
+        metrics.add("eval/success_greedy", result.greedy)
+        metrics.add("eval/num_tasks", result.num_tasks)
+        self._writer.write(step, metrics)
+        log.info("evaluation %s: success %.3f sampled, %.3f greedy", name, result.sampled, result.greedy)
+
+    def settle(self, progress: Progress) -> None:
+        """A checkpoint that covers `progress.step` is durable: what was claimed up to it is trained, for good."""
+        self._links.train.settle(progress.step)
+        save_tally(self._tally, self._run_dir.tally)
+
+    def record_step(self, batch: Batch, step: StepMetrics, before: Progress, times_s: dict[str, float]) -> None:
+        """Write everything about the step that followed `before`, and one line for people."""
+        metrics = step_metrics(
+            batch, step, policy_version=before.policy_version, times_s=times_s, tally=self._tally
+        )  # fmt: skip
+        links = self._links
+        add_system(
+            metrics, ledger=links.train.ledger(), members=links.fleet.members(), publish=self._publisher.stats
+        )  # fmt: skip
+        means = self._writer.write(before.step + 1, metrics)
+        if self._tally.first_reward_s is None:
+            self._tally.first_reward_s = time.time() - self._started_at_s
+        log.info(
+            "step %d reward %.3f success %.3f lag %.1f waited %.1f of %.1f s",
+            before.step + 1, means["reward/mean"], means["reward/success"], means["lag/mean"],
+            times_s["wait"], sum(times_s.values()),
+        )  # fmt: skip
+
+    def write_summary(self) -> None:
+        """What a person judges the run by."""
+        tally, wall_s = self._tally, time.time() - self._started_at_s
+        actors = [member for member in self._links.fleet.everyone() if member.role == "actor"]
+        summary = {
+            "eval": msgspec.to_builtins(tally.evaluations),
+            "ledger": self._links.train.ledger().to_dict(),
+            "lag": dict(sorted(tally.lag.items(), key=lambda item: int(item[0]))),
+            "tokens_per_s": {
+                "generated": sum(actor.generated_tokens for actor in actors) / wall_s,
+                "trained": tally.tokens_trained / max(tally.seconds, 1e-9),
+            },
+            "first_reward_s": tally.first_reward_s,
+            "wall_s": wall_s,
+            "run_dir": str(self._run_dir.path),
+        }
+        write_json(self._run_dir.summary, summary)
+
+    def finish(self) -> None:
+        """Tell everyone that the run is done."""
+        self._links.fleet.set_run_state(RunState.FINISHED)
+
+    def fail(self) -> None:
+        """Tell everyone that the learner ended with an error, so that no actor waits for it for ever."""
+        self._links.fleet.set_run_state(RunState.FAILED)
+
+    def close(self) -> None:
+        self._publisher.close()
+        self._writer.close()

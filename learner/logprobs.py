@@ -1,0 +1,81 @@
+"""Log-probabilities of the tokens that are trained, without the whole of [tokens, vocabulary] ever existing."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLogprobs:
+    """What the current policy thinks of each loss token, in the order of the pack."""
+
+    logprobs: Float[Tensor, " loss_tokens"]  # with gradient
+    entropies: Float[Tensor, " loss_tokens"]  # nats, without gradient
+
+
+def predictions(
+    hidden: Float[Tensor, "tokens hidden"], tokens: Int[Tensor, " tokens"], loss_mask: Bool[Tensor, " tokens"]
+) -> tuple[Float[Tensor, "loss_tokens hidden"], Int[Tensor, " loss_tokens"]]:
+    """The hidden states that predict the loss tokens, and those tokens. The one place that shifts by one.
+
+    The state after token i - 1 predicts token i. The first token of a sequence is never a loss token (`sequences_of`
+    sees to it), so the state before a loss token is always of its own sequence. Tokens that are not trained end here,
+    and cost no logits.
+    """
+    positions = loss_mask.nonzero().squeeze(1)
+    return hidden[positions - 1], tokens[positions]
+
+
+def chunked_logprobs(
+    hidden: Float[Tensor, "loss_tokens hidden"],
+    head_weight: Float[Tensor, "vocab hidden"],
+    head_bias: Float[Tensor, " vocab"] | None,
+    targets: Int[Tensor, " loss_tokens"],
+    *,
+    temperature: float,
+    chunk_tokens: int,
+) -> TokenLogprobs:
+    """Log-probability of each target, and the entropy, under softmax(logits / temperature).
+
+        logits[i] = head_weight @ hidden[i] + head_bias        in float32
+        logprob[i] = logits[i, target[i]] / T - log(sum(exp(logits[i] / T)))
+
+    Actors record the log-probability after temperature, so it is divided out here as well. Logits exist for
+    `chunk_tokens` tokens at a time, forward and (recomputed) backward. Two words with logits (ln 3, 0) have
+    probabilities (3/4, 1/4) at T = 1, and (0.634, 0.366) at T = 2.
+
+    Raises ValueError unless `temperature` > 0: a greedy policy has no log-probabilities to train on.
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature must be > 0, got {temperature}; trajectories to train on are sampled")
+    # float32 at least: bfloat16 logits are wrong in the second digit.
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    weight, bias = head_weight.to(dtype), None if head_bias is None else head_bias.to(dtype)
+    logprobs, entropies = [], []
+    # At least one chunk, though it be empty: every rank's backward pass must reach the head, or FSDP's collectives
+    # would differ in size.
+    for start in range(0, max(1, len(targets)), chunk_tokens):
+        chunk = slice(start, start + chunk_tokens)
+        chunk_logprobs, chunk_entropies = checkpoint(
+            _logprobs, hidden[chunk], weight, bias, targets[chunk], temperature,
+            use_reentrant=False, preserve_rng_state=False,
+        )  # fmt: skip
+        logprobs.append(chunk_logprobs)
+        entropies.append(chunk_entropies)
+    return TokenLogprobs(logprobs=torch.cat(logprobs), entropies=torch.cat(entropies))
+
+
+def _logprobs(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    logits = F.linear(hidden.to(weight.dtype), weight, bias) / temperature
+    normaliser = logits.logsumexp(dim=-1)
+    logprobs = logits.gather(1, targets[:, None]).squeeze(1) - normaliser
+    with torch.no_grad():
+        # H = log Z - sum(p * logit)
+        entropies = normaliser - ((logits - normaliser[:, None]).exp() * logits).sum(dim=-1)
+    return logprobs, entropies

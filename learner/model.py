@@ -1,0 +1,170 @@
+"""A Hugging Face causal LM that reads packed rows: loaded from a folder, sharded over the ranks, written back."""
+
+from collections.abc import Iterator
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from learner.attention import packed_attention, rows_of
+from learner.logprobs import TokenLogprobs, chunked_logprobs, predictions
+from learner.pack import Packed
+from learner.ranks import Ranks
+
+PACKED_ATTENTION = "slipstream_packed"
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class PackedModel(nn.Module):
+    """A causal LM whose forward pass takes a pack and gives the log-probabilities of its loss tokens."""
+
+    def __init__(self, causal_lm: PreTrainedModel, *, folder: Path) -> None:
+        super().__init__()
+        self.causal_lm: PreTrainedModel = causal_lm
+        self.folder = folder  # where it was loaded from
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.causal_lm.config.vocab_size)
+
+    def forward(self, packed: Packed, *, temperature: float, chunk_tokens: int) -> TokenLogprobs:
+        """Hidden states of the packed row, then log-probabilities in chunks: see `chunked_logprobs`."""
+        # No mask and no cache: with either, transformers would take the row for one sequence.
+        hidden = self.causal_lm.get_decoder()(
+            input_ids=packed.tokens[None],
+            position_ids=packed.position_ids[None],
+            attention_mask=None,
+            use_cache=False,
+            **_sequence_bounds(packed),
+        ).last_hidden_state[0]
+        hidden, targets = predictions(hidden, packed.tokens, packed.loss_mask)
+        head = self.causal_lm.get_output_embeddings()
+        return chunked_logprobs(
+            hidden, head.weight, head.bias, targets, temperature=temperature, chunk_tokens=chunk_tokens
+        )
+
+
+def load_model(path: str | Path, *, ranks: Ranks, dtype: str, activation_checkpointing: bool) -> PackedModel:
+    """Load the causal LM in folder `path`, float32 master weights, and shard it over `ranks`.
+
+    `dtype` is that of the forward pass, float32 or bfloat16; logits are always float32. Every rank calls it.
+    Raises ValueError for a folder that holds no causal LM, and for a model that does not read packed rows right.
+    """
+    causal_lm = _read(Path(path), attention=_attention_for(ranks.device, dtype))
+    # Always in evaluation mode: dropout would make the log-probabilities differ from the actors'.
+    model = PackedModel(causal_lm, folder=Path(path)).eval()
+    check_packing(model)
+    layers = _decoder_layers(causal_lm)
+    if activation_checkpointing:
+        for layer in layers:
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    policy = MixedPrecisionPolicy(param_dtype=_DTYPES[dtype], reduce_dtype=torch.float32)
+    for module in [*layers, model]:
+        fully_shard(module, mesh=ranks.mesh, mp_policy=policy)
+    return model
+
+
+def check_packing(model: PackedModel) -> None:
+    """Raise ValueError unless two short sequences, packed, get the log-probabilities of the model's own forward pass.
+
+    It sees whatever `forward` leaves out: a scaling of the logits, a state that runs on from one sequence into the
+    next, a bias inside the attention.
+    """
+    causal_lm, vocab_size = model.causal_lm, model.causal_lm.config.vocab_size
+    lengths = (7, 4)
+    tokens = torch.arange(11, 22) * 7919 % vocab_size
+    position_ids = torch.cat([torch.arange(length) for length in lengths])
+    packed = Packed(
+        tokens=tokens,
+        position_ids=position_ids,
+        loss_mask=position_ids > 0,
+        behaviour_logprobs=torch.zeros(11),
+        advantages=torch.zeros(11),
+        lengths=lengths,
+    )
+    ours = causal_lm.config._attn_implementation
+    with torch.no_grad():
+        found = model(packed, temperature=1.0, chunk_tokens=5).logprobs
+        causal_lm.set_attn_implementation("eager")
+        expected = torch.cat([_plain_logprobs(causal_lm, sequence) for sequence in tokens.split(lengths)])
+        causal_lm.set_attn_implementation(ours)
+    difference = float((found - expected).abs().max())
+    if difference > 1e-3:
+        raise ValueError(
+            f"{model.folder}: {type(causal_lm).__name__} gives other log-probabilities for packed sequences than for "
+            f"single ones, by {difference:.3g} nats; this architecture cannot be trained here"
+        )
+
+
+def named_shards(model: PackedModel) -> Iterator[tuple[str, nn.Parameter]]:
+    """Every parameter as this rank holds it: its float32 shard, under its name in the Hugging Face folder.
+
+    A head that is tied to the embedding does not come twice.
+    """
+    # A forward pass that no backward pass follows leaves the root's parameters whole, in the forward pass's dtype.
+    assert isinstance(model, FSDPModule)
+    model.reshard()
+    yield from model.causal_lm.named_parameters()
+
+
+def full_tensors(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter whole, one at a time, in float32: the names and tensors that vLLM's `load_weights` takes.
+
+    Gathering is collective: every rank iterates to the end.
+    """
+    for name, parameter in named_shards(model):
+        shard = parameter.detach()
+        assert isinstance(shard, DTensor)
+        yield name, shard.full_tensor()
+
+
+def save_hf(model: PackedModel, folder: str | Path, *, ranks: Ranks) -> None:
+    """Write a Hugging Face folder, tokenizer included, that vLLM and transformers load. Every rank calls it."""
+    state = {name: tensor.cpu() for name, tensor in full_tensors(model)}
+    if ranks.rank == 0:
+        model.causal_lm.save_pretrained(folder, state_dict=state)
+        AutoTokenizer.from_pretrained(model.folder).save_pretrained(folder)
+
+
+def _read(folder: Path, *, attention: str) -> PreTrainedModel:
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"`model.path` {folder} has no config.json; it must be a Hugging Face folder")
+    transformers_logging.disable_progress_bar()
+    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
+
+
+def _attention_for(device: torch.device, dtype: str) -> str:
+    # flash-attn's kernels know half precision only.
+    if device.type == "cuda" and dtype == "bfloat16" and find_spec("flash_attn") is not None:
+        return "flash_attention_2"
+    return PACKED_ATTENTION
+
+
+def _sequence_bounds(packed: Packed) -> dict[str, object]:
+    """Where sequences begin and end, in the words of our attention and in those of flash-attn's varlen kernels."""
+    bounds = torch.tensor([0, *packed.lengths], device=packed.tokens.device).cumsum(0).int()
+    return {
+        "rows": rows_of(packed.lengths),
+        "cu_seq_lens_q": bounds,
+        "cu_seq_lens_k": bounds,
+        "max_length_q": max(packed.lengths),
+        "max_length_k": max(packed.lengths),
+    }
+
+
+def _decoder_layers(causal_lm: PreTrainedModel) -> list[nn.Module]:
+    unsplit = set(causal_lm._no_split_modules or [])
+    return [module for module in causal_lm.modules() if type(module).__name__ in unsplit]
+
+
+def _plain_logprobs(causal_lm: PreTrainedModel, tokens: Tensor) -> Tensor:
+    logprobs: Tensor = causal_lm(input_ids=tokens[None], use_cache=False).logits[0].float().log_softmax(dim=-1)
+    return logprobs[:-1].gather(1, tokens[1:, None]).squeeze(1)

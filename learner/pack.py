@@ -1,0 +1,155 @@
+"""Token sequences laid end to end: the only layout of a batch, without padding.
+
+`tokens` of all sequences follow one another, longest sequence first; `lengths` says where each ends, and
+`position_ids` start again at 0 in each. Element i of every per-token array belongs to `tokens[i]`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from common.trajectory import LogprobArray, MaskArray, TokenArray, Trajectory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenSequence:
+    """What one forward pass reads from its first token on, and what the loss needs to know about each token."""
+
+    tokens: TokenArray
+    loss_mask: MaskArray  # True on tokens the policy sampled and that are trained; never on the first
+    behaviour_logprobs: LogprobArray  # of the policy that sampled; 0 elsewhere
+    advantages: LogprobArray
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packed:
+    """Sequences end to end, as one micro-batch."""
+
+    tokens: Int[Tensor, " tokens"]
+    position_ids: Int[Tensor, " tokens"]  # 0, 1, 2, ... from the start of each sequence
+    loss_mask: Bool[Tensor, " tokens"]
+    behaviour_logprobs: Float[Tensor, " tokens"]
+    advantages: Float[Tensor, " tokens"]
+    lengths: tuple[int, ...]  # tokens of each sequence; on the host, so that no kernel waits for them
+
+    def to(self, device: torch.device) -> "Packed":
+        return Packed(
+            tokens=self.tokens.to(device),
+            position_ids=self.position_ids.to(device),
+            loss_mask=self.loss_mask.to(device),
+            behaviour_logprobs=self.behaviour_logprobs.to(device),
+            advantages=self.advantages.to(device),
+            lengths=self.lengths,
+        )
+
+
+def sequences_of(trajectory: Trajectory, *, advantage: float) -> list[TokenSequence]:
+    """The branches of a trajectory, each a sequence of its own, every token with the trajectory's advantage.
+
+    Raises ValueError where a sampled token begins a branch: nothing would have predicted it.
+    """
+    tokens, loss_mask = trajectory.token_array(), trajectory.loss_mask_array()
+    behaviour_logprobs = trajectory.behaviour_logprob_array()
+    stops = [*trajectory.branch_starts[1:], trajectory.num_tokens]
+    sequences = []
+    for start, stop in zip(trajectory.branch_starts, stops, strict=True):
+        if loss_mask[start]:
+            raise ValueError(
+                f"group {trajectory.group_id}, member {trajectory.member}: token {start} begins a sequence and has "
+                "loss_mask True; a sampled token needs a prompt before it"
+            )
+        sequences.append(
+            TokenSequence(
+                tokens=tokens[start:stop],
+                loss_mask=loss_mask[start:stop],
+                behaviour_logprobs=behaviour_logprobs[start:stop],
+                advantages=np.full(stop - start, advantage, dtype=np.float32),
+            )
+        )
+    return sequences
+
+
+def count_loss_tokens(sequences: Sequence[TokenSequence]) -> int:
+    return sum(int(sequence.loss_mask.sum()) for sequence in sequences)
+
+
+def pack(sequences: Sequence[TokenSequence]) -> Packed:
+    """Lay `sequences` end to end, longest first: attention then finds sequences of like length side by side.
+
+    No sequences give a pack of one token without loss, for a rank that has nothing to do in a step that all share.
+    """
+    if not sequences:
+        sequences = [_NOTHING]
+    ordered = sorted(sequences, key=lambda sequence: -sequence.num_tokens)
+    return Packed(
+        tokens=_joined([sequence.tokens for sequence in ordered]).long(),
+        position_ids=torch.cat([torch.arange(sequence.num_tokens) for sequence in ordered]),
+        loss_mask=_joined([sequence.loss_mask for sequence in ordered]),
+        behaviour_logprobs=_joined([sequence.behaviour_logprobs for sequence in ordered]),
+        advantages=_joined([sequence.advantages for sequence in ordered]),
+        lengths=tuple(sequence.num_tokens for sequence in ordered),
+    )
+
+
+def micro_batches(sequences: Sequence[TokenSequence], *, max_tokens: int, num_ranks: int, rank: int) -> list[Packed]:
+    """This rank's share of `sequences`, which every rank passes whole and in the same order.
+
+    Every rank gets the same number of packs, as the collectives inside a forward pass need it, and about the same
+    number of tokens. Raises ValueError for a sequence longer than `max_tokens`.
+    """
+    lengths = [sequence.num_tokens for sequence in sequences]
+    bins = balanced_bins(lengths, max_tokens=max_tokens, num_ranks=num_ranks)
+    return [pack([sequences[index] for index in bins[number]]) for number in range(rank, len(bins), num_ranks)]
+
+
+def balanced_bins(lengths: Sequence[int], *, max_tokens: int, num_ranks: int) -> list[list[int]]:
+    """Indices into `lengths`, in bins of at most `max_tokens`; their number is a multiple of `num_ranks`.
+
+    Longest first into the emptiest bin, with as few bins as that allows. Bins come fullest first, so that dealing
+    them out in turn gives ranks like loads.
+
+    >>> balanced_bins([4, 3, 3, 2], max_tokens=6, num_ranks=2)
+    [[0, 3], [1, 2]]
+    """
+    if lengths and max(lengths) > max_tokens:
+        raise ValueError(
+            f"a sequence of {max(lengths)} tokens does not fit a micro-batch of {max_tokens}; "
+            "raise `learner.micro_batch_tokens`"
+        )
+    num_rounds = max(1, -(-sum(lengths) // (max_tokens * num_ranks)))
+    while (bins := _filled(lengths, max_tokens=max_tokens, num_bins=num_rounds * num_ranks)) is None:
+        num_rounds += 1
+    return sorted(bins, key=lambda members: -sum(lengths[index] for index in members))
+
+
+def _filled(lengths: Sequence[int], *, max_tokens: int, num_bins: int) -> list[list[int]] | None:
+    bins: list[list[int]] = [[] for _ in range(num_bins)]
+    loads = [0] * num_bins
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        emptiest = loads.index(min(loads))
+        if loads[emptiest] + lengths[index] > max_tokens:
+            return None
+        bins[emptiest].append(index)
+        loads[emptiest] += lengths[index]
+    return bins
+
+
+def _joined(arrays: Sequence[npt.NDArray[np.generic]]) -> Tensor:
+    return torch.from_numpy(np.concatenate(arrays))
+
+
+_NOTHING = TokenSequence(
+    tokens=np.zeros(1, dtype=np.int32),
+    loss_mask=np.zeros(1, dtype=np.bool_),
+    behaviour_logprobs=np.zeros(1, dtype=np.float32),
+    advantages=np.zeros(1, dtype=np.float32),
+)

@@ -1,0 +1,260 @@
+"""The learner's side of publishing: a copy into shared memory, and a word to the publisher process.
+
+Nothing here waits for an actor, for Redis or for a hash: a version that the publisher has not begun when a newer one
+comes is overtaken by it.
+"""
+
+import logging
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+import torch
+
+from common.weights import DTYPE_BYTES, TensorEntry, buffer_bytes, layout
+from learner.serve_weights import (
+    NUM_SLOTS,
+    Announced,
+    Broadcasted,
+    Freed,
+    Layout,
+    Refused,
+    Settings,
+    Stop,
+    Submitted,
+    ToLearner,
+    ToProcess,
+    Withdraw,
+)
+from replay.bulletin import FencedOut
+
+log = logging.getLogger(__name__)
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+ANSWER_S = 30.0  # the publisher answers in milliseconds once it has started; past this it is wedged, and replaced
+
+
+@dataclass(kw_only=True, slots=True)
+class PublishStats:
+    """What has been published so far."""
+
+    num_published: int = 0  # versions announced
+    num_skipped: int = 0  # versions overtaken by a newer one before they were announced
+    num_restarts: int = 0  # publisher processes that died and were replaced
+    num_broadcasts: int = 0  # broadcasts that were whole
+    announced_version: int = -1  # the newest one announced
+    blocked_s: float = 0.0  # of the last publish: all that the learner waited for, the copy in it
+    copy_s: float = 0.0  # of the last publish: the copy alone
+    broadcast_s: float = 0.0  # of the last broadcast that was whole: the sending
+    num_receivers: int = 0  # of the last broadcast that was whole
+
+
+class Publisher:
+    """Publishes weights from learner rank 0. Owns the publisher process and the shared memory between the two.
+
+    The memory has no name (memfd), so nothing is left behind however either side ends. Its size is NUM_SLOTS times the
+    weights. Construct it on a thread that lives as long as it: the process dies with the thread that started it.
+    """
+
+    def __init__(
+        self,
+        *,
+        redis_url: str,
+        run_id: str,
+        learner_epoch: int,
+        host: str,
+        chunk_bytes: int,
+        broadcast_timeout_s: float,
+        log_path: Path,
+        device: str = "cpu",
+    ) -> None:
+        self._settings = Settings(
+            redis_url=redis_url,
+            run_id=run_id,
+            learner_epoch=learner_epoch,
+            host=host,
+            chunk_bytes=chunk_bytes,
+            broadcast_timeout_s=broadcast_timeout_s,
+            device=device,
+        )
+        self._close_timeout_s = 2 * broadcast_timeout_s
+        self._log_path = log_path
+        self._stats = PublishStats()
+        self._refusal = ""
+        self._slot_fds = [os.memfd_create(f"slipstream-weights-{slot}") for slot in range(NUM_SLOTS)]
+        self._entries: list[TensorEntry] = []
+        self._slots: list[list[torch.Tensor]] = []  # in each slot, the tensors as views of the shared memory
+        self._free_slots: list[int] = []
+        self._newest: Submitted | None = None  # None where its slot has been given back
+        self._start()
+
+    @property
+    def stats(self) -> PublishStats:
+        """What has been published so far, as far as the publisher process has said; a dead one is replaced."""
+        self._tend()
+        return replace(self._stats)
+
+    @property
+    def pid(self) -> int:
+        """Of the publisher process."""
+        return self._process.pid
+
+    def publish(self, tensors: Iterable[tuple[str, torch.Tensor]], *, policy_version: int) -> None:
+        """Copy `tensors` and have them published as `policy_version`; every call brings the same names and shapes.
+
+        Returns after the copy. Raises FencedOut once the publisher process has been told that a newer learner or newer
+        weights are there, and ValueError for tensors that cannot be published or differ from the first call's.
+        """
+        begun = time.perf_counter()
+        named = list(tensors)
+        self._lay_out(named)
+        slot = self._free_slot()
+        copying = time.perf_counter()
+        with torch.no_grad():
+            for target, (_, tensor) in zip(self._slots[slot], named, strict=True):
+                target.copy_(tensor)
+        self._stats.copy_s = time.perf_counter() - copying
+        self._newest = Submitted(slot=slot, policy_version=policy_version)
+        self._submit(self._newest)
+        self._stats.blocked_s = time.perf_counter() - begun
+
+    def close(self) -> None:
+        """Let the publisher process finish what was submitted, for two broadcast timeouts at most, and end it."""
+        if self._process.returncode is not None:
+            return
+        try:
+            self._send(Stop())
+            self._process.wait(self._close_timeout_s)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            log.warning("the publisher process does not end by itself: %s", error)
+        self._end()
+        self._slots.clear()
+        for fd in self._slot_fds:
+            os.close(fd)
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs, self._log_path.open("ab") as log_file:
+            command = [sys.executable, "-m", "learner.serve_weights", *map(str, [theirs.fileno(), *self._slot_fds])]
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno(), *self._slot_fds],
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=log_file,
+            )
+        self._connection = Connection(ours.detach())
+        self._free_slots = [slot for slot in range(NUM_SLOTS) if self._newest is None or slot != self._newest.slot]
+        self._send(self._settings)
+        if self._entries:
+            self._send(Layout(entries=self._entries))
+        if self._newest is not None:
+            self._send(self._newest)
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._connection.close()
+
+    def _restart(self, error: BaseException) -> None:
+        log.warning("the publisher process is replaced: %s; see %s", repr(error), self._log_path)
+        self._end()
+        self._start()
+        self._stats.num_restarts += 1
+
+    def _lay_out(self, named: list[tuple[str, torch.Tensor]]) -> None:
+        entries = _entries(named)
+        if not self._entries:
+            self._slots = [_mapped(fd, entries) for fd in self._slot_fds]
+            self._entries = entries
+            self._submit(Layout(entries=entries))
+        elif entries != self._entries:
+            changed = {entry.name for entry in entries} ^ {entry.name for entry in self._entries}
+            raise ValueError(
+                "every publish brings the names, shapes and dtypes of the first; "
+                f"names on one side only: {sorted(changed)}, shapes or dtypes differ if there are none"
+            )
+
+    def _free_slot(self) -> int:
+        self._tend()
+        if self._refusal:
+            raise FencedOut(self._refusal)
+        try:
+            if not self._free_slots:
+                self._send(Withdraw())
+                self._await_slot()
+        except (OSError, EOFError) as error:
+            self._restart(error)
+        return self._free_slots.pop(0)
+
+    def _await_slot(self) -> None:
+        deadline = time.monotonic() + ANSWER_S
+        while not self._free_slots:
+            if not self._connection.poll(deadline - time.monotonic()):
+                raise TimeoutError(f"no answer in {ANSWER_S} s")
+            self._note(self._connection.recv_bytes())
+
+    def _tend(self) -> None:
+        """Take note of what the publisher process has said; replace it if it died."""
+        try:
+            while self._connection.poll():
+                self._note(self._connection.recv_bytes())
+        except (OSError, EOFError) as error:
+            self._restart(error)
+
+    def _note(self, message: bytes) -> None:
+        match msgspec.msgpack.decode(message, type=ToLearner):
+            case Freed(slot=slot, skipped=skipped):
+                self._free_slots.append(slot)
+                if self._newest is not None and slot == self._newest.slot:
+                    self._newest = None  # its bytes are about to be another version's
+                self._stats.num_skipped += skipped
+            case Announced(policy_version=version):
+                self._stats.num_published += 1
+                self._stats.announced_version = version
+            case Broadcasted(broadcast_s=broadcast_s, num_receivers=num_receivers):
+                self._stats.num_broadcasts += 1
+                self._stats.broadcast_s = broadcast_s
+                self._stats.num_receivers = num_receivers
+            case Refused(reason=reason):
+                self._refusal = reason
+
+    def _submit(self, message: Layout | Submitted) -> None:
+        try:
+            self._send(message)
+        except OSError as error:
+            self._restart(error)  # which sends the layout and the newest version
+
+    def _send(self, message: ToProcess) -> None:
+        self._connection.send_bytes(msgspec.msgpack.encode(message))
+
+
+def _entries(named: list[tuple[str, torch.Tensor]]) -> list[TensorEntry]:
+    shapes = []
+    for name, tensor in named:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype not in DTYPE_BYTES:
+            raise ValueError(f"{name} has dtype {dtype}; weights can be published as {sorted(DTYPE_BYTES)}")
+        shapes.append((name, dtype, tuple(tensor.shape)))
+    return layout(shapes)
+
+
+def _mapped(fd: int, entries: list[TensorEntry]) -> list[torch.Tensor]:
+    num_bytes = buffer_bytes(entries)
+    os.ftruncate(fd, num_bytes)
+    # Populated now: page faults would make the first copy into each slot several times slower than the later ones.
+    slot = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+    flat = torch.frombuffer(slot, dtype=torch.uint8)
+    return [
+        flat[entry.offset : entry.offset + entry.num_bytes].view(TORCH_DTYPES[entry.dtype]).view(entry.shape)
+        for entry in entries
+    ]

@@ -1,0 +1,318 @@
+"""The publisher process: it hashes, announces and sends what the learner copied into shared memory.
+
+It is a process of its own so that a wedged collective or a slow receiver never touches the one that trains. It has two
+threads: one answers the learner and serves pulls, the other takes each version through seal, announce and broadcast.
+"""
+
+import logging
+import mmap
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+import msgspec
+import redis
+import torch
+import zmq
+
+from common.connection import connect
+from common.shutdown import die_with_parent
+from common.weights import ChunkReply, ChunkRequest, Invitation, Manifest, Offer, TensorEntry, buffer_bytes, sealed
+from learner.broadcast import Broadcaster
+from replay.bulletin import Bulletin, FencedOut
+
+log = logging.getLogger(__name__)
+
+NUM_SLOTS = 3  # one served, one that may be on its way out, one for the learner to write
+MAX_REQUEST_BYTES = 4096
+MAX_CHUNK_BYTES = 64 << 20
+REDIS_PAUSE_S = 1.0
+POLL_MS = 100
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From the learner, first of all."""
+
+    redis_url: str
+    run_id: str
+    learner_epoch: int
+    host: str
+    chunk_bytes: int
+    broadcast_timeout_s: float
+    device: str
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From the learner, before the first version: where each tensor lies in a slot."""
+
+    entries: list[TensorEntry]
+
+
+class Submitted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From the learner: this version is whole in this slot."""
+
+    slot: int
+    policy_version: int
+
+
+class Withdraw(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From the learner: it holds a newer version and has no slot to write it to."""
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From the learner: finish what is submitted, then exit."""
+
+
+class Freed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """To the learner: this slot may be written again."""
+
+    slot: int
+    skipped: bool  # its version was overtaken before it was announced
+
+
+class Announced(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """To the learner: `latest` says this version."""
+
+    policy_version: int
+
+
+class Broadcasted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """To the learner: a broadcast was whole."""
+
+    policy_version: int
+    broadcast_s: float
+    num_receivers: int
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """To the learner: it is fenced out."""
+
+    reason: str
+
+
+ToProcess = Settings | Layout | Submitted | Withdraw | Stop
+ToLearner = Freed | Announced | Broadcasted | Refused
+
+
+class Shelf:
+    """Which slot holds which version, for both threads.
+
+    A slot is in one of five states: free (the learner's), pending (submitted, not begun), in hand (being hashed),
+    served (the newest that was hashed), previous (the one before it, for pulls that have begun).
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._pending: Submitted | None = None
+        self._in_hand: Submitted | None = None
+        self._served: tuple[int, Manifest] | None = None
+        self._previous: tuple[int, Manifest] | None = None
+        self._stopping = False
+
+    def submit(self, submitted: Submitted) -> list[Freed]:
+        """Make this version the pending one; an older one that was not begun is overtaken."""
+        with self._changed:
+            freed = self._free_pending()
+            self._pending = submitted
+            self._changed.notify()
+        return freed
+
+    def withdraw(self) -> list[Freed]:
+        """Free a slot that nothing needs as much as a newer version does: the pending one, else the previous one."""
+        with self._changed:
+            return self._free_pending() or self._free_previous()
+
+    def stop(self) -> None:
+        """Let `take` return None once nothing is pending."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+
+    def take(self) -> Submitted | None:
+        """Wait for a version and take it in hand; None when there will be no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending is not None or self._stopping)
+            self._in_hand, self._pending = self._pending, None
+            return self._in_hand
+
+    def serve(self, manifest: Manifest) -> list[Freed]:
+        """The version in hand is hashed: serve it, keep the one before it, free the one before that."""
+        with self._changed:
+            assert self._in_hand is not None
+            freed = self._free_previous()
+            self._previous = self._served
+            self._served = (self._in_hand.slot, manifest)
+            self._in_hand = None
+            return freed
+
+    def overtaken(self) -> bool:
+        """A newer version is pending, or none will come: what is in hand need not be tried for ever."""
+        with self._changed:
+            return self._pending is not None or self._stopping
+
+    def read(self, request: ChunkRequest, slots: list[memoryview]) -> bytes | None:
+        """A copy of the bytes asked for; None when no such version is served. The slot cannot be freed meanwhile."""
+        with self._changed:
+            for held in (self._served, self._previous):
+                if held and held[1].root == request.root:
+                    return bytes(slots[held[0]][request.offset : request.offset + request.num_bytes])
+        return None
+
+    def _free_pending(self) -> list[Freed]:
+        overtaken, self._pending = self._pending, None
+        return [Freed(slot=overtaken.slot, skipped=True)] if overtaken else []
+
+    def _free_previous(self) -> list[Freed]:
+        previous, self._previous = self._previous, None
+        return [Freed(slot=previous[0], skipped=False)] if previous else []
+
+
+class WeightServer:
+    """The publisher process's two threads and what they share."""
+
+    def __init__(self, settings: Settings, connection: Connection, slot_fds: list[int]) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._slot_fds = slot_fds
+        self._reporting = threading.Lock()
+        self._shelf = Shelf()
+        self._entries: list[TensorEntry] = []
+        self._buffers: list[torch.Tensor] = []  # one flat uint8 tensor a slot, over the shared memory
+        self._views: list[memoryview] = []
+        self._bulletin = Bulletin(connect(settings.redis_url), settings.run_id)
+        self._broadcaster = Broadcaster(
+            self._bulletin,
+            host=settings.host,
+            chunk_bytes=settings.chunk_bytes,
+            timeout_s=settings.broadcast_timeout_s,
+            device=torch.device(settings.device),
+        )
+        self._router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
+        self._router.setsockopt(zmq.LINGER, 0)
+        port: int = self._router.bind_to_random_port(f"tcp://{settings.host}")
+        self._endpoint = f"tcp://{settings.host}:{port}"
+        self._publishing = threading.Thread(target=self._publish_versions, name="publish-versions", daemon=True)
+
+    def run(self) -> None:
+        """Serve until the learner says stop or is gone."""
+        self._publishing.start()
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(self._connection.fileno(), zmq.POLLIN)
+        while self._publishing.is_alive():
+            ready = dict(poller.poll(POLL_MS))
+            if self._connection.fileno() in ready and not self._take_message():
+                break
+            if self._router in ready:
+                self._answer_pull()
+
+    def _take_message(self) -> bool:
+        try:
+            message = msgspec.msgpack.decode(self._connection.recv_bytes(), type=ToProcess)
+        except (EOFError, ConnectionResetError):
+            return False  # the learner is gone
+        match message:
+            case Layout(entries=entries):
+                self._map(entries)
+            case Submitted():
+                self._report(self._shelf.submit(message))
+            case Withdraw():
+                self._report(self._shelf.withdraw())
+            case Stop():
+                self._shelf.stop()
+        return True
+
+    def _map(self, entries: list[TensorEntry]) -> None:
+        self._entries = entries
+        for fd in self._slot_fds:
+            slot = mmap.mmap(fd, buffer_bytes(entries))
+            self._views.append(memoryview(slot))
+            self._buffers.append(torch.frombuffer(slot, dtype=torch.uint8))
+
+    def _report(self, messages: Sequence[ToLearner]) -> None:
+        with self._reporting:
+            for message in messages:
+                self._connection.send_bytes(msgspec.msgpack.encode(message))
+
+    def _answer_pull(self) -> None:
+        peer, *frames = self._router.recv_multipart()
+        try:
+            request = msgspec.msgpack.decode(frames[-1], type=ChunkRequest)
+        except (msgspec.MsgspecError, IndexError) as error:
+            log.warning("a request that is not a ChunkRequest: %s", error)
+            return
+        if request.offset < 0 or not 0 < request.num_bytes <= MAX_CHUNK_BYTES:
+            log.warning("a request out of range: %s", request)
+            return
+        chunk = self._shelf.read(request, self._views)
+        header = ChunkReply(root=request.root, offset=request.offset, gone=chunk is None)
+        self._router.send_multipart([peer, msgspec.msgpack.encode(header), chunk or b""])
+
+    def _publish_versions(self) -> None:
+        while (submitted := self._shelf.take()) is not None:
+            manifest = sealed(
+                self._entries,
+                self._views[submitted.slot],
+                policy_version=submitted.policy_version,
+                learner_epoch=self._settings.learner_epoch,
+            )
+            self._report(self._shelf.serve(manifest))
+            try:
+                self._offer(manifest, self._buffers[submitted.slot])
+            except FencedOut as error:
+                log.error("fenced out: %s", error)
+                self._report([Refused(reason=str(error))])
+
+    def _offer(self, manifest: Manifest, buffer: torch.Tensor) -> None:
+        """Announce and broadcast; while Redis is away try again, until a newer version takes this one's place."""
+        while True:
+            try:
+                invitation = self._broadcaster.invite()
+                self._bulletin.announce(Offer(manifest=manifest, pull_endpoint=self._endpoint, invitation=invitation))
+                self._report([Announced(policy_version=manifest.policy_version)])
+                if invitation is not None:
+                    self._broadcast(invitation, manifest, buffer)
+                return
+            except redis.RedisError as error:
+                log.warning("version %d is not announced yet: %s", manifest.policy_version, error)
+                if self._shelf.overtaken():
+                    return
+                time.sleep(REDIS_PAUSE_S)
+
+    def _broadcast(self, invitation: Invitation, manifest: Manifest, buffer: torch.Tensor) -> None:
+        report = self._broadcaster.broadcast(invitation, buffer)
+        if report is None:
+            return
+        log.info("version %d broadcast to %d in %.3f s", manifest.policy_version, report.num_receivers, report.seconds)
+        self._report(
+            [
+                Broadcasted(
+                    policy_version=manifest.policy_version,
+                    broadcast_s=report.seconds,
+                    num_receivers=report.num_receivers,
+                )
+            ]
+        )
+
+
+def main(arguments: list[str]) -> None:
+    """`python -m learner.serve_weights CONNECTION_FD SLOT_FD...`; the rest comes over the connection."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the learner closes this process
+    die_with_parent()
+    connection_fd, *slot_fds = map(int, arguments)
+    connection = Connection(connection_fd)
+    settings = msgspec.msgpack.decode(connection.recv_bytes(), type=Settings)
+    try:
+        WeightServer(settings, connection, slot_fds).run()
+    except Exception:
+        log.exception("the publisher process failed")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,135 @@
+"""The learner's side of the buffer: how much work is admitted, and which groups make a step."""
+
+import functools
+import logging
+import time
+from collections import Counter
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from common.config import Config
+from common.shutdown import Shutdown
+from common.trajectory import Sampling, Task
+from learner.advantage import returns_differ
+from replay.buffer import Buffer
+from replay.ticket import Group, Ticket
+
+POLL_S = 0.02
+EXPLAIN_EVERY_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class SupplyDried(RuntimeError):
+    """No batch came within `learner.claim_timeout_s`; the message says what the buffer holds."""
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """What one optimizer step learns from."""
+
+    groups: list[Group]
+    num_dropped: dict[str, int]  # groups claimed for this step and dropped, by reason
+    next_group_id: int  # of the first ticket that was not opened yet
+
+
+class Supply:
+    """Opens tickets and claims groups for one step after another."""
+
+    def __init__(self, buffer: Buffer, config: Config, *, first_group_id: int) -> None:
+        self._buffer = buffer
+        self._config = config
+        self._next_group_id = first_group_id
+
+    def next_batch(self, step: int, *, policy_version: int, published_version: int, shutdown: Shutdown) -> Batch | None:
+        """Return the groups that optimizer step `step` (counted from 1) learns from; None when told to stop.
+
+        Consumes ready groups; waits for actors to finish enough of them; produces tickets, so that actors always find
+        `target_lag` steps of work ahead. Groups whose returns are all equal teach nothing: they are dropped and others
+        take their place. Raises SupplyDried.
+        """
+        wanted, started = self._config.replay.groups_per_step, time.monotonic()
+        kept: list[Group] = []
+        dropped: Counter[str] = Counter()
+        last_said = started
+        while len(kept) < wanted and not shutdown.requested.is_set():
+            self.admit(step, num_claimed=len(kept), published_version=published_version)
+            claimed = self._buffer.claim(
+                step,
+                wanted - len(kept),
+                policy_version=policy_version,
+                max_lag=self._config.replay.max_lag,
+            )
+            useful = [group for group in claimed if returns_differ([t.total_reward for t in group.trajectories])]
+            useless = [group.ticket.group_id for group in claimed if group not in useful]
+            if useless:
+                self._buffer.drop(useless, reason="zero_variance")
+                dropped["zero_variance"] += len(useless)
+            kept += useful
+            if not claimed:
+                last_said = self._wait(step, started, last_said)
+        if len(kept) < wanted:
+            return None
+        self.admit(step, num_claimed=wanted, published_version=published_version)
+        # By id, so that a step's arithmetic does not depend on which group was finished first.
+        kept.sort(key=lambda group: group.ticket.group_id)
+        return Batch(groups=kept, num_dropped=dict(dropped), next_group_id=self._next_group_id)
+
+    def admit(self, step: int, *, num_claimed: int, published_version: int) -> None:
+        """Open tickets until as many groups are under way as the lag allows, and never more than the run needs.
+
+        queued + leased + ready + claimed for this step <= groups_per_step * min(target_lag + 1, steps left)
+        """
+        replay = self._config.replay
+        steps_left = self._config.learner.steps - step + 1
+        ledger = self._buffer.ledger()
+        under_way = ledger.queued + ledger.leased + ledger.ready + num_claimed
+        room = replay.groups_per_step * min(replay.target_lag + 1, steps_left) - under_way
+        if room <= 0:
+            return
+        ids = range(self._next_group_id, self._next_group_id + room)
+        oldest_allowed = max(0, published_version - replay.target_lag)
+        self._buffer.open([self._ticket(group_id, oldest_allowed) for group_id in ids])
+        self._next_group_id += room
+
+    def _ticket(self, group_id: int, min_policy_version: int) -> Ticket:
+        sampling, env, seed = self._config.sampling, self._config.env, self._config.run.seed
+        return Ticket(
+            group_id=group_id,
+            task=Task(env=env.name, split="train", index=task_index(group_id, env.num_train_tasks, seed)),
+            num_members=self._config.replay.group_size,
+            min_policy_version=min_policy_version,
+            sampling=Sampling(
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                top_k=sampling.top_k,
+                max_turn_tokens=sampling.max_turn_tokens,
+            ),
+            seed=seed,
+        )
+
+    def _wait(self, step: int, started: float, last_said: float) -> float:
+        """Sleep a little. Say what is missing now and then, and give up at the deadline."""
+        now, timeout_s = time.monotonic(), self._config.learner.claim_timeout_s
+        if now - started > timeout_s:
+            raise SupplyDried(
+                f"step {step}: no whole batch within {timeout_s:.0f} s (learner.claim_timeout_s); the buffer holds "
+                f"{self._buffer.ledger()}; are actors running, and do their episodes end?"
+            )
+        if now - last_said > EXPLAIN_EVERY_S:
+            log.info("step %d: waiting for actors since %.0f s: %s", step, now - started, self._buffer.ledger())
+            last_said = now
+        time.sleep(POLL_S)
+        return last_said
+
+
+def task_index(position: int, num_tasks: int, seed: int) -> int:
+    """The task at `position` of an endless order that visits all `num_tasks` once before any twice."""
+    lap, place = divmod(position, num_tasks)
+    return int(_order(num_tasks, seed, lap)[place])
+
+
+@functools.lru_cache(maxsize=2)
+def _order(num_tasks: int, seed: int, lap: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng((seed, lap)).permutation(num_tasks)

@@ -1,0 +1,85 @@
+"""The warm start: imitation of expert episodes, so that reinforcement learning finds attempts that succeed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.config import OptimConfig, WarmStartConfig
+from common.trajectory import Trajectory
+from learner.model import PackedModel
+from learner.optimizer import make_optimizer, make_schedule
+from learner.pack import TokenSequence, count_loss_tokens, micro_batches, sequences_of
+from learner.ranks import Ranks
+from learner.step import apply_gradient, backward, summed_over_ranks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmStartStep:
+    """One optimizer step of imitation."""
+
+    step: int  # from 1
+    num_steps: int
+    loss: float  # nats a token
+    skipped: bool  # the gradient was not finite, and nothing was updated
+
+
+def imitate(
+    model: PackedModel,
+    trajectories: Sequence[Trajectory],
+    *,
+    config: WarmStartConfig,
+    ranks: Ranks,
+    seed: int,
+    micro_batch_tokens: int,
+    chunk_tokens: int,
+    on_step: Callable[[WarmStartStep], None],
+) -> int:
+    """Make the policy likelier to write what the expert wrote, and return the number of optimizer steps.
+
+        loss = -sum(logprob of each loss token) / number of loss tokens in the step, over all ranks
+
+    Every rank passes all of the trajectories. They are visited in a seeded order, anew in each of `config.epochs`, in
+    steps of at most `config.batch_tokens` tokens; `on_step` is called after each. The optimizer is the warm start's
+    own: reinforcement learning begins with a fresh one. Raises ValueError where there is nothing to imitate.
+    """
+    sequences = [part for trajectory in trajectories for part in sequences_of(trajectory, advantage=0.0)]
+    batches = _batches(sequences, batch_tokens=config.batch_tokens, epochs=config.epochs, seed=seed)
+    if not batches:
+        raise ValueError("there are no episodes to imitate; set `warm_start.episodes` to 0 to skip the warm start")
+    optim = OptimConfig(lr=config.lr, schedule="linear")
+    optimizer = make_optimizer(model, config=optim)
+    schedule = make_schedule(optimizer, config=optim, num_steps=len(batches))
+    for step, batch in enumerate(batches, start=1):
+        num_loss_tokens = count_loss_tokens(batch)
+        loss_sums = []
+        for packed in micro_batches(
+            batch, max_tokens=micro_batch_tokens, num_ranks=ranks.num_ranks, rank=ranks.rank
+        ):  # fmt: skip
+            current = model(packed.to(ranks.device), temperature=1.0, chunk_tokens=chunk_tokens)
+            loss_sum = -current.logprobs.sum()
+            backward(loss_sum, ranks=ranks, global_num_loss_tokens=num_loss_tokens)
+            loss_sums.append(loss_sum.detach())
+        update = apply_gradient(model, optimizer, schedule, max_grad_norm=optim.max_grad_norm)
+        loss = summed_over_ranks({"loss_sum": sum(loss_sums)})["loss_sum"] / num_loss_tokens
+        on_step(WarmStartStep(step=step, num_steps=len(batches), loss=loss, skipped=update.skipped))
+    return len(batches)
+
+
+def _batches(
+    sequences: Sequence[TokenSequence], *, batch_tokens: int, epochs: int, seed: int
+) -> list[list[TokenSequence]]:
+    """The batch of each step: as many whole sequences as `batch_tokens` hold, and at least one."""
+    rng = np.random.default_rng(seed)
+    batches: list[list[TokenSequence]] = []
+    for _ in range(epochs):
+        batch: list[TokenSequence] = []
+        for index in rng.permutation(len(sequences)):
+            sequence = sequences[index]
+            if batch and sum(member.num_tokens for member in batch) + sequence.num_tokens > batch_tokens:
+                batches.append(batch)
+                batch = []
+            batch.append(sequence)
+        if batch:
+            batches.append(batch)
+    return batches

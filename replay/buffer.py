@@ -1,0 +1,265 @@
+"""The trajectory buffer: a state machine in Redis, in which every group is in exactly one state.
+
+    open --> queued --lease--> leased --last insert--> ready --claim(step)--> claimed --settle(step)--> trained
+               ^                 |  |                  |  ^                   |  |
+               +--- release -----+  |                  |  +-- reopen(step) ---+  |
+               +--- lease expired --+                  |                         |
+    dropped <---- out of attempts --+----- too old ----+----- drop, poison ------+
+
+Each verb is one small Lua script that runs whole or not at all and may be run again: a client that lost the reply sends
+the same call once more, and it has one effect. Time is the server's. Payloads travel by plain SET and MGET.
+"""
+
+import itertools
+import uuid
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+import redis
+
+from common.trajectory import InvalidTrajectory, Outcome, Trajectory, check, decode_trajectory, encode_trajectory
+from common.wire import WireError, decode, encode
+from replay import scripts
+from replay.keys import epoch_key, key
+from replay.ledger import Ledger, audit, read_ledger
+from replay.ticket import Failure, Group, InsertResult, Lease, Poison, Ticket
+
+ORPHAN_TTL_S = 120  # a payload whose actor died before the commit is gone after this
+BATCH_GROUPS = 256  # the most that one run of a script settles or reopens, so that others get a turn
+MAX_QUARANTINED = 16
+VERBS = (
+    "acquire_epoch", "open", "claim", "drop", "quarantine", "settle", "reopen",
+    "lease", "heartbeat", "insert", "fail", "release",
+)  # fmt: skip
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class FencedOut(RuntimeError):
+    """Another learner has taken over this run; this one must stop."""
+
+
+class Buffer:
+    """One stream of groups of one run. Threads may share it."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        run_id: str,
+        *,
+        vocab_size: int,
+        lease_ttl_s: float,
+        max_attempts: int,
+        max_trajectory_bytes: int,
+        stream: str = "train",
+    ) -> None:
+        self._client = client
+        self._run_id = run_id
+        self._vocab_size = vocab_size
+        self._lease_ttl_s = lease_ttl_s
+        self._max_attempts = max_attempts
+        self._max_trajectory_bytes = max_trajectory_bytes
+        self._stream = stream
+        self._base = key(run_id, stream)
+        self._keys = [self._base, epoch_key(run_id)]
+        self._scripts = {verb: scripts.load(client, "prelude", verb) for verb in VERBS}
+        self._epoch = 0
+        self._num_claims = 0
+
+    # --- The learner's verbs. Each carries its epoch, and raises FencedOut once a newer learner has acquired one.
+
+    def acquire_epoch(self) -> int:
+        """Become the run's learner: every earlier one is fenced out. Call it once, before the other verbs."""
+        self._epoch = int(self._call("acquire_epoch"))
+        return self._epoch
+
+    def adopt_epoch(self, epoch: int) -> None:
+        """Act as the learner that acquired `epoch` through the buffer of another stream."""
+        self._epoch = epoch
+
+    def open(self, tickets: Iterable[Ticket]) -> int:
+        """Queue the tickets, in rising order of group_id; return how many were new.
+
+        An id at or below the highest ever opened is known already and changes nothing.
+        """
+        rows = [(ticket.group_id, ticket.num_members, encode(ticket)) for ticket in tickets]
+        group_ids = [group_id for group_id, _, _ in rows]
+        if group_ids != sorted(set(group_ids)):
+            raise ValueError(f"tickets must come in rising order of group_id, got {group_ids}; sort them")
+        return int(self._call("open", self._epoch, self._max_attempts, *itertools.chain.from_iterable(rows)))
+
+    def claim(self, step: int, num_groups: int, *, policy_version: int, max_lag: int) -> list[Group]:
+        """Take the `num_groups` ready groups that finished first, for `step`; [] while there are fewer.
+
+        Ready groups with a token more than `max_lag` versions older than `policy_version` are dropped first, as
+        `too_old`. Groups whose payload turns out to be no valid trajectory are dropped as `poison` and are missing from
+        the answer: claim again for the rest of the batch, as after a drop.
+        """
+        claim_id = f"{self._epoch}-{self._num_claims}"
+        reply = self._call("claim", self._epoch, claim_id, step, num_groups, policy_version - max_lag)
+        groups = [self._read_group(decode(Ticket, ticket), records) for ticket, *records in reply]
+        # Only now: a claim that raised on its way is the same claim when the learner tries again, and not one whose
+        # groups nobody ever saw.
+        self._num_claims += 1
+        return [group for group in groups if group is not None]
+
+    def drop(self, group_ids: Iterable[int], reason: str) -> None:
+        """Give up groups in whatever state they are: they count as dropped for `reason`, and their slots are free."""
+        self._call("drop", self._epoch, reason, *group_ids)
+
+    def settle(self, step: int) -> int:
+        """Count what was claimed for steps up to `step` as trained: a checkpoint that covers them is durable."""
+        return self._in_batches("settle", step)
+
+    def reopen(self, step: int) -> int:
+        """Make what was claimed for later steps than `step` ready again: the learner resumed from there."""
+        return self._in_batches("reopen", step)
+
+    def num_admitted(self) -> int:
+        """Groups opened and not dropped.
+
+        The learner keeps it at or below (target_lag + steps_done + 1) * groups_per_step; a drop gives its slot back.
+        """
+        return self.ledger().num_admitted
+
+    # --- The actors' verbs.
+
+    def lease(self, actor: str) -> Lease | None:
+        """The oldest queued group, for `actor` alone; None when nothing is queued."""
+        ttl_ms = round(1000 * self._lease_ttl_s)
+        reply = self._call("lease", actor, uuid.uuid4().hex, ttl_ms)
+        if reply is None:
+            return None
+        fence, ticket, *missing = reply
+        return Lease(
+            ticket=decode(Ticket, ticket),
+            fence=int(fence),
+            missing=dict(zip(missing[::2], missing[1::2], strict=True)),
+            ttl_s=self._lease_ttl_s,
+        )
+
+    def heartbeat(self, actor: str, leases: Iterable[Lease]) -> set[int]:
+        """Hold the leases for another `ttl_s` from now; return the group ids of those that are still held."""
+        rows = [(lease.ticket.group_id, lease.fence) for lease in leases]
+        ttl_ms = round(1000 * self._lease_ttl_s)
+        return {int(held) for held in self._call("heartbeat", actor, ttl_ms, *itertools.chain.from_iterable(rows))}
+
+    def insert(self, lease: Lease, trajectory: Trajectory) -> InsertResult:
+        """Store one member of a leased group. Raises InvalidTrajectory before anything is sent.
+
+        The payload comes first, with a time to live, so that one without a commit goes away by itself; NX, so that a
+        second try can neither change nor unsettle what is already committed.
+        """
+        frame = self._checked_frame(lease.ticket, trajectory)
+        group_id, member, attempt = trajectory.group_id, trajectory.member, trajectory.attempt
+        blob = f"{self._base}:blob:{group_id}:{member}:{attempt}:{lease.fence}"
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.set(blob, frame, ex=ORPHAN_TTL_S, nx=True)
+        arguments = (
+            group_id, member, attempt, lease.fence, trajectory.oldest_policy_version, len(frame), trajectory.actor,
+        )  # fmt: skip
+        pipeline.evalsha(self._scripts["insert"].sha, 3, *self._keys, blob, *arguments)
+        sent, committed = pipeline.execute(raise_on_error=False)
+        if isinstance(committed, redis.exceptions.NoScriptError):
+            committed = self._scripts["insert"](keys=[*self._keys, blob], args=arguments)
+        if isinstance(committed, Exception):
+            raise committed
+        if isinstance(sent, Exception) and not isinstance(sent, redis.OutOfMemoryError):
+            raise sent
+        return InsertResult(committed.decode())
+
+    def fail(self, lease: Lease, member: int, *, attempt: int, outcome: Outcome, reason: str) -> int | None:
+        """Report an attempt that failed by no doing of the policy's; return the attempt to make next.
+
+        None when there is none to make: the group is out of attempts and dropped with its outcome as the reason, or the
+        lease is no longer held, or the member is stored already.
+        """
+        group_id = lease.ticket.group_id
+        failure = Failure(group_id=group_id, member=member, attempt=attempt, outcome=outcome.value, reason=reason)
+        reply = self._call("fail", group_id, member, attempt, lease.fence, outcome.value, encode(failure))
+        return None if reply is None else int(reply)
+
+    def release(self, lease: Lease) -> None:
+        """Give the missing members back at once: the actor is leaving."""
+        self._call("release", lease.ticket.group_id, lease.fence)
+
+    # --- What people and metrics read.
+
+    def ledger(self) -> Ledger:
+        """The books, as the verbs keep them."""
+        return read_ledger(self._client, self._run_id, stream=self._stream)
+
+    def audit(self) -> list[str]:
+        """What contradicts the books in a recount of everything that is stored; empty when all is well."""
+        return audit(self._client, self._run_id, stream=self._stream)
+
+    def failures(self) -> list[Failure]:
+        """The last hundred failed attempts, newest first."""
+        return self._listed(Failure, "failures")
+
+    def quarantined(self) -> list[Poison]:
+        """The last poisoned payloads and their senders, newest first."""
+        return self._listed(Poison, "quarantine")
+
+    # ---
+
+    def _checked_frame(self, ticket: Ticket, trajectory: Trajectory) -> bytes:
+        check(trajectory, vocab_size=self._vocab_size)
+        ticket.check_owns(trajectory, run_id=self._run_id)
+        frame = encode_trajectory(trajectory)
+        if len(frame) > self._max_trajectory_bytes:
+            raise InvalidTrajectory(
+                f"{len(frame)} bytes, `replay.max_trajectory_bytes` is {self._max_trajectory_bytes}; raise it, or "
+                "lower `model.max_tokens`"
+            )
+        return frame
+
+    def _read_group(self, ticket: Ticket, records: list[bytes]) -> Group | None:
+        """The group with its payloads; None, and it is dropped, when one of them is lost or poisoned."""
+        group_id = ticket.group_id
+        owners = [record.decode().split(":", 4) for record in records]
+        frames: list[Any] = self._client.mget(
+            f"{self._base}:blob:{group_id}:{member}:{attempt}:{fence}"
+            for member, (attempt, fence, *_) in enumerate(owners)
+        )
+        trajectories = []
+        for member, frame in enumerate(frames):
+            if frame is None:
+                self.drop([group_id], "lost_payload")
+                return None
+            try:
+                trajectories.append(self._decoded(ticket, member, frame))
+            except (WireError, InvalidTrajectory) as error:
+                poison = Poison(group_id=group_id, member=member, actor=owners[member][4], reason=str(error))
+                self._call("quarantine", self._epoch, group_id, member, encode(poison), MAX_QUARANTINED)
+                return None
+        return Group(ticket=ticket, trajectories=trajectories)
+
+    def _decoded(self, ticket: Ticket, member: int, frame: bytes) -> Trajectory:
+        trajectory = decode_trajectory(frame, max_bytes=self._max_trajectory_bytes, vocab_size=self._vocab_size)
+        ticket.check_owns(trajectory, run_id=self._run_id)
+        if trajectory.member != member:
+            raise InvalidTrajectory(f"says that it is member {trajectory.member}, and was stored as {member}")
+        return trajectory
+
+    def _listed(self, kind: type[S], name: str) -> list[S]:
+        frames: list[Any] = self._client.lrange(f"{self._base}:{name}", 0, -1)
+        return [decode(kind, frame) for frame in frames]
+
+    def _in_batches(self, verb: str, step: int) -> int:
+        total = 0
+        while num_groups := int(self._call(verb, self._epoch, step, BATCH_GROUPS)):
+            total += num_groups
+        return total
+
+    def _call(self, verb: str, *arguments: Any) -> Any:
+        try:
+            return self._scripts[verb](keys=self._keys, args=arguments)
+        except redis.ResponseError as error:
+            if not str(error).startswith("FENCEDOUT"):
+                raise
+            raise FencedOut(
+                f"run {self._run_id}: this learner holds epoch {self._epoch} and was {error}; only one learner may "
+                "train a run, so this one stops"
+            ) from None

@@ -1,0 +1,20 @@
+-- open: (epoch, max_attempts, then group_id, num_members, ticket for each). Ids rise, so that an id at or below the last
+-- one is known to be opened already, however long ago it was settled.
+local refusal = fenced_out(ARGV[1])
+if refusal then return refusal end
+local last = tonumber(redis.call('HGET', counters, 'last_group_id') or '-1')
+local num_opened = 0
+for i = 3, #ARGV, 3 do
+  local id = ARGV[i]
+  if tonumber(id) > last then
+    last = tonumber(id)
+    redis.call('HSET', group_key(id), 'num_members', ARGV[i + 1], 'ticket', ARGV[i + 2], 'max_attempts', ARGV[2],
+      'num_stored', 0)
+    redis.call('ZADD', base .. ':queued', id, id)
+    num_opened = num_opened + 1
+  end
+end
+redis.call('HSET', counters, 'last_group_id', last)
+count('opened', num_opened)
+count('queued', num_opened)
+return num_opened

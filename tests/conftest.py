@@ -1,0 +1,54 @@
+"""What every test may ask for: a real Redis server for the session, a client, and a run name of the test's own."""
+
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+from jaxtyping import install_import_hook
+
+import tests.typecheck  # noqa: F401  the hook finds it by name
+
+# Shapes and types of the learner's functions are checked at run time; it must come before the first import of them.
+install_import_hook("learner", "tests.typecheck.typechecked")
+
+from common.connection import connect  # noqa: E402
+from replay.server import Server, start_server  # noqa: E402
+
+if TYPE_CHECKING:
+    from learner.ranks import Ranks
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for all tests: leave its settings as they are, and keep to keys of your own `run_id`."""
+    with start_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: Server) -> str:
+    """The session's server, password included."""
+    return redis_server.secret_url
+
+
+@pytest.fixture
+def redis_client(redis_url: str) -> Iterator[redis.Redis]:
+    with connect(redis_url) as client:
+        yield client
+
+
+@pytest.fixture
+def run_id() -> str:
+    """A run name that no other test uses."""
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="module")
+def ranks() -> "Iterator[Ranks]":
+    """This process as the only rank."""
+    from learner.ranks import join_ranks, leave_ranks  # here, so that only a test that asks for it imports torch
+
+    yield join_ranks(timeout_s=60)
+    leave_ranks()

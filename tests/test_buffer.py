@@ -1,0 +1,523 @@
+"""Each verb of the buffer, and each fault it must bear, on a real server."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis
+
+from common.connection import connect
+from common.trajectory import InvalidTrajectory, Outcome, StopReason
+from replay.buffer import MAX_QUARANTINED, ORPHAN_TTL_S, Buffer, FencedOut
+from replay.keys import key
+from replay.server import start_server
+from replay.ticket import Group, InsertResult, Lease
+from tests.attempts import attempt_at, make_buffer, ticket
+
+
+@pytest.fixture
+def buffer(redis_client: redis.Redis, run_id: str) -> Buffer:
+    """A buffer whose leases outlast the test, with an epoch."""
+    buffer = make_buffer(redis_client, run_id)
+    buffer.acquire_epoch()
+    return buffer
+
+
+def leased(buffer: Buffer, actor: str = "a") -> Lease:
+    lease = buffer.lease(actor)
+    assert lease is not None
+    return lease
+
+
+def fill(buffer: Buffer, lease: Lease, run_id: str, *, policy_version: int = 0) -> None:
+    for member in lease.missing:
+        trajectory = attempt_at(lease, member, run_id=run_id, policy_version=policy_version)
+        assert buffer.insert(lease, trajectory) is InsertResult.STORED
+
+
+def make_ready(buffer: Buffer, run_id: str, *group_ids: int, policy_version: int = 0) -> None:
+    buffer.open([ticket(group_id) for group_id in group_ids])
+    for _ in group_ids:
+        fill(buffer, leased(buffer), run_id, policy_version=policy_version)
+
+
+def ids(groups: list[Group]) -> list[int]:
+    return [group.ticket.group_id for group in groups]
+
+
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"nothing came of {condition} in {timeout_s} s"
+        time.sleep(0.01)
+
+
+def stored_keys(client: redis.Redis, run_id: str, kind: str) -> list[bytes]:
+    return list(client.scan_iter(f"{key(run_id, 'train', kind)}:*"))
+
+
+def test_a_group_goes_from_ticket_to_trained_and_leaves_no_key(
+    buffer: Buffer, redis_client: redis.Redis, run_id: str
+) -> None:
+    assert buffer.open([ticket(0)]) == 1
+    lease = leased(buffer)
+    assert lease.missing == {0: 0, 1: 0}
+    assert buffer.insert(lease, attempt_at(lease, 1, run_id=run_id)) is InsertResult.STORED
+    assert buffer.claim(1, 1, policy_version=0, max_lag=0) == []
+    assert buffer.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
+    (group,) = buffer.claim(1, 1, policy_version=0, max_lag=0)
+    assert group.ticket == ticket(0)
+    assert group.trajectories == [attempt_at(lease, 0, run_id=run_id), attempt_at(lease, 1, run_id=run_id)]
+    assert buffer.settle(1) == 1
+    ledger = buffer.ledger()
+    assert (ledger.opened, ledger.trained, ledger.inserted, ledger.trained_trajectories) == (1, 1, 2, 2)
+    assert ledger.balanced and buffer.audit() == []
+    assert stored_keys(redis_client, run_id, "group") + stored_keys(redis_client, run_id, "blob") == []
+
+
+def test_an_opened_ticket_is_known_even_after_it_was_trained(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, 3, 4)
+    buffer.claim(1, 2, policy_version=0, max_lag=0)
+    buffer.settle(1)
+    assert buffer.open([ticket(3), ticket(4), ticket(5)]) == 1
+    assert buffer.ledger().queued == 1
+    assert buffer.ledger().last_group_id == 5
+
+
+def test_tickets_out_of_order_are_refused_rather_than_forgotten(buffer: Buffer) -> None:
+    with pytest.raises(ValueError, match=r"rising order of group_id, got \[2, 1\]"):
+        buffer.open([ticket(2), ticket(1)])
+
+
+def test_leases_go_out_oldest_ticket_first_and_one_actor_each(buffer: Buffer) -> None:
+    buffer.open([ticket(9), ticket(10)])
+    first, second = leased(buffer, "a"), leased(buffer, "b")
+    assert (first.ticket.group_id, second.ticket.group_id) == (9, 10)
+    assert second.fence > first.fence
+    assert buffer.lease("c") is None
+
+
+def test_an_expired_lease_returns_only_the_missing_members(redis_client: redis.Redis, run_id: str) -> None:
+    buffer = make_buffer(redis_client, run_id, lease_ttl_s=0.05)
+    buffer.acquire_epoch()
+    buffer.open([ticket(0, num_members=3)])
+    dead = leased(buffer, "dead")
+    assert buffer.insert(dead, attempt_at(dead, 1, run_id=run_id)) is InsertResult.STORED
+    wait_until(lambda: buffer.heartbeat("someone", []) == set() and buffer.ledger().queued == 1)
+    lease = leased(make_buffer(redis_client, run_id), "heir")
+    assert lease.missing == {0: 1, 2: 1}
+    ledger = buffer.ledger()
+    assert (ledger.expired_leases, ledger.redone_members, ledger.held_trajectories) == (1, 2, 1)
+    assert buffer.insert(dead, attempt_at(dead, 0, run_id=run_id)) is InsertResult.FENCED
+    fill(buffer, lease, run_id)
+    (group,) = buffer.claim(1, 1, policy_version=0, max_lag=0)
+    assert [(t.member, t.attempt) for t in group.trajectories] == [(0, 1), (1, 0), (2, 1)]
+    assert buffer.audit() == []
+
+
+def test_a_task_that_outlives_every_lease_is_dropped_when_its_attempts_are_spent(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer = make_buffer(redis_client, run_id, lease_ttl_s=0.02, max_attempts=2)
+    buffer.acquire_epoch()
+    buffer.open([ticket(0)])
+    for _ in range(2):
+        lease = leased(buffer)
+        wait_until(lambda: buffer.heartbeat("someone", []) == set() and buffer.ledger().leased == 0)
+    assert lease.missing == {0: 1, 1: 1}
+    assert buffer.ledger().dropped == {"lease_expired": 1}
+    assert buffer.audit() == []
+
+
+def test_a_heartbeat_keeps_the_leases_that_are_held_and_names_them(
+    buffer: Buffer, redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer.open([ticket(0), ticket(1)])
+    first, second = leased(buffer), leased(buffer)
+    buffer.release(second)
+    deadlines = key(run_id, "train", "leased")
+    deadline_ms = redis_client.zscore(deadlines, "0")
+    redis_client.zadd(deadlines, {"0": deadline_ms - 500_000})
+    assert buffer.heartbeat("b", [first]) == set()
+    assert redis_client.zscore(deadlines, "0") == deadline_ms - 500_000
+    assert buffer.heartbeat("a", [first, second]) == {0}
+    assert redis_client.zscore(deadlines, "0") >= deadline_ms
+
+
+def test_a_late_heartbeat_saves_a_lease_that_nobody_missed(
+    buffer: Buffer, redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer.open([ticket(0)])
+    lease = leased(buffer)
+    redis_client.zadd(key(run_id, "train", "leased"), {"0": 1.0})
+    assert buffer.heartbeat("a", [lease]) == {0}
+    assert buffer.ledger().leased == 1
+
+
+def test_a_zombie_is_fenced_and_its_payload_removed(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
+    buffer.open([ticket(0)])
+    zombie = leased(buffer, "zombie")
+    buffer.release(zombie)
+    heir = leased(buffer, "heir")
+    assert buffer.insert(zombie, attempt_at(zombie, 0, run_id=run_id)) is InsertResult.FENCED
+    assert stored_keys(redis_client, run_id, "blob") == []
+    assert buffer.insert(heir, attempt_at(heir, 0, run_id=run_id)) is InsertResult.STORED
+    assert buffer.insert(zombie, attempt_at(zombie, 0, run_id=run_id)) is InsertResult.FENCED
+    assert buffer.ledger().fenced_inserts == 2
+    assert len(stored_keys(redis_client, run_id, "blob")) == 1
+    assert buffer.audit() == []
+
+
+def test_an_insert_sent_twice_has_one_effect(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
+    buffer.open([ticket(0)])
+    lease = leased(buffer)
+    trajectory = attempt_at(lease, 0, run_id=run_id)
+    assert buffer.insert(lease, trajectory) is InsertResult.STORED
+    assert buffer.insert(lease, trajectory) is InsertResult.DUPLICATE
+    last = attempt_at(lease, 1, run_id=run_id)
+    assert buffer.insert(lease, last) is InsertResult.STORED
+    assert buffer.insert(lease, last) is InsertResult.DUPLICATE
+    ledger = buffer.ledger()
+    assert (ledger.inserted, ledger.dedup_hits, ledger.ready) == (2, 2, 1)
+    assert [redis_client.ttl(blob) for blob in stored_keys(redis_client, run_id, "blob")] == [-1, -1]
+
+
+def test_a_second_try_cannot_change_what_is_stored(buffer: Buffer, run_id: str) -> None:
+    buffer.open([ticket(0, num_members=1)])
+    lease = leased(buffer)
+    first = attempt_at(lease, 0, run_id=run_id, num_sampled=2)
+    assert buffer.insert(lease, first) is InsertResult.STORED
+    assert buffer.insert(lease, attempt_at(lease, 0, run_id=run_id, num_sampled=3)) is InsertResult.DUPLICATE
+    (group,) = buffer.claim(1, 1, policy_version=0, max_lag=0)
+    assert group.trajectories == [first]
+
+
+def test_a_payload_without_a_commit_expires_and_is_never_seen(
+    buffer: Buffer, redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer.open([ticket(0)])
+    lease = leased(buffer)
+    orphan = key(run_id, "train", "blob", 0, 0, 0, lease.fence)
+    redis_client.set(orphan, b"half an insert", ex=ORPHAN_TTL_S, nx=True)
+    assert 0 < redis_client.ttl(orphan) <= ORPHAN_TTL_S
+    assert buffer.ledger().inserted == 0
+    assert buffer.audit() == []
+
+
+def test_every_verb_sent_twice_has_one_effect(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
+    """What a client does that lost the reply: the same script with the same arguments, once more."""
+
+    def twice(verb: str, *arguments: object) -> object:
+        first = buffer._call(verb, *arguments)
+        assert buffer._call(verb, *arguments) is not None or first is None
+        assert buffer.audit() == []
+        return first
+
+    tickets = [part for group_id in (0, 1, 2, 3) for part in (group_id, 1, msgspec.msgpack.encode(group_id))]
+    assert twice("open", 1, 3, *tickets) == 4
+    assert buffer.ledger().opened == 4
+    fence, *_ = twice("lease", "a", "request-1", 60_000)  # type: ignore[misc]
+    assert (buffer.ledger().leased, buffer.ledger().queued) == (1, 3)
+    twice("release", 0, fence)
+    assert (buffer.ledger().leased, buffer.ledger().queued) == (0, 4)
+    assert buffer._call("lease", "a", "request-1", 60_000) is None  # given back since: not the same lease any more
+
+    fences = [int(buffer._call("lease", "a", f"request-{n}", 60_000)[0]) for n in (2, 3, 4)]
+    assert twice("fail", 0, 0, 0, fences[0], "env_failure", b"what happened") == 1
+    assert buffer.ledger().redone_members == 1
+    assert twice("fail", 0, 0, 1, fences[0], "env_failure", b"what happened") == 2
+    twice("fail", 0, 0, 2, fences[0], "env_failure", b"what happened")
+    assert buffer.ledger().dropped == {"env_failure": 1}
+    for group_id, fence in ((1, fences[1]), (2, fences[2])):
+        blob = key(run_id, "train", "blob", group_id, 0, 0, fence)
+        redis_client.set(blob, b"payload", ex=60)
+        for expected in (b"stored", b"duplicate"):
+            arguments = [group_id, 0, 0, fence, 0, 7, "a"]
+            assert buffer._scripts["insert"](keys=[*buffer._keys, blob], args=arguments) == expected
+    assert buffer.ledger().ready == 2
+
+    claimed = twice("claim", 1, "claim-1", 5, 1, 0)
+    assert buffer._call("claim", 1, "claim-1", 5, 1, 0) == claimed
+    assert (buffer.ledger().claimed, buffer.ledger().ready) == (1, 1)
+    assert twice("reopen", 1, 4, 100) == 1
+    assert (buffer.ledger().claimed, buffer.ledger().ready) == (0, 2)
+    twice("claim", 1, "claim-2", 5, 2, 0)
+    twice("quarantine", 1, 1, 0, b"why", MAX_QUARANTINED)
+    assert redis_client.llen(key(run_id, "train", "quarantine")) == 1
+    assert twice("settle", 1, 5, 100) == 1
+    assert buffer.ledger().trained == 1
+    buffer._call("lease", "a", "request-5", 60_000)
+    twice("drop", 1, "too_old", 3)
+    assert buffer.ledger().dropped == {"env_failure": 1, "poison": 1, "too_old": 1}
+    assert buffer.ledger().opened == 4
+
+
+def test_a_claim_takes_all_or_nothing_oldest_finished_first(buffer: Buffer, run_id: str) -> None:
+    buffer.open([ticket(0), ticket(1), ticket(2)])
+    slow, quick, quicker = leased(buffer), leased(buffer), leased(buffer)
+    fill(buffer, quicker, run_id)
+    assert buffer.claim(1, 2, policy_version=0, max_lag=0) == []
+    fill(buffer, quick, run_id)
+    fill(buffer, slow, run_id)
+    assert ids(buffer.claim(1, 2, policy_version=0, max_lag=0)) == [2, 1]
+    assert ids(buffer.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+
+
+def test_a_claim_that_raised_on_its_way_is_the_same_claim_when_tried_again(
+    buffer: Buffer, redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_ready(buffer, run_id, 0, 1)
+
+    def cut(*_: object) -> None:
+        raise redis.ConnectionError("the connection broke before the payloads came")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(redis_client, "mget", cut)
+        with pytest.raises(redis.ConnectionError):
+            buffer.claim(1, 1, policy_version=0, max_lag=0)
+    assert buffer.ledger().claimed == 1
+    assert ids(buffer.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+    assert ids(buffer.claim(1, 1, policy_version=0, max_lag=0)) == [1]
+
+
+def test_a_claim_drops_groups_older_than_max_lag(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, 0, policy_version=5)
+    make_ready(buffer, run_id, 1, policy_version=6)
+    assert ids(buffer.claim(9, 1, policy_version=10, max_lag=4)) == [1]
+    assert buffer.ledger().dropped == {"too_old": 1}
+    assert buffer.ledger().dropped_trajectories == {"too_old": 2}
+
+
+def test_the_oldest_member_decides_the_lag_of_its_group(buffer: Buffer, run_id: str) -> None:
+    buffer.open([ticket(0)])
+    lease = leased(buffer)
+    buffer.insert(lease, attempt_at(lease, 0, run_id=run_id, policy_version=9))
+    buffer.insert(lease, attempt_at(lease, 1, run_id=run_id, policy_version=3))
+    assert buffer.claim(1, 1, policy_version=9, max_lag=5) == []
+    assert buffer.ledger().dropped == {"too_old": 1}
+
+
+def test_a_drop_gives_its_slot_back(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, 0, 1)
+    buffer.claim(1, 2, policy_version=0, max_lag=0)
+    assert buffer.num_admitted() == 2
+    buffer.drop([0], "zero_variance")
+    buffer.drop([0], "zero_variance")
+    assert buffer.num_admitted() == 1
+    assert buffer.ledger().dropped_trajectories == {"zero_variance": 2}
+    assert buffer.audit() == []
+
+
+def test_a_drop_takes_groups_in_any_state_and_fences_their_holders(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, 0)
+    buffer.open([ticket(1), ticket(2)])
+    lease = leased(buffer)
+    assert buffer.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
+    buffer.drop([0, 1, 2, 77], "abandoned")
+    assert buffer.insert(lease, attempt_at(lease, 1, run_id=run_id)) is InsertResult.FENCED
+    assert buffer.heartbeat("a", [lease]) == set()
+    assert buffer.ledger().dropped == {"abandoned": 3}
+    assert buffer.audit() == []
+
+
+def test_a_learner_from_an_older_checkpoint_finds_the_rest_ready_again_in_order(
+    buffer: Buffer, redis_client: redis.Redis, run_id: str
+) -> None:
+    make_ready(buffer, run_id, 0, 1, 2, 3)
+    assert ids(buffer.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+    assert ids(buffer.claim(2, 2, policy_version=0, max_lag=0)) == [1, 2]
+    buffer.settle(1)
+    resumed = make_buffer(redis_client, run_id)
+    resumed.acquire_epoch()
+    assert resumed.reopen(1) == 2
+    assert ids(resumed.claim(2, 3, policy_version=0, max_lag=0)) == [1, 2, 3]
+    resumed.settle(2)
+    assert resumed.ledger().trained == 4
+    assert resumed.audit() == []
+
+
+def test_an_older_learner_is_fenced_out_of_every_verb(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
+    make_ready(buffer, run_id, 0)
+    newer = make_buffer(redis_client, run_id)
+    assert newer.acquire_epoch() == 2
+    with pytest.raises(FencedOut, match="holds epoch 1 and was FENCEDOUT by epoch 2"):
+        buffer.open([ticket(1)])
+    with pytest.raises(FencedOut):
+        buffer.claim(1, 1, policy_version=0, max_lag=0)
+    with pytest.raises(FencedOut):
+        buffer.drop([0], "zero_variance")
+    with pytest.raises(FencedOut):
+        buffer.settle(1)
+    with pytest.raises(FencedOut):
+        buffer.reopen(0)
+    buffer.adopt_epoch(2)
+    assert ids(buffer.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+
+
+def test_failed_attempts_are_redone_until_they_run_out(buffer: Buffer, run_id: str) -> None:
+    buffer.open([ticket(0)])
+    lease = leased(buffer)
+    assert buffer.insert(lease, attempt_at(lease, 1, run_id=run_id)) is InsertResult.STORED
+    assert buffer.fail(lease, 0, attempt=0, outcome=Outcome.ENV_FAILURE, reason="the shop is closed") == 1
+    buffer.release(lease)
+    lease = leased(buffer, "another actor")
+    assert lease.missing == {0: 1}
+    assert buffer.fail(lease, 0, attempt=1, outcome=Outcome.TRUNCATED, reason="too slow") == 2
+    assert buffer.fail(lease, 0, attempt=2, outcome=Outcome.ENV_FAILURE, reason="closed again") is None
+    assert buffer.heartbeat("another actor", [lease]) == set()
+    ledger = buffer.ledger()
+    assert (ledger.dropped, ledger.dropped_trajectories) == ({"env_failure": 1}, {"env_failure": 1})
+    assert ledger.redone_members == 2
+    assert [failure.reason for failure in buffer.failures()] == ["closed again", "too slow", "the shop is closed"]
+    assert buffer.audit() == []
+
+
+def test_an_attempt_reported_as_failed_can_no_longer_be_inserted(buffer: Buffer, run_id: str) -> None:
+    buffer.open([ticket(0)])
+    lease = leased(buffer)
+    assert buffer.fail(lease, 0, attempt=0, outcome=Outcome.INFRA_FAILURE, reason="engine died") == 1
+    assert buffer.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.FENCED
+
+
+def test_release_gives_the_missing_members_back_at_once(buffer: Buffer, run_id: str) -> None:
+    buffer.open([ticket(0)])
+    lease = leased(buffer)
+    buffer.insert(lease, attempt_at(lease, 0, run_id=run_id))
+    buffer.release(lease)
+    assert leased(buffer).missing == {1: 0}
+    assert buffer.ledger().redone_members == 0
+
+
+def test_poison_is_set_aside_with_its_sender_and_the_claim_goes_on(
+    buffer: Buffer, redis_client: redis.Redis, run_id: str
+) -> None:
+    make_ready(buffer, run_id, 0, 1, 2)
+    for group_id, payload in (
+        (0, b"\x00garbage"),
+        (1, redis_client.get(stored_keys(redis_client, run_id, "blob:2:0")[0])),
+    ):
+        (blob,) = stored_keys(redis_client, run_id, f"blob:{group_id}:0")
+        redis_client.set(blob, payload)
+    assert ids(buffer.claim(1, 3, policy_version=0, max_lag=0)) == [2]
+    garbage, stranger = sorted(buffer.quarantined(), key=lambda poison: poison.group_id)
+    assert (garbage.actor, garbage.member) == ("a", 0)
+    assert "shorter than its header" in garbage.reason or "magic" in garbage.reason
+    assert "the ticket says" in stranger.reason
+    assert buffer.ledger().dropped == {"poison": 2}
+    assert buffer.audit() == []
+
+
+def test_the_quarantine_is_bounded(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
+    num_poisoned = MAX_QUARANTINED + 3
+    make_ready(buffer, run_id, *range(num_poisoned))
+    for blob in stored_keys(redis_client, run_id, "blob"):
+        redis_client.set(blob, b"poison")
+    assert buffer.claim(1, num_poisoned, policy_version=0, max_lag=0) == []
+    assert buffer.ledger().dropped == {"poison": num_poisoned}
+    assert len(buffer.quarantined()) == MAX_QUARANTINED
+    assert len(stored_keys(redis_client, run_id, "poison")) == MAX_QUARANTINED
+
+
+def test_a_lost_payload_drops_its_group_with_the_reason(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
+    make_ready(buffer, run_id, 0, 1)
+    redis_client.delete(stored_keys(redis_client, run_id, "blob:0:1")[0])
+    assert ids(buffer.claim(1, 2, policy_version=0, max_lag=0)) == [1]
+    assert buffer.ledger().dropped == {"lost_payload": 1}
+    assert buffer.audit() == []
+
+
+def test_an_insert_is_judged_before_it_is_sent(redis_client: redis.Redis, run_id: str) -> None:
+    buffer = make_buffer(redis_client, run_id, max_bytes=700)
+    buffer.acquire_epoch()
+    buffer.open([ticket(0)])
+    lease = leased(buffer)
+    with pytest.raises(InvalidTrajectory, match=r"bytes, `replay.max_trajectory_bytes` is 700"):
+        buffer.insert(lease, attempt_at(lease, 0, run_id=run_id, num_sampled=100))
+    with pytest.raises(InvalidTrajectory, match="the ticket says"):
+        buffer.insert(lease, attempt_at(lease, 0, run_id="another run"))
+    with pytest.raises(InvalidTrajectory, match="member 5 of a group of 2"):
+        buffer.insert(lease, msgspec.structs.replace(attempt_at(lease, 0, run_id=run_id), member=5))
+    cut = msgspec.structs.replace(
+        attempt_at(lease, 0, run_id=run_id), stop_reason=StopReason.ENV_ERROR, outcome=Outcome.ENV_FAILURE
+    )
+    with pytest.raises(InvalidTrajectory, match=r"env_failure is not the policy's; report it with fail\(\)"):
+        buffer.insert(lease, cut)
+    assert buffer.ledger().inserted == 0
+    assert stored_keys(redis_client, run_id, "blob") == []
+
+
+def test_scripts_survive_a_server_that_forgot_them(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
+    buffer.open([ticket(0)])
+    lease = leased(buffer)
+    redis_client.script_flush()
+    assert buffer.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
+    redis_client.script_flush()
+    assert buffer.insert(lease, attempt_at(lease, 1, run_id=run_id)) is InsertResult.STORED
+    redis_client.script_flush()
+    assert ids(buffer.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+
+
+def test_a_full_server_makes_inserts_wait_and_still_drains(tmp_path: Path, run_id: str) -> None:
+    with start_server(tmp_path) as server, connect(server.secret_url) as client:
+        buffer = make_buffer(client, run_id)
+        buffer.acquire_epoch()
+        buffer.open([ticket(0), ticket(1), ticket(2)])
+        big = 60_000
+        first, second = leased(buffer), leased(buffer)
+        for member in (0, 1):
+            trajectory = attempt_at(first, member, run_id=run_id, num_sampled=big)
+            assert buffer.insert(first, trajectory) is InsertResult.STORED
+        client.config_set("maxmemory", 1 << 20)  # the two that are stored take more
+        waiting = attempt_at(second, 0, run_id=run_id, num_sampled=big)
+        assert buffer.insert(second, waiting) is InsertResult.FULL
+        assert buffer.insert(first, trajectory) is InsertResult.DUPLICATE
+        assert buffer.ledger().inserted == 2 and buffer.audit() == []
+        assert buffer.heartbeat("a", [second]) == {1}
+        third = leased(buffer)
+        buffer.fail(third, 0, attempt=0, outcome=Outcome.ENV_FAILURE, reason="none of the memory's business")
+        buffer.release(third)
+        assert buffer.open([ticket(3)]) == 1
+        assert ids(buffer.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+        assert buffer.settle(1) == 1
+        client.config_set("maxmemory", 4 << 20)
+        assert buffer.insert(second, waiting) is InsertResult.STORED
+        assert buffer.audit() == []
+
+
+def test_no_acknowledged_insert_is_lost_when_the_server_is_killed(tmp_path: Path, run_id: str) -> None:
+    num_groups = 400
+    stored: list[tuple[int, int]] = []
+    inserting = threading.Event()
+    with start_server(tmp_path) as server, connect(server.secret_url) as client:
+        buffer = make_buffer(client, run_id)
+        buffer.acquire_epoch()
+        buffer.open([ticket(group_id) for group_id in range(num_groups)])
+        leases = [leased(buffer) for _ in range(num_groups)]
+
+        def insert_all() -> None:
+            for lease in leases:
+                for member in (0, 1):
+                    trajectory = attempt_at(lease, member, run_id=run_id)
+                    result = buffer.insert(lease, trajectory)
+                    assert result in (InsertResult.STORED, InsertResult.DUPLICATE)
+                    stored.append((lease.ticket.group_id, member))
+                    if len(stored) == 100:
+                        inserting.set()
+
+        writer = threading.Thread(target=insert_all)
+        writer.start()
+        assert inserting.wait(30)
+        server.process.kill()
+        server.process.wait()
+        killed_at = len(stored)
+        assert 100 <= killed_at < 2 * num_groups
+        with start_server(tmp_path) as again:
+            assert again.url == server.url
+            writer.join(60)
+            assert not writer.is_alive() and len(stored) == 2 * num_groups
+            assert buffer.audit() == []
+            assert len(buffer.claim(1, num_groups, policy_version=0, max_lag=0)) == num_groups
+            assert buffer.ledger().inserted == 2 * num_groups

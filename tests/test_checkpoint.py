@@ -1,0 +1,151 @@
+import dataclasses
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from common.config import ObjectiveConfig, OptimConfig
+from learner.checkpoint import Progress, latest_checkpoint, load, save
+from learner.model import PackedModel, full_tensors, load_model
+from learner.optimizer import make_optimizer, make_schedule
+from learner.pack import count_loss_tokens, micro_batches
+from learner.ranks import Ranks
+from learner.step import StepMetrics, train_step
+from tests.tiny_model import random_sequence, save_tiny_model
+
+
+@dataclass
+class Learner:
+    model: PackedModel
+    optimizer: torch.optim.AdamW
+    schedule: LambdaLR
+    ranks: Ranks
+
+    def train(self, step: int) -> StepMetrics:
+        sequences = [random_sequence(20, seed=10 * step + number) for number in range(4)]
+        return train_step(
+            self.model,
+            self.optimizer,
+            self.schedule,
+            micro_batches(sequences, max_tokens=50, num_ranks=1, rank=0),
+            ranks=self.ranks,
+            objective=ObjectiveConfig(correction="truncated_is"),
+            global_num_loss_tokens=count_loss_tokens(sequences),
+            temperature=1.0,
+            chunk_tokens=32,
+            max_grad_norm=1.0,
+        )
+
+    def save(self, folder: Path, step: int, *, keep: int = 2) -> Path:
+        return save(
+            folder, model=self.model, optimizer=self.optimizer, schedule=self.schedule,
+            progress=progress_at(step), ranks=self.ranks, keep=keep,
+        )  # fmt: skip
+
+    def load(self, path: Path) -> Progress:
+        return load(path, model=self.model, optimizer=self.optimizer, schedule=self.schedule)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.clone() for name, tensor in full_tensors(self.model)}
+
+
+def progress_at(step: int) -> Progress:
+    return Progress(
+        step=step, policy_version=step, highest_published=step, next_group_id=8 * step,
+        tokens_trained=100 * step,
+    )  # fmt: skip
+
+
+def make_learner(folder: Path, ranks: Ranks) -> Learner:
+    model = load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    config = OptimConfig(lr=1e-3, warmup_steps=2, schedule="cosine")
+    optimizer = make_optimizer(model, config=config)
+    schedule = make_schedule(optimizer, config=config, num_steps=10)
+    return Learner(model=model, optimizer=optimizer, schedule=schedule, ranks=ranks)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+def test_a_resumed_learner_goes_on_bit_for_bit(tmp_path: Path, tiny: Path, ranks: Ranks) -> None:
+    steady = make_learner(tiny, ranks)
+    for step in range(3):
+        steady.train(step)
+    path = steady.save(tmp_path, 3)
+    random_after_save = torch.rand(4)
+    steady_metrics = [steady.train(3), steady.train(4)]
+
+    resumed = make_learner(tiny, ranks)
+    assert resumed.load(path) == progress_at(3)
+    assert torch.equal(torch.rand(4), random_after_save)
+    assert [resumed.train(3), resumed.train(4)] == steady_metrics
+    torch.testing.assert_close(resumed.weights(), steady.weights(), rtol=0, atol=0)
+
+
+def test_a_checkpoint_before_the_first_step_resumes_too(tmp_path: Path, tiny: Path, ranks: Ranks) -> None:
+    steady, resumed = make_learner(tiny, ranks), make_learner(tiny, ranks)
+    resumed.load(steady.save(tmp_path, 0))
+    assert dataclasses.asdict(resumed.train(0)) == dataclasses.asdict(steady.train(0))
+    torch.testing.assert_close(resumed.weights(), steady.weights(), rtol=0, atol=0)
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path, tiny: Path, ranks: Ranks) -> None:
+    learner = make_learner(tiny, ranks)
+    for step in (1, 2, 10):
+        learner.save(tmp_path, step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000002", "step_000010"]
+    assert latest_checkpoint(tmp_path) == tmp_path / "step_000010"
+
+
+def test_a_half_written_checkpoint_is_never_resumed(tmp_path: Path, tiny: Path, ranks: Ranks) -> None:
+    learner = make_learner(tiny, ranks)
+    assert latest_checkpoint(tmp_path) is None
+    whole, half = learner.save(tmp_path, 1), learner.save(tmp_path, 2)
+    (half / "manifest.json").unlink()
+    assert latest_checkpoint(tmp_path) == whole
+    with pytest.raises(ValueError, match="not a whole checkpoint"):
+        learner.load(half)
+    assert learner.load(learner.save(tmp_path, 2)) == progress_at(2)
+
+
+def test_a_truncated_shard_is_refused(tmp_path: Path, tiny: Path, ranks: Ranks) -> None:
+    learner = make_learner(tiny, ranks)
+    path = learner.save(tmp_path, 1)
+    (shard,) = path.glob("*.safetensors")
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="the manifest says"):
+        learner.load(path)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, tiny: Path, ranks: Ranks) -> None:
+    path = make_learner(tiny, ranks).save(tmp_path, 1)
+    wider = make_learner(save_tiny_model(tmp_path / "wider", intermediate_size=256), ranks)
+    with pytest.raises(ValueError, match="must be of this very model"):
+        wider.load(path)
+
+
+def test_a_full_disk_leaves_the_older_checkpoint_whole(tmp_path: Path, tiny: Path, ranks: Ranks) -> None:
+    learner = make_learner(tiny, ranks)
+    older = learner.save(tmp_path, 1)
+    with largest_file(bytes_allowed=50_000), pytest.raises(ValueError, match="make room"):
+        learner.save(tmp_path, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
+    assert learner.load(older) == progress_at(1)
+
+
+@contextmanager
+def largest_file(*, bytes_allowed: int) -> Iterator[None]:
+    """Every write past `bytes_allowed` fails, as it does on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_allowed, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

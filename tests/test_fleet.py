@@ -1,0 +1,111 @@
+"""Who is alive, and how an actor joins a run."""
+
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis
+
+from common.connection import connect
+from replay import fleet as fleet_module
+from replay.fleet import MEMBER_TTL_S, Fleet, Member, MemberState, RunFacts, RunState, UnknownRun
+from replay.keys import key
+from replay.server import start_server
+
+FACTS = RunFacts(config_yaml="run:\n  name: a-run\n", model_path="/models/tiny", vocab_size=123)
+
+
+def member(name: str, *, generated_tokens: int = 0) -> Member:
+    return Member(
+        name=name,
+        host="host",
+        role="actor",
+        instance_kind="spot",
+        price_per_hour=0.5,
+        transport="pull",
+        policy_version=3,
+        num_episodes=8,
+        generated_tokens=generated_tokens,
+        tokens_per_s=12.5,
+        kv_use=0.25,
+        state=MemberState.SERVING,
+        started_at_s=1.7e9,
+        last_pause_s=0.01,
+        num_refreshes=2,
+    )
+
+
+def test_members_are_those_who_beat_by_name(redis_client: redis.Redis, run_id: str) -> None:
+    fleet = Fleet(redis_client, run_id)
+    assert fleet.members() == []
+    fleet.beat(member("b"))
+    fleet.beat(member("a"))
+    fleet.beat(member("b", generated_tokens=10))
+    assert fleet.members() == [member("a"), member("b", generated_tokens=10)]
+    assert Fleet(redis_client, run_id + "-other").members() == []
+
+
+def test_a_member_that_stops_beating_is_gone_after_its_time(
+    redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(redis_client, run_id)
+    fleet.beat(member("steady"))
+    monkeypatch.setattr(fleet_module, "MEMBER_TTL_S", 0.05)
+    fleet.beat(member("silent"))
+    assert len(fleet.everyone()) == 2
+    deadline = time.monotonic() + MEMBER_TTL_S - 5
+    while len(fleet.members()) == 2:
+        assert time.monotonic() < deadline, "the silent member is still listed"
+    assert fleet.members() == [member("steady")]
+
+
+def test_a_member_that_leaves_is_gone_at_once_and_its_record_stays(redis_client: redis.Redis, run_id: str) -> None:
+    fleet = Fleet(redis_client, run_id)
+    fleet.beat(member("a", generated_tokens=70))
+    fleet.leave("a")
+    fleet.leave("a")
+    assert fleet.members() == []
+    assert fleet.everyone() == [member("a", generated_tokens=70)]
+    fleet.beat(member("a", generated_tokens=80))
+    assert fleet.members() == [member("a", generated_tokens=80)]
+
+
+def test_an_actor_joins_a_run_by_its_name_alone(redis_client: redis.Redis, run_id: str) -> None:
+    learner = Fleet(redis_client, run_id)
+    learner.set_run_state(RunState.STARTING)
+    learner.describe_run(FACTS)
+    actor = Fleet(redis_client, run_id)
+    assert actor.run_facts() == FACTS
+    assert actor.run_state() is RunState.STARTING
+    learner.set_run_state(RunState.FINISHED)
+    assert actor.run_state() is RunState.FINISHED
+
+
+def test_a_run_that_does_not_exist_is_answered_with_those_that_do(tmp_path: Path) -> None:
+    with start_server(tmp_path) as server, connect(server.secret_url) as client:
+        with pytest.raises(UnknownRun, match=r"`run.name` typo is not on this Redis server; it knows no run"):
+            Fleet(client, "typo").run_facts()
+        Fleet(client, "shop-2").describe_run(FACTS)
+        Fleet(client, "shop-1").describe_run(FACTS)
+        with pytest.raises(UnknownRun, match="the runs it knows are shop-1, shop-2; start its learner"):
+            Fleet(client, "typo").run_facts()
+        with pytest.raises(UnknownRun):
+            Fleet(client, "typo").run_state()
+
+
+def test_a_full_server_still_takes_beats_and_states(tmp_path: Path) -> None:
+    with start_server(tmp_path) as server, connect(server.secret_url) as client:
+        fleet = Fleet(client, "full")
+        fleet.describe_run(FACTS)
+        client.config_set("maxmemory", 1)
+        with pytest.raises(redis.OutOfMemoryError):
+            client.set("anything", "else")
+        fleet.beat(member("a"))
+        fleet.set_run_state(RunState.FAILED)
+        assert fleet.members() == [member("a")]
+        assert fleet.run_state() is RunState.FAILED
+        changed = msgspec.structs.replace(FACTS, vocab_size=124)
+        fleet.describe_run(changed)
+        assert fleet.run_facts() == changed
+        assert client.exists(key("full", "fleet")) == 1

@@ -1,0 +1,160 @@
+"""Two ranks do what one does: this process is the one rank, two others are made once and leave what they found."""
+
+import json
+import os
+import socket
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from common.config import ObjectiveConfig, OptimConfig
+from learner.checkpoint import Progress, latest_checkpoint, load, save
+from learner.model import PackedModel, full_tensors, load_model
+from learner.optimizer import make_optimizer, make_schedule
+from learner.pack import count_loss_tokens, micro_batches
+from learner.ranks import Ranks, join_ranks, leave_ranks
+from learner.step import apply_gradient, backward, train_step
+from tests.tiny_model import random_sequence, save_tiny_model
+
+OPTIM = OptimConfig(lr=1e-3)
+# The lengths of each step's sequences: two ranks get shares of unlike size, and in the last step one gets nothing.
+STEPS = [(31, 7, 22, 13, 40, 9, 28), (12, 33, 18), (25,)]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Path:
+    """What one rank and two ranks found, each in a folder of its own."""
+    path = tmp_path_factory.mktemp("results")
+    for name in ("tied", "untied"):
+        save_tiny_model(path / f"{name}_model", tie=name == "tied")
+        train(path / f"{name}_model", path / f"{name}_on_one", ranks=ranks)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = int(listener.getsockname()[1])
+    torch.multiprocessing.spawn(be_one_of_two, args=(port, path), nprocs=2)
+    return path
+
+
+def be_one_of_two(rank: int, port: int, path: Path) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    ranks = join_ranks(timeout_s=120)
+    for name in ("tied", "untied"):
+        train(path / f"{name}_model", path / f"{name}_on_two", ranks=ranks)
+    resume(path / "tied_model", path / "tied_on_one", path / "resumed_on_two", ranks=ranks)
+    explode(path / "tied_model", path / f"explosion_{rank}.json", ranks=ranks)
+    leave_ranks()
+
+
+def train(model_folder: Path, out: Path, *, ranks: Ranks) -> None:
+    """Train STEPS, with a checkpoint after the first, and write down all that came of it."""
+    model = load_model(model_folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    optimizer = make_optimizer(model, config=OPTIM)
+    schedule = make_schedule(optimizer, config=OPTIM, num_steps=len(STEPS))
+    measured = [one_step(0, model, optimizer, schedule, ranks)]
+    progress = Progress(step=1, policy_version=1, highest_published=1, next_group_id=0, tokens_trained=0)
+    save(
+        out / "checkpoints", model=model, optimizer=optimizer, schedule=schedule, progress=progress, ranks=ranks, keep=1
+    )
+    measured += [one_step(step, model, optimizer, schedule, ranks) for step in (1, 2)]
+    write_down(model, out, ranks=ranks)
+    if ranks.rank == 0:
+        (out / "measured.json").write_text(json.dumps([metrics for metrics, _ in measured]))
+        for step, (_, gradients) in enumerate(measured):
+            save_file(gradients, out / f"gradients_{step}.safetensors")
+
+
+def resume(model_folder: Path, begun: Path, out: Path, *, ranks: Ranks) -> None:
+    """Do the last two of STEPS after the checkpoint in `begun`."""
+    model = load_model(model_folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    optimizer = make_optimizer(model, config=OPTIM)
+    schedule = make_schedule(optimizer, config=OPTIM, num_steps=len(STEPS))
+    newest = latest_checkpoint(begun / "checkpoints")
+    assert newest is not None
+    load(newest, model=model, optimizer=optimizer, schedule=schedule)
+    for step in (1, 2):
+        one_step(step, model, optimizer, schedule, ranks)
+    write_down(model, out, ranks=ranks)
+
+
+def one_step(
+    step: int,
+    model: PackedModel,
+    optimizer: torch.optim.AdamW,
+    schedule: torch.optim.lr_scheduler.LambdaLR,
+    ranks: Ranks,
+) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+    """The step's metrics, and the gradient that the same packs give to the mean log-probability."""
+    sequences = [random_sequence(length, seed=100 * step + length) for length in STEPS[step]]
+    batches = micro_batches(sequences, max_tokens=50, num_ranks=ranks.num_ranks, rank=ranks.rank)
+    num_loss_tokens = count_loss_tokens(sequences)
+    for packed in batches:
+        logprobs = model(packed, temperature=1.0, chunk_tokens=16).logprobs
+        backward(logprobs.sum(), ranks=ranks, global_num_loss_tokens=num_loss_tokens)
+    gradients = {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}
+    optimizer.zero_grad()
+    metrics = train_step(
+        model, optimizer, schedule, batches, ranks=ranks, objective=ObjectiveConfig(),
+        global_num_loss_tokens=num_loss_tokens, temperature=1.0, chunk_tokens=16, max_grad_norm=0.5,
+    )  # fmt: skip
+    return asdict(metrics) | {"num_micro_batches": 0}, gradients
+
+
+def write_down(model: PackedModel, out: Path, *, ranks: Ranks) -> None:
+    weights = dict(full_tensors(model))
+    if ranks.rank == 0:
+        out.mkdir(exist_ok=True)
+        save_file(weights, out / "weights.safetensors")
+
+
+def explode(model_folder: Path, out: Path, *, ranks: Ranks) -> None:
+    """Give one rank a gradient that is not finite, then both a finite one, and write down what each made of it."""
+    model = load_model(model_folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    optimizer = make_optimizer(model, config=OPTIM)
+    schedule = make_schedule(optimizer, config=OPTIM, num_steps=10)
+    before = {name: tensor.clone() for name, tensor in full_tensors(model)}
+    (packed,) = micro_batches([random_sequence(20, seed=ranks.rank)], max_tokens=50, num_ranks=1, rank=0)
+    skipped, changed = [], []
+    for factor in (float("inf") if ranks.rank == 1 else 1.0, 1.0):
+        logprobs = model(packed, temperature=1.0, chunk_tokens=16).logprobs
+        backward(logprobs.sum() * factor, ranks=ranks, global_num_loss_tokens=17)
+        skipped.append(apply_gradient(model, optimizer, schedule, max_grad_norm=1.0).skipped)
+        changed.append(any(not torch.equal(tensor, before[name]) for name, tensor in full_tensors(model)))
+    out.write_text(json.dumps({"skipped": skipped, "changed": changed, "schedule": schedule.last_epoch}))
+
+
+@pytest.mark.parametrize("name", ["tied", "untied"])
+def test_two_ranks_equal_one_in_losses_gradients_and_weights(results: Path, name: str) -> None:
+    one, two = results / f"{name}_on_one", results / f"{name}_on_two"
+    for file in ("gradients_0", "gradients_1", "gradients_2", "weights"):
+        assert_tensors_close(two / f"{file}.safetensors", one / f"{file}.safetensors")
+    found, expected = (json.loads((folder / "measured.json").read_text()) for folder in (two, one))
+    for found_step, expected_step in zip(found, expected, strict=True):
+        assert found_step == pytest.approx(expected_step, rel=1e-5)
+
+
+def test_a_checkpoint_of_one_rank_resumes_on_two(results: Path) -> None:
+    expected = results / "tied_on_one" / "weights.safetensors"
+    assert_tensors_close(results / "resumed_on_two" / "weights.safetensors", expected)
+
+
+def test_a_checkpoint_of_two_ranks_resumes_on_one(results: Path, tmp_path: Path, ranks: Ranks) -> None:
+    resume(results / "tied_model", results / "tied_on_two", tmp_path / "resumed", ranks=ranks)
+    expected = results / "tied_on_one" / "weights.safetensors"
+    assert_tensors_close(tmp_path / "resumed" / "weights.safetensors", expected)
+
+
+def test_a_gradient_that_is_not_finite_skips_the_step_on_every_rank(results: Path) -> None:
+    for rank in (0, 1):
+        found = json.loads((results / f"explosion_{rank}.json").read_text())
+        assert found == {"skipped": [True, False], "changed": [False, True], "schedule": 1}
+
+
+def assert_tensors_close(found_file: Path, expected_file: Path) -> None:
+    found, expected = load_file(found_file), load_file(expected_file)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert float((found[name] - tensor).norm() / tensor.norm()) < 1e-5, f"{found_file.name} {name}"

@@ -1,0 +1,79 @@
+import math
+
+import pytest
+import torch
+
+from learner.logprobs import chunked_logprobs, predictions
+
+
+def test_the_state_before_a_loss_token_predicts_it() -> None:
+    hidden = torch.arange(10.0).reshape(5, 2)
+    tokens = torch.tensor([7, 8, 9, 5, 6])
+    loss_mask = torch.tensor([False, True, False, False, True])
+    states, targets = predictions(hidden, tokens, loss_mask)
+    assert states.tolist() == [[0.0, 1.0], [6.0, 7.0]]
+    assert targets.tolist() == [8, 6]
+
+
+def test_only_states_that_predict_a_loss_token_get_a_gradient() -> None:
+    hidden = torch.randn(6, 4, requires_grad=True)
+    loss_mask = torch.tensor([False, False, True, False, False, True])
+    states, targets = predictions(hidden, torch.zeros(6, dtype=torch.long), loss_mask)
+    chunked_logprobs(
+        states, torch.randn(5, 4), None, targets, temperature=1.0, chunk_tokens=8
+    ).logprobs.sum().backward()
+    assert hidden.grad is not None
+    assert (hidden.grad.abs().sum(dim=1) > 0).tolist() == [False, True, False, False, True, False]
+
+
+def test_logprobs_are_of_the_distribution_after_temperature() -> None:
+    # One hidden unit; two words with logits (ln 3, 0).
+    weight = torch.tensor([[math.log(3)], [0.0]])
+    hidden, targets = torch.ones(2, 1), torch.tensor([0, 1])
+    warm = chunked_logprobs(hidden, weight, None, targets, temperature=1.0, chunk_tokens=2)
+    assert warm.logprobs.exp().tolist() == pytest.approx([0.75, 0.25])
+    assert warm.entropies.tolist() == pytest.approx([0.562335, 0.562335], rel=1e-5)
+    hot = chunked_logprobs(hidden, weight, None, targets, temperature=2.0, chunk_tokens=2)
+    root = math.sqrt(3)
+    assert hot.logprobs.exp().tolist() == pytest.approx([root / (1 + root), 1 / (1 + root)])
+
+
+def test_chunks_change_neither_values_nor_gradients() -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(11, 6, dtype=torch.float64), torch.randn(9, 6, dtype=torch.float64)
+    bias, targets = torch.randn(9, dtype=torch.float64), torch.arange(11) % 9
+    upstream = torch.randn(11, dtype=torch.float64)
+    leaves = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
+    chunked = chunked_logprobs(leaves[0], leaves[1], leaves[2], targets, temperature=0.7, chunk_tokens=4)
+    found = torch.autograd.grad(chunked.logprobs @ upstream, leaves)
+
+    whole = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
+    table = ((whole[0] @ whole[1].T + whole[2]) / 0.7).log_softmax(dim=1)
+    expected = torch.autograd.grad(table[torch.arange(11), targets] @ upstream, whole)
+
+    torch.testing.assert_close(chunked.logprobs, table[torch.arange(11), targets], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(chunked.entropies, -(table.exp() * table).sum(1).detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_bfloat16_states_get_float32_logits() -> None:
+    hidden, weight = torch.randn(3, 8).bfloat16(), torch.randn(5, 8).bfloat16()
+    found = chunked_logprobs(hidden, weight, None, torch.tensor([0, 1, 2]), temperature=1.0, chunk_tokens=8)
+    expected = (hidden.float() @ weight.float().T).log_softmax(dim=1)[torch.arange(3), torch.arange(3)]
+    assert found.logprobs.dtype == torch.float32
+    torch.testing.assert_close(found.logprobs, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_no_loss_tokens_still_reach_the_head() -> None:
+    hidden, weight = torch.zeros(0, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    none = torch.zeros(0, dtype=torch.long)
+    chunked_logprobs(hidden, weight, None, none, temperature=1.0, chunk_tokens=8).logprobs.sum().backward()
+    assert weight.grad is not None
+    assert not weight.grad.any()
+
+
+def test_a_greedy_policy_is_refused() -> None:
+    with pytest.raises(ValueError, match="temperature must be > 0"):
+        chunked_logprobs(
+            torch.zeros(1, 2), torch.zeros(3, 2), None, torch.zeros(1, dtype=torch.long), temperature=0, chunk_tokens=1
+        )

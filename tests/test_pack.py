@@ -1,0 +1,93 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.trajectory import Trajectory, pack_logprobs, pack_mask, pack_tokens
+from learner.pack import TokenSequence, balanced_bins, count_loss_tokens, micro_batches, pack, sequences_of
+from tests.tiny_model import a_trajectory, random_sequence
+
+
+def two_branches() -> Trajectory:
+    """Tokens 10 11 [12] and, history rewritten, 20 [21 22]; those in brackets were sampled."""
+    return a_trajectory(
+        tokens=pack_tokens([10, 11, 12, 20, 21, 22]),
+        behaviour_logprobs=pack_logprobs([0, 0, -0.5, 0, -1.5, -2.5]),
+        loss_mask=pack_mask([False, False, True, False, True, True]),
+        branch_starts=[0, 3],
+    )
+
+
+def test_each_branch_is_a_sequence_with_the_trajectorys_advantage() -> None:
+    first, second = sequences_of(two_branches(), advantage=0.75)
+    assert first.tokens.tolist() == [10, 11, 12]
+    assert first.loss_mask.tolist() == [False, False, True]
+    assert first.behaviour_logprobs.tolist() == [0, 0, -0.5]
+    assert second.tokens.tolist() == [20, 21, 22]
+    assert second.behaviour_logprobs.tolist() == [0, -1.5, -2.5]
+    assert second.advantages.tolist() == [0.75, 0.75, 0.75]
+
+
+def test_a_sampled_token_without_a_prompt_before_it_is_refused() -> None:
+    with pytest.raises(ValueError, match="token 2 begins a sequence"):
+        sequences_of(
+            a_trajectory(
+                tokens=pack_tokens([10, 11, 12]),
+                behaviour_logprobs=pack_logprobs([0, -1, -1]),
+                loss_mask=pack_mask([False, True, True]),
+                branch_starts=[0, 2],
+            ),
+            advantage=1.0,
+        )
+
+
+def test_positions_start_again_with_each_sequence_and_the_longest_comes_first() -> None:
+    packed = pack([random_sequence(2, seed=0, prompt=1), random_sequence(3, seed=1, prompt=1)])
+    assert packed.lengths == (3, 2)
+    assert packed.position_ids.tolist() == [0, 1, 2, 0, 1]
+    assert packed.loss_mask.tolist() == [False, True, True, False, True]
+    assert packed.tokens[:3].tolist() == random_sequence(3, seed=1).tokens.tolist()
+    assert packed.tokens.dtype == torch.int64
+
+
+def test_every_rank_gets_the_same_number_of_packs_even_if_some_have_nothing() -> None:
+    sequences = [random_sequence(10, seed=0)]
+    busy = micro_batches(sequences, max_tokens=16, num_ranks=2, rank=0)
+    idle = micro_batches(sequences, max_tokens=16, num_ranks=2, rank=1)
+    assert [packed.lengths for packed in busy] == [(10,)]
+    assert [packed.lengths for packed in idle] == [(1,)]
+    assert not idle[0].loss_mask.any()
+
+
+def test_ranks_get_like_loads() -> None:
+    assert balanced_bins([4, 3, 3, 2], max_tokens=6, num_ranks=2) == [[0, 3], [1, 2]]
+    assert balanced_bins([9, 1, 1, 1], max_tokens=10, num_ranks=2) == [[0], [1, 2, 3]]
+
+
+def test_a_sequence_that_does_not_fit_is_refused_with_the_cure() -> None:
+    with pytest.raises(ValueError, match=r"17 tokens .* raise `learner.micro_batch_tokens`"):
+        micro_batches([random_sequence(17, seed=0)], max_tokens=16, num_ranks=1, rank=0)
+
+
+@given(
+    st.lists(st.integers(1, 40), max_size=40),
+    st.integers(40, 100),
+    st.integers(1, 4),
+)
+def test_bins_hold_every_sequence_once_and_are_never_too_full(
+    lengths: list[int], max_tokens: int, num_ranks: int
+) -> None:
+    bins = balanced_bins(lengths, max_tokens=max_tokens, num_ranks=num_ranks)
+    assert sorted(index for members in bins for index in members) == list(range(len(lengths)))
+    assert all(sum(lengths[index] for index in members) <= max_tokens for members in bins)
+    assert len(bins) % num_ranks == 0
+    assert bins == balanced_bins(lengths, max_tokens=max_tokens, num_ranks=num_ranks)
+
+
+def test_the_ranks_shares_make_up_the_batch() -> None:
+    sequences: list[TokenSequence] = [random_sequence(4 + seed, seed=seed) for seed in range(9)]
+    shares = [micro_batches(sequences, max_tokens=20, num_ranks=3, rank=rank) for rank in range(3)]
+    tokens = torch.cat([packed.tokens for share in shares for packed in share])
+    assert sorted(tokens.tolist()) == sorted(np.concatenate([part.tokens for part in sequences]).tolist())
+    assert sum(int(packed.loss_mask.sum()) for share in shares for packed in share) == count_loss_tokens(sequences)

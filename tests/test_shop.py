@@ -1,0 +1,273 @@
+"""The shop: its search and reward against numbers worked out by hand, its pages against literal texts."""
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Callable
+from itertools import product as combinations
+
+import pytest
+
+from common.trajectory import Task
+from envhub.bm25 import Bm25
+from envhub.shop import ShopEnv
+from envhub.shop_catalogue import Goal, Kind, Product, Store
+from envhub.shop_full import make_full_store
+from envhub.shop_pages import Page, clickables, next_page, terse_text, webshop_text
+from envhub.shop_reward import purchase_reward, type_reward
+from envhub.shop_small import make_small_store
+
+DESK_LAMP = Kind(name="desk lamp", category=("home", "lighting", "desk lamp"))
+FLOOR_LAMP = Kind(name="floor lamp", category=("home", "lighting", "floor lamp"))
+WALL_LIGHT = Kind(name="wall light", category=("home", "lighting", "wall light"))
+LAMP_OIL = Kind(name="lamp oil", category=("garden", "fuel", "lamp oil"))
+
+
+def lamp(product_id: str, *, kind: Kind = DESK_LAMP, attributes: tuple[str, ...], price: float) -> Product:
+    return Product(
+        product_id=product_id,
+        kind=kind,
+        title=f"{' '.join(attributes)} {kind.name}",
+        attributes=frozenset(attributes),
+        price=price,
+        options={"color": ("red", "blue"), "size": ("small", "large")},
+        sections={"description": f"a {kind.name}"},
+    )
+
+
+GOAL = Goal(
+    kind=DESK_LAMP,
+    attributes=frozenset({"plain", "light"}),
+    options={"color": "red", "size": "large"},
+    max_price=25,
+    product_id="b2",
+)
+PRODUCTS = (
+    lamp("b1", attributes=("light", "striped"), price=20),
+    lamp("b2", attributes=("light", "plain"), price=20),
+    lamp("b3", attributes=("light", "plain"), price=40),
+    lamp("b4", kind=FLOOR_LAMP, attributes=("warm", "soft"), price=10),
+)
+STORE = Store(
+    products=PRODUCTS,
+    index=Bm25([product.title for product in PRODUCTS]),
+    goal=GOAL,
+    instruction="find light plain desk lamp red large under 25",
+    searches=("light plain desk lamp",),
+)
+RED_AND_LARGE = {"color": "red", "size": "large"}
+
+
+def walk(*actions: str, page_size: int = 4, ranked: bool = False) -> Page:
+    page = Page()
+    for action in actions:
+        following = next_page(STORE, page, action, page_size=page_size, ranked=ranked)
+        assert following is not None, action
+        page = following
+    return page
+
+
+def train(index: int) -> Task:
+    return Task(env="shop", split="train", index=index)
+
+
+def test_bm25_scores_are_those_worked_out_by_hand() -> None:
+    index = Bm25(["red mug", "blue mug", "red red hat"])
+    assert index.scores("mug") == pytest.approx({0: 0.48308, 1: 0.48308}, abs=1e-5)
+    assert index.scores("red") == pytest.approx({0: 0.48308, 2: 0.59477}, abs=1e-5)
+    assert index.scores("hat") == pytest.approx({2: 0.93046}, abs=1e-5)
+
+
+def test_bm25_ranks_the_best_first_and_leaves_out_what_shares_no_word() -> None:
+    index = Bm25(["red mug", "blue mug", "red red hat"])
+    assert index.rank("red mug") == [0, 2, 1]
+    assert index.rank("MUG!") == [0, 1]
+    assert index.rank("lamp") == []
+    assert index.rank("") == []
+
+
+@pytest.mark.parametrize(
+    ("product", "chosen", "reward"),
+    [
+        (PRODUCTS[1], RED_AND_LARGE, 1.0),
+        (PRODUCTS[1], {"color": "red"}, 4 / 5),
+        (PRODUCTS[1], {"color": "blue", "size": "small"}, 3 / 5),
+        (PRODUCTS[1], {}, 3 / 5),
+        (PRODUCTS[0], RED_AND_LARGE, 4 / 5),  # striped, not plain
+        (PRODUCTS[2], RED_AND_LARGE, 4 / 5),  # 40 dollars
+        (PRODUCTS[2], {"size": "large"}, 3 / 5),
+        (PRODUCTS[3], RED_AND_LARGE, 3 / 5),  # another lamp, neither attribute, cheap
+        (lamp("b5", kind=WALL_LIGHT, attributes=("light", "plain"), price=20), RED_AND_LARGE, 0.0),
+        (lamp("b6", attributes=("light", "plain"), price=25), RED_AND_LARGE, 1.0),  # the bound itself is within it
+        (lamp("b7", attributes=("light", "plain"), price=25.01), RED_AND_LARGE, 4 / 5),
+    ],
+)
+def test_the_purchase_reward_is_webshops(product: Product, chosen: dict[str, str], reward: float) -> None:
+    assert purchase_reward(product, GOAL, chosen) == pytest.approx(reward)
+
+
+def test_the_type_reward_has_webshops_four_values() -> None:
+    five_nouns = Kind(name="lamp shade frame wire clip", category=("home", "parts", "clip"))
+    eleven_nouns = Kind(name="lamp a b c d e f g h i j", category=("home", "parts", "j"))
+    assert type_reward(DESK_LAMP, DESK_LAMP) == 1.0
+    assert type_reward(LAMP_OIL, DESK_LAMP) == 1.0  # one noun of two
+    assert type_reward(DESK_LAMP, five_nouns) == 0.5  # one noun of five, one level shared
+    assert type_reward(DESK_LAMP, eleven_nouns) == 0.1
+    assert type_reward(WALL_LIGHT, DESK_LAMP) == 0.0  # a shared shelf does not help where no noun is shared
+
+
+def test_the_small_pages_read_as_written() -> None:
+    results = walk("search[light plain desk lamp]")
+    product = next_page(STORE, results, "click[b2]", page_size=4, ranked=False)
+    assert product is not None
+    assert terse_text(STORE, results, page_size=4) == (
+        "b1 light striped desk lamp 20 [SEP] b2 light plain desk lamp 20 [SEP] b3 light plain desk lamp 40 [SEP] "
+        "b4 warm soft floor lamp 10"
+    )
+    assert terse_text(STORE, product, page_size=4) == (
+        "light plain desk lamp 20 [SEP] color red blue [SEP] size small large [SEP] buy now"
+    )
+    chosen = walk("search[lamp]", "click[b2]", "click[large]", "click[red]")
+    assert terse_text(STORE, chosen, page_size=4) == "color red [SEP] size large"
+    assert terse_text(STORE, walk("search[sofa]"), page_size=4) == "no results"
+
+
+def test_the_full_pages_read_as_webshops() -> None:
+    second = walk("search[light plain desk lamp]", "click[next >]", page_size=2, ranked=True)
+    assert webshop_text(STORE, second, page_size=2) == (
+        "Back to Search [SEP] Page 2 (Total results: 4) [SEP] < Prev [SEP] B1 [SEP] light striped desk lamp [SEP] "
+        "$20.00 [SEP] B4 [SEP] warm soft floor lamp [SEP] $10.00"
+    )
+    product = walk("search[lamp]", "click[b2]", "click[red]")
+    assert webshop_text(STORE, product, page_size=4) == (
+        "Back to Search [SEP] < Prev [SEP] color [SEP] red (chosen) [SEP] blue [SEP] size [SEP] small [SEP] "
+        "large [SEP] light plain desk lamp [SEP] Price: $20.00 [SEP] Description [SEP] Buy Now"
+    )
+    section = walk("search[lamp]", "click[b2]", "click[red]", "click[Description]")
+    assert webshop_text(STORE, section, page_size=4) == "Back to Search [SEP] < Prev [SEP] a desk lamp"
+
+
+def test_a_click_takes_what_the_page_shows_and_nothing_else() -> None:
+    first = walk("search[lamp]", page_size=2)
+    assert clickables(STORE, Page(), page_size=2) == []
+    assert clickables(STORE, walk("search[lamp]", page_size=2, ranked=True), page_size=2)[:2] == [
+        "back to search",
+        "next >",
+    ]
+    assert next_page(STORE, first, "click[b4]", page_size=2, ranked=False) is None
+    assert next_page(STORE, first, "search[lamp]", page_size=2, ranked=False) is None
+    assert clickables(STORE, walk("search[lamp]", "click[b1]"), page_size=4) == [
+        "back to search", "< prev", "red", "blue", "small", "large", "description", "buy now",
+    ]  # fmt: skip
+
+
+def test_leaving_a_product_forgets_its_options_and_its_description_does_not() -> None:
+    chosen = walk("search[lamp]", "click[b2]", "click[red]")
+    assert walk("search[lamp]", "click[b2]", "click[red]", "click[description]", "click[< prev]") == chosen
+    assert walk("search[lamp]", "click[b2]", "click[red]", "click[< prev]", "click[b2]").options == {}
+
+
+def test_equal_pages_are_equal_however_reached() -> None:
+    env = ShopEnv()
+    keys = []
+    for detour in ([], ["click[< prev]", "click[b6]"], ["click[small]", "click[< prev]", "click[b6]"]):
+        asyncio.run(env.reset(train(0)))
+        for action in ("search[light striped jacket]", "click[b6]", *detour, "click[blue]", "click[small]"):
+            assert asyncio.run(env.step(action)).valid_action
+        keys.append(env.state_key())
+    asyncio.run(env.reset(train(0)))
+    for action in ("search[striped jacket]", "click[b6]", "click[small]", "click[green]", "click[blue]"):
+        assert asyncio.run(env.step(action)).valid_action
+    assert keys == [keys[0]] * 3
+    assert "'color': 'blue', 'size': 'small'" in env.state_key()
+
+
+def test_the_first_small_task_is_the_same_on_every_machine() -> None:
+    env = ShopEnv()
+    said = [asyncio.run(env.reset(train(0))).messages[0].content]
+    actions = ["search[light striped jacket]", "click[b6]", "click[blue]", "click[small]", "click[buy now]"]
+    for action in actions:
+        assert env.expert() == action
+        observation = asyncio.run(env.step(action))
+        said.append(observation.messages[0].content)
+    assert said == [
+        "find light striped jacket blue small under 15",
+        "b1 slim striped jacket 10 [SEP] b3 light striped jacket 50 [SEP] b4 light striped sweater 20 [SEP] "
+        "b6 light striped jacket 10",
+        "light striped jacket 10 [SEP] color blue green brown [SEP] size small medium large [SEP] buy now",
+        "color blue",
+        "color blue [SEP] size small",
+        "bought",
+    ]
+    assert (observation.rewards, observation.score, observation.success) == ({"purchase": 1.0}, 1.0, True)
+
+
+def test_a_purchase_that_is_partly_right_earns_its_part_and_is_no_success() -> None:
+    env = ShopEnv()
+    asyncio.run(env.reset(train(0)))
+    for action in ("search[light striped jacket]", "click[b6]", "click[blue]"):
+        assert asyncio.run(env.step(action)).rewards == {"purchase": 0.0}
+    end = asyncio.run(env.step("click[buy now]"))
+    assert (end.rewards, end.score, end.success, end.terminated) == ({"purchase": 0.8}, 0.8, False, True)
+
+
+@pytest.mark.parametrize(("make_store", "num_tasks"), [(make_small_store, 200), (make_full_store, 10)])
+def test_nothing_before_the_results_points_at_the_goal(make_store: Callable[[Task], Store], num_tasks: int) -> None:
+    for index in range(num_tasks):
+        store = make_store(train(index))
+        goal = store.goal
+        said = " ".join([store.instruction, *store.searches])
+        assert goal.product_id not in re.findall(r"\w+", said.lower())
+        wanted = store.products[store.goal_position]
+        assert not any(attribute in said for attribute in wanted.attributes - goal.attributes)
+        assert f"{wanted.price:.2f}" not in said
+
+
+def test_the_goals_place_among_the_results_says_nothing() -> None:
+    places: Counter[int] = Counter()
+    for index in range(400):
+        store = make_small_store(train(index))
+        results = sorted(store.index.rank(store.searches[0])[:4])
+        places[results.index(store.goal_position)] += 1
+    assert all(65 <= places[place] <= 135 for place in range(4)), places
+
+
+@pytest.mark.parametrize(("make_store", "num_tasks"), [(make_small_store, 200), (make_full_store, 10)])
+def test_only_the_goal_can_earn_the_whole_reward(make_store: Callable[[Task], Store], num_tasks: int) -> None:
+    for index in range(num_tasks):
+        store = make_store(train(index))
+        perfect = [
+            product.product_id
+            for product in store.products
+            if any(
+                purchase_reward(product, store.goal, dict(zip(product.options, values, strict=True))) == 1.0
+                for values in combinations(*product.options.values())
+            )
+        ]
+        assert perfect == [store.goal.product_id]
+
+
+@pytest.mark.parametrize(("make_store", "num_tasks"), [(make_small_store, 100), (make_full_store, 5)])
+def test_no_value_belongs_to_two_options_or_to_a_link(make_store: Callable[[Task], Store], num_tasks: int) -> None:
+    for index in range(num_tasks):
+        for product in make_store(train(index)).products:
+            page = Page(results=(0,), product=0)
+            single = Store(products=(product,), index=STORE.index, goal=GOAL, instruction="", searches=())
+            targets = clickables(single, page, page_size=1)
+            assert len(set(targets)) == len(targets)
+
+
+def test_the_small_profile_needs_few_words() -> None:
+    env, vocabulary = ShopEnv(), set()
+    for index in range(200):
+        observation = asyncio.run(env.reset(train(index)))
+        episode = [observation.messages[0].content]
+        while not observation.done:
+            episode.append(env.expert())
+            observation = asyncio.run(env.step(episode[-1]))
+            episode.append(observation.messages[0].content)
+        episode_words = re.findall(r"\w+|[^\w\s]", " ".join(episode))
+        vocabulary.update(episode_words)
+        assert 60 <= len(episode_words) <= 150
+        assert len(episode) == 11
+    assert 50 <= len(vocabulary) <= 150

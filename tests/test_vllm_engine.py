@@ -1,0 +1,421 @@
+"""The vLLM engine against a Hugging Face forward pass: log-probabilities, versions, and refreshes in mid-generation."""
+
+import asyncio
+import copy
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import pytest
+import torch
+import zmq
+from transformers import DynamicCache, Qwen3ForCausalLM
+
+from actors.engine import Completion, EngineError, WeightsRefused
+from actors.receive import ReceiverInfo
+from actors.vllm_engine import VllmEngine, prepare_environment
+from common.config import TinyModelConfig
+from common.trajectory import Sampling, VersionSpan
+from common.weights import ChunkReply, ChunkRequest, Offer, buffer_bytes, layout, sealed
+from tools.tiny_model import make_tiny_model
+
+prepare_environment()
+
+T = TypeVar("T")
+MAX_TOKENS = 320
+TOLERANCE = 1e-3
+PROMPT = [7, 300, 12, 45, 501, 8, 99, 230]
+ONES = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=24)
+LONG = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=200)
+
+
+class ChunkServer:
+    """Serves versions over ZeroMQ as a publisher does; `gate` holds every reply back while it is clear."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self._buffers: dict[str, bytearray] = {}
+        self._context = zmq.Context()
+        socket = self._context.socket(zmq.ROUTER)
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        self.endpoint = f"tcp://127.0.0.1:{port}"
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._serve, args=(socket,))
+        self._thread.start()
+
+    def offer(self, model: torch.nn.Module, *, policy_version: int) -> Offer:
+        """Serve the weights of `model` as `policy_version`."""
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}  # tied ones once
+        entries = layout((name, "float32", tuple(value.shape)) for name, value in weights.items())
+        buffer = bytearray(buffer_bytes(entries))
+        for entry in entries:
+            buffer[entry.offset : entry.offset + entry.num_bytes] = weights[entry.name].numpy().tobytes()
+        manifest = sealed(entries, memoryview(buffer), policy_version=policy_version, learner_epoch=1)
+        self._buffers[manifest.root] = buffer
+        return Offer(manifest=manifest, pull_endpoint=self.endpoint)
+
+    def corrupt(self, offer: Offer) -> None:
+        """Flip one bit of what is served for `offer`."""
+        self._buffers[offer.manifest.root][1000] ^= 1
+
+    def close(self) -> None:
+        self._stopping.set()
+        self.gate.set()
+        self._thread.join(timeout=10)
+        self._context.term()
+
+    def _serve(self, socket: "zmq.Socket[bytes]") -> None:
+        with socket:
+            while not self._stopping.is_set():
+                if not socket.poll(50):
+                    continue
+                identity, frame = socket.recv_multipart()
+                self.gate.wait(60)
+                request = msgspec.msgpack.decode(frame, type=ChunkRequest)
+                header = ChunkReply(root=request.root, offset=request.offset, gone=False)
+                chunk = self._buffers[request.root][request.offset : request.offset + request.num_bytes]
+                socket.send_multipart([identity, msgspec.msgpack.encode(header), bytes(chunk)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policies:
+    """The same architecture with three sets of weights, as Hugging Face runs it; version 0 is the folder's."""
+
+    folder: Path
+    models: dict[int, Qwen3ForCausalLM]
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    words = [a + b for a in "abcdefghijklmnopqrstuvwxyz" for b in "abcdefghijklmnopqrstuvwxyz"]
+    make_tiny_model(folder, texts=words, config=TinyModelConfig(), max_tokens=MAX_TOKENS, seed=3)
+    first = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return Policies(folder=folder, models={0: first, 1: changed(first, seed=1), 2: changed(first, seed=2)})
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ChunkServer]:
+    server = ChunkServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def keeping(policies: Policies) -> Iterator[VllmEngine]:
+    engine = started(policies, kv_policy="keep")
+    yield engine
+    asyncio.run(engine.close())
+
+
+@pytest.fixture(scope="module")
+def recomputing(policies: Policies) -> Iterator[VllmEngine]:
+    engine = started(policies, kv_policy="recompute")
+    yield engine
+    asyncio.run(engine.close())
+
+
+def started(policies: Policies, *, kv_policy: str) -> VllmEngine:
+    return VllmEngine(
+        str(policies.folder),
+        policy_version=0,
+        seed=11,
+        max_tokens=MAX_TOKENS,
+        dtype="float32",
+        kv_cache_bytes=64 << 20,
+        max_episodes=32,
+        kv_policy=kv_policy,
+        receiver=ReceiverInfo(
+            redis_url="redis://127.0.0.1:1", run_id="test", actor="a0", transport="pull", chunk_bytes=1 << 16,
+            timeout_s=60.0,
+        ),
+    )  # fmt: skip
+
+
+def changed(model: Qwen3ForCausalLM, *, seed: int) -> Qwen3ForCausalLM:
+    """A copy with other weights, far enough away that no log-probability of one passes for the other's."""
+    generator = torch.Generator().manual_seed(seed)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return other
+
+
+@torch.no_grad()
+def forward_logprobs(
+    model: Qwen3ForCausalLM, prompt: list[int], tokens: list[int], *, temperature: float = 1.0
+) -> torch.Tensor:
+    """The log-probability of each of `tokens` after `prompt`, by one forward pass."""
+    logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+    return picked(logits / temperature, tokens)
+
+
+@torch.no_grad()
+def kept_kv_logprobs(
+    old: Qwen3ForCausalLM, new: Qwen3ForCausalLM, prompt: list[int], tokens: list[int], *, boundary: int
+) -> torch.Tensor:
+    """The log-probabilities of tokens[boundary:] by `new`, on top of the KV that `old` made of what came before.
+
+    The last token before the boundary was sampled by `old` but not yet fed back: `new` reads it.
+    """
+    sequence = prompt + tokens
+    fed = len(prompt) + boundary - 1
+    cache = DynamicCache(config=old.config)
+    old(torch.tensor([sequence[:fed]]), past_key_values=cache, use_cache=True)
+    logits = new(torch.tensor([sequence[fed:]]), past_key_values=cache, use_cache=True).logits[0, :-1]
+    return picked(logits, tokens[boundary:])
+
+
+def picked(logits: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+    return torch.log_softmax(logits, dim=-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+
+
+def worst(completion: Completion, expected: torch.Tensor, *, start: int = 0) -> float:
+    """The largest difference, in nats, from token `start` on."""
+    return float((torch.tensor(completion.logprobs[start:]) - expected).abs().max())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossing:
+    """One generation that a commit fell into."""
+
+    prompt: list[int]
+    completion: Completion
+    boundary: int  # tokens before the commit
+
+
+async def refreshed_in_mid_generation(engine: VllmEngine, offer: Offer) -> tuple[list[Crossing], float]:
+    """Eight generations and a refresh while they run: those that it fell into, and the pause.
+
+    All must end as if nothing had happened. By chance a few end before the commit, but never most of them.
+    """
+    prompts = [[*PROMPT, member] for member in range(8)]
+    running = [asyncio.create_task(engine.generate(prompt, LONG)) for prompt in prompts]
+    await engine.stage(offer)
+    pause_s = await engine.commit(offer.manifest.policy_version)
+    completions = await asyncio.gather(*running)
+    crossings = [
+        Crossing(prompt=prompt, completion=completion, boundary=completion.version_spans[0].stop)
+        for prompt, completion in zip(prompts, completions, strict=True)
+        if len(completion.version_spans) > 1
+    ]
+    assert len(crossings) >= 4
+    return crossings, pause_s
+
+
+def check_spans(crossing: Crossing) -> None:
+    """Version 0 up to the commit, version 1 from there to the end."""
+    assert crossing.completion.version_spans == [
+        VersionSpan(start=0, stop=crossing.boundary, policy_version=0),
+        VersionSpan(start=crossing.boundary, stop=len(crossing.completion.tokens), policy_version=1),
+    ]
+
+
+async def until(holds: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not holds():  # noqa: ASYNC110 — another thread makes it true
+            await asyncio.sleep(0.005)
+
+
+def run(awaitable: Awaitable[T]) -> T:
+    async def main() -> T:
+        async with asyncio.timeout(120):
+            return await awaitable
+
+    return asyncio.run(main())
+
+
+def test_logprobs_are_those_of_a_forward_pass(keeping: VllmEngine, policies: Policies) -> None:
+    completion = run(keeping.generate(PROMPT, ONES))
+    assert len(completion.tokens) == len(completion.logprobs) > 0
+    assert worst(completion, forward_logprobs(policies.models[0], PROMPT, completion.tokens)) < TOLERANCE
+
+
+def test_logprobs_are_of_the_distribution_at_the_true_temperature(keeping: VllmEngine, policies: Policies) -> None:
+    cooler = Sampling(temperature=0.7, top_p=1.0, top_k=0, max_turn_tokens=24)
+    completion = run(keeping.generate(PROMPT, cooler))
+    at_temperature = forward_logprobs(policies.models[0], PROMPT, completion.tokens, temperature=0.7)
+    assert worst(completion, at_temperature) < TOLERANCE
+    assert worst(completion, forward_logprobs(policies.models[0], PROMPT, completion.tokens)) > 10 * TOLERANCE
+
+
+def test_greedy_takes_the_likeliest_tokens(keeping: VllmEngine, policies: Policies) -> None:
+    greedy = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_turn_tokens=12)
+    completion = run(keeping.generate(PROMPT, greedy))
+    sequence = list(PROMPT)
+    with torch.no_grad():
+        for _ in completion.tokens:
+            sequence.append(int(policies.models[0](torch.tensor([sequence])).logits[0, -1].argmax()))
+    assert completion.tokens == sequence[len(PROMPT) :]
+
+
+def test_a_seed_fixes_the_tokens_whatever_runs_beside(keeping: VllmEngine) -> None:
+    async def alone_and_in_company() -> list[Completion]:
+        alone = await keeping.generate(PROMPT, ONES, seed=5)
+        beside = [keeping.generate([*PROMPT, 1], ONES, seed=6), keeping.generate([*PROMPT, 2], ONES)]
+        in_company, other, _ = await asyncio.gather(keeping.generate(PROMPT, ONES, seed=5), *beside)
+        return [alone, in_company, other]
+
+    alone, in_company, other = run(alone_and_in_company())
+    assert alone.tokens == in_company.tokens != other.tokens
+
+
+def test_a_turn_ends_with_its_end_token_or_at_its_limit(keeping: VllmEngine, policies: Policies) -> None:
+    end = policies.models[0].generation_config.eos_token_id
+
+    async def many() -> list[Completion]:
+        return await asyncio.gather(*(keeping.generate([*PROMPT, member], LONG, seed=member) for member in range(24)))
+
+    completions = run(many())
+    stopped = [completion for completion in completions if completion.finish_reason == "stop"]
+    cut = [completion for completion in completions if completion.finish_reason == "length"]
+    assert stopped and cut
+    assert all(completion.tokens.index(end) == len(completion.tokens) - 1 for completion in stopped)
+    assert all(end not in completion.tokens and len(completion.tokens) == 200 for completion in cut)
+
+
+def test_a_generation_ends_where_the_context_does(keeping: VllmEngine) -> None:
+    prompt = [5] * (MAX_TOKENS - 3)
+    assert len(run(keeping.generate(prompt, ONES, seed=1)).tokens) <= 3
+    with pytest.raises(ValueError, match=rf"a prompt of {MAX_TOKENS} tokens; .*`model.max_tokens` = {MAX_TOKENS}"):
+        run(keeping.generate([5] * MAX_TOKENS, ONES))
+
+
+def test_tokens_of_another_vocabulary_are_refused_and_hurt_nobody(keeping: VllmEngine) -> None:
+    with pytest.raises(ValueError, match=r"token ids in \[5, 90000\]"):
+        run(keeping.generate([5, 90_000], ONES))
+    assert run(keeping.generate(PROMPT, ONES)).tokens
+
+
+def test_a_cancelled_generate_frees_its_request(keeping: VllmEngine) -> None:
+    async def cancelled() -> None:
+        task = asyncio.create_task(keeping.generate(PROMPT, LONG))
+        await until(lambda: keeping.load().num_running == 1 and keeping.load().kv_use > 0)
+        task.cancel()
+        await until(lambda: keeping.load().num_running == 0 and keeping.load().kv_use == 0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(cancelled())
+
+
+def test_generation_goes_on_during_a_slow_stage(keeping: VllmEngine, policies: Policies, server: ChunkServer) -> None:
+    async def generated_meanwhile() -> int:
+        server.gate.clear()
+        staging = asyncio.create_task(keeping.stage(server.offer(policies.models[1], policy_version=1)))
+        before = keeping.load().generated_tokens
+        await keeping.generate(PROMPT, ONES, seed=1)
+        await keeping.generate(PROMPT, ONES, seed=2)
+        assert not staging.done()
+        server.gate.set()
+        await staging
+        return keeping.load().generated_tokens - before
+
+    assert run(generated_meanwhile()) > 20
+    assert keeping.policy_version == 0
+
+
+def test_corrupt_weights_are_refused_and_the_old_ones_serve_on(
+    keeping: VllmEngine, policies: Policies, server: ChunkServer
+) -> None:
+    offer = server.offer(policies.models[1], policy_version=1)
+    server.corrupt(offer)
+    with pytest.raises(WeightsRefused, match="does not match its hash"):
+        run(keeping.stage(offer))
+    with pytest.raises(ValueError, match="commit of version 1, but staged is None"):
+        run(keeping.commit(1))
+    completion = run(keeping.generate(PROMPT, ONES))
+    assert completion.version_spans == [VersionSpan(start=0, stop=len(completion.tokens), policy_version=0)]
+    assert worst(completion, forward_logprobs(policies.models[0], PROMPT, completion.tokens)) < TOLERANCE
+
+
+def test_weights_of_another_model_are_refused_before_they_travel(
+    keeping: VllmEngine, policies: Policies, server: ChunkServer
+) -> None:
+    offer = server.offer(policies.models[1].model.layers, policy_version=1)
+    server.gate.clear()
+    with pytest.raises(WeightsRefused, match="does not fit the model"):
+        run(keeping.stage(offer))
+    server.gate.set()
+
+
+def test_a_refresh_in_mid_generation_keeps_requests_and_their_kv(
+    keeping: VllmEngine, policies: Policies, server: ChunkServer
+) -> None:
+    old, new = policies.models[0], policies.models[1]
+    offer = server.offer(new, policy_version=1)
+    crossings, pause_s = run(refreshed_in_mid_generation(keeping, offer))
+    assert 0 < pause_s < 10
+    for crossing in crossings:
+        check_spans(crossing)
+        tokens, boundary = crossing.completion.tokens, crossing.boundary
+        by_old = forward_logprobs(old, crossing.prompt, tokens)
+        by_kept_kv = kept_kv_logprobs(old, new, crossing.prompt, tokens, boundary=boundary)
+        assert worst(crossing.completion, torch.cat([by_old[:boundary], by_kept_kv])) < TOLERANCE
+        assert worst(crossing.completion, by_old[boundary:], start=boundary) > 10 * TOLERANCE
+
+
+def test_after_a_refresh_new_requests_are_of_the_new_weights_alone(
+    keeping: VllmEngine, policies: Policies, server: ChunkServer
+) -> None:
+    """The prompt was served before: neither its cached prefix nor a packed output layer may survive a commit."""
+    run(keeping.generate(PROMPT * 16, ONES))
+    offer = server.offer(policies.models[2], policy_version=2)
+    run(keeping.stage(offer))
+    run(keeping.commit(2))
+    completion = run(keeping.generate(PROMPT * 16, ONES))
+    assert keeping.policy_version == 2
+    assert completion.version_spans == [VersionSpan(start=0, stop=len(completion.tokens), policy_version=2)]
+    assert worst(completion, forward_logprobs(policies.models[2], PROMPT * 16, completion.tokens)) < TOLERANCE
+
+
+def test_when_its_thread_fails_all_who_wait_hear_of_it(keeping: VllmEngine) -> None:
+    """The last test of this engine."""
+
+    def broken() -> None:
+        raise ZeroDivisionError("something inside vLLM")
+
+    async def failed() -> None:
+        running = asyncio.create_task(keeping.generate(PROMPT, LONG))
+        await until(lambda: keeping.load().num_running == 1)
+        with pytest.raises(EngineError, match="ZeroDivisionError: something inside vLLM"):
+            await keeping._call(broken)
+        with pytest.raises(EngineError, match="ZeroDivisionError"):
+            await running
+        with pytest.raises(EngineError, match="ZeroDivisionError"):
+            await keeping.generate(PROMPT, ONES)
+
+    run(failed())
+
+
+def test_a_refresh_can_recompute_the_kv_of_running_requests(
+    recomputing: VllmEngine, policies: Policies, server: ChunkServer
+) -> None:
+    old, new = policies.models[0], policies.models[1]
+    crossings, _ = run(refreshed_in_mid_generation(recomputing, server.offer(new, policy_version=1)))
+    for crossing in crossings:
+        check_spans(crossing)
+        tokens, boundary = crossing.completion.tokens, crossing.boundary
+        by_old = forward_logprobs(old, crossing.prompt, tokens)
+        by_new = forward_logprobs(new, crossing.prompt, tokens)
+        assert worst(crossing.completion, torch.cat([by_old[:boundary], by_new[boundary:]])) < TOLERANCE
+
+
+def test_after_its_close_every_call_says_so(recomputing: VllmEngine) -> None:
+    """The last test of this engine."""
+
+    async def closed_while_generating() -> None:
+        running = asyncio.create_task(recomputing.generate(PROMPT, LONG))
+        await until(lambda: recomputing.load().num_running == 1)
+        await recomputing.close()
+        with pytest.raises(EngineError, match="close"):
+            await running
+        with pytest.raises(EngineError, match="close"):
+            await recomputing.generate(PROMPT, ONES)
+
+    run(closed_while_generating())

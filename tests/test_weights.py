@@ -1,0 +1,454 @@
+"""The weight plane with real processes: what a receiver ends up with, and what the learner never waits for."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.queues import Queue
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis
+import torch
+import zmq
+
+from actors.broadcast import BroadcastMember, BroadcastMissed
+from actors.engine import WeightsRefused
+from actors.receive import Receiver, ReceiverInfo
+from common.connection import connect
+from common.weights import ChunkReply, ChunkRequest, Invitation, Manifest, Offer, layout, sealed
+from learner.publish import Publisher
+from learner.serve_weights import Freed, Shelf, Submitted
+from replay import keys
+from replay.bulletin import BroadcastGroup, Bulletin, FencedOut
+
+CHUNK_BYTES = 64 << 10
+SPAWN = multiprocessing.get_context("spawn")
+Tensors = list[tuple[str, torch.Tensor]]
+Received = tuple[str, int, bytes]
+
+
+def weights(seed: int, num_rows: int = 1000) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        ("embed", torch.randn(num_rows, 96, generator=generator)),
+        ("norm", torch.randn(97, generator=generator).to(torch.bfloat16)),
+        ("scale", torch.tensor(float(seed))),
+        ("tied", torch.randn(50, 33, generator=generator).t()),  # not contiguous
+        ("half", torch.randn(3, 5, 7, generator=generator).to(torch.float16)),
+    ]
+
+
+def flat_bytes(tensors: Tensors) -> bytes:
+    """The bytes as a receiver should have them, put together here without the code that is tested."""
+    flat = b""
+    for _, tensor in tensors:
+        data = bytes(tensor.contiguous().flatten().view(torch.uint8).numpy())
+        flat += data + bytes(-len(data) % 64)
+    return flat
+
+
+def receiver_info(redis_url: str, run_id: str, actor: str, transport: str, timeout_s: float = 30.0) -> ReceiverInfo:
+    return ReceiverInfo(
+        redis_url=redis_url,
+        run_id=run_id,
+        actor=actor,
+        transport=transport,
+        chunk_bytes=CHUNK_BYTES,
+        timeout_s=timeout_s,
+    )
+
+
+def receive_all(info: ReceiverInfo, received: "Queue[Received]") -> None:
+    """An actor that does nothing but receive: puts (actor, version, bytes), first of all version -1 when it is up."""
+    bulletin = Bulletin(connect(info.redis_url), info.run_id)
+    receiver = Receiver(info)
+    received.put((info.actor, -1, b""))
+    version = -1
+    while True:
+        offer = bulletin.latest()
+        if offer is not None and offer.manifest.policy_version > version:
+            buffer = receiver.receive(offer)
+            version = offer.manifest.policy_version
+            received.put((info.actor, version, bytes(buffer.numpy())))
+        time.sleep(0.02)
+
+
+def fail_in_mid_broadcast(info: ReceiverInfo, fault: int, received: "Queue[Received]") -> None:
+    """An actor that sends itself signal `fault` when the first bytes of its first broadcast have come."""
+    bulletin = Bulletin(connect(info.redis_url), info.run_id)
+    member = BroadcastMember(bulletin, info.actor)
+    received.put((info.actor, -1, b""))
+    while (offer := bulletin.latest()) is None:
+        time.sleep(0.02)
+    assert offer.invitation is not None
+    buffer = torch.zeros(offer.manifest.num_bytes, dtype=torch.uint8)
+    threading.Thread(target=member.receive, args=(offer.invitation, buffer), daemon=True).start()
+    while not buffer[:CHUNK_BYTES].any():
+        pass
+    os.kill(os.getpid(), fault)
+    time.sleep(60)
+
+
+@contextmanager
+def spawned(*targets: tuple[Callable[..., None], tuple[object, ...]]) -> Iterator["Queue[Received]"]:
+    """Processes that are up, each given the queue as its last argument; killed at the end."""
+    received: Queue[Received] = SPAWN.Queue()
+    processes = [SPAWN.Process(target=target, args=(*args, received), daemon=True) for target, args in targets]
+    try:
+        for process in processes:
+            process.start()
+        for _ in processes:
+            received.get(timeout=90)
+        yield received
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+        received.close()
+
+
+@contextmanager
+def publishing(
+    redis_url: str, run_id: str, tmp_path: Path, *, learner_epoch: int = 0, broadcast_timeout_s: float = 20.0
+) -> Iterator[Publisher]:
+    publisher = Publisher(
+        redis_url=redis_url,
+        run_id=run_id,
+        learner_epoch=learner_epoch,
+        host="127.0.0.1",
+        chunk_bytes=CHUNK_BYTES,
+        broadcast_timeout_s=broadcast_timeout_s,
+        log_path=tmp_path / "publisher.log",
+    )
+    try:
+        yield publisher
+    finally:
+        publisher.close()
+
+
+def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s for: {what}"
+        time.sleep(0.02)
+
+
+def latest_version(bulletin: Bulletin) -> int:
+    offer = bulletin.latest()
+    return -1 if offer is None else offer.manifest.policy_version
+
+
+def next_of(received: "Queue[Received]", actor: str) -> tuple[int, bytes]:
+    """The next version that `actor` received; others may not receive meanwhile."""
+    name, version, data = received.get(timeout=60)
+    assert name == actor
+    return version, data
+
+
+def test_broadcast_and_pull_in_one_run_bring_the_same_bytes(
+    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    infos = [
+        receiver_info(redis_url, run_id, "near0", "broadcast"),
+        receiver_info(redis_url, run_id, "near1", "broadcast"),
+        receiver_info(redis_url, run_id, "far", "pull"),
+    ]
+    with (
+        spawned(*((receive_all, (info,)) for info in infos)) as received,
+        publishing(redis_url, run_id, tmp_path) as publisher,
+    ):
+        for version in (1, 2):
+            publisher.publish(weights(version), policy_version=version)
+            arrivals = sorted(received.get(timeout=60) for _ in infos)
+            assert arrivals == [(name, version, flat_bytes(weights(version))) for name in ("far", "near0", "near1")]
+        wait_until(lambda: publisher.stats.num_published == 2, "the report of both versions")
+        wait_until(lambda: publisher.stats.num_broadcasts == 2, "the report of both broadcasts")
+        assert publisher.stats.num_receivers == 2
+        sealed_groups = [Bulletin(redis_client, run_id).sealed_group(number) for number in (1, 2)]
+        assert [group and group.number for group in sealed_groups] == [1, 1], "the group is used again"
+
+        late = Receiver(receiver_info(redis_url, run_id, "late", "pull"))
+        offer = Bulletin(redis_client, run_id).latest()
+        assert offer is not None
+        assert bytes(late.receive(offer).numpy()) == flat_bytes(weights(2))
+        late.close()
+
+        with pytest.raises(ValueError, match="names on one side only"):
+            publisher.publish(weights(3)[1:], policy_version=3)
+        with pytest.raises(ValueError, match="int64"):
+            publisher.publish([("ids", torch.arange(3))], policy_version=3)
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_receiver_that_fails_in_mid_broadcast_costs_neither_the_learner_nor_the_others(
+    fault: signal.Signals, redis_url: str, run_id: str, tmp_path: Path
+) -> None:
+    good = receiver_info(redis_url, run_id, "good", "broadcast")
+    doomed = receiver_info(redis_url, run_id, "doomed", "broadcast")
+    versions = {version: weights(version, num_rows=100_000) for version in (1, 2)}  # 38 MB: hundreds of chunks
+    with (
+        spawned((receive_all, (good,)), (fail_in_mid_broadcast, (doomed, fault))) as received,
+        publishing(redis_url, run_id, tmp_path, broadcast_timeout_s=5.0) as publisher,
+    ):
+        publisher.publish(versions[1], policy_version=1)
+        wait_until(lambda: publisher.stats.announced_version == 1, "version 1")
+        publisher.publish(versions[2], policy_version=2)
+        assert publisher.stats.blocked_s < 1.0, "the learner waited for a receiver"
+        assert next_of(received, "good") == (1, flat_bytes(versions[1]))
+        assert next_of(received, "good") == (2, flat_bytes(versions[2]))
+        wait_until(lambda: publisher.stats.num_receivers == 1, "a broadcast to the one that is left")
+        assert publisher.stats.num_broadcasts == 1, "version 1's broadcast was not whole"
+        assert publisher.stats.num_restarts == 0
+
+
+def test_a_killed_publisher_is_replaced_and_offers_its_version_again(
+    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    bulletin = Bulletin(redis_client, run_id)
+    receiver = Receiver(receiver_info(redis_url, run_id, "a", "pull", timeout_s=1.5))
+
+    def received_version() -> int:
+        offer = bulletin.latest()
+        assert offer is not None
+        version = offer.manifest.policy_version
+        assert bytes(receiver.receive(offer).numpy()) == flat_bytes(weights(version))
+        return version
+
+    with publishing(redis_url, run_id, tmp_path) as publisher:
+        publisher.publish(weights(1), policy_version=1)
+        wait_until(lambda: publisher.stats.num_published == 1, "version 1")
+        os.kill(publisher.pid, signal.SIGKILL)
+        with pytest.raises(WeightsRefused, match="missing"):
+            received_version()
+
+        wait_until(lambda: publisher.stats.num_restarts == 1, "the death to be noticed")
+        wait_until(lambda: publisher.stats.num_published == 2, "version 1 again, from a new address")
+        assert received_version() == 1
+
+        os.kill(publisher.pid, signal.SIGKILL)
+        publisher.publish(weights(2), policy_version=2)
+        wait_until(lambda: latest_version(bulletin) == 2, "version 2")
+        assert received_version() == 2
+        assert publisher.stats.num_restarts == 2
+    receiver.close()
+    assert "slipstream-weights" not in Path("/proc/self/maps").read_text()
+
+
+def publish_and_wait(redis_url: str, run_id: str, tmp_path: Path, pids: "Queue[int]") -> None:
+    with publishing(redis_url, run_id, tmp_path) as publisher:
+        publisher.publish(weights(1), policy_version=1)
+        wait_until(lambda: publisher.stats.announced_version == 1, "version 1")
+        pids.put(publisher.pid)
+        time.sleep(600)
+
+
+def test_a_killed_learner_takes_its_publisher_process_along(redis_url: str, run_id: str, tmp_path: Path) -> None:
+    pids: Queue[int] = SPAWN.Queue()
+    learner = SPAWN.Process(target=publish_and_wait, args=(redis_url, run_id, tmp_path, pids))
+    learner.start()
+    publisher_pid = pids.get(timeout=90)
+    learner.kill()
+    learner.join()
+    wait_until(lambda: not Path(f"/proc/{publisher_pid}").exists(), "the publisher process to end")
+    pids.close()
+    learner.close()
+
+
+def test_an_older_learner_is_fenced_out(redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path) -> None:
+    bulletin = Bulletin(redis_client, run_id)
+    redis_client.set(keys.epoch_key(run_id), 1)
+    with publishing(redis_url, run_id, tmp_path, learner_epoch=1) as publisher:
+        publisher.publish(weights(1), policy_version=1)
+        wait_until(lambda: latest_version(bulletin) == 1, "version 1")
+        redis_client.set(keys.epoch_key(run_id), 2)
+
+        def refused() -> bool:
+            try:
+                publisher.publish(weights(2), policy_version=2)
+            except FencedOut as error:
+                return "epoch 2 has taken over from epoch 1" in str(error)
+            return False
+
+        wait_until(refused, "the publisher to learn that it is fenced out")
+    assert latest_version(bulletin) == 1
+
+
+def manifest_of(tensors: Tensors, *, policy_version: int, learner_epoch: int) -> Manifest:
+    entries = layout((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in tensors)
+    data = memoryview(flat_bytes(tensors))
+    return sealed(entries, data, policy_version=policy_version, learner_epoch=learner_epoch)
+
+
+def test_latest_moves_forward_only(redis_client: redis.Redis, run_id: str) -> None:
+    bulletin = Bulletin(redis_client, run_id)
+
+    def announce(seed: int, *, policy_version: int, learner_epoch: int, endpoint: str = "tcp://127.0.0.1:1") -> None:
+        manifest = manifest_of(weights(seed), policy_version=policy_version, learner_epoch=learner_epoch)
+        bulletin.announce(Offer(manifest=manifest, pull_endpoint=endpoint))
+
+    assert bulletin.latest() is None
+    announce(5, policy_version=5, learner_epoch=1)
+    with pytest.raises(FencedOut, match="version 5 is offered already; 4 is not newer"):
+        announce(4, policy_version=4, learner_epoch=1)
+    with pytest.raises(FencedOut, match="5 is not newer"):
+        announce(6, policy_version=5, learner_epoch=2)  # other bytes under the same number
+    announce(5, policy_version=5, learner_epoch=2, endpoint="tcp://127.0.0.1:2")  # the same bytes at a new address
+    offer = bulletin.latest()
+    assert offer is not None and offer.pull_endpoint == "tcp://127.0.0.1:2"
+    redis_client.set(keys.epoch_key(run_id), 3)
+    with pytest.raises(FencedOut, match="epoch 3 has taken over from epoch 2"):
+        announce(6, policy_version=6, learner_epoch=2)
+    assert latest_version(bulletin) == 5
+
+
+def test_a_member_that_leaves_or_falls_silent_is_not_invited(redis_client: redis.Redis, run_id: str) -> None:
+    bulletin = Bulletin(redis_client, run_id)
+    bulletin.join_broadcast("silent", ttl_s=1.5)
+    bulletin.join_broadcast("leaving", ttl_s=60)
+    bulletin.join_broadcast("staying", ttl_s=60)
+    assert bulletin.broadcast_members() == ["leaving", "silent", "staying"]
+    bulletin.leave_broadcast("leaving")
+    wait_until(lambda: bulletin.broadcast_members() == ["staying"], "the silent one to expire")
+
+
+def test_an_invitation_is_good_for_one_attempt(redis_client: redis.Redis, run_id: str) -> None:
+    bulletin = Bulletin(redis_client, run_id)
+    member = BroadcastMember(bulletin, "a")
+    invitation = Invitation(number=bulletin.next_invitation(), actors=["a", "b"])
+    bulletin.seal(
+        invitation.number,
+        BroadcastGroup(
+            number=invitation.number,
+            backend="gloo",
+            store_host="127.0.0.1",
+            store_port=1,
+            actors=["b"],
+            chunk_bytes=CHUNK_BYTES,
+            deadline_s=1.0,
+        ),
+    )
+    with pytest.raises(BroadcastMissed, match="sealed without a"):
+        member.receive(invitation, torch.empty(1, dtype=torch.uint8))
+    with pytest.raises(BroadcastMissed, match="tried before"):
+        member.receive(invitation, torch.empty(1, dtype=torch.uint8))
+    member.close()
+    assert bulletin.broadcast_members() == []
+
+
+Answer = Callable[[ChunkRequest, int], "tuple[ChunkReply, bytes] | None"]
+
+
+@contextmanager
+def chunk_server(answer: Answer) -> Iterator[str]:
+    """A publisher of the test's own, at the address that it yields; `answer` gets the request and its number."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.setsockopt(zmq.LINGER, 0)
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        closing = threading.Event()
+
+        def serve() -> None:
+            num_requests = 0
+            while not closing.is_set():
+                if not router.poll(50):
+                    continue
+                peer, request = router.recv_multipart()
+                reply = answer(msgspec.msgpack.decode(request, type=ChunkRequest), num_requests)
+                num_requests += 1
+                if reply is not None:
+                    router.send_multipart([peer, msgspec.msgpack.encode(reply[0]), reply[1]])
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        try:
+            yield f"tcp://127.0.0.1:{port}"
+        finally:
+            closing.set()
+            serving.join()
+
+
+def pull_from(answer: Answer, timeout_s: float = 20.0) -> bytes:
+    receiver = Receiver(receiver_info("redis://unused", "unused", "a", "pull", timeout_s))
+    manifest = manifest_of(weights(1), policy_version=1, learner_epoch=0)
+    try:
+        with chunk_server(answer) as endpoint:
+            return bytes(receiver.receive(Offer(manifest=manifest, pull_endpoint=endpoint)).numpy())
+    finally:
+        receiver.close()
+
+
+def true_answer(request: ChunkRequest) -> tuple[ChunkReply, bytes]:
+    data = flat_bytes(weights(1))[request.offset : request.offset + request.num_bytes]
+    return ChunkReply(root=request.root, offset=request.offset, gone=False), data
+
+
+def test_a_flipped_byte_is_refused() -> None:
+    def answer(request: ChunkRequest, number: int) -> tuple[ChunkReply, bytes]:
+        reply, data = true_answer(request)
+        return reply, (bytes([data[0] ^ 1]) + data[1:] if number == 3 else data)
+
+    with pytest.raises(WeightsRefused, match="embed does not match its hash"):
+        pull_from(answer)
+
+
+def test_a_truncated_chunk_is_refused() -> None:
+    def answer(request: ChunkRequest, number: int) -> tuple[ChunkReply, bytes]:
+        reply, data = true_answer(request)
+        return reply, data[:-1]
+
+    with pytest.raises(WeightsRefused, match="not what was asked for"):
+        pull_from(answer)
+
+
+def test_a_version_that_is_gone_is_refused_at_once() -> None:
+    def answer(request: ChunkRequest, number: int) -> tuple[ChunkReply, bytes]:
+        return ChunkReply(root=request.root, offset=request.offset, gone=True), b""
+
+    with pytest.raises(WeightsRefused, match="no longer served"):
+        pull_from(answer)
+
+
+def test_only_the_chunks_that_were_lost_are_asked_for_again() -> None:
+    asked: list[int] = []
+
+    def answer(request: ChunkRequest, number: int) -> tuple[ChunkReply, bytes] | None:
+        asked.append(request.offset)
+        return None if number in (1, 2) else true_answer(request)
+
+    assert pull_from(answer) == flat_bytes(weights(1))
+    assert sorted(asked) == sorted([*range(0, len(flat_bytes(weights(1))), CHUNK_BYTES), CHUNK_BYTES, 2 * CHUNK_BYTES])
+
+
+def test_a_silent_publisher_is_given_up_at_the_deadline() -> None:
+    with pytest.raises(WeightsRefused, match="6 of 6 chunks missing at the deadline"):
+        pull_from(lambda request, number: None, timeout_s=1.5)
+
+
+def test_the_newest_version_takes_the_place_of_one_that_was_not_begun() -> None:
+    shelf = Shelf()
+    manifest = manifest_of(weights(1), policy_version=1, learner_epoch=0)
+    assert shelf.submit(Submitted(slot=0, policy_version=1)) == []
+    taken = shelf.take()
+    assert taken is not None and taken.policy_version == 1
+    assert shelf.submit(Submitted(slot=1, policy_version=2)) == []
+    assert shelf.submit(Submitted(slot=2, policy_version=3)) == [Freed(slot=1, skipped=True)]
+    assert shelf.serve(manifest) == []
+    taken = shelf.take()
+    assert taken is not None and taken.policy_version == 3
+
+
+def test_a_learner_without_a_slot_gets_the_one_that_is_needed_least() -> None:
+    shelf = Shelf()
+    manifest = manifest_of(weights(1), policy_version=1, learner_epoch=0)
+    for slot in (0, 1):
+        shelf.submit(Submitted(slot=slot, policy_version=slot))
+        shelf.take()
+        assert shelf.serve(manifest) == []  # 0 becomes the previous one, 1 the served one
+    shelf.submit(Submitted(slot=2, policy_version=2))
+    assert shelf.withdraw() == [Freed(slot=2, skipped=True)]
+    assert shelf.withdraw() == [Freed(slot=0, skipped=False)]
+    assert shelf.withdraw() == []

@@ -1,0 +1,134 @@
+"""`slipstream VERB [config.yaml] [section.key=value ...]`: one thin verb per process."""
+
+import argparse
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+from common import config as config_module
+from common.config import Config, ConfigError, dump_config, key_paths, load_config
+from common.run_dir import RunDir
+
+# Verbs import what they need when they are called: `slipstream top` must not wait seconds for torch.
+VERBS = {
+    "up": "start Redis, a learner, actors and TensorBoard on this machine, and watch them",
+    "learner": "train; one process, or one per rank under torchrun when learner.ranks > 1",
+    "actors": "start actors.count actors that roll out episodes for a run",
+    "top": "watch a run in the terminal",
+    "replay": "look into the buffer: `slipstream replay audit` checks the books",
+    "eval": "measure success on held-out tasks, of a run's trained model or of model.path",
+    "doctor": "check this machine: packages, Redis, memory, shared memory",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Return the exit code: 0 done, 1 failed, 2 bad input, 75 told to leave, 130 Ctrl-C."""
+    arguments = _parser().parse_args(argv)
+    try:
+        config = _load(arguments)
+        if arguments.print_config:
+            print(dump_config(config), end="")
+            return 0
+        return _verb(arguments)(config)
+    except ConfigError as error:
+        print(f"slipstream {arguments.verb}: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="slipstream", description=__doc__, epilog=_config_help(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for verb, summary in VERBS.items():
+        one = verbs.add_parser(
+            verb, help=summary, description=summary, epilog=_config_help(),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        if verb == "replay":
+            one.add_argument("question", choices=["audit"], help="audit: recount every group and trajectory")
+        one.add_argument("settings", nargs="*", metavar="config.yaml | section.key=value",
+                         help="a YAML file of differences from the defaults, then overrides")  # fmt: skip
+        one.add_argument("--resume", metavar="NAME", help="go on with the run of this name, with its own config")
+        one.add_argument("--print-config", action="store_true", help="print the whole configuration and stop")
+        if verb == "up":
+            one.add_argument("--dry-run", action="store_true", help="print what would be started and stop")
+    return parser
+
+
+def _load(arguments: argparse.Namespace) -> Config:
+    files = [setting for setting in arguments.settings if "=" not in setting]
+    overrides = [setting for setting in arguments.settings if "=" in setting]
+    if len(files) > 1:
+        raise ConfigError(f"one config file at most, got {', '.join(files)}")
+    if arguments.resume:
+        root = next((o.split("=", 1)[1] for o in overrides if o.startswith("run.root=")), Config().run.root)
+        files = [str(RunDir(root, arguments.resume).config)]
+        if not Path(files[0]).is_file():
+            there = sorted(path.parent.name for path in Path(root).glob("*/config.yaml"))
+            raise ConfigError(f"no run {arguments.resume!r} under {root}/; there are: {', '.join(there) or 'none'}")
+    return load_config(files[0] if files else None, overrides)
+
+
+def _verb(arguments: argparse.Namespace) -> Callable[[Config], int]:
+    match arguments.verb:
+        case "up":
+            from tools.up import up
+
+            return lambda config: up(config, resume=bool(arguments.resume), dry_run=arguments.dry_run)
+        case "learner":
+            from tools.train import train
+
+            return train
+        case "actors":
+            from tools.actor_host import host_actors
+
+            return host_actors
+        case "top":
+            from tools.top import top
+
+            return top
+        case "replay":
+            from tools.audit import audit
+
+            return audit
+        case "eval":
+            from tools.evaluate import evaluate
+
+            return evaluate
+        case _:
+            from tools.doctor import doctor
+
+            return doctor
+
+
+def _config_help() -> str:
+    """Every key with its default and the comment beside it, read from the dataclasses' source."""
+    source = inspect.getsource(config_module)
+    lines = ["configuration keys (section.key = default):"]
+    for path in key_paths():
+        value: object = Config()
+        for name in path.split("."):
+            value = getattr(value, name)
+        lines += textwrap.wrap(
+            f"{path} = {value!r}  {_comment(source, path)}", 110, initial_indent="  ", subsequent_indent="      "
+        )
+    return "\n".join(lines)
+
+
+def _comment(source: str, path: str) -> str:
+    """The comment of a key inside its own section's class, as two sections may share a name."""
+    section: type = Config
+    for name in path.split(".")[:-1]:
+        section = type(getattr(section(), name))
+    body = source.split(f"class {section.__name__}:")[1].split("\n@dataclass")[0]
+    found = re.search(rf"^    {path.rsplit('.', 1)[-1]}: [^\n]*?  # (.+)$", body, re.MULTILINE)
+    return found.group(1) if found else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

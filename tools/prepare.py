@@ -1,0 +1,147 @@
+"""What a run needs before it starts: its directory, its tiny model, and expert episodes for the warm start."""
+
+import asyncio
+import random
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from actors.engine import Completion
+from actors.rollout import Allowance, rollout
+from actors.tape import Attempt
+from common import archive
+from common.action_format import FORMATS, ActionFormat
+from common.chat import end_of_turn_text
+from common.config import Config, ConfigError, EnvConfig, dump_config
+from common.run_dir import RunDir, write_whole
+from common.trajectory import Provenance, Sampling, Task, Trajectory, VersionSpan
+from envhub.catalogue import make_env
+from envhub.env import Env
+from tools.tiny_model import make_tiny_model
+
+
+def prepare(config: Config) -> RunDir:
+    """Make the run directory whole. What is there already stays, so that a resumed run goes on from it."""
+    run_dir = RunDir(config.run.root, config.run.name)
+    run_dir.create()
+    write_whole(run_dir.config, dump_config(config))
+    if not config.model.path and not (run_dir.model / "config.json").exists():
+        half = run_dir.path / "model.tmp"
+        shutil.rmtree(half, ignore_errors=True)
+        texts = vocabulary_texts(config.env, config.model.tiny.num_tasks)
+        make_tiny_model(half, texts=texts, config=config.model.tiny, max_tokens=config.model.max_tokens,
+                        seed=config.run.seed)  # fmt: skip
+        half.replace(run_dir.model)
+    if config.warm_start.episodes and not run_dir.demonstrations.exists():
+        tokenizer = load_tokenizer(model_folder(config, run_dir))
+        half = run_dir.demonstrations.with_suffix(".tmp")
+        half.unlink(missing_ok=True)
+        archive.append(half, demonstrate(config, tokenizer))
+        half.replace(run_dir.demonstrations)
+    return run_dir
+
+
+def model_folder(config: Config, run_dir: RunDir) -> Path:
+    """The Hugging Face folder that the run begins with."""
+    return Path(config.model.path) if config.model.path else run_dir.model
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """Raises ConfigError where the folder has no tokenizer or no chat template."""
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"`model.path` {folder} is not a Hugging Face model folder: it has no config.json")
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        raise ConfigError(f"`model.path` {folder} has no tokenizer; save one beside the weights (save_pretrained)")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if not tokenizer.chat_template:
+        raise ConfigError(f"`model.path` {folder}: its tokenizer has no chat template; Slipstream trains chat models")
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    return tokenizer
+
+
+def vocabulary_texts(config: EnvConfig, num_tasks: int) -> set[str]:
+    """Every text that the first `num_tasks` train tasks show or take while an expert plays them."""
+    return asyncio.run(_vocabulary_texts(config, num_tasks))
+
+
+async def _vocabulary_texts(config: EnvConfig, num_tasks: int) -> set[str]:
+    env, action_format = make_env(config.name, config.options), FORMATS[config.action_format]
+    texts = {action_format.instructions}
+    for index in range(num_tasks):
+        observation = await env.reset(Task(env=config.name, split="train", index=index))
+        for _ in range(config.max_turns):
+            texts.update(message.content for message in observation.messages)
+            texts.update(action_format.write(action) for action in env.admissible() or ())
+            action = env.expert()
+            texts.add(action_format.write(action))
+            observation = await env.step(action)
+            if observation.done:
+                break
+        texts.update(message.content for message in observation.messages)
+    await env.close()
+    return texts
+
+
+class NoisyExpert:
+    """Plays an environment by its own expert, and with chance `noise` does any admissible action instead."""
+
+    def __init__(self, env: Env, tokenizer: PreTrainedTokenizerBase, action_format: ActionFormat, noise: float) -> None:
+        self._env, self._tokenizer, self._format, self._noise = env, tokenizer, action_format, noise
+        self._end = end_of_turn_text(tokenizer)
+
+    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
+        """The tokens of the next action. Log-probabilities are 0: nothing was drawn from a distribution."""
+        chance = random.Random(seed)
+        choices = self._env.admissible()
+        action = chance.choice(choices) if choices and chance.random() < self._noise else self._env.expert()
+        written = list(self._tokenizer.encode(self._format.write(action) + self._end, add_special_tokens=False))
+        return Completion(
+            tokens=written,
+            logprobs=[0.0] * len(written),
+            version_spans=[VersionSpan(start=0, stop=len(written), policy_version=0)],
+            finish_reason="stop",
+        )
+
+
+def demonstrate(config: Config, tokenizer: PreTrainedTokenizerBase) -> Iterator[Trajectory]:
+    """Yield `warm_start.episodes` expert episodes on train tasks, made by the actors' own rollout."""
+    env = make_env(config.env.name, config.env.options)
+    action_format = FORMATS[config.env.action_format]
+    expert = NoisyExpert(env, tokenizer, action_format, config.warm_start.noise)
+    allowance = Allowance(
+        max_turns=config.env.max_turns,
+        max_tokens=config.model.max_tokens,
+        step_timeout_s=config.env.step_timeout_s,
+        episode_timeout_s=config.env.episode_timeout_s,
+    )
+    with asyncio.Runner() as runner:
+        for index in range(config.warm_start.episodes):
+            attempt = _demonstration(config, index)
+            yield runner.run(
+                rollout(
+                    attempt,
+                    env=env,
+                    sampler=expert,
+                    tokenizer=tokenizer,
+                    action_format=action_format,
+                    allowance=allowance,
+                )
+            )
+        runner.run(env.close())
+
+
+def _demonstration(config: Config, index: int) -> Attempt:
+    return Attempt(
+        run_id=config.run.name,
+        task=Task(env=config.env.name, split="train", index=index),
+        group_id=index,
+        member=0,
+        attempt=0,
+        actor="expert",
+        sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=config.model.max_tokens),
+        seed=config.run.seed * 1_000_003 + index,
+        provenance=Provenance(host=socket.gethostname(), instance_kind="reserved", price_per_hour=0.0),
+    )

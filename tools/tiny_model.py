@@ -1,0 +1,69 @@
+"""A tiny model of one's own: a word-level tokenizer, a chat template, and a Qwen3 of random weights.
+
+Saved as a normal Hugging Face folder, so that everything which takes a model takes this one, and nothing is downloaded.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from common.config import TinyModelConfig
+
+END_OF_TURN, START_OF_TURN, PADDING, UNKNOWN = "<|im_end|>", "<|im_start|>", "<|pad|>", "<|unknown|>"
+ROLES = ("system", "user", "assistant", "tool")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# A word with the space before it is one token, so that decoding gives back exactly the text that was encoded.
+WORD = Regex(r" ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]|\s")
+
+
+def make_tiny_model(folder: Path, *, texts: Iterable[str], config: TinyModelConfig, max_tokens: int, seed: int) -> None:
+    """Save a model whose vocabulary is the words of `texts`, with weights drawn from `seed`."""
+    tokenizer = _tokenizer(texts, max_tokens)
+    torch.manual_seed(seed)
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=-(-len(tokenizer) // 16) * 16,  # whole SIMD lanes for the output layer
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            max_position_embeddings=max_tokens,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.convert_tokens_to_ids(END_OF_TURN),
+            pad_token_id=tokenizer.convert_tokens_to_ids(PADDING),
+        )
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _tokenizer(texts: Iterable[str], max_tokens: int) -> PreTrainedTokenizerFast:
+    specials = [PADDING, UNKNOWN, START_OF_TURN, END_OF_TURN]
+    words = dict.fromkeys([*ROLES, "\n"])
+    split = pre_tokenizers.Split(WORD, behavior="isolated")
+    for text in texts:
+        words.update(dict.fromkeys(word for word, _ in split.pre_tokenize_str(text)))
+    vocabulary = {word: index for index, word in enumerate([*specials, *sorted(words)])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = split
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(specials)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        chat_template=CHAT_TEMPLATE,
+        eos_token=END_OF_TURN,
+        pad_token=PADDING,
+        unk_token=UNKNOWN,
+        model_max_length=max_tokens,
+        clean_up_tokenization_spaces=False,
+    )

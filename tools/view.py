@@ -1,0 +1,87 @@
+"""What a person sees of a run: is it learning, how old is the data, and who waits for whom."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import redis
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from common.metrics import read_metrics
+from common.run_dir import RunDir
+from replay.fleet import Fleet, UnknownRun
+from replay.ledger import read_ledger
+from tools.table import two_columns
+
+SPARKS = "▁▂▃▄▅▆▇█"
+NUM_SPARKS = 60
+
+
+class View:
+    """A run, as its metrics file and its Redis tell it."""
+
+    def __init__(self, client: redis.Redis, run_dir: RunDir, run_id: str, *, num_steps: int) -> None:
+        self._client = client
+        self._fleet = Fleet(client, run_id)
+        self._run_dir = run_dir
+        self._run_id = run_id
+        self._num_steps = num_steps
+
+    def render(self) -> RenderableType:
+        """The whole picture, now."""
+        records = [record for record in read_metrics(self._run_dir.metrics) if "reward/mean" in record]
+        return Group(self._progress(records), self._actors())
+
+    def _progress(self, records: list[dict[str, Any]]) -> RenderableType:
+        ledger = read_ledger(self._client, self._run_id)
+        rows = {"state": self._state(), "step": f"{records[-1]['step'] if records else 0:.0f} of {self._num_steps}"}
+        if records:
+            last = records[-1]
+            rows |= {
+                "reward": f"{last['reward/mean']:.3f}  {sparkline([r['reward/mean'] for r in records])}",
+                "success": f"{last['reward/success']:.3f}  {sparkline([r['reward/success'] for r in records])}",
+                "lag": f"{last['lag/mean']:.2f} optimizer steps, {last['lag/max']:.0f} at most",
+                "mismatch": f"KL {last['mismatch/kl']:.4f}, ESS {last['mismatch/effective_sample_size']:.2f}",
+                "tokens/s": f"{last['fleet/generated_tokens_per_s']:.0f} generated, "
+                f"{last['perf/trained_tokens_per_s']:.0f} trained",
+                "who waits": who_waits(last),
+            }
+        dropped = ", ".join(f"{count} {reason}" for reason, count in ledger.dropped.items()) or "none"
+        rows["buffer"] = (
+            f"{ledger.queued} queued, {ledger.leased} leased, {ledger.ready} ready, {ledger.claimed} claimed, "
+            f"{ledger.trained} trained, dropped: {dropped}" + ("" if ledger.balanced else "  NOT BALANCED")
+        )
+        return two_columns(f"Slipstream: {self._run_id}", rows)
+
+    def _actors(self) -> RenderableType:
+        table = Table("actor", "state", "version", "episodes", "tokens/s", "KV", "pause ms", title_justify="left")
+        for member in self._fleet.members():
+            if member.role == "actor":
+                table.add_row(
+                    member.name, member.state.value, str(member.policy_version), str(member.num_episodes),
+                    f"{member.tokens_per_s:.0f}", f"{member.kv_use:.0%}", f"{1e3 * member.last_pause_s:.0f}",
+                )  # fmt: skip
+        return table
+
+    def _state(self) -> str:
+        try:
+            return self._fleet.run_state().value
+        except UnknownRun:
+            return "not there yet"
+
+
+def who_waits(step: Mapping[str, float]) -> str:
+    """The side that holds the other up, from the share of a step that the learner waited."""
+    busy = step["perf/learner_busy"]
+    if busy > 0.9:
+        return f"actors wait for the learner (busy {busy:.0%})"
+    if busy < 0.5:
+        return f"the learner waits for actors (busy {busy:.0%})"
+    return f"neither much (learner busy {busy:.0%})"
+
+
+def sparkline(values: list[float]) -> str:
+    """The last values as a line of blocks, lowest to highest."""
+    shown = values[-NUM_SPARKS:]
+    low, span = min(shown), max(shown) - min(shown) or 1.0
+    return "".join(SPARKS[round((value - low) / span * (len(SPARKS) - 1))] for value in shown)
