@@ -95,9 +95,9 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         """Why the newest stage, which has ended, failed; None when its weights are staged."""
         assert self._newest is not None, "asked for the end of a stage that was never begun"
         error = self._newest.exception(timeout=0)
-        if error is None or isinstance(error, WeightsRefused):
-            return error and str(error)
-        return f"{type(error).__name__}: {error}"
+        if error is None:
+            return None
+        return str(error) if isinstance(error, WeightsRefused) else f"{type(error).__name__}: {error}"
 
     def _receive(self, offer: Offer) -> StagedWeights:
         assert self._receiver is not None, "stage before init_transfer_engine"

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from actors.engine import Completion, EngineError, EngineLoad, WeightsRefused
 from actors.receive import ReceiverInfo
-from common.trajectory import Sampling, VersionSpan
+from common.trajectory import Sampling
 from common.weights import Offer
 from common.wire import encode
 
@@ -42,11 +42,6 @@ CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # several actors share the cores: more threads each were 12 to 15 times slower
     "TORCHDYNAMO_DISABLE": "1",  # else the first request for log-probabilities compiles for 4 to 9 s
 }
-CPU_OPTIONS = {
-    "enforce_eager": True,  # compiling takes 34 to 76 s of start for 1.1 to 1.5 times the speed
-    "block_size": 32,  # prefix hits on short prompts
-}
-CUDA_OPTIONS = {"enforce_eager": False, "gpu_memory_utilization": 0.9}
 
 
 def prepare_environment() -> None:
@@ -60,6 +55,15 @@ def prepare_environment() -> None:
         raise RuntimeError(f"vLLM was imported without {missing}; call prepare_environment() at the top of the process")
     for name in missing:
         os.environ[name] = wanted[name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Generation:
+    """A request that vLLM is working on."""
+
+    tokens: list[int]
+    params: Any  # vLLM's SamplingParams
+    future: asyncio.Future[Completion]
 
 
 class VllmEngine:
@@ -86,6 +90,9 @@ class VllmEngine:
 
         Raises EngineError when vLLM does not start.
         """
+        from actors import vllm_start  # not at the top: vLLM reads the environment while it is imported
+
+        self._vllm = vllm_start
         self._max_tokens = max_tokens
         self._kv_policy = kv_policy
         self._policy_version = policy_version
@@ -94,7 +101,7 @@ class VllmEngine:
         self._stage_timeout_s = 4 * receiver.timeout_s
         self._stop_token_ids = stop_token_ids(model_path)
         self._request_ids = itertools.count()
-        self._waiting: dict[str, asyncio.Future[Completion]] = {}
+        self._running: dict[str, _Generation] = {}
         self._generated_tokens = 0
         self._unsettled: set[asyncio.Future[Any]] = set()
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None is the order to stop
@@ -102,8 +109,8 @@ class VllmEngine:
         self._ending = threading.Lock()  # an order either comes before the thread's end, or is refused
         self._started = threading.Event()
         start = partial(
-            _start_vllm, model_path, receiver, policy_version=policy_version, seed=seed, max_model_len=max_tokens,
-            dtype=dtype, kv_cache_memory_bytes=kv_cache_bytes, max_num_seqs=max_episodes,
+            vllm_start.start_vllm, model_path, receiver, policy_version=policy_version, seed=seed, dtype=dtype,
+            max_model_len=max_tokens, kv_cache_memory_bytes=kv_cache_bytes, max_num_seqs=max_episodes,
         )  # fmt: skip
         # A daemon: an actor that dies without close() must not be kept alive by its engine.
         self._thread = threading.Thread(target=self._run, args=(start,), name="vllm-engine", daemon=True)
@@ -129,10 +136,12 @@ class VllmEngine:
         """
         check_prompt(tokens, max_tokens=self._max_tokens, vocab_size=self._vocab_size)
         num_tokens = min(sampling.max_turn_tokens, self._max_tokens - len(tokens))
-        params = self._sampling_params(sampling, num_tokens=num_tokens, seed=seed)
+        params = self._vllm.sampling_params(
+            sampling, num_tokens=num_tokens, seed=seed, stop_token_ids=self._stop_token_ids
+        )
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         request_id = str(next(self._request_ids))
-        self._order(partial(self._add, request_id, tokens, params, future), future)
+        self._order(partial(self._add, request_id, _Generation(tokens, params, future)), future)
         try:
             return await future
         except asyncio.CancelledError:
@@ -173,7 +182,7 @@ class VllmEngine:
     def load(self) -> EngineLoad:
         """What is running now; the tokens of a generation count when it ends."""
         return EngineLoad(
-            num_running=len(self._waiting),
+            num_running=len(self._running),
             kv_use=self._kv_cache.usage,  # two counters: safe to read from any thread
             generated_tokens=self._generated_tokens,
         )
@@ -201,23 +210,6 @@ class VllmEngine:
                 self._unsettled.add(future)
             self._inbox.put(work)
 
-    def _sampling_params(self, sampling: Sampling, *, num_tokens: int, seed: int | None) -> Any:
-        from vllm import SamplingParams  # see _start_vllm
-        from vllm.sampling_params import RequestOutputKind
-
-        return SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=seed,
-            max_tokens=num_tokens,
-            stop_token_ids=self._stop_token_ids,
-            logprobs=0,  # the sampled token's only
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-
     # From here on, everything runs on the stepping thread.
 
     def _run(self, start: Callable[[], Any]) -> None:
@@ -240,7 +232,7 @@ class VllmEngine:
 
     def _obey(self) -> bool:
         """Do what was ordered, and wait for more while nothing generates. False is the order to stop."""
-        while not self._waiting or not self._inbox.empty():
+        while not self._running or not self._inbox.empty():
             order = self._inbox.get()
             if order is None:
                 return False
@@ -249,25 +241,27 @@ class VllmEngine:
 
     def _step(self) -> None:
         for output in self._llm.step():
-            future = self._waiting.pop(output.request_id)
-            completion = completion_of(output.outputs[0])
-            self._generated_tokens += len(completion.tokens)
-            self._settle(future, completion)
+            generation = self._running.pop(output.request_id)
+            self._generated_tokens += len(output.outputs[0].token_ids)
+            try:
+                self._settle(generation.future, self._vllm.completion_of(output.outputs[0]))
+            except EngineError as error:  # this request's own
+                self._settle(generation.future, error)
 
-    def _add(self, request_id: str, tokens: list[int], params: Any, future: asyncio.Future[Completion]) -> None:
+    def _add(self, request_id: str, generation: _Generation) -> None:
         # The salt keeps a new request off prefixes that older weights computed.
-        prompt = {"type": "token", "prompt_token_ids": tokens, "cache_salt": f"v{self._policy_version}"}
+        prompt = {"type": "token", "prompt_token_ids": generation.tokens, "cache_salt": f"v{self._policy_version}"}
         try:
-            self._llm.add_request(request_id, prompt, params)
+            self._llm.add_request(request_id, prompt, generation.params)
         except ValueError as error:  # this request is wrong, the engine is not
-            self._settle(future, error)
+            self._settle(generation.future, error)
         else:
-            self._waiting[request_id] = future
+            self._running[request_id] = generation
 
     def _abort(self, request_id: str) -> None:
-        future = self._waiting.pop(request_id, None)
-        if future is not None:  # else it finished while it was cancelled
-            self._unsettled.discard(future)
+        generation = self._running.pop(request_id, None)
+        if generation is not None:  # else it finished while it was cancelled
+            self._unsettled.discard(generation.future)
             self._llm.abort_request([request_id])
 
     def _rpc(self, method: str, *args: Any) -> list[Any]:
@@ -284,8 +278,16 @@ class VllmEngine:
         if self._kv_policy == "recompute":
             self._llm.reset_prefix_cache(reset_running_requests=True)
         self._policy_version = policy_version
+        self._restart_unbegun()
         self._llm.wake_up(tags=["scheduling"])
         return time.perf_counter() - started_s
+
+    def _restart_unbegun(self) -> None:
+        """Add anew what has no token yet: all its tokens will be of the new version, so must the KV of its prompt."""
+        states = self._llm.output_processor.request_states.values()
+        for request_id in [state.external_req_id for state in states if state.detokenizer.num_output_tokens() == 0]:
+            self._llm.abort_request([request_id])
+            self._add(request_id, self._running.pop(request_id))
 
     def _settle(self, future: asyncio.Future[T], result: T | Exception) -> None:
         """Give `result` to who awaits `future`, in its own loop."""
@@ -296,7 +298,7 @@ class VllmEngine:
     def _end(self, failure: Exception) -> None:
         with self._ending:
             self._failure = failure
-        self._waiting.clear()
+        self._running.clear()
         for future in list(self._unsettled):
             self._settle(future, _engine_error(failure))
 
@@ -325,55 +327,6 @@ def check_prompt(tokens: list[int], *, max_tokens: int, vocab_size: int) -> None
         raise ValueError(
             f"token ids in [{min(tokens)}, {max(tokens)}], the model has [0, {vocab_size}): use its own tokenizer"
         )
-
-
-def completion_of(output: Any) -> Completion:
-    """What vLLM's finished CompletionOutput says, in our words. Raises EngineError for one that vLLM gave up on."""
-    if output.finish_reason not in ("stop", "length"):
-        raise EngineError(f"vLLM ended a generation with {output.finish_reason!r}")
-    return Completion(
-        tokens=list(output.token_ids),
-        logprobs=list(output.logprobs.logprobs),
-        version_spans=[
-            VersionSpan(start=span.start, stop=span.end, policy_version=int(span.version))
-            for span in output.weight_versions
-        ],
-        finish_reason=output.finish_reason,
-    )
-
-
-def _start_vllm(model_path: str, receiver: ReceiverInfo, *, policy_version: int, **options: Any) -> Any:
-    """Return vLLM's LLMEngine, ready to step, with our transfer engine connected."""
-    # vLLM reads the environment while it is imported, so that must come after prepare_environment().
-    from vllm import EngineArgs
-    from vllm.config.weight_transfer import WeightTransferConfig
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    from actors.staged_transfer import BACKEND, WORKER_EXTENSION
-
-    if torch.cuda.is_available():
-        del options["kv_cache_memory_bytes"]
-    else:
-        # OpenMP read OMP_NUM_THREADS when torch was imported, maybe too early; the setting is this thread's own.
-        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    llm = LLMEngine.from_engine_args(
-        EngineArgs(
-            model=model_path,
-            skip_tokenizer_init=True,  # tokens in, tokens out
-            generation_config="vllm",  # else the folder's temperature, top-p and top-k would bend ours
-            logprobs_mode="processed_logprobs",  # of the distribution that was sampled from
-            enable_prefix_caching=True,
-            async_scheduling=False,  # else a batch is in flight between steps, and a commit would tag it wrongly
-            disable_log_stats=True,
-            weight_transfer_config=WeightTransferConfig(backend=BACKEND),
-            worker_extension_cls=WORKER_EXTENSION,
-            **(CUDA_OPTIONS if torch.cuda.is_available() else CPU_OPTIONS),
-            **options,
-        )
-    )
-    llm.collective_rpc("init_weight_transfer_engine", args=(asdict(receiver),))
-    llm.set_weight_version(str(policy_version))
-    return llm
 
 
 def _engine_error(failure: Exception) -> EngineError:

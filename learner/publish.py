@@ -135,7 +135,7 @@ class Publisher:
             self._send(Stop())
             self._process.wait(self._close_timeout_s)
         except (OSError, subprocess.TimeoutExpired) as error:
-            log.warning("the publisher process does not end by itself: %s", error)
+            log.warning("the publisher process does not end by itself: %s", repr(error))
         self._end()
         self._slots.clear()
         for fd in self._slot_fds:

@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 import redis
 from hypothesis import HealthCheck, settings
@@ -204,6 +205,18 @@ class Books(RuleBasedStateMachine):
             self.num_finished += 1
             group.state, group.finished = "ready", self.num_finished
             del self.fences[group_id]
+
+    @rule(data=st.data(), policy_versions=st.lists(st.integers(0, 6), min_size=3, max_size=3))
+    @precondition(lambda self: self.fences)
+    def finish(self, data: st.DataObject, policy_versions: list[int]) -> None:
+        """Random single inserts seldom finish a group, and the learner needs finished ones."""
+        group_id = data.draw(st.sampled_from(sorted(self.fences)))
+        actor, lease = next(held for held in self.leases if held[1].fence == self.fences[group_id])
+        lease = msgspec.structs.replace(lease, missing=self.groups[group_id].missing())
+        for member, policy_version in zip(list(lease.missing), policy_versions, strict=False):
+            trajectory = attempt_at(lease, member, run_id=self.run_id, policy_version=policy_version, actor=actor)
+            assert self.actor_side.insert(lease, trajectory) is InsertResult.STORED
+            self.store(lease, member, policy_version)
 
     @rule(data=st.data(), repeat=st.booleans())
     @precondition(lambda self: self.leases)

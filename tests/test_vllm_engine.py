@@ -107,6 +107,7 @@ def server() -> Iterator[ChunkServer]:
 
 @pytest.fixture(scope="module")
 def keeping(policies: Policies) -> Iterator[VllmEngine]:
+    """One engine for the file, which runs in order: it serves version 0 up to the first refresh."""
     engine = started(policies, kv_policy="keep")
     yield engine
     asyncio.run(engine.close())
@@ -372,6 +373,28 @@ def test_after_a_refresh_new_requests_are_of_the_new_weights_alone(
     assert keeping.policy_version == 2
     assert completion.version_spans == [VersionSpan(start=0, stop=len(completion.tokens), policy_version=2)]
     assert worst(completion, forward_logprobs(policies.models[2], PROMPT * 16, completion.tokens)) < TOLERANCE
+
+
+def test_a_request_that_a_commit_overtakes_begins_with_the_new_weights(
+    keeping: VllmEngine, policies: Policies, server: ChunkServer
+) -> None:
+    """Ordered before the commit, and with a prompt whose KV the old weights left in the prefix cache."""
+
+    async def overtaken() -> Completion:
+        await keeping.generate(PROMPT * 16, ONES)
+        await keeping.stage(server.offer(policies.models[1], policy_version=3))
+        both_ordered = threading.Event()
+        holding = asyncio.create_task(keeping._call(lambda: both_ordered.wait(30)))
+        generating = asyncio.create_task(keeping.generate(PROMPT * 16, ONES))
+        committing = asyncio.create_task(keeping.commit(3))
+        await asyncio.sleep(0)  # each has placed its order, in this sequence
+        both_ordered.set()
+        await asyncio.gather(holding, committing)
+        return await generating
+
+    completion = run(overtaken())
+    assert completion.version_spans == [VersionSpan(start=0, stop=len(completion.tokens), policy_version=3)]
+    assert worst(completion, forward_logprobs(policies.models[1], PROMPT * 16, completion.tokens)) < TOLERANCE
 
 
 def test_when_its_thread_fails_all_who_wait_hear_of_it(keeping: VllmEngine) -> None:

@@ -81,6 +81,9 @@ async def _vocabulary_texts(config: EnvConfig, num_tasks: int) -> set[str]:
             if observation.done:
                 break
         texts.update(message.content for message in observation.messages)
+        await env.reset(Task(env=config.name, split="train", index=index))
+        refused = await env.step("?")  # what a policy hears when it writes nonsense, as it does at first
+        texts.update(message.content for message in refused.messages)
     await env.close()
     return texts
 

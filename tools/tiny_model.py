@@ -7,19 +7,21 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from common.config import TinyModelConfig
 
-END_OF_TURN, START_OF_TURN, PADDING, UNKNOWN = "<|im_end|>", "<|im_start|>", "<|pad|>", "<|unknown|>"
-ROLES = ("system", "user", "assistant", "tool")
+END_OF_TURN, PADDING, UNKNOWN = "<|end|>", "<|pad|>", "<|unknown|>"
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
+# Three tokens around a message: a tiny model pays for every one of them.
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-# A word with the space before it is one token, so that decoding gives back exactly the text that was encoded.
-WORD = Regex(r" ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]|\s")
+# A word is the same token wherever it stands, so that a model which learns to copy has one word to copy, not two. The
+# spaces are lost: text comes back as words with a space between any two, which environments must understand.
+WORD = Regex(r"[A-Za-z0-9]+|[^\sA-Za-z0-9]")
 
 
 def make_tiny_model(folder: Path, *, texts: Iterable[str], config: TinyModelConfig, max_tokens: int, seed: int) -> None:
@@ -48,15 +50,12 @@ def make_tiny_model(folder: Path, *, texts: Iterable[str], config: TinyModelConf
 
 
 def _tokenizer(texts: Iterable[str], max_tokens: int) -> PreTrainedTokenizerFast:
-    specials = [PADDING, UNKNOWN, START_OF_TURN, END_OF_TURN]
-    words = dict.fromkeys([*ROLES, "\n"])
-    split = pre_tokenizers.Split(WORD, behavior="isolated")
-    for text in texts:
-        words.update(dict.fromkeys(word for word, _ in split.pre_tokenize_str(text)))
+    specials = [PADDING, UNKNOWN, END_OF_TURN, *ROLES]
+    split = pre_tokenizers.Split(WORD, behavior="removed", invert=True)
+    words = {word for text in texts for word, _ in split.pre_tokenize_str(text)}
     vocabulary = {word: index for index, word in enumerate([*specials, *sorted(words)])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = split
-    tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(specials)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

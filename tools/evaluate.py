@@ -1,0 +1,100 @@
+"""`slipstream eval`: success on held-out tasks, played by one engine here, without a run."""
+
+import asyncio
+import json
+import logging
+import sys
+from pathlib import Path
+
+from actors.act import make_stage
+from actors.engine import Engine
+from actors.group import Stage
+from actors.receive import ReceiverInfo
+from actors.rollout import rollout
+from actors.tape import Attempt
+from actors.vllm_engine import VllmEngine, prepare_environment
+from common.config import Config, ConfigError
+from common.run_dir import RunDir
+from common.trajectory import Sampling, Task, Trajectory
+from envhub.catalogue import make_env
+from tools.prepare import load_tokenizer
+
+DEFAULT_NUM_TASKS = 100
+
+
+def evaluate(config: Config) -> int:
+    """Print success, score and turns as one JSON line for each way of sampling. The model is `model.path`, else the
+    trained model of `run.name`."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    folder = Path(config.model.path) if config.model.path else RunDir(config.run.root, config.run.name).trained_model
+    if not folder.is_dir():
+        raise ConfigError(f"no model at {folder}; give `model.path`, or `run.name` of a finished run")
+    load_tokenizer(folder)
+    prepare_environment()
+    engine = VllmEngine(
+        str(folder),
+        policy_version=0,
+        seed=config.run.seed,
+        max_tokens=config.model.max_tokens,
+        dtype=config.model.dtype,
+        kv_cache_bytes=config.actors.kv_cache_bytes,
+        max_episodes=config.actors.max_episodes,
+        kv_policy=config.actors.kv_policy,
+        receiver=ReceiverInfo(
+            redis_url="", run_id="eval", actor="eval", transport="pull", chunk_bytes=1, timeout_s=1.0
+        ),  # nothing is ever offered to it
+    )
+    stage = make_stage(engine, name="eval", run=config, actors=config.actors, model_path=folder)
+    asyncio.run(_evaluate(config, stage, engine))
+    return 0
+
+
+async def _evaluate(config: Config, stage: Stage, engine: Engine) -> None:
+    num_tasks = config.eval.num_tasks or DEFAULT_NUM_TASKS
+    try:
+        for name, temperature in (("sampled", config.sampling.temperature), ("greedy", 0.0)):
+            room = asyncio.Semaphore(config.actors.max_episodes)
+            played = await asyncio.gather(
+                *(_play(index, temperature, config, stage, room) for index in range(num_tasks))
+            )
+            print(json.dumps({"sampling": name, **_means(played)}), flush=True)
+    finally:
+        await engine.close()
+
+
+async def _play(index: int, temperature: float, config: Config, stage: Stage, room: asyncio.Semaphore) -> Trajectory:
+    attempt = Attempt(
+        run_id="eval",
+        task=Task(env=config.env.name, split="held_out", index=index),
+        group_id=index,
+        member=0,
+        attempt=0,
+        actor="eval",
+        sampling=Sampling(temperature=temperature, top_p=1.0, top_k=0, max_turn_tokens=config.sampling.max_turn_tokens),
+        seed=config.run.seed,
+        provenance=stage.provenance,
+    )
+    async with room:
+        env = make_env(stage.env_name, stage.env_options)
+        try:
+            return await rollout(
+                attempt,
+                env=env,
+                sampler=stage.engine,
+                tokenizer=stage.tokenizer,
+                action_format=stage.action_format,
+                allowance=stage.allowance,
+            )
+        finally:
+            await env.close()
+
+
+def _means(played: list[Trajectory]) -> dict[str, float]:
+    count = len(played)
+    return {
+        "num_tasks": count,
+        "success": sum(trajectory.success for trajectory in played) / count,
+        "score": sum(trajectory.score for trajectory in played) / count,
+        "turns": sum(len(trajectory.turns) for trajectory in played) / count,
+        "tokens": sum(trajectory.num_tokens for trajectory in played) / count,
+    }
