@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 # A sequence joins a batch of longer ones if it is at least this fraction as long as the longest: less padding against
-# fewer kernels. Between 0.7 and 0.95 the time of a step did not change by more than the noise.
+# fewer kernels. With 64 sequences of 60 to 180 tokens, 0.6 took about 10 % longer and 0.8 to 0.95 were alike.
 MIN_LENGTH_RATIO = 0.8
 
 

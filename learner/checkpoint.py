@@ -140,7 +140,7 @@ def _set_schedule(schedule: LambdaLR, optimizer: torch.optim.AdamW, step: int) -
     rates = [lr * fraction(step) for lr, fraction in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)]
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
-    schedule.load_state_dict(schedule.state_dict() | {"last_epoch": step, "_step_count": step + 1, "_last_lr": rates})
+    schedule.load_state_dict(schedule.state_dict() | {"last_epoch": step, "_last_lr": rates})
 
 
 def _on_first_rank(action: Callable[[], None], ranks: Ranks) -> None:

@@ -57,10 +57,11 @@ def load_model(path: str | Path, *, ranks: Ranks, dtype: str, activation_checkpo
     `dtype` is that of the forward pass, float32 or bfloat16; logits are always float32. Every rank calls it.
     Raises ValueError for a folder that holds no causal LM, and for a model that does not read packed rows right.
     """
-    causal_lm = _read(Path(path), attention=_attention_for(ranks.device, dtype))
+    causal_lm = _read(Path(path))
     # Always in evaluation mode: dropout would make the log-probabilities differ from the actors'.
     model = PackedModel(causal_lm, folder=Path(path)).eval()
     check_packing(model)
+    causal_lm.set_attn_implementation(_attention_for(ranks.device, dtype))
     layers = _decoder_layers(causal_lm)
     if activation_checkpointing:
         for layer in layers:
@@ -89,12 +90,11 @@ def check_packing(model: PackedModel) -> None:
         advantages=torch.zeros(11),
         lengths=lengths,
     )
-    ours = causal_lm.config._attn_implementation
     with torch.no_grad():
         found = model(packed, temperature=1.0, chunk_tokens=5).logprobs
         causal_lm.set_attn_implementation("eager")
         expected = torch.cat([_plain_logprobs(causal_lm, sequence) for sequence in tokens.split(lengths)])
-        causal_lm.set_attn_implementation(ours)
+        causal_lm.set_attn_implementation(PACKED_ATTENTION)
     difference = float((found - expected).abs().max())
     if difference > 1e-3:
         raise ValueError(
@@ -133,12 +133,12 @@ def save_hf(model: PackedModel, folder: str | Path, *, ranks: Ranks) -> None:
         AutoTokenizer.from_pretrained(model.folder).save_pretrained(folder)
 
 
-def _read(folder: Path, *, attention: str) -> PreTrainedModel:
+def _read(folder: Path) -> PreTrainedModel:
     if not (folder / "config.json").is_file():
         raise ValueError(f"`model.path` {folder} has no config.json; it must be a Hugging Face folder")
     transformers_logging.disable_progress_bar()
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=PACKED_ATTENTION)
 
 
 def _attention_for(device: torch.device, dtype: str) -> str:

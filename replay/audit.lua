@@ -1,5 +1,5 @@
--- audit: {counters, {state, group_id, fields of the group} for each, all keys of groups and payloads, and the milliseconds
--- that each of them has to live}, at one instant. It walks every key of the server, about 1 ms for each thousand.
+-- audit: {counters, {state, group_id, fields of the group} for each, all keys of groups and payloads, and the
+-- milliseconds that each of them has to live}, at one instant. It walks every key of the server while others wait.
 local groups = {}
 for _, state in ipairs({ 'queued', 'leased', 'ready', 'claimed' }) do
   for _, id in ipairs(redis.call('ZRANGE', base .. ':' .. state, 0, -1)) do

@@ -1,5 +1,5 @@
--- open: (epoch, max_attempts, then group_id, num_members, ticket for each). Ids rise, so that an id at or below the last
--- one is known to be opened already, however long ago it was settled.
+-- open: (epoch, max_attempts, then group_id, num_members, ticket for each) -> how many were new. Ids rise, so that an
+-- id at or below the last one is known to be opened already, however long ago it was settled.
 local refusal = fenced_out(ARGV[1])
 if refusal then return refusal end
 local last = tonumber(redis.call('HGET', counters, 'last_group_id') or '-1')

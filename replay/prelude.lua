@@ -1,5 +1,5 @@
 -- What the verbs share. KEYS[1] names the stream, KEYS[2] the learner's epoch; a group is one hash, and is a member of
--- exactly one of the sorted sets queued (by id), leased (by deadline), ready (by order of finishing), claimed (by step).
+-- exactly one sorted set: queued (by id), leased (by deadline), ready (by order of finishing) or claimed (by step).
 local base = KEYS[1]
 local counters = base .. ':counters'
 

@@ -1,4 +1,5 @@
--- quarantine: (epoch, group_id, member, description, most to keep). The poisoned payload is kept aside; its group is dropped.
+-- quarantine: (epoch, group_id, member, description, most to keep). The poisoned payload is kept aside; its group is
+-- dropped.
 local refusal = fenced_out(ARGV[1])
 if refusal then return refusal end
 local id, member = ARGV[2], ARGV[3]

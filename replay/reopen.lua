@@ -1,4 +1,5 @@
--- reopen: (epoch, step, limit) -> how many. Claims of later steps are in no checkpoint: ready again, in their old order.
+-- reopen: (epoch, step, limit) -> how many. Claims of later steps are in no checkpoint: ready again, in their old
+-- order.
 local refusal = fenced_out(ARGV[1])
 if refusal then return refusal end
 local ids = redis.call('ZRANGEBYSCORE', base .. ':claimed', '(' .. ARGV[2], '+inf', 'LIMIT', 0, ARGV[3])

@@ -326,14 +326,17 @@ def test_a_drop_takes_groups_in_any_state_and_fences_their_holders(buffer: Buffe
 def test_a_learner_from_an_older_checkpoint_finds_the_rest_ready_again_in_order(
     buffer: Buffer, redis_client: redis.Redis, run_id: str
 ) -> None:
-    make_ready(buffer, run_id, 0, 1, 2, 3)
+    buffer.open([ticket(group_id) for group_id in range(4)])
+    leases = [leased(buffer) for _ in range(4)]
+    for group_id in (0, 3, 1, 2):
+        fill(buffer, leases[group_id], run_id)
     assert ids(buffer.claim(1, 1, policy_version=0, max_lag=0)) == [0]
-    assert ids(buffer.claim(2, 2, policy_version=0, max_lag=0)) == [1, 2]
+    assert ids(buffer.claim(2, 2, policy_version=0, max_lag=0)) == [3, 1]
     buffer.settle(1)
     resumed = make_buffer(redis_client, run_id)
     resumed.acquire_epoch()
     assert resumed.reopen(1) == 2
-    assert ids(resumed.claim(2, 3, policy_version=0, max_lag=0)) == [1, 2, 3]
+    assert ids(resumed.claim(2, 3, policy_version=0, max_lag=0)) == [3, 1, 2]
     resumed.settle(2)
     assert resumed.ledger().trained == 4
     assert resumed.audit() == []

@@ -21,7 +21,7 @@ CHAT_TEMPLATE = (
 )
 # A word is the same token wherever it stands, so that a model which learns to copy has one word to copy, not two. The
 # spaces are lost: text comes back as words with a space between any two, which environments must understand.
-WORD = Regex(r"[A-Za-z0-9]+|[^\sA-Za-z0-9]")
+WORD = Regex(r"\[[A-Z]+\]|[A-Za-z0-9]+|[^\sA-Za-z0-9]")
 
 
 def make_tiny_model(folder: Path, *, texts: Iterable[str], config: TinyModelConfig, max_tokens: int, seed: int) -> None:
