@@ -90,20 +90,19 @@ def position_of(store: Store, product_id: str) -> int:
 
 
 def terse_text(store: Store, page: Page, *, page_size: int) -> str:
-    """The page in as few words as a policy can do with: no chrome, and of choices only those made."""
+    """The page in as few words as a policy can do with: no chrome, codes that say it all, and only choices made."""
     if page.bought:
         return "bought"
     if page.results is None:
         return "search"
     if page.product is None:
         shown = [store.products[position] for position in page.results[page.first : page.first + page_size]]
-        rows = [f"{product.product_id} {product.title} {product.price:.0f}" for product in shown]
-        return SEPARATOR.join(rows) or "no results"
+        return SEPARATOR.join(product.product_id for product in shown) or "no results"
     if page.options:
         return SEPARATOR.join(f"{option} {value}" for option, value in page.options.items())
     product = store.products[page.product]
     offers = [f"{option} {' '.join(values)}" for option, values in product.options.items()]
-    return SEPARATOR.join([f"{product.title} {product.price:.0f}", *offers, BUY])
+    return SEPARATOR.join([product.product_id, *offers, BUY])
 
 
 def webshop_text(store: Store, page: Page, *, page_size: int) -> str:

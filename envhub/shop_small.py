@@ -1,9 +1,12 @@
 """The small profile's catalogue: six products in about 65 words, for a model that learns to read from nothing.
 
-Beside the goal stand three products that differ from what is asked in one thing each, and two of other kinds.
+Beside the goal stand three products that differ from what is asked in one thing each (too dear, another attribute,
+another kind) and two that differ in all. A product's code is its title and its price: a model of half a million
+weights learns to copy words in seconds and to look up a code that stands beside them in hours.
 """
 
 import random
+from dataclasses import replace
 
 from common.trajectory import Task
 from envhub.bm25 import Bm25
@@ -27,79 +30,84 @@ NUM_COLORS = 3
 def make_small_store(task: Task) -> Store:
     """Return the world of `task`. Raises ValueError for a split that does not exist."""
     rng = task_rng(task, world="shop/small")
-    ids = ["b1", "b2", "b3", "b4", "b5", "b6"]
-    rng.shuffle(ids)
-    goal = _draw_goal(rng, product_id=ids[0])
+    goal = _draw_goal(rng)
     while split_of(_instruction(goal)) != task.split:
-        goal = _draw_goal(rng, product_id=ids[0])
-    products = [_wanted(rng, goal)]
-    differences = rng.sample((_other_attribute, _other_attribute, _too_dear, _other_kind), 3)
-    products += [differ(rng, goal, product_id) for differ, product_id in zip(differences, ids[1:4], strict=True)]
-    products += [_unrelated(rng, goal, product_id) for product_id in ids[4:]]
-    products.sort(key=lambda product: product.product_id)
-    asked = " ".join(sorted(goal.attributes))
-    unrelated = [product.title for product in products if product.product_id in ids[4:]]
+        goal = _draw_goal(rng)
+    wanted = _wanted(rng, goal)
+    near = [_too_dear(rng, goal), _other_attribute(rng, goal), _other_kind(rng, goal)]
+    unrelated = [_unrelated(rng, goal)]
+    while len({product.title for product in unrelated}) < 2:
+        unrelated = [unrelated[0], _unrelated(rng, goal)]
+    products = [wanted, *near, *unrelated]
+    rng.shuffle(products)
+    asked = " ".join(goal.attributes)
     return Store(
         products=tuple(products),
         index=Bm25([product.title for product in products]),
-        goal=goal,
+        goal=replace(goal, product_id=wanted.product_id),
         instruction=_instruction(goal),
-        searches=(f"{asked} {goal.kind.name}", goal.kind.name, asked, *unrelated),
+        searches=(f"{asked} {goal.kind.name}", goal.kind.name, asked, *(product.title for product in unrelated)),
     )
 
 
-def _draw_goal(rng: random.Random, *, product_id: str) -> Goal:
+def _draw_goal(rng: random.Random) -> Goal:
+    """What is wanted; which product has it all is not known yet."""
     return Goal(
         kind=rng.choice(KINDS),
         attributes=frozenset({rng.choice(ATTRIBUTES)}),
         options={"color": rng.choice(COLORS), "size": rng.choice(SIZES)},
         max_price=rng.choice(MAX_PRICES),
-        product_id=product_id,
+        product_id="",
     )
 
 
 def _instruction(goal: Goal) -> str:
-    wanted = [*sorted(goal.attributes), goal.kind.name, *goal.options.values()]
+    wanted = [*goal.attributes, goal.kind.name, *goal.options.values()]
     return f"find {' '.join(wanted)} under {goal.max_price:.0f}"
 
 
 def _wanted(rng: random.Random, goal: Goal) -> Product:
     price = rng.choice([price for price in PRICES if price < goal.max_price])
-    return _product(rng, goal.product_id, goal.kind, goal.attributes, price, color=goal.options["color"])
+    return _product(rng, goal.kind, goal.attributes, price, color=goal.options["color"])
 
 
-def _other_attribute(rng: random.Random, goal: Goal, product_id: str) -> Product:
-    other = rng.choice([attribute for attribute in ATTRIBUTES if attribute not in goal.attributes])
-    return _product(rng, product_id, goal.kind, frozenset({other}), rng.choice(PRICES))
-
-
-def _too_dear(rng: random.Random, goal: Goal, product_id: str) -> Product:
+def _too_dear(rng: random.Random, goal: Goal) -> Product:
     price = rng.choice([price for price in PRICES if price > goal.max_price])
-    return _product(rng, product_id, goal.kind, goal.attributes, price)
+    return _product(rng, goal.kind, goal.attributes, price)
 
 
-def _other_kind(rng: random.Random, goal: Goal, product_id: str) -> Product:
-    kind = rng.choice([kind for kind in KINDS if kind != goal.kind])
-    return _product(rng, product_id, kind, goal.attributes, rng.choice(PRICES))
+def _other_attribute(rng: random.Random, goal: Goal) -> Product:
+    return _product(rng, goal.kind, _attributes_but(rng, goal.attributes), rng.choice(PRICES))
 
 
-def _unrelated(rng: random.Random, goal: Goal, product_id: str) -> Product:
-    kind = rng.choice([kind for kind in KINDS if kind != goal.kind])
-    other = rng.choice([attribute for attribute in ATTRIBUTES if attribute not in goal.attributes])
-    return _product(rng, product_id, kind, frozenset({other}), rng.choice(PRICES))
+def _other_kind(rng: random.Random, goal: Goal) -> Product:
+    return _product(rng, _kind_but(rng, goal.kind), goal.attributes, rng.choice(PRICES))
+
+
+def _unrelated(rng: random.Random, goal: Goal) -> Product:
+    return _product(rng, _kind_but(rng, goal.kind), _attributes_but(rng, goal.attributes), rng.choice(PRICES))
+
+
+def _kind_but(rng: random.Random, unwanted: Kind) -> Kind:
+    return rng.choice([kind for kind in KINDS if kind != unwanted])
+
+
+def _attributes_but(rng: random.Random, unwanted: frozenset[str]) -> frozenset[str]:
+    return frozenset({rng.choice([attribute for attribute in ATTRIBUTES if attribute not in unwanted])})
 
 
 def _product(
-    rng: random.Random, product_id: str, kind: Kind, attributes: frozenset[str], price: int, *, color: str | None = None
+    rng: random.Random, kind: Kind, attributes: frozenset[str], price: int, *, color: str | None = None
 ) -> Product:
-    """A product in three colours, `color` among them when given."""
+    """A product in three colours, `color` among them when given. Two that are named alike are alike in all but those."""
     colors = rng.sample(COLORS, NUM_COLORS)
     if color is not None and color not in colors:
         colors[rng.randrange(NUM_COLORS)] = color
+    title = " ".join([*attributes, kind.name])
     return Product(
-        product_id=product_id,
+        product_id=f"{title} {price}",
         kind=kind,
-        title=" ".join([*sorted(attributes), kind.name]),
+        title=title,
         attributes=attributes,
         price=price,
         options={"color": tuple(colors), "size": SIZES},

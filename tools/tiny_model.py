@@ -39,6 +39,8 @@ def make_tiny_model(folder: Path, *, texts: Iterable[str], config: TinyModelConf
             head_dim=config.head_dim,
             max_position_embeddings=max_tokens,
             tie_word_embeddings=True,
+            # Transformers' 0.02 suits widths of thousands; at a width of 100 it costs hundreds of steps to grow out of.
+            initializer_range=config.hidden_size**-0.5,
             bos_token_id=None,
             eos_token_id=tokenizer.convert_tokens_to_ids(END_OF_TURN),
             pad_token_id=tokenizer.convert_tokens_to_ids(PADDING),
