@@ -15,7 +15,7 @@ $(STAMP): requirements/lock.txt pyproject.toml tools/setup_system.sh
 	bash tools/setup_system.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install $(PIP_FLAGS) --no-deps -r requirements/lock.txt
-	$(BIN)/pip install $(PIP_FLAGS) --no-deps --no-build-isolation --editable .
+	$(BIN)/pip install $(PIP_FLAGS) --no-deps --editable .
 	touch $(STAMP)
 
 quickstart: setup

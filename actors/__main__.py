@@ -6,6 +6,7 @@ Its own settings say where the run is and what kind of actor this is; everything
 import asyncio
 import importlib
 import logging
+import os
 import sys
 import tempfile
 import threading
@@ -14,14 +15,16 @@ import zlib
 from pathlib import Path
 
 from actors.act import act, make_stage
+from actors.engine import EngineError
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import VllmEngine, prepare_environment
 from common.config import Config, ConfigError, load_config
-from common.connection import RedisUnreachable, connect_or_explain
-from common.shutdown import Shutdown, die_with_parent
+from common.connection import RedisUnreachable, connect_or_explain, without_password
+from common.shutdown import Shutdown
+from envhub.catalogue import make_env
 from replay.buffer import Buffer
 from replay.bulletin import Bulletin
-from replay.fleet import Fleet, RunFacts, UnknownRun
+from replay.fleet import Fleet, RunFacts, RunState, UnknownRun
 
 JOIN_POLL_S = 0.2
 
@@ -30,28 +33,26 @@ log = logging.getLogger("actors")
 
 def main(name: str, settings: list[str]) -> int:
     """Return the exit code: 0 the run is over, 2 bad input, 75 told to leave."""
-    die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     shutdown = Shutdown()
     try:
-        files = [setting for setting in settings if "=" not in setting]
-        mine = load_config(files[0] if files else None, [setting for setting in settings if "=" in setting])
-        client = connect_or_explain(mine.redis.url)
-        fleet = Fleet(client, mine.run.name)
-        # vLLM takes 10 s to import; the learner meanwhile makes the model that this actor waits for.
-        importing = threading.Thread(target=importlib.import_module, args=("vllm",), daemon=True)
-        importing.start()
-        facts = wait_for_run(fleet, mine.actors.join_timeout_s, shutdown)
-        if facts is None:
-            return shutdown.exit_code
-        if not (Path(facts.model_path) / "config.json").is_file():
-            raise ConfigError(f"the run's model folder {facts.model_path} is not on this host; share or copy it")
+        with shutdown.nothing_to_lose():
+            mine = own_config(settings)
+            client = connect_or_explain(mine.redis.url)
+            fleet = Fleet(client, mine.run.name)
+            # vLLM takes 10 s to import; the learner meanwhile makes the model that this actor waits for.
+            importing = threading.Thread(target=importlib.import_module, args=("vllm",), daemon=True)
+            importing.start()
+            try:
+                facts = wait_for_run(fleet, mine.actors.join_timeout_s)
+            finally:
+                importing.join()  # an interpreter that ended in mid-import would crash
+            run = run_config(facts)
+            check_host(run, Path(facts.model_path))
+            engine = start_engine(name, run=run, mine=mine, facts=facts)
     except (ConfigError, RedisUnreachable, UnknownRun) as error:
         print(f"slipstream actors: {error}", file=sys.stderr)
         return 2
-    run = run_config(facts)
-    importing.join()
-    engine = start_engine(name, run=run, mine=mine, facts=facts)
     buffers = {
         stream: Buffer(
             client,
@@ -82,23 +83,44 @@ def main(name: str, settings: list[str]) -> int:
     return asyncio.run(play())
 
 
-def wait_for_run(fleet: Fleet, timeout_s: float, shutdown: Shutdown) -> RunFacts | None:
-    """What the run's learner says about it; None when told to stop. Raises UnknownRun after `timeout_s`.
+def own_config(settings: list[str]) -> Config:
+    """This actor's own settings, from a file and overrides."""
+    files = [setting for setting in settings if "=" not in setting]
+    config = load_config(files[0] if files else None, [setting for setting in settings if "=" in setting])
+    config.redis.url = without_password(config.redis.url)
+    return config
 
-    Actors may be started first, so a run that is not there yet is waited for, aloud.
+
+def wait_for_run(fleet: Fleet, timeout_s: float) -> RunFacts:
+    """What the run's learner says about it. Raises UnknownRun after `timeout_s`.
+
+    Actors may be started first, so a run that is not there yet, or whose learner failed and may come back, is waited
+    for, aloud.
     """
     deadline, said = time.monotonic() + timeout_s, False
-    while not shutdown.requested.is_set():
+    while True:
         try:
-            return fleet.run_facts()
+            if fleet.run_state() is not RunState.FAILED:
+                return fleet.run_facts()
+            missing = UnknownRun("the run's learner ended with an error; see its log, and start it again")
         except UnknownRun as error:
-            if time.monotonic() > deadline:
-                raise
-            if not said:
-                log.info("waiting up to %.0f s for the learner: %s", timeout_s, error)
-                said = True
-            shutdown.requested.wait(JOIN_POLL_S)
-    return None
+            missing = error
+        if time.monotonic() > deadline:
+            raise missing
+        if not said:
+            log.info("waiting up to %.0f s for the learner: %s", timeout_s, missing)
+            said = True
+        time.sleep(JOIN_POLL_S)
+
+
+def check_host(run: Config, model_folder: Path) -> None:
+    """Raise ConfigError unless this host has what the run needs of it: the model's folder and the environment."""
+    if not (model_folder / "config.json").is_file():
+        raise ConfigError(f"the run's model folder {model_folder} is not on this host; share or copy it")
+    try:
+        asyncio.run(make_env(run.env.name, run.env.options).close())
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def run_config(facts: RunFacts) -> Config:
@@ -111,26 +133,34 @@ def run_config(facts: RunFacts) -> Config:
 
 def start_engine(name: str, *, run: Config, mine: Config, facts: RunFacts) -> VllmEngine:
     """A vLLM engine that will serve from the first offered version on: what the folder holds has no number."""
-    return VllmEngine(
-        facts.model_path,
-        policy_version=-1,
-        seed=zlib.crc32(f"{run.run.seed}/{name}".encode()),
-        max_tokens=run.model.max_tokens,
-        dtype=run.model.dtype,
-        kv_cache_bytes=mine.actors.kv_cache_bytes,
-        max_episodes=mine.actors.max_episodes,
-        kv_policy=mine.actors.kv_policy,
-        receiver=ReceiverInfo(
-            redis_url=mine.redis.url,
-            run_id=run.run.name,
-            actor=name,
-            transport=mine.actors.transport,
-            chunk_bytes=run.weights.chunk_bytes,
-            timeout_s=2 * run.weights.broadcast_timeout_s,
-        ),
-    )
+    try:
+        return VllmEngine(
+            facts.model_path,
+            policy_version=-1,
+            seed=zlib.crc32(f"{run.run.seed}/{name}".encode()),
+            max_tokens=run.model.max_tokens,
+            dtype=run.model.dtype,
+            kv_cache_bytes=mine.actors.kv_cache_bytes,
+            max_episodes=mine.actors.max_episodes,
+            kv_policy=mine.actors.kv_policy,
+            receiver=ReceiverInfo(
+                redis_url=mine.redis.url,
+                run_id=run.run.name,
+                actor=name,
+                transport=mine.actors.transport,
+                chunk_bytes=run.weights.chunk_bytes,
+                timeout_s=2 * run.weights.broadcast_timeout_s,
+            ),
+        )
+    except EngineError as error:
+        if not isinstance(error.__cause__, ValueError):
+            raise
+        why = " ".join(str(error.__cause__).split())
+        raise ConfigError(f"vLLM refuses the model or the sizes that it was given: {why}") from None
 
 
 if __name__ == "__main__":
     prepare_environment()
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    exit_code = main(sys.argv[1], sys.argv[2:])
+    # Not sys.exit: the interpreter takes seconds to clear vLLM's heap, which a preempted actor may not have.
+    os._exit(exit_code)

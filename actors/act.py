@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from actors.beat import Leases, keep_beating
 from actors.engine import Engine
-from actors.group import Stage, rollout_group
+from actors.group import Episodes, Stage, rollout_group
 from actors.refresh import RefreshCounts, keep_fresh
 from actors.rollout import Allowance
 from common.action_format import FORMATS
@@ -71,7 +71,7 @@ async def act(
 
 async def _lease_one(stage: Stage, buffers: dict[str, Buffer], leases: Leases, actors: ActorsConfig) -> bool:
     """Start on one more group, if the engine has room and a buffer has one."""
-    if leases.num_episodes() >= actors.max_episodes or stage.engine.load().kv_use > MAX_KV_USE:
+    if stage.episodes.num_running >= actors.max_episodes or stage.engine.load().kv_use > MAX_KV_USE:
         return False
     for stream, buffer in buffers.items():
         lease = await asyncio.to_thread(buffer.lease, stage.actor)
@@ -117,4 +117,5 @@ def make_stage(
         provenance=Provenance(
             host=socket.gethostname(), instance_kind=actors.instance_kind, price_per_hour=actors.price_per_hour
         ),
+        episodes=Episodes(),
     )

@@ -21,9 +21,6 @@ class Leases:
 
     playing: dict[tuple[str, int], tuple[Lease, asyncio.Task[None]]] = field(default_factory=dict)
 
-    def num_episodes(self) -> int:
-        return sum(len(lease.missing) for lease, _ in self.playing.values())
-
     def tasks(self) -> list[asyncio.Task[None]]:
         return [task for _, task in self.playing.values()]
 
@@ -55,7 +52,7 @@ async def keep_beating(
             price_per_hour=stage.provenance.price_per_hour,
             transport=actors.transport,
             policy_version=stage.engine.policy_version,
-            num_episodes=leases.num_episodes(),
+            num_episodes=stage.episodes.num_running,
             generated_tokens=load.generated_tokens,
             tokens_per_s=(load.generated_tokens - last_tokens) / max(now - last_beat, 1e-6),
             kv_use=load.kv_use,

@@ -22,6 +22,13 @@ FULL_RETRY_S = 0.5
 log = logging.getLogger(__name__)
 
 
+@dataclass(kw_only=True, slots=True)
+class Episodes:
+    """How many episodes an actor is playing."""
+
+    num_running: int = 0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
     """What every episode of an actor is played with."""
@@ -35,15 +42,12 @@ class Stage:
     action_format: ActionFormat
     allowance: Allowance
     provenance: Provenance
+    episodes: Episodes
 
 
 async def rollout_group(lease: Lease, *, stage: Stage, buffer: Buffer) -> None:
-    """Play every missing member of `lease` and account for each; give back what misses when this is cancelled.
-
-    Waits until the engine serves a policy as new as the ticket asks for.
-    """
+    """Play every missing member of `lease` and account for each; give back what misses when this is cancelled."""
     try:
-        await serving_version(stage.engine, lease.ticket.min_policy_version)
         async with asyncio.TaskGroup() as members:
             for member, attempt in lease.missing.items():
                 members.create_task(_play_member(lease, member, attempt, stage, buffer))
@@ -53,9 +57,17 @@ async def rollout_group(lease: Lease, *, stage: Stage, buffer: Buffer) -> None:
 
 
 async def _play_member(lease: Lease, member: int, attempt: int | None, stage: Stage, buffer: Buffer) -> None:
-    """Play one member until it is stored, or until there is no attempt left to make."""
-    while attempt is not None:
-        attempt = await _play_once(lease, member, attempt, stage, buffer)
+    """Play one member until it is stored, or until there is no attempt left to make.
+
+    Waits until the engine serves a policy as new as the ticket asks for.
+    """
+    stage.episodes.num_running += 1
+    try:
+        await serving_version(stage.engine, lease.ticket.min_policy_version)
+        while attempt is not None:
+            attempt = await _play_once(lease, member, attempt, stage, buffer)
+    finally:
+        stage.episodes.num_running -= 1
 
 
 async def _play_once(lease: Lease, member: int, attempt: int, stage: Stage, buffer: Buffer) -> int | None:

@@ -12,7 +12,7 @@ from actors.tape import Attempt, Tape
 from common.action_format import ActionFormat
 from common.chat import Chat, Extension
 from common.message import Message
-from common.trajectory import OUTCOME_OF, StopReason, Trajectory
+from common.trajectory import MAX_REWARD, OUTCOME_OF, StopReason, Trajectory
 from envhub.env import Env, EnvError, Observation
 
 
@@ -61,6 +61,8 @@ async def _play(
 ) -> Trajectory:
     tape = Tape()
     observation = await _answer(env.reset(attempt.task), allowance.step_timeout_s)
+    if observation.done or not observation.messages:
+        raise EnvError("a reset came back with the episode over, or with nothing said")
     opening = with_instructions(observation.messages, action_format)
     tape.add_prompt(Extension(tokens=chat.open(opening), new_branch=False))
     stop_reason = _spent(tape, allowance)
@@ -107,15 +109,28 @@ async def _answer(answer: Awaitable[Observation], timeout_s: float) -> Observati
     try:
         async with asyncio.timeout(timeout_s):
             observation = await answer
+        _check_answer(observation)
     except EnvError:
         raise
     except TimeoutError:
         raise EnvError(f"no answer within {timeout_s} s") from None
     except Exception as error:
         raise EnvError(f"{type(error).__name__}: {error}") from error
+    return observation
+
+
+def _check_answer(observation: object) -> None:
+    """Raise EnvError for what is no observation: it would do harm far from its cause."""
     if not isinstance(observation, Observation):
         raise EnvError(f"answered a {type(observation).__name__}, not an Observation")
-    return observation
+    for message in observation.messages:
+        if not isinstance(message, Message) or not isinstance(message.content, str):
+            raise EnvError(f"said {message!r}, not a Message")
+    for name, reward in observation.rewards.items():
+        if not isinstance(reward, int | float) or not abs(reward) <= MAX_REWARD:
+            raise EnvError(f"gave {reward!r} as reward {name!r}, not a finite number")
+    if not 0.0 <= observation.score <= 1.0:
+        raise EnvError(f"gave a score of {observation.score!r}, not in [0, 1]")
 
 
 def _spent(tape: Tape, allowance: Allowance) -> StopReason | None:

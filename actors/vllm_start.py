@@ -22,6 +22,7 @@ from common.trajectory import Sampling, VersionSpan
 CPU_OPTIONS = {
     "enforce_eager": True,  # compiling takes 34 to 76 s of start for 1.1 to 1.5 times the speed
     "block_size": 32,  # prefix hits on short prompts
+    "enable_chunked_prefill": False,  # a prompt in parts turns a request's own generator back, which CPUs cannot
 }
 CUDA_OPTIONS = {"enforce_eager": False, "gpu_memory_utilization": 0.9}
 

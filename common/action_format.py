@@ -36,11 +36,16 @@ class ActionFormat:
         if not self.opening:
             text = completion.strip()
             return ParsedAction(text=text, valid=bool(text))
-        found = re.findall(re.escape(self.opening) + r"(.*?)" + re.escape(self.closing), completion, re.DOTALL)
+        found = re.findall(_spaced(self.opening) + r"(.*?)" + _spaced(self.closing), completion, re.DOTALL)
         if not found:
             return ParsedAction(text="", valid=False)
         text = found[-1].strip()
         return ParsedAction(text=text, valid=bool(text))
+
+
+def _spaced(marker: str) -> str:
+    """A pattern for `marker` with white space free, as word-level tokenizers put spaces around every sign."""
+    return r"\s*".join(map(re.escape, re.findall(r"\w+|[^\w\s]", marker)))
 
 
 FORMATS: dict[str, ActionFormat] = {

@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+
+MAX_CHUNK_BYTES = 64 << 20  # what a publisher holds in memory for one request
 
 
 class ConfigError(ValueError):
@@ -48,6 +51,9 @@ class TinyModelConfig:
     num_tasks: int = 400  # train tasks whose text makes the vocabulary
 
     def __post_init__(self) -> None:
+        for name in ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "num_tasks"):
+            value = getattr(self, name)
+            _require(value >= 1, f"model.tiny.{name}", ">= 1", value, "leave it out for the default")
         _require(self.head_dim in (32, 64, 128), "model.tiny.head_dim", "32, 64 or 128", self.head_dim,
                  "vLLM's CPU attention has no other")  # fmt: skip
         _require(self.num_heads % self.num_kv_heads == 0, "model.tiny.num_kv_heads", "a divisor of num_heads",
@@ -85,6 +91,12 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         _require(self.max_turns >= 1, "env.max_turns", ">= 1", self.max_turns, "an episode has at least one turn")
+        for name in ("step_timeout_s", "episode_timeout_s"):
+            value = getattr(self, name)
+            _require(value > 0, f"env.{name}", "> 0", value, "leave it out for the default")
+        for name in ("num_train_tasks", "num_held_out_tasks"):
+            value = getattr(self, name)
+            _require(value >= 1, f"env.{name}", ">= 1", value, "leave it out for the default")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -124,6 +136,9 @@ class ReplayConfig:
         _require(self.target_lag >= 0, "replay.target_lag", ">= 0", self.target_lag, "use 0 for synchronous training")
         _require(self.max_lag >= 0, "replay.max_lag", ">= 0", self.max_lag, "use 0 for synchronous training")
         _require(self.lease_ttl_s >= 1, "replay.lease_ttl_s", ">= 1", self.lease_ttl_s, "try 10")
+        _require(self.max_attempts >= 1, "replay.max_attempts", ">= 1", self.max_attempts, "1 is no second try")
+        _require(self.max_trajectory_bytes >= 1, "replay.max_trajectory_bytes", ">= 1", self.max_trajectory_bytes,
+                 "8 MiB is the default")  # fmt: skip
 
 
 @dataclass(kw_only=True, slots=True)
@@ -141,6 +156,10 @@ class ActorsConfig:
     def __post_init__(self) -> None:
         _require(self.count >= 0, "actors.count", ">= 0", self.count, "0 starts none")
         _require(self.max_episodes >= 1, "actors.max_episodes", ">= 1", self.max_episodes, "try 32")
+        _require(self.kv_cache_bytes >= 1, "actors.kv_cache_bytes", ">= 1", self.kv_cache_bytes,
+                 "64 MiB is the default")  # fmt: skip
+        _require(self.join_timeout_s >= 0, "actors.join_timeout_s", ">= 0", self.join_timeout_s, "120 is the default")
+        _require(self.drain_s >= 0, "actors.drain_s", ">= 0", self.drain_s, "0 gives everything back at once")
         _require(self.transport in ("broadcast", "pull"), "actors.transport", "broadcast or pull", self.transport,
                  "use pull on spot instances")  # fmt: skip
         _require(self.kv_policy in ("keep", "recompute"), "actors.kv_policy", "keep or recompute", self.kv_policy,
@@ -214,11 +233,18 @@ class WarmStartConfig:
 
     def __post_init__(self) -> None:
         _require(0 <= self.noise < 1, "warm_start.noise", "in [0, 1)", self.noise, "0.3 leaves room to learn")
+        _require(self.episodes >= 0, "warm_start.episodes", ">= 0", self.episodes, "0 skips the warm start")
+        _require(self.epochs >= 1, "warm_start.epochs", ">= 1", self.epochs, "1 is one pass")
+        _require(self.batch_tokens >= 1, "warm_start.batch_tokens", ">= 1", self.batch_tokens, "try 4096")
+        _require(math.isfinite(self.lr) and self.lr > 0, "warm_start.lr", "> 0", self.lr, "try 1e-3")
 
 
 @dataclass(kw_only=True, slots=True)
 class EvalConfig:
     num_tasks: int = 0  # held-out tasks, each tried once sampled and once greedy; 0 skips evaluation
+
+    def __post_init__(self) -> None:
+        _require(self.num_tasks >= 0, "eval.num_tasks", ">= 0", self.num_tasks, "0 skips evaluation")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -226,6 +252,12 @@ class WeightsConfig:
     host: str = "127.0.0.1"  # the publisher binds here; other hosts need an address they can reach
     broadcast_timeout_s: float = 20.0  # a member that takes longer is left out and pulls
     chunk_bytes: int = 4 << 20  # of a pull reply and of a broadcast
+
+    def __post_init__(self) -> None:
+        _require(0 < self.chunk_bytes <= MAX_CHUNK_BYTES, "weights.chunk_bytes", f"in [1, {MAX_CHUNK_BYTES}]",
+                 self.chunk_bytes, "the publisher refuses to send more at once")  # fmt: skip
+        _require(self.broadcast_timeout_s > 0, "weights.broadcast_timeout_s", "> 0", self.broadcast_timeout_s,
+                 "20 is the default")  # fmt: skip
 
 
 @dataclass(kw_only=True, slots=True)
@@ -279,9 +311,12 @@ def load_config(path: str | None, overrides: list[str]) -> Config:
     except ConfigKeyError as error:
         raise ConfigError(_unknown_key(str(error.full_key))) from None
     except ValidationError as error:
-        raise ConfigError(f"`{error.full_key}`: {str(error).splitlines()[0]}") from None
+        raise ConfigError(f"`{error.full_key or ' '.join(overrides)}`: {str(error).splitlines()[0]}") from None
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0]) from None
+    except (yaml.YAMLError, OSError, TypeError) as error:  # TypeError: a list where sections are
+        where = path if path is not None else " ".join(overrides)
+        raise ConfigError(f"cannot read {where}: {' '.join(str(error).split())}") from None
     assert isinstance(config, Config)
     check_sections(config)
     return config

@@ -1,7 +1,8 @@
 """One way to talk to Redis: timeouts, retries and reply shapes are pinned here and nowhere else."""
 
 import os
-from urllib.parse import urlsplit
+import re
+from urllib.parse import unquote, urlsplit
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff
@@ -10,6 +11,7 @@ from redis.retry import Retry
 PASSWORD_VARIABLE = "SLIPSTREAM_REDIS_PASSWORD"
 CALL_TIMEOUT_S = 5.0
 NUM_RETRIES = 3
+NO_URL = "must be redis://host:port or unix://path, with / and @ in a password as %2F and %40"
 
 
 class RedisUnreachable(ValueError):
@@ -38,8 +40,8 @@ def connect(url: str) -> redis.Redis:
 
 def connect_or_explain(url: str) -> redis.Redis:
     """Return a client that has answered a ping. Raises RedisUnreachable."""
-    client = connect(url)
     try:
+        client = connect(url)
         client.ping()
     except redis.AuthenticationError as error:
         raise RedisUnreachable(
@@ -50,10 +52,33 @@ def connect_or_explain(url: str) -> redis.Redis:
             f"`redis.url` {shown(url)} does not answer: {error}; start a server there, or leave it empty in "
             "`slipstream up` to have one started"
         ) from None
+    except ValueError:  # its own words may hold a part of the password
+        raise RedisUnreachable(f"`redis.url` {NO_URL}, got {shown(url)!r}") from None
     return client
 
 
+def without_password(url: str) -> str:
+    """Return `url` without its password, which goes to SLIPSTREAM_REDIS_PASSWORD, for this process and its children.
+
+    What is left may stand in files, logs and command lines. Raises RedisUnreachable for what is no URL.
+    """
+    try:
+        password = urlsplit(url).password
+    except ValueError:
+        raise RedisUnreachable(f"`redis.url` {NO_URL}, got {shown(url)!r}") from None
+    if password is None:
+        if "password=" in urlsplit(url).query:
+            raise RedisUnreachable(
+                f"`redis.url`: write the password as redis://:password@host or set {PASSWORD_VARIABLE}"
+            )
+        return url
+    os.environ[PASSWORD_VARIABLE] = unquote(password)
+    scheme, _, rest = url.partition("://")
+    credentials, _, address = rest.rpartition("@")
+    user = credentials.partition(":")[0]
+    return f"{scheme}://{user}@{address}" if user else f"{scheme}://{address}"
+
+
 def shown(url: str) -> str:
-    """The URL without its password, for messages and logs."""
-    parts = urlsplit(url)
-    return url if parts.password is None else url.replace(f":{parts.password}@", ":***@")
+    """The URL without user and password, for messages and logs, also where it is none."""
+    return re.sub(r"://.*@", "://***@", url)

@@ -1,40 +1,63 @@
 """How a process ends in order: the first signal asks, the second insists, and children never outlive their parent."""
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 EXIT_PREEMPTED = 75  # told to leave, and left in order: a supervisor may start it anew elsewhere
+_EXIT_CODES = {int(signal.SIGTERM): EXIT_PREEMPTED, int(signal.SIGINT): 130}
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Shutdown:
     """Turns SIGTERM and SIGINT into a flag that loops look at; a second signal ends the process at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, at_once: Callable[[], None] = lambda: None) -> None:
+        """`at_once` is called before a second signal ends the process."""
         self.requested = threading.Event()
         self.signal: int | None = None
+        self._at_once = at_once
+        self._nothing_to_lose = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self._nothing_to_lose:
+            os._exit(_EXIT_CODES[number])
         if self.requested.is_set():
+            self._at_once()
             os._exit(128 + number)
         self.signal = number
         self.requested.set()
 
+    @contextlib.contextmanager
+    def nothing_to_lose(self) -> Iterator[None]:
+        """While a process starts, and holds nothing that it would have to give back, the first signal ends it."""
+        self._nothing_to_lose = True
+        try:
+            yield
+        finally:
+            self._nothing_to_lose = False
+
     @property
     def exit_code(self) -> int:
         """75 after SIGTERM, 130 after Ctrl-C, else 0."""
-        return {int(signal.SIGTERM): EXIT_PREEMPTED, int(signal.SIGINT): 130}.get(self.signal or 0, 0)
+        return _EXIT_CODES.get(self.signal or 0, 0)
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent ends, however it ends (Linux only)."""
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel ask this process to end when `parent_pid`, which started it, ends, however it ends (Linux only).
+
+    The wish survives exec, so a launcher may pass this as preexec_fn, with its own pid: then it holds for any program.
+    It is the thread that started this process whose end counts.
+    """
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() == 1:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent_pid:  # it ended before the kernel heard the wish
             os._exit(EXIT_PREEMPTED)

@@ -13,6 +13,9 @@ import numpy.typing as npt
 
 from common.wire import SCHEMA, decode, encode
 
+MAX_POLICY_VERSION = 2**31 - 1
+MAX_REWARD = 1e12  # far beyond any that means something, and sums of such rewards stay finite
+
 TokenArray = npt.NDArray[np.int32]
 LogprobArray = npt.NDArray[np.float32]
 MaskArray = npt.NDArray[np.bool_]
@@ -211,6 +214,8 @@ def check(trajectory: Trajectory, *, vocab_size: int) -> None:
         raise InvalidTrajectory("version_spans do not cover the sampled tokens, and only those")
     if np.any(trajectory.behaviour_logprob_array()[~sampled] != 0):
         raise InvalidTrajectory("behaviour_logprobs are not 0 on tokens that were not sampled")
+    if np.any(sampled[trajectory.branch_starts]):
+        raise InvalidTrajectory(f"branch_starts {trajectory.branch_starts} point at a sampled token, not at a prompt")
 
 
 def _check_arrays(trajectory: Trajectory, vocab_size: int) -> None:
@@ -235,8 +240,9 @@ def _check_numbers(trajectory: Trajectory) -> None:
     logprobs = trajectory.behaviour_logprob_array()
     if not np.all(np.isfinite(logprobs)) or logprobs.max() > 1e-3:
         raise InvalidTrajectory("behaviour_logprobs hold a value that is not finite, or above 0")
-    if not math.isfinite(trajectory.total_reward):
-        raise InvalidTrajectory(f"the rewards sum to {trajectory.total_reward}")
+    for turn in trajectory.turns:
+        if not all(abs(reward) <= MAX_REWARD for reward in turn.rewards.values()):  # NaN is not
+            raise InvalidTrajectory(f"rewards {turn.rewards} hold a value that is not finite, or beyond {MAX_REWARD:g}")
     if not 0.0 <= trajectory.score <= 1.0:
         raise InvalidTrajectory(f"score {trajectory.score} is outside [0, 1]")
     if trajectory.outcome is not OUTCOME_OF[trajectory.stop_reason]:
@@ -257,7 +263,8 @@ def _check_turns(trajectory: Trajectory) -> MaskArray:
         raise InvalidTrajectory("no turns: nothing was sampled")
     stop = 0
     for span in trajectory.version_spans:
-        if not stop <= span.start < span.stop <= trajectory.num_tokens or span.policy_version < 0:
+        in_order = stop <= span.start < span.stop <= trajectory.num_tokens
+        if not in_order or not 0 <= span.policy_version <= MAX_POLICY_VERSION:
             raise InvalidTrajectory(f"version span {span} is out of order or out of range")
         stop = span.stop
     return sampled

@@ -1,4 +1,4 @@
-"""The small profile's catalogue: six products in about 65 words, for a model that learns to read from nothing.
+"""The small profile's catalogue: six products in about 50 words, for a model that learns to read from nothing.
 
 Beside the goal stand three products that differ from what is asked in one thing each (too dear, another attribute,
 another kind) and two that differ in all. A product's code is its title and its price: a model of half a million

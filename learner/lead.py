@@ -76,15 +76,14 @@ class Lead:
         self._run_dir = run_dir
         self._started_at_s = run_dir.start_clock()
         self._tally = load_tally(run_dir.tally)
-        # What later steps than the checkpoint's had claimed was trained into weights that are gone.
+        # What steps up to the checkpoint's had claimed is in these weights; what later ones had is in none.
+        links.train.settle(progress.step)
         num_reopened = links.train.reopen(progress.step)
         if num_reopened:
             log.info("%d groups of steps after %d are ready again", num_reopened, progress.step)
         first_group_id = max(progress.next_group_id, links.train.ledger().last_group_id + 1)
         self._supply = Supply(links.train, config, first_group_id=first_group_id)
-        self._writer = MetricsWriter(
-            jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=progress.step or None
-        )
+        self._writer = MetricsWriter(jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=progress.step)
         self._publisher = Publisher(
             redis_url=redis_url,
             run_id=config.run.name,
@@ -122,11 +121,14 @@ class Lead:
     def open_evaluation(self, policy_version: int) -> Evaluation:
         return Evaluation(self._links.evaluation, self._config, policy_version=policy_version)
 
-    def close_evaluation(self, evaluation: Evaluation, name: str, *, step: int, shutdown: Shutdown) -> None:
-        """Wait for the result and write it down as `name`."""
+    def has_evaluated(self, name: str) -> bool:
+        return name in self._tally.evaluations
+
+    def close_evaluation(self, evaluation: Evaluation, name: str, *, step: int, shutdown: Shutdown) -> bool:
+        """Wait for the result and write it down as `name`; False when told to stop before it is there."""
         result = evaluation.finish(shutdown)
         if result is None:
-            return
+            return False
         self._tally.evaluations[name] = result
         metrics = Metrics()
         metrics.add("eval/success_sampled", result.sampled)
@@ -134,6 +136,7 @@ class Lead:
         metrics.add("eval/num_tasks", result.num_tasks)
         self._writer.write(step, metrics)
         log.info("evaluation %s: success %.3f sampled, %.3f greedy", name, result.sampled, result.greedy)
+        return True
 
     def settle(self, progress: Progress) -> None:
         """A checkpoint that covers `progress.step` is durable: what was claimed up to it is trained, for good."""

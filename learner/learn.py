@@ -28,10 +28,10 @@ from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import TokenSequence, count_loss_tokens, micro_batches, sequences_of
 from learner.ranks import Ranks
 from learner.share import share
-from learner.step import StepMetrics, train_step
+from learner.step import StepMetrics, summed_over_ranks, train_step
 from learner.supply import Batch
 from learner.warm_start import WarmStartStep, imitate
-from replay.buffer import FencedOut
+from replay.keys import FencedOut
 from replay.ticket import Group
 
 log = logging.getLogger(__name__)
@@ -77,15 +77,18 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
     learner.progress = fresh
     try:
         _publish(learner, lead)
-        if not resumed:
-            _warm_up(learner, lead, shutdown)
+        if not resumed and not _warm_up(learner, lead, shutdown):
+            return False
+        if learner.progress.step == 0:
+            _evaluate_start(learner, lead, shutdown)
+            _checkpoint(learner, lead)
         if lead:
             lead.train_from_here()
         while learner.progress.step < config.learner.steps and _step(learner, lead, shutdown):
             pass
         finished = learner.progress.step >= config.learner.steps
         if finished:
-            _finish(learner, lead, shutdown)
+            finished = _finish(learner, lead, shutdown)
         elif learner.progress.step % config.learner.checkpoint_every:
             _checkpoint(learner, lead)
     except FencedOut:
@@ -204,44 +207,65 @@ def _take_the_lead(learner: Learner) -> Lead:
     )
 
 
-def _warm_up(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> None:
-    """Evaluate what there is, imitate the expert while the actors play that, and evaluate again."""
+def _warm_up(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
+    """Evaluate what there is, and imitate the expert while the actors play that.
+
+    False when told to stop in mid-imitation: then nothing of it is kept, and a resumed learner begins anew.
+    """
     config = learner.config
-    evaluating = bool(lead and config.eval.num_tasks)
-    initial = lead.open_evaluation(learner.progress.policy_version) if lead and evaluating else None
     if config.warm_start.episodes:
-        num_steps = _imitate(learner)
+        initial = lead.open_evaluation(learner.progress.policy_version) if lead and config.eval.num_tasks else None
+        num_steps = _imitate(learner, shutdown)
+        if num_steps is None:
+            return False
         if lead and initial:
             lead.close_evaluation(initial, "initial", step=0, shutdown=shutdown)
         learner.progress = msgspec.structs.replace(
             learner.progress, policy_version=learner.progress.policy_version + num_steps
         )
         _publish(learner, lead)
-        initial = lead.open_evaluation(learner.progress.policy_version) if lead and evaluating else None
-    if lead and initial:
-        name = "warm_start" if config.warm_start.episodes else "initial"
-        lead.close_evaluation(initial, name, step=0, shutdown=shutdown)
-    _checkpoint(learner, lead)
+    return True
 
 
-def _imitate(learner: Learner) -> int:
+def _evaluate_start(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> None:
+    """Evaluate what reinforcement learning begins with, unless that was done before this learner was resumed."""
+    name = "warm_start" if learner.config.warm_start.episodes else "initial"
+    if lead and learner.config.eval.num_tasks and not lead.has_evaluated(name):
+        evaluation = lead.open_evaluation(learner.progress.policy_version)
+        lead.close_evaluation(evaluation, name, step=0, shutdown=shutdown)
+
+
+class _Stopped(Exception):
+    """Told to stop in mid-imitation."""
+
+
+def _imitate(learner: Learner, shutdown: Shutdown) -> int | None:
+    """The number of optimizer steps made; None when told to stop before the last."""
     config = learner.config
     episodes = list(archive.read(learner.run_dir.demonstrations, vocab_size=learner.model.vocab_size))
 
     def say(step: WarmStartStep) -> None:
         if step.step % max(1, step.num_steps // 5) == 0:
             log.info("warm start %d of %d: %.3f nats a token", step.step, step.num_steps, step.loss)
+        # Summed, as a signal reaches the ranks in different steps, and they must stop after the same one.
+        told = torch.tensor(float(shutdown.requested.is_set()), device=learner.ranks.device)
+        if summed_over_ranks({"told": told})["told"]:
+            raise _Stopped
 
-    return imitate(
-        learner.model,
-        episodes,
-        config=config.warm_start,
-        ranks=learner.ranks,
-        seed=config.run.seed,
-        micro_batch_tokens=config.learner.micro_batch_tokens,
-        chunk_tokens=config.learner.logprob_chunk_tokens,
-        on_step=say,
-    )
+    try:
+        return imitate(
+            learner.model,
+            episodes,
+            config=config.warm_start,
+            ranks=learner.ranks,
+            seed=config.run.seed,
+            micro_batch_tokens=config.learner.micro_batch_tokens,
+            chunk_tokens=config.learner.logprob_chunk_tokens,
+            on_step=say,
+        )
+    except _Stopped:
+        log.info("told to stop in mid-imitation")
+        return None
 
 
 def _publish(learner: Learner, lead: Lead | None) -> None:
@@ -271,12 +295,14 @@ def _checkpoint(learner: Learner, lead: Lead | None) -> None:
         lead.settle(learner.progress)
 
 
-def _finish(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> None:
-    """Export the model, evaluate it, and sum up."""
+def _finish(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
+    """Export the model, evaluate it, and sum up; False when told to stop before the evaluation was done."""
     save_hf(learner.model, learner.run_dir.trained_model, ranks=learner.ranks)
     if lead:
         if learner.config.eval.num_tasks:
             evaluation = lead.open_evaluation(learner.progress.policy_version)
-            lead.close_evaluation(evaluation, "final", step=learner.progress.step, shutdown=shutdown)
+            if not lead.close_evaluation(evaluation, "final", step=learner.progress.step, shutdown=shutdown):
+                return False
         lead.write_summary()
         lead.finish()
+    return True

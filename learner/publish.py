@@ -34,7 +34,7 @@ from learner.serve_weights import (
     ToProcess,
     Withdraw,
 )
-from replay.bulletin import FencedOut
+from replay.keys import FencedOut
 
 log = logging.getLogger(__name__)
 

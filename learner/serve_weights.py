@@ -6,6 +6,7 @@ threads: one answers the learner and serves pulls, the other takes each version 
 
 import logging
 import mmap
+import os
 import signal
 import sys
 import threading
@@ -18,17 +19,18 @@ import redis
 import torch
 import zmq
 
+from common.config import MAX_CHUNK_BYTES
 from common.connection import connect
 from common.shutdown import die_with_parent
 from common.weights import ChunkReply, ChunkRequest, Invitation, Manifest, Offer, TensorEntry, buffer_bytes, sealed
 from learner.broadcast import Broadcaster
-from replay.bulletin import Bulletin, FencedOut
+from replay.bulletin import Bulletin
+from replay.keys import FencedOut
 
 log = logging.getLogger(__name__)
 
 NUM_SLOTS = 3  # one served, one that may be on its way out, one for the learner to write
 MAX_REQUEST_BYTES = 4096
-MAX_CHUNK_BYTES = 64 << 20
 REDIS_PAUSE_S = 1.0
 POLL_MS = 100
 
@@ -303,7 +305,7 @@ def main(arguments: list[str]) -> None:
     """`python -m learner.serve_weights CONNECTION_FD SLOT_FD...`; the rest comes over the connection."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the learner closes this process
-    die_with_parent()
+    die_with_parent(os.getppid())  # a learner that is gone already has closed the connection
     connection_fd, *slot_fds = map(int, arguments)
     connection = Connection(connection_fd)
     settings = msgspec.msgpack.decode(connection.recv_bytes(), type=Settings)

@@ -115,13 +115,20 @@ class Supply:
         if now - started > timeout_s:
             raise SupplyDried(
                 f"step {step}: no whole batch within {timeout_s:.0f} s (learner.claim_timeout_s); the buffer holds "
-                f"{self._buffer.ledger()}; are actors running, and do their episodes end?"
+                f"{self._buffer.ledger()}; are actors running, and do their episodes end?{self._last_failure()}"
             )
         if now - last_said > EXPLAIN_EVERY_S:
-            log.info("step %d: waiting for actors since %.0f s: %s", step, now - started, self._buffer.ledger())
+            log.info(
+                "step %d: waiting for actors since %.0f s: %s%s",
+                step, now - started, self._buffer.ledger(), self._last_failure(),
+            )  # fmt: skip
             last_said = now
         time.sleep(POLL_S)
         return last_said
+
+    def _last_failure(self) -> str:
+        failures = self._buffer.failures()
+        return f" The last failure, {failures[0].outcome}: {failures[0].reason}" if failures else ""
 
 
 def task_index(position: int, num_tasks: int, seed: int) -> int:

@@ -21,7 +21,7 @@ import redis
 from common.trajectory import InvalidTrajectory, Outcome, Trajectory, check, decode_trajectory, encode_trajectory
 from common.wire import WireError, decode, encode
 from replay import scripts
-from replay.keys import epoch_key, key
+from replay.keys import FencedOut, epoch_key, key
 from replay.ledger import Ledger, audit, read_ledger
 from replay.ticket import Failure, Group, InsertResult, Lease, Poison, Ticket
 
@@ -34,10 +34,6 @@ VERBS = (
 )  # fmt: skip
 
 S = TypeVar("S", bound=msgspec.Struct)
-
-
-class FencedOut(RuntimeError):
-    """Another learner has taken over this run; this one must stop."""
 
 
 class Buffer:

@@ -16,6 +16,7 @@ import redis
 from common import wire
 from common.weights import Offer
 from replay import keys
+from replay.keys import FencedOut
 
 TTL_S = 120  # of what belongs to one invitation
 
@@ -56,10 +57,6 @@ local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now_ms)
 return redis.call('ZRANGE', KEYS[1], 0, -1)
 """
-
-
-class FencedOut(RuntimeError):
-    """A newer learner, or newer weights, are there: this one's offer was refused."""
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,16 +3,15 @@
 For a laptop or one machine. A fleet brings its own server, patched and watched, by `redis.url`.
 """
 
-import ctypes
 import fcntl
 import os
 import re
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -23,6 +22,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from common.connection import connect
+from common.shutdown import die_with_parent
 
 MIN_VERSION = (6, 2)
 START_TIMEOUT_S = 20.0
@@ -41,8 +41,6 @@ appendfsync everysec
 save ""
 maxmemory-policy noeviction
 """
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class ServerError(RuntimeError):
@@ -61,7 +59,7 @@ class Server:
     @property
     def url(self) -> str:
         """Without the password, so that it may stand in logs and command lines; see SLIPSTREAM_REDIS_PASSWORD."""
-        return f"redis://127.0.0.1:{self.port}/0"
+        return _url(self.port)
 
     @property
     def secret_url(self) -> str:
@@ -113,7 +111,7 @@ def start_server(directory: Path) -> Server:
             pass_fds=[lock],
             # Ctrl-C in the terminal is for the launcher, which stops the server last.
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=partial(die_with_parent, os.getpid()),
         )
     finally:
         os.close(lock)
@@ -125,6 +123,18 @@ def start_server(directory: Path) -> Server:
         server.process.wait()
         raise
     return server
+
+
+def password_of(directory: Path, url: str) -> str | None:
+    """The password of the server in `directory` if `url` is that server's; None where it is another, or there is none.
+
+    Whoever may read the run's directory may so reach its server, from any terminal of the machine.
+    """
+    config = directory / "redis.conf"
+    if not config.exists():
+        return None
+    port, password = _port_and_password(config)
+    return password if url == _url(port) else None
 
 
 def find_executable() -> str:
@@ -156,6 +166,10 @@ def _port_and_password(config: Path) -> tuple[int, str]:
     return port, password
 
 
+def _url(port: int) -> str:
+    return f"redis://127.0.0.1:{port}/0"
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -179,10 +193,6 @@ def _locked(path: Path) -> int:
                     "stop the run that started it, or choose another run.name"
                 ) from None
             time.sleep(0.05)
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _wait_for_pong(server: Server) -> None:

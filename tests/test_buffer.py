@@ -11,8 +11,8 @@ import redis
 
 from common.connection import connect
 from common.trajectory import InvalidTrajectory, Outcome, StopReason
-from replay.buffer import MAX_QUARANTINED, ORPHAN_TTL_S, Buffer, FencedOut
-from replay.keys import key
+from replay.buffer import MAX_QUARANTINED, ORPHAN_TTL_S, Buffer
+from replay.keys import FencedOut, key
 from replay.server import start_server
 from replay.ticket import Group, InsertResult, Lease
 from tests.attempts import attempt_at, make_buffer, ticket

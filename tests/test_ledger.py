@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from common.trajectory import Outcome
-from replay.buffer import Buffer, FencedOut
-from replay.keys import epoch_key, key
+from replay.buffer import Buffer
+from replay.keys import FencedOut, epoch_key, key
 from replay.ledger import audit, read_ledger
 from replay.ticket import InsertResult, Lease
 from tests.attempts import attempt_at, make_buffer, ticket

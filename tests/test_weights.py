@@ -25,7 +25,8 @@ from common.weights import ChunkReply, ChunkRequest, Invitation, Manifest, Offer
 from learner.publish import Publisher
 from learner.serve_weights import Freed, Shelf, Submitted
 from replay import keys
-from replay.bulletin import BroadcastGroup, Bulletin, FencedOut
+from replay.bulletin import BroadcastGroup, Bulletin
+from replay.keys import FencedOut
 
 CHUNK_BYTES = 64 << 10
 SPAWN = multiprocessing.get_context("spawn")

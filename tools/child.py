@@ -1,11 +1,17 @@
 """A process that a supervisor starts, watches, restarts, and ends."""
 
+import contextlib
 import os
-import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+
+import psutil
+
+from common.shutdown import die_with_parent
 
 MAX_RESTARTS = 5
 BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
@@ -14,23 +20,26 @@ EXIT_BAD_INPUT = 2
 
 
 class Child:
-    """One process in a session of its own, so that Ctrl-C in the terminal reaches the supervisor alone."""
+    """One process in a session of its own, so that Ctrl-C in the terminal reaches the supervisor alone.
+
+    It is asked to end when the supervisor's main thread ends, whatever the program.
+    """
 
     def __init__(self, name: str, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> None:
         self.name = name
         self.command = list(command)
-        self._log = log
+        self.log = log
         self._environment = {**os.environ, **environment}
         self._process: subprocess.Popen[bytes] | None = None
         self._num_restarts = 0
         self._restart_at = 0.0
 
     def start(self) -> None:
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as log:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment,
-                start_new_session=True,
+                start_new_session=True, preexec_fn=partial(die_with_parent, os.getpid()),
             )  # fmt: skip
 
     @property
@@ -67,11 +76,31 @@ class Child:
             self.kill()
 
     def kill(self) -> None:
+        """Force the end on the process and on all that it started."""
         if self._process is not None and self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            process = psutil.Process(self._process.pid)
+            kill([process, *process.children(recursive=True)])
             self._process.wait()
 
     def last_words(self) -> str:
-        """The end of its log, for an error message."""
-        lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
-        return "\n".join(lines[-LOG_TAIL_LINES:])
+        """Why it ended, from its log: one line where it was given bad input, else where the log stops."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        num_lines = 1 if self.exit_code == EXIT_BAD_INPUT else LOG_TAIL_LINES
+        return "\n".join(lines[-num_lines:])
+
+
+def say_last_words(verb: str, child: Child) -> None:
+    """Tell the person at the terminal why `child` failed for good: on one line where it could say so itself."""
+    words = child.last_words()
+    if child.exit_code == EXIT_BAD_INPUT:
+        print(words, file=sys.stderr)
+    else:
+        told = f"{child.name} ended with {child.exit_code}; {child.log} ends:"
+        print(f"slipstream {verb}: {told}\n{words}", file=sys.stderr)
+
+
+def kill(processes: Sequence[psutil.Process]) -> None:
+    """Kill -9, parents before their children, so that nobody starts what has just been killed again."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()

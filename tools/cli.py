@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import os
 import re
 import sys
 import textwrap
@@ -10,7 +11,13 @@ from pathlib import Path
 
 from common import config as config_module
 from common.config import Config, ConfigError, dump_config, key_paths, load_config
+from common.connection import PASSWORD_VARIABLE, RedisUnreachable, without_password
 from common.run_dir import RunDir
+from replay.fleet import UnknownRun
+from replay.server import ServerError, password_of
+from tools.child import EXIT_BAD_INPUT
+
+JOINING = ("actors", "top", "replay", "eval")  # verbs about a run that another process began
 
 # Verbs import what they need when they are called: `slipstream top` must not wait seconds for torch.
 VERBS = {
@@ -25,17 +32,32 @@ VERBS = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Return the exit code: 0 done, 1 failed, 2 bad input, 75 told to leave, 130 Ctrl-C."""
-    arguments = _parser().parse_args(argv)
+    """Return the exit code: 0 done, 1 failed, 2 bad input or no use in another try, 75 told to leave, 130 Ctrl-C."""
+    arguments = _parsed(argv)
+    # An environment of the user's own may lie in this folder, as it may for the processes that are started from here.
+    sys.path.insert(0, str(Path.cwd()))
     try:
         config = _load(arguments)
         if arguments.print_config:
             print(dump_config(config), end="")
             return 0
         return _verb(arguments)(config)
-    except ConfigError as error:
+    except (ConfigError, RedisUnreachable, ServerError, UnknownRun) as error:
         print(f"slipstream {arguments.verb}: {error}", file=sys.stderr)
-        return 2
+        return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parsed(argv: list[str] | None) -> argparse.Namespace:
+    """The arguments, with settings before, between and after the options."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    unknown = [argument for argument in rest if argument.startswith("-")]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    arguments.settings += rest
+    return arguments
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -61,25 +83,45 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _load(arguments: argparse.Namespace) -> Config:
+    """The configuration, without any password in it: that goes to the environment, for children to find."""
     files = [setting for setting in arguments.settings if "=" not in setting]
     overrides = [setting for setting in arguments.settings if "=" in setting]
-    if len(files) > 1:
-        raise ConfigError(f"one config file at most, got {', '.join(files)}")
+    if len(files) + bool(arguments.resume) > 1:
+        raise ConfigError(f"one config file at most, or --resume with the run's own, got {', '.join(files)}")
+    named = {key: value for key, _, value in (override.partition("=") for override in overrides)}
+    root = named.get("run.root", Config().run.root)
     if arguments.resume:
-        root = next((o.split("=", 1)[1] for o in overrides if o.startswith("run.root=")), Config().run.root)
-        files = [str(RunDir(root, arguments.resume).config)]
-        if not Path(files[0]).is_file():
-            there = sorted(path.parent.name for path in Path(root).glob("*/config.yaml"))
-            raise ConfigError(f"no run {arguments.resume!r} under {root}/; there are: {', '.join(there) or 'none'}")
-    return load_config(files[0] if files else None, overrides)
+        files = [str(_config_of(root, arguments.resume))]
+    elif arguments.verb in JOINING and not files:
+        there = RunDir(root, named.get("run.name", Config().run.name)).config
+        if there.is_file():
+            files = [str(there)]
+            overrides = ["model.path=''", *overrides] if arguments.verb == "eval" else overrides
+    config = load_config(files[0] if files else None, overrides)
+    config.redis.url = without_password(config.redis.url)
+    own = password_of(RunDir(config.run.root, config.run.name).redis, config.redis.url)
+    if own is not None:
+        os.environ[PASSWORD_VARIABLE] = own
+    return config
+
+
+def _config_of(root: str, name: str) -> Path:
+    """The configuration of a run that exists. Raises ConfigError with those that do."""
+    path = RunDir(root, name).config
+    if not path.is_file():
+        there = sorted(other.parent.name for other in Path(root).glob("*/config.yaml"))
+        raise ConfigError(f"no run {name!r} under {root}/; there are: {', '.join(there) or 'none'}")
+    return path
 
 
 def _verb(arguments: argparse.Namespace) -> Callable[[Config], int]:
     match arguments.verb:
         case "up":
-            from tools.up import up
+            from tools.up import dry_run, up
 
-            return lambda config: up(config, resume=bool(arguments.resume), dry_run=arguments.dry_run)
+            if arguments.dry_run:
+                return dry_run
+            return lambda config: up(config, resume=bool(arguments.resume))
         case "learner":
             from tools.train import train
 

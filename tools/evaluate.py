@@ -10,16 +10,19 @@ from actors.act import make_stage
 from actors.engine import Engine
 from actors.group import Stage
 from actors.receive import ReceiverInfo
-from actors.rollout import rollout
+from actors.rollout import EpisodeFailed, rollout
 from actors.tape import Attempt
 from actors.vllm_engine import VllmEngine, prepare_environment
 from common.config import Config, ConfigError
 from common.run_dir import RunDir
 from common.trajectory import Sampling, Task, Trajectory
 from envhub.catalogue import make_env
+from tools.check_input import check_env, check_model_folder
 from tools.prepare import load_tokenizer
 
 DEFAULT_NUM_TASKS = 100
+
+log = logging.getLogger(__name__)
 
 
 def evaluate(config: Config) -> int:
@@ -29,6 +32,8 @@ def evaluate(config: Config) -> int:
     folder = Path(config.model.path) if config.model.path else RunDir(config.run.root, config.run.name).trained_model
     if not folder.is_dir():
         raise ConfigError(f"no model at {folder}; give `model.path`, or `run.name` of a finished run")
+    check_env(config.env)
+    check_model_folder(folder, max_tokens=config.model.max_tokens)
     load_tokenizer(folder)
     prepare_environment()
     engine = VllmEngine(
@@ -54,15 +59,19 @@ async def _evaluate(config: Config, stage: Stage, engine: Engine) -> None:
     try:
         for name, temperature in (("sampled", config.sampling.temperature), ("greedy", 0.0)):
             room = asyncio.Semaphore(config.actors.max_episodes)
-            played = await asyncio.gather(
-                *(_play(index, temperature, config, stage, room) for index in range(num_tasks))
-            )
+            attempts = [_play(index, temperature, config, stage, room) for index in range(num_tasks)]
+            played = [trajectory for trajectory in await asyncio.gather(*attempts) if trajectory is not None]
+            if not played:
+                raise ConfigError("no episode could be had; the warnings above say why")
             print(json.dumps({"sampling": name, **_means(played)}), flush=True)
     finally:
         await engine.close()
 
 
-async def _play(index: int, temperature: float, config: Config, stage: Stage, room: asyncio.Semaphore) -> Trajectory:
+async def _play(
+    index: int, temperature: float, config: Config, stage: Stage, room: asyncio.Semaphore
+) -> Trajectory | None:
+    """The episode; None where it could not be had, by no doing of the policy's."""
     attempt = Attempt(
         run_id="eval",
         task=Task(env=config.env.name, split="held_out", index=index),
@@ -85,6 +94,9 @@ async def _play(index: int, temperature: float, config: Config, stage: Stage, ro
                 action_format=stage.action_format,
                 allowance=stage.allowance,
             )
+        except EpisodeFailed as failure:
+            log.warning("held-out task %d: %s", index, failure)
+            return None
         finally:
             await env.close()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from actors.engine import Completion
-from actors.rollout import Allowance, rollout
+from actors.rollout import Allowance, EpisodeFailed, rollout
 from actors.tape import Attempt
 from common import archive
 from common.action_format import FORMATS, ActionFormat
@@ -19,7 +19,7 @@ from common.config import Config, ConfigError, EnvConfig, dump_config
 from common.run_dir import RunDir, write_whole
 from common.trajectory import Provenance, Sampling, Task, Trajectory, VersionSpan
 from envhub.catalogue import make_env
-from envhub.env import Env
+from envhub.env import Env, EnvError
 from tools.tiny_model import make_tiny_model
 
 
@@ -28,6 +28,14 @@ def prepare(config: Config) -> RunDir:
     run_dir = RunDir(config.run.root, config.run.name)
     run_dir.create()
     write_whole(run_dir.config, dump_config(config))
+    try:
+        _make_what_is_missing(config, run_dir)
+    except (EnvError, EpisodeFailed) as error:
+        raise ConfigError(f"`env.name` {config.env.name}: its expert cannot play: {error}") from error
+    return run_dir
+
+
+def _make_what_is_missing(config: Config, run_dir: RunDir) -> None:
     if not config.model.path and not (run_dir.model / "config.json").exists():
         half = run_dir.path / "model.tmp"
         shutil.rmtree(half, ignore_errors=True)
@@ -41,7 +49,6 @@ def prepare(config: Config) -> RunDir:
         half.unlink(missing_ok=True)
         archive.append(half, demonstrate(config, tokenizer))
         half.replace(run_dir.demonstrations)
-    return run_dir
 
 
 def model_folder(config: Config, run_dir: RunDir) -> Path:
@@ -51,10 +58,6 @@ def model_folder(config: Config, run_dir: RunDir) -> Path:
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Raises ConfigError where the folder has no tokenizer or no chat template."""
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"`model.path` {folder} is not a Hugging Face model folder: it has no config.json")
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        raise ConfigError(f"`model.path` {folder} has no tokenizer; save one beside the weights (save_pretrained)")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if not tokenizer.chat_template:
         raise ConfigError(f"`model.path` {folder}: its tokenizer has no chat template; Slipstream trains chat models")
@@ -63,8 +66,13 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def vocabulary_texts(config: EnvConfig, num_tasks: int) -> set[str]:
-    """Every text that the first `num_tasks` train tasks show or take while an expert plays them."""
-    return asyncio.run(_vocabulary_texts(config, num_tasks))
+    """Every text that the first `num_tasks` train tasks show or take while an expert plays them. Raises EnvError."""
+    try:
+        return asyncio.run(_vocabulary_texts(config, num_tasks))
+    except EnvError:
+        raise
+    except Exception as error:  # an environment's own code, as at the rollout boundary
+        raise EnvError(f"{type(error).__name__}: {error}") from error
 
 
 async def _vocabulary_texts(config: EnvConfig, num_tasks: int) -> set[str]:

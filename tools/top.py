@@ -1,29 +1,35 @@
 """`slipstream top`: watch a run in the terminal, from anywhere that reaches its Redis and its directory."""
 
+import contextlib
+
+import redis
+from rich.console import Console
 from rich.live import Live
 
 from common.config import Config, ConfigError
-from common.connection import RedisUnreachable, connect_or_explain
+from common.connection import connect_or_explain
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
-from replay.fleet import Fleet, UnknownRun
+from replay.fleet import Fleet
 from tools.view import View
 
 REFRESH_S = 1.0
 
 
 def top(config: Config) -> int:
-    """Show the run until Ctrl-C."""
+    """Show the run until Ctrl-C; once, where the output is no terminal."""
     if not config.redis.url:
         raise ConfigError("`redis.url` is empty; `slipstream up` prints the URL of the server that it started")
-    try:
-        client = connect_or_explain(config.redis.url)
-        Fleet(client, config.run.name).run_facts()
-    except (RedisUnreachable, UnknownRun) as error:
-        raise ConfigError(str(error)) from None
-    shutdown = Shutdown()
+    client = connect_or_explain(config.redis.url)
+    Fleet(client, config.run.name).run_facts()  # raises UnknownRun
     view = View(client, RunDir(config.run.root, config.run.name), config.run.name, num_steps=config.learner.steps)
-    with Live(view.render(), auto_refresh=False, screen=False) as live:
+    console = Console()
+    if not console.is_terminal:
+        console.print(view.render(), soft_wrap=True)
+        return 0
+    shutdown = Shutdown()
+    with Live(view.render(), console=console, auto_refresh=False) as live:
         while not shutdown.requested.wait(REFRESH_S):
-            live.update(view.render(), refresh=True)
+            with contextlib.suppress(redis.RedisError):  # away for a moment: what is shown stays
+                live.update(view.render(), refresh=True)
     return 0

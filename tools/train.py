@@ -6,43 +6,49 @@ import sys
 from typing import NoReturn
 
 from common.config import Config, ConfigError
-from common.connection import RedisUnreachable, connect_or_explain
+from common.connection import connect_or_explain
 from common.run_dir import RunDir
 from common.shutdown import Shutdown, die_with_parent
+from tools.check_input import check_input
+from tools.child import EXIT_BAD_INPUT
 
 RANK_TIMEOUT_S = 1800.0
 
 
 def train(config: Config) -> int:
     """Return the exit code: 0 the run is finished, 75 or 130 told to stop; a checkpoint is written first."""
-    die_with_parent()
     if not config.redis.url:
         raise ConfigError("`redis.url` is empty; name a server, or use `slipstream up`, which starts one")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    shutdown = Shutdown()
-    try:
-        connect_or_explain(config.redis.url).close()
-    except RedisUnreachable as error:
-        raise ConfigError(str(error)) from None
-    if "RANK" in os.environ:
-        return _train_rank(config, RunDir(config.run.root, config.run.name), shutdown)
-    from tools.prepare import prepare  # after the quick checks: it imports transformers
+    shutdown, run_dir = Shutdown(), RunDir(config.run.root, config.run.name)
+    with shutdown.nothing_to_lose():
+        if "RANK" in os.environ:
+            die_with_parent(os.getppid())  # torchrun, which prepared the run before it became torchrun
+        else:
+            _prepare(config, run_dir)
+        from learner.learn import learn  # after the quick checks: it imports torch
+        from learner.ranks import join_ranks, leave_ranks
+        from learner.supply import SupplyDried
+        from replay.keys import FencedOut
 
-    run_dir = prepare(config)
-    if config.learner.ranks > 1:
-        _become_torchrun(config, run_dir)
-    return _train_rank(config, run_dir, shutdown)
-
-
-def _train_rank(config: Config, run_dir: RunDir, shutdown: Shutdown) -> int:
-    from learner.learn import learn
-    from learner.ranks import join_ranks, leave_ranks
-
-    ranks = join_ranks(timeout_s=RANK_TIMEOUT_S)
+        ranks = join_ranks(timeout_s=RANK_TIMEOUT_S)
     try:
         return 0 if learn(config, run_dir, ranks=ranks, shutdown=shutdown) else shutdown.exit_code
+    except (SupplyDried, FencedOut) as error:  # another try would end alike, or fence the newer learner out
+        print(f"slipstream learner: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
     finally:
         leave_ranks()
+
+
+def _prepare(config: Config, run_dir: RunDir) -> None:
+    check_input(config)
+    connect_or_explain(config.redis.url).close()
+    from tools.prepare import prepare  # it imports transformers
+
+    prepare(config)
+    if config.learner.ranks > 1:
+        _become_torchrun(config, run_dir)
 
 
 def _become_torchrun(config: Config, run_dir: RunDir) -> NoReturn:

@@ -9,17 +9,21 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
+import redis
 from rich.console import Console
 from rich.live import Live
 
 from common.config import Config, ConfigError, dump_config
-from common.connection import PASSWORD_VARIABLE, RedisUnreachable, connect_or_explain
+from common.connection import PASSWORD_VARIABLE, connect_or_explain
 from common.metrics import read_metrics
 from common.run_dir import RunDir, write_whole
 from common.shutdown import Shutdown
-from replay.server import ServerError, start_server
-from tools.child import Child
-from tools.table import two_columns
+from replay.fleet import Fleet, RunState, UnknownRun
+from replay.server import password_of, start_server
+from tools.check_input import check_input
+from tools.child import Child, kill, say_last_words
+from tools.table import print_table
 from tools.view import View
 
 POLL_S = 0.2
@@ -27,60 +31,70 @@ LEARNER_GRACE_S = 60.0
 TENSORBOARD_PORT = 6006
 
 
-def up(config: Config, *, resume: bool, dry_run: bool) -> int:
+def up(config: Config, *, resume: bool) -> int:
     """Start everything, show progress until the learner is done, end everything in order; return the exit code."""
+    run_dir = _checked(config, resume=resume)
+    shutdown = Shutdown(at_once=_kill_everything)
+    with _redis(config, run_dir) as environment:
+        run_dir.create()
+        run_dir.start_clock()
+        os.environ.update(environment)
+        if resume:
+            _say_that_it_goes_on(config)
+        write_whole(run_dir.config, dump_config(config))
+        return _supervise(config, run_dir, _children(config, run_dir, environment), shutdown)
+
+
+def dry_run(config: Config) -> int:
+    """Print what would be started."""
+    run_dir = _checked(config, resume=True)
+    print(f"redis: {config.redis.url or 'a server of its own'}")
+    for child in _children(config, run_dir, environment={}):
+        print(f"{child.name}: {' '.join(child.command)}")
+    return 0
+
+
+def _checked(config: Config, *, resume: bool) -> RunDir:
+    """The run's directory, after everything that can be checked before anything is started. Raises ConfigError."""
     run_dir = RunDir(config.run.root, config.run.name)
     if run_dir.config.exists() and not resume:
         raise ConfigError(
             f"run {config.run.name!r} exists in {run_dir.path}; go on with it by `--resume {config.run.name}`, or "
             "choose another run.name"
         )
-    if dry_run:
-        print(f"redis: {config.redis.url or 'a server of its own'}")
-        for child in _children(config, run_dir, environment={}):
-            print(f"{child.name}: {' '.join(child.command)}")
-        return 0
-    run_dir.create()
-    run_dir.start_clock()
-    shutdown = Shutdown()
-    with _redis(config, run_dir) as environment:
-        write_whole(run_dir.config, dump_config(config))
-        os.environ.update(environment)
-        return _supervise(config, run_dir, _children(config, run_dir, environment), shutdown)
+    check_input(config)
+    return run_dir
+
+
+def _kill_everything() -> None:
+    kill(psutil.Process().children(recursive=True))
 
 
 @contextlib.contextmanager
 def _redis(config: Config, run_dir: RunDir) -> Iterator[dict[str, str]]:
     """The run's Redis: the user's, or one of its own whose URL goes into `config`. Yields the children's secrets."""
-    if config.redis.url and not _is_own(config, run_dir):
-        try:
-            connect_or_explain(config.redis.url).close()
-        except RedisUnreachable as error:
-            raise ConfigError(str(error)) from None
+    if config.redis.url and password_of(run_dir.redis, config.redis.url) is None:
+        connect_or_explain(config.redis.url).close()
         yield {}
         return
-    try:
-        server = start_server(run_dir.redis)
-    except ServerError as error:
-        raise ConfigError(str(error)) from None
-    with server:
+    with start_server(run_dir.redis) as server:
         config.redis.url = server.url
         yield {PASSWORD_VARIABLE: server.password}
 
 
-def _is_own(config: Config, run_dir: RunDir) -> bool:
-    """Whether a resumed run's URL is that of the server in its own directory."""
-    settings = run_dir.redis / "redis.conf"
-    return (
-        settings.exists() and f"port {config.redis.url.rpartition(':')[2].partition('/')[0]}\n" in settings.read_text()
-    )
+def _say_that_it_goes_on(config: Config) -> None:
+    """A run that ended says so in Redis, and actors that come before the learner would leave again."""
+    fleet = Fleet(connect_or_explain(config.redis.url), config.run.name)
+    with contextlib.suppress(UnknownRun):
+        fleet.run_facts()
+        fleet.set_run_state(RunState.STARTING)
 
 
 def _children(config: Config, run_dir: RunDir, environment: dict[str, str]) -> list[Child]:
     """In the order of starting; they end in the order actors, learner, TensorBoard."""
     python, settings = sys.executable, str(run_dir.config)
     secrets = {"OMP_NUM_THREADS": "1", **environment}
-    port = _free_port(TENSORBOARD_PORT)
+    port = free_port(TENSORBOARD_PORT)
     return [
         Child("learner", [python, "-m", "tools.cli", "learner", settings], log=run_dir.log("learner"),
               environment=secrets),
@@ -88,11 +102,11 @@ def _children(config: Config, run_dir: RunDir, environment: dict[str, str]) -> l
               environment=secrets),
         Child("tensorboard", [python, "-m", "tensorboard.main", "--logdir", str(run_dir.tensorboard), "--host",
               "127.0.0.1", "--port", str(port), "--reload_interval", "5"], log=run_dir.log("tensorboard"),
-              environment={"TB_PORT": str(port)}),
+              environment={}),
     ]  # fmt: skip
 
 
-def _free_port(wanted: int) -> int:
+def free_port(wanted: int) -> int:
     """`wanted` if it is free on loopback, else any that is."""
     for port in (wanted, 0):
         with socket.socket() as probe:
@@ -108,43 +122,62 @@ def _free_port(wanted: int) -> int:
 def _supervise(config: Config, run_dir: RunDir, children: list[Child], shutdown: Shutdown) -> int:
     learner, actors, tensorboard = children
     console = Console()
-    _say_where_to_look(console, config, run_dir, tensorboard)
+    _say_where_to_look(config, run_dir, tensorboard)
     try:
-        for child in (learner, actors, tensorboard):
+        for child in children:
             child.start()
-        exit_code = _watch(console, config, run_dir, children, shutdown)
+        failed = _watch(console, config, run_dir, children, shutdown)
+        if failed:
+            say_last_words("up", failed)
     finally:
         # Actors first: a learner that stops under them would leave them waiting; TensorBoard last, it shows the end.
         for child, grace_s in ((actors, config.actors.drain_s + 10), (learner, LEARNER_GRACE_S), (tensorboard, 5.0)):
             child.ask_to_end()
             child.wait(grace_s)
-    if run_dir.summary.exists() and exit_code == 0:
-        console.print(two_columns("Summary", summary_rows(json.loads(run_dir.summary.read_text()))))
-    return exit_code
+    if failed:
+        return failed.exit_code or 1
+    if learner.exit_code == 0 and run_dir.summary.exists():
+        print_table("Summary", summary_rows(json.loads(run_dir.summary.read_text())))
+    return shutdown.exit_code
 
 
-def _watch(console: Console, config: Config, run_dir: RunDir, children: list[Child], shutdown: Shutdown) -> int:
-    """Show progress until the learner is done, a child fails for good, or a signal asks to stop."""
-    learner = children[0]
+def _watch(
+    console: Console, config: Config, run_dir: RunDir, children: list[Child], shutdown: Shutdown
+) -> Child | None:
+    """Show progress until the learner is done or a signal asks to stop; return a child that failed for good."""
+    learner, actors, tensorboard = children
     client = connect_or_explain(config.redis.url)
     view = View(client, run_dir, config.run.name, num_steps=config.learner.steps)
+    fleet = Fleet(client, config.run.name)
     reporter = _LineReporter(console, run_dir)
     live = Live(view.render(), console=console, auto_refresh=False) if console.is_terminal else None
     with live or contextlib.nullcontext():
         while learner.exit_code != 0:
             if shutdown.requested.wait(POLL_S):
-                console.print("stopping: actors, then the learner with a checkpoint; again Ctrl-C to stop at once")
-                return shutdown.exit_code
-            for child in children:
+                console.print("stopping: actors, then the learner with a checkpoint; Ctrl-C again to stop at once",
+                              soft_wrap=True)  # fmt: skip
+                return None
+            for child in (learner, actors):
                 if not child.keep_up():
-                    console.print(f"{child.name} ended with {child.exit_code}; its last words:\n{child.last_words()}")
-                    return 1
+                    return child
+            if actors.exit_code == 0 and config.actors.count and _goes_on(fleet):
+                actors.start()  # they left a learner that had failed, and it is back
+            tensorboard.keep_up()  # training does not depend on it
             if live:
-                live.update(view.render(), refresh=True)
+                with contextlib.suppress(redis.RedisError):  # away for a moment: what is shown stays
+                    live.update(view.render(), refresh=True)
             else:
                 reporter.report()
     reporter.report()
-    return 0
+    return None
+
+
+def _goes_on(fleet: Fleet) -> bool:
+    """Whether the run's learner says that there is work for actors."""
+    try:
+        return fleet.run_state() in (RunState.STARTING, RunState.TRAINING)
+    except (redis.RedisError, UnknownRun):
+        return False
 
 
 class _LineReporter:
@@ -177,7 +210,7 @@ def progress_line(record: dict[str, Any]) -> str:
     )
 
 
-def _say_where_to_look(console: Console, config: Config, run_dir: RunDir, tensorboard: Child) -> None:
+def _say_where_to_look(config: Config, run_dir: RunDir, tensorboard: Child) -> None:
     port = tensorboard.command[tensorboard.command.index("--port") + 1]
     rows = {
         "run directory": str(run_dir.path),
@@ -187,7 +220,7 @@ def _say_where_to_look(console: Console, config: Config, run_dir: RunDir, tensor
         "another terminal": f"slipstream top {run_dir.config}",
         "started": time.strftime("%H:%M:%S"),
     }
-    console.print(two_columns(f"Slipstream: {config.run.name}", rows))
+    print_table(f"Slipstream: {config.run.name}", rows)
 
 
 def summary_rows(summary: dict[str, Any]) -> dict[str, str]:

@@ -1,0 +1,76 @@
+"""Episodes without a model: a scripted policy, an environment, and the actors' own rollout."""
+
+from collections.abc import Callable
+
+from transformers import PreTrainedTokenizerBase
+
+from actors.engine import Sampler
+from actors.rollout import Allowance, rollout
+from actors.scripted_engine import Schedule, ScriptedEngine
+from actors.tape import Attempt
+from common.action_format import FORMATS, ActionFormat
+from common.trajectory import Provenance, Sampling, Task, Trajectory
+from envhub.env import Env
+from tests.skipping_loop import run_skipping
+from tests.small_tokenizer import shop_tokenizer
+
+Script = Callable[[list[int], int | None], list[int]]
+
+ALLOWANCE = Allowance(max_turns=8, max_tokens=256, step_timeout_s=30.0, episode_timeout_s=600.0)
+
+
+def attempt_on(index: int = 0, *, max_turn_tokens: int = 64, seed: int = 7) -> Attempt:
+    return Attempt(
+        run_id="run",
+        task=Task(env="shop", split="train", index=index),
+        group_id=3,
+        member=1,
+        attempt=0,
+        actor="actor-0",
+        sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=max_turn_tokens),
+        seed=seed,
+        provenance=Provenance(host="host", instance_kind="reserved", price_per_hour=0.0),
+    )
+
+
+def ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def expert(env: Env, tokenizer: PreTrainedTokenizerBase, action_format: ActionFormat = FORMATS["plain"]) -> Script:
+    """Writes what the environment's own expert would do."""
+    return lambda tokens, seed: ids(tokenizer, action_format.write(env.expert()) + tokenizer.eos_token)
+
+
+def saying(tokenizer: PreTrainedTokenizerBase, *turns: str) -> Script:
+    """Writes one text after another, whatever it is told."""
+    left = iter(turns)
+    return lambda tokens, seed: ids(tokenizer, next(left))
+
+
+def engine_of(script: Script, *, max_tokens: int = 256, token_time_s: float = 0.0) -> ScriptedEngine:
+    return ScriptedEngine(
+        script, policy_version=4, schedule=Schedule(token_time_s=token_time_s), max_tokens=max_tokens
+    )  # fmt: skip
+
+
+def play(
+    env: Env,
+    sampler: Sampler,
+    *,
+    attempt: Attempt | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    action_format: ActionFormat = FORMATS["plain"],
+    allowance: Allowance = ALLOWANCE,
+) -> Trajectory:
+    """Roll out one episode, by a clock that skips every wait."""
+    return run_skipping(
+        rollout(
+            attempt or attempt_on(),
+            env=env,
+            sampler=sampler,
+            tokenizer=tokenizer or shop_tokenizer(),
+            action_format=action_format,
+            allowance=allowance,
+        )
+    )

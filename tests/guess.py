@@ -1,0 +1,68 @@
+"""A small environment for tests of whole runs: say the word that is asked for. Even a random policy earns something."""
+
+import asyncio
+import random
+from pathlib import Path
+from typing import ClassVar
+
+from common.message import Message
+from common.trajectory import Task
+from envhub.env import EnvError, Observation
+
+WORDS = ("black", "blue", "green", "red")
+GATE_POLL_S = 0.02
+
+
+class GuessEnv:
+    """`turns` times the same request; a turn earns the share of its words that are the wanted one."""
+
+    replay_only: ClassVar[bool] = True
+
+    def __init__(self, turns: int = 3, step_s: float = 0.0, gate: str = "") -> None:
+        """Each step takes `step_s`, and as long as a file `gate` exists."""
+        self._num_turns = turns
+        self._step_s = step_s
+        self._gate = Path(gate) if gate else None
+        self._wanted = ""
+        self._shares: list[float] = []
+
+    async def reset(self, task: Task) -> Observation:
+        self._wanted = random.Random(task.task_id).choice(WORDS)
+        self._shares = []
+        return Observation(messages=(Message("user", f"say {self._wanted}"),), rewards={})
+
+    async def step(self, action: str) -> Observation:
+        if not self._wanted or len(self._shares) >= self._num_turns:
+            raise EnvError("no episode is running")
+        await asyncio.sleep(self._step_s)
+        while self._gate is not None and self._gate.exists():  # noqa: ASYNC110 - another process removes it
+            await asyncio.sleep(GATE_POLL_S)
+        words = action.split()
+        self._shares.append(words.count(self._wanted) / max(1, len(words)))
+        score = sum(self._shares) / self._num_turns
+        return Observation(
+            messages=(Message("user", "again"),),
+            rewards={"said": self._shares[-1]},
+            terminated=len(self._shares) == self._num_turns,
+            valid_action=bool(words) and set(words) <= set(WORDS),
+            score=score,
+            success=score > 0.5,
+        )
+
+    async def close(self) -> None:
+        self._wanted = ""
+
+    def snapshot(self) -> bytes:
+        raise NotImplementedError("replay its actions")
+
+    def restore(self, state: bytes) -> Observation:
+        raise NotImplementedError("replay its actions")
+
+    def admissible(self) -> list[str] | None:
+        return list(WORDS) if self._wanted and len(self._shares) < self._num_turns else []
+
+    def state_key(self) -> str:
+        return f"{self._wanted} {self._shares}"
+
+    def expert(self) -> str:
+        return self._wanted

@@ -1,0 +1,241 @@
+"""A run by real processes: a learner and actors with their logs, signals to them, and conditions to wait for."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from common.connection import PASSWORD_VARIABLE, connect
+from common.metrics import read_metrics
+from common.run_dir import RunDir
+from common.shutdown import die_with_parent
+from replay.bulletin import Bulletin
+from replay.fleet import Fleet, Member, UnknownRun
+from replay.keys import key
+from replay.ledger import Ledger, audit, read_ledger
+from replay.server import Server
+
+REPOSITORY = Path(__file__).parents[1]
+DEADLINE_S = 240.0  # for what takes seconds on an idle machine
+POLL_S = 0.02
+NUM_LAST_LINES = 30
+MARK = "SLIPSTREAM_TEST"  # an environment variable that every descendant of a test's processes carries
+
+# A model of one layer, the environment of tests/guess.py, and steps of 4 groups of 4.
+GUESS = [
+    "env.name=tests.guess:GuessEnv",
+    "model.tiny.hidden_size=32", "model.tiny.intermediate_size=64", "model.tiny.num_layers=1",
+    "model.tiny.num_heads=1", "model.tiny.num_kv_heads=1", "model.tiny.num_tasks=20",
+    "model.max_tokens=64", "sampling.max_turn_tokens=4", "learner.micro_batch_tokens=256",
+    "replay.groups_per_step=4", "replay.group_size=4", "actors.max_episodes=8", "optim.lr=1e-3",
+]  # fmt: skip
+
+
+class Process:
+    """A process of ours, its output in a log."""
+
+    def __init__(self, name: str, command: list[str], *, log: Path, environment: dict[str, str]) -> None:
+        self.name = name
+        self._log = log
+        self._is_to_end = False
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            self._popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=REPOSITORY,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+                start_new_session=True,  # Ctrl-C is for pytest, whose exit ends them
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative where a signal ended it."""
+        return self._popen.poll()
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended in an error that no test asked for."""
+        return self.exit_code not in (None, 0) and not self._is_to_end
+
+    def send(self, number: signal.Signals) -> None:
+        self._is_to_end = self._is_to_end or number in (signal.SIGTERM, signal.SIGKILL)
+        self._popen.send_signal(number)
+
+    def kill(self) -> None:
+        """End this very process with SIGKILL, and wait until it is gone."""
+        self.send(signal.SIGKILL)
+        self._popen.wait(30)
+
+    def wait(self, timeout_s: float = DEADLINE_S) -> int:
+        """Its exit code. Fails the test when it does not end in time."""
+        try:
+            return self._popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"{self.name} did not end within {timeout_s:.0f} s:\n{self.last_words()}")
+
+    def last_words(self) -> str:
+        lines = self._log.read_text(errors="replace").splitlines()[-NUM_LAST_LINES:]
+        return "\n".join([f"--- {self.name}, exit code {self.exit_code}:", *lines])
+
+
+class Run:
+    """One run against one Redis server: its settings, the processes that were started for it, and what it left."""
+
+    def __init__(self, name: str, *, root: Path, server: Server, settings: list[str]) -> None:
+        self.name = name
+        self.dir = RunDir(root, name)
+        self.processes: list[Process] = []
+        self._common = [f"run.name={name}", f"run.root={root}", f"redis.url={server.url}"]
+        self._settings = settings
+        self._environment = {PASSWORD_VARIABLE: server.password, MARK: name}
+        self.client: redis.Redis = connect(server.secret_url)
+        self.fleet = Fleet(self.client, name)
+        self.bulletin = Bulletin(self.client, name)
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End whatever still runs, the publishers too, at once."""
+        for process in self.processes:
+            if process.exit_code is None:
+                process.kill()
+        for descendant in marked(self.name):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                descendant.kill()
+        self.client.close()
+
+    def start_learner(self) -> Process:
+        return self._started("learner", ["-m", "tools.cli", "learner", *self._common, *self._settings])
+
+    def start_actor(self, name: str, *settings: str) -> Process:
+        """An actor knows where the run is and what itself is like; the rest it hears from the run."""
+        mine = [setting for setting in self._settings if setting.startswith("actors.")]
+        return self._started(name, ["-m", "actors", name, *self._common, *mine, *settings])
+
+    def _started(self, name: str, arguments: list[str]) -> Process:
+        process = Process(
+            name, [sys.executable, *arguments], log=self.dir.log(f"test-{name}"), environment=self._environment
+        )
+        self.processes.append(process)
+        return process
+
+    def wait_until(self, holds: Callable[[], bool], what: str, *, deadline_s: float = DEADLINE_S) -> None:
+        """Return once `holds()`. Fails the test past the deadline, and at once when a process ends in an error."""
+        deadline = time.monotonic() + deadline_s
+        while not holds():
+            late = time.monotonic() > deadline
+            if late or any(process.failed for process in self.processes):
+                reason = f"not within {deadline_s:.0f} s" if late else "a process failed"
+                words = "\n".join(process.last_words() for process in self.processes)
+                pytest.fail(f"{reason}: {what}; {self.ledger()}\n{words}")
+            time.sleep(POLL_S)
+
+    def is_described(self) -> bool:
+        """Whether its learner has told actors what they need to know."""
+        try:
+            self.fleet.run_facts()
+        except UnknownRun:
+            return False
+        return True
+
+    def member(self, name: str) -> Member | None:
+        """What the actor last said of itself; None before it joined and after it left."""
+        return next((member for member in self.fleet.members() if member.name == name), None)
+
+    def generated_tokens(self, name: str) -> int:
+        member = self.member(name)
+        return member.generated_tokens if member else 0
+
+    def ledger(self) -> Ledger:
+        return read_ledger(self.client, self.name)
+
+    def audit(self) -> list[str]:
+        return audit(self.client, self.name)
+
+    def steps(self) -> list[int]:
+        """The step of every step's record in metrics.jsonl, as they stand there."""
+        return [int(record["step"]) for record in self.step_records()]
+
+    def last_step(self) -> int:
+        return max(self.steps(), default=0)
+
+    def step_records(self) -> list[dict[str, float]]:
+        return [record for record in read_metrics(self.dir.metrics) if "reward/mean" in record]
+
+    def published_version(self) -> int:
+        """Of the newest offer; -1 before the first."""
+        offer = self.bulletin.latest()
+        return offer.manifest.policy_version if offer else -1
+
+    def holders(self) -> dict[int, str]:
+        """The actor that leases each leased group."""
+        holders = {}
+        for group_id in self._groups("leased"):
+            actor = self._group(group_id).get(b"actor")
+            if actor is not None:  # else it was given back since
+                holders[group_id] = actor.decode()
+        return holders
+
+    def held_by(self, actor: str) -> set[int]:
+        return {group_id for group_id, holder in self.holders().items() if holder == actor}
+
+    def claimed_after(self, step: int) -> set[int]:
+        """The groups that were claimed for later steps than `step`."""
+        return {group_id for group_id, claimed_for in self._groups("claimed").items() if claimed_for > step}
+
+    def makers(self, group_id: int) -> set[str]:
+        """The actors whose attempts are stored as members of a group that is not trained for good yet."""
+        rows = self._group(group_id)
+        return {row.decode().split(":", 4)[4] for name, row in rows.items() if name.startswith(b"member:")}
+
+    def _groups(self, state: str) -> dict[int, float]:
+        found = self.client.zrange(f"{key(self.name, 'train')}:{state}", 0, -1, withscores=True)
+        return {int(group_id): score for group_id, score in found}  # type: ignore[union-attr]
+
+    def _group(self, group_id: int) -> dict[bytes, bytes]:
+        return self.client.hgetall(f"{key(self.name, 'train')}:group:{group_id}")  # type: ignore[return-value]
+
+
+class Gate:
+    """Holds every episode of tests/guess.py where it is: closed, no step of the environment ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def close(self) -> None:
+        self._path.touch()
+
+    def open(self) -> None:
+        self._path.unlink()
+
+
+def marked(name: str) -> list[psutil.Process]:
+    """Every living process that descends from those started for run `name`, whoever its parent is now."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == name:
+                found.append(process)
+    return found
+
+
+def nothing_runs(name: str) -> bool:
+    """Whether every process of the run is gone."""
+    return not marked(name)

@@ -1,0 +1,61 @@
+"""Each way to write an action: asked for, written and parsed from the same constants."""
+
+import pytest
+
+from actors.rollout import with_instructions
+from common.action_format import FORMATS, ActionFormat
+from common.message import Message
+from tests.small_tokenizer import shop_tokenizer
+
+every_format = pytest.mark.parametrize("action_format", FORMATS.values(), ids=FORMATS)
+
+
+@every_format
+@pytest.mark.parametrize("action", ["search[red dress]", "click[< prev]", "take mug 1 from shelf 2"])
+def test_what_is_written_is_parsed_back(action_format: ActionFormat, action: str) -> None:
+    parsed = action_format.parse(action_format.write(action))
+    assert (parsed.text, parsed.valid) == (action, True)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_what_is_written_survives_a_tokenizer_of_words(name: str) -> None:
+    tokenizer = shop_tokenizer(name)
+    written = tokenizer.decode(tokenizer.encode(FORMATS[name].write("click[red]"), add_special_tokens=False))
+    parsed = FORMATS[name].parse(written)
+    assert (parsed.text.replace(" ", ""), parsed.valid) == ("click[red]", True)
+
+
+def test_the_last_action_counts_and_white_space_around_it_does_not() -> None:
+    tag, react = FORMATS["action_tag"], FORMATS["react"]
+    assert tag.parse("<action>click[red]</action> no, <action>\n click[blue] </action>").text == "click[blue]"
+    assert react.parse("Thought: red.\nAction:\n```\nclick[red]\n```").text == "click[red]"
+    assert FORMATS["plain"].parse("  click[red]\n").text == "click[red]"
+
+
+@pytest.mark.parametrize(
+    ("name", "completion"),
+    [
+        ("plain", ""),
+        ("plain", "  \n"),
+        ("action_tag", "click[red]"),
+        ("action_tag", "<action>click[red]"),
+        ("action_tag", "click[red]</action>"),
+        ("action_tag", "<action> </action>"),
+        ("action_tag", "Action: ```click[red]```"),
+        ("react", "Action: click[red]"),
+        ("react", "```click[red]```"),
+        ("react", "<action>click[red]</action>"),
+    ],
+)
+def test_what_is_not_in_the_format_is_invalid_and_empty(name: str, completion: str) -> None:
+    parsed = FORMATS[name].parse(completion)
+    assert (parsed.text, parsed.valid) == ("", False)
+
+
+def test_the_instructions_go_into_the_system_message() -> None:
+    tag = FORMATS["action_tag"]
+    told = "Think first, in a few words. Write exactly one action as <action>your action</action>."
+    system, user = Message("system", "You shop."), Message("user", "find dress")
+    assert with_instructions((user,), tag) == (Message("system", told), user)
+    assert with_instructions((system, user), tag) == (Message("system", f"You shop.\n{told}"), user)
+    assert with_instructions((user,), FORMATS["plain"]) == (user,)

@@ -1,0 +1,218 @@
+"""Bad input: one line that says what is wrong and what to do, exit code 2, and nothing is started or lost."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from common.connection import PASSWORD_VARIABLE, connect
+from common.shutdown import EXIT_PREEMPTED
+from replay.fleet import Fleet, RunFacts
+from replay.server import Server
+from tests.processes import GUESS, REPOSITORY, Run, nothing_runs
+from tools.check_input import check_model_folder
+from tools.cli import main
+from tools.up import free_port
+
+REASON = "The last failure, env_failure: RuntimeError: the database is gone"
+CONFIG = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "max_position_embeddings": 128}
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What `main` changes in this process is undone after each test; runs go to a folder of the test's own."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv(PASSWORD_VARIABLE, "none")
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> "Refused":
+    return Refused(capsys, tmp_path)
+
+
+class Refused:
+    """Runs a verb in this process and returns the one line of complaint; nothing may have been made or started."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        self._capsys = capsys
+        self._root = tmp_path / "runs"
+
+    def __call__(self, verb: str, *settings: str) -> str:
+        before = len(psutil.Process().children())
+        assert main([verb, *settings, f"run.root={self._root}"]) == 2
+        out, err = self._capsys.readouterr()
+        assert out == "" and err.startswith(f"slipstream {verb}: ") and err.count("\n") == 1
+        assert not self._root.exists()
+        assert len(psutil.Process().children()) == before
+        return err
+
+
+def test_an_unknown_key_is_answered_with_the_nearest_one(refused: Refused) -> None:
+    assert "unknown config key `learner.step`; did you mean `learner.steps`?" in refused("up", "learner.step=3")
+    assert "did you mean `replay.max_lag`?" in refused("learner", "objective.max_lag=3")
+    assert "`slipstream up --help` lists every key" in refused("actors", "zzz=1")
+
+
+def test_a_value_that_cannot_be_is_named_with_its_contract(refused: Refused) -> None:
+    assert "`learner.steps` must be >= 1, got -1" in refused("up", "learner.steps=-1")
+    assert "`learner.steps`: Value 'many' of type 'str'" in refused("up", "learner.steps=many")
+    assert "`model.tiny.head_dim` must be 32, 64 or 128, got 48" in refused("up", "model.tiny.head_dim=48")
+    assert "`model.tiny.num_kv_heads` must be >= 1, got 0" in refused("up", "model.tiny.num_kv_heads=0")
+    assert "`model.tiny.num_kv_heads` must be a divisor of num_heads" in refused("up", "model.tiny.num_kv_heads=2")
+    assert "`actors.kv_cache_bytes` must be >= 1, got -5" in refused("up", "actors.kv_cache_bytes=-5")
+    assert "`weights.chunk_bytes` must be in [1, 67108864], got 99999999" in refused(
+        "up", "weights.chunk_bytes=99999999"
+    )
+    assert "`eval.num_tasks` must be >= 0, got -2" in refused("up", "eval.num_tasks=-2")
+    assert "`run.name` must be 1 to 64 letters" in refused("up", "run.name=../elsewhere")
+
+
+def test_sections_that_contradict_each_other_are_named(refused: Refused) -> None:
+    assert "`replay.max_lag` must be >= replay.target_lag + learner.publish_every - 1 = 9" in refused(
+        "up", "replay.target_lag=9"
+    )
+    assert "`sampling.max_turn_tokens` must be < model.max_tokens = 64" in refused(
+        "up", "model.max_tokens=64", "sampling.max_turn_tokens=64"
+    )
+    assert "`learner.micro_batch_tokens` must be >= model.max_tokens = 512" in refused(
+        "up", "learner.micro_batch_tokens=100"
+    )
+
+
+def test_a_file_that_is_no_configuration_is_named(refused: Refused, tmp_path: Path) -> None:
+    assert "no config file at nowhere.yaml" in refused("up", "nowhere.yaml")
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("run: [1")
+    assert f"cannot read {wrong}: while parsing a flow sequence" in refused("up", str(wrong))
+    wrong.write_text("- 1\n")
+    assert f"cannot read {wrong}: " in refused("up", str(wrong))
+    assert "cannot read learner.steps=[1 " in refused("up", "learner.steps=[1")
+
+
+def test_a_redis_url_that_leads_nowhere_is_named_without_its_password(redis_server: Server, refused: Refused) -> None:
+    assert "`redis.url` redis://127.0.0.1:1 does not answer: " in refused("up", "redis.url=redis://127.0.0.1:1")
+    assert "path, with / and @ in a password as %2F and %40, got 'nonsense'" in refused("up", "redis.url=nonsense")
+    assert "`redis.url` is empty" in refused("actors") and "`redis.url` is empty" in refused("learner")
+    address = redis_server.url.removeprefix("redis://")
+    complaint = refused("top", f"redis.url=redis://:wr0ng@{address}")
+    assert f"`redis.url` redis://{address} refused the password" in complaint and "wr0ng" not in complaint
+    unquoted = refused("up", f"redis.url=redis://:wr0ng/pass@{address}")
+    assert "redis://***@" in unquoted and "wr0ng" not in unquoted
+
+
+def test_an_environment_that_cannot_be_had_is_named_before_anything_starts(refused: Refused) -> None:
+    assert "`env.name` must be one of shop, household, got 'shpo'; did you mean shop?" in refused("up", "env.name=shpo")
+    assert "cannot import tests.nowhere" in refused("up", "env.name=tests.nowhere:Env")
+    assert "UnmadeEnv' cannot be made: OSError: no such database" in refused("up", "env.name=tests.failing:UnmadeEnv")
+    assert "`env.options` {'size': 3} do not fit shop" in refused("up", "env.options.size=3")
+    assert "`env.options.profile` must be small or full" in refused("up", "env.options.profile=big")
+    assert "did you mean action_tag?" in refused("up", "env.action_format=acton_tag")
+
+
+def test_an_address_that_cannot_be_bound_is_named_before_anything_starts(refused: Refused) -> None:
+    assert "`weights.host` must be an IPv4 address of this machine" in refused("up", "weights.host=203.0.113.7")
+    assert "'localhost'" in refused("up", "weights.host=localhost")
+    assert "no address that actors could connect to" in refused("up", "weights.host=0.0.0.0")
+
+
+def test_a_port_in_use_is_passed_over_for_another() -> None:
+    with socket.socket() as squatter:
+        squatter.bind(("127.0.0.1", 0))
+        squatter.listen()
+        taken = squatter.getsockname()[1]
+        assert free_port(taken) != taken
+    assert free_port(taken) == taken
+
+
+def test_a_model_folder_that_lacks_something_is_named_with_what_it_lacks(refused: Refused, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    here = f"model.path={folder}"
+    assert "it has no config.json" in refused("up", here)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    assert "has no weights" in refused("up", here)
+    (folder / "model.safetensors").touch()
+    assert "has no tokenizer" in refused("up", here)
+    (folder / "tokenizer_config.json").write_text("{}")
+    assert "its tokenizer has no chat template" in refused("up", here)
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    assert "`model.max_tokens` must be <= 128" in refused("up", here)
+    (folder / "config.json").write_text("{")
+    assert f"{folder / 'config.json'} is not JSON" in refused("up", here)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    check_model_folder(folder, max_tokens=128)
+
+
+def test_a_run_that_exists_and_one_that_does_not_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(f"run: {{name: {name}, root: {tmp_path}}}\n")
+    here = f"run.root={tmp_path}"
+    assert main(["up", "run.name=one", here]) == 2
+    assert f"run 'one' exists in {tmp_path / 'one'}; go on with it by `--resume one`" in capsys.readouterr().err
+    assert main(["up", "--resume", "three", here]) == 2
+    assert f"no run 'three' under {tmp_path}/; there are: one, two" in capsys.readouterr().err
+    assert main(["up", "conf/quickstart.yaml", "--resume", "one", here]) == 2
+    assert "one config file at most" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["config.yaml", "config.yaml"]
+
+
+def test_an_actor_pointed_at_a_run_that_is_not_there_waits_and_then_names_those_that_are(
+    redis_server: Server, run_id: str, tmp_path: Path
+) -> None:
+    facts = RunFacts(config_yaml="", model_path="", vocab_size=1)
+    with connect(redis_server.secret_url) as client:
+        Fleet(client, run_id).describe_run(facts)
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "tools.cli", "actors", "run.name=nowhere", f"run.root={tmp_path}", "actors.count=1",
+            f"redis.url={redis_server.secret_url}", "actors.join_timeout_s=1",
+        ],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "slipstream actors: `run.name` nowhere is not on this Redis server; the runs it knows"
+    )
+    assert run_id in done.stderr and done.stderr.count("\n") == 1
+    log = (tmp_path / "nowhere" / "logs" / "actor-0.log").read_text()
+    assert "waiting up to 1 s for the learner" in log and "Traceback" not in log
+    assert redis_server.password not in log + done.stdout + done.stderr
+
+
+def test_an_environment_that_raises_is_never_trained_on_and_the_learner_says_why_it_waits(
+    redis_server: Server, run_id: str, tmp_path: Path
+) -> None:
+    """It breaks after the model was made from its texts, as a database that goes away in the night."""
+    broken = tmp_path / "broken"
+    settings = [
+        *GUESS, "env.name=tests.failing:FailingEnv", f"env.options={{broken: {broken}}}", "replay.max_attempts=2",
+    ]  # fmt: skip
+    with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
+        learner = run.start_learner()
+        run.wait_until(run.is_described, "the learner describes the run")
+        broken.touch()
+        actor = run.start_actor("actor")
+        run.wait_until(lambda: run.ledger().dropped.get("env_failure", 0) > 4, "groups are dropped")
+        run.wait_until(lambda: REASON in learner.last_words(), "the learner says why it waits")
+        actor.send(signal.SIGTERM)
+        assert actor.wait() == EXIT_PREEMPTED
+        learner.send(signal.SIGTERM)
+        assert learner.wait() == EXIT_PREEMPTED
+        ledger = run.ledger()
+        assert set(ledger.dropped) == {"env_failure"} and run.last_step() == 0
+        assert ledger.inserted == ledger.trained == 0 and ledger.balanced and run.audit() == []
+    with Run(run_id, root=tmp_path, server=redis_server, settings=[*settings, "learner.claim_timeout_s=1"]) as run:
+        learner = run.start_learner()
+        assert learner.wait() == 2
+        last = learner.last_words().splitlines()[-1]
+        assert last.startswith("slipstream learner: step 1: no whole batch within 1 s (learner.claim_timeout_s)")
+        assert REASON in last
+        run.wait_until(lambda: nothing_runs(run_id), "every process is gone", deadline_s=30)

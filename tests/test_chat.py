@@ -1,0 +1,122 @@
+"""A conversation only grows: what was sampled stays, what is new is rendered, and a rewritten past is a new branch."""
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from common.chat import Chat, end_of_turn_text
+from common.message import Message
+from tests.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
+
+SYSTEM = Message("system", "be brief")
+ASK = Message("user", "find plain dress")
+ANSWER = Message("user", "red small")
+
+
+@pytest.fixture(params=["word level", "ChatML"])
+def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
+    return merging_tokenizer(CHATML) if request.param == "ChatML" else shop_tokenizer()
+
+
+def ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def rendered(tokenizer: PreTrainedTokenizerBase, *messages: Message) -> list[int]:
+    """What the template makes of the whole conversation at once."""
+    conversation = [{"role": message.role, "content": message.content} for message in messages]
+    return ids(tokenizer, tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=True))
+
+
+@pytest.mark.parametrize("opening", [(ASK,), (SYSTEM, ASK)], ids=["user first", "system first"])
+def test_a_conversation_is_extended_to_what_the_template_renders_as_a_whole(
+    tokenizer: PreTrainedTokenizerBase, opening: tuple[Message, ...]
+) -> None:
+    chat = Chat(tokenizer)
+    tokens = chat.open(opening)
+    assert tokens == rendered(tokenizer, *opening)
+    said = list(opening)
+    for action in ("search[plain dress]", "click[red]", "click[small]"):
+        sampled = ids(tokenizer, action + tokenizer.eos_token)
+        content = chat.reply(sampled)
+        extension = chat.extend((ANSWER,))
+        assert not extension.new_branch
+        tokens += sampled + extension.tokens
+        said += [Message("assistant", content), ANSWER]
+        assert tokens == rendered(tokenizer, *said)
+
+
+def test_the_tiny_template_costs_three_tokens_a_message() -> None:
+    tokenizer = shop_tokenizer()
+    opening = Chat(tokenizer).open((ASK,))
+    assert tokenizer.convert_ids_to_tokens(opening) == [
+        "<|user|>",
+        "find",
+        "plain",
+        "dress",
+        "<|end|>",
+        "<|assistant|>",
+    ]
+
+
+def test_the_end_of_turn_that_was_sampled_is_not_rendered_again() -> None:
+    tokenizer = merging_tokenizer(CHATML)
+    chat = Chat(tokenizer)
+    chat.open((ASK,))
+    assert chat.reply(ids(tokenizer, "click[red]" + END)) == "click[red]"
+    assert (
+        tokenizer.decode(chat.extend((ANSWER,)).tokens)
+        == f"\n<|im_start|>user\nred small{END}\n<|im_start|>assistant\n"
+    )
+
+
+def test_a_reply_cut_by_length_gets_its_end_of_turn_from_the_template() -> None:
+    tokenizer = merging_tokenizer(CHATML)
+    chat = Chat(tokenizer)
+    chat.open((ASK,))
+    assert chat.reply(ids(tokenizer, "click[re")) == "click[re"
+    extension = chat.extend((ANSWER,))
+    assert not extension.new_branch
+    assert tokenizer.decode(extension.tokens).startswith(f"{END}\n<|im_start|>user\n")
+
+
+def test_a_reply_that_ends_with_another_special_token_still_gets_the_templates() -> None:
+    tokenizer = merging_tokenizer(CHATML)
+    chat = Chat(tokenizer)
+    chat.open((ASK,))
+    assert chat.reply(ids(tokenizer, "click[red]<|endoftext|>")) == "click[red]"
+    assert tokenizer.decode(chat.extend((ANSWER,)).tokens).startswith(f"{END}\n<|im_start|>user\n")
+
+
+def test_sampled_tokens_that_would_be_encoded_otherwise_are_left_as_they_were_sampled() -> None:
+    tokenizer = merging_tokenizer(CHATML)
+    chat = Chat(tokenizer)
+    chat.open((ASK,))
+    apart = [*ids(tokenizer, "a"), *ids(tokenizer, "b"), tokenizer.eos_token_id]
+    assert ids(tokenizer, tokenizer.decode(apart)) != apart  # else this test would show nothing
+    assert chat.reply(apart) == "ab"
+    extension = chat.extend((ANSWER,))
+    assert not extension.new_branch
+    assert extension.tokens == ids(tokenizer, "\n<|im_start|>user\nred small<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_template_that_drops_earlier_thoughts_begins_a_new_branch() -> None:
+    tokenizer = merging_tokenizer(FORGETS_THOUGHTS)
+    chat = Chat(tokenizer)
+    chat.open((SYSTEM, ASK))
+    chat.reply(ids(tokenizer, f"<think>red?</think>click[red]{END}"))
+    extension = chat.extend((ANSWER,))
+    assert extension.new_branch
+    assert extension.tokens == rendered(tokenizer, SYSTEM, ASK, Message("assistant", "click[red]"), ANSWER)
+    chat.reply(ids(tokenizer, f"click[small]{END}"))  # no thought, so nothing to drop
+    assert not chat.extend((ANSWER,)).new_branch
+
+
+def test_the_end_of_turn_is_what_the_template_writes_behind_an_assistants_words() -> None:
+    assert end_of_turn_text(shop_tokenizer()) == "<|end|>"
+    assert end_of_turn_text(merging_tokenizer(CHATML)) == "<|im_end|>"
+
+
+def test_a_template_that_changes_an_assistants_words_is_refused() -> None:
+    shouting = "{% for message in messages %}{{ message['content'] | upper }}{% endfor %}"
+    with pytest.raises(ValueError, match="does not put an assistant's words right behind its generation prompt"):
+        end_of_turn_text(merging_tokenizer(shouting))

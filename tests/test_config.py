@@ -1,0 +1,146 @@
+"""The configuration: every key has a comment, every mistake an answer that names the key and what to do."""
+
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from common import config as config_module
+from common.config import Config, ConfigError, TinyModelConfig, dump_config, key_paths, load_config
+from tools.cli import main
+
+QUICKSTART = str(Path(__file__).parents[1] / "conf" / "quickstart.yaml")
+
+
+def test_the_defaults_are_a_configuration() -> None:
+    assert load_config(None, []) == Config()
+
+
+def test_a_file_gives_differences_and_overrides_come_last(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text("replay:\n  group_size: 4\n  groups_per_step: 2\nenv:\n  options:\n    profile: full\n")
+    config = load_config(str(path), ["replay.group_size=6", "optim.lr=3e-5", "env.options.profile=small"])
+    assert (config.replay.group_size, config.replay.groups_per_step, config.optim.lr) == (6, 2, 3e-5)
+    assert config.env.options == {"profile": "small"}
+
+
+def test_lists_in_options_stay_lists() -> None:
+    config = load_config(None, ["env.name=household", "env.options.task_types=[pick_two_obj]"])
+    assert config.env.options == {"task_types": ["pick_two_obj"]}
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("")
+    assert load_config(str(tmp_path / "empty.yaml"), []) == Config()
+
+
+def test_every_config_that_comes_with_slipstream_loads() -> None:
+    paths = sorted(Path(QUICKSTART).parent.glob("*.yaml"))
+    assert QUICKSTART in map(str, paths)
+    for path in paths:
+        load_config(str(path), [])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (["replay.group_sise=4"], "unknown config key `replay.group_sise`; did you mean `replay.group_size`?"),
+        (["group_size=4"], "unknown config key `group_size`; did you mean `replay.group_size`?"),
+        (["learner.lr=1e-4"], "unknown config key `learner.lr`; did you mean `optim.lr`?"),
+        (["model.tiny.hiden_size=4"], "did you mean `model.tiny.hidden_size`?"),
+        (["qwertyuiop=1"], "`slipstream up --help` lists every key"),
+        (["replay.group_size=many"], "`replay.group_size`: Value 'many'"),
+        (["replay.group_size=2.5"], "`replay.group_size`: Value '2.5'"),
+        (["learner.activation_checkpointing=perhaps"], "`learner.activation_checkpointing`: Value 'perhaps'"),
+        (["run.name="], "`run.name`: Incompatible value 'None'"),
+        (
+            ["run.name=a/b"],
+            "`run.name` must be 1 to 64 letters, digits, '.', '_' or '-', got 'a/b'; choose another name",
+        ),
+        (["model.tiny.head_dim=48"], "`model.tiny.head_dim` must be 32, 64 or 128, got 48; vLLM's CPU attention"),
+        (["model.tiny.num_kv_heads=2"], "`model.tiny.num_kv_heads` must be a divisor of num_heads, got 2"),
+        (["model.dtype=fp8"], "`model.dtype` must be float32 or bfloat16, got 'fp8'"),
+        (["model.max_tokens=8"], "`model.max_tokens` must be >= 16, got 8"),
+        (["env.max_turns=0"], "`env.max_turns` must be >= 1, got 0"),
+        (["sampling.temperature=0"], "`sampling.temperature` must be > 0, got 0.0; training episodes are sampled"),
+        (["sampling.top_p=0.9"], "`sampling.top_p, sampling.top_k` must be 1 and 0, got (0.9, 0)"),
+        (["sampling.top_k=20"], "`sampling.top_p, sampling.top_k` must be 1 and 0"),
+        (
+            ["replay.group_size=1"],
+            "`replay.group_size` must be >= 2, got 1; group-relative advantages compare siblings",
+        ),
+        (["replay.max_lag=-3"], "`replay.max_lag` must be >= 0, got -3; use 0 for synchronous training"),
+        (["actors.transport=smoke"], "`actors.transport` must be broadcast or pull, got 'smoke'"),
+        (["objective.correction=vtrace"], "`objective.correction` must be token_mask, truncated_is or none"),
+        (["objective.mask_low=1.5"], "must be below and above 1, got (1.5, 5.0)"),
+        (["optim.lr=0"], "`optim.lr` must be > 0, got 0.0"),
+        (["optim.lr=nan"], "`optim.lr` must be > 0, got nan"),
+        (["optim.schedule=step"], "`optim.schedule` must be constant, linear or cosine"),
+        (["learner.publish_every=0"], "`learner.publish_every` must be >= 1, got 0"),
+        (["warm_start.noise=1"], "`warm_start.noise` must be in [0, 1), got 1.0"),
+        # Sections that contradict each other.
+        (["replay.max_lag=1"], "`replay.max_lag` must be >= replay.target_lag + learner.publish_every - 1 = 2, got 1"),
+        (["learner.publish_every=4"], "must be >= replay.target_lag + learner.publish_every - 1 = 5, got 4"),
+        (["sampling.max_turn_tokens=512"], "`sampling.max_turn_tokens` must be < model.max_tokens = 512, got 512"),
+        (["model.max_tokens=4096"], "`learner.micro_batch_tokens` must be >= model.max_tokens = 4096, got 2048"),
+    ],
+)
+def test_a_mistake_is_answered_with_the_key_the_value_and_the_cure(overrides: list[str], complaint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config(None, overrides)
+    assert complaint in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"no config file at conf/nowhere\.yaml; conf/ holds those that come with"):
+        load_config("conf/nowhere.yaml", [])
+
+
+@pytest.mark.parametrize("text", ["replay: [1, 2", "- a\n- b\n", "replay: 3\n", "just words\n"])
+def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError):
+        load_config(str(path), [])
+
+
+def test_what_print_config_prints_is_the_same_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", QUICKSTART, "run.name=other", "optim.lr=0.25", "--print-config"]) == 0
+    printed = tmp_path / "printed.yaml"
+    printed.write_text(capsys.readouterr().out)
+    assert load_config(str(printed), []) == load_config(QUICKSTART, ["run.name=other", "optim.lr=0.25"])
+    assert dump_config(load_config(str(printed), [])) == printed.read_text()
+
+
+def test_a_mistake_on_the_command_line_ends_with_code_2_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "replay.groop_size=4"]) == 2
+    said = capsys.readouterr()
+    assert said.err == (
+        "slipstream up: unknown config key `replay.groop_size`; did you mean `replay.group_size`?\n"
+    )  # fmt: skip
+    assert said.out == ""
+
+
+def test_every_key_has_a_comment() -> None:
+    sections = [
+        kind for kind in vars(config_module).values()
+        if inspect.isclass(kind) and dataclasses.is_dataclass(kind) and kind is not Config
+    ]  # fmt: skip
+    assert TinyModelConfig in sections
+    for section in sections:
+        source = inspect.getsource(section)
+        for item in dataclasses.fields(section):
+            if not dataclasses.is_dataclass(item.type):
+                assert re.search(rf"^    {item.name}: .*  # \w.{{4,}}$", source, re.MULTILINE), (section, item.name)
+
+
+def test_help_lists_every_key_with_its_default_and_its_comment(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["up", "--help"])
+    assert ended.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "replay.max_lag = 4 groups with an older token than this are dropped at claim" in text
+    assert "warm_start.lr = 0.001 AdamW learning rate" in text
+    assert [path for path in key_paths() if f" {path} = " not in text] == []

@@ -1,0 +1,151 @@
+"""Actors and learners that vanish, leave and come back, as real processes against one Redis server."""
+
+import signal
+from pathlib import Path
+
+from common.shutdown import EXIT_PREEMPTED
+from learner.checkpoint import latest_checkpoint
+from replay.server import Server
+from tests.processes import GUESS, Gate, Process, Run, nothing_runs
+
+GROUPS_PER_STEP = 4
+DRAIN_S = 1.0
+ANY_LAG = "replay.max_lag=1000"  # so that no group is dropped for its age, and every one must be trained in the end
+
+
+def test_the_work_of_actors_that_die_or_leave_is_done_by_others(
+    redis_server: Server, run_id: str, tmp_path: Path
+) -> None:
+    """Two actors, of which one is killed; a third joins and is told to leave. The learner steps on through it all.
+
+    The gate holds every episode half-way wherever the test looks. No checkpoint comes before the end, so that all
+    groups stay in Redis to be looked at.
+    """
+    gate = Gate(tmp_path / "gate")
+    settings = [
+        *GUESS, ANY_LAG, f"env.options={{gate: {gate}, step_s: 0.1}}", "env.step_timeout_s=600",
+        "replay.lease_ttl_s=6", f"actors.drain_s={DRAIN_S}", "learner.steps=100000", "learner.checkpoint_every=100000",
+    ]  # fmt: skip
+    with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
+        victim = run.start_actor("victim")  # actors may be there first
+        survivor = run.start_actor("survivor")
+        learner = run.start_learner()
+        run.wait_until(run.is_described, "the learner describes the run")
+        gate.close()
+
+        others_finish_what_a_killed_actor_held(run, gate, victim)
+        a_newcomer_joins_by_pull_and_produces(run, gate)
+        an_actor_told_to_leave_gives_its_groups_back_at_once(run, gate)
+
+        learner.send(signal.SIGTERM)
+        assert learner.wait() == EXIT_PREEMPTED
+        survivor.send(signal.SIGTERM)
+        assert survivor.wait() == EXIT_PREEMPTED
+        ledger = run.ledger()
+        assert ledger.balanced and run.audit() == []
+        assert ledger.trained == GROUPS_PER_STEP * run.last_step()
+        assert ledger.leased == 0
+        assert set(ledger.dropped) <= {"zero_variance"}
+        run.wait_until(lambda: nothing_runs(run_id), "every process is gone", deadline_s=30)
+
+
+def others_finish_what_a_killed_actor_held(run: Run, gate: Gate, victim: Process) -> None:
+    run.wait_until(
+        lambda: run.generated_tokens("victim") > 0 and run.generated_tokens("survivor") > 0,
+        "both actors are in mid-episode",
+    )
+    orphaned = run.held_by("victim")
+    assert orphaned, "the victim held no lease when it was killed"
+    victim.kill()
+    assert run.held_by("victim") == orphaned
+    gate.open()
+    steps_on(run, 3)
+    run.wait_until(lambda: all(len(run.makers(group_id)) > 0 for group_id in orphaned), "others play what it held")
+    run.wait_until(lambda: orphaned <= run.claimed_after(0), "what the victim held is trained")
+    assert {actor for group_id in orphaned for actor in run.makers(group_id)} == {"survivor"}
+    assert run.ledger().expired_leases >= len(orphaned)
+    assert run.ledger().balanced and run.audit() == []
+
+
+def a_newcomer_joins_by_pull_and_produces(run: Run, gate: Gate) -> None:
+    gate.close()
+    run.start_actor("newcomer", "actors.transport=pull")
+    run.wait_until(lambda: run.generated_tokens("newcomer") > 0, "the newcomer generates")
+    newcomer = run.member("newcomer")
+    assert newcomer is not None and newcomer.transport == "pull" and newcomer.policy_version > 0
+    gate.open()
+    run.wait_until(lambda: made_by(run, "newcomer"), "the newcomer's trajectories are claimed by the learner")
+
+
+def an_actor_told_to_leave_gives_its_groups_back_at_once(run: Run, gate: Gate) -> None:
+    leaver = next(process for process in run.processes if process.name == "newcomer")
+    gate.close()
+    run.wait_until(lambda: len(run.held_by("newcomer")) == 2, "the newcomer is in mid-episode with all it can hold")
+    expired_before = run.ledger().expired_leases
+    leaver.send(signal.SIGTERM)
+    run.wait_until(lambda: not run.held_by("newcomer"), "it gives its groups back", deadline_s=DRAIN_S + 5)
+    assert run.ledger().expired_leases == expired_before
+    assert leaver.wait(DRAIN_S + 30) == EXIT_PREEMPTED  # its heap alone takes seconds to go where all cores are busy
+    assert run.member("newcomer") is None
+    gate.open()
+    steps_on(run, 3)
+
+
+def test_a_learner_killed_between_checkpoints_loses_nothing_and_counts_nothing_twice(
+    redis_server: Server, run_id: str, tmp_path: Path
+) -> None:
+    num_steps = 14
+    settings = [
+        *GUESS, ANY_LAG, "env.options={step_s: 0.05}", f"learner.steps={num_steps}", "learner.checkpoint_every=5",
+    ]  # fmt: skip
+    with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
+        first_learner = run.start_learner()
+        actor = run.start_actor("actor")
+        run.wait_until(
+            lambda: is_frozen_between_checkpoints(run, first_learner), "the learner is past its first checkpoint"
+        )
+        saved_step, killed_at = checkpointed_step(run), run.last_step()
+        assert 0 < saved_step < killed_at < num_steps
+        undone, published_before = run.claimed_after(saved_step), run.published_version()
+        assert len(undone) >= GROUPS_PER_STEP * (killed_at - saved_step)
+        assert run.ledger().trained <= GROUPS_PER_STEP * saved_step
+        first_learner.kill()
+
+        second_learner = run.start_learner()
+        run.wait_until(lambda: run.published_version() > published_before, "the second learner publishes")
+        assert second_learner.wait() == 0
+        assert actor.wait() == 0
+
+        ledger = run.ledger()
+        assert ledger.trained == GROUPS_PER_STEP * num_steps
+        assert ledger.opened == ledger.trained + ledger.dropped.get("zero_variance", 0)
+        assert ledger.balanced and run.audit() == []
+        assert run.steps() == list(range(1, num_steps + 1))
+        # One version a step, and one for the weights of the checkpoint under a number that nobody has seen.
+        assert run.published_version() >= published_before + 1 + num_steps - saved_step
+        run.wait_until(lambda: nothing_runs(run_id), "every process is gone", deadline_s=30)
+
+
+def steps_on(run: Run, num_steps: int) -> None:
+    wanted = run.last_step() + num_steps
+    run.wait_until(lambda: run.last_step() >= wanted, f"the learner comes to step {wanted}")
+
+
+def made_by(run: Run, actor: str) -> bool:
+    """Whether a group that the learner claimed has a trajectory of `actor`."""
+    return any(actor in run.makers(group_id) for group_id in run.claimed_after(0))
+
+
+def checkpointed_step(run: Run) -> int:
+    """Of the newest whole checkpoint."""
+    newest = latest_checkpoint(run.dir.checkpoints)
+    return int(newest.name.removeprefix("step_")) if newest else 0
+
+
+def is_frozen_between_checkpoints(run: Run, learner: Process) -> bool:
+    """Stop the learner to look; it stays stopped if it is past its first checkpoint and has made a step since."""
+    learner.send(signal.SIGSTOP)
+    if 0 < checkpointed_step(run) < run.last_step():
+        return True
+    learner.send(signal.SIGCONT)
+    return False

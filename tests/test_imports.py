@@ -1,0 +1,58 @@
+"""What each room needs in order to be imported: an environment server or a dashboard must not wait for torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
+
+IMPORT_WITHOUT = """
+import importlib, sys
+
+refused = sys.argv[1].split(",")
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in refused:
+            raise AssertionError(f"{name} was imported")
+
+sys.meta_path.insert(0, Refuse())
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+"""
+
+
+def import_without(refused: str, modules: list[str]) -> None:
+    """Import `modules` in a new process in which importing any of `refused` is an error."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_WITHOUT, refused, *modules],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def modules_of(room: str) -> list[str]:
+    return [f"{room}.{path.stem}" for path in sorted((REPOSITORY / room).glob("*.py")) if path.stem != "__init__"]
+
+
+def test_common_replay_and_envhub_import_without_torch() -> None:
+    modules = modules_of("common") + modules_of("replay") + modules_of("envhub")
+    assert len(modules) > 30
+    import_without("torch,vllm,transformers", modules)
+
+
+def test_verbs_that_only_look_or_supervise_import_without_torch() -> None:
+    verbs = ["tools.cli", "tools.up", "tools.actor_host", "tools.top", "tools.audit", "tools.doctor", "tools.train"]
+    import_without("torch,vllm,transformers", verbs)
+
+
+def test_the_learner_imports_without_vllm_and_the_actors_too_until_they_start_an_engine() -> None:
+    learner = [name for name in modules_of("learner") if name != "learner.serve_weights"]
+    actors = [name for name in modules_of("actors") if name not in ENGINE_FILES]
+    import_without("vllm", [*learner, *actors])
+
+
+ENGINE_FILES = ("actors.vllm_start", "actors.staged_transfer", "actors.__main__")

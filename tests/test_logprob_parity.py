@@ -1,0 +1,242 @@
+"""What the actors record and what the learner computes with the same weights is the same number, to 1e-3 nats.
+
+Real episodes of `shop`, played by vLLM while the learner's publisher offers new weights again and again.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis
+import torch
+import torch.distributed as dist
+from transformers import AutoTokenizer, Qwen3ForCausalLM
+
+from actors.receive import ReceiverInfo
+from actors.refresh import RefreshCounts, keep_fresh, serving_version
+from actors.rollout import Allowance, rollout
+from actors.tape import Attempt
+from actors.vllm_engine import VllmEngine, prepare_environment
+from common.action_format import FORMATS
+from common.config import EnvConfig, TinyModelConfig
+from common.trajectory import LogprobArray, MaskArray, Outcome, Provenance, Sampling, Task, Trajectory
+from envhub.catalogue import make_env
+from learner.model import PackedModel, full_tensors, load_model
+from learner.pack import pack, sequences_of
+from learner.publish import Publisher
+from learner.ranks import Ranks, join_ranks, leave_ranks
+from replay.bulletin import Bulletin
+from tools.prepare import vocabulary_texts
+from tools.tiny_model import make_tiny_model
+
+prepare_environment()
+
+TOLERANCE = 1e-3
+MAX_TOKENS = 320
+NUM_EPISODES = 12
+NUM_VERSIONS = 4
+OPTIONS = {"profile": "small"}
+SAMPLING = Sampling(temperature=0.9, top_p=1.0, top_k=0, max_turn_tokens=32)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    """This process as the only rank, for the file: a vLLM engine in this process takes part in its process group."""
+    yield join_ranks(timeout_s=60)
+    if dist.is_initialized():  # an engine that closes ends the group
+        leave_ranks()
+
+
+@pytest.fixture(scope="module")
+def engines(ranks: Ranks) -> Iterator[list[VllmEngine]]:
+    """Every engine of the file; all are closed at its end, for the sake of the process group."""
+    started: list[VllmEngine] = []
+    yield started
+    for engine in started:
+        asyncio.run(engine.close())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policies:
+    """One model with several sets of weights, as the learner holds it; version 0 is the folder's."""
+
+    folder: Path
+    models: list[PackedModel]
+
+
+@pytest.fixture(scope="module")
+def policies(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Policies:
+    root = tmp_path_factory.mktemp("policies")
+    folder = root / "version_0"
+    texts = vocabulary_texts(EnvConfig(name="shop", options=OPTIONS), 20)
+    make_tiny_model(folder, texts=texts, config=TinyModelConfig(), max_tokens=MAX_TOKENS, seed=3)
+    for version in range(1, NUM_VERSIONS):
+        save_changed(folder, root / f"version_{version}", seed=version)
+    return Policies(
+        folder=folder,
+        models=[
+            load_model(root / f"version_{version}", ranks=ranks, dtype="float32", activation_checkpointing=False)
+            for version in range(NUM_VERSIONS)
+        ],
+    )
+
+
+def save_changed(folder: Path, changed: Path, *, seed: int) -> None:
+    """The model of `folder` with other weights, far enough away that no log-probability passes for the first's."""
+    generator = torch.Generator().manual_seed(seed)
+    model = Qwen3ForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    model.save_pretrained(changed)
+
+
+@pytest.mark.parametrize("kv_policy", ["recompute", "keep"])
+def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_generation(
+    kv_policy: str,
+    policies: Policies,
+    engines: list[VllmEngine],
+    redis_client: redis.Redis,
+    redis_url: str,
+    run_id: str,
+    tmp_path: Path,
+) -> None:
+    publisher = Publisher(
+        redis_url=redis_url, run_id=run_id, learner_epoch=1, host="127.0.0.1", chunk_bytes=1 << 20,
+        broadcast_timeout_s=20.0, log_path=tmp_path / "publisher.log",
+    )  # fmt: skip
+    engine = VllmEngine(
+        str(policies.folder),
+        policy_version=0,
+        seed=11,
+        max_tokens=MAX_TOKENS,
+        dtype="float32",
+        kv_cache_bytes=64 << 20,
+        max_episodes=32,
+        kv_policy=kv_policy,
+        receiver=ReceiverInfo(
+            redis_url=redis_url, run_id=run_id, actor="actor", transport="pull", chunk_bytes=1 << 20, timeout_s=60.0
+        ),
+    )
+    engines.append(engine)
+    counts = RefreshCounts()
+    try:
+        trajectories = asyncio.run(episodes_under_refreshes(engine, publisher, policies, counts, redis_client, run_id))
+    finally:
+        publisher.close()
+    assert counts.num_committed == NUM_VERSIONS - 1 and counts.num_refused == 0
+    assert 0 < counts.last_pause_s < 10
+    assert all(trajectory.outcome is Outcome.POLICY for trajectory in trajectories)
+
+    crossing = [count for trajectory in trajectories for count in versions_of_turns(trajectory) if count > 1]
+    assert crossing, "no weight change fell inside a generation"
+    assert any(trajectory.newest_policy_version > trajectory.oldest_policy_version for trajectory in trajectories)
+    worst, num_checked, num_mixed = 0.0, 0, 0
+    for trajectory in trajectories:
+        differences = np.abs(recomputed(policies.models, trajectory) - trajectory.behaviour_logprob_array())
+        checked = trajectory.loss_mask_array()
+        if kv_policy == "keep":
+            mixed = on_older_kv(trajectory)
+            num_mixed += int(mixed.sum())
+            checked &= ~mixed
+        worst = max(worst, float(differences[checked].max()))
+        num_checked += int(checked.sum())
+    print(f"{kv_policy}: {num_checked} tokens agree to {worst:.1e} nats; {len(crossing)} generations crossed a change, "
+          f"{num_mixed} tokens on older KV, pause {1e3 * counts.last_pause_s:.1f} ms")  # fmt: skip
+    assert worst < TOLERANCE
+    another = [*policies.models[1:], policies.models[0]]
+    assert np.abs(recomputed(another, trajectories[0]) - recomputed(policies.models, trajectories[0])).max() > 0.1
+
+
+async def episodes_under_refreshes(
+    engine: VllmEngine,
+    publisher: Publisher,
+    policies: Policies,
+    counts: RefreshCounts,
+    client: redis.Redis,
+    run_id: str,
+) -> list[Trajectory]:
+    """Every episode of NUM_EPISODES players who go on until the last version is served."""
+    bulletin = Bulletin(client, run_id)
+    publisher.publish(full_tensors(policies.models[0]), policy_version=0)  # served already; but its process is up then
+    async with asyncio.timeout(120):
+        while await asyncio.to_thread(bulletin.latest) is None:  # noqa: ASYNC110 - another process announces it
+            await asyncio.sleep(0.05)
+    refreshing = asyncio.create_task(keep_fresh(engine, bulletin, counts))
+    task_indices = itertools.count()
+    players = [asyncio.create_task(play(engine, policies.folder, task_indices, run_id)) for _ in range(NUM_EPISODES)]
+    try:
+        async with asyncio.timeout(240):
+            for version in range(1, NUM_VERSIONS):
+                generated = engine.load().generated_tokens
+                while engine.load().generated_tokens < generated + 200:  # noqa: ASYNC110 - the engine's thread counts
+                    await asyncio.sleep(0.005)
+                publisher.publish(full_tensors(policies.models[version]), policy_version=version)
+                await serving_version(engine, version)
+            return [trajectory for played in await asyncio.gather(*players) for trajectory in played]
+    finally:
+        refreshing.cancel()
+        await asyncio.gather(refreshing, return_exceptions=True)
+
+
+async def play(engine: VllmEngine, folder: Path, task_indices: Iterator[int], run_id: str) -> list[Trajectory]:
+    """One episode after another, until one began under the last version."""
+    tokenizer, trajectories = AutoTokenizer.from_pretrained(folder), []
+    is_last = False
+    while not is_last:
+        is_last = engine.policy_version == NUM_VERSIONS - 1
+        index = next(task_indices)
+        trajectories.append(
+            await rollout(
+                Attempt(
+                    run_id=run_id,
+                    task=Task(env="shop", split="train", index=index),
+                    group_id=index,
+                    member=0,
+                    attempt=0,
+                    actor="actor",
+                    sampling=SAMPLING,
+                    seed=7,
+                    provenance=Provenance(host="here", instance_kind="reserved", price_per_hour=0.0),
+                ),
+                env=make_env("shop", OPTIONS),
+                sampler=engine,
+                tokenizer=tokenizer,
+                action_format=FORMATS["plain"],
+                allowance=Allowance(max_turns=8, max_tokens=MAX_TOKENS, step_timeout_s=60.0, episode_timeout_s=240.0),
+            )
+        )
+    return trajectories
+
+
+def recomputed(models: list[PackedModel], trajectory: Trajectory) -> LogprobArray:
+    """The log-probability of each sampled token by the learner's model of its own version, and 0 elsewhere."""
+    versions, mask = trajectory.policy_version_array(), trajectory.loss_mask_array()
+    logprobs = np.zeros(trajectory.num_tokens, dtype=np.float32)
+    packed = pack(sequences_of(trajectory, advantage=0.0))
+    for version in sorted(set(versions[mask].tolist())):
+        by_version = np.zeros_like(logprobs)
+        with torch.no_grad():
+            found = models[version](packed, temperature=SAMPLING.temperature, chunk_tokens=128)
+        by_version[mask] = found.logprobs.numpy()
+        logprobs[versions == version] = by_version[versions == version]
+    return logprobs
+
+
+def versions_of_turns(trajectory: Trajectory) -> list[int]:
+    """How many versions each generation holds."""
+    versions = trajectory.policy_version_array()
+    return [len(set(versions[turn.start : turn.stop].tolist())) for turn in trajectory.turns]
+
+
+def on_older_kv(trajectory: Trajectory) -> MaskArray:
+    """The tokens of a version that came while their generation ran: what stood before them keeps the older KV."""
+    versions = trajectory.policy_version_array()
+    mixed = np.zeros(trajectory.num_tokens, dtype=np.bool_)
+    for turn in trajectory.turns:
+        mixed[turn.start : turn.stop] = versions[turn.start : turn.stop] != versions[turn.start]
+    return mixed

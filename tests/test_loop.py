@@ -1,0 +1,113 @@
+"""The whole loop as a person starts it: `slipstream up`, on this machine, to the end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from common.metrics import read_metrics
+from common.run_dir import RunDir
+from replay.server import start_server
+from tests.processes import MARK, REPOSITORY, nothing_runs
+
+NUM_STEPS = 40
+TIMES = ("time/wait_s", "time/pack_s", "time/train_s", "time/publish_s")
+UP_TIMEOUT_S = 560.0
+
+
+def test_up_trains_from_nothing_to_a_better_policy_and_leaves_a_whole_account(run_id: str, tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, run_id)
+    said = slipstream(
+        ["up", "conf/quickstart.yaml", f"run.name={run_id}", f"run.root={tmp_path}", f"learner.steps={NUM_STEPS}"],
+        mark=run_id,
+    )
+    assert nothing_runs(run_id)
+    records = read_metrics(run_dir.metrics)
+    steps = [record for record in records if "reward/mean" in record]
+    assert [record["step"] for record in steps] == list(range(1, NUM_STEPS + 1))
+    summary = json.loads(run_dir.summary.read_text())
+
+    check_that_it_learned(summary, steps)
+    check_the_summary(summary)
+    check_that_times_add_up(steps)
+    check_tensorboard(run_dir, steps)
+    assert "held-out success, final" in said and "balanced" in said
+    with start_server(run_dir.redis) as server:  # the run's own, on what it left
+        audited = slipstream(
+            ["replay", "audit", f"run.name={run_id}", f"redis.url={server.url}"],
+            mark=run_id, SLIPSTREAM_REDIS_PASSWORD=server.password,
+        )  # fmt: skip
+    assert "WRONG" not in audited and f"{run_id}: train" in audited
+
+
+def check_that_it_learned(summary: dict[str, Any], steps: list[dict[str, float]]) -> None:
+    """Forty steps raise held-out success by .25 or so, and it is measured to within .05: a rise of .05 is no luck."""
+    evaluations = summary["eval"]
+    assert evaluations["final"]["sampled"] > evaluations["warm_start"]["sampled"] + 0.05
+    assert evaluations["warm_start"]["sampled"] > evaluations["initial"]["sampled"]
+    assert mean_reward(steps[-10:]) > mean_reward(steps[:10])
+
+
+def check_the_summary(summary: dict[str, Any]) -> None:
+    assert set(summary["eval"]) == {"initial", "warm_start", "final"}
+    for result in summary["eval"].values():
+        assert set(result) == {"sampled", "greedy", "num_tasks"} and result["num_tasks"] == 100
+        assert 0 <= result["sampled"] <= 1 and 0 <= result["greedy"] <= 1
+    ledger = summary["ledger"]
+    assert ledger["balanced"]
+    held = ledger["claimed"] + ledger["ready"] + ledger["leased"] + ledger["queued"]
+    assert ledger["opened"] == ledger["trained"] + sum(ledger["dropped"].values()) + held
+    assert ledger["trained"] == 8 * NUM_STEPS
+    assert sum(summary["lag"].values()) == ledger["trained_trajectories"] == 8 * ledger["trained"]
+    assert summary["tokens_per_s"]["generated"] > 0 and summary["tokens_per_s"]["trained"] > 0
+    assert 0 < summary["first_reward_s"] < summary["wall_s"] < UP_TIMEOUT_S
+
+
+def check_that_times_add_up(steps: list[dict[str, float]]) -> None:
+    """The parts of a step are its whole: from one record to the next nothing is left but writing and checkpoints."""
+    for record in steps:
+        busy_s = sum(record[name] for name in TIMES if name != "time/wait_s")
+        whole_s = busy_s + record["time/wait_s"]
+        assert record["perf/learner_busy"] == pytest.approx(busy_s / whole_s, abs=1e-6)
+    elapsed_s = steps[-1]["time"] - steps[0]["time"]
+    accounted_s = sum(record[name] for record in steps[1:] for name in TIMES)
+    assert accounted_s <= elapsed_s + 0.1
+    assert accounted_s > 0.5 * elapsed_s
+
+
+def check_tensorboard(run_dir: RunDir, steps: list[dict[str, float]]) -> None:
+    events = EventAccumulator(str(run_dir.tensorboard)).Reload()
+    curve = events.Scalars("reward/mean")
+    assert [point.step for point in curve] == [record["step"] for record in steps]
+    assert [point.value for point in curve] == pytest.approx([record["reward/mean"] for record in steps], rel=1e-5)
+
+
+def mean_reward(steps: list[dict[str, float]]) -> float:
+    return sum(record["reward/mean"] for record in steps) / len(steps)
+
+
+def slipstream(arguments: list[str], *, mark: str, **environment: str) -> str:
+    """What `slipstream` prints with `arguments`. Fails the test with it when the exit code is not 0."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tools.cli", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=REPOSITORY,
+        env={**os.environ, MARK: mark, **environment},
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=UP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)
+            said, _ = process.communicate(timeout=60)
+            pytest.fail(f"slipstream {arguments[0]} did not end within {UP_TIMEOUT_S:.0f} s:\n{said}")
+    assert process.returncode == 0, said
+    return said

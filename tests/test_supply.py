@@ -1,0 +1,201 @@
+"""The learner's supply against a real buffer, with the actors' work done by hand."""
+
+import signal
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+import redis
+
+from common.config import Config, load_config
+from common.shutdown import Shutdown
+from learner.supply import Supply, SupplyDried, task_index
+from replay.buffer import Buffer
+from replay.ticket import InsertResult, Lease
+from tests.attempts import attempt_at, make_buffer
+
+
+@pytest.fixture
+def shutdown() -> Iterator[Shutdown]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield Shutdown()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def buffer(redis_client: redis.Redis, run_id: str) -> Buffer:
+    buffer = make_buffer(redis_client, run_id)
+    buffer.acquire_epoch()
+    return buffer
+
+
+def config(*overrides: str) -> Config:
+    """Groups of two, two groups a step, one step ahead."""
+    sizes = ["replay.group_size=2", "replay.groups_per_step=2", "replay.target_lag=1", "env.num_train_tasks=50"]
+    return load_config(None, [*sizes, "learner.claim_timeout_s=20", *overrides])
+
+
+def work(buffer: Buffer, run_id: str, *, returns: Callable[[int], tuple[float, float]]) -> list[Lease]:
+    """Do what actors do with all that is queued: the members of group `id` earn `returns(id)`."""
+    leases = []
+    while (lease := buffer.lease("a")) is not None:
+        for member, reward in enumerate(returns(lease.ticket.group_id)):
+            attempt = attempt_at(lease, member, run_id=run_id)
+            turn = msgspec.structs.replace(attempt.turns[0], rewards={"task": reward})
+            stored = buffer.insert(lease, msgspec.structs.replace(attempt, turns=[turn]))
+            assert stored is InsertResult.STORED
+        leases.append(lease)
+    return leases
+
+
+def differ(group_id: int) -> tuple[float, float]:
+    return (0.0, 1.0)
+
+
+def under_way(buffer: Buffer) -> int:
+    ledger = buffer.ledger()
+    return ledger.queued + ledger.leased + ledger.ready + ledger.claimed
+
+
+def test_as_many_groups_are_admitted_as_the_lag_allows(buffer: Buffer, run_id: str) -> None:
+    supply = Supply(buffer, config("replay.target_lag=2", "learner.steps=100"), first_group_id=0)
+    supply.admit(1, num_claimed=0, published_version=0)
+    assert under_way(buffer) == 6  # 2 groups a step, for this one and two ahead
+    supply.admit(1, num_claimed=0, published_version=0)
+    assert under_way(buffer) == 6
+
+
+def test_every_state_but_trained_and_dropped_takes_up_room(buffer: Buffer, run_id: str) -> None:
+    supply = Supply(buffer, config("replay.target_lag=2", "learner.steps=100"), first_group_id=0)
+    supply.admit(1, num_claimed=0, published_version=0)
+    leases = work(buffer, run_id, returns=differ)
+    assert buffer.ledger().ready == 6
+    supply.admit(1, num_claimed=0, published_version=0)
+    assert buffer.ledger().queued == 0
+    buffer.claim(1, 2, policy_version=0, max_lag=4)
+    supply.admit(1, num_claimed=2, published_version=0)  # the two are this step's own, and still count
+    assert buffer.ledger().queued == 0
+    buffer.drop([leases[2].ticket.group_id], reason="zero_variance")
+    supply.admit(1, num_claimed=2, published_version=0)
+    assert buffer.ledger().queued == 1
+    supply.admit(2, num_claimed=0, published_version=0)  # the next step: what was claimed is behind it
+    assert buffer.ledger().queued == 3
+
+
+def test_a_run_that_ends_soon_admits_no_more_than_it_needs(buffer: Buffer, run_id: str) -> None:
+    supply = Supply(buffer, config("replay.target_lag=2", "learner.steps=10"), first_group_id=0)
+    supply.admit(10, num_claimed=0, published_version=0)
+    assert under_way(buffer) == 2
+    supply.admit(9, num_claimed=0, published_version=0)
+    assert under_way(buffer) == 4
+
+
+def test_synchronous_training_admits_one_step(buffer: Buffer, run_id: str) -> None:
+    supply = Supply(buffer, config("replay.target_lag=0", "learner.steps=10"), first_group_id=0)
+    supply.admit(1, num_claimed=0, published_version=0)
+    assert under_way(buffer) == 2
+
+
+def test_tickets_say_what_the_configuration_says(buffer: Buffer, run_id: str) -> None:
+    settings = config("run.seed=5", "sampling.temperature=0.7", "sampling.max_turn_tokens=9")
+    Supply(buffer, settings, first_group_id=40).admit(3, num_claimed=0, published_version=6)
+    lease = buffer.lease("a")
+    assert lease is not None
+    ticket = lease.ticket
+    assert (ticket.group_id, ticket.num_members, ticket.seed, ticket.min_policy_version) == (40, 2, 5, 5)
+    assert (ticket.task.env, ticket.task.split) == ("shop", "train")
+    assert (ticket.sampling.temperature, ticket.sampling.max_turn_tokens) == (0.7, 9)
+
+
+def test_the_first_tickets_ask_for_no_version_below_0(buffer: Buffer, run_id: str) -> None:
+    Supply(buffer, config(), first_group_id=0).admit(1, num_claimed=0, published_version=0)
+    lease = buffer.lease("a")
+    assert lease is not None and lease.ticket.min_policy_version == 0
+
+
+def test_a_batch_is_whole_and_in_order_of_ids(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
+    supply = Supply(buffer, config(), first_group_id=0)
+    supply.admit(1, num_claimed=0, published_version=0)
+    first = buffer.lease("straggler")
+    assert first is not None
+    work(buffer, run_id, returns=differ)  # 1, 2 and 3
+    for member in (0, 1):
+        assert buffer.insert(first, attempt_at(first, member, run_id=run_id)) is InsertResult.STORED
+    batch = supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
+    assert batch is not None
+    assert [group.ticket.group_id for group in batch.groups] == [1, 2]
+    assert [[member.total_reward for member in group.trajectories] for group in batch.groups] == [[0, 1], [0, 1]]
+    assert batch.num_dropped == {}
+    assert batch.next_group_id == 4
+
+
+def test_groups_without_variance_are_dropped_and_replaced(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
+    supply = Supply(buffer, config(), first_group_id=0)
+    supply.admit(1, num_claimed=0, published_version=0)
+    equal = {0: (1.0, 1.0), 1: (0.0, 0.0), 2: (0.5, 0.5 + 1e-9)}
+    work(buffer, run_id, returns=lambda group_id: equal.get(group_id, (0.0, 1.0)))
+    # Claims 0 and 1, which are useless, then 2 and 3, of which one is; what replaces them nobody plays yet.
+    settings = config("learner.claim_timeout_s=0.2")
+    with pytest.raises(SupplyDried):
+        Supply(buffer, settings, first_group_id=4).next_batch(
+            1, policy_version=0, published_version=0, shutdown=shutdown
+        )
+    ledger = buffer.ledger()
+    assert ledger.dropped == {"zero_variance": 3}
+    assert (ledger.claimed, ledger.queued) == (1, 3)  # four places: every slot of a dropped group is given back
+    assert ledger.balanced
+    assert buffer.audit() == []
+
+
+def test_a_batch_counts_what_was_dropped_on_its_way(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
+    supply = Supply(buffer, config(), first_group_id=0)
+    supply.admit(1, num_claimed=0, published_version=0)
+    work(buffer, run_id, returns=lambda group_id: (0.0, float(group_id >= 2)))
+    batch = supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
+    assert batch is not None
+    assert [group.ticket.group_id for group in batch.groups] == [2, 3]
+    assert batch.num_dropped == {"zero_variance": 2}
+    assert buffer.ledger().queued == 2  # the next step's work is under way before this one's is learned from
+    assert [lease.ticket.group_id for lease in work(buffer, run_id, returns=differ)] == [4, 5]
+
+
+def test_groups_that_grew_too_old_are_dropped_and_replaced(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
+    supply = Supply(buffer, config("learner.claim_timeout_s=0.2", "replay.max_lag=1"), first_group_id=0)
+    supply.admit(1, num_claimed=0, published_version=0)
+    work(buffer, run_id, returns=differ)
+    with pytest.raises(SupplyDried):
+        supply.next_batch(3, policy_version=2, published_version=2, shutdown=shutdown)
+    assert buffer.ledger().dropped == {"too_old": 4}
+    assert buffer.ledger().queued == 4
+
+
+def test_a_dry_supply_says_what_the_buffer_holds(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
+    supply = Supply(buffer, config("learner.claim_timeout_s=0.1"), first_group_id=0)
+    with pytest.raises(SupplyDried, match=r"step 7: no whole batch within .*queued=4.*are actors running"):
+        supply.next_batch(7, policy_version=0, published_version=0, shutdown=shutdown)
+
+
+def test_a_learner_that_is_told_to_stop_gets_no_batch(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
+    shutdown.requested.set()
+    supply = Supply(buffer, config(), first_group_id=0)
+    assert supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown) is None
+
+
+def test_the_order_of_tasks_visits_all_before_any_twice_and_follows_the_seed() -> None:
+    first_lap = [task_index(position, 50, 7) for position in range(50)]
+    second_lap = [task_index(position, 50, 7) for position in range(50, 100)]
+    assert sorted(first_lap) == sorted(second_lap) == list(range(50))
+    assert first_lap != second_lap
+    assert first_lap != list(range(50))
+    assert [task_index(position, 50, 7) for position in range(50)] == first_lap
+    assert [task_index(position, 50, 8) for position in range(50)] != first_lap
+
+
+def test_a_resumed_supply_goes_on_with_the_tasks_that_were_not_opened_yet(buffer: Buffer, run_id: str) -> None:
+    Supply(buffer, config(), first_group_id=0).admit(1, num_claimed=0, published_version=0)
+    earlier = [lease.ticket.task.index for lease in work(buffer, run_id, returns=differ)]
+    buffer.drop(range(4), reason="zero_variance")
+    Supply(buffer, config(), first_group_id=4).admit(1, num_claimed=0, published_version=0)
+    later = [lease.ticket.task.index for lease in work(buffer, run_id, returns=differ)]
+    assert earlier + later == [task_index(position, 50, 0) for position in range(8)]
