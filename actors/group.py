@@ -9,11 +9,10 @@ from transformers import PreTrainedTokenizerBase
 
 from actors.engine import Engine
 from actors.refresh import serving_version
-from actors.rollout import Allowance, EpisodeFailed, rollout
+from actors.rollout import Allowance, EpisodeFailed, fresh_env, rollout
 from actors.tape import Attempt
 from common.action_format import ActionFormat
 from common.trajectory import Provenance
-from envhub.catalogue import make_env
 from replay.buffer import Buffer
 from replay.ticket import InsertResult, Lease
 
@@ -83,23 +82,21 @@ async def _play_once(lease: Lease, member: int, attempt: int, stage: Stage, buff
         seed=lease.ticket.seed,
         provenance=stage.provenance,
     )
-    env = make_env(stage.env_name, stage.env_options)
     try:
-        trajectory = await rollout(
-            identity,
-            env=env,
-            sampler=stage.engine,
-            tokenizer=stage.tokenizer,
-            action_format=stage.action_format,
-            allowance=stage.allowance,
-        )
+        async with fresh_env(stage.env_name, stage.env_options, timeout_s=stage.allowance.step_timeout_s) as env:
+            trajectory = await rollout(
+                identity,
+                env=env,
+                sampler=stage.engine,
+                tokenizer=stage.tokenizer,
+                action_format=stage.action_format,
+                allowance=stage.allowance,
+            )
     except EpisodeFailed as failure:
         log.warning("%s member %d: %s: %s", identity.task.task_id, member, failure.outcome.value, failure)
         return await asyncio.to_thread(
             buffer.fail, lease, member, attempt=attempt, outcome=failure.outcome, reason=str(failure)
         )
-    finally:
-        await env.close()
     while await asyncio.to_thread(buffer.insert, lease, trajectory) is InsertResult.FULL:
         log.warning("the buffer is full: waiting with group %d member %d", identity.group_id, member)
         await asyncio.sleep(FULL_RETRY_S)

@@ -1,9 +1,13 @@
 """One episode, from `reset` to its record. Tokens in, tokens out; facts only, the learner judges them."""
 
 import asyncio
+import contextlib
+import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -13,7 +17,10 @@ from common.action_format import ActionFormat
 from common.chat import Chat, Extension
 from common.message import Message
 from common.trajectory import MAX_REWARD, OUTCOME_OF, StopReason, Trajectory
+from envhub.catalogue import make_env
 from envhub.env import Env, EnvError, Observation
+
+log = logging.getLogger(__name__)
 
 
 class EpisodeFailed(RuntimeError):
@@ -33,6 +40,23 @@ class Allowance:
     max_tokens: int
     step_timeout_s: float
     episode_timeout_s: float
+
+
+@contextlib.asynccontextmanager
+async def fresh_env(name: str, options: Mapping[str, Any], *, timeout_s: float) -> AsyncIterator[Env]:
+    """An environment for one episode, closed behind it. Raises EpisodeFailed where it cannot be made."""
+    try:
+        env = make_env(name, options)
+    except Exception as error:
+        raise EpisodeFailed(StopReason.ENV_ERROR, f"cannot be made: {type(error).__name__}: {error}") from error
+    try:
+        yield env
+    finally:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await env.close()
+        except Exception as error:  # the episode is whole all the same
+            log.warning("%s does not close: %s: %s", name, type(error).__name__, error)
 
 
 async def rollout(
@@ -60,7 +84,7 @@ async def _play(
     attempt: Attempt, env: Env, sampler: Sampler, chat: Chat, action_format: ActionFormat, allowance: Allowance
 ) -> Trajectory:
     tape = Tape()
-    observation = await _answer(env.reset(attempt.task), allowance.step_timeout_s)
+    observation = await _answer(partial(env.reset, attempt.task), allowance.step_timeout_s)
     if observation.done or not observation.messages:
         raise EnvError("a reset came back with the episode over, or with nothing said")
     opening = with_instructions(observation.messages, action_format)
@@ -74,7 +98,7 @@ async def _play(
         tape.add_completion(completion)
         action = action_format.parse(chat.reply(completion.tokens))
         generated = time.perf_counter()
-        observation = await _answer(env.step(action.text), allowance.step_timeout_s)
+        observation = await _answer(partial(env.step, action.text), allowance.step_timeout_s)
         if not observation.rewards:
             raise EnvError("a step came back without rewards; where nothing was earned, say 0")
         tape.add_turn(
@@ -104,11 +128,11 @@ def with_instructions(messages: tuple[Message, ...], action_format: ActionFormat
     return (Message(role="system", content=action_format.instructions), *messages)
 
 
-async def _answer(answer: Awaitable[Observation], timeout_s: float) -> Observation:
+async def _answer(ask: Callable[[], Awaitable[Observation]], timeout_s: float) -> Observation:
     """What the environment answers. This is the rollout boundary: whatever else it does becomes an EnvError."""
     try:
         async with asyncio.timeout(timeout_s):
-            observation = await answer
+            observation = await ask()
         _check_answer(observation)
     except EnvError:
         raise

@@ -99,7 +99,7 @@ def _attributes_but(rng: random.Random, unwanted: frozenset[str]) -> frozenset[s
 def _product(
     rng: random.Random, kind: Kind, attributes: frozenset[str], price: int, *, color: str | None = None
 ) -> Product:
-    """A product in three colours, `color` among them when given. Two that are named alike are alike in all but those."""
+    """A product in three colours, `color` among them when given."""
     colors = rng.sample(COLORS, NUM_COLORS)
     if color is not None and color not in colors:
         colors[rng.randrange(NUM_COLORS)] = color

@@ -193,6 +193,13 @@ class Run:
     def held_by(self, actor: str) -> set[int]:
         return {group_id for group_id, holder in self.holders().items() if holder == actor}
 
+    def unfinished(self) -> set[int]:
+        """The groups that are queued or leased: some of their members are not stored yet."""
+        with self.client.pipeline(transaction=True) as one_instant:
+            for state in ("queued", "leased"):
+                one_instant.zrange(f"{key(self.name, 'train')}:{state}", 0, -1)
+            return {int(group_id) for found in one_instant.execute() for group_id in found}
+
     def claimed_after(self, step: int) -> set[int]:
         """The groups that were claimed for later steps than `step`."""
         return {group_id for group_id, claimed_for in self._groups("claimed").items() if claimed_for > step}

@@ -1,30 +1,44 @@
-"""The same seed gives the same training, where only one actor plays and no policy is ever old."""
+"""The same seed gives the same training, where one actor plays and no policy is ever old."""
 
 from pathlib import Path
+
+import pytest
 
 from replay.server import Server
 from tests.processes import GUESS, Run
 
-SYNCHRONOUS = ["replay.target_lag=0", "replay.max_lag=0", "learner.steps=6", "learner.checkpoint_every=100",
-               "replay.lease_ttl_s=120"]  # fmt: skip
+NUM_STEPS = 6
+SYNCHRONOUS = [
+    "replay.target_lag=0", "replay.max_lag=0", f"learner.steps={NUM_STEPS}",
+    "replay.lease_ttl_s=300",  # an attempt that is made again has another seed
+]  # fmt: skip
 
 
+@pytest.mark.timeout(1200)
 def test_the_same_seed_and_one_actor_without_lag_train_alike_twice(
     redis_server: Server, run_id: str, tmp_path: Path
 ) -> None:
-    """Two runs side by side, so that each disturbs the other's timing."""
+    """Two runs side by side, so that each disturbs the other's timing.
+
+    A generation's seed follows from the run's seed, the group, the member, the attempt and the turn; a step takes its
+    groups in the order of their ids. So the same tokens are trained in the same order. Which requests vLLM happens to
+    batch may change the last bits of a log-probability: that far, and no further, two runs may differ.
+    """
     with (
         Run(f"{run_id}-1", root=tmp_path, server=redis_server, settings=[*GUESS, *SYNCHRONOUS]) as first,
         Run(f"{run_id}-2", root=tmp_path, server=redis_server, settings=[*GUESS, *SYNCHRONOUS]) as second,
     ):
-        ends = [run.start_learner() for run in (first, second)] + [run.start_actor("actor") for run in (first, second)]
-        assert [process.wait() for process in ends] == [0, 0, 0, 0]
-        for a, b in zip(first.step_records(), second.step_records(), strict=True):
-            print(
-                [
-                    (n, a[n], b[n])
-                    for n in ("reward/mean", "optim/loss", "optim/grad_norm", "optim/entropy", "mismatch/kl")
-                ]
-            )
-        assert [r["reward/mean"] for r in first.step_records()] == [r["reward/mean"] for r in second.step_records()]
-        assert [r["optim/loss"] for r in first.step_records()] == [r["optim/loss"] for r in second.step_records()]
+        processes = [run.start_learner() for run in (first, second)]
+        processes += [run.start_actor("actor") for run in (first, second)]
+        assert [process.wait() for process in processes] == [0, 0, 0, 0]
+        assert len(first.steps()) == NUM_STEPS
+        assert series(second, "reward/mean") == series(first, "reward/mean")
+        assert series(second, "reward/tokens") == series(first, "reward/tokens")
+        assert series(second, "optim/loss") == pytest.approx(series(first, "optim/loss"), rel=1e-4, abs=1e-7)
+        exact = series(second, "optim/loss") == series(first, "optim/loss")
+        print(f"losses of {NUM_STEPS} steps are {'equal to the last bit' if exact else 'equal, but for the last bits'}")
+
+
+def series(run: Run, name: str) -> list[float]:
+    """The curve `name` over the steps."""
+    return [record[name] for record in run.step_records()]

@@ -3,6 +3,8 @@
 import signal
 from pathlib import Path
 
+import pytest
+
 from common.shutdown import EXIT_PREEMPTED
 from learner.checkpoint import latest_checkpoint
 from replay.server import Server
@@ -13,6 +15,7 @@ DRAIN_S = 1.0
 ANY_LAG = "replay.max_lag=1000"  # so that no group is dropped for its age, and every one must be trained in the end
 
 
+@pytest.mark.timeout(1200)
 def test_the_work_of_actors_that_die_or_leave_is_done_by_others(
     redis_server: Server, run_id: str, tmp_path: Path
 ) -> None:
@@ -60,11 +63,12 @@ def others_finish_what_a_killed_actor_held(run: Run, gate: Gate, victim: Process
     assert run.held_by("victim") == orphaned
     gate.open()
     steps_on(run, 3)
-    run.wait_until(lambda: all(len(run.makers(group_id)) > 0 for group_id in orphaned), "others play what it held")
-    run.wait_until(lambda: orphaned <= run.claimed_after(0), "what the victim held is trained")
-    assert {actor for group_id in orphaned for actor in run.makers(group_id)} == {"survivor"}
+    run.wait_until(lambda: not orphaned & run.unfinished(), "others finish what it held")
+    # Of a group that has left Redis since, because all its returns were equal, nothing tells any more who made it.
+    assert {actor for group_id in orphaned for actor in run.makers(group_id)} <= {"survivor"}
     assert run.ledger().expired_leases >= len(orphaned)
     assert run.ledger().balanced and run.audit() == []
+    assert set(run.ledger().dropped) <= {"zero_variance"}
 
 
 def a_newcomer_joins_by_pull_and_produces(run: Run, gate: Gate) -> None:
@@ -91,6 +95,7 @@ def an_actor_told_to_leave_gives_its_groups_back_at_once(run: Run, gate: Gate) -
     steps_on(run, 3)
 
 
+@pytest.mark.timeout(1200)
 def test_a_learner_killed_between_checkpoints_loses_nothing_and_counts_nothing_twice(
     redis_server: Server, run_id: str, tmp_path: Path
 ) -> None:

@@ -16,11 +16,12 @@ from common.run_dir import RunDir
 from replay.server import start_server
 from tests.processes import MARK, REPOSITORY, nothing_runs
 
-NUM_STEPS = 40
+NUM_STEPS = 30
 TIMES = ("time/wait_s", "time/pack_s", "time/train_s", "time/publish_s")
-UP_TIMEOUT_S = 560.0
+UP_TIMEOUT_S = 1000.0
 
 
+@pytest.mark.timeout(1200)
 def test_up_trains_from_nothing_to_a_better_policy_and_leaves_a_whole_account(run_id: str, tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path, run_id)
     said = slipstream(
@@ -47,7 +48,7 @@ def test_up_trains_from_nothing_to_a_better_policy_and_leaves_a_whole_account(ru
 
 
 def check_that_it_learned(summary: dict[str, Any], steps: list[dict[str, float]]) -> None:
-    """Forty steps raise held-out success by .25 or so, and it is measured to within .05: a rise of .05 is no luck."""
+    """Thirty steps raise held-out success by .2 or more, and it is measured to within .05: a rise of .05 is no luck."""
     evaluations = summary["eval"]
     assert evaluations["final"]["sampled"] > evaluations["warm_start"]["sampled"] + 0.05
     assert evaluations["warm_start"]["sampled"] > evaluations["initial"]["sampled"]
