@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -210,11 +211,12 @@ class Run:
         return {row.decode().split(":", 4)[4] for name, row in rows.items() if name.startswith(b"member:")}
 
     def _groups(self, state: str) -> dict[int, float]:
-        found = self.client.zrange(f"{key(self.name, 'train')}:{state}", 0, -1, withscores=True)
-        return {int(group_id): score for group_id, score in found}  # type: ignore[union-attr]
+        found: Any = self.client.zrange(f"{key(self.name, 'train')}:{state}", 0, -1, withscores=True)
+        return {int(group_id): score for group_id, score in found}
 
     def _group(self, group_id: int) -> dict[bytes, bytes]:
-        return self.client.hgetall(f"{key(self.name, 'train')}:group:{group_id}")  # type: ignore[return-value]
+        row: Any = self.client.hgetall(f"{key(self.name, 'train')}:group:{group_id}")
+        return dict(row)
 
 
 class Gate:

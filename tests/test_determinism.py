@@ -21,8 +21,8 @@ def test_the_same_seed_and_one_actor_without_lag_train_alike_twice(
     """Two runs side by side, so that each disturbs the other's timing.
 
     A generation's seed follows from the run's seed, the group, the member, the attempt and the turn; a step takes its
-    groups in the order of their ids. So the same tokens are trained in the same order. Which requests vLLM happens to
-    batch may change the last bits of a log-probability: that far, and no further, two runs may differ.
+    groups in the order of their ids; and on a CPU vLLM gives a request the same bits whatever it is batched with. So
+    the curves are equal to the last bit.
     """
     with (
         Run(f"{run_id}-1", root=tmp_path, server=redis_server, settings=[*GUESS, *SYNCHRONOUS]) as first,
@@ -34,9 +34,8 @@ def test_the_same_seed_and_one_actor_without_lag_train_alike_twice(
         assert len(first.steps()) == NUM_STEPS
         assert series(second, "reward/mean") == series(first, "reward/mean")
         assert series(second, "reward/tokens") == series(first, "reward/tokens")
-        assert series(second, "optim/loss") == pytest.approx(series(first, "optim/loss"), rel=1e-4, abs=1e-7)
-        exact = series(second, "optim/loss") == series(first, "optim/loss")
-        print(f"losses of {NUM_STEPS} steps are {'equal to the last bit' if exact else 'equal, but for the last bits'}")
+        assert series(second, "optim/loss") == series(first, "optim/loss")
+        assert series(second, "mismatch/kl") == series(first, "mismatch/kl")
 
 
 def series(run: Run, name: str) -> list[float]:

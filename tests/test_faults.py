@@ -1,6 +1,7 @@
 """Actors and learners that vanish, leave and come back, as real processes against one Redis server."""
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.processes import GUESS, Gate, Process, Run, nothing_runs
 
 GROUPS_PER_STEP = 4
 DRAIN_S = 1.0
+STANDSTILL_S = 2.0  # an episode behind the gate ends within milliseconds
 ANY_LAG = "replay.max_lag=1000"  # so that no group is dropped for its age, and every one must be trained in the end
 
 
@@ -84,7 +86,7 @@ def a_newcomer_joins_by_pull_and_produces(run: Run, gate: Gate) -> None:
 def an_actor_told_to_leave_gives_its_groups_back_at_once(run: Run, gate: Gate) -> None:
     leaver = next(process for process in run.processes if process.name == "newcomer")
     gate.close()
-    run.wait_until(lambda: len(run.held_by("newcomer")) == 2, "the newcomer is in mid-episode with all it can hold")
+    stands_still_with_leases_of(run, "newcomer")
     expired_before = run.ledger().expired_leases
     leaver.send(signal.SIGTERM)
     run.wait_until(lambda: not run.held_by("newcomer"), "it gives its groups back", deadline_s=DRAIN_S + 5)
@@ -134,6 +136,21 @@ def test_a_learner_killed_between_checkpoints_loses_nothing_and_counts_nothing_t
 def steps_on(run: Run, num_steps: int) -> None:
     wanted = run.last_step() + num_steps
     run.wait_until(lambda: run.last_step() >= wanted, f"the learner comes to step {wanted}")
+
+
+def stands_still_with_leases_of(run: Run, actor: str) -> None:
+    """Behind a gate that was just closed, wait until the episodes that were past it are over and others have begun."""
+    before: object = None
+    since = time.monotonic()
+
+    def stands_still() -> bool:
+        nonlocal before, since
+        now = (run.ledger().inserted, run.holders())
+        if now != before:
+            before, since = now, time.monotonic()
+        return time.monotonic() - since > STANDSTILL_S and bool(run.held_by(actor))
+
+    run.wait_until(stands_still, f"{actor} is in mid-episode")
 
 
 def made_by(run: Run, actor: str) -> bool:

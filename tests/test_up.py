@@ -1,5 +1,6 @@
 """`slipstream up` as a person uses it: started, watched, stopped, killed, and gone on with."""
 
+import contextlib
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from common.connection import PASSWORD_VARIABLE, connect
@@ -85,7 +87,11 @@ class Sittings:
 
     def left(self) -> list[list[str]]:
         """The command lines of what still runs."""
-        return [process.cmdline() for process in marked(self._mark)]
+        lines = []
+        for process in marked(self._mark):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended between the two looks
+                lines.append(process.cmdline())
+        return lines
 
     def end(self) -> None:
         kill(marked(self._mark))

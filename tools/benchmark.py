@@ -4,14 +4,18 @@ A benchmark measures both sides of a row by turns in one run, so that what else 
 holds medians over the repeats, and the range of the ratio says how far to believe them.
 """
 
+import asyncio
 import datetime
+import gc
 import os
 import platform
 import re
 import statistics
-from collections.abc import Sequence
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 import psutil
@@ -76,6 +80,22 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     machine: Machine
     wall_s: float
     rows: list[Row]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What a piece of work took."""
+
+    wall_s: float
+    cpu_s: float  # of this process, all its threads
+
+
+def cost_of(work: Coroutine[Any, Any, None]) -> Cost:
+    """Run `work` to its end."""
+    gc.collect()
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    asyncio.run(work)
+    return Cost(wall_s=time.perf_counter() - wall_s, cpu_s=time.process_time() - cpu_s)
 
 
 def describe_machine(*, gpu: str, versions: dict[str, str], load_before: float) -> Machine:

@@ -1,0 +1,106 @@
+"""A benchmark's rows say what was measured, and the tables in docs are those of the recorded runs."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from common.config import load_config
+from common.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
+from tests.tiny_model import a_trajectory
+from tools import bench_episode_loop, benchmark
+from tools.bench_actors import CONFIG, turns_in_order
+from tools.bench_episode_loop import episode_loop
+from tools.benchmark import Benchmark, Machine, Row
+from tools.prepare import load_tokenizer, model_folder, prepare
+
+ROWS = [
+    Row.of("loop", [2.0, 9.0, 3.0], unit="s", against=[1.0, 3.0, 2.0], goal="ratio <= 2"),
+    Row.of("pause", [5.0], unit="ms", against=[2.0]),
+]
+MACHINE = Machine(
+    cpu="a CPU", num_cores=2, memory_gib=23.5, gpu="", versions={"python": "3.11"}, load_before=0.5, load_after=1.5
+)
+BENCHMARK = Benchmark(
+    name="actors", date="2026-01-01", command="make bench-actors", machine=MACHINE, wall_s=3.0, rows=ROWS
+)
+
+
+def test_a_row_holds_the_medians_of_its_pairs_and_the_range_of_their_ratio() -> None:
+    row = ROWS[0]
+    assert (row.value, row.against, row.ratio, row.ratio_range) == (3.0, 2.0, 2.0, (1.5, 3.0))
+    assert row.num_repeats == 3
+
+
+def test_a_goal_is_of_the_ratio_or_of_the_value() -> None:
+    def holds(goal: str) -> bool | None:
+        return Row.of("a", [6.0], unit="ms", against=[2.0], goal=goal).holds
+
+    assert [holds("ratio <= 3"), holds("ratio >= 3.5"), holds("value <= 6"), holds("value >= 6.1")] == [
+        True, False, True, False,
+    ]  # fmt: skip
+    assert holds("") is None
+    with pytest.raises(ValueError, match="a goal reads like"):
+        holds("ratio < 3")
+
+
+def test_a_run_is_written_as_json_and_into_its_place_on_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text("before\n<!-- actors -->\nyesterday's\n<!-- end of actors -->\nafter\n")
+    benchmark.write(BENCHMARK, tmp_path)
+    assert benchmark.read("actors", tmp_path) == BENCHMARK
+    text = page.read_text()
+    assert text.startswith("before\n<!-- actors -->\n| what |") and text.endswith("<!-- end of actors -->\nafter\n")
+    assert "| loop | 3 | 2 | s | 2 (1.5 to 3, 3 repeats) | ratio <= 2 | yes |\n" in text
+    assert "yesterday" not in text
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="<!-- actors -->"):
+        benchmark.write(BENCHMARK, tmp_path)
+
+
+def test_the_table_in_docs_is_that_of_the_recorded_run() -> None:
+    page = (benchmark.DOCS / "benchmarks.md").read_text()
+    recorded = benchmark.read("actors")
+    assert benchmark.with_table(page, recorded) == page
+    assert [row.goal for row in recorded.rows if row.goal] == ["ratio <= 1.02", "value <= 0.3", "ratio >= 0.9"]
+
+
+def test_the_episode_loop_plays_the_script_word_for_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says so itself where it does not; here with few lanes and no time to wait."""
+    monkeypatch.setattr(bench_episode_loop, "NUM_EPISODES", 3)
+    monkeypatch.setattr(bench_episode_loop, "REPEATS", 2)
+    monkeypatch.setattr(bench_episode_loop, "SCHEDULE", bench_episode_loop.Schedule(prefill_s=0.0, token_time_s=0.001))
+    overrides = [f"run.root={tmp_path}", "warm_start.episodes=0", "model.tiny.num_tasks=5"]
+    config = load_config(str(CONFIG), overrides)
+    wall, cpu = episode_loop(config, load_tokenizer(model_folder(config, prepare(config))))
+    assert wall.ratio > 1 and wall.num_repeats == 2
+    assert 0 < cpu.value < 100
+
+
+def test_offline_turns_have_the_prompt_of_their_branch_and_come_in_the_order_of_asking() -> None:
+    first = played(started_at_s=10.0, generate_s=5.0)
+    second = played(started_at_s=11.0, generate_s=1.0)
+    turns = turns_in_order([first, second], temperature=0.7)
+    assert [(turn.asked_at_s, turn.prompt, turn.num_tokens) for turn in turns] == [
+        (10.0, [0, 1], 2),
+        (11.0, [0, 1], 2),
+        (12.5, [5, 6], 1),
+        (15.5, [5, 6], 1),
+    ]
+    assert {turn.temperature for turn in turns} == {0.7}
+
+
+def played(*, started_at_s: float, generate_s: float) -> Trajectory:
+    """Two turns, the second in a branch of its own; the environment took half a second for each."""
+    turns = [
+        Turn(start=start, stop=stop, rewards={"task": 0.0}, finish_reason="stop", valid_action=True,
+             generate_s=generate_s, env_s=0.5)
+        for start, stop in ((2, 4), (7, 8))
+    ]  # fmt: skip
+    trajectory = a_trajectory(
+        tokens=pack_tokens(list(range(8))),
+        behaviour_logprobs=pack_logprobs([0.0] * 8),
+        loss_mask=pack_mask([False, False, True, True, False, False, False, True]),
+        branch_starts=[0, 5],
+    )
+    return msgspec.structs.replace(trajectory, turns=turns, started_at_s=started_at_s)
