@@ -29,6 +29,7 @@ class Chat:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
+        self._special_ids = frozenset(tokenizer.all_special_ids)
         self._messages: list[dict[str, str]] = []
         self._text = ""  # what the tokens so far say, as the template wrote it
         self._ended_with = ""  # the end-of-turn token that the policy sampled itself
@@ -41,7 +42,7 @@ class Chat:
 
     def reply(self, tokens: list[int]) -> str:
         """Record what the policy sampled and return it as text, without its end-of-turn token."""
-        ended = bool(tokens) and tokens[-1] in self._tokenizer.all_special_ids
+        ended = bool(tokens) and tokens[-1] in self._special_ids
         self._ended_with = str(self._tokenizer.convert_ids_to_tokens(tokens[-1])) if ended else ""
         content = str(self._tokenizer.decode(tokens[:-1] if ended else tokens))
         self._messages.append({"role": "assistant", "content": content})
