@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 WINDOW = 4  # requests in flight; more only fills the publisher's queue
 RETRY_S = 1.0  # chunks that were asked for and did not come in this time are asked for again
+SILENCE_S = 10.0  # a publisher answers in milliseconds; one that says nothing for this long is gone
 MAX_HEADER_BYTES = 4096
 
 
@@ -104,6 +105,7 @@ class _Pull:
         self._chunk_bytes = chunk_bytes
         self._waiting = deque(range(0, view.nbytes, chunk_bytes))
         self._asked: set[int] = set()
+        self._last_reply = time.monotonic()
 
     def __str__(self) -> str:
         missing = len(self._waiting) + len(self._asked)
@@ -114,11 +116,17 @@ class _Pull:
         return not self._waiting and not self._asked
 
     def turn(self) -> None:
-        """Fill the window, then take one reply; after RETRY_S without any, forget what was asked for."""
+        """Fill the window, then take one reply; after RETRY_S without any, forget what was asked for.
+
+        Raises WeightsRefused after SILENCE_S without any: the publisher is gone, and a new one may have made its offer.
+        """
         while self._waiting and len(self._asked) < WINDOW:
             self._ask(self._waiting.popleft())
         if self._socket.poll(int(RETRY_S * 1000)):
             self._take([frame.buffer for frame in self._socket.recv_multipart(copy=False)])
+            self._last_reply = time.monotonic()
+        elif time.monotonic() - self._last_reply > SILENCE_S:
+            raise WeightsRefused(f"version {self._manifest.policy_version}: {self}, no answer for {SILENCE_S:.0f} s")
         else:
             self._waiting.extendleft(sorted(self._asked, reverse=True))
             self._asked.clear()

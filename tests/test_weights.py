@@ -432,6 +432,12 @@ def test_a_silent_publisher_is_given_up_at_the_deadline() -> None:
         pull_from(lambda request, number: None, timeout_s=1.5)
 
 
+def test_a_publisher_that_stops_answering_is_given_up_long_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.receive.SILENCE_S", 1.0)
+    with pytest.raises(WeightsRefused, match="6 of 6 chunks missing, no answer for 1 s"):
+        pull_from(lambda request, number: None, timeout_s=3600)
+
+
 def test_the_newest_version_takes_the_place_of_one_that_was_not_begun() -> None:
     shelf = Shelf()
     manifest = manifest_of(weights(1), policy_version=1, learner_epoch=0)
