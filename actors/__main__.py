@@ -4,20 +4,18 @@ Its own settings say where the run is and what kind of actor this is; everything
 """
 
 import asyncio
-import importlib
 import logging
 import os
 import sys
 import tempfile
-import threading
 import time
 import zlib
 from pathlib import Path
 
 from actors.act import act, make_stage
-from actors.engine import EngineError
+from actors.orders import EngineSettings
 from actors.receive import ReceiverInfo
-from actors.vllm_engine import VllmEngine, prepare_environment
+from actors.vllm_engine import EngineProcess, VllmEngine
 from common.config import Config, ConfigError, load_config
 from common.connection import RedisUnreachable, connect_or_explain, without_password
 from common.shutdown import Shutdown
@@ -40,16 +38,12 @@ def main(name: str, settings: list[str]) -> int:
             mine = own_config(settings)
             client = connect_or_explain(mine.redis.url)
             fleet = Fleet(client, mine.run.name)
-            # vLLM takes 10 s to import; the learner meanwhile makes the model that this actor waits for.
-            importing = threading.Thread(target=importlib.import_module, args=("vllm",), daemon=True)
-            importing.start()
-            try:
-                facts = wait_for_run(fleet, mine.actors.join_timeout_s)
-            finally:
-                importing.join()  # an interpreter that ended in mid-import would crash
+            # It takes 10 s to import vLLM; the learner meanwhile makes the model that this actor waits for.
+            process = EngineProcess()
+            facts = wait_for_run(fleet, mine.actors.join_timeout_s)
             run = run_config(facts)
             check_host(run, Path(facts.model_path))
-            engine = start_engine(name, run=run, mine=mine, facts=facts)
+            engine = start_engine(process, name, run=run, mine=mine, facts=facts)
     except (ConfigError, RedisUnreachable, UnknownRun) as error:
         print(f"slipstream actors: {error}", file=sys.stderr)
         return 2
@@ -131,36 +125,33 @@ def run_config(facts: RunFacts) -> Config:
         return load_config(file.name, [])
 
 
-def start_engine(name: str, *, run: Config, mine: Config, facts: RunFacts) -> VllmEngine:
+def start_engine(process: EngineProcess, name: str, *, run: Config, mine: Config, facts: RunFacts) -> VllmEngine:
     """A vLLM engine that will serve from the first offered version on: what the folder holds has no number."""
+    settings = EngineSettings(
+        model_path=facts.model_path,
+        policy_version=-1,
+        seed=zlib.crc32(f"{run.run.seed}/{name}".encode()),
+        max_tokens=run.model.max_tokens,
+        dtype=run.model.dtype,
+        kv_cache_bytes=mine.actors.kv_cache_bytes,
+        max_episodes=mine.actors.max_episodes,
+        kv_policy=mine.actors.kv_policy,
+        receiver=ReceiverInfo(
+            redis_url=mine.redis.url,
+            run_id=run.run.name,
+            actor=name,
+            transport=mine.actors.transport,
+            chunk_bytes=run.weights.chunk_bytes,
+            timeout_s=2 * run.weights.broadcast_timeout_s,
+        ),
+    )
     try:
-        return VllmEngine(
-            facts.model_path,
-            policy_version=-1,
-            seed=zlib.crc32(f"{run.run.seed}/{name}".encode()),
-            max_tokens=run.model.max_tokens,
-            dtype=run.model.dtype,
-            kv_cache_bytes=mine.actors.kv_cache_bytes,
-            max_episodes=mine.actors.max_episodes,
-            kv_policy=mine.actors.kv_policy,
-            receiver=ReceiverInfo(
-                redis_url=mine.redis.url,
-                run_id=run.run.name,
-                actor=name,
-                transport=mine.actors.transport,
-                chunk_bytes=run.weights.chunk_bytes,
-                timeout_s=2 * run.weights.broadcast_timeout_s,
-            ),
-        )
-    except EngineError as error:
-        if not isinstance(error.__cause__, ValueError):
-            raise
-        why = " ".join(str(error.__cause__).split())
-        raise ConfigError(f"vLLM refuses the model or the sizes that it was given: {why}") from None
+        return VllmEngine(process, settings)
+    except ValueError as error:
+        raise ConfigError(f"vLLM refuses the model or the sizes that it was given: {error}") from None
 
 
 if __name__ == "__main__":
-    prepare_environment()
     exit_code = main(sys.argv[1], sys.argv[2:])
-    # Not sys.exit: the interpreter takes seconds to clear vLLM's heap, which a preempted actor may not have.
+    # Not sys.exit: the interpreter takes a second to clear torch's heap, which a preempted actor may not have.
     os._exit(exit_code)

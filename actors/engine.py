@@ -11,6 +11,10 @@ class EngineError(RuntimeError):
     """The engine failed; the episode is redone and never trained."""
 
 
+class EngineDied(EngineError):
+    """The engine as a whole is gone: the actor must end, and its members go back."""
+
+
 class WeightsRefused(RuntimeError):
     """Offered weights did not arrive whole; the old ones keep serving."""
 

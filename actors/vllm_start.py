@@ -1,21 +1,20 @@
 """What we ask of vLLM and how its answers read: the only place that knows its options.
 
-vLLM reads the environment while it is imported, so import this module after prepare_environment().
+vLLM reads the environment while it is imported, so import this module where vllm_environment() is set.
 """
 
 import os
 from dataclasses import asdict
-from typing import Any
 
 import torch
+from transformers import AutoTokenizer, GenerationConfig
 from vllm import EngineArgs, SamplingParams
 from vllm.config.weight_transfer import WeightTransferConfig
-from vllm.outputs import CompletionOutput
+from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from actors.engine import Completion, EngineError
-from actors.receive import ReceiverInfo
+from actors.orders import Ended, EngineSettings, Failed
 from actors.staged_transfer import BACKEND, WORKER_EXTENSION
 from common.trajectory import Sampling, VersionSpan
 
@@ -27,16 +26,23 @@ CPU_OPTIONS = {
 CUDA_OPTIONS = {"enforce_eager": False, "gpu_memory_utilization": 0.9}
 
 
-def start_vllm(model_path: str, receiver: ReceiverInfo, *, policy_version: int, **options: Any) -> LLMEngine:
-    """Return vLLM's LLMEngine, ready to step, with our transfer engine connected. `options` are EngineArgs'."""
-    if torch.cuda.is_available():
-        del options["kv_cache_memory_bytes"]
-    else:
+def start_vllm(settings: EngineSettings) -> LLMEngine:
+    """Return vLLM's LLMEngine, ready to step, with our transfer engine connected. Blocks for 5 to 15 s.
+
+    Raises ValueError where vLLM refuses the model or the sizes.
+    """
+    on_gpu = torch.cuda.is_available()
+    if not on_gpu:
         # OpenMP read OMP_NUM_THREADS when torch was imported, maybe too early; the setting is this thread's own.
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     llm = LLMEngine.from_engine_args(
         EngineArgs(
-            model=model_path,
+            model=settings.model_path,
+            seed=settings.seed,
+            dtype=settings.dtype,
+            max_model_len=settings.max_tokens,
+            max_num_seqs=settings.max_episodes,
+            kv_cache_memory_bytes=None if on_gpu else settings.kv_cache_bytes,
             skip_tokenizer_init=True,  # tokens in, tokens out
             generation_config="vllm",  # else the folder's temperature, top-p and top-k would bend ours
             logprobs_mode="processed_logprobs",  # of the distribution that was sampled from
@@ -45,12 +51,11 @@ def start_vllm(model_path: str, receiver: ReceiverInfo, *, policy_version: int, 
             disable_log_stats=True,
             weight_transfer_config=WeightTransferConfig(backend=BACKEND),
             worker_extension_cls=WORKER_EXTENSION,
-            **(CUDA_OPTIONS if torch.cuda.is_available() else CPU_OPTIONS),
-            **options,
+            **(CUDA_OPTIONS if on_gpu else CPU_OPTIONS),
         )
     )
-    llm.collective_rpc("init_weight_transfer_engine", args=(asdict(receiver),))
-    llm.set_weight_version(str(policy_version))
+    llm.collective_rpc("init_weight_transfer_engine", args=(asdict(settings.receiver),))
+    llm.set_weight_version(str(settings.policy_version))
     return llm
 
 
@@ -72,16 +77,31 @@ def sampling_params(
     )
 
 
-def completion_of(output: CompletionOutput) -> Completion:
-    """What a finished output says, in our words. Raises EngineError for one that vLLM gave up on."""
-    if output.finish_reason not in ("stop", "length"):
-        raise EngineError(f"vLLM ended a generation with {output.finish_reason!r}")
-    return Completion(
-        tokens=list(output.token_ids),
-        logprobs=list(output.logprobs.logprobs),
+def over(output: RequestOutput) -> Ended | Failed:
+    """What a finished output says, in our words."""
+    call, completion = int(output.request_id), output.outputs[0]
+    if completion.finish_reason not in ("stop", "length"):
+        return Failed(call=call, why=f"vLLM ended a generation with {completion.finish_reason!r}")
+    return Ended(
+        call=call,
+        tokens=list(completion.token_ids),
+        logprobs=list(completion.logprobs.logprobs),
         version_spans=[
             VersionSpan(start=span.start, stop=span.end, policy_version=int(span.version))
-            for span in output.weight_versions
+            for span in completion.weight_versions
         ],
-        finish_reason=output.finish_reason,
+        finish_reason=completion.finish_reason,
     )
+
+
+def stop_token_ids(model_path: str) -> list[int]:
+    """The tokens that end a turn: those of the tokenizer and of the generation config in the model's folder.
+
+    Raises ValueError where there is none: every generation would run to its limit.
+    """
+    end = GenerationConfig.from_pretrained(model_path).eos_token_id
+    found = {AutoTokenizer.from_pretrained(model_path).eos_token_id, *(end if isinstance(end, list) else [end])}
+    found.discard(None)
+    if not found:
+        raise ValueError(f"`model.path` {model_path} names no end-of-turn token; set eos_token in its tokenizer")
+    return sorted(found)

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import redis
 import torch
-import torch.distributed as dist
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
+from actors.orders import EngineSettings
 from actors.receive import ReceiverInfo
 from actors.refresh import RefreshCounts, keep_fresh, serving_version
 from actors.rollout import Allowance, rollout
 from actors.tape import Attempt
-from actors.vllm_engine import VllmEngine, prepare_environment
+from actors.vllm_engine import EngineProcess, VllmEngine
 from common.action_format import FORMATS
 from common.config import EnvConfig, TinyModelConfig
 from common.trajectory import LogprobArray, MaskArray, Outcome, Provenance, Sampling, Task, Trajectory
@@ -28,12 +28,10 @@ from envhub.catalogue import make_env
 from learner.model import PackedModel, full_tensors, load_model
 from learner.pack import pack, sequences_of
 from learner.publish import Publisher
-from learner.ranks import Ranks, join_ranks, leave_ranks
+from learner.ranks import Ranks
 from replay.bulletin import Bulletin
 from tools.prepare import vocabulary_texts
 from tools.tiny_model import make_tiny_model
-
-prepare_environment()
 
 TOLERANCE = 1e-3
 MAX_TOKENS = 320
@@ -41,23 +39,6 @@ NUM_EPISODES = 12
 NUM_VERSIONS = 4
 OPTIONS = {"profile": "small"}
 SAMPLING = Sampling(temperature=0.9, top_p=1.0, top_k=0, max_turn_tokens=32)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    """This process as the only rank, for the file: a vLLM engine in this process takes part in its process group."""
-    yield join_ranks(timeout_s=60)
-    if dist.is_initialized():  # an engine that closes ends the group
-        leave_ranks()
-
-
-@pytest.fixture(scope="module")
-def engines(ranks: Ranks) -> Iterator[list[VllmEngine]]:
-    """Every engine of the file; all are closed at its end, for the sake of the process group."""
-    started: list[VllmEngine] = []
-    yield started
-    for engine in started:
-        asyncio.run(engine.close())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +80,6 @@ def save_changed(folder: Path, changed: Path, *, seed: int) -> None:
 def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_generation(
     kv_policy: str,
     policies: Policies,
-    engines: list[VllmEngine],
     redis_client: redis.Redis,
     redis_url: str,
     run_id: str,
@@ -109,8 +89,8 @@ def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_gen
         redis_url=redis_url, run_id=run_id, learner_epoch=1, host="127.0.0.1", chunk_bytes=1 << 20,
         broadcast_timeout_s=20.0, log_path=tmp_path / "publisher.log",
     )  # fmt: skip
-    engine = VllmEngine(
-        str(policies.folder),
+    settings = EngineSettings(
+        model_path=str(policies.folder),
         policy_version=0,
         seed=11,
         max_tokens=MAX_TOKENS,
@@ -122,11 +102,12 @@ def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_gen
             redis_url=redis_url, run_id=run_id, actor="actor", transport="pull", chunk_bytes=1 << 20, timeout_s=60.0
         ),
     )
-    engines.append(engine)
+    engine = VllmEngine(EngineProcess(), settings)
     counts = RefreshCounts()
     try:
         trajectories = asyncio.run(episodes_under_refreshes(engine, publisher, policies, counts, redis_client, run_id))
     finally:
+        asyncio.run(engine.close())
         publisher.close()
     assert counts.num_committed == NUM_VERSIONS - 1 and counts.num_refused == 0
     assert 0 < counts.last_pause_s < 10

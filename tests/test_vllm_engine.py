@@ -2,6 +2,8 @@
 
 import asyncio
 import copy
+import os
+import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -9,20 +11,20 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import psutil
 import pytest
 import torch
 import zmq
 from transformers import DynamicCache, Qwen3ForCausalLM
 
-from actors.engine import Completion, EngineError, WeightsRefused
+from actors.engine import Completion, EngineDied, WeightsRefused
+from actors.orders import EngineSettings
 from actors.receive import ReceiverInfo
-from actors.vllm_engine import VllmEngine, prepare_environment
+from actors.vllm_engine import EngineProcess, VllmEngine
 from common.config import TinyModelConfig
 from common.trajectory import Sampling, VersionSpan
 from common.weights import ChunkReply, ChunkRequest, Offer, buffer_bytes, layout, sealed
 from tools.tiny_model import make_tiny_model
-
-prepare_environment()
 
 T = TypeVar("T")
 MAX_TOKENS = 320
@@ -121,8 +123,8 @@ def recomputing(policies: Policies) -> Iterator[VllmEngine]:
 
 
 def started(policies: Policies, *, kv_policy: str) -> VllmEngine:
-    return VllmEngine(
-        str(policies.folder),
+    settings = EngineSettings(
+        model_path=str(policies.folder),
         policy_version=0,
         seed=11,
         max_tokens=MAX_TOKENS,
@@ -135,6 +137,7 @@ def started(policies: Policies, *, kv_policy: str) -> VllmEngine:
             timeout_s=60.0,
         ),
     )  # fmt: skip
+    return VllmEngine(EngineProcess(), settings)
 
 
 def changed(model: Qwen3ForCausalLM, *, seed: int) -> Qwen3ForCausalLM:
@@ -215,6 +218,15 @@ def check_spans(crossing: Crossing) -> None:
         VersionSpan(start=0, stop=crossing.boundary, policy_version=0),
         VersionSpan(start=crossing.boundary, stop=len(crossing.completion.tokens), policy_version=1),
     ]
+
+
+async def died_with(engine: VllmEngine, end: Callable[[], Awaitable[object]]) -> list[str]:
+    """What came of eight generations that were running when `end` was called; by chance a few end before."""
+    running = [asyncio.create_task(engine.generate([*PROMPT, member], LONG)) for member in range(8)]
+    await until(lambda: engine.load().num_running == 8 and engine.load().kv_use > 0)
+    await end()
+    results = await asyncio.gather(*running, return_exceptions=True)
+    return [str(result) for result in results if isinstance(result, EngineDied)]
 
 
 async def until(holds: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
@@ -383,13 +395,12 @@ def test_a_request_that_a_commit_overtakes_begins_with_the_new_weights(
     async def overtaken() -> Completion:
         await keeping.generate(PROMPT * 16, ONES)
         await keeping.stage(server.offer(policies.models[1], policy_version=3))
-        both_ordered = threading.Event()
-        holding = asyncio.create_task(keeping._call(lambda: both_ordered.wait(30)))
+        os.kill(keeping.pid, signal.SIGSTOP)
         generating = asyncio.create_task(keeping.generate(PROMPT * 16, ONES))
         committing = asyncio.create_task(keeping.commit(3))
         await asyncio.sleep(0)  # each has placed its order, in this sequence
-        both_ordered.set()
-        await asyncio.gather(holding, committing)
+        os.kill(keeping.pid, signal.SIGCONT)
+        await committing
         return await generating
 
     completion = run(overtaken())
@@ -397,23 +408,19 @@ def test_a_request_that_a_commit_overtakes_begins_with_the_new_weights(
     assert worst(completion, forward_logprobs(policies.models[1], PROMPT * 16, completion.tokens)) < TOLERANCE
 
 
-def test_when_its_thread_fails_all_who_wait_hear_of_it(keeping: VllmEngine) -> None:
+def test_when_its_process_is_killed_all_who_wait_hear_of_it(keeping: VllmEngine) -> None:
     """The last test of this engine."""
 
-    def broken() -> None:
-        raise ZeroDivisionError("something inside vLLM")
+    async def kill() -> None:
+        os.kill(keeping.pid, signal.SIGKILL)
 
-    async def failed() -> None:
-        running = asyncio.create_task(keeping.generate(PROMPT, LONG))
-        await until(lambda: keeping.load().num_running == 1)
-        with pytest.raises(EngineError, match="ZeroDivisionError: something inside vLLM"):
-            await keeping._call(broken)
-        with pytest.raises(EngineError, match="ZeroDivisionError"):
-            await running
-        with pytest.raises(EngineError, match="ZeroDivisionError"):
+    async def killed() -> None:
+        deaths = await died_with(keeping, kill)
+        assert len(deaths) >= 4 and set(deaths) == {"the engine process ended with exit code -9"}
+        with pytest.raises(EngineDied, match="exit code -9"):
             await keeping.generate(PROMPT, ONES)
 
-    run(failed())
+    run(killed())
 
 
 def test_a_refresh_can_recompute_the_kv_of_running_requests(
@@ -429,16 +436,43 @@ def test_a_refresh_can_recompute_the_kv_of_running_requests(
         assert worst(crossing.completion, torch.cat([by_old[:boundary], by_new[boundary:]])) < TOLERANCE
 
 
-def test_after_its_close_every_call_says_so(recomputing: VllmEngine) -> None:
-    """The last test of this engine."""
+def test_what_fails_inside_the_process_is_told_to_all_who_wait(recomputing: VllmEngine) -> None:
+    """A commit that nothing was staged for breaks vLLM's update session. The last test of this engine."""
 
+    async def fail() -> None:
+        recomputing._staged_version = 9  # the check on this side would refuse it
+        with pytest.raises(EngineDied, match="the engine process failed: AssertionError: commit before the stage"):
+            await recomputing.commit(9)
+
+    async def failed() -> None:
+        deaths = await died_with(recomputing, fail)
+        assert len(deaths) >= 4 and all("AssertionError" in death for death in deaths)
+
+    run(failed())
+
+
+def test_after_its_close_every_call_says_so(policies: Policies) -> None:
     async def closed_while_generating() -> None:
-        running = asyncio.create_task(recomputing.generate(PROMPT, LONG))
-        await until(lambda: recomputing.load().num_running == 1)
-        await recomputing.close()
-        with pytest.raises(EngineError, match="close"):
-            await running
-        with pytest.raises(EngineError, match="close"):
-            await recomputing.generate(PROMPT, ONES)
+        deaths = await died_with(engine, engine.close)
+        assert len(deaths) >= 4 and all("close() was called" in death for death in deaths)
+        with pytest.raises(EngineDied, match="close"):
+            await engine.generate(PROMPT, ONES)
+        await engine.close()
 
+    engine = started(policies, kv_policy="keep")
     run(closed_while_generating())
+    assert not psutil.pid_exists(engine.pid)
+
+
+def test_sizes_that_vllm_refuses_are_a_value_error_and_leave_no_process(policies: Policies) -> None:
+    process = EngineProcess()
+    receiver = ReceiverInfo(
+        redis_url="", run_id="test", actor="a0", transport="pull", chunk_bytes=1 << 16, timeout_s=1.0
+    )  # fmt: skip
+    settings = EngineSettings(
+        model_path=str(policies.folder), policy_version=0, seed=11, max_tokens=1 << 20, dtype="float32",
+        kv_cache_bytes=64 << 20, max_episodes=32, kv_policy="keep", receiver=receiver,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="max_model_len"):
+        VllmEngine(process, settings)
+    assert not psutil.pid_exists(process.pid)

@@ -9,10 +9,11 @@ from pathlib import Path
 from actors.act import make_stage
 from actors.engine import Engine
 from actors.group import Stage
+from actors.orders import EngineSettings
 from actors.receive import ReceiverInfo
 from actors.rollout import EpisodeFailed, rollout
 from actors.tape import Attempt
-from actors.vllm_engine import VllmEngine, prepare_environment
+from actors.vllm_engine import EngineProcess, VllmEngine
 from common.config import Config, ConfigError
 from common.run_dir import RunDir
 from common.trajectory import Sampling, Task, Trajectory
@@ -35,9 +36,8 @@ def evaluate(config: Config) -> int:
     check_env(config.env)
     check_model_folder(folder, max_tokens=config.model.max_tokens)
     load_tokenizer(folder)
-    prepare_environment()
-    engine = VllmEngine(
-        str(folder),
+    settings = EngineSettings(
+        model_path=str(folder),
         policy_version=0,
         seed=config.run.seed,
         max_tokens=config.model.max_tokens,
@@ -49,6 +49,7 @@ def evaluate(config: Config) -> int:
             redis_url="", run_id="eval", actor="eval", transport="pull", chunk_bytes=1, timeout_s=1.0
         ),  # nothing is ever offered to it
     )
+    engine = VllmEngine(EngineProcess(), settings)
     stage = make_stage(engine, name="eval", run=config, actors=config.actors, model_path=folder)
     asyncio.run(_evaluate(config, stage, engine))
     return 0
