@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from actors.engine import Engine
 from actors.refresh import serving_version
 from actors.rollout import Allowance, EpisodeFailed, fresh_env, rollout
-from actors.tape import Attempt
+from actors.tape import Attempt, Tape
 from common.action_format import ActionFormat
 from common.trajectory import Provenance
 from replay.buffer import Buffer
@@ -45,11 +45,16 @@ class Stage:
 
 
 async def rollout_group(lease: Lease, *, stage: Stage, buffer: Buffer) -> None:
-    """Play every missing member of `lease` and account for each; give back what misses when this is cancelled."""
+    """Play every missing member of `lease` and account for each; give back what misses when this is cancelled.
+
+    Raises EngineDied, and gives back what misses; nobody has failed.
+    """
     try:
         async with asyncio.TaskGroup() as members:
             for member, attempt in lease.missing.items():
                 members.create_task(_play_member(lease, member, attempt, stage, buffer))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None  # where the engine died, each member says so
     finally:
         # A group that is let go returns at once, not when its lease expires.
         await asyncio.shield(asyncio.to_thread(buffer.release, lease))
@@ -85,7 +90,7 @@ async def _play_once(lease: Lease, member: int, attempt: int, stage: Stage, buff
     try:
         async with fresh_env(stage.env_name, stage.env_options, timeout_s=stage.allowance.step_timeout_s) as env:
             trajectory = await rollout(
-                identity,
+                Tape(attempt=identity),
                 env=env,
                 sampler=stage.engine,
                 tokenizer=stage.tokenizer,

@@ -11,7 +11,7 @@ from actors.engine import Engine
 from actors.group import Stage
 from actors.receive import ReceiverInfo
 from actors.rollout import EpisodeFailed, rollout
-from actors.tape import Attempt
+from actors.tape import Attempt, Tape
 from actors.vllm_engine import VllmEngine, prepare_environment
 from common.config import Config, ConfigError
 from common.run_dir import RunDir
@@ -87,7 +87,7 @@ async def _play(
         env = make_env(stage.env_name, stage.env_options)
         try:
             return await rollout(
-                attempt,
+                Tape(attempt=attempt),
                 env=env,
                 sampler=stage.engine,
                 tokenizer=stage.tokenizer,
