@@ -1,4 +1,4 @@
-"""An actor that is told to leave, or whose engine dies, leaves what it has to others: they go on from there."""
+"""What becomes of a leased group: it is played and stored, its attempts fail, or others go on with it."""
 
 import asyncio
 import random
@@ -222,6 +222,18 @@ def test_an_engine_that_dies_costs_no_attempt_and_what_was_played_goes_to_others
     Actor("heir", run_id, turns=TURNS).plays(buffer)
     assert buffer.ledger().partials_resumed == MEMBERS
     assert [member.attempt for member in trained(buffer)] == [0] * MEMBERS
+
+
+def test_a_record_that_the_buffer_refuses_fails_its_attempt_and_not_the_actor(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer = make_buffer(redis_client, run_id, max_attempts=2, max_bytes=100)
+    buffer.acquire_epoch()
+    buffer.open([ticket(0, num_members=MEMBERS)])
+    Actor("actor", run_id, turns=TURNS).plays(buffer)
+    ledger = buffer.ledger()
+    assert (ledger.dropped, ledger.inserted) == ({"infra_failure": 1}, 0)
+    assert "`replay.max_trajectory_bytes` is 100" in buffer.failures()[0].reason
 
 
 @pytest.fixture
