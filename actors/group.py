@@ -68,24 +68,31 @@ async def rollout_group(lease: Lease, *, stage: Stage, buffer: Buffer) -> None:
 
 def _give_back(lease: Lease, unstored: Unstored, buffer: Buffer) -> None:
     """Let go of the group at once, not when its lease expires, and first of what its members have so far."""
-    num_turns = []
+    num_turns = 0
     try:
-        for member, made in unstored.items():
-            try:
-                if isinstance(made, Trajectory):
-                    buffer.insert(lease, made)
-                elif made.turns:
-                    buffer.hand_in(lease, made.partial())
-                    num_turns.append(len(made.turns))
-            except InvalidTrajectory as error:
-                log.warning("group %d member %d cannot be handed in: %s", lease.ticket.group_id, member, error)
+        for made in unstored.values():
+            num_turns += _store_so_far(lease, made, buffer)
     finally:
         buffer.release(lease)
     if unstored:
         log.info(
-            "group %d goes back: %d of %d unfinished episodes are handed in, with %d whole turns; what was sampled "
-            "since is lost", lease.ticket.group_id, len(num_turns), len(unstored), sum(num_turns),
-        )  # fmt: skip
+            "group %d goes back: %d whole turns of %d episodes are handed in; what was sampled since is lost",
+            lease.ticket.group_id,
+            num_turns,
+            len(unstored),
+        )
+
+
+def _store_so_far(lease: Lease, made: Tape | Trajectory, buffer: Buffer) -> int:
+    """Store what a member has; return its turns, 0 where there is none yet, no room for them, or nobody wants them."""
+    if not made.turns:
+        return 0
+    try:
+        result = buffer.insert(lease, made) if isinstance(made, Trajectory) else buffer.hand_in(lease, made.partial())
+    except InvalidTrajectory as error:
+        log.warning("a member of group %d cannot be handed in: %s", lease.ticket.group_id, error)
+        return 0
+    return len(made.turns) if result in (InsertResult.STORED, InsertResult.DUPLICATE) else 0
 
 
 async def _play_member(
