@@ -13,12 +13,13 @@ import zlib
 from pathlib import Path
 
 from actors.act import act, make_stage
+from actors.engine import EngineDied
 from actors.orders import EngineSettings
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
 from common.config import Config, ConfigError, load_config
 from common.connection import RedisUnreachable, connect_or_explain, without_password
-from common.shutdown import Shutdown
+from common.shutdown import LEAVE_S, Shutdown
 from envhub.catalogue import make_env
 from replay.buffer import Buffer
 from replay.bulletin import Bulletin
@@ -30,7 +31,7 @@ log = logging.getLogger("actors")
 
 
 def main(name: str, settings: list[str]) -> int:
-    """Return the exit code: 0 the run is over, 2 bad input, 75 told to leave."""
+    """Return the exit code: 0 the run is over, 1 the engine died, 2 bad input, 75 told to leave."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     shutdown = Shutdown()
     try:
@@ -61,6 +62,8 @@ def main(name: str, settings: list[str]) -> int:
     }
     stage = make_stage(engine, name=name, run=run, actors=mine.actors, model_path=Path(facts.model_path))
 
+    shutdown.end_within(mine.actors.drain_s + LEAVE_S)
+
     async def play() -> int:
         try:
             return await act(
@@ -74,7 +77,11 @@ def main(name: str, settings: list[str]) -> int:
         finally:
             await engine.close()
 
-    return asyncio.run(play())
+    try:
+        return asyncio.run(play())
+    except EngineDied as error:
+        log.error("the actor ends with its engine, for its supervisor to start another: %s", error)
+        return 1
 
 
 def own_config(settings: list[str]) -> Config:

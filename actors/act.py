@@ -40,7 +40,7 @@ async def act(
     """Produce trajectories until the run is over or this actor is told to leave; return the exit code.
 
     Consumes leases, from the first buffer that has one; waits for room in the engine; produces inserted trajectories.
-    Unblocked by tickets that the learner opens.
+    Unblocked by tickets that the learner opens. Raises EngineDied: its groups go back, and the process must end.
     """
     leases, counts = Leases(), RefreshCounts()
     refreshing = asyncio.create_task(keep_fresh(stage.engine, bulletin, counts))

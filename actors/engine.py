@@ -12,7 +12,7 @@ class EngineError(RuntimeError):
 
 
 class EngineDied(EngineError):
-    """The engine as a whole is gone: the actor must end, and its members go back."""
+    """The engine as a whole is gone: the actor must end, and its members go back. No attempt has failed."""
 
 
 class WeightsRefused(RuntimeError):
@@ -42,7 +42,10 @@ class Sampler(Protocol):
     """What an episode asks for its actions: an engine, or an expert that writes its own."""
 
     async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
-        """Continue `tokens`. Cancelling the awaiting task aborts the request. Raises EngineError."""
+        """Continue `tokens`. Cancelling the awaiting task aborts the request.
+
+        Raises EngineError where this request failed, EngineDied where every other would.
+        """
 
 
 class Engine(Sampler, Protocol):

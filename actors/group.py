@@ -9,10 +9,11 @@ from transformers import PreTrainedTokenizerBase
 
 from actors.engine import Engine
 from actors.refresh import serving_version
+from actors.resume import resumed_tape
 from actors.rollout import Allowance, EpisodeFailed, fresh_env, rollout
-from actors.tape import Attempt
+from actors.tape import Attempt, Tape
 from common.action_format import ActionFormat
-from common.trajectory import Provenance
+from common.trajectory import InvalidTrajectory, Provenance, StopReason, Trajectory
 from replay.buffer import Buffer
 from replay.ticket import InsertResult, Lease
 
@@ -44,18 +45,59 @@ class Stage:
     episodes: Episodes
 
 
+Unstored = dict[int, Tape | Trajectory]
+"""What the members of a group have that the buffer has not: an episode that runs, or one that is over."""
+
+
 async def rollout_group(lease: Lease, *, stage: Stage, buffer: Buffer) -> None:
-    """Play every missing member of `lease` and account for each; give back what misses when this is cancelled."""
+    """Play every missing member of `lease` and account for each.
+
+    When this is cancelled or the engine dies, what the members have so far is stored for others to go on from, and the
+    rest goes back; nobody has failed. Raises EngineDied.
+    """
+    unstored: Unstored = {}
     try:
         async with asyncio.TaskGroup() as members:
             for member, attempt in lease.missing.items():
-                members.create_task(_play_member(lease, member, attempt, stage, buffer))
+                members.create_task(_play_member(lease, member, attempt, unstored, stage, buffer))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None  # where the engine died, each member says so
     finally:
-        # A group that is let go returns at once, not when its lease expires.
-        await asyncio.shield(asyncio.to_thread(buffer.release, lease))
+        await asyncio.shield(asyncio.to_thread(_give_back, lease, unstored, buffer))
 
 
-async def _play_member(lease: Lease, member: int, attempt: int | None, stage: Stage, buffer: Buffer) -> None:
+def _give_back(lease: Lease, unstored: Unstored, buffer: Buffer) -> None:
+    """Let go of the group at once, not when its lease expires, and first of what its members have so far."""
+    num_turns = 0
+    try:
+        for made in unstored.values():
+            num_turns += _store_so_far(lease, made, buffer)
+    finally:
+        buffer.release(lease)
+    if unstored:
+        log.info(
+            "group %d goes back: %d whole turns of %d episodes are handed in; what was sampled since is lost",
+            lease.ticket.group_id,
+            num_turns,
+            len(unstored),
+        )
+
+
+def _store_so_far(lease: Lease, made: Tape | Trajectory, buffer: Buffer) -> int:
+    """Store what a member has; return its turns, 0 where there is none yet, no room for them, or nobody wants them."""
+    if not made.turns:
+        return 0
+    try:
+        result = buffer.insert(lease, made) if isinstance(made, Trajectory) else buffer.hand_in(lease, made.partial())
+    except InvalidTrajectory as error:
+        log.warning("a member of group %d cannot be handed in: %s", lease.ticket.group_id, error)
+        return 0
+    return len(made.turns) if result in (InsertResult.STORED, InsertResult.DUPLICATE) else 0
+
+
+async def _play_member(
+    lease: Lease, member: int, attempt: int | None, unstored: Unstored, stage: Stage, buffer: Buffer
+) -> None:
     """Play one member until it is stored, or until there is no attempt left to make.
 
     Waits until the engine serves a policy as new as the ticket asks for.
@@ -64,13 +106,51 @@ async def _play_member(lease: Lease, member: int, attempt: int | None, stage: St
     try:
         await serving_version(stage.engine, lease.ticket.min_policy_version)
         while attempt is not None:
-            attempt = await _play_once(lease, member, attempt, stage, buffer)
+            attempt = await _play_once(lease, member, attempt, unstored, stage, buffer)
     finally:
         stage.episodes.num_running -= 1
 
 
-async def _play_once(lease: Lease, member: int, attempt: int, stage: Stage, buffer: Buffer) -> int | None:
+async def _play_once(
+    lease: Lease, member: int, attempt: int, unstored: Unstored, stage: Stage, buffer: Buffer
+) -> int | None:
     """Play and insert; return the attempt to make next where this one failed by no doing of the policy's."""
+    tape = _tape(lease, member, attempt, stage)
+    unstored[member] = tape
+    try:
+        async with fresh_env(stage.env_name, stage.env_options, timeout_s=stage.allowance.step_timeout_s) as env:
+            trajectory = await rollout(
+                tape,
+                env=env,
+                sampler=stage.engine,
+                tokenizer=stage.tokenizer,
+                action_format=stage.action_format,
+                allowance=stage.allowance,
+            )
+            unstored[member] = trajectory
+        await _insert(lease, trajectory, buffer)
+    except EpisodeFailed as failure:
+        del unstored[member]
+        log.warning("%s member %d: %s: %s", lease.ticket.task.task_id, member, failure.outcome.value, failure)
+        return await asyncio.to_thread(
+            buffer.fail, lease, member, attempt=attempt, outcome=failure.outcome, reason=str(failure)
+        )
+    del unstored[member]
+    return None
+
+
+async def _insert(lease: Lease, trajectory: Trajectory, buffer: Buffer) -> None:
+    """Insert, once the buffer has room. Raises EpisodeFailed for a record that it refuses: the engine's doing."""
+    try:
+        while await asyncio.to_thread(buffer.insert, lease, trajectory) is InsertResult.FULL:
+            log.warning("the buffer is full: waiting with group %d member %d", trajectory.group_id, trajectory.member)
+            await asyncio.sleep(FULL_RETRY_S)
+    except InvalidTrajectory as error:
+        raise EpisodeFailed(StopReason.INFRA_ERROR, str(error)) from error
+
+
+def _tape(lease: Lease, member: int, attempt: int, stage: Stage) -> Tape:
+    """Where the attempt stands at first: at its beginning, or where a preempted actor left it."""
     identity = Attempt(
         run_id=stage.run_id,
         task=lease.ticket.task,
@@ -82,22 +162,6 @@ async def _play_once(lease: Lease, member: int, attempt: int, stage: Stage, buff
         seed=lease.ticket.seed,
         provenance=stage.provenance,
     )
-    try:
-        async with fresh_env(stage.env_name, stage.env_options, timeout_s=stage.allowance.step_timeout_s) as env:
-            trajectory = await rollout(
-                identity,
-                env=env,
-                sampler=stage.engine,
-                tokenizer=stage.tokenizer,
-                action_format=stage.action_format,
-                allowance=stage.allowance,
-            )
-    except EpisodeFailed as failure:
-        log.warning("%s member %d: %s: %s", identity.task.task_id, member, failure.outcome.value, failure)
-        return await asyncio.to_thread(
-            buffer.fail, lease, member, attempt=attempt, outcome=failure.outcome, reason=str(failure)
-        )
-    while await asyncio.to_thread(buffer.insert, lease, trajectory) is InsertResult.FULL:
-        log.warning("the buffer is full: waiting with group %d member %d", identity.group_id, member)
-        await asyncio.sleep(FULL_RETRY_S)
-    return None
+    if member in lease.partials and attempt == lease.missing[member]:  # a later attempt is another
+        return resumed_tape(identity, lease.partials[member])
+    return Tape(attempt=identity)

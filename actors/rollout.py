@@ -4,21 +4,25 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from actors.engine import EngineError, Sampler
-from actors.tape import Attempt, Tape
+from actors.answer import answer
+from actors.engine import EngineDied, EngineError, Sampler
+from actors.resume import ReplayMismatch, replay
+from actors.tape import Tape
 from common.action_format import ActionFormat
 from common.chat import Chat, Extension
 from common.message import Message
-from common.trajectory import MAX_REWARD, OUTCOME_OF, StopReason, Trajectory
+from common.trajectory import OUTCOME_OF, StopReason, Trajectory
 from envhub.catalogue import make_env
-from envhub.env import Env, EnvError, Observation
+from envhub.env import Env, EnvError
+
+HASTY_CLOSE_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +55,9 @@ async def fresh_env(name: str, options: Mapping[str, Any], *, timeout_s: float) 
         raise EpisodeFailed(StopReason.ENV_ERROR, f"cannot be made: {type(error).__name__}: {error}") from error
     try:
         yield env
+    except asyncio.CancelledError:
+        timeout_s = min(timeout_s, HASTY_CLOSE_S)  # the group is given back behind this, and perhaps the host goes
+        raise
     finally:
         try:
             async with asyncio.timeout(timeout_s):
@@ -60,7 +67,7 @@ async def fresh_env(name: str, options: Mapping[str, Any], *, timeout_s: float) 
 
 
 async def rollout(
-    attempt: Attempt,
+    tape: Tape,
     *,
     env: Env,
     sampler: Sampler,
@@ -68,27 +75,40 @@ async def rollout(
     action_format: ActionFormat,
     allowance: Allowance,
 ) -> Trajectory:
-    """Play one episode. Raises EpisodeFailed where the end was not the policy's own doing."""
+    """Play one episode on `tape`, from where that stands to the end.
+
+    Raises EpisodeFailed where the end was not the policy's own doing, EngineDied where no other episode could go on
+    either. When this is cancelled, the tape holds what there is so far.
+    """
     try:
         async with asyncio.timeout(allowance.episode_timeout_s):
-            return await _play(attempt, env, sampler, Chat(tokenizer), action_format, allowance)
+            return await _play(tape, env, sampler, Chat(tokenizer), action_format, allowance)
     except TimeoutError:
         raise EpisodeFailed(StopReason.TIME_LIMIT, f"longer than {allowance.episode_timeout_s} s") from None
     except EnvError as error:
         raise EpisodeFailed(StopReason.ENV_ERROR, str(error)) from error
+    except ReplayMismatch as error:
+        raise EpisodeFailed(StopReason.REPLAY_MISMATCH, str(error)) from error
+    except EngineDied:
+        raise
     except EngineError as error:
         raise EpisodeFailed(StopReason.INFRA_ERROR, str(error)) from error
 
 
 async def _play(
-    attempt: Attempt, env: Env, sampler: Sampler, chat: Chat, action_format: ActionFormat, allowance: Allowance
+    tape: Tape, env: Env, sampler: Sampler, chat: Chat, action_format: ActionFormat, allowance: Allowance
 ) -> Trajectory:
-    tape = Tape()
-    observation = await _answer(partial(env.reset, attempt.task), allowance.step_timeout_s)
+    attempt, step_timeout_s = tape.attempt, allowance.step_timeout_s
+    observation = await answer(partial(env.reset, attempt.task), timeout_s=step_timeout_s)
     if observation.done or not observation.messages:
         raise EnvError("a reset came back with the episode over, or with nothing said")
-    opening = with_instructions(observation.messages, action_format)
-    tape.add_prompt(Extension(tokens=chat.open(opening), new_branch=False))
+    opening = chat.open(with_instructions(observation.messages, action_format))
+    if tape.turns:
+        await replay(
+            tape, opening=opening, env=env, chat=chat, action_format=action_format, step_timeout_s=step_timeout_s
+        )
+    else:
+        tape.add_prompt(Extension(tokens=opening, new_branch=False))
     stop_reason = _spent(tape, allowance)
     while stop_reason is None:
         turn_started = time.perf_counter()
@@ -98,7 +118,7 @@ async def _play(
         tape.add_completion(completion)
         action = action_format.parse(chat.reply(completion.tokens))
         generated = time.perf_counter()
-        observation = await _answer(partial(env.step, action.text), allowance.step_timeout_s)
+        observation = await answer(partial(env.step, action.text), timeout_s=step_timeout_s)
         if not observation.rewards:
             raise EnvError("a step came back without rewards; where nothing was earned, say 0")
         tape.add_turn(
@@ -115,7 +135,7 @@ async def _play(
             stop_reason = _spent(tape, allowance)
     if not tape.turns:
         raise EnvError(f"its first prompt of {len(tape.tokens)} tokens leaves no room in {allowance.max_tokens}")
-    return tape.trajectory(attempt, last=observation, stop_reason=stop_reason)
+    return tape.trajectory(stop_reason)
 
 
 def with_instructions(messages: tuple[Message, ...], action_format: ActionFormat) -> tuple[Message, ...]:
@@ -126,35 +146,6 @@ def with_instructions(messages: tuple[Message, ...], action_format: ActionFormat
         told = Message(role="system", content=f"{messages[0].content}\n{action_format.instructions}")
         return (told, *messages[1:])
     return (Message(role="system", content=action_format.instructions), *messages)
-
-
-async def _answer(ask: Callable[[], Awaitable[Observation]], timeout_s: float) -> Observation:
-    """What the environment answers. This is the rollout boundary: whatever else it does becomes an EnvError."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            observation = await ask()
-        _check_answer(observation)
-    except EnvError:
-        raise
-    except TimeoutError:
-        raise EnvError(f"no answer within {timeout_s} s") from None
-    except Exception as error:
-        raise EnvError(f"{type(error).__name__}: {error}") from error
-    return observation
-
-
-def _check_answer(observation: object) -> None:
-    """Raise EnvError for what is no observation: it would do harm far from its cause."""
-    if not isinstance(observation, Observation):
-        raise EnvError(f"answered a {type(observation).__name__}, not an Observation")
-    for message in observation.messages:
-        if not isinstance(message, Message) or not isinstance(message.content, str):
-            raise EnvError(f"said {message!r}, not a Message")
-    for name, reward in observation.rewards.items():
-        if not isinstance(reward, int | float) or not abs(reward) <= MAX_REWARD:
-            raise EnvError(f"gave {reward!r} as reward {name!r}, not a finite number")
-    if not 0.0 <= observation.score <= 1.0:
-        raise EnvError(f"gave a score of {observation.score!r}, not in [0, 1]")
 
 
 def _spent(tape: Tape, allowance: Allowance) -> StopReason | None:

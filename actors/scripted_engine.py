@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from actors.engine import Completion, EngineError, EngineLoad
+from actors.engine import Completion, EngineDied, EngineLoad
 from common.trajectory import Sampling, VersionSpan
 from common.weights import Offer
 
@@ -56,11 +56,11 @@ class ScriptedEngine:
     async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
         """Return what the script writes after `tokens`, when its last token is due; certain, so of log-probability 0.
 
-        Raises ValueError for a prompt that leaves no room or a script that writes nothing, EngineError once closed.
+        Raises ValueError for a prompt that leaves no room or a script that writes nothing, EngineDied once closed.
         """
         started_s = asyncio.get_running_loop().time()
         if self._closed:
-            raise EngineError("the engine is closed")
+            raise EngineDied("the engine is closed")
         turn = self._script(tokens, seed)
         room = min(sampling.max_turn_tokens, self._max_tokens - len(tokens))
         if not turn or room < 1:
@@ -97,11 +97,11 @@ class ScriptedEngine:
         return EngineLoad(num_running=len(self._running), kv_use=0.0, generated_tokens=self._generated_tokens)
 
     async def close(self) -> None:
-        """End every generation with an EngineError. Idempotent."""
+        """End every generation with EngineDied. Idempotent."""
         self._closed = True
         for due in self._running:
             if not due.done():
-                due.set_exception(EngineError("the engine is closed"))
+                due.set_exception(EngineDied("the engine is closed"))
 
     async def _until(self, deadline_s: float) -> None:
         # A timer at an absolute time: a sleep would add whatever the loop was late by.

@@ -48,14 +48,19 @@ class Attempt:
 class Tape:
     """Element i of each list belongs to `tokens[i]`."""
 
+    attempt: Attempt
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     loss_mask: list[bool] = field(default_factory=list)
     branch_starts: list[int] = field(default_factory=lambda: [0])
     version_spans: list[VersionSpan] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
+    prompt_stop: int = 0  # where the last prompt ends; what is behind it belongs to a turn that is not whole yet
+    score: float = 0.0  # as the last turn left them
+    success: bool = False
     started_at_s: float = field(default_factory=time.time)
     started: float = field(default_factory=time.perf_counter)
+    earlier_s: float = 0.0  # what the episode took on actors that were preempted
 
     def prompt(self) -> list[int]:
         """The current branch: what the next generation continues."""
@@ -67,6 +72,7 @@ class Tape:
         self.tokens += extension.tokens
         self.logprobs += [0.0] * len(extension.tokens)
         self.loss_mask += [False] * len(extension.tokens)
+        self.prompt_stop = len(self.tokens)
 
     def add_completion(self, completion: Completion) -> None:
         start = len(self.tokens)
@@ -93,10 +99,20 @@ class Tape:
                 env_s=env_s,
             )
         )
+        self.score, self.success = observation.score, observation.success
 
-    def trajectory(self, attempt: Attempt, *, last: Observation, stop_reason: StopReason) -> Trajectory:
+    def trajectory(self, stop_reason: StopReason) -> Trajectory:
         """The record. What was rendered behind the last turn is left out: nothing was sampled from it."""
-        end = self.turns[-1].stop
+        return self._record(stop=self.turns[-1].stop, stop_reason=stop_reason)
+
+    def partial(self) -> Trajectory:
+        """The record of the turns that are whole, at least one, and of the prompt behind them. What was sampled since
+        is lost: its turn has no answer yet.
+        """
+        return self._record(stop=self.prompt_stop, stop_reason=StopReason.PREEMPTED)
+
+    def _record(self, *, stop: int, stop_reason: StopReason) -> Trajectory:
+        attempt = self.attempt
         return Trajectory(
             schema=SCHEMA,
             run_id=attempt.run_id,
@@ -106,17 +122,17 @@ class Tape:
             attempt=attempt.attempt,
             actor=attempt.actor,
             turns=self.turns,
-            tokens=pack_tokens(self.tokens[:end]),
-            behaviour_logprobs=pack_logprobs(self.logprobs[:end]),
-            loss_mask=pack_mask(self.loss_mask[:end]),
-            branch_starts=[start for start in self.branch_starts if start < end],
-            version_spans=self.version_spans,
+            tokens=pack_tokens(self.tokens[:stop]),
+            behaviour_logprobs=pack_logprobs(self.logprobs[:stop]),
+            loss_mask=pack_mask(self.loss_mask[:stop]),
+            branch_starts=[start for start in self.branch_starts if start < stop],
+            version_spans=[span for span in self.version_spans if span.stop <= stop],
             stop_reason=stop_reason,
             outcome=OUTCOME_OF[stop_reason],
-            score=last.score,
-            success=last.success,
+            score=self.score,
+            success=self.success,
             sampling=attempt.sampling,
             started_at_s=self.started_at_s,
-            duration_s=time.perf_counter() - self.started,
+            duration_s=self.earlier_s + time.perf_counter() - self.started,
             provenance=attempt.provenance,
         )

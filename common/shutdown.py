@@ -6,10 +6,12 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 EXIT_PREEMPTED = 75  # told to leave, and left in order: a supervisor may start it anew elsewhere
+LEAVE_S = 10.0  # beyond the drain: what it takes to hand in, give back and let go, when all goes wrong that may
 _EXIT_CODES = {int(signal.SIGTERM): EXIT_PREEMPTED, int(signal.SIGINT): 130}
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -44,6 +46,19 @@ class Shutdown:
             yield
         finally:
             self._nothing_to_lose = False
+
+    def end_within(self, seconds: float) -> None:
+        """From the first signal on, this process has `seconds`: whatever hangs by then, it ends with code 75.
+
+        Who asks it to leave does not wait: the host goes, and what was not given back is found by its lease.
+        """
+
+        def watch() -> None:
+            self.requested.wait()
+            time.sleep(seconds)
+            os._exit(EXIT_PREEMPTED)
+
+        threading.Thread(target=watch, name="end-within", daemon=True).start()
 
     @property
     def exit_code(self) -> int:

@@ -1,7 +1,9 @@
 """What an environment is: `reset(task)`, `step(action)`, `close()`.
 
 Observations are messages, rewards are per turn and named, and a failure is an exception, never a reward of 0. The same
-task gives the same start on every machine, so that the members of a group attempt the same thing.
+task gives the same start on every machine, so that the members of a group attempt the same thing; and the same actions
+from there get the same answers, so that the episode of an actor that had to leave can go on elsewhere. Nothing declares
+an environment to be otherwise: who goes on compares every answer with the record, and begins anew where one differs.
 """
 
 from dataclasses import dataclass

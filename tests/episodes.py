@@ -1,13 +1,14 @@
 """Episodes without a model: a scripted policy, an environment, and the actors' own rollout."""
 
 from collections.abc import Callable
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from actors.engine import Sampler
 from actors.rollout import Allowance, rollout
 from actors.scripted_engine import Schedule, ScriptedEngine
-from actors.tape import Attempt
+from actors.tape import Attempt, Tape
 from common.action_format import FORMATS, ActionFormat
 from common.trajectory import Provenance, Sampling, Task, Trajectory
 from envhub.env import Env
@@ -54,23 +55,26 @@ def engine_of(script: Script, *, max_tokens: int = 256, token_time_s: float = 0.
     )  # fmt: skip
 
 
-def play(
+async def rollout_of(
     env: Env,
     sampler: Sampler,
     *,
-    attempt: Attempt | None = None,
+    tape: Tape | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     action_format: ActionFormat = FORMATS["plain"],
     allowance: Allowance = ALLOWANCE,
 ) -> Trajectory:
-    """Roll out one episode, by a clock that skips every wait."""
-    return run_skipping(
-        rollout(
-            attempt or attempt_on(),
-            env=env,
-            sampler=sampler,
-            tokenizer=tokenizer or shop_tokenizer(),
-            action_format=action_format,
-            allowance=allowance,
-        )
+    """An episode of the shop's first task, or the one on `tape`."""
+    return await rollout(
+        tape or Tape(attempt=attempt_on()),
+        env=env,
+        sampler=sampler,
+        tokenizer=tokenizer or shop_tokenizer(),
+        action_format=action_format,
+        allowance=allowance,
     )
+
+
+def play(env: Env, sampler: Sampler, *, attempt: Attempt | None = None, **settings: Any) -> Trajectory:
+    """Roll out one episode, by a clock that skips every wait."""
+    return run_skipping(rollout_of(env, sampler, tape=Tape(attempt=attempt or attempt_on()), **settings))

@@ -18,11 +18,12 @@ class GuessEnv:
 
     replay_only: ClassVar[bool] = True
 
-    def __init__(self, turns: int = 3, step_s: float = 0.0, gate: str = "") -> None:
-        """Each step takes `step_s`, and as long as a file `gate` exists."""
+    def __init__(self, turns: int = 3, step_s: float = 0.0, gate: str = "", gate_turn: int = 0) -> None:
+        """Each step takes `step_s`, and from turn `gate_turn` on as long as a file `gate` exists."""
         self._num_turns = turns
         self._step_s = step_s
         self._gate = Path(gate) if gate else None
+        self._gate_turn = gate_turn
         self._wanted = ""
         self._shares: list[float] = []
 
@@ -35,8 +36,9 @@ class GuessEnv:
         if not self._wanted or len(self._shares) >= self._num_turns:
             raise EnvError("no episode is running")
         await asyncio.sleep(self._step_s)
-        while self._gate is not None and self._gate.exists():  # noqa: ASYNC110 - another process removes it
-            await asyncio.sleep(GATE_POLL_S)
+        if self._gate is not None and len(self._shares) >= self._gate_turn:
+            while self._gate.exists():  # noqa: ASYNC110 - another process removes it
+                await asyncio.sleep(GATE_POLL_S)
         words = action.split()
         self._shares.append(words.count(self._wanted) / max(1, len(words)))
         score = sum(self._shares) / self._num_turns

@@ -19,10 +19,12 @@ from common.connection import PASSWORD_VARIABLE, connect
 from common.metrics import read_metrics
 from common.run_dir import RunDir
 from common.shutdown import die_with_parent
+from common.trajectory import Trajectory, decode_trajectory
+from replay.audit import audit
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, Member, UnknownRun
 from replay.keys import key
-from replay.ledger import Ledger, audit, read_ledger
+from replay.ledger import Ledger, read_ledger
 from replay.server import Server
 
 REPOSITORY = Path(__file__).parents[1]
@@ -209,6 +211,18 @@ class Run:
         """The actors whose attempts are stored as members of a group that is not trained for good yet."""
         rows = self._group(group_id)
         return {row.decode().split(":", 4)[4] for name, row in rows.items() if name.startswith(b"member:")}
+
+    def records(self, kind: str) -> dict[tuple[int, int], Trajectory]:
+        """What Redis holds by (group id, member): `kind` is blob for members that are stored, partial for parts."""
+        base = f"{key(self.name, 'train')}:{kind}:"
+        names: list[bytes] = list(self.client.scan_iter(match=f"{base}*", count=1000))
+        frames: list[Any] = self.client.mget(names) if names else []
+        found = {}
+        for name, frame in zip(names, frames, strict=True):
+            if frame is not None:  # else it is gone since
+                group_id, member, *_ = name.decode().removeprefix(base).split(":")
+                found[int(group_id), int(member)] = decode_trajectory(frame, max_bytes=1 << 20, vocab_size=1 << 20)
+        return found
 
     def _groups(self, state: str) -> dict[int, float]:
         found: Any = self.client.zrange(f"{key(self.name, 'train')}:{state}", 0, -1, withscores=True)

@@ -48,6 +48,18 @@ print("asked", flush=True)
 time.sleep(1000)
 """
 
+HANGING = """
+import time
+from common.shutdown import Shutdown
+
+shutdown = Shutdown()
+shutdown.end_within(0.5)
+time.sleep(1.0)
+print("ready", flush=True)
+while True:
+    time.sleep(1000)
+"""
+
 
 def wait_until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE_S
@@ -137,6 +149,15 @@ def test_the_first_signal_asks_a_working_process_and_the_second_ends_it() -> Non
         working.send_signal(signal.SIGINT)
         assert working.stdout.readline() == "insisted\n"
         assert working.wait(DEADLINE_S) == 130
+
+
+def test_a_process_that_hangs_when_it_is_told_to_leave_ends_at_its_deadline_and_not_before_it_is_told() -> None:
+    with subprocess.Popen([sys.executable, "-c", HANGING], stdout=subprocess.PIPE, text=True) as hanging:
+        assert hanging.stdout is not None and hanging.stdout.readline() == "ready\n"
+        told = time.monotonic()
+        hanging.send_signal(signal.SIGTERM)
+        assert hanging.wait(DEADLINE_S) == EXIT_PREEMPTED
+        assert time.monotonic() - told >= 0.5
 
 
 def is_gone(process: psutil.Process) -> bool:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from common.shutdown import EXIT_PREEMPTED
+from common.shutdown import EXIT_PREEMPTED, LEAVE_S
+from common.trajectory import Trajectory
 from learner.checkpoint import latest_checkpoint
 from replay.server import Server
 from tests.processes import GUESS, Gate, Process, Run, nothing_runs
@@ -23,12 +24,12 @@ def test_the_work_of_actors_that_die_or_leave_is_done_by_others(
 ) -> None:
     """Two actors, of which one is killed; a third joins and is told to leave. The learner steps on through it all.
 
-    The gate holds every episode half-way wherever the test looks. No checkpoint comes before the end, so that all
-    groups stay in Redis to be looked at.
+    The gate holds every episode behind its first turn wherever the test looks. No checkpoint comes before the end, so
+    that all groups stay in Redis to be looked at.
     """
     gate = Gate(tmp_path / "gate")
     settings = [
-        *GUESS, ANY_LAG, f"env.options={{gate: {gate}, step_s: 0.1}}", "env.step_timeout_s=600",
+        *GUESS, ANY_LAG, f"env.options={{gate: {gate}, gate_turn: 1, step_s: 0.1}}", "env.step_timeout_s=600",
         "replay.lease_ttl_s=6", f"actors.drain_s={DRAIN_S}", "learner.steps=100000", "learner.checkpoint_every=100000",
     ]  # fmt: skip
     with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
@@ -40,7 +41,7 @@ def test_the_work_of_actors_that_die_or_leave_is_done_by_others(
 
         others_finish_what_a_killed_actor_held(run, gate, victim)
         a_newcomer_joins_by_pull_and_produces(run, gate)
-        an_actor_told_to_leave_gives_its_groups_back_at_once(run, gate)
+        what_an_actor_told_to_leave_has_so_far_is_gone_on_with(run, gate)
 
         learner.send(signal.SIGTERM)
         assert learner.wait() == EXIT_PREEMPTED
@@ -83,17 +84,38 @@ def a_newcomer_joins_by_pull_and_produces(run: Run, gate: Gate) -> None:
     run.wait_until(lambda: made_by(run, "newcomer"), "the newcomer's trajectories are claimed by the learner")
 
 
-def an_actor_told_to_leave_gives_its_groups_back_at_once(run: Run, gate: Gate) -> None:
+def what_an_actor_told_to_leave_has_so_far_is_gone_on_with(run: Run, gate: Gate) -> None:
     leaver = next(process for process in run.processes if process.name == "newcomer")
     gate.close()
     stands_still_with_leases_of(run, "newcomer")
-    expired_before = run.ledger().expired_leases
+    before, held = run.ledger(), run.held_by("newcomer")
     leaver.send(signal.SIGTERM)
     run.wait_until(lambda: not run.held_by("newcomer"), "it gives its groups back", deadline_s=DRAIN_S + 5)
-    assert run.ledger().expired_leases == expired_before
-    assert leaver.wait(DRAIN_S + 30) == EXIT_PREEMPTED  # its heap alone takes seconds to go where all cores are busy
+    assert run.ledger().expired_leases == before.expired_leases
+    assert leaver.wait(DRAIN_S + LEAVE_S) == EXIT_PREEMPTED
     assert run.member("newcomer") is None
+    partials = {where: partial for where, partial in run.records("partial").items() if partial.actor == "newcomer"}
+    assert partials and {group_id for group_id, _ in partials} <= held
+    assert {len(partial.turns) for partial in partials.values()} <= {1, 2}
+    assert run.ledger().partials_handed_in == before.partials_handed_in + len(partials)
+
     gate.open()
+    whole: dict[tuple[int, int], Trajectory] = {}
+
+    def all_are_gone_on_with() -> bool:
+        # A group whose returns are all equal leaves Redis soon; so look at each member from when it is stored.
+        whole.update({where: member for where, member in run.records("blob").items() if where in partials})
+        return run.ledger().partials_resumed == before.partials_resumed + len(partials)
+
+    run.wait_until(all_are_gone_on_with, "the survivor goes on from what the newcomer handed in")
+    assert whole
+    for where, member in whole.items():
+        partial = partials[where]
+        assert (member.actor, member.attempt, len(member.turns)) == ("survivor", partial.attempt, 3)
+        assert member.tokens.startswith(partial.tokens)
+        assert member.behaviour_logprobs.startswith(partial.behaviour_logprobs)
+        assert member.turns[: len(partial.turns)] == partial.turns
+    assert run.ledger().failed == before.failed
     steps_on(run, 3)
 
 

@@ -19,7 +19,7 @@ from actors.orders import EngineSettings
 from actors.receive import ReceiverInfo
 from actors.refresh import RefreshCounts, keep_fresh, serving_version
 from actors.rollout import Allowance, rollout
-from actors.tape import Attempt
+from actors.tape import Attempt, Tape
 from actors.vllm_engine import EngineProcess, VllmEngine
 from common.action_format import FORMATS
 from common.config import EnvConfig, TinyModelConfig
@@ -171,19 +171,20 @@ async def play(engine: VllmEngine, folder: Path, task_indices: Iterator[int], ru
     while not is_last:
         is_last = engine.policy_version == NUM_VERSIONS - 1
         index = next(task_indices)
+        attempt = Attempt(
+            run_id=run_id,
+            task=Task(env="shop", split="train", index=index),
+            group_id=index,
+            member=0,
+            attempt=0,
+            actor="actor",
+            sampling=SAMPLING,
+            seed=7,
+            provenance=Provenance(host="here", instance_kind="reserved", price_per_hour=0.0),
+        )
         trajectories.append(
             await rollout(
-                Attempt(
-                    run_id=run_id,
-                    task=Task(env="shop", split="train", index=index),
-                    group_id=index,
-                    member=0,
-                    attempt=0,
-                    actor="actor",
-                    sampling=SAMPLING,
-                    seed=7,
-                    provenance=Provenance(host="here", instance_kind="reserved", price_per_hour=0.0),
-                ),
+                Tape(attempt=attempt),
                 env=make_env("shop", OPTIONS),
                 sampler=engine,
                 tokenizer=tokenizer,

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.engine import Completion
-from actors.rollout import EpisodeFailed, rollout
-from actors.scripted_engine import ScriptedEngine
+from actors.engine import Completion, EngineDied, EngineError
+from actors.rollout import EpisodeFailed
+from actors.scripted_engine import Schedule, ScriptedEngine
 from common.action_format import FORMATS
 from common.message import Message
 from common.trajectory import Outcome, Sampling, StopReason, Task, Trajectory, VersionSpan, check
 from envhub.env import EnvError, Observation
 from envhub.shop import ShopEnv
 from learner.pack import sequences_of
-from tests.episodes import ALLOWANCE, attempt_on, engine_of, expert, ids, play, saying
+from tests.episodes import ALLOWANCE, attempt_on, engine_of, expert, ids, play, rollout_of, saying
 from tests.skipping_loop import run_skipping
 from tests.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
 from tests.test_scripted_engine import offer_of
@@ -231,24 +231,33 @@ def test_a_reset_that_fails_is_an_env_failure(wrong: object, complaint: str) -> 
     assert failed.value.outcome is Outcome.ENV_FAILURE
 
 
-def test_a_broken_engine_is_an_infra_failure() -> None:
+class Refusing(ScriptedEngine):
+    """An engine that fails one request, and would serve any other."""
+
+    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
+        raise EngineError("the request was lost")
+
+
+def test_a_request_that_the_engine_fails_is_an_infra_failure() -> None:
+    schedule = Schedule(token_time_s=1.0)
+    engine = Refusing(saying(shop_tokenizer()), policy_version=4, schedule=schedule, max_tokens=256)
+    with pytest.raises(EpisodeFailed, match="the request was lost") as failed:
+        play(ShopEnv(), engine)
+    assert (failed.value.stop_reason, failed.value.outcome) == (StopReason.INFRA_ERROR, Outcome.INFRA_FAILURE)
+
+
+def test_an_engine_that_died_fails_no_episode_and_is_heard_of_whole() -> None:
     env = ShopEnv()
     engine = engine_of(expert(env, shop_tokenizer()), token_time_s=1.0)
 
     async def close_in_mid_generation() -> None:
-        playing = asyncio.create_task(
-            rollout(
-                attempt_on(), env=env, sampler=engine, tokenizer=shop_tokenizer(), action_format=FORMATS["plain"],
-                allowance=ALLOWANCE,
-            )
-        )  # fmt: skip
+        playing = asyncio.create_task(rollout_of(env, engine))
         await asyncio.sleep(8.5)
         await engine.close()
         await playing
 
-    with pytest.raises(EpisodeFailed, match="the engine is closed") as failed:
+    with pytest.raises(EngineDied, match="the engine is closed"):
         run_skipping(close_in_mid_generation())
-    assert (failed.value.stop_reason, failed.value.outcome) == (StopReason.INFRA_ERROR, Outcome.INFRA_FAILURE)
 
 
 def test_versions_land_on_the_tokens_that_they_sampled() -> None:
@@ -257,12 +266,7 @@ def test_versions_land_on_the_tokens_that_they_sampled() -> None:
     engine = engine_of(expert(env, shop_tokenizer()), token_time_s=1.0)
 
     async def commit_in_mid_generation() -> Trajectory:
-        playing = asyncio.create_task(
-            rollout(
-                attempt_on(), env=env, sampler=engine, tokenizer=shop_tokenizer(), action_format=FORMATS["plain"],
-                allowance=ALLOWANCE,
-            )
-        )  # fmt: skip
+        playing = asyncio.create_task(rollout_of(env, engine))
         await asyncio.sleep(8.5)
         await engine.stage(offer_of(5))
         await engine.commit(5)

@@ -9,11 +9,11 @@ from pathlib import Path
 from common.config import Config, ConfigError, dump_config
 from common.connection import connect_or_explain
 from common.run_dir import RunDir
-from common.shutdown import Shutdown
+from common.shutdown import LEAVE_S, Shutdown
 from tools.child import Child, say_last_words
 
 POLL_S = 0.2
-GRACE_S = 5.0
+GRACE_S = LEAVE_S + 2.0  # after the drain; by then an actor has ended itself
 
 
 def host_actors(config: Config) -> int:

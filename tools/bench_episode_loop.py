@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from actors.rollout import Allowance, rollout
 from actors.scripted_engine import Schedule, ScriptedEngine
-from actors.tape import Attempt
+from actors.tape import Attempt, Tape
 from common.action_format import FORMATS
 from common.config import Config
 from common.trajectory import Trajectory
@@ -93,18 +93,19 @@ async def _in_lanes(
 async def _play(episode: Trajectory, script: Script, engine: ScriptedEngine) -> None:
     config = script.config
     env = make_env(config.env.name, config.env.options)
+    attempt = Attempt(
+        run_id=episode.run_id,
+        task=episode.task,
+        group_id=episode.group_id,
+        member=0,
+        attempt=0,
+        actor=episode.actor,
+        sampling=episode.sampling,
+        seed=0,
+        provenance=episode.provenance,
+    )
     again = await rollout(
-        Attempt(
-            run_id=episode.run_id,
-            task=episode.task,
-            group_id=episode.group_id,
-            member=0,
-            attempt=0,
-            actor=episode.actor,
-            sampling=episode.sampling,
-            seed=0,
-            provenance=episode.provenance,
-        ),
+        Tape(attempt=attempt),
         env=env,
         sampler=engine,
         tokenizer=script.tokenizer,

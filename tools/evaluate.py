@@ -12,7 +12,7 @@ from actors.group import Stage
 from actors.orders import EngineSettings
 from actors.receive import ReceiverInfo
 from actors.rollout import EpisodeFailed, rollout
-from actors.tape import Attempt
+from actors.tape import Attempt, Tape
 from actors.vllm_engine import EngineProcess, VllmEngine
 from common.config import Config, ConfigError
 from common.run_dir import RunDir
@@ -88,7 +88,7 @@ async def _play(
         env = make_env(stage.env_name, stage.env_options)
         try:
             return await rollout(
-                attempt,
+                Tape(attempt=attempt),
                 env=env,
                 sampler=stage.engine,
                 tokenizer=stage.tokenizer,

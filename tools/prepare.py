@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from actors.engine import Completion
 from actors.rollout import Allowance, EpisodeFailed, rollout
-from actors.tape import Attempt
+from actors.tape import Attempt, Tape
 from common import archive
 from common.action_format import FORMATS, ActionFormat
 from common.chat import end_of_turn_text
@@ -130,10 +130,10 @@ def demonstrate(config: Config, tokenizer: PreTrainedTokenizerBase) -> Iterator[
     )
     with asyncio.Runner() as runner:
         for index in range(config.warm_start.episodes):
-            attempt = _demonstration(config, index)
+            tape = Tape(attempt=_demonstration(config, index))
             yield runner.run(
                 rollout(
-                    attempt,
+                    tape,
                     env=env,
                     sampler=expert,
                     tokenizer=tokenizer,

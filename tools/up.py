@@ -18,7 +18,7 @@ from common.config import Config, ConfigError, dump_config
 from common.connection import PASSWORD_VARIABLE, connect_or_explain
 from common.metrics import read_metrics
 from common.run_dir import RunDir, write_whole
-from common.shutdown import Shutdown
+from common.shutdown import LEAVE_S, Shutdown
 from replay.fleet import Fleet, RunState, UnknownRun
 from replay.server import password_of, start_server
 from tools.check_input import check_input
@@ -27,6 +27,7 @@ from tools.table import print_table
 from tools.view import View
 
 POLL_S = 0.2
+ACTORS_GRACE_S = LEAVE_S + 5.0  # after the drain
 LEARNER_GRACE_S = 60.0
 TENSORBOARD_PORT = 6006
 
@@ -131,7 +132,11 @@ def _supervise(config: Config, run_dir: RunDir, children: list[Child], shutdown:
             say_last_words("up", failed)
     finally:
         # Actors first: a learner that stops under them would leave them waiting; TensorBoard last, it shows the end.
-        for child, grace_s in ((actors, config.actors.drain_s + 10), (learner, LEARNER_GRACE_S), (tensorboard, 5.0)):
+        for child, grace_s in (
+            (actors, config.actors.drain_s + ACTORS_GRACE_S),
+            (learner, LEARNER_GRACE_S),
+            (tensorboard, 5.0),
+        ):
             child.ask_to_end()
             child.wait(grace_s)
     if failed:

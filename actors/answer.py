@@ -1,0 +1,37 @@
+"""What an environment answers, or an EnvError: the boundary that nothing of an environment's own gets past."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from common.message import Message
+from common.trajectory import MAX_REWARD
+from envhub.env import EnvError, Observation
+
+
+async def answer(ask: Callable[[], Awaitable[Observation]], *, timeout_s: float) -> Observation:
+    """The observation that `ask()` gives. Whatever else it does within or beyond `timeout_s` becomes an EnvError."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            observation = await ask()
+        _check(observation)
+    except EnvError:
+        raise
+    except TimeoutError:
+        raise EnvError(f"no answer within {timeout_s} s") from None
+    except Exception as error:
+        raise EnvError(f"{type(error).__name__}: {error}") from error
+    return observation
+
+
+def _check(observation: object) -> None:
+    """Raise EnvError for what is no observation: it would do harm far from its cause."""
+    if not isinstance(observation, Observation):
+        raise EnvError(f"answered a {type(observation).__name__}, not an Observation")
+    for message in observation.messages:
+        if not isinstance(message, Message) or not isinstance(message.content, str):
+            raise EnvError(f"said {message!r}, not a Message")
+    for name, reward in observation.rewards.items():
+        if not isinstance(reward, int | float) or not abs(reward) <= MAX_REWARD:
+            raise EnvError(f"gave {reward!r} as reward {name!r}, not a finite number")
+    if not 0.0 <= observation.score <= 1.0:
+        raise EnvError(f"gave a score of {observation.score!r}, not in [0, 1]")

@@ -1,0 +1,313 @@
+"""What becomes of a leased group: it is played and stored, its attempts fail, or others go on with it."""
+
+import asyncio
+import random
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+
+from actors.act import act
+from actors.engine import EngineDied
+from actors.group import Episodes, Stage, rollout_group
+from actors.scripted_engine import Schedule, ScriptedEngine
+from common.action_format import FORMATS
+from common.config import ActorsConfig
+from common.shutdown import EXIT_PREEMPTED, Shutdown
+from common.trajectory import Trajectory
+from replay.buffer import Buffer
+from replay.bulletin import Bulletin
+from replay.fleet import Fleet, RunState
+from replay.ticket import Lease
+from tests.attempts import make_buffer, ticket
+from tests.episodes import ALLOWANCE, attempt_on, ids
+from tests.guess import WORDS, GuessEnv
+from tests.processes import Gate
+from tests.small_tokenizer import CHATML, merging_tokenizer
+
+TURNS = 3
+MEMBERS = 2
+DEADLINE_S = 60.0
+TOKENIZER = merging_tokenizer(CHATML)
+
+
+class ClosesSlowly(GuessEnv):
+    """An environment that never closes, and leaves a file in the folder `closing` when it was asked to."""
+
+    def __init__(self, closing: str) -> None:
+        super().__init__(turns=TURNS)
+        self._closing = Path(closing)
+
+    async def close(self) -> None:
+        (self._closing / str(id(self))).touch()
+        await asyncio.sleep(3600)
+
+
+class Actor:
+    """An actor in this process, without a model: each turn is a word that the seed chooses."""
+
+    def __init__(self, name: str, run_id: str, *, env_name: str = "tests.guess:GuessEnv", **env_options: Any) -> None:
+        self.seeds: list[int | None] = []  # of the turns that the engine was asked for
+        self.engine = ScriptedEngine(
+            self._word, policy_version=0, schedule=Schedule(token_time_s=0.001), max_tokens=ALLOWANCE.max_tokens
+        )
+        self.stage = Stage(
+            run_id=run_id,
+            actor=name,
+            env_name=env_name,
+            env_options=env_options,
+            engine=self.engine,
+            tokenizer=TOKENIZER,
+            action_format=FORMATS["plain"],
+            allowance=ALLOWANCE,
+            provenance=attempt_on().provenance,
+            episodes=Episodes(),
+        )
+
+    def _word(self, tokens: list[int], seed: int | None) -> list[int]:
+        self.seeds.append(seed)
+        return [*ids(TOKENIZER, random.Random(seed).choice(WORDS)), TOKENIZER.eos_token_id]
+
+    async def stands_in_turn(self, turn: int) -> None:
+        """Return once every member was answered by the engine in `turn`, and waits for its environment."""
+        await until(lambda: len(self.seeds) == MEMBERS * (turn + 1) and self.engine.load().num_running == 0)
+
+    def lease(self, buffer: Buffer) -> Lease:
+        lease = buffer.lease(self.stage.actor)
+        assert lease is not None
+        return lease
+
+    def plays(self, buffer: Buffer) -> None:
+        """Roll out one group to its end."""
+        asyncio.run(rollout_group(self.lease(buffer), stage=self.stage, buffer=buffer))
+
+    def plays_until_cancelled(self, buffer: Buffer, *, in_turn: int) -> None:
+        """Roll out one group until every member stands in `in_turn`, behind a gate, and let go of it there."""
+
+        async def play() -> None:
+            task = asyncio.create_task(rollout_group(self.lease(buffer), stage=self.stage, buffer=buffer))
+            await self.stands_in_turn(in_turn)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(play())
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not holds():  # noqa: ASYNC110 - it is another thread, or the engine, that moves
+            await asyncio.sleep(0.01)
+
+
+def buffer_with_a_group(client: redis.Redis, run_id: str) -> Buffer:
+    buffer = make_buffer(client, run_id)
+    buffer.acquire_epoch()
+    buffer.open([ticket(0, num_members=MEMBERS)])
+    return buffer
+
+
+def trained(buffer: Buffer) -> list[Trajectory]:
+    (group,) = buffer.claim(1, 1, policy_version=0, max_lag=0)
+    return group.trajectories
+
+
+def nobodys(trajectory: Trajectory) -> Trajectory:
+    """All but who made it, in which run, and when."""
+    turns = [msgspec.structs.replace(turn, generate_s=0.0, env_s=0.0) for turn in trajectory.turns]
+    return msgspec.structs.replace(trajectory, turns=turns, run_id="", actor="", started_at_s=0.0, duration_s=0.0)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    """Closed at first."""
+    gate = Gate(tmp_path / "gate")
+    gate.close()
+    return gate
+
+
+def test_a_group_that_is_let_go_in_mid_episode_is_gone_on_with_by_another_and_comes_out_the_same(
+    redis_client: redis.Redis, run_id: str, gate: Gate
+) -> None:
+    undisturbed, buffer = (buffer_with_a_group(redis_client, name) for name in (f"{run_id}-undisturbed", run_id))
+    alone = Actor("alone", f"{run_id}-undisturbed", turns=TURNS)
+    alone.plays(undisturbed)
+
+    leaver = Actor("leaver", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
+    leaver.plays_until_cancelled(buffer, in_turn=1)
+    ledger = buffer.ledger()
+    assert (ledger.partials_handed_in, ledger.partials_held, ledger.queued) == (MEMBERS, MEMBERS, 1)
+    assert (ledger.expired_leases, ledger.redone_members, ledger.failed) == (0, 0, {})
+    assert buffer.audit() == []
+
+    heir = Actor("heir", run_id, turns=TURNS)
+    heir.plays(buffer)
+    ledger = buffer.ledger()
+    assert (ledger.partials_resumed, ledger.partials_held, ledger.ready) == (MEMBERS, 0, 1)
+    assert buffer.audit() == []
+    assert len(heir.seeds) == MEMBERS * (TURNS - 1)  # the first turns are not sampled again
+    assert set(leaver.seeds[:MEMBERS]) | set(heir.seeds) == set(alone.seeds)
+    resumed, expected = trained(buffer), trained(undisturbed)
+    assert [nobodys(member) for member in resumed] == [nobodys(member) for member in expected]
+    assert {member.actor for member in resumed} == {"heir"}
+
+
+def test_an_episode_without_a_whole_turn_is_not_handed_in(redis_client: redis.Redis, run_id: str, gate: Gate) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+    leaver = Actor("leaver", run_id, turns=TURNS, gate=str(gate))
+    leaver.plays_until_cancelled(buffer, in_turn=0)
+    ledger = buffer.ledger()
+    assert (ledger.partials_handed_in, ledger.queued, ledger.redone_members) == (0, 1, 0)
+    lease = buffer.lease("heir")
+    assert lease is not None
+    assert (lease.partials, lease.missing) == ({}, dict.fromkeys(range(MEMBERS), 0))
+
+
+def test_an_episode_that_is_over_when_its_group_is_let_go_is_stored(
+    redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+    leaver = Actor("leaver", run_id, env_name=f"{__name__}:ClosesSlowly", closing=str(tmp_path))
+
+    async def play() -> None:
+        task = asyncio.create_task(rollout_group(leaver.lease(buffer), stage=leaver.stage, buffer=buffer))
+        await until(lambda: len(list(tmp_path.iterdir())) == MEMBERS)
+        assert buffer.ledger().inserted == 0
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(play())
+    assert (buffer.ledger().inserted, buffer.ledger().ready) == (MEMBERS, 1)
+
+
+def test_a_partial_that_does_not_replay_is_counted_and_the_member_begins_anew(
+    redis_client: redis.Redis, run_id: str, gate: Gate
+) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+    Actor("leaver", run_id, turns=TURNS, gate=str(gate), gate_turn=1).plays_until_cancelled(buffer, in_turn=1)
+    heir = Actor("heir", run_id, turns=1)  # in whose environment the recorded turn is the last
+    heir.plays(buffer)
+    ledger = buffer.ledger()
+    assert ledger.failed == {"replay_mismatch": MEMBERS}
+    assert ledger.partials_discarded == {"replay_mismatch": MEMBERS}
+    assert (ledger.partials_resumed, ledger.redone_members, ledger.ready) == (0, MEMBERS, 1)
+    assert "the episode ends with turn 0" in buffer.failures()[0].reason
+    assert [(member.attempt, len(member.turns)) for member in trained(buffer)] == [(1, 1)] * MEMBERS
+    assert buffer.audit() == []
+
+
+def test_an_engine_that_dies_costs_no_attempt_and_what_was_played_goes_to_others(
+    redis_client: redis.Redis, run_id: str, gate: Gate
+) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+    victim = Actor("victim", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
+
+    async def play() -> None:
+        task = asyncio.create_task(rollout_group(victim.lease(buffer), stage=victim.stage, buffer=buffer))
+        await victim.stands_in_turn(1)
+        await victim.engine.close()
+        gate.open()
+        with pytest.raises(EngineDied, match="the engine is closed"):
+            await task
+
+    asyncio.run(play())
+    ledger = buffer.ledger()
+    assert (ledger.queued, ledger.redone_members, ledger.failed) == (1, 0, {})
+    assert ledger.partials_handed_in == MEMBERS
+    Actor("heir", run_id, turns=TURNS).plays(buffer)
+    assert buffer.ledger().partials_resumed == MEMBERS
+    assert [member.attempt for member in trained(buffer)] == [0] * MEMBERS
+
+
+def test_a_record_that_the_buffer_refuses_fails_its_attempt_and_not_the_actor(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer = make_buffer(redis_client, run_id, max_attempts=2, max_bytes=100)
+    buffer.acquire_epoch()
+    buffer.open([ticket(0, num_members=MEMBERS)])
+    Actor("actor", run_id, turns=TURNS).plays(buffer)
+    ledger = buffer.ledger()
+    assert (ledger.dropped, ledger.inserted) == ({"infra_failure": 1}, 0)
+    assert "`replay.max_trajectory_bytes` is 100" in buffer.failures()[0].reason
+
+
+@pytest.fixture
+def shutdown() -> Iterator[Shutdown]:
+    """This process's own; the signals are as before behind it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield Shutdown()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+async def acting(actor: Actor, buffer: Buffer, client: redis.Redis, shutdown: Shutdown, *, drain_s: float = 0.1) -> int:
+    """The whole loop of an actor that has room for one group, in a run that trains."""
+    fleet = Fleet(client, actor.stage.run_id)
+    fleet.set_run_state(RunState.TRAINING)
+    return await act(
+        actor.stage,
+        buffers={"train": buffer},
+        bulletin=Bulletin(client, actor.stage.run_id),
+        fleet=fleet,
+        actors=ActorsConfig(drain_s=drain_s, max_episodes=MEMBERS),
+        shutdown=shutdown,
+    )
+
+
+def test_an_actor_ends_with_its_engine(redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+    victim = Actor("victim", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
+
+    async def play() -> None:
+        task = asyncio.create_task(acting(victim, buffer, redis_client, shutdown))
+        await victim.stands_in_turn(1)
+        await victim.engine.close()
+        gate.open()
+        with pytest.raises(EngineDied):
+            await task
+
+    asyncio.run(play())
+    assert (buffer.ledger().queued, buffer.ledger().redone_members) == (1, 0)
+    assert buffer.lease("heir") is not None
+
+
+def test_an_actor_that_is_told_to_leave_hands_in_what_its_drain_leaves_unfinished(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+    leaver = Actor("leaver", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
+
+    async def play() -> int:
+        task = asyncio.create_task(acting(leaver, buffer, redis_client, shutdown))
+        await leaver.stands_in_turn(1)
+        signal.raise_signal(signal.SIGTERM)
+        return await task
+
+    assert asyncio.run(play()) == EXIT_PREEMPTED
+    ledger = buffer.ledger()
+    assert (ledger.partials_held, ledger.queued, ledger.expired_leases) == (MEMBERS, 1, 0)
+    assert Fleet(redis_client, run_id).members() == []
+
+
+def test_an_actor_that_is_told_to_leave_finishes_what_it_can_and_begins_nothing(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+    leaver = Actor("leaver", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
+
+    async def play() -> int:
+        task = asyncio.create_task(acting(leaver, buffer, redis_client, shutdown, drain_s=DEADLINE_S))
+        await leaver.stands_in_turn(1)
+        buffer.open([ticket(1)])
+        signal.raise_signal(signal.SIGTERM)
+        gate.open()
+        return await task
+
+    assert asyncio.run(play()) == EXIT_PREEMPTED
+    ledger = buffer.ledger()
+    assert (ledger.inserted, ledger.ready, ledger.queued, ledger.partials_handed_in) == (MEMBERS, 1, 1, 0)
