@@ -62,7 +62,7 @@ class Engine(Sampler, Protocol):
         """Swap the staged weights in at a token boundary; running requests go on. Return the pause in seconds."""
 
     def load(self) -> EngineLoad:
-        """What is running now."""
+        """What is running now. Raises EngineDied, so that an actor learns of it which has nothing to generate."""
 
     async def close(self) -> None:
         """Stop. Idempotent."""

@@ -184,7 +184,9 @@ class VllmEngine:
         return committed.pause_s
 
     def load(self) -> EngineLoad:
-        """What is running now; the tokens of a generation count when it ends."""
+        """What is running now; the tokens of a generation count when it ends. Raises EngineDied."""
+        if self._death is not None:
+            raise _again(self._death)
         return EngineLoad(
             num_running=len(self._generating), kv_use=self._kv_use, generated_tokens=self._generated_tokens
         )

@@ -89,6 +89,11 @@ class Process:
         except subprocess.TimeoutExpired:
             pytest.fail(f"{self.name} did not end within {timeout_s:.0f} s:\n{self.last_words()}")
 
+    def child(self, module: str) -> psutil.Process:
+        """The process that it started as `python -m module`."""
+        children = psutil.Process(self._popen.pid).children()
+        return next(child for child in children if module in child.cmdline())
+
     def last_words(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()[-NUM_LAST_LINES:]
         return "\n".join([f"--- {self.name}, exit code {self.exit_code}:", *lines])

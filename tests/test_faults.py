@@ -43,10 +43,11 @@ def test_the_work_of_actors_that_die_or_leave_is_done_by_others(
         a_newcomer_joins_by_pull_and_produces(run, gate)
         what_an_actor_told_to_leave_has_so_far_is_gone_on_with(run, gate)
 
+        gate.close()
+        stands_still_with_leases_of(run, "survivor")
         learner.send(signal.SIGTERM)
         assert learner.wait() == EXIT_PREEMPTED
-        survivor.send(signal.SIGTERM)
-        assert survivor.wait() == EXIT_PREEMPTED
+        an_actor_without_its_engine_gives_everything_back_and_fails(run, survivor)
         ledger = run.ledger()
         assert ledger.balanced and run.audit() == []
         assert ledger.trained == GROUPS_PER_STEP * run.last_step()
@@ -117,6 +118,16 @@ def what_an_actor_told_to_leave_has_so_far_is_gone_on_with(run: Run, gate: Gate)
         assert member.turns[: len(partial.turns)] == partial.turns
     assert run.ledger().failed == before.failed
     steps_on(run, 3)
+
+
+def an_actor_without_its_engine_gives_everything_back_and_fails(run: Run, actor: Process) -> None:
+    before = run.ledger()
+    actor.child("actors.serve_engine").kill()
+    assert actor.wait() == 1
+    after = run.ledger()
+    assert before.leased > 0 == after.leased and after.queued == before.queued + before.leased
+    assert (after.expired_leases, after.failed) == (before.expired_leases, before.failed)
+    assert "the engine process ended with exit code -9" in actor.last_words()
 
 
 @pytest.mark.timeout(1200)
