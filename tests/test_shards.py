@@ -1,18 +1,23 @@
 """Groups shared out over two servers: what each holds, what a step takes from each, and a run in which one dies."""
 
+import json
+import os
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
+import torch
 
 from common.config import ConfigError, load_config
 from common.connection import connect, connect_shards
 from common.shutdown import Shutdown
 from learner.checkpoint import Progress
 from learner.lead import shard_buffer
-from learner.supplies import Supplies, shards_of
+from learner.ranks import join_ranks, leave_ranks
+from learner.supplies import Supplies, shards_of, whole_batch
 from replay.buffer import Buffer
 from replay.keys import key
 from replay.server import Server, start_server
@@ -60,6 +65,45 @@ def test_each_shard_gives_its_share_of_a_step(
     assert audit_shards([redis_client] * 2, run_id) == []
     redis_client.hincrby(key(f"{run_id}#1", "train", "counters"), "ready", 1)
     assert all(line.startswith("shard 1: ") for line in audit_shards([redis_client] * 2, run_id))
+
+
+def test_two_ranks_read_a_shard_each_and_learn_from_both(
+    redis_url: str, buffers: list[Buffer], run_id: str, tmp_path: Path
+) -> None:
+    Shards(buffers).acquire_epochs()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = torch.multiprocessing.spawn(
+        be_one_of_two, args=(port, redis_url, run_id, tmp_path), nprocs=2, join=False
+    )  # fmt: skip
+    while not ranks.join(timeout=0.1):
+        for buffer in buffers:
+            work(buffer, run_id, returns=differ)
+    found = [json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in range(2)]
+    assert found == [{"read": [0, 2], "learned": [0, 1, 2, 3]}, {"read": [1, 3], "learned": [0, 1, 2, 3]}]
+
+
+def be_one_of_two(rank: int, port: int, redis_url: str, run_id: str, path: Path) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    ranks = join_ranks(timeout_s=120)
+    config = load_config(
+        None, [f"run.name={run_id}", "replay.group_size=2", "replay.groups_per_step=4", "redis.shards=['']"]
+    )
+    (shard,) = shards_of(rank, num_shards=2, num_ranks=2)
+    with connect(redis_url) as client:
+        buffer = shard_buffer(client, config, vocab_size=100, shard=shard)
+        buffer.adopt_epoch(1)
+        part = Supplies({shard: buffer}, config, progress=START).next_batch(START, Shutdown())
+        whole = whole_batch(part, num_shards=2, ranks=ranks)
+        assert whole_batch(part if rank else None, num_shards=2, ranks=ranks) is None  # rank 0 was told to stop
+    assert part is not None and whole is not None
+    ids = {
+        name: [group.ticket.group_id for group in batch.groups] for name, batch in (("read", part), ("learned", whole))
+    }
+    (path / f"rank_{rank}.json").write_text(json.dumps(ids))
+    leave_ranks()
 
 
 def test_ranks_read_disjoint_shards_and_group_ids_go_on_where_they_were() -> None:
