@@ -34,11 +34,12 @@ from typing import Any, TypeVar
 
 import redis
 
+from common.patience import patiently
 from common.trajectory import Outcome, Trajectory
 from common.wire import decode, encode
 from replay import scripts
 from replay.audit import audit
-from replay.keys import FencedOut, epoch_key, key
+from replay.keys import FencedOut, key, shard_name
 from replay.ledger import Ledger, read_ledger
 from replay.payloads import INVALID, LostPayload, Payloads
 from replay.sampler import ONCE, Order, Reuse
@@ -60,7 +61,7 @@ T = TypeVar("T")
 
 
 class Buffer:
-    """One stream of groups of one run. Threads may share it."""
+    """One stream of groups of one run, or a shard of it. Threads may share it."""
 
     def __init__(
         self,
@@ -72,16 +73,17 @@ class Buffer:
         max_attempts: int,
         max_trajectory_bytes: int,
         stream: str = "train",
+        shard: int = 0,
     ) -> None:
         self._client = client
         self._run_id = run_id
+        self._shard_name = shard_name(run_id, shard)
         self._lease_ttl_s = lease_ttl_s
         self._max_attempts = max_attempts
         self._stream = stream
-        self._base = key(run_id, stream)
+        self._base = key(self._shard_name, stream)
         self._payloads = Payloads(client, self._base, run_id, vocab_size=vocab_size, max_bytes=max_trajectory_bytes)
-        self._keys = [self._base, epoch_key(run_id)]
-        self._scripts = {verb: scripts.load(client, "prelude", verb) for verb in VERBS}
+        self._scripts = {verb: scripts.load(client, "prelude", "begin", verb) for verb in VERBS}
         self._epoch = 0
         self._num_claims = 0
         self._last_step_made = NO_STEP  # before the one that groups are claimed for now
@@ -252,11 +254,11 @@ class Buffer:
 
     def ledger(self) -> Ledger:
         """The books, as the verbs keep them."""
-        return read_ledger(self._client, self._run_id, stream=self._stream)
+        return read_ledger(self._client, self._shard_name, stream=self._stream)
 
     def audit(self) -> list[str]:
         """What contradicts the books in a recount of everything that is stored; empty when all is well."""
-        return audit(self._client, self._run_id, stream=self._stream)
+        return audit(self._client, self._shard_name, stream=self._stream)
 
     def failures(self) -> list[Failure]:
         """The last hundred failed attempts, newest first."""
@@ -279,19 +281,24 @@ class Buffer:
     ) -> InsertResult:
         group_id, member, attempt = trajectory.group_id, trajectory.member, trajectory.attempt
         name = self._payloads.name(kind, group_id, member, attempt, lease.fence)
-        pipeline = self._client.pipeline(transaction=False)
-        pipeline.set(name, frame, ex=ORPHAN_TTL_S, nx=True)
-        keys = [*self._keys, name]
+        keys = [self._base, name]
         arguments: list[int | str] = [group_id, member, attempt, lease.fence, *facts, len(frame), trajectory.actor]
-        pipeline.evalsha(self._scripts[verb].sha, len(keys), *keys, *arguments)
-        sent, committed = pipeline.execute(raise_on_error=False)
-        if isinstance(committed, redis.exceptions.NoScriptError):
-            committed = self._scripts[verb](keys=keys, args=arguments)
-        if isinstance(committed, Exception):
-            raise committed
-        if isinstance(sent, Exception) and not isinstance(sent, redis.OutOfMemoryError):
-            raise sent
-        return InsertResult(committed.decode())
+
+        def send_and_commit() -> InsertResult:
+            pipeline = self._client.pipeline(transaction=False)
+            pipeline.set(name, frame, ex=ORPHAN_TTL_S, nx=True)
+            # Not evalsha(): a cluster's pipeline has it blocked, though it knows how to route it.
+            pipeline.execute_command("EVALSHA", self._scripts[verb].sha, len(keys), *keys, *arguments)  # type: ignore[no-untyped-call]
+            sent, committed = pipeline.execute(raise_on_error=False)
+            if isinstance(committed, redis.exceptions.NoScriptError):
+                committed = self._scripts[verb](keys=keys, args=arguments)
+            if isinstance(committed, Exception):
+                raise committed
+            if isinstance(sent, Exception) and not isinstance(sent, redis.OutOfMemoryError):
+                raise sent
+            return InsertResult(committed.decode())
+
+        return patiently(self._client, send_and_commit)
 
     def _read_partials(self, ticket: Ticket, records: dict[int, bytes]) -> dict[int, Trajectory]:
         """The partials by member; one that cannot be used is discarded, and its member begins anew."""
@@ -338,7 +345,7 @@ class Buffer:
 
     def _call(self, verb: str, *arguments: Any) -> Any:
         try:
-            return self._scripts[verb](keys=self._keys, args=arguments)
+            return self._scripts[verb](keys=[self._base], args=arguments)
         except redis.ResponseError as error:
             if not str(error).startswith("FENCEDOUT"):
                 raise
