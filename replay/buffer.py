@@ -1,39 +1,62 @@
 """The trajectory buffer: a state machine in Redis, in which every group is in exactly one state.
 
-    open --> queued --lease--> leased --last insert--> ready --claim(step)--> claimed --settle(step)--> trained
-               ^                 |  |                  |  ^                   |  |
-               +--- release -----+  |                  |  +-- reopen(step) ---+  |
-               +--- lease expired --+                  |                         |
-    dropped <---- out of attempts --+----- too old ----+----- drop, poison ------+
+                                             claim, uses left
+                                                   +--+
+                                                   v  |
+    open --> queued --lease--> leased --finished--> ready --claim(step)--> claimed --settle(step)--> trained
+               ^                | |                 ^ |                    ^  |
+               +--- release ----+ |                 +----- reopen(step) -------+
+               +--- expired ------+                   |                    |
+               |                  |                   +- too old, and used-+
+               |           out of attempts            |
+               |                  |                too old
+               |                  v                   v
+               |               dropped  <-----  drop, from any state
+               |                  ^
+               |                  +--- more than MAX_QUARANTINED
+               |                                 |
+               +---- requeue -------------- quarantined  <--  poison, or a person's wish, from any state
+                   (leased, ready too)
+
+A group that a model learned from is never counted as dropped: it is retired, that is claimed for the step of its last
+use, and trained with it. A leased group may hold partials: what a preempted actor handed in of a missing member, given
+out with the next lease.
 
 Each verb is one small Lua script that runs whole or not at all and may be run again: a client that lost the reply sends
 the same call once more, and it has one effect. Time is the server's. Payloads travel by plain SET and MGET.
 """
 
 import itertools
+import math
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-import msgspec
 import redis
 
-from common.trajectory import InvalidTrajectory, Outcome, Trajectory, check, decode_trajectory, encode_trajectory
-from common.wire import WireError, decode, encode
+from common.trajectory import Outcome, Trajectory
+from common.wire import decode, encode
 from replay import scripts
+from replay.audit import audit
 from replay.keys import FencedOut, epoch_key, key
-from replay.ledger import Ledger, audit, read_ledger
-from replay.ticket import Failure, Group, InsertResult, Lease, Poison, Ticket
+from replay.ledger import Ledger, read_ledger
+from replay.payloads import INVALID, LostPayload, Payloads
+from replay.sampler import ONCE, Order, Reuse
+from replay.ticket import Failure, Group, InsertResult, Lease, Quarantined, Ticket
 
+REQUEST_TTL_S = 3600  # how long the server knows an acquired epoch from a new request
 ORPHAN_TTL_S = 120  # a payload whose actor died before the commit is gone after this
-BATCH_GROUPS = 256  # the most that one run of a script settles or reopens, so that others get a turn
+BATCH_GROUPS = 256  # the most that one run of a script opens, drops, settles or reopens, so that others get a turn
 MAX_QUARANTINED = 16
+NO_STEP = 1 << 53  # later than any: no use is taken back
+MAX_REASON_CHARS = 2000  # of a failure: an environment's error may quote all that it read
 VERBS = (
-    "acquire_epoch", "open", "claim", "drop", "quarantine", "settle", "reopen",
-    "lease", "heartbeat", "insert", "fail", "release",
+    "acquire_epoch", "open", "claim", "prioritise", "drop", "settle", "reopen",
+    "lease", "heartbeat", "insert", "hand_in", "discard", "fail", "release",
+    "quarantine", "requeue",
 )  # fmt: skip
 
-S = TypeVar("S", bound=msgspec.Struct)
+T = TypeVar("T")
 
 
 class Buffer:
@@ -52,22 +75,22 @@ class Buffer:
     ) -> None:
         self._client = client
         self._run_id = run_id
-        self._vocab_size = vocab_size
         self._lease_ttl_s = lease_ttl_s
         self._max_attempts = max_attempts
-        self._max_trajectory_bytes = max_trajectory_bytes
         self._stream = stream
         self._base = key(run_id, stream)
+        self._payloads = Payloads(client, self._base, run_id, vocab_size=vocab_size, max_bytes=max_trajectory_bytes)
         self._keys = [self._base, epoch_key(run_id)]
         self._scripts = {verb: scripts.load(client, "prelude", verb) for verb in VERBS}
         self._epoch = 0
         self._num_claims = 0
+        self._last_step_made = NO_STEP  # before the one that groups are claimed for now
 
     # --- The learner's verbs. Each carries its epoch, and raises FencedOut once a newer learner has acquired one.
 
     def acquire_epoch(self) -> int:
         """Become the run's learner: every earlier one is fenced out. Call it once, before the other verbs."""
-        self._epoch = int(self._call("acquire_epoch"))
+        self._epoch = int(self._call("acquire_epoch", uuid.uuid4().hex, REQUEST_TTL_S))
         return self._epoch
 
     def adopt_epoch(self, epoch: int) -> None:
@@ -83,41 +106,70 @@ class Buffer:
         group_ids = [group_id for group_id, _, _ in rows]
         if group_ids != sorted(set(group_ids)):
             raise ValueError(f"tickets must come in rising order of group_id, got {group_ids}; sort them")
-        return int(self._call("open", self._epoch, self._max_attempts, *itertools.chain.from_iterable(rows)))
+        return sum(
+            int(self._call("open", self._epoch, self._max_attempts, *itertools.chain.from_iterable(batch)))
+            for batch in _batches(rows)
+        )
 
-    def claim(self, step: int, num_groups: int, *, policy_version: int, max_lag: int) -> list[Group]:
-        """Take the `num_groups` ready groups that finished first, for `step`; [] while there are fewer.
+    def claim(
+        self,
+        step: int,
+        num_groups: int,
+        *,
+        policy_version: int,
+        max_lag: int,
+        order: Order = Order.OLDEST,
+        seed: int = 0,
+        reuse: Reuse = ONCE,
+    ) -> list[Group]:
+        """Take the first `num_groups` ready groups in `order`, for `step`; [] while there are fewer or `reuse` says no.
 
-        Ready groups with a token more than `max_lag` versions older than `policy_version` are dropped first, as
-        `too_old`. Groups whose payload turns out to be no valid trajectory are dropped as `poison` and are missing from
-        the answer: claim again for the rest of the batch, as after a drop.
+        A group with uses left stays ready, for later steps. Ready groups with a token more than `max_lag` versions
+        older than `policy_version` are dropped first, as `too_old`. Groups with a payload that turns out to be no valid
+        trajectory are quarantined, those that lost one are dropped, and both are missing from the answer: claim again
+        for the rest of the batch, as after a drop.
         """
-        claim_id = f"{self._epoch}-{self._num_claims}"
-        reply = self._call("claim", self._epoch, claim_id, step, num_groups, policy_version - max_lag)
-        groups = [self._read_group(decode(Ticket, ticket), records) for ticket, *records in reply]
+        self._last_step_made = step - 1
+        arguments = (
+            self._epoch, self._num_claims, step, num_groups, policy_version - max_lag, order.value,
+            seed, reuse.max_uses, reuse.samples_per_insert, reuse.error_buffer,
+        )  # fmt: skip
+        reply = None
+        while reply is None:
+            reply = self._call("claim", *arguments)
+        groups = [self._read_group(decode(Ticket, ticket), num_uses, records) for ticket, num_uses, *records in reply]
         # Only now: a claim that raised on its way is the same claim when the learner tries again, and not one whose
         # groups nobody ever saw.
         self._num_claims += 1
         return [group for group in groups if group is not None]
 
+    def prioritise(self, scores: Mapping[int, float]) -> None:
+        """Give ready groups, by id, the scores that `Order.PRIORITISED` goes by. Raises ValueError for NaN."""
+        nameless = [group_id for group_id, score in scores.items() if math.isnan(score)]
+        if nameless:
+            raise ValueError(f"scores must be numbers, got NaN for groups {nameless}; leave them out")
+        for batch in _batches(list(scores.items())):
+            self._call("prioritise", self._epoch, *itertools.chain.from_iterable(batch))
+
     def drop(self, group_ids: Iterable[int], reason: str) -> None:
-        """Give up groups in whatever state they are: they count as dropped for `reason`, and their slots are free."""
-        self._call("drop", self._epoch, reason, *group_ids)
+        """Give up groups in whatever state they are: they count as dropped for `reason`, and their slots are free.
+
+        Those that were used for an earlier step than the one this learner claims for now are retired instead.
+        """
+        for batch in _batches(list(group_ids)):
+            self._call("drop", self._epoch, self._last_step_made, reason, *batch)
 
     def settle(self, step: int) -> int:
         """Count what was claimed for steps up to `step` as trained: a checkpoint that covers them is durable."""
+        self._last_step_made = max(self._last_step_made, step)
         return self._in_batches("settle", step)
 
     def reopen(self, step: int) -> int:
-        """Make what was claimed for later steps than `step` ready again: the learner resumed from there."""
-        return self._in_batches("reopen", step)
+        """Take back the uses for later steps than `step`, of which the learner that resumed from there knows nothing.
 
-    def num_admitted(self) -> int:
-        """Groups opened and not dropped.
-
-        The learner keeps it at or below (target_lag + steps_done + 1) * groups_per_step; a drop gives its slot back.
+        Return how many groups that were; they are ready again.
         """
-        return self.ledger().num_admitted
+        return self._in_batches("reopen", step)
 
     # --- The actors' verbs.
 
@@ -127,11 +179,14 @@ class Buffer:
         reply = self._call("lease", actor, uuid.uuid4().hex, ttl_ms)
         if reply is None:
             return None
-        fence, ticket, *missing = reply
+        fence, encoded_ticket, *missing = reply
+        ticket = decode(Ticket, encoded_ticket)
+        members, attempts, records = missing[::3], missing[1::3], missing[2::3]
         return Lease(
-            ticket=decode(Ticket, ticket),
+            ticket=ticket,
             fence=int(fence),
-            missing=dict(zip(missing[::2], missing[1::2], strict=True)),
+            missing=dict(zip(members, attempts, strict=True)),
+            partials=self._read_partials(ticket, dict(zip(members, records, strict=True))),
             ttl_s=self._lease_ttl_s,
         )
 
@@ -147,31 +202,26 @@ class Buffer:
         The payload comes first, with a time to live, so that one without a commit goes away by itself; NX, so that a
         second try can neither change nor unsettle what is already committed.
         """
-        frame = self._checked_frame(lease.ticket, trajectory)
-        group_id, member, attempt = trajectory.group_id, trajectory.member, trajectory.attempt
-        blob = f"{self._base}:blob:{group_id}:{member}:{attempt}:{lease.fence}"
-        pipeline = self._client.pipeline(transaction=False)
-        pipeline.set(blob, frame, ex=ORPHAN_TTL_S, nx=True)
-        arguments = (
-            group_id, member, attempt, lease.fence, trajectory.oldest_policy_version, len(frame), trajectory.actor,
-        )  # fmt: skip
-        pipeline.evalsha(self._scripts["insert"].sha, 3, *self._keys, blob, *arguments)
-        sent, committed = pipeline.execute(raise_on_error=False)
-        if isinstance(committed, redis.exceptions.NoScriptError):
-            committed = self._scripts["insert"](keys=[*self._keys, blob], args=arguments)
-        if isinstance(committed, Exception):
-            raise committed
-        if isinstance(sent, Exception) and not isinstance(sent, redis.OutOfMemoryError):
-            raise sent
-        return InsertResult(committed.decode())
+        frame = self._payloads.encode(lease.ticket, trajectory, outcome=Outcome.POLICY)
+        return self._store("insert", "blob", lease, trajectory, frame, trajectory.oldest_policy_version)
+
+    def hand_in(self, lease: Lease, partial: Trajectory) -> InsertResult:
+        """Store the whole turns that a preempted member of a leased group has, for the next lease to go on from.
+
+        The member stays missing: `release` the lease next. Raises InvalidTrajectory before anything is sent, as for a
+        partial that is not PREEMPTED or has no turn. One that an earlier lease handed in is replaced.
+        """
+        frame = self._payloads.encode(lease.ticket, partial, outcome=Outcome.PREEMPTED)
+        return self._store("hand_in", "partial", lease, partial, frame)
 
     def fail(self, lease: Lease, member: int, *, attempt: int, outcome: Outcome, reason: str) -> int | None:
         """Report an attempt that failed by no doing of the policy's; return the attempt to make next.
 
         None when there is none to make: the group is out of attempts and dropped with its outcome as the reason, or the
-        lease is no longer held, or the member is stored already.
+        lease is no longer held, or the member is stored already. A partial of the member goes with the failed attempt.
         """
         group_id = lease.ticket.group_id
+        reason = reason[:MAX_REASON_CHARS]
         failure = Failure(group_id=group_id, member=member, attempt=attempt, outcome=outcome.value, reason=reason)
         reply = self._call("fail", group_id, member, attempt, lease.fence, outcome.value, encode(failure))
         return None if reply is None else int(reply)
@@ -179,6 +229,24 @@ class Buffer:
     def release(self, lease: Lease) -> None:
         """Give the missing members back at once: the actor is leaving."""
         self._call("release", lease.ticket.group_id, lease.fence)
+
+    # --- People's verbs.
+
+    def quarantine(self, group_id: int, reason: str) -> bool:
+        """Set a group aside as it is, whatever its state, and say whether it is; a lease on it is lost.
+
+        False where there is none, or a model learned from it: then it is retired. The learner does so with poison. Past
+        MAX_QUARANTINED the oldest is dropped as `poison`.
+        """
+        why = Quarantined(group_id=group_id, member=None, actor=None, reason=reason[:MAX_REASON_CHARS])
+        return bool(self._call("quarantine", "", NO_STEP, group_id, encode(why), MAX_QUARANTINED))
+
+    def requeue(self, group_ids: Iterable[int]) -> int:
+        """Let groups that are quarantined, leased, or ready and never used begin anew; return how many.
+
+        Their members are dropped as `requeued`, a lease on them is lost, and every attempt is there to be made again.
+        """
+        return sum(int(self._call("requeue", uuid.uuid4().hex, *batch)) for batch in _batches(list(group_ids)))
 
     # --- What people and metrics read.
 
@@ -192,56 +260,75 @@ class Buffer:
 
     def failures(self) -> list[Failure]:
         """The last hundred failed attempts, newest first."""
-        return self._listed(Failure, "failures")
+        frames: list[Any] = self._client.lrange(f"{self._base}:failures", 0, -1)
+        return [decode(Failure, frame) for frame in frames]
 
-    def quarantined(self) -> list[Poison]:
-        """The last poisoned payloads and their senders, newest first."""
-        return self._listed(Poison, "quarantine")
+    def quarantined(self) -> list[Quarantined]:
+        """The groups that are set aside, newest first."""
+        ids: list[Any] = self._client.zrevrange(f"{self._base}:quarantined", 0, -1)
+        pipeline = self._client.pipeline(transaction=False)
+        for group_id in ids:
+            pipeline.hget(f"{self._base}:group:{group_id.decode()}", "why")
+        # One without a reason was requeued or dropped between the two reads.
+        return [decode(Quarantined, why) for why in pipeline.execute() if why is not None]
 
     # ---
 
-    def _checked_frame(self, ticket: Ticket, trajectory: Trajectory) -> bytes:
-        check(trajectory, vocab_size=self._vocab_size)
-        ticket.check_owns(trajectory, run_id=self._run_id)
-        frame = encode_trajectory(trajectory)
-        if len(frame) > self._max_trajectory_bytes:
-            raise InvalidTrajectory(
-                f"{len(frame)} bytes, `replay.max_trajectory_bytes` is {self._max_trajectory_bytes}; raise it, or "
-                "lower `model.max_tokens`"
-            )
-        return frame
+    def _store(
+        self, verb: str, kind: str, lease: Lease, trajectory: Trajectory, frame: bytes, *facts: int
+    ) -> InsertResult:
+        group_id, member, attempt = trajectory.group_id, trajectory.member, trajectory.attempt
+        name = self._payloads.name(kind, group_id, member, attempt, lease.fence)
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.set(name, frame, ex=ORPHAN_TTL_S, nx=True)
+        keys = [*self._keys, name]
+        arguments: list[int | str] = [group_id, member, attempt, lease.fence, *facts, len(frame), trajectory.actor]
+        pipeline.evalsha(self._scripts[verb].sha, len(keys), *keys, *arguments)
+        sent, committed = pipeline.execute(raise_on_error=False)
+        if isinstance(committed, redis.exceptions.NoScriptError):
+            committed = self._scripts[verb](keys=keys, args=arguments)
+        if isinstance(committed, Exception):
+            raise committed
+        if isinstance(sent, Exception) and not isinstance(sent, redis.OutOfMemoryError):
+            raise sent
+        return InsertResult(committed.decode())
 
-    def _read_group(self, ticket: Ticket, records: list[bytes]) -> Group | None:
-        """The group with its payloads; None, and it is dropped, when one of them is lost or poisoned."""
+    def _read_partials(self, ticket: Ticket, records: dict[int, bytes]) -> dict[int, Trajectory]:
+        """The partials by member; one that cannot be used is discarded, and its member begins anew."""
+        held = {member: record for member, record in records.items() if record}
+        names = [self._payload_of("partial", ticket, member, record) for member, record in held.items()]
+        partials = {}
+        for (member, record), frame in zip(held.items(), self._payloads.read(names), strict=True):
+            try:
+                partials[member] = self._payloads.decode(ticket, member, frame, outcome=Outcome.PREEMPTED)
+            except LostPayload:
+                self._call("discard", ticket.group_id, member, record, "lost_payload")
+            except INVALID:
+                self._call("discard", ticket.group_id, member, record, "poison")
+        return partials
+
+    def _read_group(self, ticket: Ticket, num_uses: int, records: list[bytes]) -> Group | None:
+        """The group with its payloads; None when one of them is lost, so it is dropped, or poison: quarantined."""
         group_id = ticket.group_id
-        owners = [record.decode().split(":", 4) for record in records]
-        frames: list[Any] = self._client.mget(
-            f"{self._base}:blob:{group_id}:{member}:{attempt}:{fence}"
-            for member, (attempt, fence, *_) in enumerate(owners)
-        )
+        names = [self._payload_of("blob", ticket, member, record) for member, record in enumerate(records)]
         trajectories = []
-        for member, frame in enumerate(frames):
-            if frame is None:
+        for member, frame in enumerate(self._payloads.read(names)):
+            try:
+                trajectories.append(self._payloads.decode(ticket, member, frame, outcome=Outcome.POLICY))
+            except LostPayload:
                 self.drop([group_id], "lost_payload")
                 return None
-            try:
-                trajectories.append(self._decoded(ticket, member, frame))
-            except (WireError, InvalidTrajectory) as error:
-                poison = Poison(group_id=group_id, member=member, actor=owners[member][4], reason=str(error))
-                self._call("quarantine", self._epoch, group_id, member, encode(poison), MAX_QUARANTINED)
+            except INVALID as error:
+                actor = records[member].decode().split(":", 4)[4]
+                why = Quarantined(group_id=group_id, member=member, actor=actor, reason=str(error)[:MAX_REASON_CHARS])
+                made = self._last_step_made
+                self._call("quarantine", self._epoch, made, group_id, encode(why), MAX_QUARANTINED)
                 return None
-        return Group(ticket=ticket, trajectories=trajectories)
+        return Group(ticket=ticket, num_uses=num_uses, trajectories=trajectories)
 
-    def _decoded(self, ticket: Ticket, member: int, frame: bytes) -> Trajectory:
-        trajectory = decode_trajectory(frame, max_bytes=self._max_trajectory_bytes, vocab_size=self._vocab_size)
-        ticket.check_owns(trajectory, run_id=self._run_id)
-        if trajectory.member != member:
-            raise InvalidTrajectory(f"says that it is member {trajectory.member}, and was stored as {member}")
-        return trajectory
-
-    def _listed(self, kind: type[S], name: str) -> list[S]:
-        frames: list[Any] = self._client.lrange(f"{self._base}:{name}", 0, -1)
-        return [decode(kind, frame) for frame in frames]
+    def _payload_of(self, kind: str, ticket: Ticket, member: int, record: bytes) -> str:
+        attempt, fence, _ = record.split(b":", 2)
+        return self._payloads.name(kind, ticket.group_id, member, int(attempt), int(fence))
 
     def _in_batches(self, verb: str, step: int) -> int:
         total = 0
@@ -259,3 +346,7 @@ class Buffer:
                 f"run {self._run_id}: this learner holds epoch {self._epoch} and was {error}; only one learner may "
                 "train a run, so this one stops"
             ) from None
+
+
+def _batches(rows: list[T]) -> Iterable[list[T]]:
+    return (rows[start : start + BATCH_GROUPS] for start in range(0, len(rows), BATCH_GROUPS))

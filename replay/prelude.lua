@@ -1,7 +1,9 @@
 -- What the verbs share. KEYS[1] names the stream, KEYS[2] the learner's epoch; a group is one hash, and is a member of
--- exactly one sorted set: queued (by id), leased (by deadline), ready (by order of finishing) or claimed (by step).
+-- exactly one sorted set: queued (by id), leased (by deadline), ready (by order of finishing), claimed (by the step of
+-- its last use) or quarantined (by order of arrival).
 local base = KEYS[1]
 local counters = base .. ':counters'
+local STATES = { 'queued', 'leased', 'ready', 'claimed', 'quarantined' }
 
 -- With maxmemory reached, a script that has written may go on writing. So every verb begins with a write that changes
 -- nothing: the books move and the learner drains while the payloads, which are plain SETs, wait.
@@ -27,53 +29,127 @@ local function fenced_out(epoch)
   end
 end
 
-local function move(id, from, to, score)
-  redis.call('ZREM', base .. ':' .. from, id)
-  redis.call('ZADD', base .. ':' .. to, score, id)
-  count(from, -1)
-  count(to, 1)
+local function state_of(id)
+  for _, state in ipairs(STATES) do
+    if redis.call('ZSCORE', base .. ':' .. state, id) then return state end
+  end
 end
 
--- A member's record is attempt:fence:oldest_policy_version:num_bytes:actor, and the first two name its payload.
-local function blob_key(id, member, record)
-  return base .. ':blob:' .. id .. ':' .. member .. ':' .. string.match(record, '^%d+:%d+')
+-- The steps that a group was claimed for, as '3,5,', rise: each is later than those before.
+local function num_uses(id)
+  local _, num = string.gsub(redis.call('HGET', group_key(id), 'uses') or '', ',', '')
+  return num
+end
+
+local function last_use(id)
+  return tonumber(string.match(redis.call('HGET', group_key(id), 'uses') or '', '(%d+),$'))
+end
+
+-- A ready group is in more sorted sets, so that no verb has to walk all of them: by version, by score, and, once it was
+-- used, by step. A name in the set of scores begins with the order of finishing, so that equals are sorted by age.
+local function place_among_scores(id)
+  return string.format('%016d:%s', redis.call('HGET', group_key(id), 'finished'), id)
+end
+
+local function leave(id, state)
+  redis.call('ZREM', base .. ':' .. state, id)
+  count(state, -1)
+  if state == 'leased' then
+    redis.call('HDEL', group_key(id), 'fence', 'actor', 'request')
+  elseif state == 'ready' then
+    redis.call('ZREM', base .. ':ready_by_version', id)
+    redis.call('ZREM', base .. ':ready_by_score', place_among_scores(id))
+    if redis.call('ZREM', base .. ':ready_by_step', id) == 1 then count('ready_uses', 0 - num_uses(id)) end
+  end
+end
+
+local function enter(id, state, score)
+  redis.call('ZADD', base .. ':' .. state, score, id)
+  count(state, 1)
+end
+
+local function enter_ready(id)
+  local group = redis.call('HMGET', group_key(id), 'finished', 'oldest_policy_version', 'score')
+  enter(id, 'ready', group[1])
+  redis.call('ZADD', base .. ':ready_by_version', group[2], id)
+  redis.call('ZADD', base .. ':ready_by_score', group[3] and 0 - group[3] or '-inf', place_among_scores(id))
+  local step = last_use(id)
+  if step then
+    redis.call('ZADD', base .. ':ready_by_step', step, id)
+    count('ready_uses', num_uses(id))
+  end
 end
 
 local function holds(id, fence)
   return redis.call('ZSCORE', base .. ':leased', id) and redis.call('HGET', group_key(id), 'fence') == fence
 end
 
--- The group and its payloads leave Redis; `account` is where they are counted from now on.
-local function close(id, from, account)
+-- The record of a member is attempt:fence:oldest_policy_version:num_bytes:actor, that of a partial is
+-- attempt:fence:num_bytes:actor; the first two name the payload.
+local function payload_key(kind, id, member, record)
+  return base .. ':' .. kind .. ':' .. id .. ':' .. member .. ':' .. string.match(record, '^%d+:%d+')
+end
+
+-- What a missing member has so far leaves Redis, and is counted in `account`.
+local function remove_partial(id, member, account)
+  local record = redis.call('HGET', group_key(id), 'partial:' .. member)
+  if not record then return end
+  redis.call('UNLINK', payload_key('partial', id, member, record))
+  redis.call('HDEL', group_key(id), 'partial:' .. member)
+  count('partials:held', -1)
+  count('partials:' .. account, 1)
+end
+
+-- The group and its payloads leave Redis; the members are counted in `account` from now on.
+local function remove_group(id, account)
   local group = group_key(id)
-  local num_members = tonumber(redis.call('HGET', group, 'num_members'))
   local num_stored = 0
-  for member = 0, num_members - 1 do
+  for member = 0, redis.call('HGET', group, 'num_members') - 1 do
     local record = redis.call('HGET', group, 'member:' .. member)
     if record then
-      redis.call('UNLINK', blob_key(id, member, record))
+      redis.call('UNLINK', payload_key('blob', id, member, record))
       num_stored = num_stored + 1
     end
+    remove_partial(id, member, 'discarded:' .. string.gsub(account, '^dropped:', ''))
   end
   redis.call('DEL', group)
-  redis.call('ZREM', base .. ':' .. from, id)
-  count(from, -1)
-  count(account, 1)
   count('trajectories:held', 0 - num_stored) -- not -num_stored: the negative of 0 is "-0"
   count('trajectories:' .. account, num_stored)
 end
 
-local function drop(id, from, reason)
-  close(id, from, 'dropped:' .. reason)
+-- What follows is for groups that have just left their state.
+
+local function close(id, account)
+  remove_group(id, account)
+  count(account, 1)
 end
 
-local function requeue(id)
-  redis.call('HDEL', group_key(id), 'fence', 'actor', 'request')
-  move(id, 'leased', 'queued', id)
+-- The uses of later steps than `step` never were; returns how many.
+local function take_back(id, step)
+  local before, kept = num_uses(id), ''
+  if before == 0 then return 0 end
+  for use in string.gmatch(redis.call('HGET', group_key(id), 'uses') or '', '%d+') do
+    if tonumber(use) <= tonumber(step) then kept = kept .. use .. ',' end
+  end
+  redis.call('HSET', group_key(id), 'uses', kept)
+  return before - num_uses(id)
 end
+
+-- What a model learned from is not dropped but retired: claimed for the step of its last use, and trained with it.
+local function retired(id)
+  local step = last_use(id)
+  if step then enter(id, 'claimed', step) end
+  return step ~= nil
+end
+
+local function drop(id, reason)
+  if not retired(id) then close(id, 'dropped:' .. reason) end
+end
+
+-- ---
 
 -- The missing members of a lease that ended unannounced are tried again, and count the attempt: a task that kills its
--- actors must not kill all of them.
+-- actors must not kill all of them. A partial stays, and goes on as the next attempt.
 local function expire(id)
   local group = group_key(id)
   local max_attempts = tonumber(redis.call('HGET', group, 'max_attempts'))
@@ -86,10 +162,11 @@ local function expire(id)
     end
   end
   count('expired_leases', 1)
+  leave(id, 'leased')
   if exhausted then
-    drop(id, 'leased', 'lease_expired')
+    drop(id, 'lease_expired')
   else
-    requeue(id)
+    enter(id, 'queued', id)
   end
 end
 

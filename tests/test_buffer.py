@@ -13,9 +13,10 @@ from common.connection import connect
 from common.trajectory import InvalidTrajectory, Outcome, StopReason
 from replay.buffer import MAX_QUARANTINED, ORPHAN_TTL_S, Buffer
 from replay.keys import FencedOut, key
+from replay.sampler import Order, Reuse
 from replay.server import start_server
 from replay.ticket import Group, InsertResult, Lease
-from tests.attempts import attempt_at, make_buffer, ticket
+from tests.attempts import attempt_at, make_buffer, partial_of, ticket
 
 
 @pytest.fixture
@@ -239,19 +240,24 @@ def test_every_verb_sent_twice_has_one_effect(buffer: Buffer, redis_client: redi
             assert buffer._scripts["insert"](keys=[*buffer._keys, blob], args=arguments) == expected
     assert buffer.ledger().ready == 2
 
-    claimed = twice("claim", 1, "claim-1", 5, 1, 0)
-    assert buffer._call("claim", 1, "claim-1", 5, 1, 0) == claimed
+    rest = (0, "oldest", 0, 1, 0, 0)  # oldest version, order, seed, and each group once
+    claimed = twice("claim", 1, 1, 5, 1, *rest)
+    assert buffer._call("claim", 1, 1, 5, 1, *rest) == claimed
     assert (buffer.ledger().claimed, buffer.ledger().ready) == (1, 1)
     assert twice("reopen", 1, 4, 100) == 1
     assert (buffer.ledger().claimed, buffer.ledger().ready) == (0, 2)
-    twice("claim", 1, "claim-2", 5, 2, 0)
-    twice("quarantine", 1, 1, 0, b"why", MAX_QUARANTINED)
-    assert redis_client.llen(key(run_id, "train", "quarantine")) == 1
+    twice("claim", 1, 2, 5, 2, *rest)
+    assert twice("quarantine", 1, 4, 1, b"why", MAX_QUARANTINED) == 1
+    assert buffer.ledger().quarantined == 1
+    assert twice("requeue", "request-1", 1) == 1
+    assert (buffer.ledger().quarantined, buffer.ledger().queued) == (0, 2)
+    buffer._call("lease", "a", "request-5", 60_000)
+    assert buffer._call("requeue", "request-1", 1) == 1  # leased since: what comes late takes nothing away
+    assert buffer.ledger().leased == 1
     assert twice("settle", 1, 5, 100) == 1
     assert buffer.ledger().trained == 1
-    buffer._call("lease", "a", "request-5", 60_000)
-    twice("drop", 1, "too_old", 3)
-    assert buffer.ledger().dropped == {"env_failure": 1, "poison": 1, "too_old": 1}
+    twice("drop", 1, 5, "too_old", 3)
+    assert buffer.ledger().dropped == {"env_failure": 1, "too_old": 1}
     assert buffer.ledger().opened == 4
 
 
@@ -291,6 +297,124 @@ def test_a_claim_drops_groups_older_than_max_lag(buffer: Buffer, run_id: str) ->
     assert buffer.ledger().dropped_trajectories == {"too_old": 2}
 
 
+def test_a_claim_takes_groups_in_the_order_that_is_asked_for(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, *range(6))
+    buffer.prioritise({1: 0.5, 2: -3.0, 3: 0.5, 4: 1e300, 0: float("inf"), 77: 9.0})
+
+    def claimed(order: Order, num_groups: int, seed: int = 0) -> list[int]:
+        groups = buffer.claim(1, num_groups, policy_version=0, max_lag=0, order=order, seed=seed)
+        assert buffer.reopen(0) == num_groups and buffer.audit() == []
+        return ids(groups)
+
+    assert claimed(Order.OLDEST, 3) == [0, 1, 2]
+    assert claimed(Order.FRESHEST, 3) == [5, 4, 3]
+    assert claimed(Order.PRIORITISED, 6) == [0, 5, 4, 1, 3, 2]  # 5 has no score; 0 finished first
+    draws = [claimed(Order.UNIFORM, 3, seed) for seed in range(40)]
+    assert draws == [claimed(Order.UNIFORM, 3, seed) for seed in range(40)]
+    assert sorted(claimed(Order.UNIFORM, 6, seed=1)) == list(range(6))
+    assert {draw[0] for draw in draws} == {draw[2] for draw in draws} == set(range(6))
+    assert len({tuple(draw) for draw in draws}) > 20
+
+
+def test_a_score_that_is_no_number_is_refused(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, 0)
+    with pytest.raises(ValueError, match=r"got NaN for groups \[0\]; leave them out"):
+        buffer.prioritise({0: float("nan")})
+
+
+def twice_each(buffer: Buffer, step: int, num_groups: int, *, policy_version: int = 0) -> list[int]:
+    reuse = Reuse(max_uses=2, samples_per_insert=0, error_buffer=0)
+    return ids(buffer.claim(step, num_groups, policy_version=policy_version, max_lag=0, reuse=reuse))
+
+
+def test_a_group_with_uses_left_stays_ready_and_is_used_once_a_step(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, 0, 1, 2)
+    assert twice_each(buffer, 1, 2) == [0, 1]
+    assert (buffer.ledger().ready, buffer.ledger().claimed) == (3, 0)
+    assert twice_each(buffer, 1, 2) == []  # of those that step 1 has not used there is one
+    assert twice_each(buffer, 1, 1) == [2]
+    assert twice_each(buffer, 2, 2) == [0, 1]
+    assert buffer.settle(1) == 0
+    ledger = buffer.ledger()
+    assert (ledger.ready, ledger.claimed, ledger.claims, ledger.ready_uses) == (1, 2, 5, 1)
+    assert buffer.settle(2) == 2
+    assert buffer.ledger().trained == 2 and buffer.audit() == []
+
+
+def test_a_resumed_learner_takes_back_the_uses_of_later_steps_only(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, 0, 1, 2)
+    assert (twice_each(buffer, 1, 2), twice_each(buffer, 2, 2), twice_each(buffer, 3, 1)) == ([0, 1], [0, 1], [2])
+    assert buffer.settle(1) == 0
+    buffer.acquire_epoch()
+    assert buffer.reopen(1) == 3
+    ledger = buffer.ledger()
+    assert (ledger.ready, ledger.claims, ledger.ready_uses) == (3, 2, 2)
+    assert twice_each(buffer, 2, 3) == [0, 1, 2]
+    assert (buffer.ledger().claimed, buffer.ledger().ready_uses) == (2, 1)
+    assert buffer.audit() == []
+
+
+def test_what_a_model_learned_from_is_retired_and_never_dropped(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, 0, 1)
+    assert twice_each(buffer, 1, 1) == [0]
+    assert twice_each(buffer, 2, 1, policy_version=1) == []  # both have grown too old
+    ledger = buffer.ledger()
+    assert (ledger.dropped, ledger.claimed, ledger.ready) == ({"too_old": 1}, 1, 0)
+    assert buffer.settle(1) == 1
+    assert buffer.ledger().trained == 1 and buffer.audit() == []
+
+
+def test_a_drop_takes_back_the_use_that_it_was_claimed_for_and_no_earlier_one(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, 0, 1)
+    assert twice_each(buffer, 1, 1) == [0]
+    assert twice_each(buffer, 2, 2) == [0, 1]
+    buffer.drop([0, 1], "zero_variance")
+    ledger = buffer.ledger()
+    assert (ledger.dropped, ledger.claimed, ledger.ready) == ({"zero_variance": 1}, 1, 0)
+    assert buffer.settle(1) == 1  # in step 1 a model learned from group 0
+    assert buffer.audit() == []
+
+
+def test_a_group_that_a_model_learned_from_can_be_neither_set_aside_nor_begun_anew(
+    buffer: Buffer, redis_client: redis.Redis, run_id: str
+) -> None:
+    make_ready(buffer, run_id, 0)
+    assert twice_each(buffer, 1, 1) == [0]
+    assert buffer.requeue([0]) == 0
+    assert not make_buffer(redis_client, run_id).quarantine(0, "looks odd")
+    ledger = buffer.ledger()
+    assert (ledger.claimed, ledger.ready, ledger.quarantined) == (1, 0, 0)
+    assert buffer.settle(1) == 1
+    assert buffer.audit() == []
+
+
+def test_the_limiter_lets_a_claim_wait_for_the_inserts_that_pay_for_it(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, *range(4))
+
+    def claim(step: int, num_groups: int) -> list[int]:
+        reuse = Reuse(max_uses=4, samples_per_insert=1.5, error_buffer=1)
+        return ids(buffer.claim(step, num_groups, policy_version=0, max_lag=0, reuse=reuse))
+
+    assert claim(1, 4) == [0, 1, 2, 3]
+    assert claim(2, 4) == []  # 8 > 1.5 * 4 + 1
+    assert claim(2, 3) == [0, 1, 2]  # 7 <= 7
+    assert claim(3, 1) == []
+    make_ready(buffer, run_id, 4)
+    assert claim(3, 1) == [0]  # 8 <= 1.5 * 5 + 1
+    assert buffer.ledger().claims == 8 and buffer.audit() == []
+    assert buffer.reopen(1) == 3
+    assert buffer.ledger().claims == 4
+
+
+def test_a_sweep_of_many_old_groups_is_not_made_in_one_go(buffer: Buffer, run_id: str) -> None:
+    buffer.open([ticket(group_id, num_members=1) for group_id in range(250)])
+    for _ in range(250):
+        fill(buffer, leased(buffer), run_id)
+    assert buffer.claim(1, 1, policy_version=1, max_lag=0) == []
+    assert buffer.ledger().dropped == {"too_old": 250}
+    assert buffer.audit() == []
+
+
 def test_the_oldest_member_decides_the_lag_of_its_group(buffer: Buffer, run_id: str) -> None:
     buffer.open([ticket(0)])
     lease = leased(buffer)
@@ -303,10 +427,10 @@ def test_the_oldest_member_decides_the_lag_of_its_group(buffer: Buffer, run_id: 
 def test_a_drop_gives_its_slot_back(buffer: Buffer, run_id: str) -> None:
     make_ready(buffer, run_id, 0, 1)
     buffer.claim(1, 2, policy_version=0, max_lag=0)
-    assert buffer.num_admitted() == 2
+    assert buffer.ledger().claimed == 2
     buffer.drop([0], "zero_variance")
     buffer.drop([0], "zero_variance")
-    assert buffer.num_admitted() == 1
+    assert buffer.ledger().claimed == 1
     assert buffer.ledger().dropped_trajectories == {"zero_variance": 2}
     assert buffer.audit() == []
 
@@ -394,6 +518,115 @@ def test_release_gives_the_missing_members_back_at_once(buffer: Buffer, run_id: 
     assert buffer.ledger().redone_members == 0
 
 
+def test_the_next_lease_goes_on_from_what_a_preempted_actor_handed_in(
+    buffer: Buffer, redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer.open([ticket(0)])
+    leaving = leased(buffer, "leaving")
+    partial = partial_of(leaving, 1, run_id=run_id)
+    assert buffer.hand_in(leaving, partial) is InsertResult.STORED
+    assert buffer.hand_in(leaving, partial) is InsertResult.DUPLICATE
+    assert buffer.ledger().inserted == 0
+    buffer.release(leaving)
+    heir = leased(buffer, "heir")
+    assert (heir.missing, heir.partials) == ({0: 0, 1: 0}, {1: partial})
+    assert buffer.hand_in(leaving, partial_of(leaving, 0, run_id=run_id)) is InsertResult.FENCED
+    fill(buffer, heir, run_id)
+    ledger = buffer.ledger()
+    assert (ledger.partials_handed_in, ledger.partials_resumed, ledger.partials_held) == (1, 1, 0)
+    assert (ledger.partials_discarded, ledger.ready) == ({}, 1)
+    assert stored_keys(redis_client, run_id, "partial") == []
+    assert buffer.audit() == []
+
+
+def test_a_newer_partial_takes_the_place_of_an_older(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
+    buffer.open([ticket(0)])
+    for num_sampled in (2, 5):
+        lease = leased(buffer)
+        buffer.hand_in(lease, partial_of(lease, 0, run_id=run_id, num_sampled=num_sampled))
+        buffer.release(lease)
+    (partial,) = leased(buffer).partials.values()
+    assert partial.num_tokens == 7
+    assert buffer.ledger().partials_discarded == {"superseded": 1}
+    assert len(stored_keys(redis_client, run_id, "partial")) == 1
+    assert buffer.audit() == []
+
+
+def test_a_partial_under_whose_lease_the_member_was_stored_after_all_was_never_resumed(
+    buffer: Buffer, run_id: str
+) -> None:
+    buffer.open([ticket(0)])
+    lease = leased(buffer)
+    buffer.hand_in(lease, partial_of(lease, 0, run_id=run_id))
+    assert buffer.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
+    assert buffer.hand_in(lease, partial_of(lease, 0, run_id=run_id)) is InsertResult.FENCED
+    ledger = buffer.ledger()
+    assert (ledger.partials_resumed, ledger.partials_discarded) == (0, {"superseded": 1})
+    assert buffer.audit() == []
+
+
+def test_an_attempt_whose_replay_does_not_match_begins_anew_and_is_counted(buffer: Buffer, run_id: str) -> None:
+    buffer.open([ticket(0)])
+    lease = leased(buffer)
+    buffer.hand_in(lease, partial_of(lease, 0, run_id=run_id))
+    buffer.release(lease)
+    lease = leased(buffer)
+    assert buffer.fail(lease, 0, attempt=0, outcome=Outcome.REPLAY_MISMATCH, reason="another shop") == 1
+    assert buffer.fail(lease, 0, attempt=0, outcome=Outcome.REPLAY_MISMATCH, reason="another shop") == 1
+    buffer.release(lease)
+    lease = leased(buffer)
+    assert (lease.missing, lease.partials) == ({0: 1, 1: 0}, {})
+    ledger = buffer.ledger()
+    assert (ledger.failed, ledger.partials_discarded) == ({"replay_mismatch": 1}, {"replay_mismatch": 1})
+    assert buffer.audit() == []
+
+
+def test_a_partial_outlives_an_expired_lease_until_the_attempts_are_spent(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer = make_buffer(redis_client, run_id, lease_ttl_s=0.05, max_attempts=3)
+    buffer.acquire_epoch()
+    buffer.open([ticket(0, num_members=1)])
+    lease = leased(buffer)
+    partial = partial_of(lease, 0, run_id=run_id)
+    assert buffer.hand_in(lease, partial) is InsertResult.STORED
+    for attempt in (1, 2):
+        wait_until(lambda: buffer.heartbeat("someone", []) == set() and buffer.ledger().queued == 1)
+        lease = leased(buffer)
+        assert (lease.missing, lease.partials) == ({0: attempt}, {0: partial})
+    wait_until(lambda: buffer.heartbeat("someone", []) == set() and buffer.ledger().leased == 0)
+    ledger = buffer.ledger()
+    assert (ledger.dropped, ledger.partials_discarded) == ({"lease_expired": 1}, {"lease_expired": 1})
+    assert buffer.audit() == []
+
+
+def test_a_partial_that_is_lost_or_poisoned_is_discarded_and_its_member_begins_anew(
+    buffer: Buffer, redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer.open([ticket(0)])
+    lease = leased(buffer)
+    for member in (0, 1):
+        buffer.hand_in(lease, partial_of(lease, member, run_id=run_id))
+    buffer.release(lease)
+    redis_client.delete(*stored_keys(redis_client, run_id, "partial:0:0"))
+    redis_client.set(stored_keys(redis_client, run_id, "partial:0:1")[0], b"\x00garbage")
+    lease = leased(buffer)
+    assert (lease.missing, lease.partials) == ({0: 0, 1: 0}, {})
+    assert buffer.ledger().partials_discarded == {"lost_payload": 1, "poison": 1}
+    assert buffer.audit() == []
+
+
+def test_only_what_was_preempted_is_handed_in(buffer: Buffer, run_id: str) -> None:
+    buffer.open([ticket(0)])
+    lease = leased(buffer)
+    with pytest.raises(InvalidTrajectory, match=r"outcome policy is not preempted: .*hand_in\(\) what was preempted"):
+        buffer.hand_in(lease, attempt_at(lease, 0, run_id=run_id))
+    with pytest.raises(InvalidTrajectory, match="no turns: nothing was sampled"):
+        buffer.hand_in(lease, msgspec.structs.replace(partial_of(lease, 0, run_id=run_id), turns=[]))
+    with pytest.raises(InvalidTrajectory, match="outcome preempted is not policy"):
+        buffer.insert(lease, partial_of(lease, 0, run_id=run_id))
+
+
 def test_poison_is_set_aside_with_its_sender_and_the_claim_goes_on(
     buffer: Buffer, redis_client: redis.Redis, run_id: str
 ) -> None:
@@ -405,11 +638,12 @@ def test_poison_is_set_aside_with_its_sender_and_the_claim_goes_on(
         (blob,) = stored_keys(redis_client, run_id, f"blob:{group_id}:0")
         redis_client.set(blob, payload)
     assert ids(buffer.claim(1, 3, policy_version=0, max_lag=0)) == [2]
-    garbage, stranger = sorted(buffer.quarantined(), key=lambda poison: poison.group_id)
+    stranger, garbage = buffer.quarantined()
     assert (garbage.actor, garbage.member) == ("a", 0)
     assert "shorter than its header" in garbage.reason or "magic" in garbage.reason
     assert "the ticket says" in stranger.reason
-    assert buffer.ledger().dropped == {"poison": 2}
+    ledger = buffer.ledger()
+    assert (ledger.quarantined, ledger.claimed, ledger.held_trajectories) == (2, 1, 6)
     assert buffer.audit() == []
 
 
@@ -419,9 +653,54 @@ def test_the_quarantine_is_bounded(buffer: Buffer, redis_client: redis.Redis, ru
     for blob in stored_keys(redis_client, run_id, "blob"):
         redis_client.set(blob, b"poison")
     assert buffer.claim(1, num_poisoned, policy_version=0, max_lag=0) == []
-    assert buffer.ledger().dropped == {"poison": num_poisoned}
-    assert len(buffer.quarantined()) == MAX_QUARANTINED
-    assert len(stored_keys(redis_client, run_id, "poison")) == MAX_QUARANTINED
+    assert [set_aside.group_id for set_aside in buffer.quarantined()] == list(range(num_poisoned))[:2:-1]
+    assert (buffer.ledger().quarantined, buffer.ledger().dropped) == (MAX_QUARANTINED, {"poison": 3})
+    assert len(stored_keys(redis_client, run_id, "blob")) == 2 * MAX_QUARANTINED
+    assert buffer.audit() == []
+
+
+def test_a_person_sets_groups_aside_in_any_state_and_their_leases_are_lost(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, 0)
+    buffer.open([ticket(1), ticket(2)])
+    lease = leased(buffer)
+    buffer.hand_in(lease, partial_of(lease, 0, run_id=run_id))
+    someone = make_buffer(buffer._client, run_id)  # holds no epoch, and needs none
+    assert [someone.quarantine(group_id, "looks odd") for group_id in (2, 1, 0, 77)] == [True, True, True, False]
+    assert someone.quarantine(2, "looks odd again")
+    assert buffer.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.FENCED
+    assert buffer.heartbeat("a", [lease]) == set()
+    assert [(odd.group_id, odd.member, odd.actor, odd.reason) for odd in someone.quarantined()] == [
+        (group_id, None, None, "looks odd") for group_id in (0, 1, 2)
+    ]
+    ledger = buffer.ledger()
+    assert (ledger.quarantined, ledger.held_trajectories, ledger.partials_held) == (3, 2, 1)
+    assert buffer.audit() == []
+
+
+def test_a_requeued_group_begins_anew_and_its_holder_is_fenced(
+    buffer: Buffer, redis_client: redis.Redis, run_id: str
+) -> None:
+    make_ready(buffer, run_id, 0, 1)
+    buffer.quarantine(1, "looks odd")
+    buffer.open([ticket(2), ticket(3), ticket(4, num_members=1)])
+    lease = leased(buffer)
+    assert buffer.fail(lease, 0, attempt=0, outcome=Outcome.ENV_FAILURE, reason="closed") == 1
+    assert buffer.insert(lease, attempt_at(lease, 1, run_id=run_id)) is InsertResult.STORED
+    assert buffer.hand_in(lease, msgspec.structs.replace(partial_of(lease, 0, run_id=run_id), attempt=1))
+    assert buffer.requeue([0, 1, 2, 3, 77]) == 3  # 3 is queued as it is
+    assert stored_keys(redis_client, run_id, "blob") + stored_keys(redis_client, run_id, "partial") == []
+    assert buffer.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.FENCED
+    ledger = buffer.ledger()
+    assert (ledger.queued, ledger.dropped, ledger.dropped_trajectories) == (5, {}, {"requeued": 5})
+    assert (ledger.partials_discarded, ledger.held_trajectories) == ({"requeued": 1}, 0)
+    assert buffer.audit() == []
+    again = [leased(buffer) for _ in range(3)]
+    assert [(lease.ticket.group_id, lease.missing) for lease in again] == [(i, {0: 0, 1: 0}) for i in range(3)]
+    for lease in again:
+        fill(buffer, lease, run_id)
+    assert ids(buffer.claim(1, 3, policy_version=0, max_lag=0)) == [0, 1, 2]
+    assert buffer.requeue([0]) == 0  # it may be in the model already
+    assert buffer.audit() == []
 
 
 def test_a_lost_payload_drops_its_group_with_the_reason(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
@@ -446,8 +725,11 @@ def test_an_insert_is_judged_before_it_is_sent(redis_client: redis.Redis, run_id
     cut = msgspec.structs.replace(
         attempt_at(lease, 0, run_id=run_id), stop_reason=StopReason.ENV_ERROR, outcome=Outcome.ENV_FAILURE
     )
-    with pytest.raises(InvalidTrajectory, match=r"env_failure is not the policy's; report it with fail\(\)"):
+    with pytest.raises(InvalidTrajectory, match=r"outcome env_failure is not policy: .* report the rest with fail\(\)"):
         buffer.insert(lease, cut)
+    hotter = msgspec.structs.replace(lease.ticket.sampling, temperature=2.0)
+    with pytest.raises(InvalidTrajectory, match=r"temperature=2.0.*the ticket says.*temperature=1.0"):
+        buffer.insert(lease, msgspec.structs.replace(attempt_at(lease, 0, run_id=run_id), sampling=hotter))
     assert buffer.ledger().inserted == 0
     assert stored_keys(redis_client, run_id, "blob") == []
 
