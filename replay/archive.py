@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from common.archive import read_frames, write_frames
-from common.trajectory import InvalidTrajectory, check
+from common.trajectory import InvalidTrajectory, Outcome, check
 from common.wire import SCHEMA, WireError, decode, encode
 from replay.ticket import Group
 
@@ -155,7 +155,7 @@ class Archive:
             raise InvalidTrajectory(f"group {ticket.group_id} has members {members} of {ticket.num_members}")
         for trajectory in group.trajectories:
             check(trajectory, vocab_size=vocab_size)
-            ticket.check_owns(trajectory, run_id=self._run_id)
+            ticket.check_owns(trajectory, run_id=self._run_id, outcome=Outcome.POLICY)
 
     def _path(self, step: int) -> Path:
         if step not in self._paths:
