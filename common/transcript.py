@@ -116,26 +116,31 @@ class Transcriber:
         chat, said, ended_with = Chat(self._tokenizer), list[Message](), None
         for prompt in prompts:
             heard = self._heard(prompt, ended_with=ended_with)
-            if not heard or not _gives(chat, heard, prompt, opening=not said):
+            if heard is None or not _gives(chat, heard, prompt, opening=not said):
                 return None
             said += [*heard, Message("assistant", chat.reply(prompt.sampled))]
             ended = prompt.sampled[-1] in self._special_ids
             ended_with = self._decoded(prompt.sampled[-1:]) if ended else ""
         return said
 
-    def _heard(self, prompt: _Prompt, *, ended_with: str | None) -> tuple[Message, ...]:
-        """What the environment may have said in `prompt`, behind a reply that `ended_with` a special token or ""."""
+    def _heard(self, prompt: _Prompt, *, ended_with: str | None) -> tuple[Message, ...] | None:
+        """What the environment may have said in `prompt`, behind a reply that `ended_with` a special token or "".
+
+        None where it is not made of messages.
+        """
         text = self._decoded(prompt.tokens)
         if ended_with is None or prompt.new_branch:
             starts = [self._prologue, ""]
         else:
             starts = [self._as_decoded(closing.removeprefix(ended_with)) for closing in self._assistant_closings]
         readings = [self._cut(text[len(start) :]) for start in dict.fromkeys(starts) if text.startswith(start)]
-        messages = next(filter(None, readings), [])
+        messages = next((reading for reading in readings if reading is not None), None)
+        if messages is None:
+            return None
         return tuple(messages if ended_with is None else _behind_the_last_reply(messages))
 
-    def _cut(self, text: str) -> list[Message]:
-        """The messages that `text` is made of; none where it is not made of messages alone."""
+    def _cut(self, text: str) -> list[Message] | None:
+        """The messages that `text` is made of; None where it is not made of messages alone."""
         messages, position = list[Message](), 0
         while text[position:].strip(" ") != self._generation.strip(" "):
             for role, pattern in self._patterns:
@@ -145,7 +150,7 @@ class Transcriber:
                     position = found.end()
                     break
             else:
-                return []
+                return None
         return messages
 
     def _patterns_of(self, marks: list[_Mark]) -> list[tuple[str, re.Pattern[str]]]:

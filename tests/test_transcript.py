@@ -128,6 +128,13 @@ def test_words_that_look_like_a_templates_marks_are_read_as_the_policy_read_them
     assert found.messages[2] == unclosed
 
 
+def test_an_environment_that_says_nothing_is_heard_to_say_nothing() -> None:
+    tokenizer = merging_tokenizer(CHATML)
+    found = Transcriber(tokenizer).read(spoken(tokenizer, (ASK,), (f"wait{END}", ()), (f"ok{END}", ())))
+    assert [message.role for message in found.messages] == ["user", "assistant", "assistant"]
+    assert found.fidelity is Fidelity.TOKENS
+
+
 def test_a_real_episode_is_read_from_its_record() -> None:
     env, tokenizer = make_env("shop", {"profile": "small"}), shop_tokenizer()
     trajectory = play(env, engine_of(expert(env, tokenizer)))
