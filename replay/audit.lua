@@ -7,7 +7,7 @@ for _, state in ipairs({ 'queued', 'leased', 'ready', 'claimed' }) do
   end
 end
 local keys, lifetimes = {}, {}
-for _, kind in ipairs({ ':group:*', ':blob:*' }) do
+for _, kind in ipairs({ ':group:*', ':blob:*', ':partial:*' }) do
   local cursor = '0'
   repeat
     local found = redis.call('SCAN', cursor, 'MATCH', base .. kind, 'COUNT', 1000)

@@ -39,6 +39,16 @@ local function blob_key(id, member, record)
   return base .. ':blob:' .. id .. ':' .. member .. ':' .. string.match(record, '^%d+:%d+')
 end
 
+-- What a missing member has so far, attempt:fence:num_bytes:actor, leaves Redis and is counted in `account`.
+local function remove_partial(id, member, account)
+  local record = redis.call('HGET', group_key(id), 'partial:' .. member)
+  if not record then return end
+  redis.call('UNLINK', base .. ':partial:' .. id .. ':' .. member .. ':' .. string.match(record, '^%d+:%d+'))
+  redis.call('HDEL', group_key(id), 'partial:' .. member)
+  count('partials:held', -1)
+  count('partials:' .. account, 1)
+end
+
 local function holds(id, fence)
   return redis.call('ZSCORE', base .. ':leased', id) and redis.call('HGET', group_key(id), 'fence') == fence
 end
@@ -54,6 +64,7 @@ local function close(id, from, account)
       redis.call('UNLINK', blob_key(id, member, record))
       num_stored = num_stored + 1
     end
+    remove_partial(id, member, 'discarded:' .. string.gsub(account, '^dropped:', ''))
   end
   redis.call('DEL', group)
   redis.call('ZREM', base .. ':' .. from, id)
@@ -73,7 +84,7 @@ local function requeue(id)
 end
 
 -- The missing members of a lease that ended unannounced are tried again, and count the attempt: a task that kills its
--- actors must not kill all of them.
+-- actors must not kill all of them. A partial stays, and goes on as the next attempt.
 local function expire(id)
   local group = group_key(id)
   local max_attempts = tonumber(redis.call('HGET', group, 'max_attempts'))
