@@ -30,6 +30,7 @@ end
 local function move(id, from, to, score)
   redis.call('ZREM', base .. ':' .. from, id)
   redis.call('ZADD', base .. ':' .. to, score, id)
+  redis.call('HSET', group_key(id), 'changed_ms', now_ms())
   count(from, -1)
   count(to, 1)
 end
