@@ -1,7 +1,7 @@
 -- audit: {counters, {state, group_id, fields of the group} for each, all keys of groups and payloads, and the
 -- milliseconds that each of them has to live}, at one instant. It walks every key of the server while others wait.
 local groups = {}
-for _, state in ipairs({ 'queued', 'leased', 'ready', 'claimed' }) do
+for _, state in ipairs(STATES) do
   for _, id in ipairs(redis.call('ZRANGE', base .. ':' .. state, 0, -1)) do
     groups[#groups + 1] = { state, id, redis.call('HGETALL', group_key(id)) }
   end

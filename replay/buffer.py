@@ -4,7 +4,7 @@
                ^                 |  |                  |  ^                   |  |
                +--- release -----+  |                  |  +-- reopen(step) ---+  |
                +--- lease expired --+                  |                         |
-    dropped <---- out of attempts --+----- too old ----+----- drop, poison ------+
+    dropped <---- out of attempts --+----- too old ----+-------- drop -----------+
 
 Each verb is one small Lua script that runs whole or not at all and may be run again: a client that lost the reply sends
 the same call once more, and it has one effect. Time is the server's. Payloads travel by plain SET and MGET.
@@ -13,9 +13,8 @@ the same call once more, and it has one effect. Time is the server's. Payloads t
 import itertools
 import uuid
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 import redis
 
 from common.trajectory import Outcome, Trajectory
@@ -24,18 +23,17 @@ from replay import scripts
 from replay.keys import FencedOut, epoch_key, key
 from replay.ledger import Ledger, audit, read_ledger
 from replay.payloads import INVALID, LostPayload, Payloads
-from replay.ticket import Failure, Group, InsertResult, Lease, Poison, Ticket
+from replay.ticket import Failure, Group, InsertResult, Lease, Quarantined, Ticket
 
 ORPHAN_TTL_S = 120  # a payload whose actor died before the commit is gone after this
 BATCH_GROUPS = 256  # the most that one run of a script settles or reopens, so that others get a turn
 MAX_QUARANTINED = 16
 MAX_REASON_CHARS = 2000  # of a failure: an environment's error may quote all that it read
 VERBS = (
-    "acquire_epoch", "open", "claim", "drop", "quarantine", "settle", "reopen",
+    "acquire_epoch", "open", "claim", "drop", "settle", "reopen",
     "lease", "heartbeat", "insert", "hand_in", "discard", "fail", "release",
+    "quarantine", "requeue",
 )  # fmt: skip
-
-S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Buffer:
@@ -90,8 +88,8 @@ class Buffer:
         """Take the `num_groups` ready groups that finished first, for `step`; [] while there are fewer.
 
         Ready groups with a token more than `max_lag` versions older than `policy_version` are dropped first, as
-        `too_old`. Groups whose payload turns out to be no valid trajectory are dropped as `poison` and are missing from
-        the answer: claim again for the rest of the batch, as after a drop.
+        `too_old`. Groups with a payload that turns out to be no valid trajectory are quarantined, those that lost one
+        are dropped, and both are missing from the answer: claim again for the rest of the batch, as after a drop.
         """
         claim_id = f"{self._epoch}-{self._num_claims}"
         reply = self._call("claim", self._epoch, claim_id, step, num_groups, policy_version - max_lag)
@@ -179,6 +177,22 @@ class Buffer:
         """Give the missing members back at once: the actor is leaving."""
         self._call("release", lease.ticket.group_id, lease.fence)
 
+    # --- People's verbs.
+
+    def quarantine(self, group_id: int, reason: str) -> bool:
+        """Set a group aside as it is, whatever its state; False if there is none. A lease on it is lost.
+
+        The learner does so with poison. Past MAX_QUARANTINED the oldest is dropped as `poison`.
+        """
+        return self._set_aside("", group_id, reason, member=None, actor=None)
+
+    def requeue(self, group_ids: Iterable[int]) -> int:
+        """Let groups that are quarantined, ready or leased begin anew; return how many.
+
+        Their members are dropped as `requeued`, a lease on them is lost, and every attempt is there to be made again.
+        """
+        return int(self._call("requeue", uuid.uuid4().hex, *group_ids))
+
     # --- What people and metrics read.
 
     def ledger(self) -> Ledger:
@@ -191,11 +205,17 @@ class Buffer:
 
     def failures(self) -> list[Failure]:
         """The last hundred failed attempts, newest first."""
-        return self._listed(Failure, "failures")
+        frames: list[Any] = self._client.lrange(f"{self._base}:failures", 0, -1)
+        return [decode(Failure, frame) for frame in frames]
 
-    def quarantined(self) -> list[Poison]:
-        """The last poisoned payloads and their senders, newest first."""
-        return self._listed(Poison, "quarantine")
+    def quarantined(self) -> list[Quarantined]:
+        """The groups that are set aside, newest first."""
+        ids: list[Any] = self._client.zrevrange(f"{self._base}:quarantined", 0, -1)
+        pipeline = self._client.pipeline(transaction=False)
+        for group_id in ids:
+            pipeline.hget(f"{self._base}:group:{group_id.decode()}", "why")
+        # One without a reason was requeued or dropped between the two reads.
+        return [decode(Quarantined, why) for why in pipeline.execute() if why is not None]
 
     # ---
 
@@ -233,7 +253,7 @@ class Buffer:
         return partials
 
     def _read_group(self, ticket: Ticket, records: list[bytes]) -> Group | None:
-        """The group with its payloads; None, and it is dropped, when one of them is lost or poisoned."""
+        """The group with its payloads; None when one of them is lost, so it is dropped, or poison: quarantined."""
         group_id = ticket.group_id
         names = [self._payload_of("blob", ticket, member, record) for member, record in enumerate(records)]
         trajectories = []
@@ -245,18 +265,17 @@ class Buffer:
                 return None
             except INVALID as error:
                 actor = records[member].decode().split(":", 4)[4]
-                poison = Poison(group_id=group_id, member=member, actor=actor, reason=str(error)[:MAX_REASON_CHARS])
-                self._call("quarantine", self._epoch, group_id, member, encode(poison), MAX_QUARANTINED)
+                self._set_aside(str(self._epoch), group_id, str(error), member=member, actor=actor)
                 return None
         return Group(ticket=ticket, trajectories=trajectories)
+
+    def _set_aside(self, epoch: str, group_id: int, reason: str, *, member: int | None, actor: str | None) -> bool:
+        why = Quarantined(group_id=group_id, member=member, actor=actor, reason=reason[:MAX_REASON_CHARS])
+        return bool(self._call("quarantine", epoch, group_id, encode(why), MAX_QUARANTINED))
 
     def _payload_of(self, kind: str, ticket: Ticket, member: int, record: bytes) -> str:
         attempt, fence, _ = record.split(b":", 2)
         return self._payloads.name(kind, ticket.group_id, member, int(attempt), int(fence))
-
-    def _listed(self, kind: type[S], name: str) -> list[S]:
-        frames: list[Any] = self._client.lrange(f"{self._base}:{name}", 0, -1)
-        return [decode(kind, frame) for frame in frames]
 
     def _in_batches(self, verb: str, step: int) -> int:
         total = 0

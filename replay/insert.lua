@@ -29,6 +29,6 @@ redis.call('HSET', group, 'oldest_policy_version', math.min(oldest, oldest_so_fa
 if redis.call('HINCRBY', group, 'num_stored', 1) == tonumber(redis.call('HGET', group, 'num_members')) then
   local order = redis.call('HINCRBY', counters, 'last_finished', 1)
   redis.call('HSET', group, 'finished', order)
-  move(id, 'leased', 'ready', order)
+  end_lease(id, 'ready', order)
 end
 return 'stored'

@@ -9,7 +9,8 @@ if id then
 else
   id = redis.call('ZRANGE', base .. ':queued', 0, 0)[1]
   if not id then return false end
-  move(id, 'queued', 'leased', now_ms() + ARGV[3])
+  leave(id, 'queued')
+  enter(id, 'leased', now_ms() + ARGV[3])
   local fence = redis.call('HINCRBY', counters, 'last_fence', 1)
   redis.call('HSET', group_key(id), 'fence', fence, 'actor', ARGV[1], 'request', ARGV[2])
   redis.call('SET', request, id, 'PX', ARGV[3])

@@ -1,8 +1,8 @@
 """The books of a stream: every group and every trajectory is in exactly one account, at any instant.
 
-    opened   = trained + sum(dropped by reason) + claimed + ready + leased + queued          (groups)
-    inserted = trained + sum(dropped by reason) + held                                       (trajectories)
-    handed in = resumed + sum(discarded by reason) + held                                    (partials)
+    opened    = trained + sum(dropped by reason) + queued + leased + ready + claimed + quarantined    (groups)
+    inserted  = trained + sum(dropped by reason) + held                                               (trajectories)
+    handed in = resumed + sum(discarded by reason) + held                                             (partials)
 
 The verbs keep the counters; `audit` counts again from what is stored.
 """
@@ -17,21 +17,24 @@ import redis
 from replay import scripts
 from replay.keys import epoch_key, key
 
+STATES = ("queued", "leased", "ready", "claimed", "quarantined")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ledger:
     """The counters at one instant."""
 
-    opened: int  # groups, like the six that follow
+    opened: int  # groups, like the seven that follow
     trained: int
     dropped: dict[str, int]  # by reason
-    claimed: int
-    ready: int
-    leased: int
     queued: int
+    leased: int
+    ready: int
+    claimed: int
+    quarantined: int
     inserted: int  # trajectories, like the three that follow
     trained_trajectories: int
-    dropped_trajectories: dict[str, int]  # by their group's reason
+    dropped_trajectories: dict[str, int]  # by their group's reason, or requeued
     held_trajectories: int
     partials_handed_in: int  # like the three that follow
     partials_resumed: int  # given out with a lease under which their member was then stored
@@ -47,7 +50,7 @@ class Ledger:
     @property
     def balanced(self) -> bool:
         """Whether the three equations hold."""
-        groups = self.trained + sum(self.dropped.values()) + self.claimed + self.ready + self.leased + self.queued
+        groups = self.trained + sum(self.dropped.values()) + sum(getattr(self, state) for state in STATES)
         dropped_trajectories = sum(self.dropped_trajectories.values())
         trajectories = self.trained_trajectories + dropped_trajectories + self.held_trajectories
         partials = self.partials_resumed + sum(self.partials_discarded.values()) + self.partials_held
@@ -118,10 +121,17 @@ def _ledger(counters: dict[str, int]) -> Ledger:
         **{f"partials_{name}": counters.get(f"partials:{name}", 0) for name in ("handed_in", "resumed", "held")},
         **{
             name: counters.get(name, 0)
-            for name in ("opened", "trained", "claimed", "ready", "leased", "queued", "dedup_hits", "fenced_inserts",
-                         "expired_leases", "redone_members")
+            for name in (
+                *STATES,
+                "opened",
+                "trained",
+                "dedup_hits",
+                "fenced_inserts",
+                "expired_leases",
+                "redone_members",
+            )
         },
-    )  # fmt: skip
+    )
 
 
 def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:
@@ -148,10 +158,7 @@ def _stored_group(base: str, state: str, group_id: str, row: dict[bytes, bytes])
 def _wrong_counters(ledger: Ledger, groups: list[StoredGroup]) -> list[str]:
     counted = Counter(group.state for group in groups)
     recount = [
-        ("queued", ledger.queued, counted["queued"]),
-        ("leased", ledger.leased, counted["leased"]),
-        ("ready", ledger.ready, counted["ready"]),
-        ("claimed", ledger.claimed, counted["claimed"]),
+        *((state, getattr(ledger, state), counted[state]) for state in STATES),
         ("held trajectories", ledger.held_trajectories, sum(len(group.blobs) for group in groups)),
         ("held partials", ledger.partials_held, sum(len(group.partials) for group in groups)),
     ]
@@ -170,9 +177,10 @@ def _wrong_groups(groups: list[StoredGroup], stored: dict[str, int]) -> list[str
         name = f"group {group.group_id} ({group.state})"
         if group.num_stored != len(group.blobs):
             wrong.append(f"{name} says {group.num_stored} members are stored, and lists {len(group.blobs)}")
-        if (group.num_stored == group.num_members) != (group.state in ("ready", "claimed")):
+        whole = group.num_stored == group.num_members
+        if group.state != "quarantined" and whole != (group.state in ("ready", "claimed")):
             wrong.append(f"{name} has {group.num_stored} of {group.num_members} members")
-        if group.partials and group.state not in ("queued", "leased"):
+        if group.partials and group.state in ("ready", "claimed"):
             wrong.append(f"{name} keeps {len(group.partials)} partials that nobody can resume")
         payloads = group.blobs + group.partials
         wrong += [f"{name} lost its payload {payload}" for payload in payloads if payload not in stored]

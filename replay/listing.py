@@ -12,9 +12,9 @@ import redis
 
 from common.wire import decode
 from replay.keys import key
+from replay.ledger import STATES
 from replay.ticket import Ticket
 
-STATES = ("queued", "leased", "ready", "claimed", "quarantined")
 PAGE_GROUPS = 256
 
 

@@ -75,10 +75,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reason: str  # at most MAX_REASON_CHARS
 
 
-class Poison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A stored payload that is no valid trajectory, and who sent it."""
+class Quarantined(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A group that was set aside: for a payload that is no valid trajectory, or by a person's wish."""
 
     group_id: int
-    member: int
-    actor: str
-    reason: str
+    member: int | None  # whose payload it is; None by a person's wish
+    actor: str | None  # that sent the payload; None by a person's wish
+    reason: str  # at most MAX_REASON_CHARS

@@ -245,13 +245,17 @@ def test_every_verb_sent_twice_has_one_effect(buffer: Buffer, redis_client: redi
     assert twice("reopen", 1, 4, 100) == 1
     assert (buffer.ledger().claimed, buffer.ledger().ready) == (0, 2)
     twice("claim", 1, "claim-2", 5, 2, 0)
-    twice("quarantine", 1, 1, 0, b"why", MAX_QUARANTINED)
-    assert redis_client.llen(key(run_id, "train", "quarantine")) == 1
+    assert twice("quarantine", 1, 1, b"why", MAX_QUARANTINED) == 1
+    assert buffer.ledger().quarantined == 1
+    assert twice("requeue", "request-1", 1) == 1
+    assert (buffer.ledger().quarantined, buffer.ledger().queued) == (0, 2)
+    buffer._call("lease", "a", "request-5", 60_000)
+    assert buffer._call("requeue", "request-1", 1) == 1  # leased since: what comes late takes nothing away
+    assert buffer.ledger().leased == 1
     assert twice("settle", 1, 5, 100) == 1
     assert buffer.ledger().trained == 1
-    buffer._call("lease", "a", "request-5", 60_000)
     twice("drop", 1, "too_old", 3)
-    assert buffer.ledger().dropped == {"env_failure": 1, "poison": 1, "too_old": 1}
+    assert buffer.ledger().dropped == {"env_failure": 1, "too_old": 1}
     assert buffer.ledger().opened == 4
 
 
@@ -514,11 +518,12 @@ def test_poison_is_set_aside_with_its_sender_and_the_claim_goes_on(
         (blob,) = stored_keys(redis_client, run_id, f"blob:{group_id}:0")
         redis_client.set(blob, payload)
     assert ids(buffer.claim(1, 3, policy_version=0, max_lag=0)) == [2]
-    garbage, stranger = sorted(buffer.quarantined(), key=lambda poison: poison.group_id)
+    stranger, garbage = buffer.quarantined()
     assert (garbage.actor, garbage.member) == ("a", 0)
     assert "shorter than its header" in garbage.reason or "magic" in garbage.reason
     assert "the ticket says" in stranger.reason
-    assert buffer.ledger().dropped == {"poison": 2}
+    ledger = buffer.ledger()
+    assert (ledger.quarantined, ledger.claimed, ledger.held_trajectories) == (2, 1, 6)
     assert buffer.audit() == []
 
 
@@ -528,9 +533,54 @@ def test_the_quarantine_is_bounded(buffer: Buffer, redis_client: redis.Redis, ru
     for blob in stored_keys(redis_client, run_id, "blob"):
         redis_client.set(blob, b"poison")
     assert buffer.claim(1, num_poisoned, policy_version=0, max_lag=0) == []
-    assert buffer.ledger().dropped == {"poison": num_poisoned}
-    assert len(buffer.quarantined()) == MAX_QUARANTINED
-    assert len(stored_keys(redis_client, run_id, "poison")) == MAX_QUARANTINED
+    assert [set_aside.group_id for set_aside in buffer.quarantined()] == list(range(num_poisoned))[:2:-1]
+    assert (buffer.ledger().quarantined, buffer.ledger().dropped) == (MAX_QUARANTINED, {"poison": 3})
+    assert len(stored_keys(redis_client, run_id, "blob")) == 2 * MAX_QUARANTINED
+    assert buffer.audit() == []
+
+
+def test_a_person_sets_groups_aside_in_any_state_and_their_leases_are_lost(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, 0)
+    buffer.open([ticket(1), ticket(2)])
+    lease = leased(buffer)
+    buffer.hand_in(lease, partial_of(lease, 0, run_id=run_id))
+    someone = make_buffer(buffer._client, run_id)  # holds no epoch, and needs none
+    assert [someone.quarantine(group_id, "looks odd") for group_id in (2, 1, 0, 77)] == [True, True, True, False]
+    assert someone.quarantine(2, "looks odd again")
+    assert buffer.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.FENCED
+    assert buffer.heartbeat("a", [lease]) == set()
+    assert [(odd.group_id, odd.member, odd.actor, odd.reason) for odd in someone.quarantined()] == [
+        (group_id, None, None, "looks odd") for group_id in (0, 1, 2)
+    ]
+    ledger = buffer.ledger()
+    assert (ledger.quarantined, ledger.held_trajectories, ledger.partials_held) == (3, 2, 1)
+    assert buffer.audit() == []
+
+
+def test_a_requeued_group_begins_anew_and_its_holder_is_fenced(
+    buffer: Buffer, redis_client: redis.Redis, run_id: str
+) -> None:
+    make_ready(buffer, run_id, 0, 1)
+    buffer.quarantine(1, "looks odd")
+    buffer.open([ticket(2), ticket(3), ticket(4, num_members=1)])
+    lease = leased(buffer)
+    assert buffer.fail(lease, 0, attempt=0, outcome=Outcome.ENV_FAILURE, reason="closed") == 1
+    assert buffer.insert(lease, attempt_at(lease, 1, run_id=run_id)) is InsertResult.STORED
+    assert buffer.hand_in(lease, msgspec.structs.replace(partial_of(lease, 0, run_id=run_id), attempt=1))
+    assert buffer.requeue([0, 1, 2, 3, 77]) == 3  # 3 is queued as it is
+    assert stored_keys(redis_client, run_id, "blob") + stored_keys(redis_client, run_id, "partial") == []
+    assert buffer.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.FENCED
+    ledger = buffer.ledger()
+    assert (ledger.queued, ledger.dropped, ledger.dropped_trajectories) == (5, {}, {"requeued": 5})
+    assert (ledger.partials_discarded, ledger.held_trajectories) == ({"requeued": 1}, 0)
+    assert buffer.audit() == []
+    again = [leased(buffer) for _ in range(3)]
+    assert [(lease.ticket.group_id, lease.missing) for lease in again] == [(i, {0: 0, 1: 0}) for i in range(3)]
+    for lease in again:
+        fill(buffer, lease, run_id)
+    assert ids(buffer.claim(1, 3, policy_version=0, max_lag=0)) == [0, 1, 2]
+    assert buffer.requeue([0]) == 0  # it may be in the model already
+    assert buffer.audit() == []
 
 
 def test_a_lost_payload_drops_its_group_with_the_reason(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 from common.config import Config
 from replay.bulletin import Bulletin
-from replay.listing import STATES, ListedGroup, list_groups
+from replay.ledger import STATES
+from replay.listing import ListedGroup, list_groups
 from tools.printable import json_line
 from tools.run_records import client_of
 from tools.table import print_rows
