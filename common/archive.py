@@ -4,6 +4,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from common.trajectory import Trajectory, decode_trajectory, encode_trajectory
 from common.wire import MAX_FRAME_BYTES, WireError
@@ -14,15 +15,25 @@ _LENGTH = struct.Struct("<I")
 def append(path: Path, trajectories: Iterable[Trajectory]) -> None:
     """Add `trajectories` to the end of `path` and make them durable."""
     with path.open("ab") as file:
-        for trajectory in trajectories:
-            frame = encode_trajectory(trajectory, compress=True)
-            file.write(_LENGTH.pack(len(frame)) + frame)
+        write_frames(file, (encode_trajectory(trajectory, compress=True) for trajectory in trajectories))
         file.flush()
         os.fsync(file.fileno())
 
 
 def read(path: Path, *, vocab_size: int) -> Iterator[Trajectory]:
     """Yield each trajectory in order. Raises WireError where the file is cut short or is not one of ours."""
+    for frame in read_frames(path):
+        yield decode_trajectory(frame, max_bytes=MAX_FRAME_BYTES, vocab_size=vocab_size)
+
+
+def write_frames(file: BinaryIO, frames: Iterable[bytes]) -> None:
+    """Write each frame behind its length."""
+    for frame in frames:
+        file.write(_LENGTH.pack(len(frame)) + frame)
+
+
+def read_frames(path: Path) -> Iterator[bytes]:
+    """Yield each frame in order. Raises WireError where the file is cut short or declares too large a frame."""
     with path.open("rb") as file:
         while prefix := file.read(_LENGTH.size):
             if len(prefix) < _LENGTH.size:
@@ -33,4 +44,4 @@ def read(path: Path, *, vocab_size: int) -> Iterator[Trajectory]:
             frame = file.read(num_bytes)
             if len(frame) < num_bytes:
                 raise WireError(f"{path} ends inside a frame: {len(frame)} of {num_bytes} bytes")
-            yield decode_trajectory(frame, max_bytes=MAX_FRAME_BYTES, vocab_size=vocab_size)
+            yield frame

@@ -32,12 +32,15 @@ class RunConfig:
     name: str = "run"  # the directory under `root`, and the prefix of every Redis key
     root: str = "runs"  # where run directories live
     seed: int = 0  # of the model, the order of tasks, and the sampling of every member
+    rerun_of: str = ""  # the run under `root` whose archive the learner trains on; empty trains on what actors make
 
     def __post_init__(self) -> None:
         _require(
             re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.name) is not None,
             "run.name", "1 to 64 letters, digits, '.', '_' or '-'", self.name, "choose another name",
         )  # fmt: skip
+        _require(self.rerun_of != self.name, "run.rerun_of", "another run than run.name", self.rerun_of,
+                 "choose another run.name")  # fmt: skip
 
 
 @dataclass(kw_only=True, slots=True)
@@ -128,6 +131,7 @@ class ReplayConfig:
     lease_ttl_s: float = 10.0  # an actor silent for this long loses its leases
     max_attempts: int = 4  # attempts at a member before its group is dropped with the reason
     max_trajectory_bytes: int = 8 << 20  # larger ones are refused
+    archive: bool = True  # keep in trajectories/ what each step was trained on; without it nothing can be re-run
 
     def __post_init__(self) -> None:
         _require(self.group_size >= 2, "replay.group_size", ">= 2", self.group_size,

@@ -34,6 +34,11 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def trajectories(self) -> Path:
+        """What each step was trained on: see replay.archive."""
+        return self.path / "trajectories"
+
+    @property
     def tally(self) -> Path:
         """What the steps so far add up to."""
         return self.path / "tally.json"

@@ -90,6 +90,11 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return max(_whole_checkpoints(folder), default=None)
 
 
+def step_of(path: Path) -> int:
+    """The step that a checkpoint was written after."""
+    return int(path.name.removeprefix("step_"))
+
+
 def load(path: Path, *, model: PackedModel, optimizer: torch.optim.AdamW, schedule: LambdaLR) -> Progress:
     """Put model, optimizer, schedule and random state back as they were saved. Every rank calls it.
 

@@ -22,6 +22,7 @@ from learner.report import add_system, step_metrics
 from learner.step import StepMetrics
 from learner.supply import Batch, Supply
 from learner.tally import load_tally, save_tally
+from replay.archive import ArchivedStep, ArchiveWriter
 from replay.buffer import Buffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunFacts, RunState
@@ -69,13 +70,24 @@ class Lead:
     """Rank 0's duties. What it writes and publishes is the run's only truth; the other ranks only compute."""
 
     def __init__(
-        self, links: Links, config: Config, run_dir: RunDir, *, progress: Progress, redis_url: str, device: str
+        self,
+        links: Links,
+        config: Config,
+        run_dir: RunDir,
+        *,
+        progress: Progress,
+        conditions: dict[str, str],
+        redis_url: str,
+        device: str,
     ) -> None:
         self._links = links
         self._config = config
         self._run_dir = run_dir
         self._started_at_s = run_dir.start_clock()
         self._tally = load_tally(run_dir.tally)
+        self._conditions = conditions
+        self._archive = ArchiveWriter(run_dir.trajectories, config.run.name, epoch=links.epoch)
+        self._archive.cut_after(progress.step)
         # What steps up to the checkpoint's had claimed is in these weights; what later ones had is in none.
         links.train.settle(progress.step)
         num_reopened = links.train.reopen(progress.step)
@@ -110,6 +122,21 @@ class Lead:
             published_version=progress.highest_published,
             shutdown=shutdown,
         )
+
+    def archive(self, batch: Batch, before: Progress) -> None:
+        """Write down what the step that follows `before` is trained on. Raises ArchiveError."""
+        if self._config.replay.archive:
+            step = ArchivedStep(
+                step=before.step + 1,
+                policy_version=before.policy_version,
+                conditions=self._conditions,
+                groups=batch.groups,
+            )
+            self._archive.append(step)
+
+    def sync_archive(self) -> None:
+        """Make durable what was archived, before a checkpoint covers it. Raises ArchiveError."""
+        self._archive.sync()
 
     def publish(self, tensors: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
         self._publisher.publish(tensors, policy_version=policy_version)

@@ -1,76 +1,35 @@
 """The learner: groups in, policy versions out.
 
-    claim(step) -> advantages -> packs -> one optimizer step -> publish -> checkpoint, settle
+    claim(step) -> archive -> advantages -> packs -> one optimizer step -> publish -> checkpoint, settle
 
 It waits for actors only where it has no batch, and what it consumed counts as trained only when a checkpoint that
-covers the step is durable. Rank 0 alone talks to Redis; the other ranks hear from it.
+covers the step is durable, and the archive before it. Rank 0 alone talks to Redis; the other ranks hear from it.
+`learner.rerun` makes the same steps from the archive.
 """
 
-import logging
-import time
-from dataclasses import dataclass
-
 import msgspec
-import torch
-from torch.optim.lr_scheduler import LambdaLR
 
-from common import archive
 from common.config import Config
 from common.connection import connect_or_explain
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
-from learner import checkpoint
-from learner.advantage import centred_advantages, standardised_advantages
 from learner.checkpoint import Progress
+from learner.conditions import conditions_of
 from learner.lead import Lead, join_run
-from learner.model import PackedModel, full_tensors, load_model, save_hf
-from learner.optimizer import make_optimizer, make_schedule
-from learner.pack import TokenSequence, count_loss_tokens, micro_batches, sequences_of
+from learner.learner import Clock, Learner, imitate_expert, load_learner, save_checkpoint, train_on
+from learner.model import full_tensors, save_hf
 from learner.ranks import Ranks
 from learner.share import share
-from learner.step import StepMetrics, summed_over_ranks, train_step
 from learner.supply import Batch
-from learner.warm_start import WarmStartStep, imitate
 from replay.keys import FencedOut
-from replay.ticket import Group
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(kw_only=True, slots=True)
-class Learner:
-    """What training changes, and where it happens."""
-
-    config: Config
-    run_dir: RunDir
-    ranks: Ranks
-    model: PackedModel
-    optimizer: torch.optim.AdamW
-    schedule: LambdaLR
-    progress: Progress
-
-
-class Clock:
-    """Splits a step's wall clock into named parts that add up to it."""
-
-    def __init__(self) -> None:
-        self.times_s: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        """Everything since the last lap was `name`."""
-        now = time.perf_counter()
-        self.times_s[name] = now - self._last
-        self._last = now
 
 
 def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) -> bool:
     """Train until `learner.steps`, or until told to stop; return whether the run is finished.
 
-    Every rank calls it. Raises ConfigError, RedisUnreachable, SupplyDried, FencedOut.
+    Every rank calls it. Raises ConfigError, RedisUnreachable, SupplyDried, ArchiveError, FencedOut.
     """
-    torch.manual_seed(config.run.seed)
-    learner, resumed = _load(config, run_dir, ranks)
+    learner, resumed = load_learner(config, run_dir, ranks)
     lead = _take_the_lead(learner) if ranks.rank == 0 else None
     fresh = share(lead.with_fresh_version(learner.progress) if lead else None, Progress, ranks=ranks)
     assert fresh is not None
@@ -105,88 +64,24 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
 
 def _step(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
     """One optimizer step, from the claim to the settled checkpoint; False when told to stop before its batch came."""
-    clock, before, config = Clock(), learner.progress, learner.config
+    clock, before, config = Clock(), learner.progress, learner.config.learner
     batch = share(lead.next_batch(before, shutdown) if lead else None, Batch, ranks=learner.ranks)
     clock.lap("wait")
     if batch is None:
         return False
-    sequences = weighed_sequences(batch.groups, normalise_by_std=config.objective.normalise_by_std)
-    clock.lap("pack")
-    metrics = _train(learner, sequences)
-    clock.lap("train")
-    learner.progress = msgspec.structs.replace(
-        before,
-        step=before.step + 1,
-        policy_version=before.policy_version + 1,
-        next_group_id=batch.next_group_id,
-        tokens_trained=before.tokens_trained + sum(sequence.num_tokens for sequence in sequences),
-    )
-    step, last = learner.progress.step, config.learner.steps
-    if step % config.learner.publish_every == 0 or step == last:
+    if lead:
+        lead.archive(batch, before)
+    clock.lap("archive")
+    metrics = train_on(learner, batch, clock)
+    step, last = learner.progress.step, config.steps
+    if step % config.publish_every == 0 or step == last:
         _publish(learner, lead)
     clock.lap("publish")
     if lead:
         lead.record_step(batch, metrics, before, clock.times_s)
-    if step % config.learner.checkpoint_every == 0 or step == last:
+    if step % config.checkpoint_every == 0 or step == last:
         _checkpoint(learner, lead)
     return True
-
-
-def weighed_sequences(groups: list[Group], *, normalise_by_std: bool) -> list[TokenSequence]:
-    """Every sequence of a batch, its tokens weighed by how much better the attempt was than its siblings."""
-    advantages_of = standardised_advantages if normalise_by_std else centred_advantages
-    sequences: list[TokenSequence] = []
-    for group in groups:
-        advantages = advantages_of([trajectory.total_reward for trajectory in group.trajectories])
-        for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
-            sequences += sequences_of(trajectory, advantage=float(advantage))
-    return sequences
-
-
-def _train(learner: Learner, sequences: list[TokenSequence]) -> StepMetrics:
-    config, ranks = learner.config, learner.ranks
-    packs = micro_batches(
-        sequences, max_tokens=config.learner.micro_batch_tokens, num_ranks=ranks.num_ranks, rank=ranks.rank
-    )
-    return train_step(
-        learner.model,
-        learner.optimizer,
-        learner.schedule,
-        packs,
-        ranks=ranks,
-        objective=config.objective,
-        global_num_loss_tokens=count_loss_tokens(sequences),
-        temperature=config.sampling.temperature,
-        chunk_tokens=config.learner.logprob_chunk_tokens,
-        max_grad_norm=config.optim.max_grad_norm,
-    )
-
-
-def _load(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner, bool]:
-    """The learner as the newest whole checkpoint left it, or as it begins; and which of the two."""
-    model = load_model(
-        config.model.path or run_dir.model,
-        ranks=ranks,
-        dtype=config.model.dtype,
-        activation_checkpointing=config.learner.activation_checkpointing,
-    )
-    optimizer = make_optimizer(model, config=config.optim)
-    schedule = make_schedule(optimizer, config=config.optim, num_steps=config.learner.steps)
-    progress = Progress(step=0, policy_version=0, highest_published=-1, next_group_id=0, tokens_trained=0)
-    newest = checkpoint.latest_checkpoint(run_dir.checkpoints)
-    if newest is not None:
-        progress = checkpoint.load(newest, model=model, optimizer=optimizer, schedule=schedule)
-        log.info("resumed from %s: version %d", newest.name, progress.policy_version)
-    learner = Learner(
-        config=config,
-        run_dir=run_dir,
-        ranks=ranks,
-        model=model,
-        optimizer=optimizer,
-        schedule=schedule,
-        progress=progress,
-    )
-    return learner, newest is not None
 
 
 def _take_the_lead(learner: Learner) -> Lead:
@@ -202,6 +97,7 @@ def _take_the_lead(learner: Learner) -> Lead:
         config,
         learner.run_dir,
         progress=learner.progress,
+        conditions=conditions_of(config, ranks=learner.ranks),
         redis_url=config.redis.url,
         device=learner.ranks.device.type,
     )
@@ -215,7 +111,7 @@ def _warm_up(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
     config = learner.config
     if config.warm_start.episodes:
         initial = lead.open_evaluation(learner.progress.policy_version) if lead and config.eval.num_tasks else None
-        num_steps = _imitate(learner, shutdown)
+        num_steps = imitate_expert(learner, learner.run_dir.demonstrations, shutdown)
         if num_steps is None:
             return False
         if lead and initial:
@@ -235,39 +131,6 @@ def _evaluate_start(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> 
         lead.close_evaluation(evaluation, name, step=0, shutdown=shutdown)
 
 
-class _Stopped(Exception):
-    """Told to stop in mid-imitation."""
-
-
-def _imitate(learner: Learner, shutdown: Shutdown) -> int | None:
-    """The number of optimizer steps made; None when told to stop before the last."""
-    config = learner.config
-    episodes = list(archive.read(learner.run_dir.demonstrations, vocab_size=learner.model.vocab_size))
-
-    def say(step: WarmStartStep) -> None:
-        if step.step % max(1, step.num_steps // 5) == 0:
-            log.info("warm start %d of %d: %.3f nats a token", step.step, step.num_steps, step.loss)
-        # Summed, as a signal reaches the ranks in different steps, and they must stop after the same one.
-        told = torch.tensor(float(shutdown.requested.is_set()), device=learner.ranks.device)
-        if summed_over_ranks({"told": told})["told"]:
-            raise _Stopped
-
-    try:
-        return imitate(
-            learner.model,
-            episodes,
-            config=config.warm_start,
-            ranks=learner.ranks,
-            seed=config.run.seed,
-            micro_batch_tokens=config.learner.micro_batch_tokens,
-            chunk_tokens=config.learner.logprob_chunk_tokens,
-            on_step=say,
-        )
-    except _Stopped:
-        log.info("told to stop in mid-imitation")
-        return None
-
-
 def _publish(learner: Learner, lead: Lead | None) -> None:
     """Offer the weights as they are. Gathering is collective; only rank 0 copies them out."""
     version = learner.progress.policy_version
@@ -281,16 +144,10 @@ def _publish(learner: Learner, lead: Lead | None) -> None:
 
 
 def _checkpoint(learner: Learner, lead: Lead | None) -> None:
-    """Make the learner durable; only then is what it consumed counted as trained."""
-    checkpoint.save(
-        learner.run_dir.checkpoints,
-        model=learner.model,
-        optimizer=learner.optimizer,
-        schedule=learner.schedule,
-        progress=learner.progress,
-        ranks=learner.ranks,
-        keep=learner.config.learner.keep_checkpoints,
-    )
+    """Make the learner durable, its archive before it; only then is what it consumed counted as trained."""
+    if lead:
+        lead.sync_archive()
+    save_checkpoint(learner)
     if lead:
         lead.settle(learner.progress)
 

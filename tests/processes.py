@@ -87,6 +87,10 @@ class Process:
         except subprocess.TimeoutExpired:
             pytest.fail(f"{self.name} did not end within {timeout_s:.0f} s:\n{self.last_words()}")
 
+    def said(self) -> str:
+        """All that it wrote so far."""
+        return self._log.read_text(errors="replace")
+
     def last_words(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()[-NUM_LAST_LINES:]
         return "\n".join([f"--- {self.name}, exit code {self.exit_code}:", *lines])
@@ -121,6 +125,11 @@ class Run:
 
     def start_learner(self) -> Process:
         return self._started("learner", ["-m", "tools.cli", "learner", *self._common, *self._settings])
+
+    def start_rerun(self, name: str, *settings: str) -> Process:
+        """Train again on this run's archive, as run `name`. Neither Redis nor actors are in its reach."""
+        arguments = ["--replay-archive", self.name, f"run.root={self.dir.path.parent}", f"run.name={name}", *settings]
+        return self._started(name, ["-m", "tools.cli", "learner", *arguments])
 
     def start_actor(self, name: str, *settings: str) -> Process:
         """An actor knows where the run is and what itself is like; the rest it hears from the run."""

@@ -1,7 +1,4 @@
 import dataclasses
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +13,7 @@ from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import count_loss_tokens, micro_batches
 from learner.ranks import Ranks
 from learner.step import StepMetrics, train_step
+from tests.full_disk import largest_file
 from tests.tiny_model import random_sequence, save_tiny_model
 
 
@@ -138,14 +136,3 @@ def test_a_full_disk_leaves_the_older_checkpoint_whole(tmp_path: Path, tiny: Pat
         learner.save(tmp_path, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
     assert learner.load(older) == progress_at(1)
-
-
-@contextmanager
-def largest_file(*, bytes_allowed: int) -> Iterator[None]:
-    """Every write past `bytes_allowed` fails, as it does on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_allowed, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -17,7 +17,7 @@ from replay.server import start_server
 from tests.processes import MARK, REPOSITORY, nothing_runs
 
 NUM_STEPS = 30
-TIMES = ("time/wait_s", "time/pack_s", "time/train_s", "time/publish_s")
+TIMES = ("time/wait_s", "time/archive_s", "time/pack_s", "time/train_s", "time/publish_s")
 UP_TIMEOUT_S = 1000.0
 
 

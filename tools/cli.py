@@ -77,6 +77,11 @@ def _parser() -> argparse.ArgumentParser:
                          help="a YAML file of differences from the defaults, then overrides")  # fmt: skip
         one.add_argument("--resume", metavar="NAME", help="go on with the run of this name, with its own config")
         one.add_argument("--print-config", action="store_true", help="print the whole configuration and stop")
+        if verb == "learner":
+            one.add_argument("--replay-archive", metavar="RUN", help="train again on what this run was trained on, by "
+                             "its own config, without actors and Redis; run.name is RUN-rerun by default")  # fmt: skip
+        else:
+            one.set_defaults(replay_archive=None)
         if verb == "up":
             one.add_argument("--dry-run", action="store_true", help="print what would be started and stop")
     return parser
@@ -86,12 +91,18 @@ def _load(arguments: argparse.Namespace) -> Config:
     """The configuration, without any password in it: that goes to the environment, for children to find."""
     files = [setting for setting in arguments.settings if "=" not in setting]
     overrides = [setting for setting in arguments.settings if "=" in setting]
-    if len(files) + bool(arguments.resume) > 1:
-        raise ConfigError(f"one config file at most, or --resume with the run's own, got {', '.join(files)}")
+    if len(files) + bool(arguments.resume) + bool(arguments.replay_archive) > 1:
+        raise ConfigError(
+            f"one config file at most, or --resume or --replay-archive with the run's own, got {', '.join(files)}"
+        )
     named = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     root = named.get("run.root", Config().run.root)
     if arguments.resume:
         files = [str(_config_of(root, arguments.resume))]
+    elif arguments.replay_archive:
+        run = arguments.replay_archive
+        files = [str(_config_of(root, run))]
+        overrides = [f"run.rerun_of={run}", f"run.name={run}-rerun", "redis.url=''", *overrides]
     elif arguments.verb in JOINING and not files:
         there = RunDir(root, named.get("run.name", Config().run.name)).config
         if there.is_file():
@@ -123,9 +134,10 @@ def _verb(arguments: argparse.Namespace) -> Callable[[Config], int]:
                 return dry_run
             return lambda config: up(config, resume=bool(arguments.resume))
         case "learner":
+            from tools.rerun import rerun
             from tools.train import train
 
-            return train
+            return lambda config: rerun(config) if config.run.rerun_of else train(config)
         case "actors":
             from tools.actor_host import host_actors
 

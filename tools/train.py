@@ -29,6 +29,7 @@ def train(config: Config) -> int:
         from learner.learn import learn  # after the quick checks: it imports torch
         from learner.ranks import join_ranks, leave_ranks
         from learner.supply import SupplyDried
+        from replay.archive import ArchiveError
         from replay.keys import FencedOut
 
         ranks = join_ranks(timeout_s=RANK_TIMEOUT_S)
@@ -37,6 +38,9 @@ def train(config: Config) -> int:
     except (SupplyDried, FencedOut) as error:  # another try would end alike, or fence the newer learner out
         print(f"slipstream learner: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
+    except ArchiveError as error:  # another try may find room
+        print(f"slipstream learner: {error}", file=sys.stderr)
+        return 1
     finally:
         leave_ranks()
 
@@ -48,10 +52,10 @@ def _prepare(config: Config, run_dir: RunDir) -> None:
 
     prepare(config)
     if config.learner.ranks > 1:
-        _become_torchrun(config, run_dir)
+        become_torchrun(config, run_dir)
 
 
-def _become_torchrun(config: Config, run_dir: RunDir) -> NoReturn:
+def become_torchrun(config: Config, run_dir: RunDir) -> NoReturn:
     """Torchrun starts this verb once a rank, and hands signals on."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.learner.ranks}",

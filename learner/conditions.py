@@ -1,0 +1,55 @@
+"""What a step's arithmetic depends on besides the weights it begins with and the batch, to the last bit."""
+
+import dataclasses
+
+import torch
+import transformers
+
+from common.config import Config
+from learner.ranks import Ranks
+
+
+def conditions_of(config: Config, *, ranks: Ranks) -> dict[str, str]:
+    """The settings and the machine, as they are recorded with each archived step."""
+    return settings_of(config) | {
+        "learner.ranks": str(ranks.num_ranks),
+        "threads of a rank": str(torch.get_num_threads()),
+        "device": torch.cuda.get_device_name()
+        if ranks.device.type == "cuda"
+        else torch.backends.cpu.get_cpu_capability(),
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+    }
+
+
+def settings_of(config: Config) -> dict[str, str]:
+    """Those that a model trained on given batches depends on, its warm start included; the initial model apart."""
+    learner = config.learner
+    settings: dict[str, object] = {
+        "model.dtype": config.model.dtype,
+        "sampling.temperature": config.sampling.temperature,
+        "learner.steps": learner.steps,  # the learning rate's schedule ends there
+        "learner.ranks": learner.ranks,
+        "learner.micro_batch_tokens": learner.micro_batch_tokens,
+        "learner.logprob_chunk_tokens": learner.logprob_chunk_tokens,
+        "learner.activation_checkpointing": learner.activation_checkpointing,
+    }
+    for section in ("objective", "optim"):
+        settings |= _section(config, section)
+    if config.warm_start.episodes:
+        settings |= _section(config, "warm_start") | {"run.seed": config.run.seed}
+    return {name: str(value) for name, value in settings.items()}
+
+
+def differences(theirs: dict[str, str], ours: dict[str, str]) -> list[str]:
+    """What differs, for people."""
+    return [
+        f"{name} was {theirs.get(name, 'unknown')} and is {ours.get(name, 'unknown')}"
+        for name in sorted(theirs.keys() | ours.keys())
+        if theirs.get(name) != ours.get(name)
+    ]
+
+
+def _section(config: Config, name: str) -> dict[str, object]:
+    values = dataclasses.asdict(getattr(config, name))
+    return {f"{name}.{key}": value for key, value in values.items()}

@@ -1,0 +1,204 @@
+"""What each optimizer step was trained on, in the run's directory: enough to train it again without any actor.
+
+    trajectories/step_000012.epoch_3.bin     a header with the tickets, then their trajectories, in training order
+
+A file is there whole or not at all, however its writer is killed. After `sync` it survives a loss of power too; that
+comes before the checkpoint that covers the step, so what a checkpoint holds can always be trained again. A learner that
+resumes from step s cuts what lies after s. The epoch is the writer's: a learner that was fenced out while it held a
+claim writes beside its successor, not over it.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from common.archive import read_frames, write_frames
+from common.trajectory import InvalidTrajectory, decode_trajectory, encode_trajectory
+from common.wire import SCHEMA, WireError, decode, encode
+from replay.ticket import Group, Ticket
+
+_NAME = re.compile(r"step_(\d{6,})\.epoch_(\d+)\.bin")
+
+
+class ArchiveError(RuntimeError):
+    """The archive cannot be written or read; the message names the file and what to do."""
+
+
+class ArchivedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One optimizer step, but for the weights that it began with."""
+
+    step: int  # from 1
+    policy_version: int  # of the weights that it began with
+    conditions: dict[str, str]  # what else its arithmetic depended on, by name
+    groups: list[Group]  # in the order in which they were trained
+
+
+class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    schema: int
+    run_id: str
+    step: int
+    policy_version: int
+    conditions: dict[str, str]
+    tickets: list[Ticket]  # `num_members` trajectories follow for each
+
+
+class ArchiveWriter:
+    """Adds to a run's archive the steps that one learner makes."""
+
+    def __init__(self, folder: Path, run_id: str, *, epoch: int) -> None:
+        self._folder = folder
+        self._run_id = run_id
+        self._epoch = epoch
+        self._unsynced: list[Path] = []
+
+    def append(self, archived: ArchivedStep) -> None:
+        """Write one step; a killed process does not undo it from here on. Raises ArchiveError."""
+        path = self._folder / f"step_{archived.step:06d}.epoch_{self._epoch}.bin"
+        unnamed = path.with_suffix(".tmp")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with unnamed.open("wb") as file:
+                write_frames(file, self._frames(archived))
+            unnamed.replace(path)
+        except OSError as error:
+            unnamed.unlink(missing_ok=True)
+            raise _unwritten(path, error) from error
+        self._unsynced.append(path)
+
+    def sync(self) -> None:
+        """Make what was appended durable: a loss of power does not undo it from here on. Raises ArchiveError."""
+        if not self._unsynced:
+            return
+        for path in [*self._unsynced, self._folder, self._folder.parent]:
+            try:
+                _sync(path)
+            except OSError as error:
+                raise _unwritten(path, error) from error
+        self._unsynced.clear()
+
+    def cut_after(self, step: int) -> None:
+        """Remove every later step and what a killed writer left. Newest first: a crash half-way leaves no gap."""
+        for later, _, path in sorted(_files(self._folder), reverse=True):
+            if later > step:
+                path.unlink()
+        for unnamed in self._folder.glob("*.tmp"):
+            unnamed.unlink()
+
+    def _frames(self, archived: ArchivedStep) -> Iterator[bytes]:
+        header = _Header(
+            schema=SCHEMA,
+            run_id=self._run_id,
+            step=archived.step,
+            policy_version=archived.policy_version,
+            conditions=archived.conditions,
+            tickets=[group.ticket for group in archived.groups],
+        )
+        yield encode(header, compress=True)
+        for group in archived.groups:
+            yield from (encode_trajectory(trajectory, compress=True) for trajectory in group.trajectories)
+
+
+class Archive:
+    """The steps of one run, as they are when it is made."""
+
+    def __init__(self, folder: Path, run_id: str) -> None:
+        self._folder = folder
+        self._run_id = run_id
+        self._paths = {step: path for step, _, path in sorted(_files(folder))}  # of a step, by the latest epoch
+
+    @property
+    def last_step(self) -> int:
+        """0 where there is none."""
+        return max(self._paths, default=0)
+
+    def read(self, step: int, *, vocab_size: int, max_trajectory_bytes: int) -> ArchivedStep:
+        """One step as it was trained.
+
+        Raises ArchiveError where it is missing, damaged, of another run, or holds what its tickets do not allow.
+        """
+        path = self._path(step)
+        with _explained(path, step):
+            frames = read_frames(path)
+            header = self._header(frames, step)
+            groups = [self._group(ticket, frames, vocab_size, max_trajectory_bytes) for ticket in header.tickets]
+            if next(frames, None) is not None:
+                raise WireError("it goes on after its last trajectory")
+        return ArchivedStep(
+            step=step, policy_version=header.policy_version, conditions=header.conditions, groups=groups
+        )  # fmt: skip
+
+    def conditions(self, step: int) -> dict[str, str]:
+        """Those of one step. Raises ArchiveError as `read` does, as far as the header tells."""
+        path = self._path(step)
+        with _explained(path, step):
+            return self._header(read_frames(path), step).conditions
+
+    def _header(self, frames: Iterator[bytes], step: int) -> _Header:
+        header = decode(_Header, _next(frames))
+        found, wanted = (header.schema, header.run_id, header.step), (SCHEMA, self._run_id, step)
+        if found != wanted:
+            raise WireError(f"its (schema, run, step) are {found}, not {wanted}")
+        if not header.tickets or min(ticket.num_members for ticket in header.tickets) < 1:
+            raise WireError("it holds no groups, or an empty one")
+        return header
+
+    def _group(self, ticket: Ticket, frames: Iterator[bytes], vocab_size: int, max_bytes: int) -> Group:
+        trajectories = []
+        for member in range(ticket.num_members):
+            trajectory = decode_trajectory(_next(frames), max_bytes=max_bytes, vocab_size=vocab_size)
+            ticket.check_owns(trajectory, run_id=self._run_id)
+            if trajectory.member != member:
+                raise InvalidTrajectory(f"group {ticket.group_id} has member {trajectory.member} in place {member}")
+            trajectories.append(trajectory)
+        return Group(ticket=ticket, trajectories=trajectories)
+
+    def _path(self, step: int) -> Path:
+        if step not in self._paths:
+            raise ArchiveError(f"{self._folder} has no step {step}; {_way_out(step)}")
+        return self._paths[step]
+
+
+def _next(frames: Iterator[bytes]) -> bytes:
+    for frame in frames:
+        return frame
+    raise WireError("it ends before its last trajectory")
+
+
+@contextlib.contextmanager
+def _explained(path: Path, step: int) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, WireError, InvalidTrajectory) as error:
+        raise ArchiveError(f"{path} cannot be trained on: {error}; {_way_out(step)}") from error
+
+
+def _way_out(step: int) -> str:
+    if step == 1:
+        return "nothing can be trained again without it"
+    return f"what comes before it can be trained again by learner.steps={step - 1}"
+
+
+def _files(folder: Path) -> Iterator[tuple[int, int, Path]]:
+    """(step, epoch, path) of every file."""
+    for path in folder.glob("step_*.bin"):
+        if found := _NAME.fullmatch(path.name):
+            yield int(found[1]), int(found[2]), path
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _unwritten(path: Path, error: OSError) -> ArchiveError:
+    return ArchiveError(
+        f"cannot archive {path}: {error}; make room or mend the disk, or do without by `replay.archive=false`; the run "
+        "goes on from its newest checkpoint"
+    )
