@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from common.archive import read_frames, write_frames
-from common.trajectory import InvalidTrajectory, decode_trajectory, encode_trajectory
+from common.trajectory import InvalidTrajectory, Outcome, decode_trajectory, encode_trajectory
 from common.wire import SCHEMA, WireError, decode, encode
 from replay.ticket import Group, Ticket
 
@@ -44,6 +44,7 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     policy_version: int
     conditions: dict[str, str]
     tickets: list[Ticket]  # `num_members` trajectories follow for each
+    num_uses: list[int]  # of each ticket's group
 
 
 class ArchiveWriter:
@@ -96,6 +97,7 @@ class ArchiveWriter:
             policy_version=archived.policy_version,
             conditions=archived.conditions,
             tickets=[group.ticket for group in archived.groups],
+            num_uses=[group.num_uses for group in archived.groups],
         )
         yield encode(header, compress=True)
         for group in archived.groups:
@@ -115,6 +117,17 @@ class Archive:
         """0 where there is none."""
         return max(self._paths, default=0)
 
+    @property
+    def steps(self) -> list[int]:
+        """Those that are there, in order."""
+        return list(self._paths)
+
+    def group_ids(self, step: int) -> list[int]:
+        """Those of one step, in the order in which they were trained. Raises ArchiveError as `conditions` does."""
+        path = self._path(step)
+        with _explained(path, step):
+            return [ticket.group_id for ticket in self._header(read_frames(path), step).tickets]
+
     def read(self, step: int, *, vocab_size: int, max_trajectory_bytes: int) -> ArchivedStep:
         """One step as it was trained.
 
@@ -124,7 +137,10 @@ class Archive:
         with _explained(path, step):
             frames = read_frames(path)
             header = self._header(frames, step)
-            groups = [self._group(ticket, frames, vocab_size, max_trajectory_bytes) for ticket in header.tickets]
+            groups = [
+                self._group(ticket, num_uses, frames, vocab_size, max_trajectory_bytes)
+                for ticket, num_uses in zip(header.tickets, header.num_uses, strict=True)
+            ]
             if next(frames, None) is not None:
                 raise WireError("it goes on after its last trajectory")
         return ArchivedStep(
@@ -144,17 +160,19 @@ class Archive:
             raise WireError(f"its (schema, run, step) are {found}, not {wanted}")
         if not header.tickets or min(ticket.num_members for ticket in header.tickets) < 1:
             raise WireError("it holds no groups, or an empty one")
+        if len(header.num_uses) != len(header.tickets):
+            raise WireError(f"it holds {len(header.tickets)} tickets and {len(header.num_uses)} numbers of uses")
         return header
 
-    def _group(self, ticket: Ticket, frames: Iterator[bytes], vocab_size: int, max_bytes: int) -> Group:
+    def _group(self, ticket: Ticket, num_uses: int, frames: Iterator[bytes], vocab_size: int, max_bytes: int) -> Group:
         trajectories = []
         for member in range(ticket.num_members):
             trajectory = decode_trajectory(_next(frames), max_bytes=max_bytes, vocab_size=vocab_size)
-            ticket.check_owns(trajectory, run_id=self._run_id)
+            ticket.check_owns(trajectory, run_id=self._run_id, outcome=Outcome.POLICY)
             if trajectory.member != member:
                 raise InvalidTrajectory(f"group {ticket.group_id} has member {trajectory.member} in place {member}")
             trajectories.append(trajectory)
-        return Group(ticket=ticket, trajectories=trajectories)
+        return Group(ticket=ticket, trajectories=trajectories, num_uses=num_uses)
 
     def _path(self, step: int) -> Path:
         if step not in self._paths:

@@ -18,6 +18,10 @@ from replay.ticket import Ticket
 PAGE_GROUPS = 256
 
 
+class NotRecorded(LookupError):
+    """What was asked for is nowhere; the message says where it was looked for."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListedMember:
     """One stored member, as its group's record names it."""
@@ -41,7 +45,7 @@ class ListedGroup:
     lease_left_s: float | None  # below 0 once it has expired and nobody has noticed; None when it is not leased
     attempts: int  # the most that were begun at one member
     oldest_policy_version: int | None  # None while nothing is stored
-    step: int | None  # the one that claimed it
+    uses: list[int]  # the steps that it was claimed for, in order
     members: dict[int, ListedMember]
 
     @property
@@ -57,7 +61,7 @@ class ListedGroup:
 def list_groups(
     client: redis.Redis, run_id: str, *, states: Iterable[str] = STATES, stream: str = "train"
 ) -> Iterator[ListedGroup]:
-    """Yield the groups in `states`, state by state: queued by id, leased by deadline, ready by age, claimed by step."""
+    """Yield the groups in `states`, each state in its own order: by id, deadline, time of finishing, last use."""
     base, wanted = key(run_id, stream), list(states)
     with client.pipeline(transaction=True) as one_instant:
         for state in wanted:
@@ -87,9 +91,7 @@ def find_group(client: redis.Redis, run_id: str, group_id: int, *, stream: str =
     return next(_read(client, base, places), None)
 
 
-def payloads(
-    client: redis.Redis, run_id: str, group: ListedGroup, *, stream: str = "train"
-) -> dict[int, bytes | None]:
+def payloads(client: redis.Redis, run_id: str, group: ListedGroup, *, stream: str = "train") -> dict[int, bytes | None]:
     """The stored members' payloads as they lie there, unjudged; None for one that is gone."""
     names = [group.payload(key(run_id, stream), member) for member in group.members]
     frames: list[Any] = client.mget(names) if names else []
@@ -120,7 +122,7 @@ def _listed(state: str, score: float, row: dict[str, bytes], now_s: float) -> Li
         lease_left_s=score / 1000 - now_s if state == "leased" else None,
         attempts=max(attempts, default=0) + 1,
         oldest_policy_version=int(row["oldest_policy_version"]) if "oldest_policy_version" in row else None,
-        step=int(score) if state == "claimed" else None,
+        uses=[int(step) for step in row.get("uses", b"").decode().split(",") if step],
         members={member: _member(row[f"member:{member}"]) for member in sorted(stored)},
     )
 

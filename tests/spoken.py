@@ -7,7 +7,6 @@ from common.message import Message
 from common.trajectory import (
     Outcome,
     Provenance,
-    Sampling,
     StopReason,
     Task,
     Trajectory,
@@ -18,6 +17,7 @@ from common.trajectory import (
     pack_tokens,
 )
 from common.wire import SCHEMA
+from tests.attempts import SAMPLING
 
 Exchange = tuple[str, tuple[Message, ...]]  # what the policy writes, and what it hears after it
 
@@ -85,7 +85,7 @@ def spoken(
         outcome=Outcome.POLICY,
         score=min(1.0, max(0.0, reward)),
         success=reward > 0.5,
-        sampling=Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=64),
+        sampling=SAMPLING,
         started_at_s=1.7e9,
         duration_s=0.5,
         provenance=Provenance(host="host", instance_kind="reserved", price_per_hour=0.0),

@@ -14,7 +14,7 @@ from tools.table import print_rows
 
 COLUMNS = (
     "group", "state", "task", "in state", "opened", "holder", "lease left", "stored", "oldest version", "lag",
-    "attempts", "step",
+    "attempts", "used by step",
 )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def group_facts(group: ListedGroup, published_version: int | None) -> dict[str, 
         "oldest_policy_version": oldest,
         "lag": None if oldest is None or published_version is None else published_version - oldest,
         "attempts": group.attempts,
-        "step": group.step,
+        "uses": group.uses,
     }
 
 
@@ -88,5 +88,6 @@ def _row(facts: dict[str, Any]) -> list[str]:
     return [
         shown("group_id"), shown("state"), shown("task"), shown("changed_s", " s"), shown("opened_s", " s"),
         shown("holder"), shown("lease_left_s", " s"), f"{facts['num_stored']} of {facts['num_members']}",
-        shown("oldest_policy_version"), shown("lag"), shown("attempts"), shown("step"),
+        shown("oldest_policy_version"), shown("lag"), shown("attempts"),
+        ", ".join(map(str, facts["uses"])),
     ]  # fmt: skip
