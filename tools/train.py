@@ -59,6 +59,6 @@ def become_torchrun(config: Config, run_dir: RunDir) -> NoReturn:
     """Torchrun starts this verb once a rank, and hands signals on."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.learner.ranks}",
-        "-m", "tools.cli", "learner", str(run_dir.config), f"redis.url={config.redis.url}",
+        "-m", "tools.cli", "learner", str(run_dir.config),
     ]  # fmt: skip
     os.execv(command[0], command)
