@@ -32,15 +32,15 @@ def write_frames(file: BinaryIO, frames: Iterable[bytes]) -> None:
         file.write(_LENGTH.pack(len(frame)) + frame)
 
 
-def read_frames(path: Path) -> Iterator[bytes]:
-    """Yield each frame in order. Raises WireError where the file is cut short or declares too large a frame."""
+def read_frames(path: Path, *, max_bytes: int = MAX_FRAME_BYTES) -> Iterator[bytes]:
+    """Yield each frame in order. Raises WireError where the file is cut short or declares a frame over `max_bytes`."""
     with path.open("rb") as file:
         while prefix := file.read(_LENGTH.size):
             if len(prefix) < _LENGTH.size:
                 raise WireError(f"{path} ends inside a length")
             (num_bytes,) = _LENGTH.unpack(prefix)
-            if num_bytes > MAX_FRAME_BYTES:
-                raise WireError(f"{path} declares a frame of {num_bytes} bytes, the limit is {MAX_FRAME_BYTES}")
+            if num_bytes > max_bytes:
+                raise WireError(f"{path} declares a frame of {num_bytes} bytes, the limit is {max_bytes}")
             frame = file.read(num_bytes)
             if len(frame) < num_bytes:
                 raise WireError(f"{path} ends inside a frame: {len(frame)} of {num_bytes} bytes")

@@ -97,11 +97,11 @@ def _make_steps(learner: Learner, archive: Archive, notes: "_Notes | None", shut
 
 
 def _step(learner: Learner, archive: Archive, notes: "_Notes | None") -> None:
-    clock = Clock()
+    clock, replay = Clock(), learner.config.replay
     archived = archive.read(
         learner.progress.step + 1,
         vocab_size=learner.model.vocab_size,
-        max_trajectory_bytes=learner.config.replay.max_trajectory_bytes,
+        max_group_bytes=replay.group_size * replay.max_trajectory_bytes,
     )
     clock.lap("wait")
     # The run's own number: whenever its learner was resumed, some were left out.

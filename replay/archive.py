@@ -1,6 +1,6 @@
 """What each optimizer step was trained on, in the run's directory: enough to train it again without any actor.
 
-    trajectories/step_000012.epoch_3.bin     a header with the tickets, then their trajectories, in training order
+    trajectories/step_000012.epoch_3.bin     a header, then a frame for each group, in the order of training
 
 A file is there whole or not at all, however its writer is killed. After `sync` it survives a loss of power too; that
 comes before the checkpoint that covers the step, so what a checkpoint holds can always be trained again. A learner that
@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from common.archive import read_frames, write_frames
-from common.trajectory import InvalidTrajectory, Outcome, decode_trajectory, encode_trajectory
+from common.trajectory import InvalidTrajectory, Outcome, check
 from common.wire import SCHEMA, WireError, decode, encode
 from replay.ticket import Group, Ticket
 
@@ -43,8 +43,13 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     step: int
     policy_version: int
     conditions: dict[str, str]
-    tickets: list[Ticket]  # `num_members` trajectories follow for each
-    num_uses: list[int]  # of each ticket's group
+    num_groups: int
+
+
+class _Ticketed(msgspec.Struct, frozen=True):
+    """Of a group, the ticket alone."""
+
+    ticket: Ticket
 
 
 class ArchiveWriter:
@@ -96,12 +101,13 @@ class ArchiveWriter:
             step=archived.step,
             policy_version=archived.policy_version,
             conditions=archived.conditions,
-            tickets=[group.ticket for group in archived.groups],
-            num_uses=[group.num_uses for group in archived.groups],
+            num_groups=len(archived.groups),
         )
         yield encode(header, compress=True)
         for group in archived.groups:
-            yield from (encode_trajectory(trajectory, compress=True) for trajectory in group.trajectories)
+            yield encode(
+                group, compress=True
+            )  # siblings have much in common: a frame each would be three times as long
 
 
 class Archive:
@@ -122,27 +128,28 @@ class Archive:
         """Those that are there, in order."""
         return list(self._paths)
 
-    def group_ids(self, step: int) -> list[int]:
+    def group_ids(self, step: int, *, max_group_bytes: int) -> list[int]:
         """Those of one step, in the order in which they were trained. Raises ArchiveError as `conditions` does."""
         path = self._path(step)
         with _explained(path, step):
-            return [ticket.group_id for ticket in self._header(read_frames(path), step).tickets]
+            frames = read_frames(path, max_bytes=max_group_bytes)
+            self._header(frames, step)
+            return [decode(_Ticketed, frame, max_bytes=max_group_bytes).ticket.group_id for frame in frames]
 
-    def read(self, step: int, *, vocab_size: int, max_trajectory_bytes: int) -> ArchivedStep:
+    def read(self, step: int, *, vocab_size: int, max_group_bytes: int) -> ArchivedStep:
         """One step as it was trained.
 
         Raises ArchiveError where it is missing, damaged, of another run, or holds what its tickets do not allow.
         """
         path = self._path(step)
         with _explained(path, step):
-            frames = read_frames(path)
+            frames = read_frames(path, max_bytes=max_group_bytes)
             header = self._header(frames, step)
-            groups = [
-                self._group(ticket, num_uses, frames, vocab_size, max_trajectory_bytes)
-                for ticket, num_uses in zip(header.tickets, header.num_uses, strict=True)
-            ]
-            if next(frames, None) is not None:
-                raise WireError("it goes on after its last trajectory")
+            groups = [decode(Group, frame, max_bytes=max_group_bytes) for frame in frames]
+            if len(groups) != header.num_groups or not groups:
+                raise WireError(f"it holds {len(groups)} groups and says {header.num_groups}")
+            for group in groups:
+                self._check(group, vocab_size)
         return ArchivedStep(
             step=step, policy_version=header.policy_version, conditions=header.conditions, groups=groups
         )  # fmt: skip
@@ -154,36 +161,24 @@ class Archive:
             return self._header(read_frames(path), step).conditions
 
     def _header(self, frames: Iterator[bytes], step: int) -> _Header:
-        header = decode(_Header, _next(frames))
+        header = decode(_Header, next(frames, b""))
         found, wanted = (header.schema, header.run_id, header.step), (SCHEMA, self._run_id, step)
         if found != wanted:
             raise WireError(f"its (schema, run, step) are {found}, not {wanted}")
-        if not header.tickets or min(ticket.num_members for ticket in header.tickets) < 1:
-            raise WireError("it holds no groups, or an empty one")
-        if len(header.num_uses) != len(header.tickets):
-            raise WireError(f"it holds {len(header.tickets)} tickets and {len(header.num_uses)} numbers of uses")
         return header
 
-    def _group(self, ticket: Ticket, num_uses: int, frames: Iterator[bytes], vocab_size: int, max_bytes: int) -> Group:
-        trajectories = []
-        for member in range(ticket.num_members):
-            trajectory = decode_trajectory(_next(frames), max_bytes=max_bytes, vocab_size=vocab_size)
+    def _check(self, group: Group, vocab_size: int) -> None:
+        ticket, members = group.ticket, [trajectory.member for trajectory in group.trajectories]
+        if not members or members != list(range(ticket.num_members)):
+            raise InvalidTrajectory(f"group {ticket.group_id} has members {members} of {ticket.num_members}")
+        for trajectory in group.trajectories:
+            check(trajectory, vocab_size=vocab_size)
             ticket.check_owns(trajectory, run_id=self._run_id, outcome=Outcome.POLICY)
-            if trajectory.member != member:
-                raise InvalidTrajectory(f"group {ticket.group_id} has member {trajectory.member} in place {member}")
-            trajectories.append(trajectory)
-        return Group(ticket=ticket, trajectories=trajectories, num_uses=num_uses)
 
     def _path(self, step: int) -> Path:
         if step not in self._paths:
             raise ArchiveError(f"{self._folder} has no step {step}; {_way_out(step)}")
         return self._paths[step]
-
-
-def _next(frames: Iterator[bytes]) -> bytes:
-    for frame in frames:
-        return frame
-    raise WireError("it ends before its last trajectory")
 
 
 @contextlib.contextmanager

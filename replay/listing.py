@@ -1,10 +1,11 @@
 """The groups of a stream as they lie in Redis: reads only, in pages, while everyone else goes on.
 
-Which groups there are is read at one instant; what each of them holds, a page later. A group that left Redis in between
-is left out.
+No script and no transaction, so that a viewer may do it: first which groups there are, state by state in the order in
+which groups go through them, then what each of them holds. A group that left Redis in between is left out, and one that
+went back to an earlier state in the moment of reading may be.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,19 +60,21 @@ class ListedGroup:
 
 
 def list_groups(
-    client: redis.Redis, run_id: str, *, states: Iterable[str] = STATES, stream: str = "train"
+    client: redis.Redis, run_id: str, *, states: Collection[str] = STATES, stream: str = "train"
 ) -> Iterator[ListedGroup]:
     """Yield the groups in `states`, each state in its own order: by id, deadline, time of finishing, last use."""
-    base, wanted = key(run_id, stream), list(states)
-    with client.pipeline(transaction=True) as one_instant:
+    base = key(run_id, stream)
+    wanted = [state for state in STATES if state in states]
+    with client.pipeline(transaction=False) as all_states:
         for state in wanted:
-            one_instant.zrange(f"{base}:{state}", 0, -1, withscores=True)
-        found: list[Any] = one_instant.execute()
-    places = [
-        (state, int(group_id), score)
+            all_states.zrange(f"{base}:{state}", 0, -1, withscores=True)
+        found: list[Any] = all_states.execute()
+    last_seen = {
+        int(group_id): (state, int(group_id), score)
         for state, rows in zip(wanted, found, strict=True)
         for group_id, score in rows
-    ]  # fmt: skip
+    }
+    places = sorted(last_seen.values(), key=lambda place: wanted.index(place[0]))
     for start in range(0, len(places), PAGE_GROUPS):
         yield from _read(client, base, places[start : start + PAGE_GROUPS])
 
@@ -79,16 +82,12 @@ def list_groups(
 def find_group(client: redis.Redis, run_id: str, group_id: int, *, stream: str = "train") -> ListedGroup | None:
     """The group of that id; None when Redis does not hold it."""
     base = key(run_id, stream)
-    with client.pipeline(transaction=True) as one_instant:
+    with client.pipeline(transaction=False) as all_states:
         for state in STATES:
-            one_instant.zscore(f"{base}:{state}", str(group_id))
-        scores: list[Any] = one_instant.execute()
-    places = [
-        (state, group_id, score)
-        for state, score in zip(STATES, scores, strict=True)
-        if score is not None
-    ]  # fmt: skip
-    return next(_read(client, base, places), None)
+            all_states.zscore(f"{base}:{state}", str(group_id))
+        scores: list[Any] = all_states.execute()
+    places = [(state, group_id, score) for state, score in zip(STATES, scores, strict=True) if score is not None]
+    return next(_read(client, base, places[-1:]), None)
 
 
 def payloads(client: redis.Redis, run_id: str, group: ListedGroup, *, stream: str = "train") -> dict[int, bytes | None]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from common.archive import read_frames
+from common.archive import read_frames, write_frames
 from common.wire import MAX_FRAME_BYTES, encode
 from replay.archive import Archive, ArchivedStep, ArchiveError, ArchiveWriter
 from replay.ticket import Group, Lease
@@ -16,7 +16,7 @@ from tests.full_disk import largest_file
 
 RUN = "run"
 CONDITIONS = {"optim.lr": "0.001", "threads of a rank": "1"}
-LIMITS = {"vocab_size": 100, "max_trajectory_bytes": 1 << 20}
+LIMITS = {"vocab_size": 100, "max_group_bytes": 1 << 20}
 
 
 def group(group_id: int, *, num_members: int = 2, run_id: str = RUN) -> Group:
@@ -108,10 +108,10 @@ def test_a_learner_that_was_fenced_out_does_not_overwrite_its_successor(folder: 
     [
         (lambda whole: whole[:-1], "ends inside a frame"),
         (lambda whole: whole[: len(whole) // 2], "ends inside a frame"),
-        (lambda whole: b"", "ends before its last trajectory"),
+        (lambda whole: b"", "shorter than its header"),
         (lambda whole: b"\x01", "ends inside a length"),
         (lambda whole: struct.pack("<I", MAX_FRAME_BYTES + 1) + whole, "declares a frame of"),
-        (lambda whole: whole + whole, "goes on after its last trajectory"),
+        (lambda whole: whole + whole, "not a Group"),
         (lambda whole: b"PK\x03\x04" + bytes(200), "limit is"),
         (lambda whole: os.urandom(3) + b"\x00" + whole, "frame"),
     ],
@@ -136,29 +136,34 @@ def test_trajectories_that_their_tickets_do_not_allow_are_refused(folder: Path) 
     swapped = msgspec.structs.replace(stranger, trajectories=stranger.trajectories[::-1])
     for trained, complaint in [
         (group(5, run_id="other"), "the ticket says"),
-        (swapped, "group 5 has member 1 in place 0"),
-        (msgspec.structs.replace(stranger, ticket=ticket(5, num_members=3)), "ends before its last trajectory"),
-        (msgspec.structs.replace(stranger, ticket=ticket(5, num_members=0)), "an empty one"),
+        (swapped, r"group 5 has members \[1, 0\] of 2"),
+        (msgspec.structs.replace(stranger, ticket=ticket(5, num_members=3)), r"has members \[0, 1\] of 3"),
+        (msgspec.structs.replace(stranger, trajectories=[]), r"has members \[\] of 2"),
     ]:
         writer.append(step(1, trained))
         with pytest.raises(ArchiveError, match=complaint):
             Archive(folder, RUN).read(1, **LIMITS)
     with pytest.raises(ArchiveError, match="vocabulary is"):
-        Archive(folder, RUN).read(2, vocab_size=5, max_trajectory_bytes=1 << 20)
+        Archive(folder, RUN).read(2, vocab_size=5, max_group_bytes=1 << 20)
 
 
 def test_a_bomb_costs_no_more_than_a_trajectory_may(folder: Path) -> None:
-    """A megabyte of zeros in a frame of a few bytes is refused by what the frame declares."""
+    """A megabyte of zeros in a frame of a kilobyte is refused by what the frame declares."""
     huge = msgspec.structs.replace(group(5).trajectories[0], tokens=bytes(1 << 20))
     trained = msgspec.structs.replace(group(5), trajectories=[huge, group(5).trajectories[1]])
     ArchiveWriter(folder, RUN, epoch=2).append(step(1, trained))
-    assert len(next(frame for number, frame in enumerate(read_frames(latest(folder, 1))) if number == 1)) < 2000
-    with pytest.raises(ArchiveError, match=r"frame declares .* bytes, the limit is 1000"):
-        Archive(folder, RUN).read(1, vocab_size=100, max_trajectory_bytes=1000)
+    assert (folder / "step_000001.epoch_2.bin").stat().st_size < 2000
+    with pytest.raises(ArchiveError, match=r"frame declares .* bytes, the limit is 2000"):
+        Archive(folder, RUN).read(1, vocab_size=100, max_group_bytes=2000)
 
 
-def latest(folder: Path, number: int) -> Path:
-    return max(folder.glob(f"step_{number:06d}.*"))
+def test_a_step_that_lost_a_group_is_refused(folder: Path) -> None:
+    path = file_of(folder, 1)
+    frames = list(read_frames(path))
+    with path.open("wb") as file:
+        write_frames(file, frames[:-1])
+    with pytest.raises(ArchiveError, match="it holds 1 groups and says 2"):
+        Archive(folder, RUN).read(1, **LIMITS)
 
 
 def test_a_header_of_another_kind_is_refused(folder: Path) -> None:
@@ -171,7 +176,7 @@ def test_a_header_of_another_kind_is_refused(folder: Path) -> None:
 def test_a_full_disk_is_said_aloud_and_leaves_whole_steps_only(folder: Path) -> None:
     writer, large = ArchiveWriter(folder, RUN, epoch=1), group(5, num_members=200)
     with (
-        largest_file(bytes_allowed=2000),
+        largest_file(bytes_allowed=200),
         pytest.raises(ArchiveError, match=r"cannot archive .*step_000004.*make room .*or do without by"),
     ):
         writer.append(step(4, large))

@@ -140,7 +140,7 @@ def versions_left_out(run: Run) -> int:
     """How many policy versions were jumped over between two steps of the archive."""
     vocab_size = int(yaml.safe_load((run.dir.model / "config.json").read_text())["vocab_size"])
     versions = [
-        archive_of(run).read(step, vocab_size=vocab_size, max_trajectory_bytes=1 << 20).policy_version
+        archive_of(run).read(step, vocab_size=vocab_size, max_group_bytes=1 << 20).policy_version
         for step in range(1, NUM_STEPS + 1)
     ]
     return versions[-1] - versions[0] - (NUM_STEPS - 1)

@@ -1,7 +1,7 @@
 """What a run's trajectories are read from: Redis while it holds them, the run's archive once they were claimed."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from replay.listing import ListedGroup, NotRecorded, find_group, list_groups, pa
 from replay.ticket import Group, Ticket
 from tools.prepare import load_tokenizer, model_folder
 
+MAX_GROUP_BYTES = 1 << 30  # in memory at one time, from an archive
 ANY_TOKEN = 2**31  # a vocabulary without end: who looks at a record wants to see it as it is
 
 
@@ -97,7 +98,7 @@ class RunRecords:
                 return RecordedStep(step=step, policy_version=None, groups=claimed)
         raise NotRecorded(f"nothing is recorded of step {step} of {self._config.run.name}: {self._looked()}")
 
-    def held(self, states: Iterable[str]) -> Iterator[RecordedGroup]:
+    def held(self, states: Collection[str]) -> Iterator[RecordedGroup]:
         """The groups that Redis holds in `states` and that have a trajectory, one after another."""
         if self._client is None:
             raise NotRecorded(
@@ -139,12 +140,14 @@ class RunRecords:
 
     def _last_step_with(self, group_id: int) -> int | None:
         with _told_to_people():
-            steps = (step for step in reversed(self._archived_steps()) if group_id in self._archive.group_ids(step))
-            return next(steps, None)
+            for step in reversed(self._archived_steps()):
+                if group_id in self._archive.group_ids(step, max_group_bytes=MAX_GROUP_BYTES):
+                    return step
+        return None
 
     def _archived(self, step: int) -> RecordedStep:
         with _told_to_people():
-            archived = self._archive.read(step, vocab_size=ANY_TOKEN, max_trajectory_bytes=MAX_FRAME_BYTES)
+            archived = self._archive.read(step, vocab_size=ANY_TOKEN, max_group_bytes=MAX_GROUP_BYTES)
         groups = [_archived_group(group, step) for group in archived.groups]
         return RecordedStep(step=step, policy_version=archived.policy_version, groups=groups)
 
