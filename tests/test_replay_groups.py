@@ -1,13 +1,16 @@
 """`slipstream replay groups`: every group that Redis holds, with what a person asks about it."""
 
 import time
+from pathlib import Path
 
 import pytest
 import redis
 
+from common.connection import connect
 from common.weights import Manifest, Offer
 from replay.bulletin import Bulletin
 from replay.listing import find_group, list_groups
+from replay.server import start_server
 from tests.attempts import make_buffer, ticket
 from tests.inspected import Inspected
 from tools.cli import main
@@ -146,3 +149,21 @@ def test_every_question_has_help(question: str, capsys: pytest.CaptureFixture[st
 
 def test_a_run_that_is_not_there_is_named(inspected: Inspected) -> None:
     assert "`run.name` nobody is not on this Redis server" in inspected("groups", "run.name=nobody", code=2)
+
+
+def test_who_may_only_read_can_ask_everything_that_changes_nothing(
+    tmp_path: Path, run_id: str, capsys: pytest.CaptureFixture[str], inspected: Inspected
+) -> None:
+    with start_server(tmp_path / "redis") as server, connect(server.secret_url) as client:
+        client.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+@read", "+ping", "+select", "+time")
+        url = f"redis://reader:secret@127.0.0.1:{server.port}"
+        run = Inspected(client, url, run_id, inspected.root, capsys)
+        run.open(1, 2)
+        run.fill()
+        assert len(run.buffer.claim(1, 1, policy_version=4, max_lag=9)) == 1
+        assert [group["group_id"] for group in run.json("groups")] == [2, 1]
+        assert "turn 1" in run("show", "1", "1") and "mean_return: 0.500" in run("diff", "1")
+        assert run.json("failures") == run.json("quarantined") == []
+        assert "2 trajectories" in run("export", str(tmp_path / "rows.jsonl"))
+        assert "no permissions to run the 'evalsha' command" in run("requeue", "2", code=2)
+        assert run.buffer.ledger().queued == 1

@@ -1,19 +1,15 @@
 """`slipstream replay audit`: count every group and trajectory again and compare with the books."""
 
-from common.config import Config, ConfigError
-from common.connection import connect_or_explain
+from common.config import Config
 from replay.audit import audit as contradictions_of
-from replay.fleet import Fleet
 from replay.ledger import read_ledger
+from tools.run_client import client_of
 from tools.table import print_table
 
 
 def audit(config: Config) -> int:
     """Print the ledger of every stream; return 0 when all of them balance and hold up to the recount, else 1."""
-    if not config.redis.url:
-        raise ConfigError("`redis.url` is empty; say which Redis the run is on, as in redis.url=redis://host:6379")
-    client = connect_or_explain(config.redis.url)
-    Fleet(client, config.run.name).run_facts()  # raises UnknownRun
+    client = client_of(config)
     num_wrong = 0
     for stream in ("train", "eval"):
         ledger = read_ledger(client, config.run.name, stream=stream)

@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+from redis.exceptions import NoPermissionError
+
 from common import config as config_module
 from common.config import Config, ConfigError, dump_config, key_paths, load_config
 from common.connection import PASSWORD_VARIABLE, RedisUnreachable, without_password
@@ -44,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
             print(dump_config(config), end="")
             return 0
         return _verb(arguments)(config)
-    except (ConfigError, RedisUnreachable, ServerError, UnknownRun, NotRecorded) as error:
+    except (ConfigError, RedisUnreachable, ServerError, UnknownRun, NotRecorded, NoPermissionError) as error:
         print(f"slipstream {arguments.verb}: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:

@@ -7,7 +7,7 @@ from replay.buffer import Buffer
 from replay.fleet import Fleet
 from replay.listing import find_group
 from tools.printable import json_line
-from tools.run_records import client_of
+from tools.run_client import client_of
 
 WHY_NOT = {
     None: "Redis does not hold it; `slipstream replay groups` lists what is there",

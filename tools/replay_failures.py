@@ -8,7 +8,7 @@ from common.config import Config
 from replay.ticket import Failure, Quarantined
 from tools.printable import json_line
 from tools.replay_edit import buffer_of
-from tools.run_records import client_of
+from tools.run_client import client_of
 from tools.table import print_rows
 
 

@@ -9,7 +9,7 @@ from replay.bulletin import Bulletin
 from replay.ledger import STATES
 from replay.listing import ListedGroup, list_groups
 from tools.printable import json_line
-from tools.run_records import client_of
+from tools.run_client import client_of
 from tools.table import print_rows
 
 COLUMNS = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import redis
 
 from common.config import Config, ConfigError
-from common.connection import RedisUnreachable, connect_or_explain
+from common.connection import RedisUnreachable
 from common.run_dir import RunDir
 from common.trajectory import InvalidTrajectory, Trajectory, decode_trajectory
 from common.transcript import Transcriber
@@ -19,6 +19,7 @@ from replay.fleet import Fleet, UnknownRun
 from replay.listing import ListedGroup, NotRecorded, find_group, list_groups, payloads
 from replay.ticket import Group, Ticket
 from tools.prepare import load_tokenizer, model_folder
+from tools.run_client import client_of
 
 MAX_GROUP_BYTES = 1 << 30  # in memory at one time, from an archive
 ANY_TOKEN = 2**31  # a vocabulary without end: who looks at a record wants to see it as it is
@@ -42,15 +43,6 @@ class RecordedStep:
     step: int
     policy_version: int | None  # that it began with; None where only Redis holds it
     groups: list[RecordedGroup]
-
-
-def client_of(config: Config) -> redis.Redis:
-    """A client of the run's server. Raises ConfigError, RedisUnreachable, UnknownRun."""
-    if not config.redis.url:
-        raise ConfigError("`redis.url` is empty; say which Redis the run is on, as in redis.url=redis://host:6379")
-    client = connect_or_explain(config.redis.url)
-    Fleet(client, config.run.name).run_facts()
-    return client
 
 
 class RunRecords:
