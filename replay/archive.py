@@ -71,7 +71,8 @@ class ArchiveWriter:
                 write_frames(file, self._frames(archived))
             unnamed.replace(path)
         except OSError as error:
-            unnamed.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                unnamed.unlink()
             raise _unwritten(path, error) from error
         self._unsynced.append(path)
 
