@@ -1,8 +1,11 @@
 """What a model or an environment wrote reaches a terminal as visible characters only."""
 
+import io
 import json
 
-from tools.printable import json_line, printable
+from rich.console import Console
+
+from tools.printable import json_line, printable, printable_lines
 
 
 def test_what_does_not_print_is_written_out() -> None:
@@ -11,9 +14,12 @@ def test_what_does_not_print_is_written_out() -> None:
     assert printable("naïve 漢字 🙂 ▁▂") == "naïve 漢字 🙂 ▁▂"
 
 
-def test_line_breaks_stay_only_where_they_are_asked_for() -> None:
+def test_lines_stay_lines_and_a_terminal_wraps_none_of_them() -> None:
+    text = "a\nb\tc\n\n" + "漢" * 9
+    assert printable_lines(text, Console(file=io.StringIO()), indent=4) == ["a", "b\\tc", "", "漢" * 9]
+    narrow = Console(file=io.StringIO(), force_terminal=True, width=12)
+    assert printable_lines(text, narrow, indent=4) == ["a", "b\\tc", "", "漢漢漢漢", "漢漢漢漢", "漢"]
     assert printable("a\nb") == r"a\nb"
-    assert printable("a\nb\tc", lines=True) == "a\nb\\tc"
 
 
 def test_a_line_of_json_is_ascii_and_gives_the_same_text_back() -> None:

@@ -1,9 +1,14 @@
 """`slipstream replay show`: one trajectory, word for word, and no word of it can do anything but be read."""
 
+import re
+
+import pytest
+
 from replay.keys import key
 from tests.inspected import Inspected
 from tests.small_tokenizer import END
 
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # Clears the screen, hides, goes back in its line, reverses what follows, is markup of `rich`, forges a line of ours.
 HOSTILE = "\x1b[2J\x1b[8m\rover\x9b31m\u202etxt\u2028[bold red]loud[/] :bomb:\nturn 9: reward task 100; valid action"
 
@@ -62,6 +67,23 @@ def test_hostile_words_are_shown_and_do_nothing(inspected: Inspected) -> None:
     assert "turn 9: reward task 100; valid action" not in said.splitlines()
     assert "  | turn 9: reward task 100; valid action<|im_end|>" in said.splitlines()
     assert HOSTILE in inspected.json("show", "1", "0")[0]["turns"][1]["prompt"]
+
+
+def test_hostile_words_do_nothing_in_a_terminal_either(inspected: Inspected, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    inspected.open(1, 2)
+    inspected.fill(heard=HOSTILE + " " * 150 + "turn 9: reward task 100", actor="[red]\x1b[2J")
+    said = inspected("show", "1", "0")
+    assert "\x1b[" in said  # ours: it is drawn for a terminal
+    shown = [COLOUR.sub("", line) for line in said.splitlines()]
+    assert not [line for line in shown if not line.isprintable()]
+    assert [line for line in shown if "turn 9" in line] and not [line for line in shown if line.startswith("turn 9")]
+    assert max(len(line) for line in shown if line.startswith("  | ")) == 60  # so the terminal wraps none of them
+    monkeypatch.setenv("COLUMNS", "120")
+    inspected.fill(members=(), actor="[red]\x1b[2J\nx")
+    table = COLOUR.sub("", inspected("groups"))
+    assert not [line for line in table.splitlines() if not line.isprintable()] and "[red]" in table
 
 
 def test_a_payload_that_cannot_be_read_is_named_with_its_sender(inspected: Inspected) -> None:

@@ -11,7 +11,7 @@ from common.config import Config
 from common.trajectory import Trajectory
 from common.transcript import Transcriber
 from learner.advantage import RETURN_RESOLUTION, centred_advantages
-from tools.printable import json_line, printable
+from tools.printable import json_line, printable, printable_lines
 from tools.run_records import RecordedGroup, RecordedStep, RunRecords
 from tools.table import print_rows, print_table
 
@@ -23,7 +23,7 @@ def diff(config: Config, *, step: int, num_diffs: int, as_json: bool) -> int:
     """Print the step in numbers, its groups, and how the best of the `num_diffs` most unequal groups differ."""
     records = RunRecords(config, stream="train")
     recorded = records.step(step)
-    groups = [group_facts(group, recorded.policy_version) for group in recorded.groups if group.trajectories]
+    groups = [group_facts(group, recorded.policy_version) for group in recorded.groups]
     groups.sort(key=lambda facts: min(facts["returns"]) - max(facts["returns"]))
     by_id = {group.ticket.group_id: group for group in recorded.groups}
     for facts in groups[:num_diffs]:
@@ -63,7 +63,7 @@ def step_facts(recorded: RecordedStep) -> dict[str, Any]:
     """One step in numbers. Shares are of turns, lengths of sampled tokens, log-probabilities a token's mean."""
     trajectories = [trajectory for group in recorded.groups for trajectory in group.trajectories.values()]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    groups = [group_facts(group, recorded.policy_version) for group in recorded.groups if group.trajectories]
+    groups = [group_facts(group, recorded.policy_version) for group in recorded.groups]
     sampled = sum(turn.stop - turn.start for turn in turns)
     lags = [facts["lag"] for facts in groups if facts["lag"] is not None]
     return {
@@ -127,12 +127,14 @@ def _actions(trajectory: Trajectory, transcriber: Transcriber) -> list[str]:
 def _print_diff(facts: dict[str, Any]) -> None:
     worst, best = facts["worst"], facts["best"]
     page = Text(f"\ngroup {facts['group_id']}: from member {worst} (-) to member {best} (+)\n", style="bold")
+    console = Console(highlight=False)
     for line in facts["diff"]:
         if not line.startswith("@@"):
-            page.append(f"  {printable(line)}\n", style=STYLES.get(line[0], "dim"))
+            for piece in printable_lines(line, console, indent=2):
+                page.append(f"  {piece}\n", style=STYLES.get(line[0], "dim"))
     if not facts["diff"]:
         page.append("  they did the same\n")
-    Console(highlight=False).print(page, soft_wrap=True, end="")
+    console.print(page, soft_wrap=True, end="")
 
 
 def _shared_tasks(first: RecordedStep, second: RecordedStep) -> list[dict[str, Any]]:

@@ -2,9 +2,6 @@
 
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from common.config import Config
 from common.trajectory import Trajectory
 from common.transcript import TurnText
@@ -12,6 +9,7 @@ from replay.listing import NotRecorded
 from tools.printable import json_line, printable
 from tools.run_records import RecordedGroup, RunRecords
 from tools.table import print_rows
+from tools.trajectory_page import print_page
 
 COLUMNS = ("member", "return", "success", "turns", "tokens", "versions", "stop reason", "actor")
 
@@ -26,13 +24,13 @@ def show(config: Config, *, group_id: int, member: int | None, stream: str, as_j
     if member not in group.trajectories:
         there = ", ".join(map(str, group.trajectories)) or "none"
         why = group.unreadable.get(member, "it is not stored")
-        raise NotRecorded(f"group {group_id} has no member {member} to show: {why}; there are: {there}")
+        raise NotRecorded(f"group {group_id} has no member {member} to show: {printable(why)}; there are: {there}")
     trajectory = group.trajectories[member]
     facts = _where(group) | trajectory_facts(trajectory, records.transcriber.turns(trajectory))
     if as_json:
         print(json_line(facts))
     else:
-        Console(highlight=False).print(_page(facts), soft_wrap=True)
+        print_page(facts)
     return 0
 
 
@@ -115,55 +113,3 @@ def _show_members(group: RecordedGroup, *, as_json: bool) -> None:
 
 def _where(group: RecordedGroup) -> dict[str, Any]:
     return {"state": group.state, "step": group.step}
-
-
-def _page(facts: dict[str, Any]) -> Text:
-    """What `trajectory_facts` says, for a person."""
-    page = Text()
-    sampling = facts["sampling"]
-    claimed = "" if facts["step"] is None else f", claimed for step {facts['step']}"
-    for line in (
-        f"{facts['task']}: group {facts['group_id']}, member {facts['member']}, attempt {facts['attempt']}, "
-        f"{facts['state']}{claimed}",
-        f"return {facts['return']:.4g}, score {facts['score']:.4g}, {'success' if facts['success'] else 'no success'}; "
-        f"stop reason {facts['stop_reason']}, outcome {facts['outcome']}",
-        f"{facts['num_turns']} turns, {facts['num_tokens']} tokens in {facts['num_branches']} branch(es), policy "
-        f"versions {facts['oldest_policy_version']} to {facts['newest_policy_version']}",
-        f"sampled at temperature {sampling['temperature']:g}, top_p {sampling['top_p']:g}, top_k {sampling['top_k']}, "
-        f"at most {sampling['max_turn_tokens']} tokens a turn",
-        f"{facts['duration_s']:.2f} s by {facts['actor']} on {facts['host']} ({facts['instance_kind']}, "
-        f"${facts['price_per_hour']:g} an hour)",
-    ):
-        page.append(printable(line) + "\n")
-    for index, turn in enumerate(facts["turns"]):
-        _add_turn(page, index, turn)
-    return page
-
-
-def _add_turn(page: Text, index: int, turn: dict[str, Any]) -> None:
-    again = ", a new branch: the chat template rewrote what stood" if turn["new_branch"] else ""
-    page.append(f"\nturn {index}: prompt{again}\n", style="bold")
-    _add_quoted(page, turn["prompt"], style="dim")
-    versions = ", ".join(map(str, turn["policy_versions"]))
-    page.append(
-        f"turn {index}: action of {turn['num_tokens']} tokens by version {versions}, log-probability "
-        f"{turn['logprob_mean']:.3f} mean, {turn['logprob_min']:.3f} least, {turn['generate_s']:.2f} s\n",
-        style="bold",
-    )
-    _add_quoted(page, turn["action"], style="green")
-    rewards = ", ".join(f"{name} {reward:.4g}" for name, reward in turn["rewards"].items())
-    page.append(
-        printable(
-            f"turn {index}: reward {rewards}; {'valid' if turn['valid_action'] else 'no valid'} action, ended by "
-            f"{turn['finish_reason']}, environment {turn['env_s']:.2f} s"
-        )
-        + "\n",
-        style="bold",
-    )
-
-
-def _add_quoted(page: Text, words: str, *, style: str) -> None:
-    """Words that are not ours, each line behind a bar, so that none of them can pass for a line of ours."""
-    for line in printable(words, lines=True).split("\n"):
-        page.append("  | ")
-        page.append(line + "\n", style=style)

@@ -19,6 +19,7 @@ from replay.fleet import Fleet, UnknownRun
 from replay.listing import ListedGroup, NotRecorded, find_group, list_groups, payloads
 from replay.ticket import Group, Ticket
 from tools.prepare import load_tokenizer, model_folder
+from tools.printable import printable
 from tools.run_client import client_of
 
 MAX_GROUP_BYTES = 1 << 30  # in memory at one time, from an archive
@@ -42,7 +43,7 @@ class RecordedStep:
 
     step: int
     policy_version: int | None  # that it began with; None where only Redis holds it
-    groups: list[RecordedGroup]
+    groups: list[RecordedGroup]  # each with a trajectory at least
 
 
 class RunRecords:
@@ -86,8 +87,9 @@ class RunRecords:
         if self._client:
             listed = list_groups(self._client, self._config.run.name, states=["claimed", "ready"], stream=self._stream)
             claimed = [self._read(self._client, group) for group in listed if step in group.uses]
-            if claimed:
-                return RecordedStep(step=step, policy_version=None, groups=claimed)
+            readable = [group for group in claimed if group.trajectories]
+            if readable:
+                return RecordedStep(step=step, policy_version=None, groups=readable)
         raise NotRecorded(f"nothing is recorded of step {step} of {self._config.run.name}: {self._looked()}")
 
     def held(self, states: Collection[str]) -> Iterator[RecordedGroup]:
@@ -164,7 +166,7 @@ def _told_to_people() -> Iterator[None]:
     try:
         yield
     except ArchiveError as error:
-        raise NotRecorded(str(error)) from error
+        raise NotRecorded(printable(str(error))) from error
 
 
 def _archived_group(group: Group, step: int) -> RecordedGroup:

@@ -34,7 +34,7 @@ def print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console = Console()
     cells = [[printable(cell) for cell in row] for row in rows]
     if console.is_terminal:
-        table = Table(*columns)
+        table = Table(*columns, box=None, pad_edge=False, header_style="cyan")
         for row in cells:
             table.add_row(*map(Text, row))
         console.print(table)
