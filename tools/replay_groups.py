@@ -12,10 +12,7 @@ from tools.printable import json_line
 from tools.run_client import client_of
 from tools.table import print_rows
 
-COLUMNS = (
-    "group", "state", "task", "in state", "opened", "holder", "lease left", "stored", "oldest version", "lag",
-    "attempts", "used by step",
-)  # fmt: skip
+COLUMNS = ("group", "state", "s", "task", "holder", "left s", "stored", "oldest", "lag", "attempts", "used")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,15 +76,16 @@ def group_facts(group: ListedGroup, published_version: int | None) -> dict[str, 
 
 
 def _row(facts: dict[str, Any]) -> list[str]:
-    def shown(name: str, unit: str = "") -> str:
+    """Under COLUMNS: `s` is the time in the state, `left s` that of the lease, `oldest` a version, `used` by steps."""
+
+    def shown(name: str) -> str:
         value = facts[name]
         if value is None:
             return ""
-        return f"{value:.1f}{unit}" if isinstance(value, float) else f"{value}{unit}"
+        return f"{value:.1f}" if isinstance(value, float) else str(value)
 
     return [
-        shown("group_id"), shown("state"), shown("task"), shown("changed_s", " s"), shown("opened_s", " s"),
-        shown("holder"), shown("lease_left_s", " s"), f"{facts['num_stored']} of {facts['num_members']}",
-        shown("oldest_policy_version"), shown("lag"), shown("attempts"),
-        ", ".join(map(str, facts["uses"])),
+        shown("group_id"), shown("state"), shown("changed_s"), shown("task"), shown("holder"), shown("lease_left_s"),
+        f"{facts['num_stored']} of {facts['num_members']}", shown("oldest_policy_version"), shown("lag"),
+        shown("attempts"), ", ".join(map(str, facts["uses"])),
     ]  # fmt: skip

@@ -34,7 +34,9 @@ def print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     console = Console()
     cells = [[printable(cell) for cell in row] for row in rows]
     if console.is_terminal:
-        table = Table(*columns, box=None, pad_edge=False, header_style="cyan")
+        table = Table(box=None, padding=(0, 1, 0, 0), header_style="cyan")
+        for column in columns:
+            table.add_column(column, overflow="fold")
         for row in cells:
             table.add_row(*map(Text, row))
         console.print(table)
