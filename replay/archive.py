@@ -19,7 +19,7 @@ import msgspec
 from common.archive import read_frames, write_frames
 from common.trajectory import InvalidTrajectory, Outcome, check
 from common.wire import SCHEMA, WireError, decode, encode
-from replay.ticket import Group
+from replay.ticket import Group, Ticket
 
 _NAME = re.compile(r"step_(\d{6,})\.epoch_(\d+)\.bin")
 
@@ -44,6 +44,12 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     policy_version: int
     conditions: dict[str, str]
     num_groups: int
+
+
+class _Ticketed(msgspec.Struct, frozen=True):
+    """Of a group, the ticket alone."""
+
+    ticket: Ticket
 
 
 class ArchiveWriter:
@@ -117,6 +123,19 @@ class Archive:
     def last_step(self) -> int:
         """0 where there is none."""
         return max(self._paths, default=0)
+
+    @property
+    def steps(self) -> list[int]:
+        """Those that are there, in order."""
+        return list(self._paths)
+
+    def group_ids(self, step: int, *, max_group_bytes: int) -> list[int]:
+        """Those of one step, in the order in which they were trained. Raises ArchiveError as `conditions` does."""
+        path = self._path(step)
+        with _explained(path, step):
+            frames = read_frames(path, max_bytes=max_group_bytes)
+            self._header(frames, step)
+            return [decode(_Ticketed, frame, max_bytes=max_group_bytes).ticket.group_id for frame in frames]
 
     def read(self, step: int, *, vocab_size: int, max_group_bytes: int) -> ArchivedStep:
         """One step as it was trained.

@@ -3,13 +3,13 @@
 local refusal = fenced_out(ARGV[1])
 if refusal then return refusal end
 local last = tonumber(redis.call('HGET', counters, 'last_group_id') or '-1')
-local num_opened = 0
+local num_opened, now = 0, now_ms()
 for i = 3, #ARGV, 3 do
   local id = ARGV[i]
   if tonumber(id) > last then
     last = tonumber(id)
     redis.call('HSET', group_key(id), 'num_members', ARGV[i + 1], 'ticket', ARGV[i + 2], 'max_attempts', ARGV[2],
-      'num_stored', 0)
+      'num_stored', 0, 'opened_ms', now, 'changed_ms', now)
     redis.call('ZADD', base .. ':queued', id, id)
     num_opened = num_opened + 1
   end

@@ -63,6 +63,7 @@ end
 
 local function enter(id, state, score)
   redis.call('ZADD', base .. ':' .. state, score, id)
+  redis.call('HSET', group_key(id), 'changed_ms', now_ms())
   count(state, 1)
 end
 

@@ -9,11 +9,11 @@ for i = 2, #ARGV do
   if redis.call('HGET', group, 'requeued') == ARGV[1] then
     num_requeued = num_requeued + 1
   elseif state == 'quarantined' or state == 'leased' or (state == 'ready' and not last_use(id)) then
-    local opened = redis.call('HMGET', group, 'num_members', 'ticket', 'max_attempts')
+    local opened = redis.call('HMGET', group, 'num_members', 'ticket', 'max_attempts', 'opened_ms')
     leave(id, state)
     remove_group(id, 'dropped:requeued')
     redis.call('HSET', group, 'num_members', opened[1], 'ticket', opened[2], 'max_attempts', opened[3],
-      'num_stored', 0, 'requeued', ARGV[1])
+      'opened_ms', opened[4], 'num_stored', 0, 'requeued', ARGV[1])
     enter(id, 'queued', id)
     num_requeued = num_requeued + 1
   end

@@ -1,7 +1,9 @@
 """What every test may ask for: a real Redis server for the session, a client, and a run name of the test's own."""
 
+import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,11 +15,12 @@ import tests.typecheck  # noqa: F401  the hook finds it by name
 # Shapes and types of the learner's functions are checked at run time; it must come before the first import of them.
 install_import_hook("learner", "tests.typecheck.typechecked")
 
-from common.connection import connect  # noqa: E402
+from common.connection import PASSWORD_VARIABLE, connect  # noqa: E402
 from replay.server import Server, start_server  # noqa: E402
 
 if TYPE_CHECKING:
     from learner.ranks import Ranks
+    from tests.inspected import Inspected
 
 
 @pytest.fixture(scope="session")
@@ -52,3 +55,20 @@ def ranks() -> "Iterator[Ranks]":
 
     yield join_ranks(timeout_s=60)
     leave_ranks()
+
+
+@pytest.fixture
+def inspected(
+    redis_client: redis.Redis,
+    redis_url: str,
+    run_id: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> "Inspected":
+    """A run for `slipstream replay`; what the command changes in this process is undone."""
+    from tests.inspected import Inspected  # here, so that only a test that asks for it imports transformers
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv(PASSWORD_VARIABLE, "none")
+    return Inspected(redis_client, redis_url, run_id, tmp_path, capsys)

@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tokenizers import AddedToken, Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from common.config import EnvConfig, TinyModelConfig
@@ -32,14 +32,17 @@ def merging_tokenizer(template: str) -> PreTrainedTokenizerBase:
     vocabulary = {text: index for index, text in enumerate([*characters, "ab", " a"])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b"), (" ", "a")]))
     tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<|im_start|>", END, "<|endoftext|>")])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        chat_template=template,
-        eos_token=END,
-        pad_token="<|endoftext|>",
-        clean_up_tokenization_spaces=False,
-    )
+    return _chat_tokenizer(tokenizer, template)
+
+
+@cache
+def byte_tokenizer(template: str) -> PreTrainedTokenizerBase:
+    """A token for every byte, as models of today have: it can write anything, control characters too."""
+    vocabulary = {text: index for index, text in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return _chat_tokenizer(tokenizer, template)
 
 
 @cache
@@ -50,3 +53,14 @@ def shop_tokenizer(action_format: str = "plain") -> PreTrainedTokenizerBase:
         config = TinyModelConfig(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=1, num_kv_heads=1)
         make_tiny_model(Path(folder), texts=texts, config=config, max_tokens=256, seed=0)
         return AutoTokenizer.from_pretrained(folder)
+
+
+def _chat_tokenizer(tokenizer: Tokenizer, template: str) -> PreTrainedTokenizerBase:
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<|im_start|>", END, "<|endoftext|>")])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        chat_template=template,
+        eos_token=END,
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+    )

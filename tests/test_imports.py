@@ -46,7 +46,8 @@ def test_common_replay_and_envhub_import_without_torch() -> None:
 
 def test_verbs_that_only_look_or_supervise_import_without_torch() -> None:
     verbs = ["tools.cli", "tools.up", "tools.actor_host", "tools.top", "tools.audit", "tools.doctor", "tools.train"]
-    import_without("torch,vllm,transformers", verbs)
+    questions = ["tools.replay_questions", "tools.replay_groups", "tools.replay_edit", "tools.replay_failures"]
+    import_without("torch,vllm,transformers", verbs + questions)
 
 
 def test_the_learner_imports_without_vllm_and_the_actors_too_until_they_start_an_engine() -> None:

@@ -1,19 +1,14 @@
 """`slipstream replay audit`: count every group and trajectory again and compare with the books."""
 
-from common.config import Config, ConfigError
-from common.connection import connect_or_explain, connect_shards
-from replay.fleet import Fleet
+from common.config import Config
 from replay.shards import audit_shards, read_shards
+from tools.run_client import clients_of
 from tools.table import print_table
 
 
 def audit(config: Config) -> int:
     """Print the ledger of every stream; return 0 when all of them balance and hold up to the recount, else 1."""
-    if not config.redis.url:
-        raise ConfigError("`redis.url` is empty; say which Redis the run is on, as in redis.url=redis://host:6379")
-    connect_or_explain(config.redis.url).close()
-    shards = connect_shards(config.redis.url, config.redis.shards)
-    Fleet(shards[0], config.run.name).run_facts()  # raises UnknownRun
+    shards = clients_of(config)
     num_wrong = 0
     for stream in ("train", "eval"):
         clients = shards if stream == "train" else shards[:1]

@@ -9,13 +9,17 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+from redis.exceptions import NoPermissionError
+
 from common import config as config_module
 from common.config import Config, ConfigError, dump_config, key_paths, load_config
 from common.connection import PASSWORD_VARIABLE, RedisUnreachable, without_password
 from common.run_dir import RunDir
 from replay.fleet import UnknownRun
+from replay.listing import NotRecorded
 from replay.server import ServerError, password_of
 from tools.child import EXIT_BAD_INPUT
+from tools.replay_questions import add_questions, answer, take_operands
 
 JOINING = ("actors", "top", "replay", "eval")  # verbs about a run that another process began
 
@@ -25,7 +29,7 @@ VERBS = {
     "learner": "train; one process, or one per rank under torchrun when learner.ranks > 1",
     "actors": "start actors.count actors that roll out episodes for a run",
     "top": "watch a run in the terminal",
-    "replay": "look into the buffer: `slipstream replay audit` checks the books",
+    "replay": "look into the buffer: its groups, trajectories, what was trained; audit, set aside, export",
     "acl": "print users for a shared Redis server, by role: `slipstream acl run.name=NAME | redis-cli`",
     "eval": "measure success on held-out tasks, of a run's trained model or of model.path",
     "doctor": "check this machine: packages, Redis, memory, shared memory",
@@ -43,11 +47,14 @@ def main(argv: list[str] | None = None) -> int:
             print(dump_config(config), end="")
             return 0
         return _verb(arguments)(config)
-    except (ConfigError, RedisUnreachable, ServerError, UnknownRun) as error:
+    except (ConfigError, RedisUnreachable, ServerError, UnknownRun, NotRecorded, NoPermissionError) as error:
         print(f"slipstream {arguments.verb}: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read the output, as `head` does, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _parsed(argv: list[str] | None) -> argparse.Namespace:
@@ -58,6 +65,8 @@ def _parsed(argv: list[str] | None) -> argparse.Namespace:
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     arguments.settings += rest
+    if arguments.verb == "replay":
+        take_operands(parser, arguments)
     return arguments
 
 
@@ -70,22 +79,28 @@ def _parser() -> argparse.ArgumentParser:
     for verb, summary in VERBS.items():
         one = verbs.add_parser(
             verb, help=summary, description=summary, epilog=_config_help(),
+            parents=[] if verb == "replay" else [_settings()],
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
         if verb == "replay":
-            one.add_argument("question", choices=["audit"], help="audit: recount every group and trajectory")
-        one.add_argument("settings", nargs="*", metavar="config.yaml | section.key=value",
-                         help="a YAML file of differences from the defaults, then overrides")  # fmt: skip
-        one.add_argument("--resume", metavar="NAME", help="go on with the run of this name, with its own config")
-        one.add_argument("--print-config", action="store_true", help="print the whole configuration and stop")
+            add_questions(one, _settings())
         if verb == "learner":
             one.add_argument("--replay-archive", metavar="RUN", help="train again on what this run was trained on, by "
                              "its own config, without actors and Redis; run.name is RUN-rerun by default")  # fmt: skip
-        else:
-            one.set_defaults(replay_archive=None)
         if verb == "up":
             one.add_argument("--dry-run", action="store_true", help="print what would be started and stop")
     return parser
+
+
+def _settings() -> argparse.ArgumentParser:
+    """What every verb takes, to be a parent of its parser."""
+    settings = argparse.ArgumentParser(add_help=False)
+    settings.set_defaults(replay_archive=None)
+    settings.add_argument("settings", nargs="*", metavar="config.yaml | section.key=value",
+                          help="a YAML file of differences from the defaults, then overrides")  # fmt: skip
+    settings.add_argument("--resume", metavar="NAME", help="go on with the run of this name, with its own config")
+    settings.add_argument("--print-config", action="store_true", help="print the whole configuration and stop")
+    return settings
 
 
 def _load(arguments: argparse.Namespace) -> Config:
@@ -148,9 +163,7 @@ def _verb(arguments: argparse.Namespace) -> Callable[[Config], int]:
 
             return top
         case "replay":
-            from tools.audit import audit
-
-            return audit
+            return answer(arguments)
         case "acl":
             from tools.acl import acl
 

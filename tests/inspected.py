@@ -1,0 +1,87 @@
+"""A run for `slipstream replay` to look into: groups on a real server, said with a tokenizer that lies in a folder."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from common.config import Config, dump_config
+from common.message import Message
+from replay.buffer import Buffer
+from replay.fleet import Fleet, RunFacts
+from replay.ticket import InsertResult
+from tests.attempts import ticket
+from tests.small_tokenizer import CHATML, END, byte_tokenizer
+from tests.spoken import spoken
+from tools.cli import main
+
+ASK = Message("user", "find plain dress")
+VOCAB_SIZE = 300
+
+
+class Inspected:
+    """One run, and what the command says about it."""
+
+    def __init__(
+        self, client: redis.Redis, url: str, run_id: str, root: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.client, self.run_id, self.root = client, run_id, root
+        self._settings = [f"redis.url={url}", f"run.name={run_id}", f"run.root={root}"]
+        self._capsys = capsys
+        self.buffer = Buffer(
+            client, run_id, vocab_size=VOCAB_SIZE, lease_ttl_s=600.0, max_attempts=3, max_trajectory_bytes=1 << 20
+        )  # fmt: skip
+        self.buffer.acquire_epoch()
+        model = root / "model"
+        byte_tokenizer(CHATML).save_pretrained(model)
+        Fleet(client, run_id).describe_run(
+            RunFacts(config_yaml=dump_config(Config()), model_path=str(model), vocab_size=VOCAB_SIZE)
+        )
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        """What `slipstream replay` prints with `arguments`, on stderr where it refuses."""
+        self._capsys.readouterr()
+        assert main(["replay", arguments[0], *self._settings, *arguments[1:]]) == code
+        said, complained = self._capsys.readouterr()
+        assert (complained != "") == (code == 2)
+        return complained if code == 2 else said
+
+    def json(self, *arguments: str, code: int = 0) -> list[dict[str, Any]]:
+        """The objects that it prints with `--json`."""
+        return [json.loads(line) for line in self(*arguments, "--json", code=code).splitlines()]
+
+    def open(self, *group_ids: int, num_members: int = 2) -> None:
+        self.buffer.open([ticket(group_id, num_members=num_members) for group_id in group_ids])
+
+    def fill(
+        self,
+        words: Callable[[int], str] = lambda member: f"click[{member}]",
+        *,
+        members: tuple[int, ...] | None = None,
+        rewards: tuple[float, ...] = (0.0, 1.0),
+        policy_version: int = 4,
+        actor: str = "actor-0",
+        heard: str = "red small",
+    ) -> int:
+        """Lease the oldest queued group and store `members`, or all of them; return its id."""
+        lease = self.buffer.lease(actor)
+        assert lease is not None
+        for member in lease.missing if members is None else members:
+            trajectory = spoken(
+                byte_tokenizer(CHATML),
+                (ASK,),
+                (f"{words(member)}{END}", (Message("user", heard),)),
+                (f"click[buy]{END}", ()),
+                group_id=lease.ticket.group_id,
+                member=member,
+                attempt=lease.missing[member],
+                run_id=self.run_id,
+                reward=rewards[member % len(rewards)],
+                actor=actor,
+                policy_version=policy_version,
+            )
+            assert self.buffer.insert(lease, trajectory) is InsertResult.STORED
+        return lease.ticket.group_id

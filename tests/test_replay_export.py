@@ -1,0 +1,122 @@
+"""`slipstream replay export`: rows in TRL's conversational format, with no message that the tokens do not give."""
+
+import json
+
+import pytest
+
+from common.run_dir import RunDir
+from replay.archive import ArchivedStep, ArchiveWriter
+from tests.inspected import Inspected
+from tests.small_tokenizer import byte_tokenizer
+
+
+def exported(inspected: Inspected, *options: str, name: str = "rows.jsonl") -> list[dict[str, object]]:
+    inspected("export", str(inspected.root / name), "--force", *options)
+    return [json.loads(line) for line in (inspected.root / name).read_text().splitlines()]
+
+
+def test_a_row_has_the_messages_of_its_trajectory_and_what_it_earned(inspected: Inspected) -> None:
+    inspected.open(1)
+    inspected.fill(lambda member: f"click[{member}]", heard="漢\x1b[2J")
+    said = inspected("export", str(inspected.root / "rows.jsonl"))
+    assert said == f"{inspected.root}/rows.jsonl: 2 trajectories, 2 of them to the token\n"
+    rows = [json.loads(line) for line in (inspected.root / "rows.jsonl").read_text().splitlines()]
+    assert rows[1] == {
+        "messages": [
+            {"role": "user", "content": "find plain dress"},
+            {"role": "assistant", "content": "click[1]"},
+            {"role": "user", "content": "漢\x1b[2J"},
+            {"role": "assistant", "content": "click[buy]"},
+        ],
+        "tools": None,
+        "rewards": [{"turn": 0, "name": "task", "value": 0.0}, {"turn": 1, "name": "task", "value": 1.0}],
+        "return": 1.0,
+        "score": 1.0,
+        "success": True,
+        "fidelity": "tokens",
+        "segments": None,
+        "run_id": inspected.run_id,
+        "task": "shop/train/1",
+        "group_id": 1,
+        "member": 1,
+        "attempt": 0,
+        "actor": "actor-0",
+        "state": "ready",
+        "step": None,
+        "policy_versions": [4],
+        "num_turns": 2,
+        "num_tokens": rows[1]["num_tokens"],
+        "num_branches": 1,
+        "stop_reason": "done",
+    }
+
+
+def test_rows_are_chosen_by_state_step_and_reward(inspected: Inspected) -> None:
+    inspected.open(1, 2, 3)
+    inspected.fill()
+    inspected.fill(rewards=(0.25, 0.75))
+    inspected.fill(members=(0,))
+    groups = inspected.buffer.claim(5, 1, policy_version=4, max_lag=9)
+    assert len(exported(inspected)) == 5
+    assert [row["group_id"] for row in exported(inspected, "--state", "ready")] == [2, 2]
+    assert [row["return"] for row in exported(inspected, "--min-reward", "0.75")] == [0.75, 1.0]
+    writer = ArchiveWriter(RunDir(inspected.root, inspected.run_id).trajectories, inspected.run_id, epoch=1)
+    writer.append(ArchivedStep(step=5, policy_version=4, conditions={}, groups=groups))
+    rows = exported(inspected, "--steps", "4:6")
+    assert [(row["step"], row["state"], row["member"]) for row in rows] == [(5, "archived", 0), (5, "archived", 1)]
+    assert "no step from 6 to 9 is archived" in inspected(
+        "export", str(inspected.root / "none.jsonl"), "--steps", "6:9", code=2
+    )
+
+
+def test_a_file_that_is_there_is_not_written_over_unless_asked(inspected: Inspected) -> None:
+    inspected.open(1)
+    inspected.fill()
+    path = inspected.root / "rows.jsonl"
+    path.write_text("precious")
+    complaint = inspected("export", str(path), code=2)
+    assert "is there already; choose another file, or write over it with --force" in complaint
+    assert path.read_text() == "precious"
+    inspected("export", str(path), "--force")
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_an_export_that_fails_leaves_nothing_behind(inspected: Inspected) -> None:
+    inspected.open(1)
+    path = inspected.root / "rows.jsonl"
+    assert f"nothing is written to {path}: no trajectory fits" in inspected("export", str(path), code=2)
+    assert not list(inspected.root.glob("rows*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("rows.csv", "must end in .jsonl or .parquet"),
+        ("nowhere/rows.jsonl", "make it, or choose another"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_named(inspected: Inspected, name: str, complaint: str) -> None:
+    assert complaint in inspected("export", str(inspected.root / name), code=2)
+
+
+def test_messages_that_the_tokens_do_not_give_are_not_made_up(inspected: Inspected) -> None:
+    """The run's model folder has another template than the one that the trajectories were made with."""
+    inspected.open(1)
+    inspected.fill()
+    other = "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}"
+    byte_tokenizer(other).save_pretrained(inspected.root / "model")
+    said = inspected("export", str(inspected.root / "rows.jsonl"))
+    assert "2 trajectories, 0 of them to the token" in said and "2 have no messages, but segments" in said
+    row = json.loads((inspected.root / "rows.jsonl").read_text().splitlines()[0])
+    assert row["messages"] is None and row["fidelity"] == "none"
+    assert [segment["kind"] for segment in row["segments"]] == ["prompt", "action", "prompt", "action"]
+    assert row["segments"][1]["text"] == "click[0]<|im_end|>"
+
+
+def test_what_cannot_be_read_is_left_out_and_counted(inspected: Inspected) -> None:
+    inspected.open(1)
+    inspected.fill()
+    [blob] = inspected.client.scan_iter(f"slipstream:{{{inspected.run_id}}}:train:blob:1:0:*")
+    inspected.client.set(blob, b"rubbish")
+    said = inspected("export", str(inspected.root / "rows.jsonl"))
+    assert "1 trajectories" in said and "1 payloads are left out" in said

@@ -1,0 +1,134 @@
+"""`slipstream replay export`: trajectories as rows that TRL and everything which reads parquet can take.
+
+A row has TRL's conversational columns (https://huggingface.co/docs/trl/dataset_formats): `messages`, a list of role and
+content, and `tools`, null because no environment here describes any. `fidelity` says what the messages are worth; where
+they cannot be told from the tokens, `messages` is null and `segments` has the text.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from common.config import Config, ConfigError
+from common.trajectory import Trajectory
+from common.transcript import Fidelity, Transcriber
+from replay.ledger import STATES
+from replay.listing import NotRecorded
+from tools.printable import json_line
+from tools.run_records import RecordedGroup, RunRecords
+
+UNREADABLE = "unreadable"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """Which trajectories to export: of groups that Redis holds, or of steps in the archive."""
+
+    state: str | None  # None is every state
+    steps: tuple[int, int] | None  # first and last; None reads Redis
+    min_return: float | None  # None takes every return
+
+
+def export(config: Config, *, path: Path, selection: Selection, stream: str, force: bool) -> int:
+    """Write one row a trajectory to `path`, whole or not at all. Raises ConfigError, NotRecorded."""
+    write = _writer(path)
+    if path.exists() and not force:
+        raise ConfigError(f"{path} is there already; choose another file, or write over it with --force")
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no folder {path.parent}; make it, or choose another")
+    counts: Counter[str] = Counter()
+    half = path.with_name(path.name + ".tmp")
+    try:
+        write(half, _rows(RunRecords(config, stream=stream), selection, counts))
+        num_rows = counts.total() - counts[UNREADABLE]
+        if num_rows == 0:
+            raise NotRecorded(
+                f"nothing is written to {path}: no trajectory fits; ask for other states, steps or returns"
+            )
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
+    print(f"{path}: {num_rows} trajectories, {counts[Fidelity.TOKENS.value]} of them to the token")
+    if counts[Fidelity.NONE.value]:
+        print(f"{counts[Fidelity.NONE.value]} have no messages, but segments: their tokens do not tell the messages")
+    if counts[UNREADABLE]:
+        print(f"{counts[UNREADABLE]} payloads are left out: they cannot be read; see `slipstream replay show GROUP`")
+    return 0
+
+
+def row_of(group: RecordedGroup, trajectory: Trajectory, transcriber: Transcriber) -> Row:
+    """One trajectory. Every row has every column."""
+    read = transcriber.read(trajectory)
+    unread = read.fidelity is Fidelity.NONE
+    return {
+        "messages": None if unread else [msgspec.structs.asdict(message) for message in read.messages],
+        "tools": None,
+        "rewards": [
+            {"turn": index, "name": name, "value": value}
+            for index, turn in enumerate(trajectory.turns)
+            for name, value in turn.rewards.items()
+        ],
+        "return": trajectory.total_reward,
+        "score": trajectory.score,
+        "success": trajectory.success,
+        "fidelity": read.fidelity.value,
+        "segments": _segments(transcriber, trajectory) if unread else None,
+        "run_id": trajectory.run_id,
+        "task": trajectory.task.task_id,
+        "group_id": trajectory.group_id,
+        "member": trajectory.member,
+        "attempt": trajectory.attempt,
+        "actor": trajectory.actor,
+        "state": group.state,
+        "step": group.step,
+        "policy_versions": sorted({span.policy_version for span in trajectory.version_spans}),
+        "num_turns": len(trajectory.turns),
+        "num_tokens": trajectory.num_tokens,
+        "num_branches": len(trajectory.branch_starts),
+        "stop_reason": trajectory.stop_reason.value,
+    }
+
+
+def _rows(records: RunRecords, selection: Selection, counts: Counter[str]) -> Iterator[Row]:
+    """One row after another, counted by fidelity: no more than one group is in memory."""
+    if selection.steps:
+        groups = records.archived(*selection.steps)
+    else:
+        groups = records.held([selection.state] if selection.state else STATES)
+    for group in groups:
+        counts[UNREADABLE] += len(group.unreadable)
+        for trajectory in group.trajectories.values():
+            if selection.min_return is None or trajectory.total_reward >= selection.min_return:
+                row = row_of(group, trajectory, records.transcriber)
+                counts[row["fidelity"]] += 1
+                yield row
+
+
+def _segments(transcriber: Transcriber, trajectory: Trajectory) -> list[dict[str, str]]:
+    return [
+        {"kind": kind, "text": text}
+        for turn in transcriber.turns(trajectory)
+        for kind, text in (("prompt", turn.prompt), ("action", turn.action))
+    ]
+
+
+def _writer(path: Path) -> Callable[[Path, Iterable[Row]], None]:
+    match path.suffix:
+        case ".jsonl":
+            return _write_jsonl
+        case ".parquet":
+            from tools.parquet_rows import write_parquet  # only who asks for it needs pyarrow
+
+            return write_parquet
+        case _:
+            raise ConfigError(f"cannot tell what to write to {path}: the name must end in .jsonl or .parquet")
+
+
+def _write_jsonl(path: Path, rows: Iterable[Row]) -> None:
+    with path.open("w") as file:
+        file.writelines(json_line(row) + "\n" for row in rows)

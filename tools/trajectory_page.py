@@ -1,0 +1,69 @@
+"""What `slipstream replay show` knows of a trajectory, for a person to read."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from tools.printable import printable, printable_lines
+
+BAR = "  | "  # before words that are not ours
+
+
+def print_page(facts: dict[str, Any]) -> None:
+    """Print what `trajectory_facts` says, turn by turn."""
+    console = Console(highlight=False)
+    page = _head(facts)
+    for index, turn in enumerate(facts["turns"]):
+        _add_turn(page, index, turn, console)
+    console.print(page, soft_wrap=True)
+
+
+def _head(facts: dict[str, Any]) -> Text:
+    """Who made it, when, how, and what it earned."""
+    page = Text()
+    sampling = facts["sampling"]
+    claimed = "" if facts["step"] is None else f", claimed for step {facts['step']}"
+    for line in (
+        f"{facts['task']}: group {facts['group_id']}, member {facts['member']}, attempt {facts['attempt']}, "
+        f"{facts['state']}{claimed}",
+        f"return {facts['return']:.4g}, score {facts['score']:.4g}, {'success' if facts['success'] else 'no success'}; "
+        f"stop reason {facts['stop_reason']}, outcome {facts['outcome']}",
+        f"{facts['num_turns']} turns, {facts['num_tokens']} tokens in {facts['num_branches']} branch(es), policy "
+        f"versions {facts['oldest_policy_version']} to {facts['newest_policy_version']}",
+        f"sampled at temperature {sampling['temperature']:g}, top_p {sampling['top_p']:g}, top_k {sampling['top_k']}, "
+        f"at most {sampling['max_turn_tokens']} tokens a turn",
+        f"{facts['duration_s']:.2f} s by {facts['actor']} on {facts['host']} ({facts['instance_kind']}, "
+        f"${facts['price_per_hour']:g} an hour)",
+    ):
+        page.append(printable(line) + "\n")
+    return page
+
+
+def _add_turn(page: Text, index: int, turn: dict[str, Any], console: Console) -> None:
+    again = ", a new branch: the chat template rewrote what stood" if turn["new_branch"] else ""
+    page.append(f"\nturn {index}: prompt{again}\n", style="bold")
+    _add_quoted(page, turn["prompt"], console, style="dim")
+    versions = ", ".join(map(str, turn["policy_versions"]))
+    page.append(
+        f"turn {index}: action of {turn['num_tokens']} tokens by version {versions}, log-probability "
+        f"{turn['logprob_mean']:.3f} mean, {turn['logprob_min']:.3f} least, {turn['generate_s']:.2f} s\n",
+        style="bold",
+    )
+    _add_quoted(page, turn["action"], console, style="green")
+    rewards = ", ".join(f"{name} {reward:.4g}" for name, reward in turn["rewards"].items())
+    page.append(
+        printable(
+            f"turn {index}: reward {rewards}; {'valid' if turn['valid_action'] else 'no valid'} action, ended by "
+            f"{turn['finish_reason']}, environment {turn['env_s']:.2f} s"
+        )
+        + "\n",
+        style="bold",
+    )
+
+
+def _add_quoted(page: Text, words: str, console: Console, *, style: str) -> None:
+    """Words that are not ours, each line behind a bar, so that none of them can pass for a line of ours."""
+    for line in printable_lines(words, console, indent=len(BAR)):
+        page.append(BAR)
+        page.append(line + "\n", style=style)
