@@ -1,11 +1,10 @@
 """What the groups of a stream weigh: the frames of their members, judged before they are sent and again when read."""
 
-from typing import Any
-
 import redis
 
 from common.trajectory import InvalidTrajectory, Outcome, Trajectory, check, decode_trajectory, encode_trajectory
 from common.wire import WireError
+from replay.bulk import Bulk, Payload
 from replay.ticket import Ticket
 
 
@@ -17,7 +16,7 @@ class Payloads:
     """The frames under `base`. A member's, or its partial's, are named by the attempt and the fence that sent them."""
 
     def __init__(self, client: redis.Redis, base: str, run_id: str, *, vocab_size: int, max_bytes: int) -> None:
-        self._client = client
+        self.bulk = Bulk(client, max_bytes=max_bytes)
         self._base = base
         self._run_id = run_id
         self._vocab_size = vocab_size
@@ -39,15 +38,16 @@ class Payloads:
             )
         return frame
 
-    def read(self, names: list[str]) -> list[bytes | None]:
-        """The frames, in the order of their names; None for one that is not there."""
-        frames: list[Any] = self._client.mget(names) if names else []
-        return frames
+    def read(self, names: list[str]) -> list[Payload]:
+        """The frames, in the order of their names, in memory that this thread's next `read` overwrites."""
+        return self.bulk.read(names)
 
-    def decode(self, ticket: Ticket, member: int, frame: bytes | None, *, outcome: Outcome) -> Trajectory:
+    def decode(self, ticket: Ticket, member: int, frame: Payload, *, outcome: Outcome) -> Trajectory:
         """The attempt that was stored as `member`. Raises LostPayload, WireError, InvalidTrajectory."""
         if frame is None:
             raise LostPayload(f"the payload of group {ticket.group_id} member {member} is gone")
+        if isinstance(frame, WireError):
+            raise frame
         trajectory = decode_trajectory(frame, max_bytes=self._max_bytes, vocab_size=self._vocab_size)
         ticket.check_owns(trajectory, run_id=self._run_id, outcome=outcome)
         if trajectory.member != member:
