@@ -5,6 +5,7 @@ and so are its retries: a call that met an error on its way has its connection c
 from the first request without a reply. What is sent must bear being sent twice.
 """
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -46,7 +47,7 @@ class Bulk:
             for request in unanswered:  # on a connection that was lost
                 connection.send_packed_command([request])
             while True:
-                while len(unanswered) < WINDOW and (request := next(to_send, None)) is not None:
+                for request in itertools.islice(to_send, WINDOW - len(unanswered)):
                     unanswered.append(request)
                     connection.send_packed_command([request])
                 if not unanswered:
@@ -76,19 +77,20 @@ class Bulk:
 
     def _on_a_connection(self, talk: Callable[[Any], T]) -> T:
         pool = self._client.connection_pool
-        connection = pool.get_connection()
 
-        def talk_or_close() -> T:
+        def attempt() -> T:
+            connection: Any = pool.get_connection()
             try:
                 return talk(connection)
             except BaseException:
-                connection.disconnect()  # replies are under way that nobody will read
+                connection.disconnect()  # replies may be under way that nobody will read
                 raise
+            finally:
+                pool.release(connection)
 
-        try:
-            return self._client.get_retry().call_with_retry(talk_or_close, lambda error: None)
-        finally:
-            pool.release(connection)
+        retry = self._client.get_retry()
+        assert retry is not None  # connect() gives it one
+        return retry.call_with_retry(attempt, lambda error: None)
 
 
 def packed(*commands: Sequence[bytes | str | int]) -> bytes:
