@@ -29,8 +29,15 @@ class WireError(ValueError):
 def encode(record: msgspec.Struct, *, compress: bool = False) -> bytes:
     """Return one frame."""
     body = _ENCODER.encode(record)
-    payload = zstandard.compress(body, 1) if compress else body
-    return _HEADER.pack(_MAGIC, SCHEMA, _ZSTD if compress else _PLAIN, len(body)) + payload
+    frame = _HEADER.pack(_MAGIC, SCHEMA, _PLAIN, len(body)) + body
+    return compressed(frame) if compress else frame
+
+
+def compressed(frame: bytes) -> bytes:
+    """The plain `frame` with its body in zstd; itself where that is no smaller."""
+    body = memoryview(frame)[_HEADER.size :]
+    smaller = _HEADER.pack(_MAGIC, SCHEMA, _ZSTD, len(body)) + zstandard.compress(body, 1)
+    return smaller if len(smaller) < len(frame) else frame
 
 
 def decode(kind: type[S], frame: bytes | memoryview, *, max_bytes: int = MAX_FRAME_BYTES) -> S:

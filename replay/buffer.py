@@ -73,6 +73,7 @@ class Buffer:
         max_attempts: int,
         max_trajectory_bytes: int,
         stream: str = "train",
+        compress: bool = False,
     ) -> None:
         self._client = client
         self._run_id = run_id
@@ -80,7 +81,14 @@ class Buffer:
         self._max_attempts = max_attempts
         self._stream = stream
         self._base = key(run_id, stream)
-        self._payloads = Payloads(client, self._base, run_id, vocab_size=vocab_size, max_bytes=max_trajectory_bytes)
+        self._payloads = Payloads(
+            client,
+            self._base,
+            run_id,
+            vocab_size=vocab_size,
+            max_bytes=max_trajectory_bytes,
+            compress=compress,
+        )
         self._keys = [self._base, epoch_key(run_id)]
         self._scripts = {verb: scripts.load(client, "prelude", verb) for verb in VERBS}
         self._epoch = 0

@@ -3,7 +3,7 @@
 import redis
 
 from common.trajectory import InvalidTrajectory, Outcome, Trajectory, check, decode_trajectory, encode_trajectory
-from common.wire import WireError
+from common.wire import WireError, compressed
 from replay.bulk import Bulk, Payload
 from replay.ticket import Ticket
 
@@ -15,12 +15,16 @@ class LostPayload(LookupError):
 class Payloads:
     """The frames under `base`. A member's, or its partial's, are named by the attempt and the fence that sent them."""
 
-    def __init__(self, client: redis.Redis, base: str, run_id: str, *, vocab_size: int, max_bytes: int) -> None:
+    def __init__(
+        self, client: redis.Redis, base: str, run_id: str, *, vocab_size: int, max_bytes: int, compress: bool
+    ) -> None:
+        """`max_bytes` is of a frame, and of what it becomes when decompressed; `compress` is for what is sent."""
         self.bulk = Bulk(client, max_bytes=max_bytes)
         self._base = base
         self._run_id = run_id
         self._vocab_size = vocab_size
         self._max_bytes = max_bytes
+        self._compress = compress
 
     def name(self, kind: str, group_id: int, member: int, attempt: int, fence: int) -> str:
         """Where a payload lives; `kind` is blob for a member, partial for a partial."""
@@ -36,7 +40,7 @@ class Payloads:
                 f"{len(frame)} bytes, `replay.max_trajectory_bytes` is {self._max_bytes}; raise it, or lower "
                 "`model.max_tokens`"
             )
-        return frame
+        return compressed(frame) if self._compress else frame
 
     def read(self, names: list[str]) -> list[Payload]:
         """The frames, in the order of their names, in memory that this thread's next `read` overwrites."""

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.connection import connect
-from common.trajectory import Trajectory
+from common.trajectory import InvalidTrajectory, Trajectory
 from common.wire import WireError
 from replay import bulk
 from replay.buffer import Buffer
@@ -140,6 +140,25 @@ def test_a_group_with_an_oversized_payload_is_quarantined_and_its_sender_named(
     assert buffer.claim(1, 1, policy_version=0, max_lag=0) == []
     (why,) = buffer.quarantined()
     assert (why.member, why.actor, why.reason) == (1, "mallory", f"{(1 << 20) + 1} bytes, the limit is 4000")
+
+
+def test_a_buffer_that_compresses_holds_less_and_gives_back_the_same(redis_client: redis.Redis, run_id: str) -> None:
+    buffer = make_buffer(redis_client, run_id, max_bytes=20_000, compress=True)
+    lease = leased(buffer, 2)
+    sent = [attempt_at(lease, member, run_id=run_id, num_sampled=2000) for member in (0, 1)]
+    buffer.insert_all((lease, trajectory) for trajectory in sent)
+    assert redis_client.strlen(key(run_id, "train", "blob", 0, 1, 0, lease.fence)) < 2000
+    (group,) = buffer.claim(1, 1, policy_version=0, max_lag=0)
+    assert group.trajectories == sent
+
+
+def test_the_limit_is_of_what_a_payload_becomes_not_of_what_it_is_compressed_to(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer = make_buffer(redis_client, run_id, max_bytes=10_000, compress=True)
+    lease = leased(buffer, 2)
+    with pytest.raises(InvalidTrajectory, match="max_trajectory_bytes` is 10000"):
+        buffer.insert(lease, attempt_at(lease, 0, run_id=run_id, num_sampled=2000))
 
 
 def test_threads_share_it(redis_client: redis.Redis, run_id: str) -> None:
