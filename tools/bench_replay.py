@@ -95,7 +95,7 @@ def ours(server: Server, client: redis.Redis, rates: Rates, *, num_items: int = 
         work = groups.lease(num_items // GROUP_SIZE)
         rates[f"{name}: raw SET"].append(num_items / raw.set(num_items))
         rates[name].append(num_items / _seconds(lambda: insert(buffer, work)))  # noqa: B023 - called at once
-        claimed = _seconds(lambda: _claim_all(buffer, num_items))  # noqa: B023
+        claimed = _seconds(lambda: claim_all(buffer, num_items))  # noqa: B023
         rates[f"{name}: claim"].append(num_items / claimed)
         buffer.settle(num_items)
     rates["raw GET"].append(_with_payloads(client, lambda: num_items / raw.get(num_items)))
@@ -120,7 +120,7 @@ def _insert_by_threads(buffer: Buffer, work: Work) -> None:
         thread.join()
 
 
-def _claim_all(buffer: Buffer, num_items: int) -> None:
+def claim_all(buffer: Buffer, num_items: int) -> None:
     num_claimed = 0
     for step in range(1, num_items // GROUP_SIZE // CLAIM_GROUPS + 1):
         num_claimed += len(buffer.claim(step, CLAIM_GROUPS, policy_version=3, max_lag=0)) * GROUP_SIZE
