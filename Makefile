@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup quickstart test check format lock clean bench-actors
+.PHONY: setup quickstart test check format lock clean bench-actors bench-replay
 
 setup: $(STAMP)
 
@@ -36,6 +36,10 @@ format: setup
 
 bench-actors: setup
 	$(BIN)/python -m tools.bench_actors
+
+bench-replay: setup
+	bash tools/setup_bench_replay.sh $(PYTHON)
+	$(BIN)/python -m tools.bench_replay
 
 # Resolve the newest versions that the bounds in requirements/ allow, in an environment of its own.
 lock:

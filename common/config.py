@@ -145,6 +145,7 @@ class ReplayConfig:
     max_attempts: int = 4  # attempts at a member before its group is dropped with the reason
     max_trajectory_bytes: int = 8 << 20  # larger ones are refused
     archive: bool = True  # keep in trajectories/ what each step was trained on; without it nothing can be re-run
+    compress: bool = False  # trajectories travel and are held in zstd: about a third of the bytes, for CPU on both ends
 
     def __post_init__(self) -> None:
         _require(self.group_size >= 2, "replay.group_size", ">= 2", self.group_size,
