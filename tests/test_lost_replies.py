@@ -1,4 +1,4 @@
-"""Requests that are executed twice, or whose replies never come: each verb of the buffer has one effect all the same."""
+"""Requests executed twice, or whose replies never come: each verb of the buffer has one effect all the same."""
 
 import contextlib
 import itertools

@@ -1,7 +1,7 @@
 """What became of every acknowledged insert: the actors' journals and the learner's model against the ledger.
 
-Lost is an acknowledged insert that is neither trained, nor held, nor of a dropped group. Twice is a group that the model
-learned from in two steps, or that is in the model and still held.
+Lost is an acknowledged insert that is neither trained, nor held, nor of a dropped group. Twice is a group that the
+model learned from in two steps, or that is in the model and still held.
 """
 
 from collections import Counter

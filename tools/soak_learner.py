@@ -1,8 +1,8 @@
 """A stand-in for the learner, for soaks: every verb of a learner, and a file in the place of weights.
 
-The model is the file of steps: a step is a line that names the very attempts it learned from. A checkpoint says how many
-of its bytes are durable; a learner that comes back cuts the rest off, as one that loads older weights forgets what came
-after. So the file holds what is in the surviving model, and may be compared with the books.
+The model is the file of steps: a step is a line that names the very attempts it learned from. A checkpoint says how
+many of its bytes are durable; a learner that comes back cuts the rest off, as one that loads older weights forgets what
+came after. So the file holds what is in the surviving model, and may be compared with the books.
 """
 
 import json
@@ -63,7 +63,8 @@ class Model:
             self.restored = msgspec.json.decode(self._checkpoint.read_bytes(), type=Checkpoint)
         self._file = steps.open("ab")
         self._file.truncate(self.restored.num_bytes)
-        self.step = self.restored.step
+        self._unsaved = b""  # a learner that is fenced out leaves no trace in the file of the one that came after
+        self.step = self.saved_step = self.restored.step
 
     def learn(self, groups: list[Group]) -> None:
         """One step."""
@@ -75,14 +76,17 @@ class Model:
                 for group in groups
             },
         )
-        self._file.write(msgspec.json.encode(line) + b"\n")
+        self._unsaved += msgspec.json.encode(line) + b"\n"
 
     def save(self, next_group_id: int) -> None:
         """Make every step so far durable."""
+        self._file.write(self._unsaved)
+        self._unsaved = b""
         self._file.flush()
         os.fsync(self._file.fileno())
         saved = Checkpoint(step=self.step, num_bytes=self._file.tell(), next_group_id=next_group_id)
         write_whole(self._checkpoint, msgspec.json.encode(saved).decode())
+        self.saved_step = self.step
 
 
 def read_steps(steps: Path) -> list[StepLine]:
@@ -111,14 +115,18 @@ def learn(buffer: Buffer, model: Model, shutdown: Shutdown, *, checkpoint_every:
             model.learn(batch)
             batch = []
             if model.step % checkpoint_every == 0:
-                model.save(next_group_id)
-                buffer.settle(model.step)
+                _save(buffer, model, next_group_id)
         elif not claimed:
             time.sleep(IDLE_S)
     # What was claimed for a step that is not made goes back: by the epoch of whoever comes next, or now.
+    _save(buffer, model, next_group_id)
+    buffer.reopen(model.step)
+
+
+def _save(buffer: Buffer, model: Model, next_group_id: int) -> None:
+    buffer.settle(model.saved_step)  # raises where another learner has taken over: this one's steps are void
     model.save(next_group_id)
     buffer.settle(model.step)
-    buffer.reopen(model.step)
 
 
 def _admit(buffer: Buffer, next_group_id: int, *, num_claimed: int) -> int:
