@@ -19,7 +19,7 @@ from actors.engine import EngineError
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import VllmEngine, prepare_environment
 from common.config import Config, ConfigError, load_config
-from common.connection import RedisUnreachable, connect_or_explain, without_password
+from common.connection import RedisUnreachable, connect, without_password
 from common.shutdown import Shutdown
 from envhub.catalogue import make_env
 from replay.buffer import Buffer
@@ -38,7 +38,7 @@ def main(name: str, settings: list[str]) -> int:
     try:
         with shutdown.nothing_to_lose():
             mine = own_config(settings)
-            client = connect_or_explain(mine.redis.url)
+            client = connect(mine.redis.url, ending=shutdown.requested)
             fleet = Fleet(client, mine.run.name)
             # vLLM takes 10 s to import; the learner meanwhile makes the model that this actor waits for.
             importing = threading.Thread(target=importlib.import_module, args=("vllm",), daemon=True)

@@ -1,6 +1,7 @@
 """The actor: one engine, many episodes at a time, from leases to inserted trajectories."""
 
 import asyncio
+import contextlib
 import functools
 import logging
 import random
@@ -16,6 +17,7 @@ from actors.refresh import RefreshCounts, keep_fresh
 from actors.rollout import Allowance
 from common.action_format import FORMATS
 from common.config import ActorsConfig, Config
+from common.patience import RedisAway
 from common.shutdown import EXIT_PREEMPTED, Shutdown
 from common.trajectory import Provenance
 from replay.buffer import Buffer
@@ -59,13 +61,18 @@ async def act(
         elif leases.playing:
             log.info("draining %d groups for at most %.0f s", len(leases.playing), actors.drain_s)
             await asyncio.wait(leases.tasks(), timeout=actors.drain_s)
+    except RedisAway as error:
+        if not shutdown.requested.is_set():
+            raise
+        log.warning("leaving, and what is leased with it: %s", error)
     finally:
         background = [refreshing, beating, *leases.tasks()]
         for task in background:
             task.cancel()
         # Groups that are cancelled here give their missing members back before they end.
         await asyncio.gather(*background, return_exceptions=True)
-        await asyncio.to_thread(fleet.leave, stage.actor)
+        with contextlib.suppress(RedisAway):  # then it is missed
+            await asyncio.to_thread(fleet.leave, stage.actor)
     return EXIT_PREEMPTED if shutdown.requested.is_set() else 0
 
 

@@ -25,6 +25,7 @@ WINDOW = 4  # requests in flight; more only fills the publisher's queue
 RETRY_S = 1.0  # chunks that were asked for and did not come in this time are asked for again
 SILENCE_S = 10.0  # a publisher answers in milliseconds; one that says nothing for this long is gone
 MAX_HEADER_BYTES = 4096
+REDIS_PATIENCE_S = 5.0  # without Redis there is no broadcast, and weights are pulled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +48,7 @@ class Receiver:
         self._context = zmq.Context()
         self._member: BroadcastMember | None = None
         if info.transport == "broadcast":
-            bulletin = Bulletin(connect(info.redis_url), info.run_id)
+            bulletin = Bulletin(connect(info.redis_url, patience_s=REDIS_PATIENCE_S), info.run_id)
             self._member = BroadcastMember(bulletin, info.actor)
 
     def receive(self, offer: Offer) -> torch.Tensor:

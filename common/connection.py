@@ -2,15 +2,16 @@
 
 import os
 import re
+import threading
 from urllib.parse import unquote, urlsplit
 
 import redis
-from redis.backoff import ExponentialWithJitterBackoff
-from redis.retry import Retry
+
+from common.patience import PATIENCE_S, Patience, RedisAway
 
 PASSWORD_VARIABLE = "SLIPSTREAM_REDIS_PASSWORD"
 CALL_TIMEOUT_S = 5.0
-NUM_RETRIES = 3
+START_PATIENCE_S = 3.0  # a server that is being started again; a wrong URL must be told of soon
 NO_URL = "must be redis://host:port or unix://path, with / and @ in a password as %2F and %40"
 
 
@@ -18,13 +19,14 @@ class RedisUnreachable(ValueError):
     """No Redis answers at the URL; the message says what to check."""
 
 
-def connect(url: str) -> redis.Redis:
-    """Return a client whose every call ends within about 20 s, retries included.
+def connect(url: str, *, patience_s: float = PATIENCE_S, ending: threading.Event | None = None) -> redis.Redis:
+    """Return a client whose calls wait, aloud, while Redis is away; after `patience_s` they raise RedisAway.
 
-    A retry runs a command again when only its reply was lost, so every write in Slipstream is idempotent by id. The
-    password comes from the URL or, kept out of process lists and logs, from SLIPSTREAM_REDIS_PASSWORD.
+    Where `ending` is set, the process was told to end, and they wait for ENDING_PATIENCE_S at most. A retry runs a
+    command again when only its reply was lost, so every write in Slipstream is idempotent by id. The password comes
+    from the URL or, kept out of process lists and logs, from SLIPSTREAM_REDIS_PASSWORD.
     """
-    client = redis.Redis.from_url(
+    return redis.Redis.from_url(
         url,
         password=urlsplit(url).password or os.environ.get(PASSWORD_VARIABLE),
         protocol=2,
@@ -33,28 +35,39 @@ def connect(url: str) -> redis.Redis:
         socket_connect_timeout=CALL_TIMEOUT_S,
         socket_read_size=1 << 20,
         health_check_interval=30,
-        retry=Retry(ExponentialWithJitterBackoff(base=0.1, cap=1.0), NUM_RETRIES),
+        retry=Patience(shown(url), limit_s=patience_s, ending=ending),
     )
-    return client
 
 
-def connect_or_explain(url: str) -> redis.Redis:
-    """Return a client that has answered a ping. Raises RedisUnreachable."""
+def connect_or_explain(
+    url: str, *, patience_s: float = PATIENCE_S, ending: threading.Event | None = None
+) -> redis.Redis:
+    """Return a client, as `connect` does, of a server that answers now. Raises RedisUnreachable."""
     try:
-        client = connect(url)
-        client.ping()
+        _wait_for_answer(url, ending)
+        return connect(url, patience_s=patience_s, ending=ending)
     except redis.AuthenticationError as error:
         raise RedisUnreachable(
             f"`redis.url` {shown(url)} refused the password: {error}; set {PASSWORD_VARIABLE}"
         ) from None
-    except (redis.RedisError, OSError) as error:
+    except redis.RedisError as error:
         raise RedisUnreachable(
-            f"`redis.url` {shown(url)} does not answer: {error}; start a server there, or leave it empty in "
-            "`slipstream up` to have one started"
+            f"`redis.url` {shown(url)} does not answer: {error.__cause__ or error}; start a server there, or leave it "
+            "empty in `slipstream up` to have one started"
         ) from None
     except ValueError:  # its own words may hold a part of the password
         raise RedisUnreachable(f"`redis.url` {NO_URL}, got {shown(url)!r}") from None
-    return client
+
+
+def _wait_for_answer(url: str, ending: threading.Event | None) -> None:
+    try:
+        with connect(url, patience_s=START_PATIENCE_S, ending=ending) as client:
+            client.ping()
+    except RedisAway as error:
+        if not isinstance(error.__cause__, redis.BusyLoadingError):
+            raise
+        with connect(url, ending=ending) as client:  # it is there, and reads its file
+            client.ping()
 
 
 def without_password(url: str) -> str:

@@ -41,7 +41,9 @@ class StopReason(enum.Enum):
     INFRA_ERROR = "infra_error"
     """The engine, the network or the host failed."""
     PREEMPTED = "preempted"
-    """The actor was told to leave."""
+    """The actor was told to leave. With whole turns to its name, the record is a partial, and another may go on."""
+    REPLAY_MISMATCH = "replay_mismatch"
+    """A partial's recorded actions had other observations in a fresh environment, so nobody can go on from it."""
 
 
 class Outcome(enum.Enum):
@@ -52,6 +54,7 @@ class Outcome(enum.Enum):
     ENV_FAILURE = "env_failure"
     INFRA_FAILURE = "infra_failure"
     PREEMPTED = "preempted"
+    REPLAY_MISMATCH = "replay_mismatch"
 
 
 OUTCOME_OF = {
@@ -63,6 +66,7 @@ OUTCOME_OF = {
     StopReason.ENV_ERROR: Outcome.ENV_FAILURE,
     StopReason.INFRA_ERROR: Outcome.INFRA_FAILURE,
     StopReason.PREEMPTED: Outcome.PREEMPTED,
+    StopReason.REPLAY_MISMATCH: Outcome.REPLAY_MISMATCH,
 }
 
 

@@ -1,5 +1,6 @@
 """What rank 0 does besides training: the ledger, the offers, the evaluations, and what people watch."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ import torch
 
 from common.config import Config, dump_config
 from common.metrics import Metrics, MetricsWriter
+from common.patience import RedisAway
 from common.run_dir import RunDir, write_json
 from common.shutdown import Shutdown
 from learner.checkpoint import Progress
@@ -104,12 +106,18 @@ class Lead:
 
     def next_batch(self, progress: Progress, shutdown: Shutdown) -> Batch | None:
         """The groups of the next step; None when told to stop."""
-        return self._supply.next_batch(
-            progress.step + 1,
-            policy_version=progress.policy_version,
-            published_version=progress.highest_published,
-            shutdown=shutdown,
-        )
+        try:
+            return self._supply.next_batch(
+                progress.step + 1,
+                policy_version=progress.policy_version,
+                published_version=progress.highest_published,
+                shutdown=shutdown,
+            )
+        except RedisAway as error:
+            if not shutdown.requested.is_set():
+                raise
+            log.warning("told to stop, without a batch: %s", error)
+            return None
 
     def publish(self, tensors: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
         self._publisher.publish(tensors, policy_version=policy_version)
@@ -140,7 +148,10 @@ class Lead:
 
     def settle(self, progress: Progress) -> None:
         """A checkpoint that covers `progress.step` is durable: what was claimed up to it is trained, for good."""
-        self._links.train.settle(progress.step)
+        try:
+            self._links.train.settle(progress.step)
+        except RedisAway as error:
+            log.warning("step %d is settled when a learner comes back: %s", progress.step, error)
         save_tally(self._tally, self._run_dir.tally)
 
     def record_step(self, batch: Batch, step: StepMetrics, before: Progress, times_s: dict[str, float]) -> None:
@@ -185,7 +196,8 @@ class Lead:
 
     def fail(self) -> None:
         """Tell everyone that the learner ended with an error, so that no actor waits for it for ever."""
-        self._links.fleet.set_run_state(RunState.FAILED)
+        with contextlib.suppress(RedisAway):
+            self._links.fleet.set_run_state(RunState.FAILED)
 
     def close(self) -> None:
         self._publisher.close()

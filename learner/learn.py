@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from common import archive
 from common.config import Config
-from common.connection import connect_or_explain
+from common.connection import connect
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from learner import checkpoint
@@ -67,11 +67,11 @@ class Clock:
 def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) -> bool:
     """Train until `learner.steps`, or until told to stop; return whether the run is finished.
 
-    Every rank calls it. Raises ConfigError, RedisUnreachable, SupplyDried, FencedOut.
+    Every rank calls it. Raises ConfigError, RedisAway, SupplyDried, FencedOut.
     """
     torch.manual_seed(config.run.seed)
     learner, resumed = _load(config, run_dir, ranks)
-    lead = _take_the_lead(learner) if ranks.rank == 0 else None
+    lead = _take_the_lead(learner, shutdown) if ranks.rank == 0 else None
     fresh = share(lead.with_fresh_version(learner.progress) if lead else None, Progress, ranks=ranks)
     assert fresh is not None
     learner.progress = fresh
@@ -189,10 +189,10 @@ def _load(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner, bool]
     return learner, newest is not None
 
 
-def _take_the_lead(learner: Learner) -> Lead:
+def _take_the_lead(learner: Learner, shutdown: Shutdown) -> Lead:
     config = learner.config
     links = join_run(
-        connect_or_explain(config.redis.url),
+        connect(config.redis.url, ending=shutdown.requested),
         config,
         model_folder=learner.model.folder,
         vocab_size=learner.model.vocab_size,

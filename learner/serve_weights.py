@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 NUM_SLOTS = 3  # one served, one that may be on its way out, one for the learner to write
 MAX_REQUEST_BYTES = 4096
 REDIS_PAUSE_S = 1.0
+REDIS_PATIENCE_S = 5.0  # then it looks whether a newer version has come
 POLL_MS = 100
 
 
@@ -184,7 +185,7 @@ class WeightServer:
         self._entries: list[TensorEntry] = []
         self._buffers: list[torch.Tensor] = []  # one flat uint8 tensor a slot, over the shared memory
         self._views: list[memoryview] = []
-        self._bulletin = Bulletin(connect(settings.redis_url), settings.run_id)
+        self._bulletin = Bulletin(connect(settings.redis_url, patience_s=REDIS_PATIENCE_S), settings.run_id)
         self._broadcaster = Broadcaster(
             self._bulletin,
             host=settings.host,

@@ -1,13 +1,13 @@
 -- audit: {counters, {state, group_id, fields of the group} for each, all keys of groups and payloads, and the
 -- milliseconds that each of them has to live}, at one instant. It walks every key of the server while others wait.
 local groups = {}
-for _, state in ipairs({ 'queued', 'leased', 'ready', 'claimed' }) do
+for _, state in ipairs(STATES) do
   for _, id in ipairs(redis.call('ZRANGE', base .. ':' .. state, 0, -1)) do
     groups[#groups + 1] = { state, id, redis.call('HGETALL', group_key(id)) }
   end
 end
 local keys, lifetimes = {}, {}
-for _, kind in ipairs({ ':group:*', ':blob:*' }) do
+for _, kind in ipairs({ ':group:*', ':blob:*', ':partial:*' }) do
   local cursor = '0'
   repeat
     local found = redis.call('SCAN', cursor, 'MATCH', base .. kind, 'COUNT', 1000)

@@ -4,7 +4,7 @@
                ^                 |  |                  |  ^                   |  |
                +--- release -----+  |                  |  +-- reopen(step) ---+  |
                +--- lease expired --+                  |                         |
-    dropped <---- out of attempts --+----- too old ----+----- drop, poison ------+
+    dropped <---- out of attempts --+----- too old ----+-------- drop -----------+
 
 Each verb is one small Lua script that runs whole or not at all and may be run again: a client that lost the reply sends
 the same call once more, and it has one effect. Time is the server's. Payloads travel by plain SET and MGET.
@@ -13,27 +13,27 @@ the same call once more, and it has one effect. Time is the server's. Payloads t
 import itertools
 import uuid
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 import redis
 
-from common.trajectory import InvalidTrajectory, Outcome, Trajectory, check, decode_trajectory, encode_trajectory
-from common.wire import WireError, decode, encode
+from common.trajectory import Outcome, Trajectory
+from common.wire import decode, encode
 from replay import scripts
 from replay.keys import FencedOut, epoch_key, key
 from replay.ledger import Ledger, audit, read_ledger
-from replay.ticket import Failure, Group, InsertResult, Lease, Poison, Ticket
+from replay.payloads import INVALID, LostPayload, Payloads
+from replay.ticket import Failure, Group, InsertResult, Lease, Quarantined, Ticket
 
 ORPHAN_TTL_S = 120  # a payload whose actor died before the commit is gone after this
 BATCH_GROUPS = 256  # the most that one run of a script settles or reopens, so that others get a turn
 MAX_QUARANTINED = 16
+MAX_REASON_CHARS = 2000  # of a failure: an environment's error may quote all that it read
 VERBS = (
-    "acquire_epoch", "open", "claim", "drop", "quarantine", "settle", "reopen",
-    "lease", "heartbeat", "insert", "fail", "release",
+    "acquire_epoch", "open", "claim", "drop", "settle", "reopen",
+    "lease", "heartbeat", "insert", "hand_in", "discard", "fail", "release",
+    "quarantine", "requeue",
 )  # fmt: skip
-
-S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Buffer:
@@ -52,12 +52,11 @@ class Buffer:
     ) -> None:
         self._client = client
         self._run_id = run_id
-        self._vocab_size = vocab_size
         self._lease_ttl_s = lease_ttl_s
         self._max_attempts = max_attempts
-        self._max_trajectory_bytes = max_trajectory_bytes
         self._stream = stream
         self._base = key(run_id, stream)
+        self._payloads = Payloads(client, self._base, run_id, vocab_size=vocab_size, max_bytes=max_trajectory_bytes)
         self._keys = [self._base, epoch_key(run_id)]
         self._scripts = {verb: scripts.load(client, "prelude", verb) for verb in VERBS}
         self._epoch = 0
@@ -89,8 +88,8 @@ class Buffer:
         """Take the `num_groups` ready groups that finished first, for `step`; [] while there are fewer.
 
         Ready groups with a token more than `max_lag` versions older than `policy_version` are dropped first, as
-        `too_old`. Groups whose payload turns out to be no valid trajectory are dropped as `poison` and are missing from
-        the answer: claim again for the rest of the batch, as after a drop.
+        `too_old`. Groups with a payload that turns out to be no valid trajectory are quarantined, those that lost one
+        are dropped, and both are missing from the answer: claim again for the rest of the batch, as after a drop.
         """
         claim_id = f"{self._epoch}-{self._num_claims}"
         reply = self._call("claim", self._epoch, claim_id, step, num_groups, policy_version - max_lag)
@@ -127,11 +126,14 @@ class Buffer:
         reply = self._call("lease", actor, uuid.uuid4().hex, ttl_ms)
         if reply is None:
             return None
-        fence, ticket, *missing = reply
+        fence, encoded_ticket, *missing = reply
+        ticket = decode(Ticket, encoded_ticket)
+        members, attempts, records = missing[::3], missing[1::3], missing[2::3]
         return Lease(
-            ticket=decode(Ticket, ticket),
+            ticket=ticket,
             fence=int(fence),
-            missing=dict(zip(missing[::2], missing[1::2], strict=True)),
+            missing=dict(zip(members, attempts, strict=True)),
+            partials=self._read_partials(ticket, dict(zip(members, records, strict=True))),
             ttl_s=self._lease_ttl_s,
         )
 
@@ -147,31 +149,26 @@ class Buffer:
         The payload comes first, with a time to live, so that one without a commit goes away by itself; NX, so that a
         second try can neither change nor unsettle what is already committed.
         """
-        frame = self._checked_frame(lease.ticket, trajectory)
-        group_id, member, attempt = trajectory.group_id, trajectory.member, trajectory.attempt
-        blob = f"{self._base}:blob:{group_id}:{member}:{attempt}:{lease.fence}"
-        pipeline = self._client.pipeline(transaction=False)
-        pipeline.set(blob, frame, ex=ORPHAN_TTL_S, nx=True)
-        arguments = (
-            group_id, member, attempt, lease.fence, trajectory.oldest_policy_version, len(frame), trajectory.actor,
-        )  # fmt: skip
-        pipeline.evalsha(self._scripts["insert"].sha, 3, *self._keys, blob, *arguments)
-        sent, committed = pipeline.execute(raise_on_error=False)
-        if isinstance(committed, redis.exceptions.NoScriptError):
-            committed = self._scripts["insert"](keys=[*self._keys, blob], args=arguments)
-        if isinstance(committed, Exception):
-            raise committed
-        if isinstance(sent, Exception) and not isinstance(sent, redis.OutOfMemoryError):
-            raise sent
-        return InsertResult(committed.decode())
+        frame = self._payloads.encode(lease.ticket, trajectory, outcome=Outcome.POLICY)
+        return self._store("insert", "blob", lease, trajectory, frame, trajectory.oldest_policy_version)
+
+    def hand_in(self, lease: Lease, partial: Trajectory) -> InsertResult:
+        """Store the whole turns that a preempted member of a leased group has, for the next lease to go on from.
+
+        The member stays missing: `release` the lease next. Raises InvalidTrajectory before anything is sent, as for a
+        partial that is not PREEMPTED or has no turn. One that an earlier lease handed in is replaced.
+        """
+        frame = self._payloads.encode(lease.ticket, partial, outcome=Outcome.PREEMPTED)
+        return self._store("hand_in", "partial", lease, partial, frame)
 
     def fail(self, lease: Lease, member: int, *, attempt: int, outcome: Outcome, reason: str) -> int | None:
         """Report an attempt that failed by no doing of the policy's; return the attempt to make next.
 
         None when there is none to make: the group is out of attempts and dropped with its outcome as the reason, or the
-        lease is no longer held, or the member is stored already.
+        lease is no longer held, or the member is stored already. A partial of the member goes with the failed attempt.
         """
         group_id = lease.ticket.group_id
+        reason = reason[:MAX_REASON_CHARS]
         failure = Failure(group_id=group_id, member=member, attempt=attempt, outcome=outcome.value, reason=reason)
         reply = self._call("fail", group_id, member, attempt, lease.fence, outcome.value, encode(failure))
         return None if reply is None else int(reply)
@@ -179,6 +176,22 @@ class Buffer:
     def release(self, lease: Lease) -> None:
         """Give the missing members back at once: the actor is leaving."""
         self._call("release", lease.ticket.group_id, lease.fence)
+
+    # --- People's verbs.
+
+    def quarantine(self, group_id: int, reason: str) -> bool:
+        """Set a group aside as it is, whatever its state; False if there is none. A lease on it is lost.
+
+        The learner does so with poison. Past MAX_QUARANTINED the oldest is dropped as `poison`.
+        """
+        return self._set_aside("", group_id, reason, member=None, actor=None)
+
+    def requeue(self, group_ids: Iterable[int]) -> int:
+        """Let groups that are quarantined, ready or leased begin anew; return how many.
+
+        Their members are dropped as `requeued`, a lease on them is lost, and every attempt is there to be made again.
+        """
+        return int(self._call("requeue", uuid.uuid4().hex, *group_ids))
 
     # --- What people and metrics read.
 
@@ -192,56 +205,77 @@ class Buffer:
 
     def failures(self) -> list[Failure]:
         """The last hundred failed attempts, newest first."""
-        return self._listed(Failure, "failures")
+        frames: list[Any] = self._client.lrange(f"{self._base}:failures", 0, -1)
+        return [decode(Failure, frame) for frame in frames]
 
-    def quarantined(self) -> list[Poison]:
-        """The last poisoned payloads and their senders, newest first."""
-        return self._listed(Poison, "quarantine")
+    def quarantined(self) -> list[Quarantined]:
+        """The groups that are set aside, newest first."""
+        ids: list[Any] = self._client.zrevrange(f"{self._base}:quarantined", 0, -1)
+        pipeline = self._client.pipeline(transaction=False)
+        for group_id in ids:
+            pipeline.hget(f"{self._base}:group:{group_id.decode()}", "why")
+        # One without a reason was requeued or dropped between the two reads.
+        return [decode(Quarantined, why) for why in pipeline.execute() if why is not None]
 
     # ---
 
-    def _checked_frame(self, ticket: Ticket, trajectory: Trajectory) -> bytes:
-        check(trajectory, vocab_size=self._vocab_size)
-        ticket.check_owns(trajectory, run_id=self._run_id)
-        frame = encode_trajectory(trajectory)
-        if len(frame) > self._max_trajectory_bytes:
-            raise InvalidTrajectory(
-                f"{len(frame)} bytes, `replay.max_trajectory_bytes` is {self._max_trajectory_bytes}; raise it, or "
-                "lower `model.max_tokens`"
-            )
-        return frame
+    def _store(
+        self, verb: str, kind: str, lease: Lease, trajectory: Trajectory, frame: bytes, *facts: int
+    ) -> InsertResult:
+        group_id, member, attempt = trajectory.group_id, trajectory.member, trajectory.attempt
+        name = self._payloads.name(kind, group_id, member, attempt, lease.fence)
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.set(name, frame, ex=ORPHAN_TTL_S, nx=True)
+        keys = [*self._keys, name]
+        arguments: list[int | str] = [group_id, member, attempt, lease.fence, *facts, len(frame), trajectory.actor]
+        pipeline.evalsha(self._scripts[verb].sha, len(keys), *keys, *arguments)
+        sent, committed = pipeline.execute(raise_on_error=False)
+        if isinstance(committed, redis.exceptions.NoScriptError):
+            committed = self._scripts[verb](keys=keys, args=arguments)
+        if isinstance(committed, Exception):
+            raise committed
+        if isinstance(sent, Exception) and not isinstance(sent, redis.OutOfMemoryError):
+            raise sent
+        return InsertResult(committed.decode())
+
+    def _read_partials(self, ticket: Ticket, records: dict[int, bytes]) -> dict[int, Trajectory]:
+        """The partials by member; one that cannot be used is discarded, and its member begins anew."""
+        held = {member: record for member, record in records.items() if record}
+        names = [self._payload_of("partial", ticket, member, record) for member, record in held.items()]
+        partials = {}
+        for (member, record), frame in zip(held.items(), self._payloads.read(names), strict=True):
+            try:
+                partials[member] = self._payloads.decode(ticket, member, frame, outcome=Outcome.PREEMPTED)
+            except LostPayload:
+                self._call("discard", ticket.group_id, member, record, "lost_payload")
+            except INVALID:
+                self._call("discard", ticket.group_id, member, record, "poison")
+        return partials
 
     def _read_group(self, ticket: Ticket, records: list[bytes]) -> Group | None:
-        """The group with its payloads; None, and it is dropped, when one of them is lost or poisoned."""
+        """The group with its payloads; None when one of them is lost, so it is dropped, or poison: quarantined."""
         group_id = ticket.group_id
-        owners = [record.decode().split(":", 4) for record in records]
-        frames: list[Any] = self._client.mget(
-            f"{self._base}:blob:{group_id}:{member}:{attempt}:{fence}"
-            for member, (attempt, fence, *_) in enumerate(owners)
-        )
+        names = [self._payload_of("blob", ticket, member, record) for member, record in enumerate(records)]
         trajectories = []
-        for member, frame in enumerate(frames):
-            if frame is None:
+        for member, frame in enumerate(self._payloads.read(names)):
+            try:
+                trajectories.append(self._payloads.decode(ticket, member, frame, outcome=Outcome.POLICY))
+            except LostPayload:
                 self.drop([group_id], "lost_payload")
                 return None
-            try:
-                trajectories.append(self._decoded(ticket, member, frame))
-            except (WireError, InvalidTrajectory) as error:
-                poison = Poison(group_id=group_id, member=member, actor=owners[member][4], reason=str(error))
-                self._call("quarantine", self._epoch, group_id, member, encode(poison), MAX_QUARANTINED)
+            except INVALID as error:
+                actor = records[member].decode().split(":", 4)[4]
+                self._set_aside(str(self._epoch), group_id, str(error), member=member, actor=actor)
                 return None
         return Group(ticket=ticket, trajectories=trajectories)
 
-    def _decoded(self, ticket: Ticket, member: int, frame: bytes) -> Trajectory:
-        trajectory = decode_trajectory(frame, max_bytes=self._max_trajectory_bytes, vocab_size=self._vocab_size)
-        ticket.check_owns(trajectory, run_id=self._run_id)
-        if trajectory.member != member:
-            raise InvalidTrajectory(f"says that it is member {trajectory.member}, and was stored as {member}")
-        return trajectory
+    def _set_aside(self, epoch: str, group_id: int, reason: str, *, member: int | None, actor: str | None) -> bool:
+        why = Quarantined(group_id=group_id, member=member, actor=actor, reason=reason[:MAX_REASON_CHARS])
+        return bool(self._call("quarantine", epoch, group_id, encode(why), MAX_QUARANTINED))
 
-    def _listed(self, kind: type[S], name: str) -> list[S]:
-        frames: list[Any] = self._client.lrange(f"{self._base}:{name}", 0, -1)
-        return [decode(kind, frame) for frame in frames]
+    def _payload_of(self, kind: str, ticket: Ticket, member: int, record: bytes) -> str:
+        attempt, fence, _ = record.split(b":", 2)
+        return self._payloads.name(kind, ticket.group_id, member, int(attempt), int(fence))
 
     def _in_batches(self, verb: str, step: int) -> int:
         total = 0

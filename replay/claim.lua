@@ -17,7 +17,8 @@ if redis.call('LINDEX', last_claim, 0) ~= ARGV[2] then
   redis.call('RPUSH', last_claim, ARGV[2])
   for _, id in ipairs(ids) do
     redis.call('RPUSH', last_claim, id)
-    move(id, 'ready', 'claimed', step)
+    leave(id, 'ready')
+    enter(id, 'claimed', step)
   end
 end
 local claimed = {}

@@ -2,7 +2,6 @@
 local refusal = fenced_out(ARGV[1])
 if refusal then return refusal end
 for i = 3, #ARGV do
-  for _, state in ipairs({ 'queued', 'leased', 'ready', 'claimed' }) do
-    if redis.call('ZSCORE', base .. ':' .. state, ARGV[i]) then drop(ARGV[i], state, ARGV[2]) end
-  end
+  local state = state_of(ARGV[i])
+  if state then drop(ARGV[i], state, ARGV[2]) end
 end

@@ -5,6 +5,8 @@ if not holds(id, ARGV[4]) or redis.call('HEXISTS', group, 'member:' .. member) =
 local current = tonumber(redis.call('HGET', group, 'attempt:' .. member) or '0')
 if current ~= attempt then return current end -- the reply to an earlier try was lost
 
+count('failed:' .. ARGV[5], 1)
+remove_partial(id, member, 'discarded:' .. ARGV[5])
 redis.call('LPUSH', base .. ':failures', ARGV[6])
 redis.call('LTRIM', base .. ':failures', 0, 99)
 if attempt + 1 >= tonumber(redis.call('HGET', group, 'max_attempts')) then

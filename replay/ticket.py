@@ -17,16 +17,22 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sampling: Sampling
     seed: int  # of the group; a member's own follows from it, the member and the attempt
 
-    def check_owns(self, trajectory: Trajectory, *, run_id: str) -> None:
-        """Raise InvalidTrajectory unless `trajectory` is an attempt at this very task, ended by the policy itself."""
-        expected = (run_id, self.group_id, self.task)
-        found = (trajectory.run_id, trajectory.group_id, trajectory.task)
+    def check_owns(self, trajectory: Trajectory, *, run_id: str, outcome: Outcome) -> None:
+        """Raise InvalidTrajectory unless `trajectory` is this task tried, sampled as asked, and ended in `outcome`.
+
+        A member ends by the policy's own doing, a partial in a preemption; other outcomes are reported with `fail`.
+        """
+        expected = (run_id, self.group_id, self.task, self.sampling)
+        found = (trajectory.run_id, trajectory.group_id, trajectory.task, trajectory.sampling)
         if found != expected:
-            raise InvalidTrajectory(f"(run_id, group_id, task) is {found}, the ticket says {expected}")
+            raise InvalidTrajectory(f"(run_id, group_id, task, sampling) is {found}, the ticket says {expected}")
         if not 0 <= trajectory.member < self.num_members:
             raise InvalidTrajectory(f"member {trajectory.member} of a group of {self.num_members}")
-        if trajectory.outcome is not Outcome.POLICY:
-            raise InvalidTrajectory(f"outcome {trajectory.outcome.value} is not the policy's; report it with fail()")
+        if trajectory.outcome is not outcome:
+            raise InvalidTrajectory(
+                f"outcome {trajectory.outcome.value} is not {outcome.value}: insert() takes what the policy ended, "
+                "hand_in() what was preempted; report the rest with fail()"
+            )
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,6 +41,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ticket: Ticket
     fence: int  # larger than that of any earlier lease; inserts under an older one are refused
     missing: dict[int, int]  # member -> attempt to make
+    partials: dict[int, Trajectory]  # missing member -> the whole turns it has already, of an earlier actor's
     ttl_s: float
 
 
@@ -46,7 +53,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class InsertResult(enum.Enum):
-    """What became of an insert."""
+    """What became of an insert, or of a partial that was handed in."""
 
     STORED = "stored"
     """It is held, and survives a crash of everything."""
@@ -65,13 +72,13 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     member: int
     attempt: int
     outcome: str  # a value of common.trajectory.Outcome
-    reason: str
+    reason: str  # at most MAX_REASON_CHARS
 
 
-class Poison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A stored payload that is no valid trajectory, and who sent it."""
+class Quarantined(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A group that was set aside: for a payload that is no valid trajectory, or by a person's wish."""
 
     group_id: int
-    member: int
-    actor: str
-    reason: str
+    member: int | None  # whose payload it is; None by a person's wish
+    actor: str | None  # that sent the payload; None by a person's wish
+    reason: str  # at most MAX_REASON_CHARS

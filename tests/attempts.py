@@ -3,7 +3,7 @@
 import redis
 
 from common.trajectory import (
-    Outcome,
+    OUTCOME_OF,
     Provenance,
     Sampling,
     StopReason,
@@ -47,7 +47,14 @@ def ticket(group_id: int, *, num_members: int = 2) -> Ticket:
 
 
 def attempt_at(
-    lease: Lease, member: int, *, run_id: str, policy_version: int = 0, actor: str = "a", num_sampled: int = 2
+    lease: Lease,
+    member: int,
+    *,
+    run_id: str,
+    policy_version: int = 0,
+    actor: str = "a",
+    num_sampled: int = 2,
+    stop_reason: StopReason = StopReason.DONE,
 ) -> Trajectory:
     """Two prompt tokens and `num_sampled` that the policy sampled, in one turn."""
     num_tokens = 2 + num_sampled
@@ -74,12 +81,17 @@ def attempt_at(
         loss_mask=pack_mask([False, False] + [True] * num_sampled),
         branch_starts=[0],
         version_spans=[VersionSpan(start=2, stop=num_tokens, policy_version=policy_version)],
-        stop_reason=StopReason.DONE,
-        outcome=Outcome.POLICY,
+        stop_reason=stop_reason,
+        outcome=OUTCOME_OF[stop_reason],
         score=1.0,
         success=True,
-        sampling=SAMPLING,
+        sampling=lease.ticket.sampling,
         started_at_s=1.7e9,
         duration_s=0.1,
         provenance=Provenance(host="host", instance_kind="reserved", price_per_hour=0.0),
     )
+
+
+def partial_of(lease: Lease, member: int, *, run_id: str, num_sampled: int = 2) -> Trajectory:
+    """What a draining actor hands in: one whole turn, and the episode is not over."""
+    return attempt_at(lease, member, run_id=run_id, num_sampled=num_sampled, stop_reason=StopReason.PREEMPTED)

@@ -15,7 +15,7 @@ from replay.buffer import MAX_QUARANTINED, ORPHAN_TTL_S, Buffer
 from replay.keys import FencedOut, key
 from replay.server import start_server
 from replay.ticket import Group, InsertResult, Lease
-from tests.attempts import attempt_at, make_buffer, ticket
+from tests.attempts import attempt_at, make_buffer, partial_of, ticket
 
 
 @pytest.fixture
@@ -245,13 +245,17 @@ def test_every_verb_sent_twice_has_one_effect(buffer: Buffer, redis_client: redi
     assert twice("reopen", 1, 4, 100) == 1
     assert (buffer.ledger().claimed, buffer.ledger().ready) == (0, 2)
     twice("claim", 1, "claim-2", 5, 2, 0)
-    twice("quarantine", 1, 1, 0, b"why", MAX_QUARANTINED)
-    assert redis_client.llen(key(run_id, "train", "quarantine")) == 1
+    assert twice("quarantine", 1, 1, b"why", MAX_QUARANTINED) == 1
+    assert buffer.ledger().quarantined == 1
+    assert twice("requeue", "request-1", 1) == 1
+    assert (buffer.ledger().quarantined, buffer.ledger().queued) == (0, 2)
+    buffer._call("lease", "a", "request-5", 60_000)
+    assert buffer._call("requeue", "request-1", 1) == 1  # leased since: what comes late takes nothing away
+    assert buffer.ledger().leased == 1
     assert twice("settle", 1, 5, 100) == 1
     assert buffer.ledger().trained == 1
-    buffer._call("lease", "a", "request-5", 60_000)
     twice("drop", 1, "too_old", 3)
-    assert buffer.ledger().dropped == {"env_failure": 1, "poison": 1, "too_old": 1}
+    assert buffer.ledger().dropped == {"env_failure": 1, "too_old": 1}
     assert buffer.ledger().opened == 4
 
 
@@ -394,6 +398,115 @@ def test_release_gives_the_missing_members_back_at_once(buffer: Buffer, run_id: 
     assert buffer.ledger().redone_members == 0
 
 
+def test_the_next_lease_goes_on_from_what_a_preempted_actor_handed_in(
+    buffer: Buffer, redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer.open([ticket(0)])
+    leaving = leased(buffer, "leaving")
+    partial = partial_of(leaving, 1, run_id=run_id)
+    assert buffer.hand_in(leaving, partial) is InsertResult.STORED
+    assert buffer.hand_in(leaving, partial) is InsertResult.DUPLICATE
+    assert buffer.ledger().inserted == 0
+    buffer.release(leaving)
+    heir = leased(buffer, "heir")
+    assert (heir.missing, heir.partials) == ({0: 0, 1: 0}, {1: partial})
+    assert buffer.hand_in(leaving, partial_of(leaving, 0, run_id=run_id)) is InsertResult.FENCED
+    fill(buffer, heir, run_id)
+    ledger = buffer.ledger()
+    assert (ledger.partials_handed_in, ledger.partials_resumed, ledger.partials_held) == (1, 1, 0)
+    assert (ledger.partials_discarded, ledger.ready) == ({}, 1)
+    assert stored_keys(redis_client, run_id, "partial") == []
+    assert buffer.audit() == []
+
+
+def test_a_newer_partial_takes_the_place_of_an_older(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
+    buffer.open([ticket(0)])
+    for num_sampled in (2, 5):
+        lease = leased(buffer)
+        buffer.hand_in(lease, partial_of(lease, 0, run_id=run_id, num_sampled=num_sampled))
+        buffer.release(lease)
+    (partial,) = leased(buffer).partials.values()
+    assert partial.num_tokens == 7
+    assert buffer.ledger().partials_discarded == {"superseded": 1}
+    assert len(stored_keys(redis_client, run_id, "partial")) == 1
+    assert buffer.audit() == []
+
+
+def test_a_partial_under_whose_lease_the_member_was_stored_after_all_was_never_resumed(
+    buffer: Buffer, run_id: str
+) -> None:
+    buffer.open([ticket(0)])
+    lease = leased(buffer)
+    buffer.hand_in(lease, partial_of(lease, 0, run_id=run_id))
+    assert buffer.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
+    assert buffer.hand_in(lease, partial_of(lease, 0, run_id=run_id)) is InsertResult.FENCED
+    ledger = buffer.ledger()
+    assert (ledger.partials_resumed, ledger.partials_discarded) == (0, {"superseded": 1})
+    assert buffer.audit() == []
+
+
+def test_an_attempt_whose_replay_does_not_match_begins_anew_and_is_counted(buffer: Buffer, run_id: str) -> None:
+    buffer.open([ticket(0)])
+    lease = leased(buffer)
+    buffer.hand_in(lease, partial_of(lease, 0, run_id=run_id))
+    buffer.release(lease)
+    lease = leased(buffer)
+    assert buffer.fail(lease, 0, attempt=0, outcome=Outcome.REPLAY_MISMATCH, reason="another shop") == 1
+    assert buffer.fail(lease, 0, attempt=0, outcome=Outcome.REPLAY_MISMATCH, reason="another shop") == 1
+    buffer.release(lease)
+    lease = leased(buffer)
+    assert (lease.missing, lease.partials) == ({0: 1, 1: 0}, {})
+    ledger = buffer.ledger()
+    assert (ledger.failed, ledger.partials_discarded) == ({"replay_mismatch": 1}, {"replay_mismatch": 1})
+    assert buffer.audit() == []
+
+
+def test_a_partial_outlives_an_expired_lease_until_the_attempts_are_spent(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer = make_buffer(redis_client, run_id, lease_ttl_s=0.05, max_attempts=3)
+    buffer.acquire_epoch()
+    buffer.open([ticket(0, num_members=1)])
+    lease = leased(buffer)
+    partial = partial_of(lease, 0, run_id=run_id)
+    assert buffer.hand_in(lease, partial) is InsertResult.STORED
+    for attempt in (1, 2):
+        wait_until(lambda: buffer.heartbeat("someone", []) == set() and buffer.ledger().queued == 1)
+        lease = leased(buffer)
+        assert (lease.missing, lease.partials) == ({0: attempt}, {0: partial})
+    wait_until(lambda: buffer.heartbeat("someone", []) == set() and buffer.ledger().leased == 0)
+    ledger = buffer.ledger()
+    assert (ledger.dropped, ledger.partials_discarded) == ({"lease_expired": 1}, {"lease_expired": 1})
+    assert buffer.audit() == []
+
+
+def test_a_partial_that_is_lost_or_poisoned_is_discarded_and_its_member_begins_anew(
+    buffer: Buffer, redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer.open([ticket(0)])
+    lease = leased(buffer)
+    for member in (0, 1):
+        buffer.hand_in(lease, partial_of(lease, member, run_id=run_id))
+    buffer.release(lease)
+    redis_client.delete(*stored_keys(redis_client, run_id, "partial:0:0"))
+    redis_client.set(stored_keys(redis_client, run_id, "partial:0:1")[0], b"\x00garbage")
+    lease = leased(buffer)
+    assert (lease.missing, lease.partials) == ({0: 0, 1: 0}, {})
+    assert buffer.ledger().partials_discarded == {"lost_payload": 1, "poison": 1}
+    assert buffer.audit() == []
+
+
+def test_only_what_was_preempted_is_handed_in(buffer: Buffer, run_id: str) -> None:
+    buffer.open([ticket(0)])
+    lease = leased(buffer)
+    with pytest.raises(InvalidTrajectory, match=r"outcome policy is not preempted: .*hand_in\(\) what was preempted"):
+        buffer.hand_in(lease, attempt_at(lease, 0, run_id=run_id))
+    with pytest.raises(InvalidTrajectory, match="no turns: nothing was sampled"):
+        buffer.hand_in(lease, msgspec.structs.replace(partial_of(lease, 0, run_id=run_id), turns=[]))
+    with pytest.raises(InvalidTrajectory, match="outcome preempted is not policy"):
+        buffer.insert(lease, partial_of(lease, 0, run_id=run_id))
+
+
 def test_poison_is_set_aside_with_its_sender_and_the_claim_goes_on(
     buffer: Buffer, redis_client: redis.Redis, run_id: str
 ) -> None:
@@ -405,11 +518,12 @@ def test_poison_is_set_aside_with_its_sender_and_the_claim_goes_on(
         (blob,) = stored_keys(redis_client, run_id, f"blob:{group_id}:0")
         redis_client.set(blob, payload)
     assert ids(buffer.claim(1, 3, policy_version=0, max_lag=0)) == [2]
-    garbage, stranger = sorted(buffer.quarantined(), key=lambda poison: poison.group_id)
+    stranger, garbage = buffer.quarantined()
     assert (garbage.actor, garbage.member) == ("a", 0)
     assert "shorter than its header" in garbage.reason or "magic" in garbage.reason
     assert "the ticket says" in stranger.reason
-    assert buffer.ledger().dropped == {"poison": 2}
+    ledger = buffer.ledger()
+    assert (ledger.quarantined, ledger.claimed, ledger.held_trajectories) == (2, 1, 6)
     assert buffer.audit() == []
 
 
@@ -419,9 +533,54 @@ def test_the_quarantine_is_bounded(buffer: Buffer, redis_client: redis.Redis, ru
     for blob in stored_keys(redis_client, run_id, "blob"):
         redis_client.set(blob, b"poison")
     assert buffer.claim(1, num_poisoned, policy_version=0, max_lag=0) == []
-    assert buffer.ledger().dropped == {"poison": num_poisoned}
-    assert len(buffer.quarantined()) == MAX_QUARANTINED
-    assert len(stored_keys(redis_client, run_id, "poison")) == MAX_QUARANTINED
+    assert [set_aside.group_id for set_aside in buffer.quarantined()] == list(range(num_poisoned))[:2:-1]
+    assert (buffer.ledger().quarantined, buffer.ledger().dropped) == (MAX_QUARANTINED, {"poison": 3})
+    assert len(stored_keys(redis_client, run_id, "blob")) == 2 * MAX_QUARANTINED
+    assert buffer.audit() == []
+
+
+def test_a_person_sets_groups_aside_in_any_state_and_their_leases_are_lost(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, 0)
+    buffer.open([ticket(1), ticket(2)])
+    lease = leased(buffer)
+    buffer.hand_in(lease, partial_of(lease, 0, run_id=run_id))
+    someone = make_buffer(buffer._client, run_id)  # holds no epoch, and needs none
+    assert [someone.quarantine(group_id, "looks odd") for group_id in (2, 1, 0, 77)] == [True, True, True, False]
+    assert someone.quarantine(2, "looks odd again")
+    assert buffer.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.FENCED
+    assert buffer.heartbeat("a", [lease]) == set()
+    assert [(odd.group_id, odd.member, odd.actor, odd.reason) for odd in someone.quarantined()] == [
+        (group_id, None, None, "looks odd") for group_id in (0, 1, 2)
+    ]
+    ledger = buffer.ledger()
+    assert (ledger.quarantined, ledger.held_trajectories, ledger.partials_held) == (3, 2, 1)
+    assert buffer.audit() == []
+
+
+def test_a_requeued_group_begins_anew_and_its_holder_is_fenced(
+    buffer: Buffer, redis_client: redis.Redis, run_id: str
+) -> None:
+    make_ready(buffer, run_id, 0, 1)
+    buffer.quarantine(1, "looks odd")
+    buffer.open([ticket(2), ticket(3), ticket(4, num_members=1)])
+    lease = leased(buffer)
+    assert buffer.fail(lease, 0, attempt=0, outcome=Outcome.ENV_FAILURE, reason="closed") == 1
+    assert buffer.insert(lease, attempt_at(lease, 1, run_id=run_id)) is InsertResult.STORED
+    assert buffer.hand_in(lease, msgspec.structs.replace(partial_of(lease, 0, run_id=run_id), attempt=1))
+    assert buffer.requeue([0, 1, 2, 3, 77]) == 3  # 3 is queued as it is
+    assert stored_keys(redis_client, run_id, "blob") + stored_keys(redis_client, run_id, "partial") == []
+    assert buffer.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.FENCED
+    ledger = buffer.ledger()
+    assert (ledger.queued, ledger.dropped, ledger.dropped_trajectories) == (5, {}, {"requeued": 5})
+    assert (ledger.partials_discarded, ledger.held_trajectories) == ({"requeued": 1}, 0)
+    assert buffer.audit() == []
+    again = [leased(buffer) for _ in range(3)]
+    assert [(lease.ticket.group_id, lease.missing) for lease in again] == [(i, {0: 0, 1: 0}) for i in range(3)]
+    for lease in again:
+        fill(buffer, lease, run_id)
+    assert ids(buffer.claim(1, 3, policy_version=0, max_lag=0)) == [0, 1, 2]
+    assert buffer.requeue([0]) == 0  # it may be in the model already
+    assert buffer.audit() == []
 
 
 def test_a_lost_payload_drops_its_group_with_the_reason(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
@@ -446,8 +605,11 @@ def test_an_insert_is_judged_before_it_is_sent(redis_client: redis.Redis, run_id
     cut = msgspec.structs.replace(
         attempt_at(lease, 0, run_id=run_id), stop_reason=StopReason.ENV_ERROR, outcome=Outcome.ENV_FAILURE
     )
-    with pytest.raises(InvalidTrajectory, match=r"env_failure is not the policy's; report it with fail\(\)"):
+    with pytest.raises(InvalidTrajectory, match=r"outcome env_failure is not policy: .* report the rest with fail\(\)"):
         buffer.insert(lease, cut)
+    hotter = msgspec.structs.replace(lease.ticket.sampling, temperature=2.0)
+    with pytest.raises(InvalidTrajectory, match=r"temperature=2.0.*the ticket says.*temperature=1.0"):
+        buffer.insert(lease, msgspec.structs.replace(attempt_at(lease, 0, run_id=run_id), sampling=hotter))
     assert buffer.ledger().inserted == 0
     assert stored_keys(redis_client, run_id, "blob") == []
 

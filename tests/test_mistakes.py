@@ -174,7 +174,7 @@ def test_an_exception_in_the_environment_is_redone_then_dropped_and_never_traine
     failed = msgspec.structs.replace(
         attempt_at(lease, 0, run_id=run_id), stop_reason=StopReason.ENV_ERROR, outcome=Outcome.ENV_FAILURE
     )
-    with pytest.raises(InvalidTrajectory, match="is not the policy's; report it with fail"):
+    with pytest.raises(InvalidTrajectory, match=r"env_failure is not policy: .*report the rest with fail"):
         buffer.insert(lease, failed)
 
 

@@ -127,6 +127,7 @@ def test_a_run_that_is_stopped_and_then_killed_is_gone_on_with_to_its_end(tmp_pa
     first = start(*settings, columns=40)
     first.wait_until(lambda: first.last_step() >= 3, "the third step")
     it_can_be_watched_and_audited_without_a_password(tmp_path)
+    it_starts_its_redis_again(first)
     first.process.send_signal(signal.SIGINT)
     assert first.wait() == 130
     assert start.left() == []
@@ -161,6 +162,14 @@ def it_can_be_watched_and_audited_without_a_password(root: Path) -> None:
     audit = slipstream("replay", "audit", *here)
     assert audit.returncode == 0, audit.stdout + audit.stderr
     assert f"{NAME}: train" in audit.stdout and "balanced: True" in audit.stdout
+
+
+def it_starts_its_redis_again(up: Up) -> None:
+    before = up.last_step()
+    server = next(child for child in psutil.Process(up.process.pid).children() if child.name() == "redis-server")
+    server.kill()
+    up.wait_until(lambda: "redis-server ended (-9) and was started again" in up.said(), "Redis is started again")
+    up.wait_until(lambda: up.last_step() >= before + 2, "two more steps on the new server")
 
 
 def no_progress_line_is_cut(said: str) -> None:

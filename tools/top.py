@@ -20,7 +20,7 @@ def top(config: Config) -> int:
     """Show the run until Ctrl-C; once, where the output is no terminal."""
     if not config.redis.url:
         raise ConfigError("`redis.url` is empty; `slipstream up` prints the URL of the server that it started")
-    client = connect_or_explain(config.redis.url)
+    client = connect_or_explain(config.redis.url, patience_s=0)
     Fleet(client, config.run.name).run_facts()  # raises UnknownRun
     view = View(client, RunDir(config.run.root, config.run.name), config.run.name, num_steps=config.learner.steps)
     console = Console()

@@ -20,7 +20,7 @@ from common.metrics import read_metrics
 from common.run_dir import RunDir, write_whole
 from common.shutdown import Shutdown
 from replay.fleet import Fleet, RunState, UnknownRun
-from replay.server import password_of, start_server
+from replay.server import Server, password_of, start_server
 from tools.check_input import check_input
 from tools.child import Child, kill, say_last_words
 from tools.table import print_table
@@ -35,14 +35,15 @@ def up(config: Config, *, resume: bool) -> int:
     """Start everything, show progress until the learner is done, end everything in order; return the exit code."""
     run_dir = _checked(config, resume=resume)
     shutdown = Shutdown(at_once=_kill_everything)
-    with _redis(config, run_dir) as environment:
+    with _redis(config, run_dir) as server:
+        environment = {PASSWORD_VARIABLE: server.password} if server else {}
         run_dir.create()
         run_dir.start_clock()
         os.environ.update(environment)
         if resume:
             _say_that_it_goes_on(config)
         write_whole(run_dir.config, dump_config(config))
-        return _supervise(config, run_dir, _children(config, run_dir, environment), shutdown)
+        return _supervise(config, run_dir, _children(config, run_dir, environment), server, shutdown)
 
 
 def dry_run(config: Config) -> int:
@@ -71,15 +72,15 @@ def _kill_everything() -> None:
 
 
 @contextlib.contextmanager
-def _redis(config: Config, run_dir: RunDir) -> Iterator[dict[str, str]]:
-    """The run's Redis: the user's, or one of its own whose URL goes into `config`. Yields the children's secrets."""
+def _redis(config: Config, run_dir: RunDir) -> Iterator[Server | None]:
+    """The run's Redis: None where it is the user's, else a server of its own, whose URL goes into `config`."""
     if config.redis.url and password_of(run_dir.redis, config.redis.url) is None:
         connect_or_explain(config.redis.url).close()
-        yield {}
+        yield None
         return
     with start_server(run_dir.redis) as server:
         config.redis.url = server.url
-        yield {PASSWORD_VARIABLE: server.password}
+        yield server
 
 
 def _say_that_it_goes_on(config: Config) -> None:
@@ -119,14 +120,16 @@ def free_port(wanted: int) -> int:
     raise ConfigError("no free port on 127.0.0.1 for TensorBoard")
 
 
-def _supervise(config: Config, run_dir: RunDir, children: list[Child], shutdown: Shutdown) -> int:
+def _supervise(
+    config: Config, run_dir: RunDir, children: list[Child], server: Server | None, shutdown: Shutdown
+) -> int:
     learner, actors, tensorboard = children
     console = Console()
     _say_where_to_look(config, run_dir, tensorboard)
     try:
         for child in children:
             child.start()
-        failed = _watch(console, config, run_dir, children, shutdown)
+        failed = _watch(console, config, run_dir, children, server, shutdown)
         if failed:
             say_last_words("up", failed)
     finally:
@@ -142,11 +145,16 @@ def _supervise(config: Config, run_dir: RunDir, children: list[Child], shutdown:
 
 
 def _watch(
-    console: Console, config: Config, run_dir: RunDir, children: list[Child], shutdown: Shutdown
+    console: Console,
+    config: Config,
+    run_dir: RunDir,
+    children: list[Child],
+    server: Server | None,
+    shutdown: Shutdown,
 ) -> Child | None:
     """Show progress until the learner is done or a signal asks to stop; return a child that failed for good."""
     learner, actors, tensorboard = children
-    client = connect_or_explain(config.redis.url)
+    client = connect_or_explain(config.redis.url, patience_s=0)  # a server that is away is started again from here
     view = View(client, run_dir, config.run.name, num_steps=config.learner.steps)
     fleet = Fleet(client, config.run.name)
     reporter = _LineReporter(console, run_dir)
@@ -157,6 +165,10 @@ def _watch(
                 console.print("stopping: actors, then the learner with a checkpoint; Ctrl-C again to stop at once",
                               soft_wrap=True)  # fmt: skip
                 return None
+            exit_code = server.keep_up() if server else None
+            if exit_code is not None:
+                console.print(f"redis-server ended ({exit_code}) and was started again with what it held",
+                              soft_wrap=True)  # fmt: skip
             for child in (learner, actors):
                 if not child.keep_up():
                     return child
