@@ -18,7 +18,7 @@ from replay.keys import key
 from replay.ledger import Ledger
 from replay.server import Server
 from replay.ticket import Group, InsertResult, Lease
-from tests.attempts import attempt_at, make_buffer, ticket
+from tests.attempts import attempt_at, make_buffer, partial_of, ticket
 from tests.proxy import Fault, Nth, Proxy
 
 NUM_INSERTS = 1000
@@ -99,6 +99,32 @@ def runs_out_of_attempts(scene: Scene) -> list[int | None]:
     return [fails(scene, attempt) for attempt in range(3)]
 
 
+def hands_in_twice(scene: Scene) -> list[int]:
+    """Returns the turns of what the next holder goes on from."""
+    for member in (1, 2):
+        result = scene.buffer.hand_in(scene.lease, partial_of(scene.lease, member, run_id=scene.run_id))
+        assert result in (InsertResult.STORED, InsertResult.DUPLICATE)
+    scene.direct.release(scene.lease)
+    return [len(partial.turns) for partial in leased(scene.direct).partials.values()]
+
+
+def goes_on_from_a_partial(scene: Scene) -> bool:
+    scene.direct.hand_in(scene.lease, partial_of(scene.lease, 1, run_id=scene.run_id))
+    scene.direct.release(scene.lease)
+    heir = leased(scene.buffer)
+    assert set(heir.partials) == {1}
+    result = scene.buffer.insert(heir, attempt_at(heir, 1, run_id=scene.run_id))
+    return result in (InsertResult.STORED, InsertResult.DUPLICATE)
+
+
+def leases_a_poisoned_partial(scene: Scene) -> int:
+    scene.direct.hand_in(scene.lease, partial_of(scene.lease, 1, run_id=scene.run_id))
+    scene.direct.release(scene.lease)
+    (name,) = scene.client.scan_iter(f"{key(scene.run_id, 'train', 'partial')}:*")
+    scene.client.set(name, b"poison")
+    return len(leased(scene.buffer).partials)
+
+
 def gives_back_and_leases_again(scene: Scene) -> dict[int, int]:
     scene.buffer.release(scene.lease)
     return leased(scene.buffer).missing
@@ -119,6 +145,11 @@ VERBS: dict[str, Callable[[Scene], object]] = {
     "insert the last member": finishes_the_group,
     "fail": lambda scene: fails(scene, 0),
     "fail for good": runs_out_of_attempts,
+    "hand_in": hands_in_twice,
+    "insert what was handed in": goes_on_from_a_partial,
+    "lease what was handed in, poisoned": leases_a_poisoned_partial,
+    "quarantine": lambda scene: [scene.buffer.quarantine(group_id, "a person's wish") for group_id in (1, 3, 4)],
+    "requeue": lambda scene: scene.buffer.requeue([1, 2, 3]),
     "release": gives_back_and_leases_again,
 }
 # `settle` and `reopen` count what this very call moved: one that moved everything and lost its reply counts 0.
@@ -239,6 +270,8 @@ def life_of_a_run(buffer: Buffer, run_id: str) -> Iterator[str]:
     insert(spare, 0, 1)  # ready to the end, for what takes more than it should
     insert(third, 0)
     yield "insert"
+    assert buffer.hand_in(fourth, partial_of(fourth, 0, run_id=run_id)) is InsertResult.STORED
+    yield "hand_in"
     assert buffer.heartbeat("a", [third, fourth]) == {2, 3}
     assert buffer.fail(third, 1, attempt=0, outcome=Outcome.ENV_FAILURE, reason="why") == 1
     yield "fail"

@@ -17,7 +17,7 @@ from replay.ticket import InsertResult
 from tools.soak_actor import Acknowledged, read_journal
 from tools.soak_learner import Learned, read_steps
 
-STATES = ("queued", "leased", "ready", "claimed")
+STATES = ("queued", "leased", "ready", "claimed", "quarantined")
 HELD = (InsertResult.STORED, InsertResult.DUPLICATE)
 
 
