@@ -125,6 +125,9 @@ class ReplayConfig:
     groups_per_step: int = 8  # groups that one optimizer step consumes
     target_lag: int = 2  # optimizer steps of work admitted ahead; 0 is synchronous
     max_lag: int = 4  # groups with an older token than this are dropped at claim
+    order: str = "oldest"  # which ready groups a step takes: oldest, freshest, uniform or prioritised
+    max_uses: int = 1  # steps that may learn from one group
+    samples_per_insert: float = 0.0  # uses of a group on average; 0 leaves it to max_uses alone
     lease_ttl_s: float = 10.0  # an actor silent for this long loses its leases
     max_attempts: int = 4  # attempts at a member before its group is dropped with the reason
     max_trajectory_bytes: int = 8 << 20  # larger ones are refused
@@ -135,6 +138,14 @@ class ReplayConfig:
         _require(self.groups_per_step >= 1, "replay.groups_per_step", ">= 1", self.groups_per_step, "try 8")
         _require(self.target_lag >= 0, "replay.target_lag", ">= 0", self.target_lag, "use 0 for synchronous training")
         _require(self.max_lag >= 0, "replay.max_lag", ">= 0", self.max_lag, "use 0 for synchronous training")
+        _require(self.order in ("oldest", "freshest", "uniform", "prioritised"), "replay.order",
+                 "oldest, freshest, uniform or prioritised", self.order, "oldest is the default")  # fmt: skip
+        _require(self.max_uses >= 1, "replay.max_uses", ">= 1", self.max_uses, "1 trains each group once")
+        _require(self.order != "prioritised" or self.max_uses > 1, "replay.max_uses", ">= 2 where `replay.order` is "
+                 "prioritised", self.max_uses, "a group has its score from its first use")  # fmt: skip
+        _require(self.samples_per_insert == 0 or 1 <= self.samples_per_insert <= self.max_uses,
+                 "replay.samples_per_insert", f"0, or in [1, replay.max_uses = {self.max_uses}]",
+                 self.samples_per_insert, "0 leaves it to max_uses alone")  # fmt: skip
         _require(self.lease_ttl_s >= 1, "replay.lease_ttl_s", ">= 1", self.lease_ttl_s, "try 10")
         _require(self.max_attempts >= 1, "replay.max_attempts", ">= 1", self.max_attempts, "1 is no second try")
         _require(self.max_trajectory_bytes >= 1, "replay.max_trajectory_bytes", ">= 1", self.max_trajectory_bytes,
@@ -282,9 +293,9 @@ class Config:
 def check_sections(config: Config) -> None:
     """Checks that need two sections. Raises ConfigError."""
     replay, learner = config.replay, config.learner
-    slowest_lag = replay.target_lag + learner.publish_every - 1
+    slowest_lag = replay.target_lag + (learner.publish_every - 1) + (replay.max_uses - 1)
     _require(replay.max_lag >= slowest_lag, "replay.max_lag",
-             f">= replay.target_lag + learner.publish_every - 1 = {slowest_lag}", replay.max_lag,
+             f">= replay.target_lag + learner.publish_every + replay.max_uses - 2 = {slowest_lag}", replay.max_lag,
              "else work would be dropped that was admitted on purpose")  # fmt: skip
     _require(config.sampling.max_turn_tokens < config.model.max_tokens, "sampling.max_turn_tokens",
              f"< model.max_tokens = {config.model.max_tokens}", config.sampling.max_turn_tokens,

@@ -2,6 +2,8 @@
 
 import functools
 import logging
+import math
+import statistics
 import time
 from collections import Counter
 
@@ -14,6 +16,8 @@ from common.shutdown import Shutdown
 from common.trajectory import Sampling, Task
 from learner.advantage import returns_differ
 from replay.buffer import Buffer
+from replay.ledger import Ledger
+from replay.sampler import Order, Reuse
 from replay.ticket import Group, Ticket
 
 POLL_S = 0.02
@@ -41,6 +45,13 @@ class Supply:
         self._buffer = buffer
         self._config = config
         self._next_group_id = first_group_id
+        replay = config.replay
+        self._reuse = Reuse(
+            max_uses=replay.max_uses,
+            samples_per_insert=replay.samples_per_insert,
+            # A step is claimed at once, so that it may go before the inserts that pay for it.
+            error_buffer=replay.groups_per_step,
+        )
 
     def next_batch(self, step: int, *, policy_version: int, published_version: int, shutdown: Shutdown) -> Batch | None:
         """Return the groups that optimizer step `step` (counted from 1) learns from; None when told to stop.
@@ -49,49 +60,72 @@ class Supply:
         `target_lag` steps of work ahead. Groups whose returns are all equal teach nothing: they are dropped and others
         take their place. Raises SupplyDried.
         """
-        wanted, started = self._config.replay.groups_per_step, time.monotonic()
+        replay, started = self._config.replay, time.monotonic()
+        wanted = replay.groups_per_step
         kept: list[Group] = []
         dropped: Counter[str] = Counter()
         last_said = started
         while len(kept) < wanted and not shutdown.requested.is_set():
-            self.admit(step, num_claimed=len(kept), published_version=published_version)
+            self.admit(step, kept, published_version=published_version)
             claimed = self._buffer.claim(
                 step,
                 wanted - len(kept),
                 policy_version=policy_version,
-                max_lag=self._config.replay.max_lag,
+                max_lag=replay.max_lag,
+                order=Order(replay.order),
+                seed=self._config.run.seed,
+                reuse=self._reuse,
             )
-            useful = [group for group in claimed if returns_differ([t.total_reward for t in group.trajectories])]
+            useful = [group for group in claimed if returns_differ(_returns(group))]
             useless = [group.ticket.group_id for group in claimed if group not in useful]
             if useless:
                 self._buffer.drop(useless, reason="zero_variance")
                 dropped["zero_variance"] += len(useless)
+            if replay.order == Order.PRIORITISED.value:  # by how far its returns lie apart: what it has to teach
+                self._buffer.prioritise({group.ticket.group_id: statistics.pstdev(_returns(group)) for group in useful})
             kept += useful
             if not claimed:
                 last_said = self._wait(step, started, last_said)
         if len(kept) < wanted:
             return None
-        self.admit(step, num_claimed=wanted, published_version=published_version)
+        self.admit(step, kept, published_version=published_version)
         # By id, so that a step's arithmetic does not depend on which group was finished first.
         kept.sort(key=lambda group: group.ticket.group_id)
         return Batch(groups=kept, num_dropped=dict(dropped), next_group_id=self._next_group_id)
 
-    def admit(self, step: int, *, num_claimed: int, published_version: int) -> None:
-        """Open tickets until as many groups are under way as the lag allows, and never more than the run needs.
+    def admit(self, step: int, kept: list[Group], *, published_version: int) -> None:
+        """Open tickets until as much work is under way as the lag allows, and never more than the run needs.
 
-        queued + leased + ready + claimed for this step <= groups_per_step * min(target_lag + 1, steps left)
+        `kept` are the groups of `step` so far.
         """
-        replay = self._config.replay
-        steps_left = self._config.learner.steps - step + 1
-        ledger = self._buffer.ledger()
-        under_way = ledger.queued + ledger.leased + ledger.ready + num_claimed
-        room = replay.groups_per_step * min(replay.target_lag + 1, steps_left) - under_way
+        replay, learner = self._config.replay, self._config.learner
+        steps = min(replay.target_lag + 1, learner.steps - step + 1)
+        room = self._room(self._buffer.ledger(), kept, num_uses=replay.groups_per_step * steps - len(kept))
         if room <= 0:
             return
         ids = range(self._next_group_id, self._next_group_id + room)
         oldest_allowed = max(0, published_version - replay.target_lag)
         self._buffer.open([self._ticket(group_id, oldest_allowed) for group_id in ids])
         self._next_group_id += room
+
+    def _room(self, ledger: Ledger, kept: list[Group], *, num_uses: int) -> int:
+        """How many groups are to be opened for `num_uses` more uses of groups to be had, the rest of this step's first.
+
+        Each may be used `max_uses` times, but only once for this step, and as often as the limiter lets them. With one
+        use each this is: queued + leased + ready + kept <= groups_per_step * min(target_lag + 1, steps left).
+        """
+        reuse, wanted = self._reuse, self._config.replay.groups_per_step - len(kept)
+        unfinished = ledger.queued + ledger.leased
+        uses_left = reuse.max_uses * (unfinished + ledger.ready) - ledger.ready_uses
+        still_ready = sum(group.num_uses < reuse.max_uses for group in kept)
+        room = max(
+            math.ceil((num_uses - uses_left) / reuse.max_uses),
+            wanted - (unfinished + ledger.ready - still_ready),
+        )
+        if reuse.samples_per_insert:
+            needed = (ledger.claims + num_uses - reuse.error_buffer) / reuse.samples_per_insert
+            room = max(room, math.ceil(needed) - ledger.finished - unfinished)
+        return room
 
     def _ticket(self, group_id: int, min_policy_version: int) -> Ticket:
         sampling, env, seed = self._config.sampling, self._config.env, self._config.run.seed
@@ -129,6 +163,10 @@ class Supply:
     def _last_failure(self) -> str:
         failures = self._buffer.failures()
         return f" The last failure, {failures[0].outcome}: {failures[0].reason}" if failures else ""
+
+
+def _returns(group: Group) -> list[float]:
+    return [trajectory.total_reward for trajectory in group.trajectories]
 
 
 def task_index(position: int, num_tasks: int, seed: int) -> int:

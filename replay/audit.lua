@@ -1,21 +1,24 @@
--- audit: {counters, {state, group_id, fields of the group} for each, all keys of groups and payloads, and the
--- milliseconds that each of them has to live}, at one instant. It walks every key of the server while others wait.
+-- audit: {counters, {state, group_id, score in that state, fields of the group, {payload, its milliseconds to live ...}}
+-- for each, {ready groups by version, by score, by step}}, at one instant.
 local groups = {}
 for _, state in ipairs(STATES) do
-  for _, id in ipairs(redis.call('ZRANGE', base .. ':' .. state, 0, -1)) do
-    groups[#groups + 1] = { state, id, redis.call('HGETALL', group_key(id)) }
+  local found = redis.call('ZRANGE', base .. ':' .. state, 0, -1, 'WITHSCORES')
+  for i = 1, #found, 2 do
+    local id = found[i]
+    local fields, payloads = redis.call('HGETALL', group_key(id)), {}
+    for f = 1, #fields, 2 do
+      local kind, member = string.match(fields[f], '^(%a+):(%d+)$')
+      if kind == 'member' or kind == 'partial' then
+        local payload = payload_key(kind == 'member' and 'blob' or kind, id, member, fields[f + 1])
+        payloads[#payloads + 1] = payload
+        payloads[#payloads + 1] = redis.call('PTTL', payload)
+      end
+    end
+    groups[#groups + 1] = { state, id, found[i + 1], fields, payloads }
   end
 end
-local keys, lifetimes = {}, {}
-for _, kind in ipairs({ ':group:*', ':blob:*', ':partial:*' }) do
-  local cursor = '0'
-  repeat
-    local found = redis.call('SCAN', cursor, 'MATCH', base .. kind, 'COUNT', 1000)
-    cursor = found[1]
-    for _, key in ipairs(found[2]) do
-      keys[#keys + 1] = key
-      lifetimes[#lifetimes + 1] = redis.call('PTTL', key)
-    end
-  until cursor == '0'
+local indexes = {}
+for _, index in ipairs({ ':ready_by_version', ':ready_by_score', ':ready_by_step' }) do
+  indexes[#indexes + 1] = redis.call('ZRANGE', base .. index, 0, -1, 'WITHSCORES')
 end
-return { redis.call('HGETALL', counters), groups, keys, lifetimes }
+return { redis.call('HGETALL', counters), groups, indexes }

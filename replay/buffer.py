@@ -1,39 +1,61 @@
 """The trajectory buffer: a state machine in Redis, in which every group is in exactly one state.
 
-    open --> queued --lease--> leased --last insert--> ready --claim(step)--> claimed --settle(step)--> trained
-               ^                 |  |                  |  ^                   |  |
-               +--- release -----+  |                  |  +-- reopen(step) ---+  |
-               +--- lease expired --+                  |                         |
-    dropped <---- out of attempts --+----- too old ----+-------- drop -----------+
+                                             claim, uses left
+                                                   +--+
+                                                   v  |
+    open --> queued --lease--> leased --finished--> ready --claim(step)--> claimed --settle(step)--> trained
+               ^                | |                 ^ |                    ^  |
+               +--- release ----+ |                 +----- reopen(step) -------+
+               +--- expired ------+                   |                    |
+               |                  |                   +- too old, and used-+
+               |           out of attempts            |
+               |                  |                too old
+               |                  v                   v
+               |               dropped  <-----  drop, from any state
+               |                  ^
+               |                  +--- more than MAX_QUARANTINED
+               |                                 |
+               +---- requeue -------------- quarantined  <--  poison, or a person's wish, from any state
+                   (leased, ready too)
+
+A group that a model learned from is never counted as dropped: it is retired, that is claimed for the step of its last
+use, and trained with it. A leased group may hold partials: what a preempted actor handed in of a missing member, given
+out with the next lease.
 
 Each verb is one small Lua script that runs whole or not at all and may be run again: a client that lost the reply sends
 the same call once more, and it has one effect. Time is the server's. Payloads travel by plain SET and MGET.
 """
 
 import itertools
+import math
 import uuid
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 import redis
 
 from common.trajectory import Outcome, Trajectory
 from common.wire import decode, encode
 from replay import scripts
+from replay.audit import audit
 from replay.keys import FencedOut, epoch_key, key
-from replay.ledger import Ledger, audit, read_ledger
+from replay.ledger import Ledger, read_ledger
 from replay.payloads import INVALID, LostPayload, Payloads
+from replay.sampler import ONCE, Order, Reuse
 from replay.ticket import Failure, Group, InsertResult, Lease, Quarantined, Ticket
 
 ORPHAN_TTL_S = 120  # a payload whose actor died before the commit is gone after this
-BATCH_GROUPS = 256  # the most that one run of a script settles or reopens, so that others get a turn
+BATCH_GROUPS = 256  # the most that one run of a script opens, drops, settles or reopens, so that others get a turn
 MAX_QUARANTINED = 16
+NO_STEP = 1 << 53  # later than any: no use is taken back
 MAX_REASON_CHARS = 2000  # of a failure: an environment's error may quote all that it read
 VERBS = (
-    "acquire_epoch", "open", "claim", "drop", "settle", "reopen",
+    "acquire_epoch", "open", "claim", "prioritise", "drop", "settle", "reopen",
     "lease", "heartbeat", "insert", "hand_in", "discard", "fail", "release",
     "quarantine", "requeue",
 )  # fmt: skip
+
+T = TypeVar("T")
 
 
 class Buffer:
@@ -61,6 +83,7 @@ class Buffer:
         self._scripts = {verb: scripts.load(client, "prelude", verb) for verb in VERBS}
         self._epoch = 0
         self._num_claims = 0
+        self._last_step_made = NO_STEP  # before the one that groups are claimed for now
 
     # --- The learner's verbs. Each carries its epoch, and raises FencedOut once a newer learner has acquired one.
 
@@ -82,41 +105,69 @@ class Buffer:
         group_ids = [group_id for group_id, _, _ in rows]
         if group_ids != sorted(set(group_ids)):
             raise ValueError(f"tickets must come in rising order of group_id, got {group_ids}; sort them")
-        return int(self._call("open", self._epoch, self._max_attempts, *itertools.chain.from_iterable(rows)))
+        return sum(
+            int(self._call("open", self._epoch, self._max_attempts, *itertools.chain.from_iterable(batch)))
+            for batch in _batches(rows)
+        )
 
-    def claim(self, step: int, num_groups: int, *, policy_version: int, max_lag: int) -> list[Group]:
-        """Take the `num_groups` ready groups that finished first, for `step`; [] while there are fewer.
+    def claim(
+        self,
+        step: int,
+        num_groups: int,
+        *,
+        policy_version: int,
+        max_lag: int,
+        order: Order = Order.OLDEST,
+        seed: int = 0,
+        reuse: Reuse = ONCE,
+    ) -> list[Group]:
+        """Take the first `num_groups` ready groups in `order`, for `step`; [] while there are fewer or `reuse` says no.
 
-        Ready groups with a token more than `max_lag` versions older than `policy_version` are dropped first, as
-        `too_old`. Groups with a payload that turns out to be no valid trajectory are quarantined, those that lost one
-        are dropped, and both are missing from the answer: claim again for the rest of the batch, as after a drop.
+        A group with uses left stays ready, for later steps. Ready groups with a token more than `max_lag` versions
+        older than `policy_version` are dropped first, as `too_old`. Groups with a payload that turns out to be no valid
+        trajectory are quarantined, those that lost one are dropped, and both are missing from the answer: claim again
+        for the rest of the batch, as after a drop.
         """
-        claim_id = f"{self._epoch}-{self._num_claims}"
-        reply = self._call("claim", self._epoch, claim_id, step, num_groups, policy_version - max_lag)
-        groups = [self._read_group(decode(Ticket, ticket), records) for ticket, *records in reply]
+        self._last_step_made = step - 1
+        arguments = (
+            self._epoch, f"{self._epoch}-{self._num_claims}", step, num_groups, policy_version - max_lag, order.value,
+            seed, reuse.max_uses, reuse.samples_per_insert, reuse.error_buffer,
+        )  # fmt: skip
+        reply = None
+        while reply is None:
+            reply = self._call("claim", *arguments)
+        groups = [self._read_group(decode(Ticket, ticket), num_uses, records) for ticket, num_uses, *records in reply]
         # Only now: a claim that raised on its way is the same claim when the learner tries again, and not one whose
         # groups nobody ever saw.
         self._num_claims += 1
         return [group for group in groups if group is not None]
 
+    def prioritise(self, scores: Mapping[int, float]) -> None:
+        """Give ready groups, by id, the scores that `Order.PRIORITISED` goes by. Raises ValueError for NaN."""
+        nameless = [group_id for group_id, score in scores.items() if math.isnan(score)]
+        if nameless:
+            raise ValueError(f"scores must be numbers, got NaN for groups {nameless}; leave them out")
+        for batch in _batches(list(scores.items())):
+            self._call("prioritise", self._epoch, *itertools.chain.from_iterable(batch))
+
     def drop(self, group_ids: Iterable[int], reason: str) -> None:
-        """Give up groups in whatever state they are: they count as dropped for `reason`, and their slots are free."""
-        self._call("drop", self._epoch, reason, *group_ids)
+        """Give up groups in whatever state they are: they count as dropped for `reason`, and their slots are free.
+
+        Those that were used for an earlier step than the one this learner claims for now are retired instead.
+        """
+        for batch in _batches(list(group_ids)):
+            self._call("drop", self._epoch, self._last_step_made, reason, *batch)
 
     def settle(self, step: int) -> int:
         """Count what was claimed for steps up to `step` as trained: a checkpoint that covers them is durable."""
         return self._in_batches("settle", step)
 
     def reopen(self, step: int) -> int:
-        """Make what was claimed for later steps than `step` ready again: the learner resumed from there."""
-        return self._in_batches("reopen", step)
+        """Take back the uses for later steps than `step`, of which the learner that resumed from there knows nothing.
 
-    def num_admitted(self) -> int:
-        """Groups opened and not dropped.
-
-        The learner keeps it at or below (target_lag + steps_done + 1) * groups_per_step; a drop gives its slot back.
+        Return how many groups that were; they are ready again.
         """
-        return self.ledger().num_admitted
+        return self._in_batches("reopen", step)
 
     # --- The actors' verbs.
 
@@ -180,18 +231,20 @@ class Buffer:
     # --- People's verbs.
 
     def quarantine(self, group_id: int, reason: str) -> bool:
-        """Set a group aside as it is, whatever its state; False if there is none. A lease on it is lost.
+        """Set a group aside as it is, whatever its state, and say whether it is; a lease on it is lost.
 
-        The learner does so with poison. Past MAX_QUARANTINED the oldest is dropped as `poison`.
+        False where there is none, or a model learned from it: then it is retired. The learner does so with poison. Past
+        MAX_QUARANTINED the oldest is dropped as `poison`.
         """
-        return self._set_aside("", group_id, reason, member=None, actor=None)
+        why = Quarantined(group_id=group_id, member=None, actor=None, reason=reason[:MAX_REASON_CHARS])
+        return bool(self._call("quarantine", "", NO_STEP, group_id, encode(why), MAX_QUARANTINED))
 
     def requeue(self, group_ids: Iterable[int]) -> int:
-        """Let groups that are quarantined, ready or leased begin anew; return how many.
+        """Let groups that are quarantined, leased, or ready and never used begin anew; return how many.
 
         Their members are dropped as `requeued`, a lease on them is lost, and every attempt is there to be made again.
         """
-        return int(self._call("requeue", uuid.uuid4().hex, *group_ids))
+        return sum(int(self._call("requeue", uuid.uuid4().hex, *batch)) for batch in _batches(list(group_ids)))
 
     # --- What people and metrics read.
 
@@ -252,7 +305,7 @@ class Buffer:
                 self._call("discard", ticket.group_id, member, record, "poison")
         return partials
 
-    def _read_group(self, ticket: Ticket, records: list[bytes]) -> Group | None:
+    def _read_group(self, ticket: Ticket, num_uses: int, records: list[bytes]) -> Group | None:
         """The group with its payloads; None when one of them is lost, so it is dropped, or poison: quarantined."""
         group_id = ticket.group_id
         names = [self._payload_of("blob", ticket, member, record) for member, record in enumerate(records)]
@@ -265,13 +318,11 @@ class Buffer:
                 return None
             except INVALID as error:
                 actor = records[member].decode().split(":", 4)[4]
-                self._set_aside(str(self._epoch), group_id, str(error), member=member, actor=actor)
+                why = Quarantined(group_id=group_id, member=member, actor=actor, reason=str(error)[:MAX_REASON_CHARS])
+                made = self._last_step_made
+                self._call("quarantine", self._epoch, made, group_id, encode(why), MAX_QUARANTINED)
                 return None
-        return Group(ticket=ticket, trajectories=trajectories)
-
-    def _set_aside(self, epoch: str, group_id: int, reason: str, *, member: int | None, actor: str | None) -> bool:
-        why = Quarantined(group_id=group_id, member=member, actor=actor, reason=reason[:MAX_REASON_CHARS])
-        return bool(self._call("quarantine", epoch, group_id, encode(why), MAX_QUARANTINED))
+        return Group(ticket=ticket, num_uses=num_uses, trajectories=trajectories)
 
     def _payload_of(self, kind: str, ticket: Ticket, member: int, record: bytes) -> str:
         attempt, fence, _ = record.split(b":", 2)
@@ -293,3 +344,7 @@ class Buffer:
                 f"run {self._run_id}: this learner holds epoch {self._epoch} and was {error}; only one learner may "
                 "train a run, so this one stops"
             ) from None
+
+
+def _batches(rows: list[T]) -> Iterable[list[T]]:
+    return (rows[start : start + BATCH_GROUPS] for start in range(0, len(rows), BATCH_GROUPS))

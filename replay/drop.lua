@@ -1,7 +1,11 @@
--- drop: (epoch, reason, group ids ...), in whatever state they are. A lease on one of them is lost.
+-- drop: (epoch, last step that was made, reason, group ids ...), in whatever state they are. A lease on one is lost.
 local refusal = fenced_out(ARGV[1])
 if refusal then return refusal end
-for i = 3, #ARGV do
+for i = 4, #ARGV do
   local state = state_of(ARGV[i])
-  if state then drop(ARGV[i], state, ARGV[2]) end
+  if state then
+    leave(ARGV[i], state)
+    take_back(ARGV[i], ARGV[2])
+    drop(ARGV[i], ARGV[3])
+  end
 end

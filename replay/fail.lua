@@ -10,7 +10,8 @@ remove_partial(id, member, 'discarded:' .. ARGV[5])
 redis.call('LPUSH', base .. ':failures', ARGV[6])
 redis.call('LTRIM', base .. ':failures', 0, 99)
 if attempt + 1 >= tonumber(redis.call('HGET', group, 'max_attempts')) then
-  drop(id, 'leased', ARGV[5])
+  leave(id, 'leased')
+  drop(id, ARGV[5])
   return false
 end
 count('redone_members', 1)

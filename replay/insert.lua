@@ -27,8 +27,8 @@ count('trajectories:held', 1)
 local oldest_so_far = tonumber(redis.call('HGET', group, 'oldest_policy_version') or oldest)
 redis.call('HSET', group, 'oldest_policy_version', math.min(oldest, oldest_so_far))
 if redis.call('HINCRBY', group, 'num_stored', 1) == tonumber(redis.call('HGET', group, 'num_members')) then
-  local order = redis.call('HINCRBY', counters, 'last_finished', 1)
-  redis.call('HSET', group, 'finished', order)
-  end_lease(id, 'ready', order)
+  redis.call('HSET', group, 'finished', redis.call('HINCRBY', counters, 'finished', 1))
+  leave(id, 'leased')
+  enter_ready(id)
 end
 return 'stored'

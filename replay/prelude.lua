@@ -1,6 +1,6 @@
 -- What the verbs share. KEYS[1] names the stream, KEYS[2] the learner's epoch; a group is one hash, and is a member of
--- exactly one sorted set: queued (by id), leased (by deadline), ready (by order of finishing), claimed (by step) or
--- quarantined (by order of arrival).
+-- exactly one sorted set: queued (by id), leased (by deadline), ready (by order of finishing), claimed (by the step of
+-- its last use) or quarantined (by order of arrival).
 local base = KEYS[1]
 local counters = base .. ':counters'
 local STATES = { 'queued', 'leased', 'ready', 'claimed', 'quarantined' }
@@ -35,14 +35,49 @@ local function state_of(id)
   end
 end
 
+-- The steps that a group was claimed for, as '3,5,', rise: each is later than those before.
+local function num_uses(id)
+  local _, num = string.gsub(redis.call('HGET', group_key(id), 'uses') or '', ',', '')
+  return num
+end
+
+local function last_use(id)
+  return tonumber(string.match(redis.call('HGET', group_key(id), 'uses') or '', '(%d+),$'))
+end
+
+-- A ready group is in more sorted sets, so that no verb has to walk all of them: by version, by score, and, once it was
+-- used, by step. A name in the set of scores begins with the order of finishing, so that equals are sorted by age.
+local function place_among_scores(id)
+  return string.format('%016d:%s', redis.call('HGET', group_key(id), 'finished'), id)
+end
+
 local function leave(id, state)
   redis.call('ZREM', base .. ':' .. state, id)
   count(state, -1)
+  if state == 'leased' then
+    redis.call('HDEL', group_key(id), 'fence', 'actor', 'request')
+  elseif state == 'ready' then
+    redis.call('ZREM', base .. ':ready_by_version', id)
+    redis.call('ZREM', base .. ':ready_by_score', place_among_scores(id))
+    if redis.call('ZREM', base .. ':ready_by_step', id) == 1 then count('ready_uses', 0 - num_uses(id)) end
+  end
 end
 
 local function enter(id, state, score)
   redis.call('ZADD', base .. ':' .. state, score, id)
   count(state, 1)
+end
+
+local function enter_ready(id)
+  local group = redis.call('HMGET', group_key(id), 'finished', 'oldest_policy_version', 'score')
+  enter(id, 'ready', group[1])
+  redis.call('ZADD', base .. ':ready_by_version', group[2], id)
+  redis.call('ZADD', base .. ':ready_by_score', group[3] and 0 - group[3] or '-inf', place_among_scores(id))
+  local step = last_use(id)
+  if step then
+    redis.call('ZADD', base .. ':ready_by_step', step, id)
+    count('ready_uses', num_uses(id))
+  end
 end
 
 local function holds(id, fence)
@@ -82,21 +117,36 @@ local function remove_group(id, account)
   count('trajectories:' .. account, num_stored)
 end
 
-local function close(id, from, account)
+-- What follows is for groups that have just left their state.
+
+local function close(id, account)
   remove_group(id, account)
-  leave(id, from)
   count(account, 1)
 end
 
-local function drop(id, from, reason)
-  close(id, from, 'dropped:' .. reason)
+-- The uses of later steps than `step` never were; returns how many.
+local function take_back(id, step)
+  local before, kept = num_uses(id), ''
+  if before == 0 then return 0 end
+  for use in string.gmatch(redis.call('HGET', group_key(id), 'uses') or '', '%d+') do
+    if tonumber(use) <= tonumber(step) then kept = kept .. use .. ',' end
+  end
+  redis.call('HSET', group_key(id), 'uses', kept)
+  return before - num_uses(id)
 end
 
-local function end_lease(id, to, score)
-  redis.call('HDEL', group_key(id), 'fence', 'actor', 'request')
-  leave(id, 'leased')
-  enter(id, to, score)
+-- What a model learned from is not dropped but retired: claimed for the step of its last use, and trained with it.
+local function retired(id)
+  local step = last_use(id)
+  if step then enter(id, 'claimed', step) end
+  return step ~= nil
 end
+
+local function drop(id, reason)
+  if not retired(id) then close(id, 'dropped:' .. reason) end
+end
+
+-- ---
 
 -- The missing members of a lease that ended unannounced are tried again, and count the attempt: a task that kills its
 -- actors must not kill all of them. A partial stays, and goes on as the next attempt.
@@ -112,10 +162,11 @@ local function expire(id)
     end
   end
   count('expired_leases', 1)
+  leave(id, 'leased')
   if exhausted then
-    drop(id, 'leased', 'lease_expired')
+    drop(id, 'lease_expired')
   else
-    end_lease(id, 'queued', id)
+    enter(id, 'queued', id)
   end
 end
 

@@ -1,16 +1,19 @@
--- quarantine: (epoch, or '' where a person asks; group_id, why, most to keep) -> 0 if there is no such group. It is kept
--- as it is, payloads and all; a lease on it is lost.
+-- quarantine: (epoch, or '' where a person asks; last step that was made, group_id, why, most to keep) -> 1 if it is set
+-- aside: as it is, payloads and all; a lease on it is lost. A group that a model learned from is retired instead.
 local refusal = ARGV[1] ~= '' and fenced_out(ARGV[1])
 if refusal then return refusal end
-local id = ARGV[2]
+local id = ARGV[3]
 local state = state_of(id)
 if not state then return 0 end
 if state == 'quarantined' then return 1 end
-redis.call('HDEL', group_key(id), 'fence', 'actor', 'request')
-redis.call('HSET', group_key(id), 'why', ARGV[3])
 leave(id, state)
+take_back(id, ARGV[2])
+if retired(id) then return 0 end
+redis.call('HSET', group_key(id), 'why', ARGV[4])
 enter(id, 'quarantined', redis.call('HINCRBY', counters, 'last_quarantined', 1))
-if redis.call('ZCARD', base .. ':quarantined') > tonumber(ARGV[4]) then
-  drop(redis.call('ZRANGE', base .. ':quarantined', 0, 0)[1], 'quarantined', 'poison')
+if redis.call('ZCARD', base .. ':quarantined') > tonumber(ARGV[5]) then
+  local oldest = redis.call('ZRANGE', base .. ':quarantined', 0, 0)[1]
+  leave(oldest, 'quarantined')
+  drop(oldest, 'poison')
 end
 return 1

@@ -1,10 +1,14 @@
--- reopen: (epoch, step, limit) -> how many. Claims of later steps are in no checkpoint: ready again, in their old
--- order.
+-- reopen: (epoch, step, limit) -> how many. Uses for later steps are in no checkpoint: they never were, and the groups
+-- are ready again, in their old order.
 local refusal = fenced_out(ARGV[1])
 if refusal then return refusal end
-local ids = redis.call('ZRANGEBYSCORE', base .. ':claimed', '(' .. ARGV[2], '+inf', 'LIMIT', 0, ARGV[3])
-for _, id in ipairs(ids) do
-  leave(id, 'claimed')
-  enter(id, 'ready', redis.call('HGET', group_key(id), 'finished'))
+local num_reopened = 0
+for state, used in pairs({ claimed = ':claimed', ready = ':ready_by_step' }) do
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', base .. used, '(' .. ARGV[2], '+inf', 'LIMIT', 0, ARGV[3])) do
+    leave(id, state)
+    count('claims', 0 - take_back(id, ARGV[2]))
+    enter_ready(id)
+    num_reopened = num_reopened + 1
+  end
 end
-return #ids
+return num_reopened

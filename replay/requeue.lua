@@ -1,17 +1,18 @@
--- requeue: (request, group ids ...) -> how many. Those that are quarantined, ready or leased begin anew, with none of
--- their members and all of their attempts. A request that is repeated because its reply was lost changes nothing more.
+-- requeue: (request, group ids ...) -> how many. Those that are quarantined, leased, or ready and never used begin anew,
+-- with none of their members and all of their attempts. A request that is repeated because its reply was lost changes
+-- nothing more.
 local num_requeued = 0
 for i = 2, #ARGV do
   local id = ARGV[i]
   local state, group = state_of(id), group_key(id)
   if redis.call('HGET', group, 'requeued') == ARGV[1] then
     num_requeued = num_requeued + 1
-  elseif state == 'quarantined' or state == 'ready' or state == 'leased' then
+  elseif state == 'quarantined' or state == 'leased' or (state == 'ready' and not last_use(id)) then
     local opened = redis.call('HMGET', group, 'num_members', 'ticket', 'max_attempts')
+    leave(id, state)
     remove_group(id, 'dropped:requeued')
     redis.call('HSET', group, 'num_members', opened[1], 'ticket', opened[2], 'max_attempts', opened[3],
       'num_stored', 0, 'requeued', ARGV[1])
-    leave(id, state)
     enter(id, 'queued', id)
     num_requeued = num_requeued + 1
   end

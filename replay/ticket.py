@@ -49,6 +49,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The sibling attempts at one task, in the order of members."""
 
     ticket: Ticket
+    num_uses: int  # steps that it was claimed for, this one included
     trajectories: list[Trajectory]
 
 

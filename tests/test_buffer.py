@@ -13,6 +13,7 @@ from common.connection import connect
 from common.trajectory import InvalidTrajectory, Outcome, StopReason
 from replay.buffer import MAX_QUARANTINED, ORPHAN_TTL_S, Buffer
 from replay.keys import FencedOut, key
+from replay.sampler import Order, Reuse
 from replay.server import start_server
 from replay.ticket import Group, InsertResult, Lease
 from tests.attempts import attempt_at, make_buffer, partial_of, ticket
@@ -239,13 +240,14 @@ def test_every_verb_sent_twice_has_one_effect(buffer: Buffer, redis_client: redi
             assert buffer._scripts["insert"](keys=[*buffer._keys, blob], args=arguments) == expected
     assert buffer.ledger().ready == 2
 
-    claimed = twice("claim", 1, "claim-1", 5, 1, 0)
-    assert buffer._call("claim", 1, "claim-1", 5, 1, 0) == claimed
+    rest = (0, "oldest", 0, 1, 0, 0)  # oldest version, order, seed, and each group once
+    claimed = twice("claim", 1, "claim-1", 5, 1, *rest)
+    assert buffer._call("claim", 1, "claim-1", 5, 1, *rest) == claimed
     assert (buffer.ledger().claimed, buffer.ledger().ready) == (1, 1)
     assert twice("reopen", 1, 4, 100) == 1
     assert (buffer.ledger().claimed, buffer.ledger().ready) == (0, 2)
-    twice("claim", 1, "claim-2", 5, 2, 0)
-    assert twice("quarantine", 1, 1, b"why", MAX_QUARANTINED) == 1
+    twice("claim", 1, "claim-2", 5, 2, *rest)
+    assert twice("quarantine", 1, 4, 1, b"why", MAX_QUARANTINED) == 1
     assert buffer.ledger().quarantined == 1
     assert twice("requeue", "request-1", 1) == 1
     assert (buffer.ledger().quarantined, buffer.ledger().queued) == (0, 2)
@@ -254,7 +256,7 @@ def test_every_verb_sent_twice_has_one_effect(buffer: Buffer, redis_client: redi
     assert buffer.ledger().leased == 1
     assert twice("settle", 1, 5, 100) == 1
     assert buffer.ledger().trained == 1
-    twice("drop", 1, "too_old", 3)
+    twice("drop", 1, 5, "too_old", 3)
     assert buffer.ledger().dropped == {"env_failure": 1, "too_old": 1}
     assert buffer.ledger().opened == 4
 
@@ -295,6 +297,124 @@ def test_a_claim_drops_groups_older_than_max_lag(buffer: Buffer, run_id: str) ->
     assert buffer.ledger().dropped_trajectories == {"too_old": 2}
 
 
+def test_a_claim_takes_groups_in_the_order_that_is_asked_for(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, *range(6))
+    buffer.prioritise({1: 0.5, 2: -3.0, 3: 0.5, 4: 1e300, 0: float("inf"), 77: 9.0})
+
+    def claimed(order: Order, num_groups: int, seed: int = 0) -> list[int]:
+        groups = buffer.claim(1, num_groups, policy_version=0, max_lag=0, order=order, seed=seed)
+        assert buffer.reopen(0) == num_groups and buffer.audit() == []
+        return ids(groups)
+
+    assert claimed(Order.OLDEST, 3) == [0, 1, 2]
+    assert claimed(Order.FRESHEST, 3) == [5, 4, 3]
+    assert claimed(Order.PRIORITISED, 6) == [0, 5, 4, 1, 3, 2]  # 5 has no score; 0 finished first
+    draws = [claimed(Order.UNIFORM, 3, seed) for seed in range(40)]
+    assert draws == [claimed(Order.UNIFORM, 3, seed) for seed in range(40)]
+    assert sorted(claimed(Order.UNIFORM, 6, seed=1)) == list(range(6))
+    assert {draw[0] for draw in draws} == {draw[2] for draw in draws} == set(range(6))
+    assert len({tuple(draw) for draw in draws}) > 20
+
+
+def test_a_score_that_is_no_number_is_refused(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, 0)
+    with pytest.raises(ValueError, match=r"got NaN for groups \[0\]; leave them out"):
+        buffer.prioritise({0: float("nan")})
+
+
+def twice_each(buffer: Buffer, step: int, num_groups: int, *, policy_version: int = 0) -> list[int]:
+    reuse = Reuse(max_uses=2, samples_per_insert=0, error_buffer=0)
+    return ids(buffer.claim(step, num_groups, policy_version=policy_version, max_lag=0, reuse=reuse))
+
+
+def test_a_group_with_uses_left_stays_ready_and_is_used_once_a_step(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, 0, 1, 2)
+    assert twice_each(buffer, 1, 2) == [0, 1]
+    assert (buffer.ledger().ready, buffer.ledger().claimed) == (3, 0)
+    assert twice_each(buffer, 1, 2) == []  # of those that step 1 has not used there is one
+    assert twice_each(buffer, 1, 1) == [2]
+    assert twice_each(buffer, 2, 2) == [0, 1]
+    assert buffer.settle(1) == 0
+    ledger = buffer.ledger()
+    assert (ledger.ready, ledger.claimed, ledger.claims, ledger.ready_uses) == (1, 2, 5, 1)
+    assert buffer.settle(2) == 2
+    assert buffer.ledger().trained == 2 and buffer.audit() == []
+
+
+def test_a_resumed_learner_takes_back_the_uses_of_later_steps_only(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, 0, 1, 2)
+    assert (twice_each(buffer, 1, 2), twice_each(buffer, 2, 2), twice_each(buffer, 3, 1)) == ([0, 1], [0, 1], [2])
+    assert buffer.settle(1) == 0
+    buffer.acquire_epoch()
+    assert buffer.reopen(1) == 3
+    ledger = buffer.ledger()
+    assert (ledger.ready, ledger.claims, ledger.ready_uses) == (3, 2, 2)
+    assert twice_each(buffer, 2, 3) == [0, 1, 2]
+    assert (buffer.ledger().claimed, buffer.ledger().ready_uses) == (2, 1)
+    assert buffer.audit() == []
+
+
+def test_what_a_model_learned_from_is_retired_and_never_dropped(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, 0, 1)
+    assert twice_each(buffer, 1, 1) == [0]
+    assert twice_each(buffer, 2, 1, policy_version=1) == []  # both have grown too old
+    ledger = buffer.ledger()
+    assert (ledger.dropped, ledger.claimed, ledger.ready) == ({"too_old": 1}, 1, 0)
+    assert buffer.settle(1) == 1
+    assert buffer.ledger().trained == 1 and buffer.audit() == []
+
+
+def test_a_drop_takes_back_the_use_that_it_was_claimed_for_and_no_earlier_one(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, 0, 1)
+    assert twice_each(buffer, 1, 1) == [0]
+    assert twice_each(buffer, 2, 2) == [0, 1]
+    buffer.drop([0, 1], "zero_variance")
+    ledger = buffer.ledger()
+    assert (ledger.dropped, ledger.claimed, ledger.ready) == ({"zero_variance": 1}, 1, 0)
+    assert buffer.settle(1) == 1  # in step 1 a model learned from group 0
+    assert buffer.audit() == []
+
+
+def test_a_group_that_a_model_learned_from_can_be_neither_set_aside_nor_begun_anew(
+    buffer: Buffer, redis_client: redis.Redis, run_id: str
+) -> None:
+    make_ready(buffer, run_id, 0)
+    assert twice_each(buffer, 1, 1) == [0]
+    assert buffer.requeue([0]) == 0
+    assert not make_buffer(redis_client, run_id).quarantine(0, "looks odd")
+    ledger = buffer.ledger()
+    assert (ledger.claimed, ledger.ready, ledger.quarantined) == (1, 0, 0)
+    assert buffer.settle(1) == 1
+    assert buffer.audit() == []
+
+
+def test_the_limiter_lets_a_claim_wait_for_the_inserts_that_pay_for_it(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, *range(4))
+
+    def claim(step: int, num_groups: int) -> list[int]:
+        reuse = Reuse(max_uses=4, samples_per_insert=1.5, error_buffer=1)
+        return ids(buffer.claim(step, num_groups, policy_version=0, max_lag=0, reuse=reuse))
+
+    assert claim(1, 4) == [0, 1, 2, 3]
+    assert claim(2, 4) == []  # 8 > 1.5 * 4 + 1
+    assert claim(2, 3) == [0, 1, 2]  # 7 <= 7
+    assert claim(3, 1) == []
+    make_ready(buffer, run_id, 4)
+    assert claim(3, 1) == [0]  # 8 <= 1.5 * 5 + 1
+    assert buffer.ledger().claims == 8 and buffer.audit() == []
+    assert buffer.reopen(1) == 3
+    assert buffer.ledger().claims == 4
+
+
+def test_a_sweep_of_many_old_groups_is_not_made_in_one_go(buffer: Buffer, run_id: str) -> None:
+    buffer.open([ticket(group_id, num_members=1) for group_id in range(250)])
+    for _ in range(250):
+        fill(buffer, leased(buffer), run_id)
+    assert buffer.claim(1, 1, policy_version=1, max_lag=0) == []
+    assert buffer.ledger().dropped == {"too_old": 250}
+    assert buffer.audit() == []
+
+
 def test_the_oldest_member_decides_the_lag_of_its_group(buffer: Buffer, run_id: str) -> None:
     buffer.open([ticket(0)])
     lease = leased(buffer)
@@ -307,10 +427,10 @@ def test_the_oldest_member_decides_the_lag_of_its_group(buffer: Buffer, run_id: 
 def test_a_drop_gives_its_slot_back(buffer: Buffer, run_id: str) -> None:
     make_ready(buffer, run_id, 0, 1)
     buffer.claim(1, 2, policy_version=0, max_lag=0)
-    assert buffer.num_admitted() == 2
+    assert buffer.ledger().claimed == 2
     buffer.drop([0], "zero_variance")
     buffer.drop([0], "zero_variance")
-    assert buffer.num_admitted() == 1
+    assert buffer.ledger().claimed == 1
     assert buffer.ledger().dropped_trajectories == {"zero_variance": 2}
     assert buffer.audit() == []
 

@@ -80,9 +80,21 @@ def test_every_config_that_comes_with_slipstream_loads() -> None:
         (["optim.schedule=step"], "`optim.schedule` must be constant, linear or cosine"),
         (["learner.publish_every=0"], "`learner.publish_every` must be >= 1, got 0"),
         (["warm_start.noise=1"], "`warm_start.noise` must be in [0, 1), got 1.0"),
+        (["replay.order=newest"], "`replay.order` must be oldest, freshest, uniform or prioritised, got 'newest'"),
+        (["replay.max_uses=0"], "`replay.max_uses` must be >= 1, got 0; 1 trains each group once"),
+        (["replay.order=prioritised"], "`replay.max_uses` must be >= 2 where `replay.order` is prioritised, got 1"),
+        (
+            ["replay.max_uses=2", "replay.samples_per_insert=2.5"],
+            "`replay.samples_per_insert` must be 0, or in [1, replay.max_uses = 2], got 2.5",
+        ),
+        (["replay.samples_per_insert=0.5"], "must be 0, or in [1, replay.max_uses = 1], got 0.5"),
         # Sections that contradict each other.
-        (["replay.max_lag=1"], "`replay.max_lag` must be >= replay.target_lag + learner.publish_every - 1 = 2, got 1"),
-        (["learner.publish_every=4"], "must be >= replay.target_lag + learner.publish_every - 1 = 5, got 4"),
+        (
+            ["replay.max_lag=1"],
+            "`replay.max_lag` must be >= replay.target_lag + learner.publish_every + replay.max_uses - 2 = 2",
+        ),
+        (["replay.max_uses=4"], "learner.publish_every + replay.max_uses - 2 = 5, got 4; else work would be dropped"),
+        (["learner.publish_every=4"], "learner.publish_every + replay.max_uses - 2 = 5, got 4"),
         (["sampling.max_turn_tokens=512"], "`sampling.max_turn_tokens` must be < model.max_tokens = 512, got 512"),
         (["model.max_tokens=4096"], "`learner.micro_batch_tokens` must be >= model.max_tokens = 4096, got 2048"),
     ],

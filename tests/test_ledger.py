@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from common.trajectory import Outcome
+from replay.audit import audit
 from replay.buffer import Buffer
 from replay.keys import FencedOut, epoch_key, key
-from replay.ledger import audit, read_ledger
+from replay.ledger import read_ledger
 from replay.ticket import InsertResult, Lease
 from tests.attempts import attempt_at, make_buffer, ticket
 
@@ -115,7 +116,7 @@ class Books(RuleBasedStateMachine):
         for verb in (
             lambda: zombie.open([ticket(1 << 20)]),
             lambda: zombie.claim(1, 1, policy_version=0, max_lag=0),
-            lambda: zombie.drop(self.groups, "zombie"),
+            lambda: zombie.drop([0], "zombie"),
             lambda: zombie.settle(1 << 20),
             lambda: zombie.reopen(-1),
         ):

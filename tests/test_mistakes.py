@@ -87,7 +87,7 @@ def test_steps_visit_new_tasks_in_a_seeded_order_and_a_group_holds_one_task(
     supply = Supply(buffer, config("env.num_train_tasks=8", "run.seed=3"), first_group_id=0)
     opened: list[int] = []
     for step in range(1, 7):
-        supply.admit(step, num_claimed=0, published_version=0)
+        supply.admit(step, [], published_version=0)
         opened += [lease.ticket.task.index for lease in work(buffer, run_id, returns=differ)]
         for group in buffer.claim(step, 2, policy_version=0, max_lag=4):
             assert {member.task for member in group.trajectories} == {group.ticket.task}

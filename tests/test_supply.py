@@ -60,46 +60,46 @@ def under_way(buffer: Buffer) -> int:
 
 def test_as_many_groups_are_admitted_as_the_lag_allows(buffer: Buffer, run_id: str) -> None:
     supply = Supply(buffer, config("replay.target_lag=2", "learner.steps=100"), first_group_id=0)
-    supply.admit(1, num_claimed=0, published_version=0)
+    supply.admit(1, [], published_version=0)
     assert under_way(buffer) == 6  # 2 groups a step, for this one and two ahead
-    supply.admit(1, num_claimed=0, published_version=0)
+    supply.admit(1, [], published_version=0)
     assert under_way(buffer) == 6
 
 
 def test_every_state_but_trained_and_dropped_takes_up_room(buffer: Buffer, run_id: str) -> None:
     supply = Supply(buffer, config("replay.target_lag=2", "learner.steps=100"), first_group_id=0)
-    supply.admit(1, num_claimed=0, published_version=0)
+    supply.admit(1, [], published_version=0)
     leases = work(buffer, run_id, returns=differ)
     assert buffer.ledger().ready == 6
-    supply.admit(1, num_claimed=0, published_version=0)
+    supply.admit(1, [], published_version=0)
     assert buffer.ledger().queued == 0
-    buffer.claim(1, 2, policy_version=0, max_lag=4)
-    supply.admit(1, num_claimed=2, published_version=0)  # the two are this step's own, and still count
+    kept = buffer.claim(1, 2, policy_version=0, max_lag=4)
+    supply.admit(1, kept, published_version=0)  # the two are this step's own, and still count
     assert buffer.ledger().queued == 0
     buffer.drop([leases[2].ticket.group_id], reason="zero_variance")
-    supply.admit(1, num_claimed=2, published_version=0)
+    supply.admit(1, kept, published_version=0)
     assert buffer.ledger().queued == 1
-    supply.admit(2, num_claimed=0, published_version=0)  # the next step: what was claimed is behind it
+    supply.admit(2, [], published_version=0)  # the next step: what was claimed is behind it
     assert buffer.ledger().queued == 3
 
 
 def test_a_run_that_ends_soon_admits_no_more_than_it_needs(buffer: Buffer, run_id: str) -> None:
     supply = Supply(buffer, config("replay.target_lag=2", "learner.steps=10"), first_group_id=0)
-    supply.admit(10, num_claimed=0, published_version=0)
+    supply.admit(10, [], published_version=0)
     assert under_way(buffer) == 2
-    supply.admit(9, num_claimed=0, published_version=0)
+    supply.admit(9, [], published_version=0)
     assert under_way(buffer) == 4
 
 
 def test_synchronous_training_admits_one_step(buffer: Buffer, run_id: str) -> None:
     supply = Supply(buffer, config("replay.target_lag=0", "learner.steps=10"), first_group_id=0)
-    supply.admit(1, num_claimed=0, published_version=0)
+    supply.admit(1, [], published_version=0)
     assert under_way(buffer) == 2
 
 
 def test_tickets_say_what_the_configuration_says(buffer: Buffer, run_id: str) -> None:
     settings = config("run.seed=5", "sampling.temperature=0.7", "sampling.max_turn_tokens=9")
-    Supply(buffer, settings, first_group_id=40).admit(3, num_claimed=0, published_version=6)
+    Supply(buffer, settings, first_group_id=40).admit(3, [], published_version=6)
     lease = buffer.lease("a")
     assert lease is not None
     ticket = lease.ticket
@@ -109,14 +109,14 @@ def test_tickets_say_what_the_configuration_says(buffer: Buffer, run_id: str) ->
 
 
 def test_the_first_tickets_ask_for_no_version_below_0(buffer: Buffer, run_id: str) -> None:
-    Supply(buffer, config(), first_group_id=0).admit(1, num_claimed=0, published_version=0)
+    Supply(buffer, config(), first_group_id=0).admit(1, [], published_version=0)
     lease = buffer.lease("a")
     assert lease is not None and lease.ticket.min_policy_version == 0
 
 
 def test_a_batch_is_whole_and_in_order_of_ids(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
     supply = Supply(buffer, config(), first_group_id=0)
-    supply.admit(1, num_claimed=0, published_version=0)
+    supply.admit(1, [], published_version=0)
     first = buffer.lease("straggler")
     assert first is not None
     work(buffer, run_id, returns=differ)  # 1, 2 and 3
@@ -130,9 +130,84 @@ def test_a_batch_is_whole_and_in_order_of_ids(buffer: Buffer, run_id: str, shutd
     assert batch.next_group_id == 4
 
 
+def train(supply: Supply, buffer: Buffer, run_id: str, shutdown: Shutdown, *, steps: int) -> list[list[int]]:
+    """Whose groups each step learns from, when actors always keep up."""
+    batches = []
+    for step in range(1, steps + 1):
+        supply.admit(step, [], published_version=0)
+        work(buffer, run_id, returns=differ)
+        batch = supply.next_batch(step, policy_version=0, published_version=0, shutdown=shutdown)
+        assert batch is not None
+        batches.append([group.ticket.group_id for group in batch.groups])
+        work(buffer, run_id, returns=differ)
+        buffer.settle(step)
+    return batches
+
+
+def test_groups_that_are_used_twice_are_half_as_many(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
+    supply = Supply(buffer, config("replay.max_uses=2", "learner.steps=9"), first_group_id=0)
+    batches = train(supply, buffer, run_id, shutdown, steps=9)
+    assert batches[:5] == [[0, 1], [0, 1], [2, 3], [2, 3], [4, 5]]
+    ledger = buffer.ledger()
+    # 18 uses; the last two groups had one step left to be used in.
+    assert (ledger.claims, ledger.opened, ledger.trained, ledger.ready, ledger.dropped) == (18, 10, 8, 2, {})
+    assert buffer.audit() == []
+
+
+def test_synchronous_training_with_reuse_has_enough_groups_for_each_step(
+    buffer: Buffer, run_id: str, shutdown: Shutdown
+) -> None:
+    settings = config("replay.max_uses=2", "replay.target_lag=0", "learner.steps=4")
+    batches = train(Supply(buffer, settings, first_group_id=0), buffer, run_id, shutdown, steps=4)
+    assert batches == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    assert buffer.ledger().opened == 4
+
+
+def test_no_group_is_used_twice_in_one_step(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
+    supply = Supply(buffer, config("replay.max_uses=2"), first_group_id=0)
+    supply.admit(1, [], published_version=0)
+    work(buffer, run_id, returns=lambda group_id: (0.0, float(group_id > 0)))
+    assert buffer.ledger().ready == 2  # 0, which teaches nothing, and 1
+    with pytest.raises(SupplyDried):
+        settings = config("replay.max_uses=2", "learner.claim_timeout_s=0.2")
+        Supply(buffer, settings, first_group_id=2).next_batch(
+            1, policy_version=0, published_version=0, shutdown=shutdown
+        )
+    ledger = buffer.ledger()
+    assert (ledger.dropped, ledger.ready, ledger.ready_uses) == ({"zero_variance": 1}, 1, 1)
+    assert ledger.queued >= 1  # another for this step: 1 has been used in it
+    assert buffer.audit() == []
+
+
+def test_samples_per_insert_holds_the_uses_to_an_average(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
+    settings = config("replay.max_uses=4", "replay.samples_per_insert=2", "replay.max_lag=9", "learner.steps=20")
+    train(Supply(buffer, settings, first_group_id=0), buffer, run_id, shutdown, steps=20)
+    ledger = buffer.ledger()
+    assert ledger.claims == 40
+    assert 40 <= 2 * ledger.finished + 2 <= 44  # the buffer is one step of two groups
+    assert buffer.audit() == []
+
+
+def test_prioritised_groups_come_again_by_how_far_their_returns_lie_apart(
+    buffer: Buffer, run_id: str, shutdown: Shutdown
+) -> None:
+    settings = config("replay.max_uses=3", "replay.order=prioritised", "replay.target_lag=2")
+    supply = Supply(buffer, settings, first_group_id=0)
+    buffer.open([supply._ticket(group_id, 0) for group_id in range(4)])
+    spread = {0: 0.1, 1: 0.4, 2: 0.3, 3: 0.2}
+    work(buffer, run_id, returns=lambda group_id: (0.0, spread[group_id]))
+    again = Supply(buffer, settings, first_group_id=4)
+    batches = []
+    for step in (1, 2, 3):
+        batch = again.next_batch(step, policy_version=0, published_version=0, shutdown=shutdown)
+        assert batch is not None
+        batches.append([group.ticket.group_id for group in batch.groups])
+    assert batches == [[0, 1], [2, 3], [1, 2]]
+
+
 def test_groups_without_variance_are_dropped_and_replaced(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
     supply = Supply(buffer, config(), first_group_id=0)
-    supply.admit(1, num_claimed=0, published_version=0)
+    supply.admit(1, [], published_version=0)
     equal = {0: (1.0, 1.0), 1: (0.0, 0.0), 2: (0.5, 0.5 + 1e-9)}
     work(buffer, run_id, returns=lambda group_id: equal.get(group_id, (0.0, 1.0)))
     # Claims 0 and 1, which are useless, then 2 and 3, of which one is; what replaces them nobody plays yet.
@@ -150,7 +225,7 @@ def test_groups_without_variance_are_dropped_and_replaced(buffer: Buffer, run_id
 
 def test_a_batch_counts_what_was_dropped_on_its_way(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
     supply = Supply(buffer, config(), first_group_id=0)
-    supply.admit(1, num_claimed=0, published_version=0)
+    supply.admit(1, [], published_version=0)
     work(buffer, run_id, returns=lambda group_id: (0.0, float(group_id >= 2)))
     batch = supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
     assert batch is not None
@@ -162,7 +237,7 @@ def test_a_batch_counts_what_was_dropped_on_its_way(buffer: Buffer, run_id: str,
 
 def test_groups_that_grew_too_old_are_dropped_and_replaced(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
     supply = Supply(buffer, config("learner.claim_timeout_s=0.2", "replay.max_lag=1"), first_group_id=0)
-    supply.admit(1, num_claimed=0, published_version=0)
+    supply.admit(1, [], published_version=0)
     work(buffer, run_id, returns=differ)
     with pytest.raises(SupplyDried):
         supply.next_batch(3, policy_version=2, published_version=2, shutdown=shutdown)
@@ -193,9 +268,9 @@ def test_the_order_of_tasks_visits_all_before_any_twice_and_follows_the_seed() -
 
 
 def test_a_resumed_supply_goes_on_with_the_tasks_that_were_not_opened_yet(buffer: Buffer, run_id: str) -> None:
-    Supply(buffer, config(), first_group_id=0).admit(1, num_claimed=0, published_version=0)
+    Supply(buffer, config(), first_group_id=0).admit(1, [], published_version=0)
     earlier = [lease.ticket.task.index for lease in work(buffer, run_id, returns=differ)]
     buffer.drop(range(4), reason="zero_variance")
-    Supply(buffer, config(), first_group_id=4).admit(1, num_claimed=0, published_version=0)
+    Supply(buffer, config(), first_group_id=4).admit(1, [], published_version=0)
     later = [lease.ticket.task.index for lease in work(buffer, run_id, returns=differ)]
     assert earlier + later == [task_index(position, 50, 0) for position in range(8)]

@@ -2,8 +2,8 @@
 
 from common.config import Config, ConfigError
 from common.connection import connect_or_explain
+from replay.audit import audit as contradictions_of
 from replay.fleet import Fleet
-from replay.ledger import audit as contradictions_of
 from replay.ledger import read_ledger
 from tools.table import print_table
 
