@@ -89,7 +89,7 @@ class Buffer:
 
     def acquire_epoch(self) -> int:
         """Become the run's learner: every earlier one is fenced out. Call it once, before the other verbs."""
-        self._epoch = int(self._call("acquire_epoch"))
+        self._epoch = int(self._call("acquire_epoch", uuid.uuid4().hex))
         return self._epoch
 
     def adopt_epoch(self, epoch: int) -> None:
@@ -160,14 +160,14 @@ class Buffer:
 
     def settle(self, step: int) -> int:
         """Count what was claimed for steps up to `step` as trained: a checkpoint that covers them is durable."""
-        return self._in_batches("settle", step)
+        return self._in_batches("settle", step, BATCH_GROUPS)
 
     def reopen(self, step: int) -> int:
         """Take back the uses for later steps than `step`, of which the learner that resumed from there knows nothing.
 
         Return how many groups that were; they are ready again.
         """
-        return self._in_batches("reopen", step)
+        return self._in_batches("reopen", step, BATCH_GROUPS, self._num_claims)
 
     # --- The actors' verbs.
 
@@ -328,9 +328,9 @@ class Buffer:
         attempt, fence, _ = record.split(b":", 2)
         return self._payloads.name(kind, ticket.group_id, member, int(attempt), int(fence))
 
-    def _in_batches(self, verb: str, step: int) -> int:
+    def _in_batches(self, verb: str, *arguments: int) -> int:
         total = 0
-        while num_groups := int(self._call(verb, self._epoch, step, BATCH_GROUPS)):
+        while num_groups := int(self._call(verb, self._epoch, *arguments)):
             total += num_groups
         return total
 

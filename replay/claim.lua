@@ -1,7 +1,8 @@
 -- claim: (epoch, claim id, step, num_groups, oldest allowed policy_version, order, seed, max_uses, samples_per_insert,
 -- error_buffer) -> {ticket, uses, member records ...} for each; nothing while there are fewer, or the limiter says no;
 -- false after a sweep that may not have seen all, to be called again. A claim that is repeated because its reply was
--- lost gets the same groups again.
+-- lost gets the same groups again; one that comes after a later claim of the same learner gets none, because nobody
+-- hears the answer.
 local refusal = fenced_out(ARGV[1])
 if refusal then return refusal end
 local step, num_groups, oldest_allowed = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
@@ -59,6 +60,12 @@ local function draw()
   end
   return ids
 end
+
+local number = tonumber(string.match(ARGV[2], '%d+$'))
+if number < last_claim_number(ARGV[1]) then
+  return redis.error_reply('LATE: claim ' .. ARGV[2] .. ' comes after claim ' .. last_claim_number(ARGV[1]))
+end
+redis.call('HSET', counters, 'claim_epoch', ARGV[1], 'claim_number', number)
 
 if redis.call('LINDEX', last_claim, 0) ~= ARGV[2] then
   expire_leases()

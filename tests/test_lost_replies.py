@@ -16,6 +16,7 @@ from common.trajectory import Outcome
 from replay.buffer import Buffer
 from replay.keys import key
 from replay.ledger import Ledger
+from replay.sampler import Order
 from replay.server import Server
 from replay.ticket import Group, InsertResult, Lease
 from tests.attempts import attempt_at, make_buffer, partial_of, ticket
@@ -51,20 +52,18 @@ class Scene:
 
 
 def make_scene(run_id: str, *, client: redis.Redis, through: redis.Redis) -> Scene:
-    direct = make_buffer(client, run_id)
-    epoch = direct.acquire_epoch()
-    direct.open([ticket(group_id, num_members=3 if group_id == 3 else 2) for group_id in range(6)])
-    for group_id in range(3):
-        lease = leased(direct)
-        for member in range(2):
-            assert direct.insert(lease, attempt_at(lease, member, run_id=run_id)) is InsertResult.STORED
-        assert lease.ticket.group_id == group_id
-    assert ids(direct.claim(1, 1, policy_version=0, max_lag=0)) == [0]
-    lease = leased(direct)
-    assert direct.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
     buffer = make_buffer(through, run_id)
-    buffer.adopt_epoch(epoch)
-    return Scene(buffer=buffer, direct=direct, client=client, run_id=run_id, lease=lease)
+    buffer.acquire_epoch()
+    buffer.open([ticket(group_id, num_members=3 if group_id == 3 else 2) for group_id in range(6)])
+    for group_id in range(3):
+        lease = leased(buffer)
+        for member in range(2):
+            assert buffer.insert(lease, attempt_at(lease, member, run_id=run_id)) is InsertResult.STORED
+        assert lease.ticket.group_id == group_id
+    assert ids(buffer.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+    lease = leased(buffer)
+    assert buffer.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
+    return Scene(buffer=buffer, direct=make_buffer(client, run_id), client=client, run_id=run_id, lease=lease)
 
 
 def leased(buffer: Buffer, actor: str = "a") -> Lease:
@@ -85,6 +84,11 @@ def acts_as_the_newest_learner(scene: Scene) -> None:
 def claims_poison(scene: Scene) -> list[int]:
     scene.client.set(scene.blob(1), b"poison")
     return ids(scene.buffer.claim(2, 2, policy_version=0, max_lag=0))
+
+
+def prioritises(scene: Scene) -> list[int]:
+    scene.buffer.prioritise({1: 1.0, 2: 2.0})
+    return ids(scene.buffer.claim(2, 1, policy_version=0, max_lag=0, order=Order.PRIORITISED))
 
 
 def finishes_the_group(scene: Scene) -> list[bool]:
@@ -136,6 +140,7 @@ VERBS: dict[str, Callable[[Scene], object]] = {
     "open": lambda scene: scene.buffer.open([ticket(6), ticket(7)]),
     "claim": lambda scene: ids(scene.buffer.claim(2, 2, policy_version=0, max_lag=0)),
     "claim what is poisoned": claims_poison,
+    "prioritise": prioritises,
     "drop": lambda scene: scene.buffer.drop([0, 1, 3, 4], "zero_variance"),
     "settle": lambda scene: scene.buffer.settle(1),
     "reopen": lambda scene: scene.buffer.reopen(0),
@@ -172,6 +177,7 @@ def test_a_verb_whose_request_goes_astray_has_one_effect(
         scene = make_scene(f"{run_id}-whole", client=redis_client, through=through)
         expected_answer, expected = VERBS[verb](scene), outcome(scene.direct.ledger())
         for nth in itertools.count():
+            proxy.judge = Nth(Fault.NONE)
             scene = make_scene(f"{run_id}-{nth}", client=redis_client, through=through)
             struck = proxy.done[fault]
             proxy.judge = Nth(fault, nth=nth)
