@@ -3,9 +3,11 @@
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -244,6 +246,22 @@ def test_a_thousand_inserts_that_lost_their_reply_are_stored_once_each(
     assert (ledger.inserted, ledger.ready, ledger.dedup_hits) == (NUM_INSERTS, NUM_INSERTS, NUM_INSERTS)
     assert len(list(redis_client.scan_iter(f"{key(run_id, 'train', 'blob')}:*", count=1000))) == NUM_INSERTS
     assert direct.audit() == []
+
+
+def test_a_slow_link_makes_an_insert_slow_and_nothing_else(
+    tmp_path: Path, redis_server: Server, redis_client: redis.Redis, run_id: str
+) -> None:
+    with (
+        Proxy(("127.0.0.1", redis_server.port), listen=tmp_path / "proxy.sock") as proxy,
+        connect(proxy.url(redis_server.password)) as through,
+    ):
+        scene = make_scene(run_id, client=redis_client, through=through)
+        proxy.delay_s, proxy.bytes_per_s = 0.1, 100_000
+        started = time.monotonic()
+        trajectory = attempt_at(scene.lease, 1, run_id=run_id, num_sampled=5_000)
+        assert scene.buffer.insert(scene.lease, trajectory) is InsertResult.STORED
+        assert time.monotonic() - started > 0.1 + 9 * 5_000 / 100_000
+        assert scene.direct.ledger().inserted == 8 and scene.direct.audit() == []
 
 
 class Recorder:

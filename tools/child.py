@@ -63,6 +63,11 @@ class Child:
             self.start()
         return True
 
+    @property
+    def pid(self) -> int | None:
+        """Of the process that was started last; None before that."""
+        return None if self._process is None else self._process.pid
+
     def send(self, number: signal.Signals) -> None:
         """A signal, to this very process."""
         if self._process is not None:

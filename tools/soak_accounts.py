@@ -11,8 +11,9 @@ from typing import Any
 
 import redis
 
+from replay.audit import audit
 from replay.keys import key
-from replay.ledger import Ledger, audit, read_ledger
+from replay.ledger import Ledger, read_ledger
 from replay.ticket import InsertResult
 from tools.soak_actor import Acknowledged, read_journal
 from tools.soak_learner import Learned, read_steps

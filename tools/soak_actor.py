@@ -19,6 +19,7 @@ import xxhash
 from common.connection import connect
 from common.shutdown import Shutdown
 from common.trajectory import (
+    OUTCOME_OF,
     Outcome,
     Provenance,
     StopReason,
@@ -38,7 +39,7 @@ NUM_PROMPT_TOKENS = 8
 IDLE_S = 0.02
 FULL_RETRY_S = 0.1
 FAILED_SHARE = 0.03
-RELEASED_SHARE = 0.02
+LEAVING_SHARE = 0.02
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,7 +98,7 @@ def read_journal(journal: Path) -> Iterator[Acknowledged]:
 
 
 class StandIn:
-    """One actor: leases a group, inserts its missing members, and now and then fails or gives back."""
+    """One actor: leases a group, inserts its missing members, and now and then fails or hands in what it has."""
 
     def __init__(self, buffer: Buffer, work: Work, shutdown: Shutdown) -> None:
         self._buffer = buffer
@@ -116,8 +117,10 @@ class StandIn:
 
     def _play(self, lease: Lease) -> None:
         for member, attempt in lease.missing.items():
-            leaves = self._shutdown.requested.is_set() or self._random.random() < RELEASED_SHARE
-            if leaves or not self._buffer.heartbeat(self._work.name, [lease]):
+            if self._shutdown.requested.is_set() or self._random.random() < LEAVING_SHARE:
+                self._buffer.hand_in(lease, self._attempt(lease, member, attempt, StopReason.PREEMPTED))
+                break
+            if not self._buffer.heartbeat(self._work.name, [lease]):
                 break
             time.sleep(self._random.expovariate(1 / self._work.episode_s))
             if not self._play_member(lease, member, attempt):
@@ -132,7 +135,7 @@ class StandIn:
             )
         if attempt is None:
             return False
-        trajectory = self._attempt(lease, member, attempt)
+        trajectory = self._attempt(lease, member, attempt, StopReason.DONE)
         result = self._insert(lease, trajectory)
         while result is InsertResult.FULL and not self._shutdown.requested.wait(FULL_RETRY_S):
             if not self._buffer.heartbeat(self._work.name, [lease]):
@@ -152,7 +155,7 @@ class StandIn:
         append(Path(self._work.journal), line)
         return result
 
-    def _attempt(self, lease: Lease, member: int, attempt: int) -> Trajectory:
+    def _attempt(self, lease: Lease, member: int, attempt: int, stop_reason: StopReason) -> Trajectory:
         """Tokens that no other attempt has, so that a mix-up shows."""
         num_sampled = self._random.randint(8, self._work.num_tokens)
         num_tokens = NUM_PROMPT_TOKENS + num_sampled
@@ -180,8 +183,8 @@ class StandIn:
             loss_mask=pack_mask([False] * NUM_PROMPT_TOKENS + [True] * num_sampled),
             branch_starts=[0],
             version_spans=[VersionSpan(start=NUM_PROMPT_TOKENS, stop=num_tokens, policy_version=0)],
-            stop_reason=StopReason.DONE,
-            outcome=Outcome.POLICY,
+            stop_reason=stop_reason,
+            outcome=OUTCOME_OF[stop_reason],
             score=1.0,
             success=True,
             sampling=lease.ticket.sampling,
