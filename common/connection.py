@@ -3,16 +3,27 @@
 import os
 import re
 import threading
-from urllib.parse import unquote, urlsplit
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import redis
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode
+from redis.connection import parse_url
+from redis.retry import Retry
+from redis.sentinel import Sentinel
 
 from common.patience import PATIENCE_S, Patience, RedisAway
 
 PASSWORD_VARIABLE = "SLIPSTREAM_REDIS_PASSWORD"
+PASSWORD_FILE_VARIABLE = "SLIPSTREAM_REDIS_PASSWORD_FILE"  # where the password is a mounted secret
 CALL_TIMEOUT_S = 5.0
 START_PATIENCE_S = 3.0  # a server that is being started again; a wrong URL must be told of soon
-NO_URL = "must be redis://host:port or unix://path, with / and @ in a password as %2F and %40"
+NO_URL = (
+    "must be redis://host:port, rediss://host:port, unix://path, redis+sentinel://host:port,host:port/service or "
+    "redis+cluster://host:port, with / and @ in a password as %2F and %40"
+)
 
 
 class RedisUnreachable(ValueError):
@@ -24,19 +35,80 @@ def connect(url: str, *, patience_s: float = PATIENCE_S, ending: threading.Event
 
     Where `ending` is set, the process was told to end, and they wait for ENDING_PATIENCE_S at most. A retry runs a
     command again when only its reply was lost, so every write in Slipstream is idempotent by id. The password comes
-    from the URL or, kept out of process lists and logs, from SLIPSTREAM_REDIS_PASSWORD.
+    from the URL or, kept out of process lists and logs, from SLIPSTREAM_REDIS_PASSWORD or the file that
+    SLIPSTREAM_REDIS_PASSWORD_FILE names. Raises ValueError for what is no URL, and OSError without that file.
     """
-    return redis.Redis.from_url(
-        url,
-        password=urlsplit(url).password or os.environ.get(PASSWORD_VARIABLE),
-        protocol=2,
-        decode_responses=False,
-        socket_timeout=CALL_TIMEOUT_S,
-        socket_connect_timeout=CALL_TIMEOUT_S,
-        socket_read_size=1 << 20,
-        health_check_interval=30,
-        retry=Patience(shown(url), limit_s=patience_s, ending=ending),
+    patience = Patience(shown(url), limit_s=patience_s, ending=ending)
+    options: dict[str, Any] = {
+        "password": _password(url),
+        "protocol": 2,
+        "decode_responses": False,
+        "socket_timeout": CALL_TIMEOUT_S,
+        "socket_connect_timeout": CALL_TIMEOUT_S,
+        "socket_read_size": 1 << 20,
+        "health_check_interval": 30,
+    }
+    match urlsplit(url).scheme:
+        case "redis+sentinel":
+            return _sentinel_client(url, options, patience)
+        case "redis+cluster":
+            return _cluster_client(url, options, patience)
+        case _:
+            return redis.Redis.from_url(url, retry=patience, **options)
+
+
+def _password(url: str) -> str | None:
+    in_url, file = urlsplit(url).password, os.environ.get(PASSWORD_FILE_VARIABLE)
+    if in_url is not None:
+        return unquote(in_url)
+    if PASSWORD_VARIABLE in os.environ or not file:
+        return os.environ.get(PASSWORD_VARIABLE)
+    return Path(file).read_text().strip()
+
+
+def _sentinel_client(url: str, options: dict[str, Any], patience: Patience) -> redis.Redis:
+    """Every new connection asks the sentinels where the master is; they themselves want no password."""
+    parts = urlsplit(url)
+    service, _, database = parts.path.strip("/").partition("/")
+    if not service:
+        raise ValueError("no service")
+    asking = {"socket_timeout": CALL_TIMEOUT_S, "socket_connect_timeout": CALL_TIMEOUT_S, "protocol": 2,
+              "retry": Retry(NoBackoff(), 0)}  # fmt: skip
+    sentinel = Sentinel(_addresses(parts), sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
+    client: redis.Redis = sentinel.master_for(  # type: ignore[no-untyped-call]
+        service, username=parts.username, db=int(database or 0), retry=patience, **options, **_query_options(parts)
     )
+    return client
+
+
+class _PatientCluster(redis.RedisCluster):
+    """redis-py's cluster client makes up its own retries; here its calls wait as those of the other clients do."""
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        patience = cast(Patience, self.retry)
+        return patience.persist(lambda: super(_PatientCluster, self).execute_command(*args, **options))  # type: ignore[no-untyped-call]
+
+
+def _cluster_client(url: str, options: dict[str, Any], patience: Patience) -> redis.Redis:
+    """Asks any node for the others, at once. Its verbs are those of a single server's client."""
+    parts = urlsplit(url)
+    nodes = [ClusterNode(host, port) for host, port in _addresses(parts)]  # type: ignore[no-untyped-call]
+    settings = {**options, **_query_options(parts), "username": parts.username}
+    client = patience.persist(lambda: _PatientCluster(startup_nodes=nodes, retry=patience, **settings))
+    return cast(redis.Redis, client)
+
+
+def _addresses(parts: SplitResult) -> list[tuple[str, int]]:
+    """The `host:port` pairs of a URL that names more than one. Raises ValueError."""
+    pairs = [address.rpartition(":") for address in parts.netloc.rpartition("@")[2].split(",")]
+    if not all(host for host, _, _ in pairs):
+        raise ValueError("no host")
+    return [(host.strip("[]"), int(port)) for host, _, port in pairs]
+
+
+def _query_options(parts: SplitResult) -> dict[str, Any]:
+    """The options that redis-py reads from a URL's query, as for any other URL."""
+    return dict(parse_url(f"redis://?{parts.query}"))  # type: ignore[no-untyped-call]
 
 
 def connect_or_explain(
@@ -50,7 +122,9 @@ def connect_or_explain(
         raise RedisUnreachable(
             f"`redis.url` {shown(url)} refused the password: {error}; set {PASSWORD_VARIABLE}"
         ) from None
-    except redis.RedisError as error:
+    except OSError as error:
+        raise RedisUnreachable(f"{PASSWORD_FILE_VARIABLE}: {error}; name a file that this user may read") from None
+    except (redis.RedisError, redis.exceptions.RedisClusterException) as error:
         raise RedisUnreachable(
             f"`redis.url` {shown(url)} does not answer: {error.__cause__ or error}; start a server there, or leave it "
             "empty in `slipstream up` to have one started"

@@ -76,7 +76,7 @@ class Patience(Retry):
             self._thread.waits = True
             try:
                 result = attempt()
-            except (redis.RedisError, OSError) as error:
+            except (redis.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
                 if not passes(error):
                     raise
                 num_failures += 1
@@ -127,6 +127,18 @@ def passes(error: Exception) -> bool:
     """Whether waiting may mend `error`: nobody answers, the server loads its file, its disk or its master is away."""
     if isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError):
         return False
+    if isinstance(error, redis.exceptions.RedisClusterException):  # no node answers, or no node has a slot
+        return "not covered" in str(error) or (isinstance(error.__cause__, Exception) and passes(error.__cause__))
     if isinstance(error, redis.ResponseError):
         return isinstance(error, REFUSALS) or any(words in str(error) for words in REFUSING_WORDS)
     return isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError)
+
+
+def patiently(client: redis.Redis, attempt: Callable[[], T]) -> T:
+    """Return what `attempt` returns, in the end, as the client's own calls do: for more than one of them.
+
+    Each attempt begins anew, and raises what it met. Raises RedisAway.
+    """
+    retry = client.retry if isinstance(client, redis.RedisCluster) else client.get_retry()
+    assert isinstance(retry, Patience)
+    return retry.persist(attempt)

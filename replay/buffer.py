@@ -34,6 +34,7 @@ from typing import Any, TypeVar
 
 import redis
 
+from common.patience import patiently
 from common.trajectory import Outcome, Trajectory
 from common.wire import decode, encode
 from replay import scripts
@@ -277,19 +278,24 @@ class Buffer:
     ) -> InsertResult:
         group_id, member, attempt = trajectory.group_id, trajectory.member, trajectory.attempt
         name = self._payloads.name(kind, group_id, member, attempt, lease.fence)
-        pipeline = self._client.pipeline(transaction=False)
-        pipeline.set(name, frame, ex=ORPHAN_TTL_S, nx=True)
         keys = [*self._keys, name]
         arguments: list[int | str] = [group_id, member, attempt, lease.fence, *facts, len(frame), trajectory.actor]
-        pipeline.evalsha(self._scripts[verb].sha, len(keys), *keys, *arguments)
-        sent, committed = pipeline.execute(raise_on_error=False)
-        if isinstance(committed, redis.exceptions.NoScriptError):
-            committed = self._scripts[verb](keys=keys, args=arguments)
-        if isinstance(committed, Exception):
-            raise committed
-        if isinstance(sent, Exception) and not isinstance(sent, redis.OutOfMemoryError):
-            raise sent
-        return InsertResult(committed.decode())
+
+        def send_and_commit() -> InsertResult:
+            pipeline = self._client.pipeline(transaction=False)
+            pipeline.set(name, frame, ex=ORPHAN_TTL_S, nx=True)
+            # Not evalsha(): a cluster's pipeline has it blocked, though it knows how to route it.
+            pipeline.execute_command("EVALSHA", self._scripts[verb].sha, len(keys), *keys, *arguments)  # type: ignore[no-untyped-call]
+            sent, committed = pipeline.execute(raise_on_error=False)
+            if isinstance(committed, redis.exceptions.NoScriptError):
+                committed = self._scripts[verb](keys=keys, args=arguments)
+            if isinstance(committed, Exception):
+                raise committed
+            if isinstance(sent, Exception) and not isinstance(sent, redis.OutOfMemoryError):
+                raise sent
+            return InsertResult(committed.decode())
+
+        return patiently(self._client, send_and_commit)
 
     def _read_partials(self, ticket: Ticket, records: dict[int, bytes]) -> dict[int, Trajectory]:
         """The partials by member; one that cannot be used is discarded, and its member begins anew."""

@@ -1,0 +1,93 @@
+"""Every verb of Buffer, Fleet and Bulletin once, as a learner, an actor and a viewer use them in a run."""
+
+import msgspec
+import redis
+
+from common.trajectory import Outcome
+from common.weights import Offer, sealed
+from replay.buffer import Buffer
+from replay.bulletin import Acknowledgement, BroadcastGroup, Bulletin
+from replay.fleet import Fleet, Member, MemberState, RunFacts, RunState
+from replay.ledger import audit, read_ledger
+from replay.ticket import InsertResult, Lease
+from tests.attempts import attempt_at, make_buffer, partial_of, ticket
+
+FACTS = RunFacts(config_yaml="", model_path="/models/tiny", vocab_size=100)
+MEMBER = Member(
+    name="a", host="host", role="actor", instance_kind="spot", price_per_hour=0.5, transport="pull", policy_version=3,
+    num_episodes=8, generated_tokens=0, tokens_per_s=12.5, kv_use=0.25, state=MemberState.SERVING, started_at_s=1.7e9,
+    last_pause_s=0.01, num_refreshes=2,
+)  # fmt: skip
+GROUP = BroadcastGroup(
+    number=1, backend="gloo", store_host="127.0.0.1", store_port=1, actors=["a"], chunk_bytes=1024, deadline_s=1.0
+)
+
+
+def play_every_verb(run_id: str, *, learner: redis.Redis, actor: redis.Redis, viewer: redis.Redis) -> None:
+    """Four groups on their ways: trained, dropped, failed and handed in, quarantined and begun anew."""
+    fleet, mine = Fleet(learner, run_id), Fleet(actor, run_id)
+    books, played = make_buffer(learner, run_id), make_buffer(actor, run_id)
+    epoch = books.acquire_epoch()
+    fleet.describe_run(FACTS)
+    fleet.set_run_state(RunState.TRAINING)
+    assert mine.run_facts() == FACTS and mine.run_state() is RunState.TRAINING
+    mine.beat(MEMBER)
+    assert fleet.members() == fleet.everyone() == Fleet(viewer, run_id).members() == [MEMBER]
+    offer_and_take(Bulletin(learner, run_id), Bulletin(actor, run_id), epoch)
+
+    assert books.open([ticket(group_id) for group_id in range(4)]) == 4
+    for _ in range(2):
+        play(played.lease("a"), played, run_id)
+    trained, dropped = books.claim(1, 2, policy_version=0, max_lag=0)
+    books.drop([dropped.ticket.group_id], "zero_variance")
+    assert books.reopen(0) == 1
+    assert [group.ticket for group in books.claim(1, 1, policy_version=0, max_lag=0)] == [trained.ticket]
+    assert books.settle(1) == 1
+
+    lease = held(played.lease("a"))
+    assert played.heartbeat("a", [lease]) == {lease.ticket.group_id}
+    assert played.fail(lease, 0, attempt=0, outcome=Outcome.ENV_FAILURE, reason="it broke") == 1
+    assert played.hand_in(lease, partial_of(lease, 1, run_id=run_id)) is InsertResult.STORED
+    played.release(lease)
+    resumed = held(played.lease("a"))
+    assert list(resumed.partials) == [1]
+    assert books.quarantine(resumed.ticket.group_id, "to be looked at") and len(books.quarantined()) == 1
+    assert books.requeue([resumed.ticket.group_id]) == 1
+    assert len(books.failures()) == 1
+    mine.leave("a")
+    assert fleet.members() == []
+
+    ledger = read_ledger(viewer, run_id)
+    assert ledger.balanced and audit(viewer, run_id) == []
+    assert (ledger.opened, ledger.trained, ledger.queued, ledger.dropped) == (4, 1, 2, {"zero_variance": 1})
+
+
+def offer_and_take(learner: Bulletin, actor: Bulletin, epoch: int) -> None:
+    actor.join_broadcast("a", ttl_s=60)
+    assert learner.broadcast_members() == ["a"]
+    offer = Offer(
+        manifest=sealed([], memoryview(b""), policy_version=1, learner_epoch=epoch), pull_endpoint="tcp://127.0.0.1:1"
+    )
+    learner.announce(offer)
+    learner.announce(msgspec.structs.replace(offer, pull_endpoint="tcp://127.0.0.1:2"))
+    latest = actor.latest()
+    assert latest is not None and latest.pull_endpoint == "tcp://127.0.0.1:2"
+    number = learner.next_invitation()
+    actor.acknowledge(number, "a", Acknowledgement(held_group=0, device="cpu"))
+    assert list(learner.acknowledgements(number)) == ["a"]
+    learner.seal(number, GROUP)
+    assert actor.sealed_group(number) == GROUP
+    actor.leave_broadcast("a")
+    assert learner.broadcast_members() == []
+
+
+def play(lease: Lease | None, buffer: Buffer, run_id: str) -> None:
+    lease = held(lease)
+    for member in lease.missing:
+        inserted = attempt_at(lease, member, run_id=run_id)
+        assert buffer.insert(lease, inserted) is InsertResult.STORED
+
+
+def held(lease: Lease | None) -> Lease:
+    assert lease is not None
+    return lease
