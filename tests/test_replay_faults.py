@@ -421,13 +421,18 @@ def test_a_full_disk_makes_everyone_wait_and_say_so(
         playing(make_cast(tmp_path, server, run_id)) as cast,
     ):
         wait_for_answers(cast, 100)
+        buffer = cast.buffer(client)
+        mine = await_lease(buffer)
         file = server.directory / "appendonly.aof"
         limit = file.stat().st_size + 20_000
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         wait_until(lambda: client.info("persistence")["aof_last_write_status"] == "err", "the server's disk is full")
         with pytest.raises(redis.ResponseError, match="MISCONF"):
             no_patience(server).set("anything", 1)
-        buffer = cast.buffer(client)
+        trajectory = attempt_at(mine, min(mine.missing), run_id=run_id)
+        inserted: list[InsertResult] = []
+        waiting = threading.Thread(target=lambda: inserted.append(buffer.insert(mine, trajectory)))
+        waiting.start()
         stands_still = buffer.ledger()
         wait_until(lambda: all("MISCONF" in child.log.read_text() for child in cast.everyone), "everyone says so")
         assert buffer.ledger() == stands_still
@@ -436,6 +441,12 @@ def test_a_full_disk_makes_everyone_wait_and_say_so(
 
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         print(f"resumed {wait_for_answers(cast, 1):.1f} s after there was room")
+        waiting.join(DEADLINE_S)
+        assert inserted and inserted[0] in (
+            InsertResult.STORED,
+            InsertResult.FENCED,
+        )  # it may have lost its lease since
+        buffer.release(mine)
         wait_for_answers(cast, 100)
         books_of(cast, client)
 
