@@ -1,8 +1,9 @@
--- acquire_epoch: (request) -> the epoch; every learner with an older one is refused from now on. A request that is
--- repeated gets the same epoch again, also minutes after: else a learner would be fenced out by its own lost reply.
+-- acquire_epoch: (request, seconds to remember it) -> the new epoch; from now on every learner with an older one is
+-- refused. A request that is repeated because its reply was lost gets the same epoch again.
 local request = KEYS[2] .. ':request:' .. ARGV[1]
 local epoch = redis.call('GET', request)
-if epoch then return tonumber(epoch) end
-epoch = redis.call('INCR', KEYS[2])
-redis.call('SET', request, epoch, 'EX', 1000)
-return epoch
+if not epoch then
+  epoch = redis.call('INCR', KEYS[2])
+  redis.call('SET', request, epoch, 'EX', ARGV[2])
+end
+return tonumber(epoch)
