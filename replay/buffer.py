@@ -163,7 +163,7 @@ class Buffer:
     def settle(self, step: int) -> int:
         """Count what was claimed for steps up to `step` as trained: a checkpoint that covers them is durable."""
         self._last_step_made = max(self._last_step_made, step)
-        return self._in_batches("settle", step)
+        return self._in_batches("settle", step, BATCH_GROUPS)
 
     def reopen(self, step: int) -> int:
         """Take back the uses for later steps than `step`, of which the learner that resumed from there knows nothing.

@@ -29,11 +29,6 @@ local function fenced_out(epoch)
   end
 end
 
-local function last_claim_number(epoch)
-  local last = redis.call('HMGET', counters, 'claim_epoch', 'claim_number')
-  return last[1] == epoch and tonumber(last[2]) or -1
-end
-
 local function state_of(id)
   for _, state in ipairs(STATES) do
     if redis.call('ZSCORE', base .. ':' .. state, id) then return state end
