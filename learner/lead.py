@@ -27,6 +27,7 @@ from learner.tally import load_tally, save_tally
 from replay.buffer import Buffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunFacts, RunState
+from replay.repertoire import Repertoire
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Links:
     evaluation: Buffer
     fleet: Fleet
     bulletin: Bulletin
+    repertoire: Repertoire
     epoch: int
 
 
@@ -58,13 +60,21 @@ def join_run(client: redis.Redis, config: Config, *, model_folder: Path, vocab_s
         )
 
     train, evaluation, fleet = buffer("train"), buffer(EVAL_STREAM), Fleet(client, run_id)
+    repertoire = Repertoire(client)
     epoch = train.acquire_epoch()
     evaluation.adopt_epoch(epoch)
     fleet.set_run_state(RunState.STARTING)
     fleet.describe_run(
         RunFacts(config_yaml=dump_config(config), model_path=str(model_folder.resolve()), vocab_size=vocab_size)
     )
-    return Links(train=train, evaluation=evaluation, fleet=fleet, bulletin=Bulletin(client, run_id), epoch=epoch)
+    return Links(
+        train=train,
+        evaluation=evaluation,
+        fleet=fleet,
+        bulletin=Bulletin(client, run_id),
+        repertoire=repertoire,
+        epoch=epoch,
+    )
 
 
 class Lead:
@@ -200,5 +210,6 @@ class Lead:
             self._links.fleet.set_run_state(RunState.FAILED)
 
     def close(self) -> None:
+        self._links.repertoire.close()
         self._publisher.close()
         self._writer.close()

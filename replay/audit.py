@@ -8,7 +8,7 @@ from typing import Any
 import redis
 
 from replay import scripts
-from replay.keys import epoch_key, key
+from replay.keys import key
 from replay.ledger import STATES, Ledger, ledger_of
 
 FOR_GOOD, LOST = -1, -2  # what PTTL says of a key without a time to live, and of one that is not there
@@ -46,8 +46,7 @@ def audit(client: redis.Redis, run_id: str, *, stream: str = "train") -> list[st
     are payloads; what they do not name is looked for afterwards, key by key, while others have their turns.
     """
     base = key(run_id, stream)
-    keys = [base, epoch_key(run_id)]
-    counters, rows, indexes = scripts.load(client, "prelude", "audit")(keys=keys)
+    counters, rows, indexes = scripts.load(client, "prelude", "audit")(keys=[base])
     stored = [
         (state.decode(), group_id.decode(), float(place), _pairs(row), payloads)
         for state, group_id, place, row, payloads in rows
@@ -57,7 +56,7 @@ def audit(client: redis.Redis, run_id: str, *, stream: str = "train") -> list[st
     wrong += _wrong_counters(ledger_of(_pairs(counters)), groups)
     wrong += _wrong_groups(groups)
     wrong += _wrong_indexes(groups, [_scores(index) for index in indexes])
-    return wrong + _strays(client, keys, groups)
+    return wrong + _strays(client, base, groups)
 
 
 def _pairs(flat: list[bytes]) -> dict[bytes, bytes]:
@@ -151,19 +150,18 @@ def _wrong_indexes(groups: list[StoredGroup], indexes: list[Scores]) -> list[str
     ]
 
 
-def _strays(client: redis.Redis, keys: list[str], groups: list[StoredGroup]) -> list[str]:
+def _strays(client: redis.Redis, base: str, groups: list[StoredGroup]) -> list[str]:
     """What is stored for good and belongs to no group. A payload with a time to live is an insert in flight."""
-    base = keys[0]
     known = {f"{base}:group:{group.group_id}" for group in groups}
     known = known.union(*(group.members for group in groups), *(group.partials for group in groups))
     kinds = tuple(f"{base}:{kind}:" for kind in ("group", "blob", "partial"))
     found = (name.decode() for name in client.scan_iter(match=f"{base}:*", count=SCAN_KEYS))
     # A key may have come or gone since the books were read, so those in doubt are judged once more.
     in_doubt = [name for name in found if name.startswith(kinds) and name not in known]
-    return [f"{name.decode()} belongs to no group" for name in _unnamed(client, keys, in_doubt)]
+    return [f"{name.decode()} belongs to no group" for name in _unnamed(client, base, in_doubt)]
 
 
-def _unnamed(client: redis.Redis, keys: list[str], names: list[str]) -> Iterable[bytes]:
+def _unnamed(client: redis.Redis, base: str, names: list[str]) -> Iterable[bytes]:
     script = scripts.load(client, "prelude", "unnamed")
     for start in range(0, len(names), BATCH_KEYS):
-        yield from script(keys=[*keys, *names[start : start + BATCH_KEYS]])
+        yield from script(keys=[base, *names[start : start + BATCH_KEYS]])

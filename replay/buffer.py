@@ -39,7 +39,7 @@ from common.trajectory import Outcome, Trajectory
 from common.wire import decode, encode
 from replay import scripts
 from replay.audit import audit
-from replay.keys import FencedOut, epoch_key, key
+from replay.keys import FencedOut, key
 from replay.ledger import Ledger, read_ledger
 from replay.payloads import INVALID, LostPayload, Payloads
 from replay.sampler import ONCE, Order, Reuse
@@ -81,8 +81,7 @@ class Buffer:
         self._stream = stream
         self._base = key(run_id, stream)
         self._payloads = Payloads(client, self._base, run_id, vocab_size=vocab_size, max_bytes=max_trajectory_bytes)
-        self._keys = [self._base, epoch_key(run_id)]
-        self._scripts = {verb: scripts.load(client, "prelude", verb) for verb in VERBS}
+        self._scripts = {verb: scripts.load(client, "prelude", "begin", verb) for verb in VERBS}
         self._epoch = 0
         self._num_claims = 0
         self._last_step_made = NO_STEP  # before the one that groups are claimed for now
@@ -280,7 +279,7 @@ class Buffer:
     ) -> InsertResult:
         group_id, member, attempt = trajectory.group_id, trajectory.member, trajectory.attempt
         name = self._payloads.name(kind, group_id, member, attempt, lease.fence)
-        keys = [*self._keys, name]
+        keys = [self._base, name]
         arguments: list[int | str] = [group_id, member, attempt, lease.fence, *facts, len(frame), trajectory.actor]
 
         def send_and_commit() -> InsertResult:
@@ -344,7 +343,7 @@ class Buffer:
 
     def _call(self, verb: str, *arguments: Any) -> Any:
         try:
-            return self._scripts[verb](keys=self._keys, args=arguments)
+            return self._scripts[verb](keys=[self._base], args=arguments)
         except redis.ResponseError as error:
             if not str(error).startswith("FENCEDOUT"):
                 raise

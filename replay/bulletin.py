@@ -15,48 +15,11 @@ import redis
 
 from common import wire
 from common.weights import Offer
-from replay import keys
+from replay import keys, scripts
 from replay.keys import FencedOut
+from replay.notice import Notices
 
 TTL_S = 120  # of what belongs to one invitation
-
-# KEYS: epoch, latest's version, latest, staged offer.  ARGV: learner epoch, policy version, root.
-# A learner that comes back may offer the version it left off with again, from a new address; other bytes under that
-# number are refused. This also makes a retried call harmless.
-_ANNOUNCE = """
-local newest_epoch = tonumber(redis.call('GET', KEYS[1]) or '0')
-if tonumber(ARGV[1]) < newest_epoch then
-  redis.call('DEL', KEYS[4])
-  return 'the learner of epoch ' .. newest_epoch .. ' has taken over from epoch ' .. ARGV[1]
-end
-local latest = redis.call('HMGET', KEYS[2], 'policy_version', 'root')
-local version = tonumber(latest[1] or '-1')
-if tonumber(ARGV[2]) < version or (tonumber(ARGV[2]) == version and ARGV[3] ~= latest[2]) then
-  redis.call('DEL', KEYS[4])
-  return 'version ' .. version .. ' is offered already; ' .. ARGV[2] .. ' is not newer'
-end
-if redis.call('EXISTS', KEYS[4]) == 1 then
-  redis.call('RENAME', KEYS[4], KEYS[3])
-  redis.call('PERSIST', KEYS[3])
-  redis.call('HSET', KEYS[2], 'policy_version', ARGV[2], 'root', ARGV[3])
-end
-return ''
-"""
-
-# KEYS: members, scored by the Redis time in ms at which they expire.  ARGV: actor, time to live in ms.
-_JOIN = """
-local now = redis.call('TIME')
-local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
-redis.call('ZADD', KEYS[1], now_ms + ARGV[2], ARGV[1])
-"""
-
-# KEYS: members.
-_MEMBERS = """
-local now = redis.call('TIME')
-local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now_ms)
-return redis.call('ZRANGE', KEYS[1], 0, -1)
-"""
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,15 +47,16 @@ class Bulletin:
     def __init__(self, client: redis.Redis, run_id: str) -> None:
         self._client = client
         self._run_id = run_id
-        self._announce = client.register_script(_ANNOUNCE)
-        self._join = client.register_script(_JOIN)
-        self._members = client.register_script(_MEMBERS)
+        self._notices = Notices(client)
+        self._announce = scripts.load(client, "announce")
+        self._join = scripts.load(client, "join_broadcast")
+        self._members = scripts.load(client, "broadcast_members")
 
     def announce(self, offer: Offer) -> None:
         """Make `offer` the latest. Raises FencedOut."""
         manifest = offer.manifest
         staged = self._key("staged", manifest.learner_epoch, manifest.policy_version)
-        self._client.set(staged, wire.encode(offer), ex=TTL_S)
+        self._notices.put(staged, wire.encode(offer), ttl_s=TTL_S)
         refusal = cast(
             bytes,
             self._announce(
@@ -105,7 +69,7 @@ class Bulletin:
 
     def latest(self) -> Offer | None:
         """The newest offer; None before the first."""
-        frame = cast("bytes | None", self._client.get(self._key("latest")))
+        frame = self._notices.read(self._key("latest"))
         return None if frame is None else wire.decode(Offer, frame)
 
     def join_broadcast(self, actor: str, *, ttl_s: float) -> None:
@@ -138,11 +102,11 @@ class Bulletin:
 
     def seal(self, number: int, group: BroadcastGroup) -> None:
         """Say who takes part after invitation `number`."""
-        self._client.set(self._key("group", number), wire.encode(group), ex=TTL_S)
+        self._notices.put(self._key("group", number), wire.encode(group), ttl_s=TTL_S)
 
     def sealed_group(self, number: int) -> BroadcastGroup | None:
         """Who takes part after invitation `number`; None while acknowledgements are awaited."""
-        frame = cast("bytes | None", self._client.get(self._key("group", number)))
+        frame = self._notices.read(self._key("group", number))
         return None if frame is None else wire.decode(BroadcastGroup, frame)
 
     def _key(self, *parts: str | int) -> str:

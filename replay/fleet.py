@@ -12,6 +12,7 @@ import redis
 from common.wire import decode, encode
 from replay import scripts
 from replay.keys import key
+from replay.notice import Notices
 
 MEMBER_TTL_S = 15.0
 RUNS_KEY = "slipstream:runs"  # the names of the runs that this server knows
@@ -83,7 +84,7 @@ class Fleet:
         self._beat = scripts.load(client, "beat")
         self._members = scripts.load(client, "members")
         self._enlist = scripts.load(client, "enlist")
-        self._put = scripts.load(client, "put")
+        self._notices = Notices(client)
 
     def beat(self, member: Member) -> None:
         """Say that `member` is alive; good for MEMBER_TTL_S."""
@@ -105,23 +106,23 @@ class Fleet:
 
     def describe_run(self, facts: RunFacts) -> None:
         """Make the run known, so that actors can join it."""
-        self._put(keys=[key(self._run_id, "facts")], args=[encode(facts)])
+        self._notices.put(key(self._run_id, "facts"), encode(facts))
         self._enlist(keys=[RUNS_KEY], args=[self._run_id])
 
     def run_facts(self) -> RunFacts:
         """What the learner described. Raises UnknownRun."""
-        frame: Any = self._client.get(key(self._run_id, "facts"))
+        frame = self._notices.read(key(self._run_id, "facts"))
         if frame is None:
             raise self._unknown_run()
         return decode(RunFacts, frame)
 
     def set_run_state(self, state: RunState) -> None:
         """Tell everyone how far the run has come."""
-        self._put(keys=[key(self._run_id, "state")], args=[state.value])
+        self._notices.put(key(self._run_id, "state"), state.value)
 
     def run_state(self) -> RunState:
         """How far the run has come. Raises UnknownRun."""
-        state: Any = self._client.get(key(self._run_id, "state"))
+        state = self._notices.read(key(self._run_id, "state"))
         if state is None:
             raise self._unknown_run()
         return RunState(state.decode())

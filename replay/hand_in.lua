@@ -1,4 +1,4 @@
--- hand_in: (group_id, member, attempt, fence, num_bytes, actor), payload in KEYS[3]. Commits a partial that was SET just
+-- hand_in: (group_id, member, attempt, fence, num_bytes, actor), payload in KEYS[2]. Commits a partial that was SET just
 -- before; the member is still missing, and the next lease gives the partial out.
 local id, member, attempt, fence = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local group = group_key(id)
@@ -10,11 +10,11 @@ if held and string.match(held, '^%d+:%d+') == payload then
 end
 local stored = redis.call('HEXISTS', group, 'member:' .. member) == 1
 if stored or not holds(id, fence) or (redis.call('HGET', group, 'attempt:' .. member) or '0') ~= attempt then
-  redis.call('UNLINK', KEYS[3])
+  redis.call('UNLINK', KEYS[2])
   count('fenced_inserts', 1)
   return 'fenced'
 end
-if redis.call('PERSIST', KEYS[3]) == 0 then return 'full' end
+if redis.call('PERSIST', KEYS[2]) == 0 then return 'full' end
 
 remove_partial(id, member, 'discarded:superseded')
 redis.call('HSET', group, 'partial:' .. member, payload .. ':' .. ARGV[5] .. ':' .. ARGV[6])

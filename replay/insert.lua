@@ -1,4 +1,4 @@
--- insert: (group_id, member, attempt, fence, oldest_policy_version, num_bytes, actor), payload in KEYS[3]. Commits the
+-- insert: (group_id, member, attempt, fence, oldest_policy_version, num_bytes, actor), payload in KEYS[2]. Commits the
 -- payload that was SET just before, with a time to live that ends here.
 local id, member, attempt, fence, oldest = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local group = group_key(id)
@@ -9,11 +9,11 @@ if stored and string.match(stored, '^%d+:%d+') == payload then
   return 'duplicate'
 end
 if stored or not holds(id, fence) or (redis.call('HGET', group, 'attempt:' .. member) or '0') ~= attempt then
-  redis.call('UNLINK', KEYS[3])
+  redis.call('UNLINK', KEYS[2])
   count('fenced_inserts', 1)
   return 'fenced'
 end
-if redis.call('PERSIST', KEYS[3]) == 0 then return 'full' end
+if redis.call('PERSIST', KEYS[2]) == 0 then return 'full' end
 
 redis.call('HSET', group, 'member:' .. member, payload .. ':' .. oldest .. ':' .. ARGV[6] .. ':' .. ARGV[7])
 local partial = redis.call('HGET', group, 'partial:' .. member)

@@ -1,13 +1,10 @@
--- What the verbs share. KEYS[1] names the stream, KEYS[2] the learner's epoch; a group is one hash, and is a member of
--- exactly one sorted set: queued (by id), leased (by deadline), ready (by order of finishing), claimed (by the step of
--- its last use) or quarantined (by order of arrival).
+-- What the scripts share. KEYS[1] names the stream; a group is one hash, and is a member of exactly one sorted set:
+-- queued (by id), leased (by deadline), ready (by order of finishing), claimed (by the step of its last use) or
+-- quarantined (by order of arrival).
 local base = KEYS[1]
 local counters = base .. ':counters'
+local epoch_key = string.gsub(base, '[^:]+$', 'epoch') -- not from KEYS: actors may not read it, whatever they pass
 local STATES = { 'queued', 'leased', 'ready', 'claimed', 'quarantined' }
-
--- With maxmemory reached, a script that has written may go on writing. So every verb begins with a write that changes
--- nothing: the books move and the learner drains while the payloads, which are plain SETs, wait.
-redis.call('PERSIST', counters)
 
 local function now_ms()
   local time = redis.call('TIME')
@@ -22,9 +19,10 @@ local function count(name, by)
   redis.call('HINCRBY', counters, name, by)
 end
 
+-- The first thing that a learner's verb asks, and a person's, who has no epoch: an actor fails here, before any change.
 local function fenced_out(epoch)
-  local newest = redis.call('GET', KEYS[2]) or '0'
-  if tonumber(epoch) < tonumber(newest) then
+  local newest = redis.call('GET', epoch_key) or '0'
+  if epoch ~= '' and tonumber(epoch) < tonumber(newest) then
     return redis.error_reply('FENCEDOUT by epoch ' .. newest)
   end
 end

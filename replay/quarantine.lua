@@ -1,6 +1,6 @@
 -- quarantine: (epoch, or '' where a person asks; last step that was made, group_id, why, most to keep) -> 1 if it is set
 -- aside: as it is, payloads and all; a lease on it is lost. A group that a model learned from is retired instead.
-local refusal = ARGV[1] ~= '' and fenced_out(ARGV[1])
+local refusal = fenced_out(ARGV[1])
 if refusal then return refusal end
 local id = ARGV[3]
 local state = state_of(id)

@@ -1,6 +1,7 @@
 -- requeue: (request, group ids ...) -> how many. Those that are quarantined, leased, or ready and never used begin anew,
 -- with none of their members and all of their attempts. A request that is repeated because its reply was lost changes
 -- nothing more.
+fenced_out('')
 local num_requeued = 0
 for i = 2, #ARGV do
   local id = ARGV[i]

@@ -1,6 +1,6 @@
--- unnamed: keys of groups and payloads in KEYS[3 ...] -> those that are there for good and that the books do not name.
+-- unnamed: keys of groups and payloads in KEYS[2 ...] -> those that are there for good and that the books do not name.
 local unnamed = {}
-for i = 3, #KEYS do
+for i = 2, #KEYS do
   local kind, id, member, payload = string.match(KEYS[i], '^:(%a+):(%d+):?(%d*):?(.*)$', #base + 1)
   local named
   if kind == 'group' then

@@ -5,10 +5,11 @@ import redis
 
 from common.trajectory import Outcome
 from common.weights import Offer, sealed
+from replay.audit import audit
 from replay.buffer import Buffer
 from replay.bulletin import Acknowledgement, BroadcastGroup, Bulletin
 from replay.fleet import Fleet, Member, MemberState, RunFacts, RunState
-from replay.ledger import audit, read_ledger
+from replay.ledger import read_ledger
 from replay.ticket import InsertResult, Lease
 from tests.attempts import attempt_at, make_buffer, partial_of, ticket
 

@@ -237,7 +237,7 @@ def test_every_verb_sent_twice_has_one_effect(buffer: Buffer, redis_client: redi
         redis_client.set(blob, b"payload", ex=60)
         for expected in (b"stored", b"duplicate"):
             arguments = [group_id, 0, 0, fence, 0, 7, "a"]
-            assert buffer._scripts["insert"](keys=[*buffer._keys, blob], args=arguments) == expected
+            assert buffer._scripts["insert"](keys=[buffer._base, blob], args=arguments) == expected
     assert buffer.ledger().ready == 2
 
     rest = (0, "oldest", 0, 1, 0, 0)  # oldest version, order, seed, and each group once

@@ -26,6 +26,7 @@ VERBS = {
     "actors": "start actors.count actors that roll out episodes for a run",
     "top": "watch a run in the terminal",
     "replay": "look into the buffer: `slipstream replay audit` checks the books",
+    "acl": "print users for a shared Redis server, by role: `slipstream acl run.name=NAME | redis-cli`",
     "eval": "measure success on held-out tasks, of a run's trained model or of model.path",
     "doctor": "check this machine: packages, Redis, memory, shared memory",
 }
@@ -138,6 +139,10 @@ def _verb(arguments: argparse.Namespace) -> Callable[[Config], int]:
             from tools.audit import audit
 
             return audit
+        case "acl":
+            from tools.acl import acl
+
+            return acl
         case "eval":
             from tools.evaluate import evaluate
 

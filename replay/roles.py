@@ -1,0 +1,64 @@
+"""What each kind of process may do on a Redis server that others share: rules for its access control lists.
+
+A script may do what its caller may, so an actor has every command that its verbs use, on every key that they change,
+and neither the keys nor the commands of the learner's. It can spoil what its own run holds, as by deleting groups; it
+cannot claim, settle, publish, take the epoch, or reach another run or the server's settings.
+"""
+
+import enum
+import hashlib
+
+from replay.fleet import RUNS_KEY
+from replay.keys import key
+
+STREAMS = ("train", "eval")
+
+_ACTORS_COMMANDS = (
+    "ping", "select", "time", "evalsha", "get", "mget", "set", "persist", "expire", "unlink", "del",
+    "hget", "hset", "hdel", "hmget", "hexists", "hincrby", "zadd", "zrem", "zscore", "zrange", "zrangebyscore",
+    "zremrangebyscore", "lpush", "ltrim", "srandmember", "smembers",
+)  # fmt: skip
+_ACTORS_STREAM_KEYS = (
+    "", ":counters", ":queued", ":leased", ":ready", ":ready_by_version", ":ready_by_score", ":group:*", ":blob:*",
+    ":partial:*", ":lease_request:*", ":failures",
+)  # fmt: skip
+_ACTORS_RUN_KEYS = (
+    "facts", "state", "fleet", "fleet:deadlines",
+    "weights:latest", "weights:members", "weights:acknowledged:*", "weights:group:*",
+)  # fmt: skip
+
+
+class Role(enum.Enum):
+    """Who connects."""
+
+    LEARNER = "learner"
+    """The learner and its publisher, and people who quarantine and requeue: everything on the run's own keys."""
+    ACTOR = "actor"
+    """The verbs of actors; scripts only as the learner loaded them."""
+    VIEWER = "viewer"
+    """Reads."""
+
+
+def user_of(run_id: str, role: Role) -> str:
+    """The name of the user."""
+    return f"slipstream-{run_id}-{role.value}"
+
+
+def acl_rules(run_id: str, role: Role, *, password: str) -> list[str]:
+    """The rules of the user, for `ACL SETUSER` or a line of an ACL file, in Redis 6.2's words.
+
+    The password is in them as its hash alone.
+    """
+    rules = ["reset", "on", "#" + hashlib.sha256(password.encode()).hexdigest()]
+    everything = ["~" + key(run_id, "*"), "~" + RUNS_KEY]
+    match role:
+        case Role.LEARNER:
+            commands = ["+@read", "+@write", "-@dangerous", "+ping", "+select", "+time", "+evalsha", "+script|load",
+                        "+script|exists"]  # fmt: skip
+            return [*rules, *everything, *commands]
+        case Role.ACTOR:
+            names = [key(run_id, stream) + name for stream in STREAMS for name in _ACTORS_STREAM_KEYS]
+            names += [key(run_id, name) for name in _ACTORS_RUN_KEYS]
+            return [*rules, *(f"~{name}" for name in [*names, RUNS_KEY]), *(f"+{name}" for name in _ACTORS_COMMANDS)]
+        case Role.VIEWER:
+            return [*rules, *everything, "+@read", "-@dangerous", "+ping", "+select", "+time", "+evalsha"]
