@@ -19,12 +19,13 @@ from actors.engine import EngineError
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import VllmEngine, prepare_environment
 from common.config import Config, ConfigError, load_config
-from common.connection import RedisUnreachable, connect, without_password
+from common.connection import RedisUnreachable, connect, connect_shards, without_password
 from common.shutdown import Shutdown
 from envhub.catalogue import make_env
 from replay.buffer import Buffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunFacts, RunState, UnknownRun
+from replay.keys import shard_name
 
 JOIN_POLL_S = 0.2
 
@@ -53,17 +54,20 @@ def main(name: str, settings: list[str]) -> int:
     except (ConfigError, RedisUnreachable, UnknownRun) as error:
         print(f"slipstream actors: {error}", file=sys.stderr)
         return 2
+    shards = connect_shards(mine.redis.url, run.redis.shards, ending=shutdown.requested)
+    streams = [("eval", 0), *(("train", shard) for shard in range(len(shards)))]  # the learner waits for evaluations
     buffers = {
-        stream: Buffer(
-            client,
+        shard_name(stream, shard): Buffer(
+            shards[shard],
             run.run.name,
             stream=stream,
+            shard=shard,
             vocab_size=facts.vocab_size,
             lease_ttl_s=run.replay.lease_ttl_s,
             max_attempts=run.replay.max_attempts,
             max_trajectory_bytes=run.replay.max_trajectory_bytes,
         )
-        for stream in ("eval", "train")  # evaluations first: the learner waits for them
+        for stream, shard in streams
     }
     stage = make_stage(engine, name=name, run=run, actors=mine.actors, model_path=Path(facts.model_path))
 

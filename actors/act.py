@@ -77,10 +77,11 @@ async def act(
 
 
 async def _lease_one(stage: Stage, buffers: dict[str, Buffer], leases: Leases, actors: ActorsConfig) -> bool:
-    """Start on one more group, if the engine has room and a buffer has one."""
+    """Start on one more group, if the engine has room and a buffer has one: the first of them, or any of the others."""
     if stage.episodes.num_running >= actors.max_episodes or stage.engine.load().kv_use > MAX_KV_USE:
         return False
-    for stream, buffer in buffers.items():
+    (evaluations, first), *shards = buffers.items()
+    for stream, buffer in [(evaluations, first), *random.sample(shards, len(shards))]:
         lease = await asyncio.to_thread(buffer.lease, stage.actor)
         if lease is not None:
             task = asyncio.create_task(rollout_group(lease, stage=stage, buffer=buffer))

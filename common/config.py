@@ -75,7 +75,17 @@ class ModelConfig:
 
 @dataclass(kw_only=True, slots=True)
 class RedisConfig:
-    url: str = ""  # redis://host:port or unix://path; empty lets `slipstream up` start a server of its own
+    url: str = ""  # redis://host:port and other forms, see docs/running.md; empty: `slipstream up` starts a server
+    shards: list[str] = field(default_factory=list)  # further servers for groups, without passwords; '' is `url` again
+
+    def __post_init__(self) -> None:
+        _require(not any("@" in shard for shard in self.shards), "redis.shards", "URLs without user and password",
+                 f"{len(self.shards)} of them", "they are reached with those of redis.url")  # fmt: skip
+
+    @property
+    def num_shards(self) -> int:
+        """Servers, or hash slots, that groups are shared out over."""
+        return 1 + len(self.shards)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -300,6 +310,9 @@ def check_sections(config: Config) -> None:
     _require(config.sampling.max_turn_tokens < config.model.max_tokens, "sampling.max_turn_tokens",
              f"< model.max_tokens = {config.model.max_tokens}", config.sampling.max_turn_tokens,
              "a turn must fit the context")  # fmt: skip
+    num_shards = config.redis.num_shards
+    _require(replay.groups_per_step % num_shards == 0, "replay.groups_per_step", f"a multiple of {num_shards}",
+             replay.groups_per_step, "a step takes as many from redis.url as from each of redis.shards")  # fmt: skip
     _require(learner.micro_batch_tokens >= config.model.max_tokens, "learner.micro_batch_tokens",
              f">= model.max_tokens = {config.model.max_tokens}", learner.micro_batch_tokens,
              "the longest episode must fit in one forward pass")  # fmt: skip

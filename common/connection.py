@@ -3,6 +3,7 @@
 import os
 import re
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -109,6 +110,19 @@ def _addresses(parts: SplitResult) -> list[tuple[str, int]]:
 def _query_options(parts: SplitResult) -> dict[str, Any]:
     """The options that redis-py reads from a URL's query, as for any other URL."""
     return dict(parse_url(f"redis://?{parts.query}"))  # type: ignore[no-untyped-call]
+
+
+def connect_shards(
+    url: str, shards: Sequence[str], *, patience_s: float = PATIENCE_S, ending: threading.Event | None = None
+) -> list[redis.Redis]:
+    """Return a client for `url` and one for each of `redis.shards`, with the user and the password of `url`.
+
+    A server that is named twice has one client.
+    """
+    credentials, at, _ = urlsplit(url).netloc.rpartition("@")
+    urls = [url, *(shard.replace("://", f"://{credentials}{at}", 1) if shard else url for shard in shards)]
+    clients = {each: connect(each, patience_s=patience_s, ending=ending) for each in dict.fromkeys(urls)}
+    return [clients[each] for each in urls]
 
 
 def connect_or_explain(

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,12 +22,13 @@ from learner.evaluation import Evaluation
 from learner.publish import Publisher
 from learner.report import add_system, step_metrics
 from learner.step import StepMetrics
-from learner.supply import Batch, Supply
+from learner.supply import Batch
 from learner.tally import load_tally, save_tally
 from replay.buffer import Buffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunFacts, RunState
 from replay.repertoire import Repertoire
+from replay.shards import Epochs, Shards
 
 log = logging.getLogger(__name__)
 
@@ -36,44 +37,65 @@ log = logging.getLogger(__name__)
 class Links:
     """Rank 0's connections to the run."""
 
-    train: Buffer
+    train: Buffer  # the first shard
+    shards: Shards
     evaluation: Buffer
     fleet: Fleet
     bulletin: Bulletin
-    repertoire: Repertoire
-    epoch: int
+    repertoires: list[Repertoire]  # of each server
+    epochs: Epochs  # of each shard
+    epoch: int  # of the first, which fences what is published
 
 
-def join_run(client: redis.Redis, config: Config, *, model_folder: Path, vocab_size: int) -> Links:
-    """Become the run's learner: older ones are fenced out from here on, and actors may join."""
-    run_id, replay = config.run.name, config.replay
+def join_run(
+    client: redis.Redis,
+    config: Config,
+    *,
+    model_folder: Path,
+    vocab_size: int,
+    further: Sequence[redis.Redis] = (),
+) -> Links:
+    """Become the run's learner: older ones are fenced out from here on, and actors may join.
 
-    def buffer(stream: str) -> Buffer:
-        return Buffer(
-            client,
-            run_id,
-            stream=stream,
-            vocab_size=vocab_size,
-            lease_ttl_s=replay.lease_ttl_s,
-            max_attempts=replay.max_attempts,
-            max_trajectory_bytes=replay.max_trajectory_bytes,
-        )
-
-    train, evaluation, fleet = buffer("train"), buffer(EVAL_STREAM), Fleet(client, run_id)
-    repertoire = Repertoire(client)
-    epoch = train.acquire_epoch()
-    evaluation.adopt_epoch(epoch)
+    `further` are the clients of `redis.shards`.
+    """
+    run_id, clients = config.run.name, [client, *further]
+    shards = Shards(
+        [shard_buffer(each, config, vocab_size=vocab_size, shard=shard) for shard, each in enumerate(clients)]
+    )
+    evaluation, fleet = shard_buffer(client, config, vocab_size=vocab_size, stream=EVAL_STREAM), Fleet(client, run_id)
+    repertoires = [Repertoire(each) for each in dict.fromkeys(clients)]
+    epochs = shards.acquire_epochs()
+    evaluation.adopt_epoch(epochs.epochs[0])
     fleet.set_run_state(RunState.STARTING)
     fleet.describe_run(
         RunFacts(config_yaml=dump_config(config), model_path=str(model_folder.resolve()), vocab_size=vocab_size)
     )
     return Links(
-        train=train,
+        train=shards.buffers[0],
+        shards=shards,
         evaluation=evaluation,
         fleet=fleet,
         bulletin=Bulletin(client, run_id),
-        repertoire=repertoire,
-        epoch=epoch,
+        repertoires=repertoires,
+        epochs=epochs,
+        epoch=epochs.epochs[0],
+    )
+
+
+def shard_buffer(
+    client: redis.Redis, config: Config, *, vocab_size: int, stream: str = "train", shard: int = 0
+) -> Buffer:
+    """The buffer of a stream, or of a shard of it, as the run has configured it."""
+    return Buffer(
+        client,
+        config.run.name,
+        stream=stream,
+        shard=shard,
+        vocab_size=vocab_size,
+        lease_ttl_s=config.replay.lease_ttl_s,
+        max_attempts=config.replay.max_attempts,
+        max_trajectory_bytes=config.replay.max_trajectory_bytes,
     )
 
 
@@ -89,12 +111,10 @@ class Lead:
         self._started_at_s = run_dir.start_clock()
         self._tally = load_tally(run_dir.tally)
         # What steps up to the checkpoint's had claimed is in these weights; what later ones had is in none.
-        links.train.settle(progress.step)
-        num_reopened = links.train.reopen(progress.step)
+        links.shards.settle(progress.step)
+        num_reopened = links.shards.reopen(progress.step)
         if num_reopened:
             log.info("%d groups of steps after %d are ready again", num_reopened, progress.step)
-        first_group_id = max(progress.next_group_id, links.train.ledger().last_group_id + 1)
-        self._supply = Supply(links.train, config, first_group_id=first_group_id)
         self._writer = MetricsWriter(jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=progress.step)
         self._publisher = Publisher(
             redis_url=redis_url,
@@ -107,27 +127,22 @@ class Lead:
             device=device,
         )
 
+    @property
+    def epochs(self) -> Epochs:
+        """What this learner holds of each shard."""
+        return self._links.epochs
+
+    @property
+    def shards(self) -> list[Buffer]:
+        """The training stream's buffers."""
+        return self._links.shards.buffers
+
     def with_fresh_version(self, progress: Progress) -> Progress:
         """`progress` with a version above every published one, so that no number ever names two sets of weights."""
         latest = self._links.bulletin.latest()
         highest = latest.manifest.policy_version if latest else progress.highest_published
         version = progress.policy_version if highest < 0 else max(progress.policy_version, highest) + 1
         return msgspec.structs.replace(progress, policy_version=version)
-
-    def next_batch(self, progress: Progress, shutdown: Shutdown) -> Batch | None:
-        """The groups of the next step; None when told to stop."""
-        try:
-            return self._supply.next_batch(
-                progress.step + 1,
-                policy_version=progress.policy_version,
-                published_version=progress.highest_published,
-                shutdown=shutdown,
-            )
-        except RedisAway as error:
-            if not shutdown.requested.is_set():
-                raise
-            log.warning("told to stop, without a batch: %s", error)
-            return None
 
     def publish(self, tensors: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
         self._publisher.publish(tensors, policy_version=policy_version)
@@ -159,7 +174,7 @@ class Lead:
     def settle(self, progress: Progress) -> None:
         """A checkpoint that covers `progress.step` is durable: what was claimed up to it is trained, for good."""
         try:
-            self._links.train.settle(progress.step)
+            self._links.shards.settle(progress.step)
         except RedisAway as error:
             log.warning("step %d is settled when a learner comes back: %s", progress.step, error)
         save_tally(self._tally, self._run_dir.tally)
@@ -171,7 +186,7 @@ class Lead:
         )  # fmt: skip
         links = self._links
         add_system(
-            metrics, ledger=links.train.ledger(), members=links.fleet.members(), publish=self._publisher.stats
+            metrics, ledger=links.shards.ledger(), members=links.fleet.members(), publish=self._publisher.stats
         )  # fmt: skip
         means = self._writer.write(before.step + 1, metrics)
         if self._tally.first_reward_s is None:
@@ -188,7 +203,7 @@ class Lead:
         actors = [member for member in self._links.fleet.everyone() if member.role == "actor"]
         summary = {
             "eval": msgspec.to_builtins(tally.evaluations),
-            "ledger": self._links.train.ledger().to_dict(),
+            "ledger": self._links.shards.ledger().to_dict(),
             "lag": dict(sorted(tally.lag.items(), key=lambda item: int(item[0]))),
             "tokens_per_s": {
                 "generated": sum(actor.generated_tokens for actor in actors) / wall_s,
@@ -210,6 +225,7 @@ class Lead:
             self._links.fleet.set_run_state(RunState.FAILED)
 
     def close(self) -> None:
-        self._links.repertoire.close()
+        for repertoire in self._links.repertoires:
+            repertoire.close()
         self._publisher.close()
         self._writer.close()

@@ -3,7 +3,7 @@
     claim(step) -> advantages -> packs -> one optimizer step -> publish -> checkpoint, settle
 
 It waits for actors only where it has no batch, and what it consumed counts as trained only when a checkpoint that
-covers the step is durable. Rank 0 alone talks to Redis; the other ranks hear from it.
+covers the step is durable. Rank 0 alone talks to Redis, but for claims where there are shards enough for other ranks.
 """
 
 import logging
@@ -16,22 +16,23 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from common import archive
 from common.config import Config
-from common.connection import connect
+from common.connection import connect_shards
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from learner import checkpoint
 from learner.advantage import centred_advantages, standardised_advantages
 from learner.checkpoint import Progress
-from learner.lead import Lead, join_run
+from learner.lead import Lead, join_run, shard_buffer
 from learner.model import PackedModel, full_tensors, load_model, save_hf
 from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import TokenSequence, count_loss_tokens, micro_batches, sequences_of
 from learner.ranks import Ranks
 from learner.share import share
 from learner.step import StepMetrics, summed_over_ranks, train_step
-from learner.supply import Batch
+from learner.supplies import Supplies, shards_of, whole_batch
 from learner.warm_start import WarmStartStep, imitate
 from replay.keys import FencedOut
+from replay.shards import Epochs
 from replay.ticket import Group
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
     torch.manual_seed(config.run.seed)
     learner, resumed = _load(config, run_dir, ranks)
     lead = _take_the_lead(learner, shutdown) if ranks.rank == 0 else None
+    supplies = _supplies(learner, lead, shutdown)
     fresh = share(lead.with_fresh_version(learner.progress) if lead else None, Progress, ranks=ranks)
     assert fresh is not None
     learner.progress = fresh
@@ -84,7 +86,7 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
             _checkpoint(learner, lead)
         if lead:
             lead.train_from_here()
-        while learner.progress.step < config.learner.steps and _step(learner, lead, shutdown):
+        while learner.progress.step < config.learner.steps and _step(learner, lead, supplies, shutdown):
             pass
         finished = learner.progress.step >= config.learner.steps
         if finished:
@@ -103,10 +105,11 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
     return finished
 
 
-def _step(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
+def _step(learner: Learner, lead: Lead | None, supplies: Supplies | None, shutdown: Shutdown) -> bool:
     """One optimizer step, from the claim to the settled checkpoint; False when told to stop before its batch came."""
     clock, before, config = Clock(), learner.progress, learner.config
-    batch = share(lead.next_batch(before, shutdown) if lead else None, Batch, ranks=learner.ranks)
+    part = supplies.next_batch(before, shutdown) if supplies else None
+    batch = whole_batch(part, num_shards=config.redis.num_shards, ranks=learner.ranks)
     clock.lap("wait")
     if batch is None:
         return False
@@ -191,11 +194,9 @@ def _load(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner, bool]
 
 def _take_the_lead(learner: Learner, shutdown: Shutdown) -> Lead:
     config = learner.config
+    client, *further = connect_shards(config.redis.url, config.redis.shards, ending=shutdown.requested)
     links = join_run(
-        connect(config.redis.url, ending=shutdown.requested),
-        config,
-        model_folder=learner.model.folder,
-        vocab_size=learner.model.vocab_size,
+        client, config, model_folder=learner.model.folder, vocab_size=learner.model.vocab_size, further=further
     )
     return Lead(
         links,
@@ -205,6 +206,23 @@ def _take_the_lead(learner: Learner, shutdown: Shutdown) -> Lead:
         redis_url=config.redis.url,
         device=learner.ranks.device.type,
     )
+
+
+def _supplies(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> Supplies | None:
+    """Where this rank's part of every batch comes from; None where other ranks read all shards. Collective."""
+    config, ranks, vocab_size = learner.config, learner.ranks, learner.model.vocab_size
+    held = share(lead.epochs if lead else None, Epochs, ranks=ranks)
+    mine = shards_of(ranks.rank, num_shards=config.redis.num_shards, num_ranks=ranks.num_ranks)
+    if not mine:
+        return None
+    assert held is not None
+    if lead:
+        return Supplies({shard: lead.shards[shard] for shard in mine}, config, progress=learner.progress)
+    clients = connect_shards(config.redis.url, config.redis.shards, ending=shutdown.requested)
+    buffers = {shard: shard_buffer(clients[shard], config, vocab_size=vocab_size, shard=shard) for shard in mine}
+    for shard, buffer in buffers.items():
+        buffer.adopt_epoch(held.epochs[shard])
+    return Supplies(buffers, config, progress=learner.progress)
 
 
 def _warm_up(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:

@@ -1,4 +1,4 @@
-"""Rank 0 talks to Redis; the other ranks hear from it what a step is made of: as frames of ours, never as pickles."""
+"""Ranks hear from each other what a step is made of: as frames of ours, never as pickles."""
 
 from typing import TypeVar
 
@@ -12,17 +12,17 @@ from learner.ranks import Ranks
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def share(record: S | None, kind: type[S], *, ranks: Ranks) -> S | None:
-    """Return on every rank what rank 0 passed; the others pass None. Collective."""
+def share(record: S | None, kind: type[S], *, ranks: Ranks, source: int = 0) -> S | None:
+    """Return on every rank what rank `source` passed; the others pass None. Collective."""
     if ranks.num_ranks == 1:
         return record
     frame = encode(record) if record is not None else b""
     num_bytes = torch.tensor([len(frame)], device=ranks.device)
-    dist.broadcast(num_bytes, src=0)
+    dist.broadcast(num_bytes, src=source)
     if int(num_bytes) == 0:
         return None
     payload = torch.empty(int(num_bytes), dtype=torch.uint8, device=ranks.device)
-    if ranks.rank == 0:
+    if ranks.rank == source:
         payload.copy_(torch.frombuffer(bytearray(frame), dtype=torch.uint8))
-    dist.broadcast(payload, src=0)
+    dist.broadcast(payload, src=source)
     return decode(kind, bytes(payload.cpu().numpy()), max_bytes=len(payload))

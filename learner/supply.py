@@ -41,10 +41,12 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 class Supply:
     """Opens tickets and claims groups for one step after another."""
 
-    def __init__(self, buffer: Buffer, config: Config, *, first_group_id: int) -> None:
+    def __init__(self, buffer: Buffer, config: Config, *, first_group_id: int, every: int = 1) -> None:
+        """Group ids begin at `first_group_id` and rise by `every`."""
         self._buffer = buffer
         self._config = config
         self._next_group_id = first_group_id
+        self._every = every
         replay = config.replay
         self._reuse = Reuse(
             max_uses=replay.max_uses,
@@ -103,10 +105,10 @@ class Supply:
         room = self._room(self._buffer.ledger(), kept, num_uses=replay.groups_per_step * steps - len(kept))
         if room <= 0:
             return
-        ids = range(self._next_group_id, self._next_group_id + room)
+        ids = range(self._next_group_id, self._next_group_id + room * self._every, self._every)
         oldest_allowed = max(0, published_version - replay.target_lag)
         self._buffer.open([self._ticket(group_id, oldest_allowed) for group_id in ids])
-        self._next_group_id += room
+        self._next_group_id += room * self._every
 
     def _room(self, ledger: Ledger, kept: list[Group], *, num_uses: int) -> int:
         """How many groups are to be opened for `num_uses` more uses of groups to be had, the rest of this step's first.

@@ -39,7 +39,7 @@ from common.trajectory import Outcome, Trajectory
 from common.wire import decode, encode
 from replay import scripts
 from replay.audit import audit
-from replay.keys import FencedOut, key
+from replay.keys import FencedOut, key, shard_name
 from replay.ledger import Ledger, read_ledger
 from replay.payloads import INVALID, LostPayload, Payloads
 from replay.sampler import ONCE, Order, Reuse
@@ -61,7 +61,7 @@ T = TypeVar("T")
 
 
 class Buffer:
-    """One stream of groups of one run. Threads may share it."""
+    """One stream of groups of one run, or a shard of it. Threads may share it."""
 
     def __init__(
         self,
@@ -73,13 +73,15 @@ class Buffer:
         max_attempts: int,
         max_trajectory_bytes: int,
         stream: str = "train",
+        shard: int = 0,
     ) -> None:
         self._client = client
         self._run_id = run_id
+        self._shard_name = shard_name(run_id, shard)
         self._lease_ttl_s = lease_ttl_s
         self._max_attempts = max_attempts
         self._stream = stream
-        self._base = key(run_id, stream)
+        self._base = key(self._shard_name, stream)
         self._payloads = Payloads(client, self._base, run_id, vocab_size=vocab_size, max_bytes=max_trajectory_bytes)
         self._scripts = {verb: scripts.load(client, "prelude", "begin", verb) for verb in VERBS}
         self._epoch = 0
@@ -252,11 +254,11 @@ class Buffer:
 
     def ledger(self) -> Ledger:
         """The books, as the verbs keep them."""
-        return read_ledger(self._client, self._run_id, stream=self._stream)
+        return read_ledger(self._client, self._shard_name, stream=self._stream)
 
     def audit(self) -> list[str]:
         """What contradicts the books in a recount of everything that is stored; empty when all is well."""
-        return audit(self._client, self._run_id, stream=self._stream)
+        return audit(self._client, self._shard_name, stream=self._stream)
 
     def failures(self) -> list[Failure]:
         """The last hundred failed attempts, newest first."""

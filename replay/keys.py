@@ -1,4 +1,4 @@
-"""The names of a run's keys in Redis. One hash tag a run, so that a cluster keeps them in one slot."""
+"""The names of a run's keys in Redis. One hash tag a shard, so that a cluster keeps each in one slot."""
 
 
 class FencedOut(RuntimeError):
@@ -8,6 +8,11 @@ class FencedOut(RuntimeError):
 def key(run_id: str, *parts: str | int) -> str:
     """`slipstream:{run}:part:part`."""
     return ":".join([f"slipstream:{{{run_id}}}", *map(str, parts)])
+
+
+def shard_name(run_id: str, shard: int) -> str:
+    """What stands in a shard's keys for the run's name: the first one's is that. No name of a run holds '#'."""
+    return run_id if shard == 0 else f"{run_id}#{shard}"
 
 
 def epoch_key(run_id: str) -> str:

@@ -8,7 +8,7 @@ The verbs keep the counters; `replay.audit` counts again from what is stored.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,22 @@ _BY_REASON = {
     "partials_discarded": "partials:discarded:",
     "failed": "failed:",
 }
+
+
+def total(ledgers: Iterable[Ledger]) -> Ledger:
+    """The books of all shards of a stream as one: sums, and the highest of the group ids."""
+    first, *others = ledgers
+    fields = dataclasses.asdict(first)
+    for other in others:
+        for name, value in dataclasses.asdict(other).items():
+            if isinstance(value, dict):
+                fields[name] = {reason: fields[name].get(reason, 0) + value.get(reason, 0)
+                                for reason in fields[name] | value}  # fmt: skip
+            elif name == "last_group_id":
+                fields[name] = max(fields[name], value)
+            else:
+                fields[name] += value
+    return Ledger(**fields)
 
 
 def read_ledger(client: redis.Redis, run_id: str, *, stream: str = "train") -> Ledger:

@@ -9,7 +9,7 @@ import enum
 import hashlib
 
 from replay.fleet import RUNS_KEY
-from replay.keys import key
+from replay.keys import key, shard_name
 
 STREAMS = ("train", "eval")
 
@@ -50,15 +50,17 @@ def acl_rules(run_id: str, role: Role, *, password: str) -> list[str]:
     The password is in them as its hash alone.
     """
     rules = ["reset", "on", "#" + hashlib.sha256(password.encode()).hexdigest()]
-    everything = ["~" + key(run_id, "*"), "~" + RUNS_KEY]
+    names = (run_id, shard_name(run_id, 1)[:-1] + "*")  # the first shard's and the others'
+    everything = ["~" + RUNS_KEY, *("~" + key(name, "*") for name in names)]
     match role:
         case Role.LEARNER:
             commands = ["+@read", "+@write", "-@dangerous", "+ping", "+select", "+time", "+evalsha", "+script|load",
                         "+script|exists"]  # fmt: skip
             return [*rules, *everything, *commands]
         case Role.ACTOR:
-            names = [key(run_id, stream) + name for stream in STREAMS for name in _ACTORS_STREAM_KEYS]
-            names += [key(run_id, name) for name in _ACTORS_RUN_KEYS]
-            return [*rules, *(f"~{name}" for name in [*names, RUNS_KEY]), *(f"+{name}" for name in _ACTORS_COMMANDS)]
+            streams = [key(name, stream) for name in names for stream in STREAMS]
+            keys = [stream + part for stream in streams for part in _ACTORS_STREAM_KEYS]
+            keys += [key(run_id, part) for part in _ACTORS_RUN_KEYS]
+            return [*rules, *(f"~{name}" for name in [*keys, RUNS_KEY]), *(f"+{name}" for name in _ACTORS_COMMANDS)]
         case Role.VIEWER:
             return [*rules, *everything, "+@read", "-@dangerous", "+ping", "+select", "+time", "+evalsha"]

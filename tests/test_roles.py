@@ -11,14 +11,16 @@ from redis.exceptions import NoPermissionError
 from common.connection import RedisUnreachable, connect, connect_or_explain
 from common.patience import RedisAway
 from replay import scripts
+from replay.buffer import Buffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunState
 from replay.keys import epoch_key, key
 from replay.repertoire import FILES, Repertoire
 from replay.roles import Role, acl_rules, user_of
 from replay.server import Server, start_server
+from replay.shards import audit_shards
 from tests.attempts import make_buffer, ticket
-from tests.every_verb import FACTS, play_every_verb
+from tests.every_verb import FACTS, play, play_every_verb
 from tests.test_patience import Call, wait_until
 from tools.cli import main
 
@@ -59,6 +61,18 @@ def test_each_role_can_do_its_part_of_every_verb(enter: Callable[..., redis.Redi
     repertoire = Repertoire(learner)
     play_every_verb(RUN, learner=learner, actor=enter(Role.ACTOR), viewer=enter(Role.VIEWER))
     repertoire.close()
+    books, played = shard_of(learner), shard_of(enter(Role.ACTOR))
+    books.acquire_epoch()
+    books.open([ticket(1)])
+    play(played.lease("a"), played, RUN)
+    assert len(books.claim(1, 1, policy_version=0, max_lag=0)) == 1
+    assert audit_shards([enter(Role.VIEWER)] * 2, RUN) == []
+
+
+def shard_of(client: redis.Redis) -> Buffer:
+    return Buffer(
+        client, RUN, shard=1, vocab_size=100, lease_ttl_s=600, max_attempts=3, max_trajectory_bytes=1 << 20
+    )  # fmt: skip
 
 
 def test_every_script_is_in_the_repertoire() -> None:

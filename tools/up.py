@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from common.config import Config, ConfigError, dump_config
-from common.connection import PASSWORD_VARIABLE, connect_or_explain
+from common.connection import PASSWORD_VARIABLE, connect_or_explain, connect_shards
 from common.metrics import read_metrics
 from common.run_dir import RunDir, write_whole
 from common.shutdown import Shutdown
@@ -154,9 +154,10 @@ def _watch(
 ) -> Child | None:
     """Show progress until the learner is done or a signal asks to stop; return a child that failed for good."""
     learner, actors, tensorboard = children
-    client = connect_or_explain(config.redis.url, patience_s=0)  # a server that is away is started again from here
-    view = View(client, run_dir, config.run.name, num_steps=config.learner.steps)
-    fleet = Fleet(client, config.run.name)
+    # Without patience: a server that is away is started again from here.
+    shards = connect_shards(config.redis.url, config.redis.shards, patience_s=0)
+    view = View(shards, run_dir, config.run.name, num_steps=config.learner.steps)
+    fleet = Fleet(shards[0], config.run.name)
     reporter = _LineReporter(console, run_dir)
     live = Live(view.render(), console=console, auto_refresh=False) if console.is_terminal else None
     with live or contextlib.nullcontext():

@@ -1,6 +1,6 @@
 """What a person sees of a run: is it learning, how old is the data, and who waits for whom."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import redis
@@ -10,7 +10,7 @@ from rich.table import Table
 from common.metrics import read_metrics
 from common.run_dir import RunDir
 from replay.fleet import Fleet, UnknownRun
-from replay.ledger import read_ledger
+from replay.shards import read_shards
 from tools.table import two_columns
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -20,9 +20,10 @@ NUM_SPARKS = 60
 class View:
     """A run, as its metrics file and its Redis tell it."""
 
-    def __init__(self, client: redis.Redis, run_dir: RunDir, run_id: str, *, num_steps: int) -> None:
-        self._client = client
-        self._fleet = Fleet(client, run_id)
+    def __init__(self, shards: Sequence[redis.Redis], run_dir: RunDir, run_id: str, *, num_steps: int) -> None:
+        """`shards` are the clients of the run's servers."""
+        self._shards = shards
+        self._fleet = Fleet(shards[0], run_id)
         self._run_dir = run_dir
         self._run_id = run_id
         self._num_steps = num_steps
@@ -33,7 +34,7 @@ class View:
         return Group(self._progress(records), self._actors())
 
     def _progress(self, records: list[dict[str, Any]]) -> RenderableType:
-        ledger = read_ledger(self._client, self._run_id)
+        ledger = read_shards(self._shards, self._run_id)
         rows = {"state": self._state(), "step": f"{records[-1]['step'] if records else 0:.0f} of {self._num_steps}"}
         if records:
             last = records[-1]

@@ -1,0 +1,184 @@
+"""Groups shared out over two servers: what each holds, what a step takes from each, and a run in which one dies."""
+
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+import torch
+
+from common.config import ConfigError, load_config
+from common.connection import connect, connect_shards
+from common.shutdown import Shutdown
+from learner.checkpoint import Progress
+from learner.lead import shard_buffer
+from learner.ranks import join_ranks, leave_ranks
+from learner.supplies import Supplies, shards_of, whole_batch
+from replay.buffer import Buffer
+from replay.keys import key
+from replay.server import Server, start_server
+from replay.shards import Shards, audit_shards, read_shards
+from tests.processes import GUESS, Run, nothing_runs
+from tests.test_patience import wait_until
+from tests.test_supply import differ, shutdown, work
+
+__all__ = ["shutdown"]  # the fixture
+START = Progress(step=0, policy_version=0, highest_published=0, next_group_id=0, tokens_trained=0)
+
+
+@pytest.fixture
+def buffers(redis_client: redis.Redis, run_id: str) -> list[Buffer]:
+    """Two shards on one server, under two hash tags."""
+    config = load_config(None, [f"run.name={run_id}"])
+    return [shard_buffer(redis_client, config, vocab_size=100, shard=shard) for shard in range(2)]
+
+
+def test_each_shard_gives_its_share_of_a_step(
+    redis_client: redis.Redis, buffers: list[Buffer], run_id: str, shutdown: Shutdown
+) -> None:
+    config = load_config(
+        None,
+        [f"run.name={run_id}", "replay.group_size=2", "replay.groups_per_step=4", "replay.target_lag=1",
+         "redis.shards=['']", "env.num_train_tasks=50"],
+    )  # fmt: skip
+    shards = Shards(buffers)
+    assert shards.acquire_epochs().epochs == [1, 1]
+    supplies = Supplies(dict(enumerate(buffers)), config, progress=START)
+    shutdown.requested.set()
+    assert supplies.next_batch(START, shutdown) is None  # nobody has worked yet
+    shutdown.requested.clear()
+    for supply in supplies._supplies:
+        supply.admit(1, [], published_version=0)
+    opened = [{lease.ticket.group_id for lease in work(buffer, run_id, returns=differ)} for buffer in buffers]
+    assert opened == [{0, 2, 4, 6}, {1, 3, 5, 7}]
+    batch = supplies.next_batch(START, shutdown)
+    assert batch is not None and [group.ticket.group_id for group in batch.groups] == [0, 1, 2, 3]
+    assert batch.next_group_id > max(*opened[0], *opened[1])
+    ledger = shards.ledger()
+    assert ledger.claimed == 4 and ledger.balanced and ledger == read_shards([redis_client] * 2, run_id)
+    assert shards.settle(1) == 4 and shards.reopen(0) == 0
+    assert [buffer.ledger().trained for buffer in buffers] == [2, 2]
+    assert audit_shards([redis_client] * 2, run_id) == []
+    redis_client.hincrby(key(f"{run_id}#1", "train", "counters"), "ready", 1)
+    assert all(line.startswith("shard 1: ") for line in audit_shards([redis_client] * 2, run_id))
+
+
+def test_two_ranks_read_a_shard_each_and_learn_from_both(
+    redis_url: str, buffers: list[Buffer], run_id: str, tmp_path: Path
+) -> None:
+    Shards(buffers).acquire_epochs()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = torch.multiprocessing.spawn(
+        be_one_of_two, args=(port, redis_url, run_id, tmp_path), nprocs=2, join=False
+    )  # fmt: skip
+    while not ranks.join(timeout=0.1):
+        for buffer in buffers:
+            work(buffer, run_id, returns=differ)
+    found = [json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in range(2)]
+    assert found == [{"read": [0, 2], "learned": [0, 1, 2, 3]}, {"read": [1, 3], "learned": [0, 1, 2, 3]}]
+
+
+def be_one_of_two(rank: int, port: int, redis_url: str, run_id: str, path: Path) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    ranks = join_ranks(timeout_s=120)
+    config = load_config(
+        None, [f"run.name={run_id}", "replay.group_size=2", "replay.groups_per_step=4", "redis.shards=['']"]
+    )
+    (shard,) = shards_of(rank, num_shards=2, num_ranks=2)
+    with connect(redis_url) as client:
+        buffer = shard_buffer(client, config, vocab_size=100, shard=shard)
+        buffer.adopt_epoch(1)
+        part = Supplies({shard: buffer}, config, progress=START).next_batch(START, Shutdown())
+        whole = whole_batch(part, num_shards=2, ranks=ranks)
+        assert whole_batch(part if rank else None, num_shards=2, ranks=ranks) is None  # rank 0 was told to stop
+    assert part is not None and whole is not None
+    ids = {
+        name: [group.ticket.group_id for group in batch.groups] for name, batch in (("read", part), ("learned", whole))
+    }
+    (path / f"rank_{rank}.json").write_text(json.dumps(ids))
+    leave_ranks()
+
+
+def test_ranks_read_disjoint_shards_and_group_ids_go_on_where_they_were() -> None:
+    assert [list(shards_of(rank, num_shards=5, num_ranks=2)) for rank in range(2)] == [[0, 2, 4], [1, 3]]
+    assert [list(shards_of(rank, num_shards=1, num_ranks=3)) for rank in range(3)] == [[0], [], []]
+
+
+def test_a_resumed_learner_opens_no_group_twice(buffers: list[Buffer], run_id: str, shutdown: Shutdown) -> None:
+    settings = [f"run.name={run_id}", "replay.groups_per_step=2", "replay.target_lag=0", "redis.shards=['']"]
+    config = load_config(None, settings)
+    Shards(buffers).acquire_epochs()
+    for _ in range(2):
+        supplies = Supplies(dict(enumerate(buffers)), config, progress=START)
+        for step in (1, 2):
+            for supply in supplies._supplies:
+                supply.admit(step, [], published_version=0)
+        assert [buffer.ledger().last_group_id for buffer in buffers] == [0, 1]
+        assert [buffer.ledger().opened for buffer in buffers] == [1, 1]
+
+
+def test_shards_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"`replay.groups_per_step` must be a multiple of 3, got 8; a step takes"):
+        load_config(None, ["redis.shards=['','']"])
+    with pytest.raises(ConfigError, match=re.escape("`redis.shards` must be URLs without user and password")) as told:
+        load_config(None, ["redis.shards=['redis://:s3cret@other:6379']"])
+    assert "s3cret" not in str(told.value)
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[list[Server]]:
+    """Two servers with one password."""
+    with start_server(tmp_path / "first") as first:
+        start_server(tmp_path / "second").stop()
+        settings = tmp_path / "second" / "redis.conf"
+        settings.write_text(re.sub("requirepass .*", f"requirepass {first.password}", settings.read_text()))
+        with start_server(tmp_path / "second") as second:
+            yield [first, second]
+
+
+def test_a_server_that_is_named_twice_has_one_client(servers: list[Server]) -> None:
+    first, second = servers
+    clients = connect_shards(first.secret_url, ["", second.url, first.url])
+    assert clients[0] is clients[1] is clients[3] and clients[2] is not clients[0]
+    clients[2].set("where", "second")
+    with connect(second.secret_url) as client:
+        assert client.get("where") == b"second"
+    for client in clients:
+        client.close()
+
+
+@pytest.mark.timeout(900)
+def test_a_run_on_two_servers_outlives_the_death_of_one(servers: list[Server], run_id: str, tmp_path: Path) -> None:
+    num_steps = 12
+    settings = [
+        *GUESS, f"redis.shards=[{servers[1].url}]", "env.options={step_s: 0.05}", f"learner.steps={num_steps}",
+        "learner.checkpoint_every=4", "replay.max_lag=1000",
+    ]  # fmt: skip
+    with Run(run_id, root=tmp_path, server=servers[0], settings=settings) as run:
+        learner, actor = run.start_learner(), run.start_actor("actor")
+        run.wait_until(lambda: run.last_step() >= 3, "the third step")
+        servers[1].process.kill()
+        servers[1].process.wait()
+        log = run.dir.log("test-learner")
+        run.wait_until(lambda: f"Redis at redis://{servers[1].url[8:]} does not answer" in log.read_text(), "it waits")
+        killed_at = run.last_step()
+        assert killed_at < num_steps
+        servers[1].keep_up()
+        assert learner.wait() == 0
+        assert actor.wait() == 0
+        assert run.steps() == list(range(1, num_steps + 1))
+        clients = [connect(server.secret_url) for server in servers]
+        ledgers = [read_shards([run.client], run_id), read_shards(clients, run_id)]
+        assert [ledger.trained for ledger in ledgers] == [2 * num_steps, 4 * num_steps]
+        assert ledgers[1].balanced and audit_shards(clients, run_id) == []
+        assert ledgers[1].opened == ledgers[1].trained + ledgers[1].dropped.get("zero_variance", 0)
+        for client in clients:
+            client.close()
+        wait_until(lambda: nothing_runs(run_id))
