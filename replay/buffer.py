@@ -45,7 +45,7 @@ from replay.payloads import INVALID, LostPayload, Payloads
 from replay.sampler import ONCE, Order, Reuse
 from replay.ticket import Failure, Group, InsertResult, Lease, Quarantined, Ticket
 
-REQUEST_TTL_S = 3600  # how long the server knows an acquired epoch from a new request
+REQUEST_TTL_S = 1000  # how long the server knows an acquired epoch from a new request: no network holds one longer
 ORPHAN_TTL_S = 120  # a payload whose actor died before the commit is gone after this
 BATCH_GROUPS = 256  # the most that one run of a script opens, drops, settles or reopens, so that others get a turn
 MAX_QUARANTINED = 16
