@@ -451,6 +451,31 @@ def test_a_full_disk_makes_everyone_wait_and_say_so(
         books_of(cast, client)
 
 
+def test_with_fsync_always_a_full_disk_ends_the_server_and_loses_nothing(
+    tmp_path: Path, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with server_that_survives_a_full_disk(tmp_path, monkeypatch) as server, connect(server.secret_url) as client:
+        client.config_set("appendfsync", "always")
+        buffer = make_buffer(client, run_id)
+        buffer.acquire_epoch()
+        buffer.open([ticket(group_id, num_members=1) for group_id in range(500)])
+        limit = (server.directory / "appendonly.aof").stat().st_size + 200_000
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        num_stored = 0
+        with connect(server.secret_url, patience_s=0.5) as impatient:
+            actor = make_buffer(impatient, run_id)
+            with pytest.raises(redis.ConnectionError):
+                while True:
+                    lease = await_lease(actor)
+                    assert actor.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
+                    num_stored += 1
+        assert server.process.wait(DEADLINE_S) == 1
+        assert "Can't recover from AOF write error when the AOF fsync policy is 'always'" in log_of(server.directory)
+        with start_server(server.directory):
+            assert num_stored > 10 and buffer.ledger().inserted >= num_stored
+            assert buffer.audit() == []
+
+
 def server_that_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     """One whose write fails past RLIMIT_FSIZE, with EFBIG for ENOSPC; by default the kernel would kill it."""
     executable = find_executable()
