@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup quickstart test check format lock clean bench-actors bench-replay
+.PHONY: setup quickstart test check format lock clean bench-actors bench-replay soak test-faults test-ledger
 
 setup: $(STAMP)
 
@@ -40,6 +40,15 @@ bench-actors: setup
 bench-replay: setup
 	bash tools/setup_bench_replay.sh $(PYTHON)
 	$(BIN)/python -m tools.bench_replay
+
+# Random kills and stops for ten minutes, and books that balance to the last trajectory.
+soak: setup
+	$(BIN)/python -m tools.soak --minutes $(or $(SOAK_MINUTES),10)
+
+# The faults and the fuzzing at their full length; CI runs them shorter.
+test-faults: setup
+	SLIPSTREAM_REDIS_KILLS=20 SLIPSTREAM_STOPPED_S=60 SLIPSTREAM_AOF_CUTS=100 SLIPSTREAM_MUTATIONS=100000 \
+	  $(BIN)/pytest tests/test_replay_faults.py tests/test_lost_replies.py tests/test_hostile_messages.py
 
 # Resolve the newest versions that the bounds in requirements/ allow, in an environment of its own.
 lock:

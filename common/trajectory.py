@@ -6,6 +6,7 @@ record of 4,096 tokens is 9 bytes a token and costs microseconds to encode; `num
 
 import enum
 import math
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -14,6 +15,9 @@ import numpy.typing as npt
 from common.wire import SCHEMA, decode, encode
 
 MAX_POLICY_VERSION = 2**31 - 1
+MAX_TURNS = 1 << 12  # and branches; what hostile bytes may claim is refused before anything is made of it
+MAX_SPANS = 1 << 14
+MAX_REWARDS = 64  # named components of one turn
 MAX_REWARD = 1e12  # far beyond any that means something, and sums of such rewards stay finite
 
 TokenArray = npt.NDArray[np.int32]
@@ -108,7 +112,8 @@ class Turn(_Record, frozen=True, kw_only=True):
 
     start: int
     stop: int
-    rewards: dict[str, float]  # by named component; every turn says what it earned, 0 included
+    # By named component; every turn says what it earned, 0 included.
+    rewards: Annotated[dict[str, float], msgspec.Meta(max_length=MAX_REWARDS)]
     finish_reason: str  # "stop" (the policy ended its turn) or "length"
     valid_action: bool  # the text held an action in the format that the prompt asked for
     generate_s: float
@@ -133,12 +138,14 @@ class Trajectory(_Record, frozen=True, kw_only=True):
     member: int  # 0 .. group_size - 1
     attempt: int  # 0 at first; +1 each time this member is redone
     actor: str
-    turns: list[Turn]
+    turns: Annotated[list[Turn], msgspec.Meta(max_length=MAX_TURNS)]
     tokens: bytes  # int32
     behaviour_logprobs: bytes  # float32, of the distribution in `sampling`; 0 on tokens that were not sampled
     loss_mask: bytes  # a bit per token, little-endian: True on tokens the policy sampled
-    branch_starts: list[int]  # where a new token sequence begins; [0] unless the chat template rewrote history
-    version_spans: list[VersionSpan]  # over the sampled tokens, in order, without gaps
+    # Where a new token sequence begins; [0] unless the chat template rewrote history.
+    branch_starts: Annotated[list[int], msgspec.Meta(max_length=MAX_TURNS)]
+    # Over the sampled tokens, in order, without gaps.
+    version_spans: Annotated[list[VersionSpan], msgspec.Meta(max_length=MAX_SPANS)]
     stop_reason: StopReason
     outcome: Outcome
     score: float  # the task's own measure, in [0, 1], apart from any shaping of rewards
@@ -261,10 +268,19 @@ def _check_turns(trajectory: Trajectory) -> MaskArray:
             raise InvalidTrajectory(f"turn [{turn.start}, {turn.stop}) overlaps another or leaves the tokens")
         if not turn.rewards:
             raise InvalidTrajectory(f"turn [{turn.start}, {turn.stop}) carries no reward; 0 must be said")
+        if len(turn.rewards) > MAX_REWARDS:
+            raise InvalidTrajectory(
+                f"turn [{turn.start}, {turn.stop}) carries {len(turn.rewards)} rewards, more than {MAX_REWARDS}"
+            )
         sampled[turn.start : turn.stop] = True
         stop = turn.stop
     if not trajectory.turns:
         raise InvalidTrajectory("no turns: nothing was sampled")
+    if len(trajectory.turns) > MAX_TURNS or len(trajectory.version_spans) > MAX_SPANS:
+        raise InvalidTrajectory(
+            f"{len(trajectory.turns)} turns and {len(trajectory.version_spans)} version spans, at most {MAX_TURNS} and "
+            f"{MAX_SPANS} are read"
+        )
     return sampled
 
 

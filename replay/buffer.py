@@ -45,7 +45,7 @@ from replay.payloads import INVALID, LostPayload, Payloads
 from replay.sampler import ONCE, Order, Reuse
 from replay.ticket import Failure, Group, InsertResult, Lease, Quarantined, Ticket
 
-REQUEST_TTL_S = 3600  # how long the server knows an acquired epoch from a new request
+REQUEST_TTL_S = 1000  # how long the server knows an acquired epoch from a new request: no network holds one longer
 ORPHAN_TTL_S = 120  # a payload whose actor died before the commit is gone after this
 BATCH_GROUPS = 256  # the most that one run of a script opens, drops, settles or reopens, so that others get a turn
 MAX_QUARANTINED = 16
@@ -172,14 +172,14 @@ class Buffer:
     def settle(self, step: int) -> int:
         """Count what was claimed for steps up to `step` as trained: a checkpoint that covers them is durable."""
         self._last_step_made = max(self._last_step_made, step)
-        return self._in_batches("settle", step)
+        return self._in_batches("settle", step, BATCH_GROUPS)
 
     def reopen(self, step: int) -> int:
         """Take back the uses for later steps than `step`, of which the learner that resumed from there knows nothing.
 
         Return how many groups that were; they are ready again.
         """
-        return self._in_batches("reopen", step)
+        return self._in_batches("reopen", step, BATCH_GROUPS, self._num_claims)
 
     # --- The actors' verbs.
 
@@ -349,9 +349,9 @@ class Buffer:
         attempt, fence, _ = record.split(b":", 2)
         return self._payloads.name(kind, ticket.group_id, member, int(attempt), int(fence))
 
-    def _in_batches(self, verb: str, step: int) -> int:
+    def _in_batches(self, verb: str, *arguments: int) -> int:
         total = 0
-        while num_groups := int(self._call(verb, self._epoch, step, BATCH_GROUPS)):
+        while num_groups := int(self._call(verb, self._epoch, *arguments)):
             total += num_groups
         return total
 

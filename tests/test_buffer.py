@@ -245,7 +245,7 @@ def test_every_verb_sent_twice_has_one_effect(buffer: Buffer, redis_client: redi
     claimed = twice("claim", 1, 1, 5, 1, *rest)
     assert buffer._call("claim", 1, 1, 5, 1, *rest) == claimed
     assert (buffer.ledger().claimed, buffer.ledger().ready) == (1, 1)
-    assert twice("reopen", 1, 4, 100) == 1
+    assert twice("reopen", 1, 4, 100, 9) == 1
     assert (buffer.ledger().claimed, buffer.ledger().ready) == (0, 2)
     twice("claim", 1, 2, 5, 2, *rest)
     assert twice("quarantine", 1, 4, 1, b"why", MAX_QUARANTINED) == 1

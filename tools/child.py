@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -61,6 +62,16 @@ class Child:
             self._restart_at = 0.0
             self.start()
         return True
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that was started last; None before that."""
+        return None if self._process is None else self._process.pid
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal, to this very process."""
+        if self._process is not None:
+            self._process.send_signal(number)
 
     def ask_to_end(self) -> None:
         if self._process is not None and self._process.poll() is None:

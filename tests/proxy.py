@@ -1,0 +1,253 @@
+"""A proxy between clients and a Redis server that does, on command, what networks do; it counts what it did.
+
+It speaks RESP2: requests go through one at a time, each with its reply, so that a fault strikes a chosen command of a
+pipeline as well. The handshake of a connection (AUTH, CLIENT, ...) is passed on and never judged.
+"""
+
+import asyncio
+import contextlib
+import enum
+import random
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+HANDSHAKE = {b"AUTH", b"CLIENT", b"HELLO", b"PING", b"SELECT", b"COMMAND", b"INFO", b"CLUSTER"}
+MAX_LATE = 40  # a late duplicate arrives after at most so many other requests
+START_TIMEOUT_S = 20.0
+
+Address = tuple[str, int] | Path
+
+
+class Fault(enum.Enum):
+    """What becomes of one request."""
+
+    NONE = "none"
+    """It is passed on, and so is its reply."""
+    LOSE_REPLY = "lose_reply"
+    """It is executed; the connection closes instead of a reply."""
+    WITHHOLD_REPLY = "withhold_reply"
+    """It is executed; the connection stays open and says nothing any more."""
+    SWALLOW = "swallow"
+    """It never arrives, and the connection says nothing any more."""
+    RESET = "reset"
+    """It never arrives, and the connection is reset."""
+    DUPLICATE = "duplicate"
+    """It arrives twice; the client hears the second reply, as after a retry."""
+    DUPLICATE_LATE = "duplicate_late"
+    """It arrives, and once more behind later requests of the connection, as from a network that was cut for a while."""
+
+
+Judge = Callable[[list[bytes]], Fault]
+
+
+class Proxy:
+    """Listens for as long as it is entered. Its attributes may be set from any thread at any time."""
+
+    def __init__(self, upstream: Address, *, listen: Path | None = None) -> None:
+        """Listen on a free port of 127.0.0.1, or on the Unix socket `listen`."""
+        self.judge: Judge = harmless
+        self.delay_s = 0.0  # before each request is passed on
+        self.bytes_per_s = 0.0  # of requests and replies, a connection; 0 is no limit
+        self.done: Counter[Fault] = Counter()  # the witness: one for each request that was dealt with
+        self.num_held = 0  # requests that wait, or waited, while it was cut off
+        self.port = 0
+        self._upstream = upstream
+        self._listen = listen
+        self._random = random.Random(0)
+        self._loop = asyncio.new_event_loop()
+        self._is_whole = asyncio.Event()
+        self._is_whole.set()
+        self._connections: set[asyncio.Task[None]] = set()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._started.wait(START_TIMEOUT_S), "the proxy did not start"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(START_TIMEOUT_S)
+
+    def url(self, password: str) -> str:
+        """Of the proxy, for a client."""
+        if self._listen is not None:
+            return f"unix://:{password}@{self._listen}"
+        return f"redis://:{password}@127.0.0.1:{self.port}/0"
+
+    def cut_off(self) -> None:
+        """Pass nothing on any more. What comes in is delivered once the link is mended, also for clients long gone."""
+        self._loop.call_soon_threadsafe(self._is_whole.clear)
+
+    def mend(self) -> None:
+        self._loop.call_soon_threadsafe(self._is_whole.set)
+
+    # --- In the thread of the loop.
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._stop = asyncio.Event()
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        if self._listen is not None:
+            server = await asyncio.start_unix_server(self._connected, str(self._listen))
+        else:
+            server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+            self.port = server.sockets[0].getsockname()[1]
+        self._started.set()
+        await self._stop.wait()
+        server.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        # The other side may be killed at any moment: that is what tests are about.
+        with contextlib.suppress(OSError, EOFError, asyncio.CancelledError):
+            await self._relay(reader, writer)
+        writer.close()
+        self._connections.discard(task)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if isinstance(self._upstream, Path):
+            replies, server = await asyncio.open_unix_connection(str(self._upstream))
+        else:
+            replies, server = await asyncio.open_connection(*self._upstream)
+        late: list[tuple[int, bytes]] = []
+        num_requests = 0
+        try:
+            while True:
+                frame, arguments = await _read_request(reader)
+                if arguments[0].upper() in HANDSHAKE:
+                    writer.write(await _ask(replies, server, frame))
+                    continue
+                num_requests += 1
+                await self._hold(len(frame))
+                for _, old in [entry for entry in late if entry[0] <= num_requests]:
+                    await _ask(replies, server, old)
+                    self.done[Fault.DUPLICATE_LATE] += 1
+                late = [entry for entry in late if entry[0] > num_requests]
+                fault = self.judge(arguments)
+                if fault is Fault.DUPLICATE_LATE:  # counted when it arrives
+                    late.append((num_requests + self._random.randint(1, MAX_LATE), frame))
+                if fault in (Fault.SWALLOW, Fault.RESET):
+                    self.done[fault] += 1
+                    await _end(fault, reader, writer)
+                    return
+                reply = await _ask(replies, server, frame)
+                if fault is Fault.DUPLICATE:
+                    reply = await _ask(replies, server, frame)
+                if fault is not Fault.DUPLICATE_LATE:
+                    self.done[fault] += 1
+                if fault in (Fault.LOSE_REPLY, Fault.WITHHOLD_REPLY):
+                    await _end(fault, reader, writer)
+                    return
+                await self._throttle(len(reply))
+                writer.write(reply)
+                await writer.drain()
+        finally:
+            server.close()
+
+    async def _hold(self, num_bytes: int) -> None:
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
+        await self._throttle(num_bytes)
+        if not self._is_whole.is_set():
+            self.num_held += 1
+            await self._is_whole.wait()
+
+    async def _throttle(self, num_bytes: int) -> None:
+        if self.bytes_per_s:
+            await asyncio.sleep(num_bytes / self.bytes_per_s)
+
+
+def harmless(_request: list[bytes]) -> Fault:
+    return Fault.NONE
+
+
+class Nth:
+    """The fault strikes one request: the one that comes after `nth` others, of command `only` if it is given."""
+
+    def __init__(self, fault: Fault, *, nth: int = 0, only: bytes = b"") -> None:
+        self._fault = fault
+        self._only = only
+        self._to_pass = nth
+
+    def __call__(self, request: list[bytes]) -> Fault:
+        if self._only and request[0].upper() != self._only:
+            return Fault.NONE
+        self._to_pass -= 1
+        return self._fault if self._to_pass == -1 else Fault.NONE
+
+
+class Share:
+    """One of `faults` strikes a share of all requests, of command `only` if it is given; which, the seed says."""
+
+    def __init__(self, share: float, *faults: Fault, seed: int, only: bytes = b"") -> None:
+        self._share = share
+        self._faults = faults
+        self._only = only
+        self._random = random.Random(seed)
+
+    def __call__(self, request: list[bytes]) -> Fault:
+        if self._only and request[0].upper() != self._only:
+            return Fault.NONE
+        return self._random.choice(self._faults) if self._random.random() < self._share else Fault.NONE
+
+
+async def _end(fault: Fault, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Close the connection in the way of the fault; one that only falls silent lasts until the client gives up."""
+    if fault is Fault.RESET:
+        connection: Any = writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+    elif fault in (Fault.SWALLOW, Fault.WITHHOLD_REPLY):
+        while await reader.read(1 << 16):
+            pass
+
+
+async def _ask(replies: asyncio.StreamReader, server: asyncio.StreamWriter, frame: bytes) -> bytes:
+    server.write(frame)
+    await server.drain()
+    return await _read_reply(replies)
+
+
+async def _read_request(reader: asyncio.StreamReader) -> tuple[bytes, list[bytes]]:
+    """An array of bulk strings, raw and apart."""
+    head = await _read_line(reader)
+    frame, arguments = [head], []
+    for _ in range(int(head[1:])):
+        size = await _read_line(reader)
+        body = await reader.readexactly(int(size[1:]) + 2)
+        frame += [size, body]
+        arguments.append(body[:-2])
+    return b"".join(frame), arguments
+
+
+async def _read_reply(reader: asyncio.StreamReader) -> bytes:
+    """One whole reply, raw."""
+    line = await _read_line(reader)
+    kind, number = line[:1], line[1:]
+    if kind == b"$" and int(number) >= 0:
+        return line + await reader.readexactly(int(number) + 2)
+    if kind == b"*" and int(number) > 0:
+        return line + b"".join([await _read_reply(reader) for _ in range(int(number))])
+    return line
+
+
+async def _read_line(reader: asyncio.StreamReader) -> bytes:
+    line = await reader.readline()
+    if not line.endswith(b"\r\n"):
+        raise EOFError
+    return line

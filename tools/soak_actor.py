@@ -1,0 +1,207 @@
+"""A stand-in for an actor, for soaks: every verb of an actor on a real buffer, scripted trajectories, no engine.
+
+It starts in half a second, so that it may be killed every few. Each insert that was acknowledged is a line of its
+journal, written before the next thing happens.
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import redis
+import xxhash
+
+from common.connection import connect
+from common.shutdown import Shutdown
+from common.trajectory import (
+    OUTCOME_OF,
+    Outcome,
+    Provenance,
+    StopReason,
+    Trajectory,
+    Turn,
+    VersionSpan,
+    pack_logprobs,
+    pack_mask,
+    pack_tokens,
+)
+from common.wire import SCHEMA
+from replay.buffer import Buffer
+from replay.ticket import InsertResult, Lease
+
+VOCAB_SIZE = 1000
+NUM_PROMPT_TOKENS = 8
+IDLE_S = 0.02
+FULL_RETRY_S = 0.1
+FAILED_SHARE = 0.03
+LEAVING_SHARE = 0.02
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a stand-in, actor or learner, is told on its command line, as JSON."""
+
+    url: str
+    run_id: str
+    name: str
+    journal: str  # the file that it appends to
+    lease_ttl_s: float
+    episode_s: float  # an actor's pause before each insert
+    num_tokens: int  # of a trajectory at most
+    checkpoint_every: int  # steps of the learner
+    seed: int
+
+
+class Acknowledged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A line of a journal: this insert is held, or found no room."""
+
+    group: int
+    member: int
+    attempt: int
+    digest: str
+    result: InsertResult
+
+
+def make_buffer(client: redis.Redis, work: Work) -> Buffer:
+    """The buffer that all processes of a soak share."""
+    return Buffer(
+        client,
+        work.run_id,
+        vocab_size=VOCAB_SIZE,
+        lease_ttl_s=work.lease_ttl_s,
+        max_attempts=10_000,  # however often its holder is killed, no group is given up
+        max_trajectory_bytes=1 << 20,
+    )
+
+
+def digest(trajectory: Trajectory) -> str:
+    """Of the bytes that the learner would train on."""
+    return xxhash.xxh3_64_hexdigest(trajectory.tokens + trajectory.behaviour_logprobs + trajectory.loss_mask)
+
+
+def append(journal: Path, record: msgspec.Struct) -> None:
+    """One line, in one write: whole or not there when the process is killed."""
+    descriptor = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, msgspec.json.encode(record) + b"\n")
+    finally:
+        os.close(descriptor)
+
+
+def read_journal(journal: Path) -> Iterator[Acknowledged]:
+    for line in journal.read_bytes().splitlines():
+        yield msgspec.json.decode(line, type=Acknowledged)
+
+
+class StandIn:
+    """One actor: leases a group, inserts its missing members, and now and then fails or hands in what it has."""
+
+    def __init__(self, buffer: Buffer, work: Work, shutdown: Shutdown) -> None:
+        self._buffer = buffer
+        self._work = work
+        self._shutdown = shutdown
+        self._random = random.Random(f"{work.seed}-{work.name}-{os.getpid()}")
+
+    def act(self) -> None:
+        """Until it is told to leave."""
+        while not self._shutdown.requested.is_set():
+            lease = self._buffer.lease(self._work.name)
+            if lease is None:
+                time.sleep(IDLE_S)
+            else:
+                self._play(lease)
+
+    def _play(self, lease: Lease) -> None:
+        for member, attempt in lease.missing.items():
+            if self._shutdown.requested.is_set() or self._random.random() < LEAVING_SHARE:
+                self._buffer.hand_in(lease, self._attempt(lease, member, attempt, StopReason.PREEMPTED))
+                break
+            if not self._buffer.heartbeat(self._work.name, [lease]):
+                break
+            time.sleep(self._random.expovariate(1 / self._work.episode_s))
+            if not self._play_member(lease, member, attempt):
+                break
+        self._buffer.release(lease)
+
+    def _play_member(self, lease: Lease, member: int, attempt: int | None) -> bool:
+        """Whether the lease is still worth going on with."""
+        while attempt is not None and self._random.random() < FAILED_SHARE:
+            attempt = self._buffer.fail(
+                lease, member, attempt=attempt, outcome=Outcome.ENV_FAILURE, reason="as a soak wants it"
+            )
+        if attempt is None:
+            return False
+        trajectory = self._attempt(lease, member, attempt, StopReason.DONE)
+        result = self._insert(lease, trajectory)
+        while result is InsertResult.FULL and not self._shutdown.requested.wait(FULL_RETRY_S):
+            if not self._buffer.heartbeat(self._work.name, [lease]):
+                return False
+            result = self._insert(lease, trajectory)
+        return result in (InsertResult.STORED, InsertResult.DUPLICATE)
+
+    def _insert(self, lease: Lease, trajectory: Trajectory) -> InsertResult:
+        result = self._buffer.insert(lease, trajectory)
+        line = Acknowledged(
+            group=trajectory.group_id,
+            member=trajectory.member,
+            attempt=trajectory.attempt,
+            digest=digest(trajectory),
+            result=result,
+        )
+        append(Path(self._work.journal), line)
+        return result
+
+    def _attempt(self, lease: Lease, member: int, attempt: int, stop_reason: StopReason) -> Trajectory:
+        """Tokens that no other attempt has, so that a mix-up shows."""
+        num_sampled = self._random.randint(8, self._work.num_tokens)
+        num_tokens = NUM_PROMPT_TOKENS + num_sampled
+        tokens = [self._random.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
+        turn = Turn(
+            start=NUM_PROMPT_TOKENS,
+            stop=num_tokens,
+            rewards={"task": float(self._random.random() < 0.5)},
+            finish_reason="stop",
+            valid_action=True,
+            generate_s=self._work.episode_s,
+            env_s=0.0,
+        )
+        return Trajectory(
+            schema=SCHEMA,
+            run_id=self._work.run_id,
+            task=lease.ticket.task,
+            group_id=lease.ticket.group_id,
+            member=member,
+            attempt=attempt,
+            actor=self._work.name,
+            turns=[turn],
+            tokens=pack_tokens(tokens),
+            behaviour_logprobs=pack_logprobs([0.0] * NUM_PROMPT_TOKENS + [-0.5] * num_sampled),
+            loss_mask=pack_mask([False] * NUM_PROMPT_TOKENS + [True] * num_sampled),
+            branch_starts=[0],
+            version_spans=[VersionSpan(start=NUM_PROMPT_TOKENS, stop=num_tokens, policy_version=0)],
+            stop_reason=stop_reason,
+            outcome=OUTCOME_OF[stop_reason],
+            score=1.0,
+            success=True,
+            sampling=lease.ticket.sampling,
+            started_at_s=time.time(),
+            duration_s=self._work.episode_s,
+            provenance=Provenance(host="soak", instance_kind="spot", price_per_hour=0.0),
+        )
+
+
+def main(command: str) -> int:
+    """Act as the JSON `command` says; return the exit code."""
+    work = msgspec.convert(json.loads(command), Work)
+    shutdown = Shutdown()
+    with connect(work.url) as client:
+        StandIn(make_buffer(client, work), work, shutdown).act()
+    return shutdown.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
