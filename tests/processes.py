@@ -19,10 +19,11 @@ from common.connection import PASSWORD_VARIABLE, connect
 from common.metrics import read_metrics
 from common.run_dir import RunDir
 from common.shutdown import die_with_parent
+from replay.audit import audit
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, Member, UnknownRun
 from replay.keys import key
-from replay.ledger import Ledger, audit, read_ledger
+from replay.ledger import Ledger, read_ledger
 from replay.server import Server
 
 REPOSITORY = Path(__file__).parents[1]

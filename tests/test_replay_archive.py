@@ -20,15 +20,10 @@ LIMITS = {"vocab_size": 100, "max_group_bytes": 1 << 20}
 
 
 def group(group_id: int, *, num_members: int = 2, run_id: str = RUN) -> Group:
-    lease = Lease(
-        ticket=ticket(group_id, num_members=num_members),
-        fence=1,
-        missing=dict.fromkeys(range(num_members), 0),
-        ttl_s=1.0,
-    )
-    return Group(
-        ticket=lease.ticket, trajectories=[attempt_at(lease, member, run_id=run_id) for member in range(num_members)]
-    )  # fmt: skip
+    owned = ticket(group_id, num_members=num_members)
+    lease = Lease(ticket=owned, fence=1, missing=dict.fromkeys(range(num_members), 0), partials={}, ttl_s=1.0)
+    members = [attempt_at(lease, member, run_id=run_id) for member in range(num_members)]
+    return Group(ticket=owned, num_uses=1, trajectories=members)
 
 
 def step(number: int, *groups: Group) -> ArchivedStep:

@@ -119,13 +119,27 @@ def test_a_run_of_two_ranks_is_trained_again_by_two_to_the_same_bits(
 ) -> None:
     settings = [*SETTINGS, "learner.ranks=2", "learner.steps=4"]
     with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
+        it_stops_before_a_step_that_it_cannot_archive(run)
         assert [process.wait() for process in (run.start_learner(), run.start_actor("actor"))] == [0, 0]
+        assert run.ledger().trained == 4 * archive_of(run).last_step == 16
         again = run.start_rerun("again")
         assert again.wait() == 0, again.last_words()
         assert f"identical to {run.dir.trained_model}" in again.said()
         assert weights(tmp_path, "again") == weights(tmp_path, run_id)
         alone = run.start_rerun("alone", "learner.ranks=1")
         assert alone.wait() == 0 and "steps 1 to 4: learner.ranks was 2 and is 1" in alone.said()
+
+
+def it_stops_before_a_step_that_it_cannot_archive(run: Run) -> None:
+    """Where the folder should be there is a file, which fails as a full disk does."""
+    run.dir.path.mkdir()
+    run.dir.trajectories.touch()
+    learner, actor = run.start_learner(), run.start_actor("first actor")
+    assert learner.wait() == 1, learner.last_words()
+    assert "cannot archive" in learner.said() and "make room or mend the disk" in learner.said()
+    assert actor.wait() == 0
+    assert run.last_step() == 0 and run.ledger().trained == 0 and run.ledger().claimed > 0
+    run.dir.trajectories.unlink()
 
 
 def archive_of(run: Run) -> Archive:
