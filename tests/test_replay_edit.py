@@ -25,11 +25,11 @@ def test_what_cannot_be_done_is_said_and_ends_with_code_1(inspected: Inspected) 
     inspected.fill()
     assert len(inspected.buffer.claim(1, 1, policy_version=4, max_lag=9)) == 1
     said = inspected("quarantine", "1", "--reason", "late", code=1)
-    assert said == "group 1: nothing done: it is claimed: a step is or was trained on it, and no other will be\n"
+    assert said == "group 1: nothing done: it is claimed, so a step is or was trained on it, and no other will be\n"
     assert "Redis does not hold it" in inspected("quarantine", "9", "--reason", "who", code=1)
     said = inspected("requeue", "1", "2", "3", "9", code=1)
     assert [line.split(";")[0] for line in said.splitlines()] == [
-        "group 1: nothing done: it is claimed: a step is or was trained on it, and no other will be",
+        "group 1: nothing done: it is claimed, so a step is or was trained on it, and no other will be",
         "group 2: queued",
         "group 3: nothing done: it is queued already",
         "group 9: nothing done: Redis does not hold it",
@@ -50,7 +50,7 @@ def test_a_group_that_a_step_was_trained_on_is_used_no_more_and_still_counts(ins
     [group] = inspected.json("groups")
     assert group["state"] == "ready" and group["uses"] == [1]
     assert "a step was trained on it, so it cannot begin anew" in inspected("requeue", "1", code=1)
-    assert "it is claimed: a step is or was trained on it" in inspected("quarantine", "1", "--reason", "odd", code=1)
+    assert "it is claimed, so a step is or was trained on it" in inspected("quarantine", "1", "--reason", "odd", code=1)
     assert inspected.buffer.ledger().claimed == 1 and inspected.buffer.audit() == []
 
 

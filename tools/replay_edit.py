@@ -13,7 +13,7 @@ WHY_NOT = {
     None: "Redis does not hold it; `slipstream replay groups` lists what is there",
     "queued": "it is queued already",
     "ready": "a step was trained on it, so it cannot begin anew",
-    "claimed": "it is claimed: a step is or was trained on it, and no other will be",
+    "claimed": "it is claimed, so a step is or was trained on it, and no other will be",
     "quarantined": "it is set aside already",
 }
 
