@@ -73,7 +73,7 @@ def test_a_value_that_cannot_be_is_named_with_its_contract(refused: Refused) -> 
 
 
 def test_sections_that_contradict_each_other_are_named(refused: Refused) -> None:
-    assert "`replay.max_lag` must be >= replay.target_lag + learner.publish_every - 1 = 9" in refused(
+    assert "`replay.max_lag` must be >= replay.target_lag + learner.publish_every + replay.max_uses - 2 = 9" in refused(
         "up", "replay.target_lag=9"
     )
     assert "`sampling.max_turn_tokens` must be < model.max_tokens = 64" in refused(

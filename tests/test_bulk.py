@@ -25,7 +25,7 @@ MAX_BYTES = 3 * CHUNK_BYTES
 
 @pytest.fixture
 def bulk_path(redis_client: redis.Redis) -> Bulk:
-    return Bulk(redis_client, max_bytes=MAX_BYTES)
+    return Bulk(redis_client, "bulk", max_bytes=MAX_BYTES)
 
 
 def held(payloads: list[Payload]) -> list[bytes | None]:

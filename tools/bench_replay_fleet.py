@@ -18,7 +18,7 @@ from common.connection import connect
 from replay import scripts
 from replay.buffer import ORPHAN_TTL_S
 from replay.bulk import packed
-from replay.keys import epoch_key, key
+from replay.keys import key
 from replay.server import Server
 from tools.benchmark import Row
 from tools.replay_load import FRAME, RUN_ID, Groups, a_buffer
@@ -83,8 +83,8 @@ def measure(server: Server, num_actors: int, *, stream: str) -> Measured:
             port=server.port,
             password=server.password,
             stream=stream,
-            insert_sha=client.script_load(scripts.load(client, "prelude", "insert").text),
-            heartbeat_sha=client.script_load(scripts.load(client, "prelude", "heartbeat").text),
+            insert_sha=client.script_load(scripts.load(client, "prelude", "begin", "insert").text),
+            heartbeat_sha=client.script_load(scripts.load(client, "prelude", "begin", "heartbeat").text),
             period_s=num_actors / INSERTS_PER_S,
             measured_s=MEASURED_S,
             leases=[(lease.ticket.group_id, lease.fence) for lease in leases if lease is not None],
@@ -156,7 +156,7 @@ async def play(orders: Orders, lease: tuple[int, int], *, phase: float, ready: a
     `phase`, in [0, 1), spreads the actors.
     """
     group_id, fence = lease
-    base, epoch = key(RUN_ID, orders.stream), epoch_key(RUN_ID)
+    base = key(RUN_ID, orders.stream)
     actor = f"actor-{group_id - 1}"
     reader, writer = await asyncio.open_connection("127.0.0.1", orders.port)
     await _ask(reader, writer, packed(("AUTH", orders.password)), num_lines=1)
@@ -168,7 +168,7 @@ async def play(orders: Orders, lease: tuple[int, int], *, phase: float, ready: a
     while (due := min(next_insert, next_beat)) < started + orders.measured_s:
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         if due == next_beat:
-            beat = ("EVALSHA", orders.heartbeat_sha, 2, base, epoch, actor, 60_000, group_id, fence)
+            beat = ("EVALSHA", orders.heartbeat_sha, 1, base, actor, 60_000, group_id, fence)
             _expect(await _ask(reader, writer, packed(beat), num_lines=3), b"%d" % group_id)
             next_beat += BEAT_S
             continue
@@ -177,7 +177,7 @@ async def play(orders: Orders, lease: tuple[int, int], *, phase: float, ready: a
         identity = (group_id, member, 0, fence, 3, len(FRAME), actor)
         request = packed(
             ("SET", blob, FRAME, "EX", ORPHAN_TTL_S, "NX"),
-            ("EVALSHA", orders.insert_sha, 3, base, epoch, blob, *identity),
+            ("EVALSHA", orders.insert_sha, 2, base, blob, *identity),
         )
         asked = time.perf_counter()
         _expect(await _ask(reader, writer, request, num_lines=3), b"stored")
