@@ -6,8 +6,10 @@ import pytest
 
 from common.run_dir import RunDir
 from replay.archive import ArchivedStep, ArchiveWriter
+from replay.ledger import STATES
 from tests.inspected import Inspected
 from tests.small_tokenizer import byte_tokenizer
+from tools.run_records import RunRecords
 
 
 def exported(inspected: Inspected, *options: str, name: str = "rows.jsonl") -> list[dict[str, object]]:
@@ -93,6 +95,7 @@ def test_an_export_that_fails_leaves_nothing_behind(inspected: Inspected) -> Non
     [
         ("rows.csv", "must end in .jsonl or .parquet"),
         ("nowhere/rows.jsonl", "make it, or choose another"),
+        ("x" * 247 + ".jsonl", "File name too long"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_named(inspected: Inspected, name: str, complaint: str) -> None:
@@ -111,6 +114,17 @@ def test_messages_that_the_tokens_do_not_give_are_not_made_up(inspected: Inspect
     assert row["messages"] is None and row["fidelity"] == "none"
     assert [segment["kind"] for segment in row["segments"]] == ["prompt", "action", "prompt", "action"]
     assert row["segments"][1]["text"] == "click[0]<|im_end|>"
+
+
+def test_a_group_that_is_trained_while_it_is_exported_is_not_called_unreadable(inspected: Inspected) -> None:
+    inspected.open(1, 2)
+    inspected.fill()
+    inspected.fill()
+    assert len(inspected.buffer.claim(1, 1, policy_version=4, max_lag=9)) == 1
+    groups = RunRecords(inspected.config, stream="train").held(STATES)
+    assert next(groups).ticket.group_id == 2
+    inspected.buffer.settle(1)  # group 1 leaves, and its page is read already
+    assert list(groups) == []
 
 
 def test_what_cannot_be_read_is_left_out_and_counted(inspected: Inspected) -> None:
