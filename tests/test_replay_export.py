@@ -95,11 +95,19 @@ def test_an_export_that_fails_leaves_nothing_behind(inspected: Inspected) -> Non
     [
         ("rows.csv", "must end in .jsonl or .parquet"),
         ("nowhere/rows.jsonl", "make it, or choose another"),
-        ("x" * 247 + ".jsonl", "File name too long"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_named(inspected: Inspected, name: str, complaint: str) -> None:
     assert complaint in inspected("export", str(inspected.root / name), code=2)
+
+
+def test_a_folder_in_the_place_of_the_file_is_named_and_left(inspected: Inspected) -> None:
+    inspected.open(1)
+    inspected.fill()
+    path = inspected.root / "rows.jsonl"
+    path.mkdir()
+    assert f"cannot write {path}" in inspected("export", str(path), "--force", code=2)
+    assert list(inspected.root.glob("rows*")) == [path]
 
 
 def test_messages_that_the_tokens_do_not_give_are_not_made_up(inspected: Inspected) -> None:
