@@ -45,7 +45,8 @@ def train_again(
 
     Every rank calls it, on one file system. Raises ArchiveError; for a step that is missing, before any is made.
     """
-    for line in made_otherwise(archive, config, ranks=ranks):
+    otherwise = made_otherwise(archive, config, ranks=ranks)
+    for line in otherwise if ranks.rank == 0 else []:
         log.warning("weights may differ from the run's: %s", line)
     learner, resumed = load_learner(config, run_dir, ranks)
     if not resumed:
@@ -119,7 +120,6 @@ class _Notes:
 
     def __init__(self, learner: Learner) -> None:
         run_dir, step = learner.run_dir, learner.progress.step
-        run_dir.start_clock()
         self._tally_path = run_dir.tally
         self._tally = load_tally(run_dir.tally)
         self._writer = MetricsWriter(jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=step)

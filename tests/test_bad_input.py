@@ -157,6 +157,12 @@ def test_a_run_that_exists_and_one_that_does_not_are_told_apart(
     here = f"run.root={tmp_path}"
     assert main(["up", "run.name=one", here]) == 2
     assert f"run 'one' exists in {tmp_path / 'one'}; go on with it by `--resume one`" in capsys.readouterr().err
+    assert main(["up", "--resume", "one", "run.rerun_of=two", here]) == 2
+    assert "go on with it by `slipstream learner --resume one`" in capsys.readouterr().err
+    assert main(["learner", "--replay-archive", "three", here]) == 2
+    assert f"no run 'three' under {tmp_path}/; there are: one, two" in capsys.readouterr().err
+    assert main(["learner", "--replay-archive", "two", "--resume", "one", here]) == 2
+    assert "--resume or --replay-archive" in capsys.readouterr().err
     assert main(["up", "--resume", "three", here]) == 2
     assert f"no run 'three' under {tmp_path}/; there are: one, two" in capsys.readouterr().err
     assert main(["up", "conf/quickstart.yaml", "--resume", "one", here]) == 2

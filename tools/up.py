@@ -62,6 +62,11 @@ def _checked(config: Config, *, resume: bool) -> RunDir:
             f"run {config.run.name!r} exists in {run_dir.path}; go on with it by `--resume {config.run.name}`, or "
             "choose another run.name"
         )
+    if config.run.rerun_of:
+        raise ConfigError(
+            f"run {config.run.name!r} is a re-run of {config.run.rerun_of!r} and needs no actors; go on with it by "
+            f"`slipstream learner --resume {config.run.name}`"
+        )
     check_input(config)
     return run_dir
 
