@@ -11,12 +11,11 @@ from learner.ranks import Ranks
 
 def conditions_of(config: Config, *, ranks: Ranks) -> dict[str, str]:
     """The settings and the machine, as they are recorded with each archived step."""
+    on_gpu = ranks.device.type == "cuda"
     return settings_of(config) | {
         "learner.ranks": str(ranks.num_ranks),
         "threads of a rank": str(torch.get_num_threads()),
-        "device": torch.cuda.get_device_name()
-        if ranks.device.type == "cuda"
-        else torch.backends.cpu.get_cpu_capability(),
+        "device": torch.cuda.get_device_name() if on_gpu else torch.backends.cpu.get_cpu_capability(),
         "torch": str(torch.__version__),
         "transformers": transformers.__version__,
     }

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from common.config import Config, dump_config
+from common.config import Config, dump_config, load_config
 from common.message import Message
 from replay.buffer import Buffer
 from replay.fleet import Fleet, RunFacts
@@ -31,6 +31,7 @@ class Inspected:
         self.client, self.run_id, self.root = client, run_id, root
         self._settings = [f"redis.url={url}", f"run.name={run_id}", f"run.root={root}"]
         self._capsys = capsys
+        self.config = load_config(None, self._settings)
         self.buffer = Buffer(
             client, run_id, vocab_size=VOCAB_SIZE, lease_ttl_s=600.0, max_attempts=3, max_trajectory_bytes=1 << 20
         )  # fmt: skip

@@ -6,8 +6,10 @@ import pytest
 
 from common.run_dir import RunDir
 from replay.archive import ArchivedStep, ArchiveWriter
+from replay.ledger import STATES
 from tests.inspected import Inspected
 from tests.small_tokenizer import byte_tokenizer
+from tools.run_records import RunRecords
 
 
 def exported(inspected: Inspected, *options: str, name: str = "rows.jsonl") -> list[dict[str, object]]:
@@ -99,6 +101,15 @@ def test_a_file_that_cannot_be_written_is_named(inspected: Inspected, name: str,
     assert complaint in inspected("export", str(inspected.root / name), code=2)
 
 
+def test_a_folder_in_the_place_of_the_file_is_named_and_left(inspected: Inspected) -> None:
+    inspected.open(1)
+    inspected.fill()
+    path = inspected.root / "rows.jsonl"
+    path.mkdir()
+    assert f"cannot write {path}" in inspected("export", str(path), "--force", code=2)
+    assert list(inspected.root.glob("rows*")) == [path]
+
+
 def test_messages_that_the_tokens_do_not_give_are_not_made_up(inspected: Inspected) -> None:
     """The run's model folder has another template than the one that the trajectories were made with."""
     inspected.open(1)
@@ -111,6 +122,17 @@ def test_messages_that_the_tokens_do_not_give_are_not_made_up(inspected: Inspect
     assert row["messages"] is None and row["fidelity"] == "none"
     assert [segment["kind"] for segment in row["segments"]] == ["prompt", "action", "prompt", "action"]
     assert row["segments"][1]["text"] == "click[0]<|im_end|>"
+
+
+def test_a_group_that_is_trained_while_it_is_exported_is_not_called_unreadable(inspected: Inspected) -> None:
+    inspected.open(1, 2)
+    inspected.fill()
+    inspected.fill()
+    assert len(inspected.buffer.claim(1, 1, policy_version=4, max_lag=9)) == 1
+    groups = RunRecords(inspected.config, stream="train").held(STATES)
+    assert next(groups).ticket.group_id == 2
+    inspected.buffer.settle(1)  # group 1 leaves, and its page is read already
+    assert list(groups) == []
 
 
 def test_what_cannot_be_read_is_left_out_and_counted(inspected: Inspected) -> None:

@@ -118,7 +118,7 @@ def _load(arguments: argparse.Namespace) -> Config:
     elif arguments.replay_archive:
         run = arguments.replay_archive
         files = [str(_config_of(root, run))]
-        overrides = [f"run.rerun_of={run}", f"run.name={run}-rerun", "redis.url=''", *overrides]
+        overrides = [f"run.rerun_of='{run}'", f"run.name='{run}-rerun'", "redis.url=''", *overrides]
     elif arguments.verb in JOINING and not files:
         there = RunDir(root, named.get("run.name", Config().run.name)).config
         if there.is_file():

@@ -26,7 +26,8 @@ def diff(config: Config, *, step: int, num_diffs: int, as_json: bool) -> int:
     groups = [group_facts(group, recorded.policy_version) for group in recorded.groups]
     groups.sort(key=lambda facts: min(facts["returns"]) - max(facts["returns"]))
     by_id = {group.ticket.group_id: group for group in recorded.groups}
-    for facts in groups[:num_diffs]:
+    unequal = [facts for facts in groups if facts["best"] != facts["worst"]][:num_diffs]
+    for facts in unequal:
         facts["diff"] = _siblings_diff(facts, by_id[facts["group_id"]], records.transcriber)
     if as_json:
         for facts in [step_facts(recorded), *groups]:
@@ -34,7 +35,7 @@ def diff(config: Config, *, step: int, num_diffs: int, as_json: bool) -> int:
         return 0
     print_table(f"step {step}", {name: _shown(value) for name, value in step_facts(recorded).items()})
     print_rows(COLUMNS, [_row(facts) for facts in groups])
-    for facts in groups[:num_diffs]:
+    for facts in unequal:
         _print_diff(facts)
     return 0
 

@@ -51,6 +51,8 @@ def export(config: Config, *, path: Path, selection: Selection, stream: str, for
                 f"nothing is written to {path}: no trajectory fits; ask for other states, steps or returns"
             )
         half.replace(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error}") from error
     finally:
         half.unlink(missing_ok=True)
     print(f"{path}: {num_rows} trajectories, {counts[Fidelity.TOKENS.value]} of them to the token")

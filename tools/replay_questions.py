@@ -46,7 +46,7 @@ def add_questions(parser: argparse.ArgumentParser, settings: argparse.ArgumentPa
             epilog="`slipstream up --help` lists every configuration key",
         )  # fmt: skip
         one.set_defaults(operands=[])
-        if name != "audit":
+        if name not in ("audit", "diff"):
             one.add_argument("--stream", choices=STREAMS, default="train", help="which groups (default: train)")
         if name not in ("audit", "export"):
             one.add_argument("--json", action="store_true", help="one JSON object a line")

@@ -70,8 +70,9 @@ class RunRecords:
         """One group. Raises NotRecorded."""
         if self._client:
             found = find_group(self._client, self._config.run.name, group_id, stream=self._stream)
-            if found:
-                return self._read(self._client, found)
+            held = self._read(self._client, found) if found else None
+            if held:
+                return held
         step = self._last_step_with(group_id)
         if step is not None:
             return next(group for group in self._archived(step).groups if group.ticket.group_id == group_id)
@@ -86,8 +87,8 @@ class RunRecords:
             return self._archived(step)
         if self._client:
             listed = list_groups(self._client, self._config.run.name, states=["claimed", "ready"], stream=self._stream)
-            claimed = [self._read(self._client, group) for group in listed if step in group.uses]
-            readable = [group for group in claimed if group.trajectories]
+            claimed = (self._read(self._client, group) for group in listed if step in group.uses)
+            readable = [group for group in claimed if group and group.trajectories]
             if readable:
                 return RecordedStep(step=step, policy_version=None, groups=readable)
         raise NotRecorded(f"nothing is recorded of step {step} of {self._config.run.name}: {self._looked()}")
@@ -99,8 +100,9 @@ class RunRecords:
                 f"no server answers for {self._config.run.name}; export from its archive with --steps A:B"
             )
         for group in list_groups(self._client, self._config.run.name, states=states, stream=self._stream):
-            if group.members:
-                yield self._read(self._client, group)
+            held = self._read(self._client, group) if group.members else None
+            if held:
+                yield held
 
     def archived(self, first: int, last: int) -> Iterator[RecordedGroup]:
         """The groups of the steps from `first` to `last`, one after another. Raises NotRecorded for no step."""
@@ -110,9 +112,12 @@ class RunRecords:
         for step in steps:
             yield from self._archived(step).groups
 
-    def _read(self, client: redis.Redis, listed: ListedGroup) -> RecordedGroup:
-        trajectories, unreadable = {}, {}
-        frames = payloads(client, self._config.run.name, listed, stream=self._stream)
+    def _read(self, client: redis.Redis, listed: ListedGroup) -> RecordedGroup | None:
+        """The group with what can be read of it; None when it left Redis meanwhile."""
+        run_id, trajectories, unreadable = self._config.run.name, {}, {}
+        frames = payloads(client, run_id, listed, stream=self._stream)
+        if None in frames.values() and not find_group(client, run_id, listed.group_id, stream=self._stream):
+            return None
         for member, frame in frames.items():
             if frame is None:
                 unreadable[member] = "its payload is gone"
