@@ -45,6 +45,7 @@ from replay.payloads import INVALID, LostPayload, Payloads
 from replay.sampler import ONCE, Order, Reuse
 from replay.ticket import Failure, Group, InsertResult, Lease, Quarantined, Ticket
 
+REQUEST_TTL_S = 3600  # how long the server knows an acquired epoch from a new request
 ORPHAN_TTL_S = 120  # a payload whose actor died before the commit is gone after this
 BATCH_GROUPS = 256  # the most that one run of a script opens, drops, settles or reopens, so that others get a turn
 MAX_QUARANTINED = 16
@@ -91,7 +92,7 @@ class Buffer:
 
     def acquire_epoch(self) -> int:
         """Become the run's learner: every earlier one is fenced out. Call it once, before the other verbs."""
-        self._epoch = int(self._call("acquire_epoch"))
+        self._epoch = int(self._call("acquire_epoch", uuid.uuid4().hex, REQUEST_TTL_S))
         return self._epoch
 
     def adopt_epoch(self, epoch: int) -> None:
@@ -132,7 +133,7 @@ class Buffer:
         """
         self._last_step_made = step - 1
         arguments = (
-            self._epoch, f"{self._epoch}-{self._num_claims}", step, num_groups, policy_version - max_lag, order.value,
+            self._epoch, self._num_claims, step, num_groups, policy_version - max_lag, order.value,
             seed, reuse.max_uses, reuse.samples_per_insert, reuse.error_buffer,
         )  # fmt: skip
         reply = None
@@ -162,6 +163,7 @@ class Buffer:
 
     def settle(self, step: int) -> int:
         """Count what was claimed for steps up to `step` as trained: a checkpoint that covers them is durable."""
+        self._last_step_made = max(self._last_step_made, step)
         return self._in_batches("settle", step)
 
     def reopen(self, step: int) -> int:

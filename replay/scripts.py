@@ -1,5 +1,6 @@
 """The verbs in Lua, one file each: run whole or not at all, and harmless when run twice."""
 
+import functools
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,7 +27,8 @@ class Script:
 
     def __call__(self, *, keys: list[str], args: Iterable[Any] = ()) -> Any:
         """Run it, and return its reply. Raises RedisAway."""
-        return patiently(self._client, lambda: self._run(*keys, *args, num_keys=len(keys)))
+        arguments = (*keys, *args)
+        return patiently(self._client, lambda: self._run(*arguments, num_keys=len(keys)))
 
     def _run(self, *arguments: Any, num_keys: int) -> Any:
         try:
@@ -43,4 +45,9 @@ class Script:
 
 def load(client: redis.Redis, *names: str) -> Script:
     """The script whose text is that of the named files, one after another."""
-    return Script(client, "".join((_DIRECTORY / f"{name}.lua").read_text() for name in names))
+    return Script(client, "".join(_text(name) for name in names))
+
+
+@functools.cache
+def _text(name: str) -> str:
+    return (_DIRECTORY / f"{name}.lua").read_text()
