@@ -1,2 +1,9 @@
--- acquire_epoch: from now on every learner with an older epoch is refused.
-return redis.call('INCR', KEYS[2])
+-- acquire_epoch: (request, seconds to remember it) -> the new epoch; from now on every learner with an older one is
+-- refused. A request that is repeated because its reply was lost gets the same epoch again.
+local request = KEYS[2] .. ':request:' .. ARGV[1]
+local epoch = redis.call('GET', request)
+if not epoch then
+  epoch = redis.call('INCR', KEYS[2])
+  redis.call('SET', request, epoch, 'EX', ARGV[2])
+end
+return tonumber(epoch)

@@ -39,13 +39,14 @@ from common.trajectory import Outcome, Trajectory
 from common.wire import decode, encode
 from replay import scripts
 from replay.audit import audit
-from replay.bulk import packed
+from replay.bulk import Payload, packed
 from replay.keys import FencedOut, epoch_key, key
 from replay.ledger import Ledger, read_ledger
 from replay.payloads import INVALID, LostPayload, Payloads
 from replay.sampler import ONCE, Order, Reuse
 from replay.ticket import Failure, Group, InsertResult, Lease, Quarantined, Ticket
 
+REQUEST_TTL_S = 3600  # how long the server knows an acquired epoch from a new request
 ORPHAN_TTL_S = 120  # a payload whose actor died before the commit is gone after this
 BATCH_GROUPS = 256  # the most that one run of a script opens, drops, settles or reopens, so that others get a turn
 MAX_QUARANTINED = 16
@@ -99,7 +100,7 @@ class Buffer:
 
     def acquire_epoch(self) -> int:
         """Become the run's learner: every earlier one is fenced out. Call it once, before the other verbs."""
-        self._epoch = int(self._call("acquire_epoch"))
+        self._epoch = int(self._call("acquire_epoch", uuid.uuid4().hex, REQUEST_TTL_S))
         return self._epoch
 
     def adopt_epoch(self, epoch: int) -> None:
@@ -140,13 +141,13 @@ class Buffer:
         """
         self._last_step_made = step - 1
         arguments = (
-            self._epoch, f"{self._epoch}-{self._num_claims}", step, num_groups, policy_version - max_lag, order.value,
+            self._epoch, self._num_claims, step, num_groups, policy_version - max_lag, order.value,
             seed, reuse.max_uses, reuse.samples_per_insert, reuse.error_buffer,
         )  # fmt: skip
         reply = None
         while reply is None:
             reply = self._call("claim", *arguments)
-        groups = [self._read_group(decode(Ticket, ticket), num_uses, records) for ticket, num_uses, *records in reply]
+        groups = self._read_groups(reply)
         # Only now: a claim that raised on its way is the same claim when the learner tries again, and not one whose
         # groups nobody ever saw.
         self._num_claims += 1
@@ -170,6 +171,7 @@ class Buffer:
 
     def settle(self, step: int) -> int:
         """Count what was claimed for steps up to `step` as trained: a checkpoint that covers them is durable."""
+        self._last_step_made = max(self._last_step_made, step)
         return self._in_batches("settle", step)
 
     def reopen(self, step: int) -> int:
@@ -324,12 +326,19 @@ class Buffer:
                 self._call("discard", ticket.group_id, member, record, "poison")
         return partials
 
-    def _read_group(self, ticket: Ticket, num_uses: int, records: list[bytes]) -> Group | None:
+    def _read_groups(self, reply: list[Any]) -> list[Group | None]:
+        rows = [(decode(Ticket, ticket), num_uses, records) for ticket, num_uses, *records in reply]
+        names = [
+            [self._payload_of("blob", ticket, member, record) for member, record in enumerate(records)]
+            for ticket, _, records in rows
+        ]
+        return self._payloads.bulk.read(names, lambda number, frames: self._group(*rows[number], frames))
+
+    def _group(self, ticket: Ticket, num_uses: int, records: list[bytes], frames: list[Payload]) -> Group | None:
         """The group with its payloads; None when one of them is lost, so it is dropped, or poison: quarantined."""
         group_id = ticket.group_id
-        names = [self._payload_of("blob", ticket, member, record) for member, record in enumerate(records)]
         trajectories = []
-        for member, frame in enumerate(self._payloads.read(names)):
+        for member, frame in enumerate(frames):
             try:
                 trajectories.append(self._payloads.decode(ticket, member, frame, outcome=Outcome.POLICY))
             except LostPayload:

@@ -18,7 +18,9 @@ from common.connection import CALL_TIMEOUT_S
 from common.wire import WireError
 
 WINDOW = 4  # requests under way: the server has the next one while a reply travels
+READ_AHEAD = 2  # groups asked for: one is received while another is made use of
 CHUNK_BYTES = 1 << 20  # what a thread keeps to read into; what does not fit is read into memory of its own
+LINE_BYTES = 64  # enough for the line that declares a payload
 MAX_LINE_BYTES = 1 << 16
 
 T = TypeVar("T")
@@ -58,22 +60,33 @@ class Bulk:
         self._on_a_connection(talk)
         return replies
 
-    def read(self, names: Sequence[str]) -> list[Payload]:
-        """The payloads of `names`, in memory that this thread's next read overwrites."""
-        if not names:
-            return []
-        return self._on_a_connection(lambda connection: self._read(connection, packed(("MGET", *names))))
+    def read(self, groups: Sequence[Sequence[str]], use: Callable[[int, list[Payload]], T]) -> list[T]:
+        """What `use` makes of the payloads of each group of names, given its index; while it does, the next come.
 
-    def _read(self, connection: Any, request: bytes) -> list[Payload]:
+        The payloads are in memory that the next group, or this thread's next read, overwrites.
+        """
         if not hasattr(self._thread, "chunk"):
             self._thread.chunk = bytearray(CHUNK_BYTES)
-        connection.send_packed_command([request])
-        # redis-py has no public way to the socket, nor from an error's words to its class.
-        receiver = _Receiver(connection._sock, self._thread.chunk)
-        head = receiver.line()
-        if head.startswith(b"-"):
-            raise connection._parser.parse_error(head[1:].decode(errors="replace"))
-        return [receiver.payload(max_bytes=self._max_bytes) for _ in range(_size(head, b"*"))]
+        used: list[T] = []
+
+        def talk(connection: Any) -> None:
+            num_asked, receiver = len(used), None
+            while len(used) < len(groups):
+                for names in groups[num_asked : len(used) + READ_AHEAD]:
+                    connection.send_packed_command([packed(("MGET", *names))])
+                    num_asked += 1
+                # redis-py has no public way to the socket, nor from an error's words to its class.
+                receiver = receiver or _Receiver(connection._sock, self._thread.chunk)
+                receiver.rewind()
+                head = receiver.line()
+                if head.startswith(b"-"):
+                    raise connection._parser.parse_error(head[1:].decode(errors="replace"))
+                num_payloads = _size(head, b"*")
+                payloads = [receiver.payload(max_bytes=self._max_bytes) for _ in range(num_payloads)]
+                used.append(use(len(used), payloads))
+
+        self._on_a_connection(talk)
+        return used
 
     def _on_a_connection(self, talk: Callable[[Any], T]) -> T:
         pool = self._client.connection_pool
@@ -112,12 +125,17 @@ def _reply(connection: Any) -> Any:
 
 
 class _Receiver:
-    """Takes one reply off a socket; the payloads stay where they were received."""
+    """Takes replies off a socket; the payloads of one stay where they were received, until `rewind`."""
 
     def __init__(self, sock: Any, chunk: bytearray) -> None:
         self._sock = sock
-        self._chunk = chunk
+        self._first = self._chunk = chunk
         self._start = self._stop = 0  # of what was received and not taken yet
+        self._deadline = 0.0
+
+    def rewind(self) -> None:
+        """Begin a reply, over what was received before."""
+        self._move_to(self._first)
         self._deadline = time.monotonic() + CALL_TIMEOUT_S
 
     def line(self) -> bytes:
@@ -145,14 +163,16 @@ class _Receiver:
         return taken
 
     def _receive(self, num_bytes: int) -> None:
-        """Have at least `num_bytes` to take, in one piece."""
-        if self._start + num_bytes > len(self._chunk):
-            held = self._chunk[self._start : self._stop]
-            self._chunk = bytearray(max(CHUNK_BYTES, num_bytes))
-            self._chunk[: len(held)] = held
-            self._start, self._stop = 0, len(held)
-        while self._stop - self._start < num_bytes:
-            self._stop += self._received(memoryview(self._chunk)[self._stop :])
+        """Have at least `num_bytes` to take, in one piece, and little more: what comes next may have to move."""
+        if self._start + num_bytes + LINE_BYTES > len(self._chunk):
+            self._move_to(bytearray(max(CHUNK_BYTES, num_bytes + LINE_BYTES)))
+        while (num_missing := num_bytes - (self._stop - self._start)) > 0:
+            self._stop += self._received(memoryview(self._chunk)[self._stop : self._stop + num_missing + LINE_BYTES])
+
+    def _move_to(self, chunk: bytearray) -> None:
+        held = self._chunk[self._start : self._stop]
+        chunk[: len(held)] = held
+        self._chunk, self._start, self._stop = chunk, 0, len(held)
 
     def _skip(self, num_bytes: int) -> None:
         held = min(num_bytes, self._stop - self._start)

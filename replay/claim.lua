@@ -1,14 +1,15 @@
--- claim: (epoch, claim id, step, num_groups, oldest allowed policy_version, order, seed, max_uses, samples_per_insert,
+-- claim: (epoch, number, step, num_groups, oldest allowed policy_version, order, seed, max_uses, samples_per_insert,
 -- error_buffer) -> {ticket, uses, member records ...} for each; nothing while there are fewer, or the limiter says no;
--- false after a sweep that may not have seen all, to be called again. A claim that is repeated because its reply was
--- lost gets the same groups again.
+-- false after a sweep that may not have seen all, to be called again. The claims of an epoch are numbered: one that is
+-- repeated because its reply was lost gets the same groups again, and one that comes late gets nothing.
 local refusal = fenced_out(ARGV[1])
 if refusal then return refusal end
+local number = tonumber(ARGV[2])
 local step, num_groups, oldest_allowed = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local order, seed, max_uses = ARGV[6], ARGV[7], tonumber(ARGV[8])
 local samples_per_insert, error_buffer = tonumber(ARGV[9]), tonumber(ARGV[10])
 local SWEEP = 100
-local last_claim = base .. ':last_claim'
+local last_claim = base .. ':last_claim' -- epoch, number, group ids ...
 
 local function sweep()
   local stale = redis.call('ZRANGEBYSCORE', base .. ':ready_by_version', '-inf', '(' .. oldest_allowed, 'LIMIT', 0, SWEEP)
@@ -25,7 +26,7 @@ local function within_limit()
   return (made[1] or 0) + num_groups <= samples_per_insert * (made[2] or 0) + error_buffer
 end
 
-local num_ready = redis.call('ZCARD', base .. ':ready')
+local num_ready
 local shuffled = {}
 
 -- The places 0 .. num_ready - 1 in random order, one by one: a shuffle that touches only what it gives out.
@@ -60,15 +61,12 @@ local function draw()
   return ids
 end
 
-if redis.call('LINDEX', last_claim, 0) ~= ARGV[2] then
-  expire_leases()
-  if not sweep() then return false end
+local function claim()
   num_ready = redis.call('ZCARD', base .. ':ready')
-  if num_ready < num_groups or not within_limit() then return {} end
-  local ids = draw()
-  if #ids < num_groups then return {} end
+  local ids = within_limit() and draw() or {}
   redis.call('DEL', last_claim)
-  redis.call('RPUSH', last_claim, ARGV[2])
+  redis.call('RPUSH', last_claim, ARGV[1], number)
+  if #ids < num_groups then return end
   for _, id in ipairs(ids) do
     redis.call('RPUSH', last_claim, id)
     leave(id, 'ready')
@@ -77,8 +75,17 @@ if redis.call('LINDEX', last_claim, 0) ~= ARGV[2] then
     count('claims', 1)
   end
 end
+
+local last = redis.call('LRANGE', last_claim, 0, 1)
+local last_number = last[1] == ARGV[1] and tonumber(last[2]) or -1
+if number < last_number then return {} end
+if number > last_number then
+  expire_leases()
+  if not sweep() then return false end
+  claim()
+end
 local claimed = {}
-for _, id in ipairs(redis.call('LRANGE', last_claim, 1, -1)) do
+for _, id in ipairs(redis.call('LRANGE', last_claim, 2, -1)) do
   if last_use(id) == step then
     local group = group_key(id)
     local fields = { 'ticket' }

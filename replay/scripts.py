@@ -1,5 +1,6 @@
 """The verbs of the buffer as Lua, one file each: run whole or not at all, and harmless when run twice."""
 
+import functools
 from pathlib import Path
 
 import redis
@@ -13,4 +14,9 @@ def load(client: redis.Redis, *names: str) -> Script:
 
     Calling it runs it by hash, and sends the text again to a server that has forgotten it.
     """
-    return client.register_script("".join((_DIRECTORY / f"{name}.lua").read_text() for name in names))
+    return client.register_script("".join(_text(name) for name in names))
+
+
+@functools.cache
+def _text(name: str) -> str:
+    return (_DIRECTORY / f"{name}.lua").read_text()

@@ -242,12 +242,12 @@ def test_every_verb_sent_twice_has_one_effect(buffer: Buffer, redis_client: redi
     assert buffer.ledger().ready == 2
 
     rest = (0, "oldest", 0, 1, 0, 0)  # oldest version, order, seed, and each group once
-    claimed = twice("claim", 1, "claim-1", 5, 1, *rest)
-    assert buffer._call("claim", 1, "claim-1", 5, 1, *rest) == claimed
+    claimed = twice("claim", 1, 1, 5, 1, *rest)
+    assert buffer._call("claim", 1, 1, 5, 1, *rest) == claimed
     assert (buffer.ledger().claimed, buffer.ledger().ready) == (1, 1)
     assert twice("reopen", 1, 4, 100) == 1
     assert (buffer.ledger().claimed, buffer.ledger().ready) == (0, 2)
-    twice("claim", 1, "claim-2", 5, 2, *rest)
+    twice("claim", 1, 2, 5, 2, *rest)
     assert twice("quarantine", 1, 4, 1, b"why", MAX_QUARANTINED) == 1
     assert buffer.ledger().quarantined == 1
     assert twice("requeue", "request-1", 1) == 1
