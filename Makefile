@@ -26,7 +26,7 @@ test: setup check
 
 # The buffer against its model, 50,000 examples of up to 30 actions; `make test` runs 2,000.
 test-ledger: setup
-	SLIPSTREAM_LEDGER_EXAMPLES=$${SLIPSTREAM_LEDGER_EXAMPLES:-50000} $(BIN)/pytest --timeout 0 tests/test_ledger.py
+	SLIPSTREAM_LEDGER_EXAMPLES=$${SLIPSTREAM_LEDGER_EXAMPLES:-50000} $(BIN)/pytest tests/test_ledger.py
 
 check: setup
 	$(BIN)/ruff format --check .
