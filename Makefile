@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup quickstart test test-ledger check format lock clean bench-actors
+.PHONY: setup quickstart test test-ledger check format lock clean bench-actors bench-replay
 
 setup: $(STAMP)
 
@@ -26,7 +26,7 @@ test: setup check
 
 # The buffer against its model, 50,000 examples of up to 30 actions; `make test` runs 2,000.
 test-ledger: setup
-	SLIPSTREAM_LEDGER_EXAMPLES=$${SLIPSTREAM_LEDGER_EXAMPLES:-50000} $(BIN)/pytest --timeout 0 tests/test_ledger.py
+	SLIPSTREAM_LEDGER_EXAMPLES=$${SLIPSTREAM_LEDGER_EXAMPLES:-50000} $(BIN)/pytest tests/test_ledger.py
 
 check: setup
 	$(BIN)/ruff format --check .
@@ -40,6 +40,10 @@ format: setup
 
 bench-actors: setup
 	$(BIN)/python -m tools.bench_actors
+
+bench-replay: setup
+	bash tools/setup_bench_replay.sh $(PYTHON)
+	$(BIN)/python -m tools.bench_replay
 
 # Resolve the newest versions that the bounds in requirements/ allow, in an environment of its own.
 lock:

@@ -66,6 +66,7 @@ def main(name: str, settings: list[str]) -> int:
             lease_ttl_s=run.replay.lease_ttl_s,
             max_attempts=run.replay.max_attempts,
             max_trajectory_bytes=run.replay.max_trajectory_bytes,
+            compress=run.replay.compress,
         )
         for stream, shard in streams
     }

@@ -141,6 +141,7 @@ class ReplayConfig:
     lease_ttl_s: float = 10.0  # an actor silent for this long loses its leases
     max_attempts: int = 4  # attempts at a member before its group is dropped with the reason
     max_trajectory_bytes: int = 8 << 20  # larger ones are refused
+    compress: bool = False  # trajectories travel and are held in zstd: about a third of the bytes, for CPU on both ends
 
     def __post_init__(self) -> None:
         _require(self.group_size >= 2, "replay.group_size", ">= 2", self.group_size,

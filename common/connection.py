@@ -99,6 +99,13 @@ def _cluster_client(url: str, options: dict[str, Any], patience: Patience) -> re
     return cast(redis.Redis, client)
 
 
+def node_of(client: redis.Redis, key: str) -> redis.Redis:
+    """The client of the one server that holds `key`, as far as is known: of a cluster, one of its nodes."""
+    if not isinstance(client, redis.RedisCluster):
+        return client
+    return cast(redis.Redis, client.get_redis_connection(client.get_node_from_key(key)))
+
+
 def _addresses(parts: SplitResult) -> list[tuple[str, int]]:
     """The `host:port` pairs of a URL that names more than one. Raises ValueError."""
     pairs = [address.rpartition(":") for address in parts.netloc.rpartition("@")[2].split(",")]

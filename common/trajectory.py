@@ -199,7 +199,7 @@ def encode_trajectory(trajectory: Trajectory, *, compress: bool = False) -> byte
     return encode(trajectory, compress=compress)
 
 
-def decode_trajectory(frame: bytes, *, max_bytes: int, vocab_size: int) -> Trajectory:
+def decode_trajectory(frame: bytes | memoryview, *, max_bytes: int, vocab_size: int) -> Trajectory:
     """Return a trajectory that holds together. Raises WireError, InvalidTrajectory."""
     trajectory = decode(Trajectory, frame, max_bytes=max_bytes)
     check(trajectory, vocab_size=vocab_size)
@@ -211,14 +211,14 @@ def check(trajectory: Trajectory, *, vocab_size: int) -> None:
     _check_arrays(trajectory, vocab_size)
     _check_numbers(trajectory)
     sampled = _check_turns(trajectory)
-    mask = trajectory.loss_mask_array()
-    if not np.array_equal(mask, sampled):
-        raise InvalidTrajectory(f"loss_mask has {int(mask.sum())} tokens, the turns sampled {int(sampled.sum())}")
-    if not np.array_equal(trajectory.policy_version_array() >= 0, sampled):
+    if trajectory.loss_mask != np.packbits(sampled, bitorder="little").tobytes():
+        num_masked = int(trajectory.loss_mask_array().sum())
+        raise InvalidTrajectory(f"loss_mask has {num_masked} tokens, the turns sampled {int(sampled.sum())}")
+    if _versioned(trajectory).tobytes() != sampled.tobytes():
         raise InvalidTrajectory("version_spans do not cover the sampled tokens, and only those")
-    if np.any(trajectory.behaviour_logprob_array()[~sampled] != 0):
+    if np.greater(trajectory.behaviour_logprob_array() != 0, sampled).any():
         raise InvalidTrajectory("behaviour_logprobs are not 0 on tokens that were not sampled")
-    if np.any(sampled[trajectory.branch_starts]):
+    if any(sampled[start] for start in trajectory.branch_starts):
         raise InvalidTrajectory(f"branch_starts {trajectory.branch_starts} point at a sampled token, not at a prompt")
 
 
@@ -233,7 +233,7 @@ def _check_arrays(trajectory: Trajectory, vocab_size: int) -> None:
     if len(trajectory.loss_mask) != -(-num_tokens // 8):
         raise InvalidTrajectory(f"loss_mask of {len(trajectory.loss_mask)} bytes for {num_tokens} tokens")
     tokens = trajectory.token_array()
-    if tokens.min() < 0 or tokens.max() >= vocab_size:
+    if tokens.view("<u4").max() >= vocab_size:  # as unsigned, what is below 0 is beyond any vocabulary
         raise InvalidTrajectory(f"token ids in [{tokens.min()}, {tokens.max()}], vocabulary is [0, {vocab_size})")
     starts = trajectory.branch_starts
     if not starts or starts[0] != 0 or starts != sorted(set(starts)) or starts[-1] >= num_tokens:
@@ -242,7 +242,7 @@ def _check_arrays(trajectory: Trajectory, vocab_size: int) -> None:
 
 def _check_numbers(trajectory: Trajectory) -> None:
     logprobs = trajectory.behaviour_logprob_array()
-    if not np.all(np.isfinite(logprobs)) or logprobs.max() > 1e-3:
+    if not (logprobs.min() > -math.inf and logprobs.max() <= 1e-3):  # NaN is neither
         raise InvalidTrajectory("behaviour_logprobs hold a value that is not finite, or above 0")
     for turn in trajectory.turns:
         if not all(abs(reward) <= MAX_REWARD for reward in turn.rewards.values()):  # NaN is not
@@ -265,10 +265,17 @@ def _check_turns(trajectory: Trajectory) -> MaskArray:
         stop = turn.stop
     if not trajectory.turns:
         raise InvalidTrajectory("no turns: nothing was sampled")
+    return sampled
+
+
+def _versioned(trajectory: Trajectory) -> MaskArray:
+    """Which tokens have a version."""
+    versioned = np.zeros(trajectory.num_tokens, dtype=np.bool_)
     stop = 0
     for span in trajectory.version_spans:
         in_order = stop <= span.start < span.stop <= trajectory.num_tokens
         if not in_order or not 0 <= span.policy_version <= MAX_POLICY_VERSION:
             raise InvalidTrajectory(f"version span {span} is out of order or out of range")
+        versioned[span.start : span.stop] = True
         stop = span.stop
-    return sampled
+    return versioned

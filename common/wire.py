@@ -29,12 +29,19 @@ class WireError(ValueError):
 def encode(record: msgspec.Struct, *, compress: bool = False) -> bytes:
     """Return one frame."""
     body = _ENCODER.encode(record)
-    payload = zstandard.compress(body, 1) if compress else body
-    return _HEADER.pack(_MAGIC, SCHEMA, _ZSTD if compress else _PLAIN, len(body)) + payload
+    frame = _HEADER.pack(_MAGIC, SCHEMA, _PLAIN, len(body)) + body
+    return compressed(frame) if compress else frame
 
 
-def decode(kind: type[S], frame: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> S:
-    """Return the struct in `frame`. Raises WireError."""
+def compressed(frame: bytes) -> bytes:
+    """The plain `frame` with its body in zstd; itself where that is no smaller."""
+    body = memoryview(frame)[_HEADER.size :]
+    smaller = _HEADER.pack(_MAGIC, SCHEMA, _ZSTD, len(body)) + zstandard.compress(body, 1)
+    return smaller if len(smaller) < len(frame) else frame
+
+
+def decode(kind: type[S], frame: bytes | memoryview, *, max_bytes: int = MAX_FRAME_BYTES) -> S:
+    """Return the struct in `frame`, with bytes of its own, so that `frame` may be overwritten. Raises WireError."""
     body = _body(frame, max_bytes)
     try:
         return msgspec.msgpack.decode(body, type=kind)
@@ -42,7 +49,7 @@ def decode(kind: type[S], frame: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> 
         raise WireError(f"not a {kind.__name__}: {error}") from error
 
 
-def _body(frame: bytes, max_bytes: int) -> bytes:
+def _body(frame: bytes | memoryview, max_bytes: int) -> bytes | memoryview:
     if len(frame) < _HEADER.size:
         raise WireError(f"frame of {len(frame)} bytes is shorter than its header of {_HEADER.size}")
     magic, schema, codec, num_bytes = _HEADER.unpack_from(frame)
@@ -50,17 +57,16 @@ def _body(frame: bytes, max_bytes: int) -> bytes:
         raise WireError(f"frame has magic {magic!r} and schema {schema}, this program speaks {_MAGIC!r} and {SCHEMA}")
     if num_bytes > max_bytes:
         raise WireError(f"frame declares {num_bytes} bytes, the limit is {max_bytes}")
-    body = frame[_HEADER.size :]
-    if codec == _ZSTD:
-        body = _decompressed(body, num_bytes)
-    elif codec != _PLAIN:
+    held = memoryview(frame)[_HEADER.size :]  # a slice of the bytes would copy them
+    body = _decompressed(held, num_bytes) if codec == _ZSTD else held
+    if codec not in (_PLAIN, _ZSTD):
         raise WireError(f"frame has unknown codec {codec}")
     if len(body) != num_bytes:
         raise WireError(f"frame declares {num_bytes} bytes and holds {len(body)}")
     return body
 
 
-def _decompressed(body: bytes, num_bytes: int) -> bytes:
+def _decompressed(body: memoryview, num_bytes: int) -> bytes:
     # The frame's own content size is ignored: `max_output_size` binds only frames that omit theirs, so read a stream
     # and stop one byte past what our header declared.
     try:

@@ -23,22 +23,22 @@ use, and trained with it. A leased group may hold partials: what a preempted act
 out with the next lease.
 
 Each verb is one small Lua script that runs whole or not at all and may be run again: a client that lost the reply sends
-the same call once more, and it has one effect. Time is the server's. Payloads travel by plain SET and MGET.
+the same call once more, and it has one effect. Time is the server's. Payloads travel by plain SET and MGET (bulk.py).
 """
 
 import itertools
 import math
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import redis
 
-from common.patience import patiently
 from common.trajectory import Outcome, Trajectory
 from common.wire import decode, encode
 from replay import scripts
 from replay.audit import audit
+from replay.bulk import Payload, packed
 from replay.keys import FencedOut, key, shard_name
 from replay.ledger import Ledger, read_ledger
 from replay.payloads import INVALID, LostPayload, Payloads
@@ -74,6 +74,7 @@ class Buffer:
         max_trajectory_bytes: int,
         stream: str = "train",
         shard: int = 0,
+        compress: bool = False,
     ) -> None:
         self._client = client
         self._run_id = run_id
@@ -82,7 +83,14 @@ class Buffer:
         self._max_attempts = max_attempts
         self._stream = stream
         self._base = key(self._shard_name, stream)
-        self._payloads = Payloads(client, self._base, run_id, vocab_size=vocab_size, max_bytes=max_trajectory_bytes)
+        self._payloads = Payloads(
+            client,
+            self._base,
+            run_id,
+            vocab_size=vocab_size,
+            max_bytes=max_trajectory_bytes,
+            compress=compress,
+        )
         self._scripts = {verb: scripts.load(client, "prelude", "begin", verb) for verb in VERBS}
         self._epoch = 0
         self._num_claims = 0
@@ -139,7 +147,7 @@ class Buffer:
         reply = None
         while reply is None:
             reply = self._call("claim", *arguments)
-        groups = [self._read_group(decode(Ticket, ticket), num_uses, records) for ticket, num_uses, *records in reply]
+        groups = self._read_groups(reply)
         # Only now: a claim that raised on its way is the same claim when the learner tries again, and not one whose
         # groups nobody ever saw.
         self._num_claims += 1
@@ -204,8 +212,14 @@ class Buffer:
         The payload comes first, with a time to live, so that one without a commit goes away by itself; NX, so that a
         second try can neither change nor unsettle what is already committed.
         """
-        frame = self._payloads.encode(lease.ticket, trajectory, outcome=Outcome.POLICY)
-        return self._store("insert", "blob", lease, trajectory, frame, trajectory.oldest_policy_version)
+        return self.insert_all([(lease, trajectory)])[0]
+
+    def insert_all(self, attempts: Iterable[tuple[Lease, Trajectory]]) -> list[InsertResult]:
+        """As `insert`, for a thread that has many at hand: a few are under way at any time.
+
+        What raises may leave those before it stored; to insert all of them again is harmless.
+        """
+        return self._store("insert", "blob", attempts, Outcome.POLICY)
 
     def hand_in(self, lease: Lease, partial: Trajectory) -> InsertResult:
         """Store the whole turns that a preempted member of a leased group has, for the next lease to go on from.
@@ -213,8 +227,7 @@ class Buffer:
         The member stays missing: `release` the lease next. Raises InvalidTrajectory before anything is sent, as for a
         partial that is not PREEMPTED or has no turn. One that an earlier lease handed in is replaced.
         """
-        frame = self._payloads.encode(lease.ticket, partial, outcome=Outcome.PREEMPTED)
-        return self._store("hand_in", "partial", lease, partial, frame)
+        return self._store("hand_in", "partial", [(lease, partial)], Outcome.PREEMPTED)[0]
 
     def fail(self, lease: Lease, member: int, *, attempt: int, outcome: Outcome, reason: str) -> int | None:
         """Report an attempt that failed by no doing of the policy's; return the attempt to make next.
@@ -277,28 +290,27 @@ class Buffer:
     # ---
 
     def _store(
-        self, verb: str, kind: str, lease: Lease, trajectory: Trajectory, frame: bytes, *facts: int
-    ) -> InsertResult:
-        group_id, member, attempt = trajectory.group_id, trajectory.member, trajectory.attempt
-        name = self._payloads.name(kind, group_id, member, attempt, lease.fence)
-        keys = [self._base, name]
-        arguments: list[int | str] = [group_id, member, attempt, lease.fence, *facts, len(frame), trajectory.actor]
+        self, verb: str, kind: str, attempts: Iterable[tuple[Lease, Trajectory]], outcome: Outcome
+    ) -> list[InsertResult]:
+        script = self._scripts[verb]
+        calls: list[tuple[list[str], list[int | str]]] = []
 
-        def send_and_commit() -> InsertResult:
-            pipeline = self._client.pipeline(transaction=False)
-            pipeline.set(name, frame, ex=ORPHAN_TTL_S, nx=True)
-            # Not evalsha(): a cluster's pipeline has it blocked, though it knows how to route it.
-            pipeline.execute_command("EVALSHA", self._scripts[verb].sha, len(keys), *keys, *arguments)  # type: ignore[no-untyped-call]
-            sent, committed = pipeline.execute(raise_on_error=False)
-            if isinstance(committed, redis.exceptions.NoScriptError):
-                committed = self._scripts[verb](keys=keys, args=arguments)
-            if isinstance(committed, Exception):
-                raise committed
-            if isinstance(sent, Exception) and not isinstance(sent, redis.OutOfMemoryError):
-                raise sent
-            return InsertResult(committed.decode())
+        def requests() -> Iterator[bytes]:
+            for lease, trajectory in attempts:
+                frame = self._payloads.encode(lease.ticket, trajectory, outcome=outcome)
+                identity = (trajectory.group_id, trajectory.member, trajectory.attempt, lease.fence)
+                name = self._payloads.name(kind, *identity)
+                facts = [trajectory.oldest_policy_version] if outcome is Outcome.POLICY else []
+                keys = [self._base, name]
+                arguments: list[int | str] = [*identity, *facts, len(frame), trajectory.actor]
+                calls.append((keys, arguments))
+                yield packed(
+                    ("SET", name, frame, "EX", ORPHAN_TTL_S, "NX"),
+                    ("EVALSHA", script.sha, len(keys), *keys, *arguments),
+                )
 
-        return patiently(self._client, send_and_commit)
+        replies = self._payloads.bulk.exchange(requests(), num_replies=2)
+        return [_stored(script, *call, *reply) for call, reply in zip(calls, replies, strict=True)]
 
     def _read_partials(self, ticket: Ticket, records: dict[int, bytes]) -> dict[int, Trajectory]:
         """The partials by member; one that cannot be used is discarded, and its member begins anew."""
@@ -314,12 +326,19 @@ class Buffer:
                 self._call("discard", ticket.group_id, member, record, "poison")
         return partials
 
-    def _read_group(self, ticket: Ticket, num_uses: int, records: list[bytes]) -> Group | None:
+    def _read_groups(self, reply: list[Any]) -> list[Group | None]:
+        rows = [(decode(Ticket, ticket), num_uses, records) for ticket, num_uses, *records in reply]
+        names = [
+            [self._payload_of("blob", ticket, member, record) for member, record in enumerate(records)]
+            for ticket, _, records in rows
+        ]
+        return self._payloads.bulk.read(names, lambda number, frames: self._group(*rows[number], frames))
+
+    def _group(self, ticket: Ticket, num_uses: int, records: list[bytes], frames: list[Payload]) -> Group | None:
         """The group with its payloads; None when one of them is lost, so it is dropped, or poison: quarantined."""
         group_id = ticket.group_id
-        names = [self._payload_of("blob", ticket, member, record) for member, record in enumerate(records)]
         trajectories = []
-        for member, frame in enumerate(self._payloads.read(names)):
+        for member, frame in enumerate(frames):
             try:
                 trajectories.append(self._payloads.decode(ticket, member, frame, outcome=Outcome.POLICY))
             except LostPayload:
@@ -357,3 +376,15 @@ class Buffer:
 
 def _batches(rows: list[T]) -> Iterable[list[T]]:
     return (rows[start : start + BATCH_GROUPS] for start in range(0, len(rows), BATCH_GROUPS))
+
+
+def _stored(
+    script: scripts.Script, keys: list[str], arguments: list[int | str], sent: Any, committed: Any
+) -> InsertResult:
+    if isinstance(committed, redis.exceptions.NoScriptError):
+        committed = script(keys=keys, args=arguments)
+    if isinstance(committed, Exception):
+        raise committed
+    if isinstance(sent, Exception) and not isinstance(sent, redis.OutOfMemoryError):
+        raise sent
+    return InsertResult(committed.decode())

@@ -23,7 +23,13 @@ SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=8)
 
 
 def make_buffer(
-    client: redis.Redis, run_id: str, *, lease_ttl_s: float = 600.0, max_attempts: int = 3, max_bytes: int = 1 << 20
+    client: redis.Redis,
+    run_id: str,
+    *,
+    lease_ttl_s: float = 600.0,
+    max_attempts: int = 3,
+    max_bytes: int = 1 << 20,
+    compress: bool = False,
 ) -> Buffer:
     return Buffer(
         client,
@@ -32,6 +38,7 @@ def make_buffer(
         lease_ttl_s=lease_ttl_s,
         max_attempts=max_attempts,
         max_trajectory_bytes=max_bytes,
+        compress=compress,
     )
 
 

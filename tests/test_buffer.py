@@ -12,6 +12,7 @@ import redis
 from common.connection import connect
 from common.trajectory import InvalidTrajectory, Outcome, StopReason
 from replay.buffer import MAX_QUARANTINED, ORPHAN_TTL_S, Buffer
+from replay.bulk import Bulk
 from replay.keys import FencedOut, key
 from replay.sampler import Order, Reuse
 from replay.server import start_server
@@ -273,7 +274,7 @@ def test_a_claim_takes_all_or_nothing_oldest_finished_first(buffer: Buffer, run_
 
 
 def test_a_claim_that_raised_on_its_way_is_the_same_claim_when_tried_again(
-    buffer: Buffer, redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
+    buffer: Buffer, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_ready(buffer, run_id, 0, 1)
 
@@ -281,7 +282,7 @@ def test_a_claim_that_raised_on_its_way_is_the_same_claim_when_tried_again(
         raise redis.ConnectionError("the connection broke before the payloads came")
 
     with monkeypatch.context() as patched:
-        patched.setattr(redis_client, "mget", cut)
+        patched.setattr(Bulk, "read", cut)
         with pytest.raises(redis.ConnectionError):
             buffer.claim(1, 1, policy_version=0, max_lag=0)
     assert buffer.ledger().claimed == 1

@@ -401,6 +401,7 @@ class Books(RuleBasedStateMachine):
         assert audit(self.client, self.run_id) == []
 
 
+@pytest.mark.timeout(max(1800, NUM_EXAMPLES))
 def test_the_books_balance_after_any_action_of_actors_learners_and_people(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

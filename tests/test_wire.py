@@ -1,5 +1,6 @@
 """Frames: what is not one of ours is refused, in memory that the frame's own header bounds."""
 
+import random
 import struct
 import subprocess
 import sys
@@ -42,6 +43,11 @@ def test_a_record_comes_back_equal(compress: bool) -> None:
 def test_compression_pays() -> None:
     note = Note("spring " * 100)
     assert len(encode(note, compress=True)) < len(encode(note)) / 5
+
+
+def test_what_zstd_would_not_make_smaller_stays_plain() -> None:
+    noise = Note(random.Random(0).randbytes(300).hex()[:40])
+    assert encode(noise, compress=True) == encode(noise)
 
 
 @pytest.mark.parametrize(

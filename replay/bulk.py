@@ -1,0 +1,206 @@
+"""The buffer's two hot calls: a payload stored and committed, and payloads read, past redis-py's pipeline and parser.
+
+A connection is borrowed from the client's own pool, so that the address, password, TLS and timeouts are the client's,
+and so are its retries: a call that met an error on its way has its connection closed and is made again on a new one,
+from the first request without a reply. What is sent must bear being sent twice.
+"""
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import redis
+
+from common.connection import CALL_TIMEOUT_S, node_of
+from common.patience import passes, patiently
+from common.wire import WireError
+
+WINDOW = 4  # requests under way: the server has the next one while a reply travels
+READ_AHEAD = 2  # groups asked for: one is received while another is made use of
+CHUNK_BYTES = 1 << 20  # what a thread keeps to read into; what does not fit is read into memory of its own
+LINE_BYTES = 64  # enough for the line that declares a payload
+MAX_LINE_BYTES = 1 << 16
+
+T = TypeVar("T")
+Payload = memoryview | WireError | None
+"""What was read: the bytes; why they were refused; None for what is not there."""
+
+
+class Bulk:
+    """The bulk path of one client. Threads may share it."""
+
+    def __init__(self, client: redis.Redis, home: str, *, max_bytes: int) -> None:
+        """All keys live where `home` does. Payloads of more than `max_bytes` are not read."""
+        self._client = client
+        self._home = home
+        self._max_bytes = max_bytes
+        self._thread = threading.local()
+
+    def exchange(self, requests: Iterable[bytes], *, num_replies: int) -> list[list[Any]]:
+        """Send each request, WINDOW at a time; return its `num_replies` replies, an error as itself.
+
+        Raises what the client raises where the server stays away, and what `requests` raises.
+        """
+        replies: list[list[Any]] = []
+        to_send, unanswered = iter(requests), deque[bytes]()
+
+        def talk(connection: Any) -> None:
+            for request in unanswered:  # on a connection that was lost
+                connection.send_packed_command([request])
+            while True:
+                for request in itertools.islice(to_send, WINDOW - len(unanswered)):
+                    unanswered.append(request)
+                    connection.send_packed_command([request])
+                if not unanswered:
+                    return
+                replies.append([_reply(connection) for _ in range(num_replies)])
+                unanswered.popleft()
+
+        self._on_a_connection(talk)
+        return replies
+
+    def read(self, groups: Sequence[Sequence[str]], use: Callable[[int, list[Payload]], T]) -> list[T]:
+        """What `use` makes of the payloads of each group of names, given its index; while it does, the next come.
+
+        The payloads are in memory that the next group, or this thread's next read, overwrites.
+        """
+        if not hasattr(self._thread, "chunk"):
+            self._thread.chunk = bytearray(CHUNK_BYTES)
+        used: list[T] = []
+
+        def talk(connection: Any) -> None:
+            num_asked, receiver = len(used), None
+            while len(used) < len(groups):
+                for names in groups[num_asked : len(used) + READ_AHEAD]:
+                    connection.send_packed_command([packed(("MGET", *names))])
+                    num_asked += 1
+                # redis-py has no public way to the socket, nor from an error's words to its class.
+                receiver = receiver or _Receiver(connection._sock, self._thread.chunk)
+                receiver.rewind()
+                head = receiver.line()
+                if head.startswith(b"-"):
+                    raise connection._parser.parse_error(head[1:].decode(errors="replace"))
+                num_payloads = _size(head, b"*")
+                payloads = [receiver.payload(max_bytes=self._max_bytes) for _ in range(num_payloads)]
+                used.append(use(len(used), payloads))
+
+        self._on_a_connection(talk)
+        return used
+
+    def _on_a_connection(self, talk: Callable[[Any], T]) -> T:
+        def attempt() -> T:
+            pool = node_of(self._client, self._home).connection_pool
+            connection: Any = pool.get_connection()
+            try:
+                return talk(connection)
+            except BaseException:
+                connection.disconnect()  # replies may be under way that nobody will read
+                raise
+            finally:
+                pool.release(connection)
+
+        return patiently(self._client, attempt)
+
+
+def packed(*commands: Sequence[bytes | str | int]) -> bytes:
+    """Commands as they go over the wire, one after the other; the one copy of a payload that is made."""
+    pieces = []
+    for arguments in commands:
+        pieces.append(b"*%d\r\n" % len(arguments))
+        for argument in arguments:
+            data = argument if isinstance(argument, bytes) else str(argument).encode()
+            pieces += (b"$%d\r\n" % len(data), data, b"\r\n")
+    return b"".join(pieces)
+
+
+def _reply(connection: Any) -> Any:
+    try:
+        return connection.read_response()
+    except redis.ResponseError as error:
+        if passes(error):
+            raise
+        return error
+
+
+class _Receiver:
+    """Takes replies off a socket; the payloads of one stay where they were received, until `rewind`."""
+
+    def __init__(self, sock: Any, chunk: bytearray) -> None:
+        self._sock = sock
+        self._first = self._chunk = chunk
+        self._start = self._stop = 0  # of what was received and not taken yet
+        self._deadline = 0.0
+
+    def rewind(self) -> None:
+        """Begin a reply, over what was received before."""
+        self._move_to(self._first)
+        self._deadline = time.monotonic() + CALL_TIMEOUT_S
+
+    def line(self) -> bytes:
+        """Up to the next CRLF, which is taken too."""
+        while (end := self._chunk.find(b"\r\n", self._start, self._stop)) < 0:
+            if self._stop - self._start > MAX_LINE_BYTES:
+                raise redis.InvalidResponse(f"a line of more than {MAX_LINE_BYTES} bytes")
+            self._receive(self._stop - self._start + 1)
+        taken = bytes(self._chunk[self._start : end])
+        self._start = end + 2
+        return taken
+
+    def payload(self, *, max_bytes: int) -> Payload:
+        """The next bulk string; one that declares more than `max_bytes` is let pass and never held."""
+        num_bytes = _size(self.line(), b"$")
+        if num_bytes < 0:
+            return None
+        if num_bytes > max_bytes:
+            self._skip(num_bytes + 2)
+            return WireError(f"{num_bytes} bytes, the limit is {max_bytes}")
+        self._receive(num_bytes + 2)
+        taken = memoryview(self._chunk)[self._start : self._start + num_bytes]
+        self._start += num_bytes + 2
+        self._deadline = time.monotonic() + CALL_TIMEOUT_S
+        return taken
+
+    def _receive(self, num_bytes: int) -> None:
+        """Have at least `num_bytes` to take, in one piece, and little more: what comes next may have to move."""
+        if self._start + num_bytes + LINE_BYTES > len(self._chunk):
+            self._move_to(bytearray(max(CHUNK_BYTES, num_bytes + LINE_BYTES)))
+        while (num_missing := num_bytes - (self._stop - self._start)) > 0:
+            self._stop += self._received(memoryview(self._chunk)[self._stop : self._stop + num_missing + LINE_BYTES])
+
+    def _move_to(self, chunk: bytearray) -> None:
+        held = self._chunk[self._start : self._stop]
+        chunk[: len(held)] = held
+        self._chunk, self._start, self._stop = chunk, 0, len(held)
+
+    def _skip(self, num_bytes: int) -> None:
+        held = min(num_bytes, self._stop - self._start)
+        self._start += held
+        scratch = memoryview(bytearray(CHUNK_BYTES))
+        while (num_left := num_bytes - held) > 0:
+            held += self._received(scratch[:num_left])
+
+    def _received(self, into: memoryview) -> int:
+        try:
+            num_bytes: int = self._sock.recv_into(into)
+        except TimeoutError:
+            raise redis.TimeoutError("no reply in time") from None
+        except OSError as error:
+            raise redis.ConnectionError(f"the connection was lost: {error}") from error
+        if num_bytes == 0:
+            raise redis.ConnectionError("the server closed the connection")
+        if time.monotonic() > self._deadline:
+            raise redis.TimeoutError(f"a payload took longer than {CALL_TIMEOUT_S:.0f} s")
+        return num_bytes
+
+
+def _size(line: bytes, kind: bytes) -> int:
+    """What `*3` or `$53000` declares. Raises redis.InvalidResponse for another line."""
+    try:
+        if line[:1] == kind:
+            return int(line[1:])
+    except ValueError:
+        pass
+    raise redis.InvalidResponse(f"expected {kind.decode()} and a size, got {line[:80]!r}")
