@@ -99,6 +99,13 @@ def _cluster_client(url: str, options: dict[str, Any], patience: Patience) -> re
     return cast(redis.Redis, client)
 
 
+def node_of(client: redis.Redis, key: str) -> redis.Redis:
+    """The client of the one server that holds `key`, as far as is known: of a cluster, one of its nodes."""
+    if not isinstance(client, redis.RedisCluster):
+        return client
+    return cast(redis.Redis, client.get_redis_connection(client.get_node_from_key(key)))
+
+
 def _addresses(parts: SplitResult) -> list[tuple[str, int]]:
     """The `host:port` pairs of a URL that names more than one. Raises ValueError."""
     pairs = [address.rpartition(":") for address in parts.netloc.rpartition("@")[2].split(",")]
@@ -119,10 +126,14 @@ def connect_shards(
 
     A server that is named twice has one client.
     """
-    credentials, at, _ = urlsplit(url).netloc.rpartition("@")
-    urls = [url, *(shard.replace("://", f"://{credentials}{at}", 1) if shard else url for shard in shards)]
+    urls = _shard_urls(url, shards)
     clients = {each: connect(each, patience_s=patience_s, ending=ending) for each in dict.fromkeys(urls)}
     return [clients[each] for each in urls]
+
+
+def _shard_urls(url: str, shards: Sequence[str]) -> list[str]:
+    credentials, at, _ = urlsplit(url).netloc.rpartition("@")
+    return [url, *(shard.replace("://", f"://{credentials}{at}", 1) if shard else url for shard in shards)]
 
 
 def connect_or_explain(
@@ -145,6 +156,13 @@ def connect_or_explain(
         ) from None
     except ValueError:  # its own words may hold a part of the password
         raise RedisUnreachable(f"`redis.url` {NO_URL}, got {shown(url)!r}") from None
+
+
+def check_servers(url: str, shards: Sequence[str]) -> None:
+    """Raise RedisUnreachable unless the servers of `redis.url` and `redis.shards` all answer now."""
+    connect_or_explain(url).close()  # before its parts are looked at, as it may be no URL
+    for shard in dict.fromkeys(_shard_urls(url, shards)[1:]):
+        connect_or_explain(shard).close()
 
 
 def _wait_for_answer(url: str, ending: threading.Event | None) -> None:

@@ -16,6 +16,9 @@ FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0  # what a client adds, at most, to the time that the server is away
 SAY_AFTER_S = 1.0  # a connection that was merely cut is mended before
 SAY_EVERY_S = 10.0
+REFUSALS = (
+    redis.ReadOnlyError, redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError, redis.exceptions.MovedError
+)  # fmt: skip
 REFUSING_WORDS = ("MISCONF", "READONLY", "NOREPLICAS", "BUSY Redis")  # a script's error quotes what it met
 
 T = TypeVar("T")
@@ -131,8 +134,7 @@ def passes(error: Exception) -> bool:
     if isinstance(error, redis.exceptions.RedisClusterException):  # no node answers, or no node has a slot
         return "not covered" in str(error) or (isinstance(error.__cause__, Exception) and passes(error.__cause__))
     if isinstance(error, redis.ResponseError):
-        refusals = NotReady, redis.ReadOnlyError, redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError
-        return isinstance(error, refusals) or any(words in str(error) for words in REFUSING_WORDS)
+        return isinstance(error, (NotReady, *REFUSALS)) or any(words in str(error) for words in REFUSING_WORDS)
     return isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError)
 
 

@@ -38,7 +38,7 @@ from common.trajectory import Outcome, Trajectory
 from common.wire import decode, encode
 from replay import scripts
 from replay.audit import audit
-from replay.bulk import packed
+from replay.bulk import Payload, packed
 from replay.keys import FencedOut, key, shard_name
 from replay.ledger import Ledger, read_ledger
 from replay.payloads import INVALID, LostPayload, Payloads
@@ -150,7 +150,7 @@ class Buffer:
         reply = None
         while reply is None:
             reply = self._call("claim", *arguments)
-        groups = [self._read_group(decode(Ticket, ticket), num_uses, records) for ticket, num_uses, *records in reply]
+        groups = self._read_groups(reply)
         # Only now: a claim that raised on its way is the same claim when the learner tries again, and not one whose
         # groups nobody ever saw.
         self._num_claims += 1
@@ -329,12 +329,19 @@ class Buffer:
                 self._call("discard", ticket.group_id, member, record, "poison")
         return partials
 
-    def _read_group(self, ticket: Ticket, num_uses: int, records: list[bytes]) -> Group | None:
+    def _read_groups(self, reply: list[Any]) -> list[Group | None]:
+        rows = [(decode(Ticket, ticket), num_uses, records) for ticket, num_uses, *records in reply]
+        names = [
+            [self._payload_of("blob", ticket, member, record) for member, record in enumerate(records)]
+            for ticket, _, records in rows
+        ]
+        return self._payloads.bulk.read(names, lambda number, frames: self._group(*rows[number], frames))
+
+    def _group(self, ticket: Ticket, num_uses: int, records: list[bytes], frames: list[Payload]) -> Group | None:
         """The group with its payloads; None when one of them is lost, so it is dropped, or poison: quarantined."""
         group_id = ticket.group_id
-        names = [self._payload_of("blob", ticket, member, record) for member, record in enumerate(records)]
         trajectories = []
-        for member, frame in enumerate(self._payloads.read(names)):
+        for member, frame in enumerate(frames):
             try:
                 trajectories.append(self._payloads.decode(ticket, member, frame, outcome=Outcome.POLICY))
             except LostPayload:

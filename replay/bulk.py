@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import redis
-from redis.exceptions import MovedError
 
-from common.connection import CALL_TIMEOUT_S
+from common.connection import CALL_TIMEOUT_S, node_of
 from common.patience import passes, patiently
 from common.wire import WireError
 
 WINDOW = 4  # requests under way: the server has the next one while a reply travels
+READ_AHEAD = 2  # groups asked for: one is received while another is made use of
 CHUNK_BYTES = 1 << 20  # what a thread keeps to read into; what does not fit is read into memory of its own
+LINE_BYTES = 64  # enough for the line that declares a payload
 MAX_LINE_BYTES = 1 << 16
 
 T = TypeVar("T")
@@ -31,18 +32,17 @@ Payload = memoryview | WireError | None
 class Bulk:
     """The bulk path of one client. Threads may share it."""
 
-    def __init__(self, client: redis.Redis, base: str, *, max_bytes: int) -> None:
-        """`base` begins every key, so that it says which node of a cluster they are on. Payloads of more than
-        `max_bytes` are not read."""
+    def __init__(self, client: redis.Redis, home: str, *, max_bytes: int) -> None:
+        """All keys live where `home` does. Payloads of more than `max_bytes` are not read."""
         self._client = client
-        self._base = base
+        self._home = home
         self._max_bytes = max_bytes
         self._thread = threading.local()
 
     def exchange(self, requests: Iterable[bytes], *, num_replies: int) -> list[list[Any]]:
         """Send each request, WINDOW at a time; return its `num_replies` replies, an error as itself.
 
-        Raises RedisAway, and what `requests` raises.
+        Raises what the client raises where the server stays away, and what `requests` raises.
         """
         replies: list[list[Any]] = []
         to_send, unanswered = iter(requests), deque[bytes]()
@@ -56,43 +56,46 @@ class Bulk:
                     connection.send_packed_command([request])
                 if not unanswered:
                     return
-                answer = [_reply(connection) for _ in range(num_replies)]
-                for refusal in answer:
-                    if isinstance(refusal, Exception) and (passes(refusal) or isinstance(refusal, MovedError)):
-                        raise refusal
-                replies.append(answer)
+                replies.append([_reply(connection) for _ in range(num_replies)])
                 unanswered.popleft()
 
         self._on_a_connection(talk)
         return replies
 
-    def read(self, names: Sequence[str]) -> list[Payload]:
-        """The payloads of `names`, in memory that this thread's next read overwrites."""
-        if not names:
-            return []
-        return self._on_a_connection(lambda connection: self._read(connection, packed(("MGET", *names))))
+    def read(self, groups: Sequence[Sequence[str]], use: Callable[[int, list[Payload]], T]) -> list[T]:
+        """What `use` makes of the payloads of each group of names, given its index; while it does, the next come.
 
-    def _read(self, connection: Any, request: bytes) -> list[Payload]:
+        The payloads are in memory that the next group, or this thread's next read, overwrites.
+        """
         if not hasattr(self._thread, "chunk"):
             self._thread.chunk = bytearray(CHUNK_BYTES)
-        connection.send_packed_command([request])
-        # redis-py has no public way to the socket, nor from an error's words to its class.
-        receiver = _Receiver(connection._sock, self._thread.chunk)
-        head = receiver.line()
-        if head.startswith(b"-"):
-            raise connection._parser.parse_error(head[1:].decode(errors="replace"))
-        return [receiver.payload(max_bytes=self._max_bytes) for _ in range(_size(head, b"*"))]
+        used: list[T] = []
+
+        def talk(connection: Any) -> None:
+            num_asked, receiver = len(used), None
+            while len(used) < len(groups):
+                for names in groups[num_asked : len(used) + READ_AHEAD]:
+                    connection.send_packed_command([packed(("MGET", *names))])
+                    num_asked += 1
+                # redis-py has no public way to the socket, nor from an error's words to its class.
+                receiver = receiver or _Receiver(connection._sock, self._thread.chunk)
+                receiver.rewind()
+                head = receiver.line()
+                if head.startswith(b"-"):
+                    raise connection._parser.parse_error(head[1:].decode(errors="replace"))
+                num_payloads = _size(head, b"*")
+                payloads = [receiver.payload(max_bytes=self._max_bytes) for _ in range(num_payloads)]
+                used.append(use(len(used), payloads))
+
+        self._on_a_connection(talk)
+        return used
 
     def _on_a_connection(self, talk: Callable[[Any], T]) -> T:
         def attempt() -> T:
-            pool = self._pool()
+            pool = node_of(self._client, self._home).connection_pool
             connection: Any = pool.get_connection()
             try:
                 return talk(connection)
-            except MovedError as error:
-                connection.disconnect()
-                self._client.exists(self._base)  # with this, redis-py finds out where the slot is now
-                raise redis.ConnectionError(f"the keys are on another node: {error}") from error
             except BaseException:
                 connection.disconnect()  # replies may be under way that nobody will read
                 raise
@@ -100,12 +103,6 @@ class Bulk:
                 pool.release(connection)
 
         return patiently(self._client, attempt)
-
-    def _pool(self) -> Any:
-        if not isinstance(self._client, redis.RedisCluster):
-            return self._client.connection_pool
-        node = self._client.get_node_from_key(self._base)
-        return self._client.get_redis_connection(node).connection_pool
 
 
 def packed(*commands: Sequence[bytes | str | int]) -> bytes:
@@ -123,16 +120,23 @@ def _reply(connection: Any) -> Any:
     try:
         return connection.read_response()
     except redis.ResponseError as error:
+        if passes(error):
+            raise
         return error
 
 
 class _Receiver:
-    """Takes one reply off a socket; the payloads stay where they were received."""
+    """Takes replies off a socket; the payloads of one stay where they were received, until `rewind`."""
 
     def __init__(self, sock: Any, chunk: bytearray) -> None:
         self._sock = sock
-        self._chunk = chunk
+        self._first = self._chunk = chunk
         self._start = self._stop = 0  # of what was received and not taken yet
+        self._deadline = 0.0
+
+    def rewind(self) -> None:
+        """Begin a reply, over what was received before."""
+        self._move_to(self._first)
         self._deadline = time.monotonic() + CALL_TIMEOUT_S
 
     def line(self) -> bytes:
@@ -160,14 +164,16 @@ class _Receiver:
         return taken
 
     def _receive(self, num_bytes: int) -> None:
-        """Have at least `num_bytes` to take, in one piece."""
-        if self._start + num_bytes > len(self._chunk):
-            held = self._chunk[self._start : self._stop]
-            self._chunk = bytearray(max(CHUNK_BYTES, num_bytes))
-            self._chunk[: len(held)] = held
-            self._start, self._stop = 0, len(held)
-        while self._stop - self._start < num_bytes:
-            self._stop += self._received(memoryview(self._chunk)[self._stop :])
+        """Have at least `num_bytes` to take, in one piece, and little more: what comes next may have to move."""
+        if self._start + num_bytes + LINE_BYTES > len(self._chunk):
+            self._move_to(bytearray(max(CHUNK_BYTES, num_bytes + LINE_BYTES)))
+        while (num_missing := num_bytes - (self._stop - self._start)) > 0:
+            self._stop += self._received(memoryview(self._chunk)[self._stop : self._stop + num_missing + LINE_BYTES])
+
+    def _move_to(self, chunk: bytearray) -> None:
+        held = self._chunk[self._start : self._stop]
+        chunk[: len(held)] = held
+        self._chunk, self._start, self._stop = chunk, 0, len(held)
 
     def _skip(self, num_bytes: int) -> None:
         held = min(num_bytes, self._stop - self._start)

@@ -43,8 +43,8 @@ class Payloads:
         return compressed(frame) if self._compress else frame
 
     def read(self, names: list[str]) -> list[Payload]:
-        """The frames, in the order of their names, in memory that this thread's next `read` overwrites."""
-        return self.bulk.read(names)
+        """The frames, in the order of their names, in memory that this thread's next reading overwrites."""
+        return self.bulk.read([names], lambda _, frames: frames)[0] if names else []
 
     def decode(self, ticket: Ticket, member: int, frame: Payload, *, outcome: Outcome) -> Trajectory:
         """The attempt that was stored as `member`. Raises LostPayload, WireError, InvalidTrajectory."""

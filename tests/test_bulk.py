@@ -1,5 +1,6 @@
 """The bulk path: what is stored and read comes whole and in order, whatever the connection and the server do."""
 
+import itertools
 import socket
 import threading
 import tracemalloc
@@ -25,7 +26,11 @@ MAX_BYTES = 3 * CHUNK_BYTES
 
 @pytest.fixture
 def bulk_path(redis_client: redis.Redis) -> Bulk:
-    return Bulk(redis_client, "bulk", max_bytes=MAX_BYTES)
+    return Bulk(redis_client, "home", max_bytes=MAX_BYTES)
+
+
+def read(bulk_path: Bulk, names: list[str]) -> list[Payload]:
+    return bulk_path.read([names], lambda _, payloads: payloads)[0]
 
 
 def held(payloads: list[Payload]) -> list[bytes | None]:
@@ -49,9 +54,38 @@ def test_payloads_come_whole_and_in_order(
     for name, payload in zip(names, payloads, strict=True):
         if payload is not None:
             redis_client.set(name, payload)
-    assert held(bulk_path.read(names)) == payloads
-    assert held(bulk_path.read(names[::-1])) == payloads[::-1]
+    assert held(read(bulk_path, names)) == payloads
+    assert held(read(bulk_path, names[::-1])) == payloads[::-1]
     redis_client.delete(*names)
+
+
+def test_group_after_group_is_read_from_where_a_cut_connection_left_off(
+    redis_url: str, redis_client: redis.Redis, run_id: str
+) -> None:
+    sizes = [[10, CHUNK_BYTES, 0], [70, 70], [MAX_BYTES], [], [CHUNK_BYTES - 40] * 3, [1], [2]]
+    groups = [[key(run_id, "blob", group, member) for member in range(len(of))] for group, of in enumerate(sizes)]
+    groups[3] = [key(run_id, "nothing")]
+    for group, of in enumerate(sizes):
+        for member, size in enumerate(of):
+            redis_client.set(groups[group][member], bytes([group + member]) * size)
+    with connect(redis_url) as cut_client:
+        only_connection = cut_client.client_id()
+        num_cut = 0
+
+        def use(number: int, payloads: list[Payload]) -> tuple[int, list[bytes | None]]:
+            nonlocal num_cut
+            if number == 2:
+                num_cut += redis_client.client_kill_filter(_id=only_connection)
+            return number, held(payloads)
+
+        used = Bulk(cut_client, "home", max_bytes=MAX_BYTES).read(groups, use)
+    assert num_cut == 1
+    expected: list[list[bytes | None]] = [
+        [bytes([group + member]) * size for member, size in enumerate(of)] for group, of in enumerate(sizes)
+    ]
+    expected[3] = [None]
+    assert used == list(enumerate(expected))
+    redis_client.delete(*itertools.chain.from_iterable(groups))
 
 
 def test_what_is_larger_than_allowed_passes_by_unread_and_the_rest_comes(
@@ -61,9 +95,9 @@ def test_what_is_larger_than_allowed_passes_by_unread_and_the_rest_comes(
     redis_client.set(names[0], b"before")
     redis_client.setrange(names[1], (64 << 20) - 1, b"x")
     redis_client.set(names[2], b"after")
-    bulk_path.read(names[:1])
+    read(bulk_path, names[:1])
     tracemalloc.start()
-    before, refused, after = bulk_path.read(names)
+    before, refused, after = read(bulk_path, names)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held([before, after]) == [b"before", b"after"]
@@ -184,7 +218,9 @@ def wire() -> Iterator[tuple[socket.socket, "bulk._Receiver"]]:
     theirs, ours = socket.socketpair()
     with theirs, ours:
         ours.settimeout(5)
-        yield theirs, bulk._Receiver(ours, bytearray(CHUNK_BYTES))
+        receiver = bulk._Receiver(ours, bytearray(CHUNK_BYTES))
+        receiver.rewind()
+        yield theirs, receiver
 
 
 @pytest.mark.parametrize(
@@ -215,9 +251,7 @@ def test_a_connection_closed_midway_is_an_error(wire: tuple[socket.socket, "bulk
         receiver.payload(max_bytes=100)
 
 
-def test_a_server_that_trickles_is_not_waited_for(
-    wire: tuple[socket.socket, "bulk._Receiver"], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_trickles_is_not_waited_for(wire: tuple[socket.socket, "bulk._Receiver"]) -> None:
     theirs, receiver = wire
     receiver._deadline = 0.0  # long ago
     theirs.sendall(b"$10\r\nabc")

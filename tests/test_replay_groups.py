@@ -8,11 +8,12 @@ import redis
 
 from common.connection import connect
 from common.weights import Manifest, Offer
+from replay.buffer import Buffer
 from replay.bulletin import Bulletin
 from replay.listing import find_group, list_groups
 from replay.server import start_server
 from tests.attempts import make_buffer, ticket
-from tests.inspected import Inspected
+from tests.inspected import VOCAB_SIZE, Inspected
 from tools.cli import main
 
 
@@ -167,3 +168,19 @@ def test_who_may_only_read_can_ask_everything_that_changes_nothing(
         assert "2 trajectories" in run("export", str(tmp_path / "rows.jsonl"))
         assert "no permissions to run the 'evalsha' command" in run("requeue", "2", code=2)
         assert run.buffer.ledger().queued == 1
+
+
+def test_groups_of_every_shard_are_found(inspected: Inspected, redis_url: str) -> None:
+    second = Buffer(
+        inspected.client, inspected.run_id, shard=1, vocab_size=VOCAB_SIZE, lease_ttl_s=600.0, max_attempts=3,
+        max_trajectory_bytes=1 << 20,
+    )  # fmt: skip
+    second.acquire_epoch()
+    inspected.open(2, 4)
+    second.open([ticket(3), ticket(5)])
+    shards = f"redis.shards=[redis://{redis_url.rpartition('@')[2]}]"  # with the password of redis.url
+    assert sorted(row["group_id"] for row in inspected.json("groups", shards)) == [2, 3, 4, 5]
+    assert inspected("quarantine", "3", "--reason", "odd", shards) == "group 3: quarantined; it was queued\n"
+    assert second.ledger().quarantined == 1
+    assert [row["group_id"] for row in inspected.json("quarantined", shards)] == [3]
+    assert inspected("requeue", "3", shards) == "group 3: queued; it was quarantined\n"

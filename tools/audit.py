@@ -2,16 +2,15 @@
 
 from common.config import Config
 from replay.shards import audit_shards, read_shards
-from tools.run_client import clients_of
+from tools.run_client import shards_of
 from tools.table import print_table
 
 
 def audit(config: Config) -> int:
     """Print the ledger of every stream; return 0 when all of them balance and hold up to the recount, else 1."""
-    shards = clients_of(config)
     num_wrong = 0
     for stream in ("train", "eval"):
-        clients = shards if stream == "train" else shards[:1]
+        clients = [shard.client for shard in shards_of(config, stream=stream)]
         ledger = read_shards(clients, config.run.name, stream=stream)
         contradictions = audit_shards(clients, config.run.name, stream=stream)
         if not ledger.balanced:

@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import msgspec
@@ -89,26 +90,14 @@ def measure(server: Server, num_actors: int, *, stream: str) -> Measured:
             measured_s=MEASURED_S,
             leases=[(lease.ticket.group_id, lease.fence) for lease in leases if lease is not None],
         )
-        processes = [_started(msgspec.structs.replace(orders, leases=orders.leases[number::NUM_PROCESSES]))
-                     for number in range(NUM_PROCESSES)]  # fmt: skip
-        for process in processes:
-            _heard(process)
-        redis_process = psutil.Process(server.process.pid)
-        for process in processes:
-            _tell(process, "go")
-        cpu_s, started = sum(redis_process.cpu_times()[:2]), time.perf_counter()
-        time.sleep(MEASURED_S)
-        cpu_s, wall_s = sum(redis_process.cpu_times()[:2]) - cpu_s, time.perf_counter() - started
-        latencies_s = [latency for process in processes for latency in json.loads(_heard(process))]
-        for process in processes:
-            process.wait(START_TIMEOUT_S)
+        latencies_s, server_cpu = _worked(orders, psutil.Process(server.process.pid))
         client.flushall()
     percentiles = statistics.quantiles(latencies_s, n=100)
     return Measured(
         p50_ms=1e3 * percentiles[49],
         p99_ms=1e3 * percentiles[98],
         inserts_per_s=len(latencies_s) / MEASURED_S,
-        server_cpu=cpu_s / wall_s,
+        server_cpu=server_cpu,
     )
 
 
@@ -123,6 +112,22 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     period_s: float  # from insert to insert of one actor
     measured_s: float
     leases: list[tuple[int, int]]  # group id and fence, one an actor
+
+
+def _worked(orders: Orders, server: psutil.Process) -> tuple[list[float], float]:
+    """The seconds of every insert, and the cores that the server used, while NUM_PROCESSES did as told."""
+    with ExitStack() as stack:
+        shares = [orders.leases[number::NUM_PROCESSES] for number in range(NUM_PROCESSES)]
+        processes = [stack.enter_context(_started(msgspec.structs.replace(orders, leases=share))) for share in shares]
+        for process in processes:
+            _heard(process)
+        for process in processes:
+            _tell(process, "go")
+        cpu_s, started = sum(server.cpu_times()[:2]), time.perf_counter()
+        time.sleep(MEASURED_S)
+        cpu_s, wall_s = sum(server.cpu_times()[:2]) - cpu_s, time.perf_counter() - started
+        latencies_s = [latency_s for process in processes for latency_s in json.loads(_heard(process))]
+    return latencies_s, cpu_s / wall_s
 
 
 def _started(orders: Orders) -> subprocess.Popen[str]:

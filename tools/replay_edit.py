@@ -1,13 +1,10 @@
 """`slipstream replay quarantine` and `requeue`: set a group aside, or let groups begin anew."""
 
-import redis
-
 from common.config import Config
 from replay.buffer import Buffer
-from replay.fleet import Fleet
 from replay.listing import find_group
 from tools.printable import json_line
-from tools.run_client import client_of
+from tools.run_client import Shard, shard_of, shards_of
 
 WHY_NOT = {
     None: "Redis does not hold it; `slipstream replay groups` lists what is there",
@@ -20,23 +17,21 @@ WHY_NOT = {
 
 def quarantine(config: Config, *, group_id: int, reason: str, stream: str, as_json: bool) -> int:
     """Set a group aside as it is, for `reason`. Return 1 where that cannot be."""
-    client = client_of(config)
-    before = _state(client, config, group_id, stream)
-    done = before in ("queued", "leased", "ready") and buffer_of(client, config, stream).quarantine(group_id, reason)
-    after = _state(client, config, group_id, stream)
-    _say(group_id, before, after, done=done, as_json=as_json)
+    shard = shard_of(shards_of(config, stream=stream), group_id)
+    before = _state(shard, group_id, stream)
+    done = before in ("queued", "leased", "ready") and buffer_of(shard, config, stream).quarantine(group_id, reason)
+    _say(group_id, before, _state(shard, group_id, stream), done=done, as_json=as_json)
     return 0 if done else 1
 
 
 def requeue(config: Config, *, group_ids: list[int], stream: str, as_json: bool) -> int:
     """Let each group begin anew: what it has stored is dropped. Return 1 where that cannot be for one of them."""
-    client = client_of(config)
-    buffer, num_requeued = buffer_of(client, config, stream), 0
+    shards, num_requeued = shards_of(config, stream=stream), 0
     for group_id in group_ids:
-        before = _state(client, config, group_id, stream)
-        done = buffer.requeue([group_id])
-        after = _state(client, config, group_id, stream)
-        _say(group_id, before, after, done=bool(done), as_json=as_json)
+        shard = shard_of(shards, group_id)
+        before = _state(shard, group_id, stream)
+        done = buffer_of(shard, config, stream).requeue([group_id])
+        _say(group_id, before, _state(shard, group_id, stream), done=bool(done), as_json=as_json)
         num_requeued += done
     return 0 if num_requeued == len(group_ids) else 1
 
@@ -50,18 +45,19 @@ def _say(group_id: int, before: str | None, after: str | None, *, done: bool, as
         print(f"group {group_id}: nothing done: {WHY_NOT.get(after, 'its state changed meanwhile; try again')}")
 
 
-def _state(client: redis.Redis, config: Config, group_id: int, stream: str) -> str | None:
-    found = find_group(client, config.run.name, group_id, stream=stream)
+def _state(shard: Shard, group_id: int, stream: str) -> str | None:
+    found = find_group(shard.client, shard.name, group_id, stream=stream)
     return found.state if found else None
 
 
-def buffer_of(client: redis.Redis, config: Config, stream: str) -> Buffer:
-    """One stream of the run, for its verbs that take no learner."""
+def buffer_of(shard: Shard, config: Config, stream: str) -> Buffer:
+    """One shard of a stream, for its verbs that take no learner and no trajectory."""
     return Buffer(
-        client,
+        shard.client,
         config.run.name,
         stream=stream,
-        vocab_size=Fleet(client, config.run.name).run_facts().vocab_size,
+        shard=shard.index,
+        vocab_size=0,
         lease_ttl_s=config.replay.lease_ttl_s,
         max_attempts=config.replay.max_attempts,
         max_trajectory_bytes=config.replay.max_trajectory_bytes,

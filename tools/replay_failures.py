@@ -8,18 +8,22 @@ from common.config import Config
 from replay.ticket import Failure, Quarantined
 from tools.printable import json_line
 from tools.replay_edit import buffer_of
-from tools.run_client import client_of
+from tools.run_client import shards_of
 from tools.table import print_rows
 
 
 def failures(config: Config, *, limit: int, stream: str, as_json: bool) -> int:
-    """The last attempts that failed by no doing of the policy's, newest first."""
-    return _list(Failure, buffer_of(client_of(config), config, stream).failures()[:limit], as_json=as_json)
+    """The last attempts that failed by no doing of the policy's, newest first in each shard."""
+    shards = shards_of(config, stream=stream)
+    found = [failure for shard in shards for failure in buffer_of(shard, config, stream).failures()]
+    return _list(Failure, found[:limit], as_json=as_json)
 
 
 def quarantined(config: Config, *, limit: int, stream: str, as_json: bool) -> int:
-    """The groups that are set aside, newest first."""
-    return _list(Quarantined, buffer_of(client_of(config), config, stream).quarantined()[:limit], as_json=as_json)
+    """The groups that are set aside, newest first in each shard."""
+    shards = shards_of(config, stream=stream)
+    found = [group for shard in shards for group in buffer_of(shard, config, stream).quarantined()]
+    return _list(Quarantined, found[:limit], as_json=as_json)
 
 
 def _list(kind: type[msgspec.Struct], records: Sequence[msgspec.Struct], *, as_json: bool) -> int:

@@ -9,7 +9,7 @@ from replay.bulletin import Bulletin
 from replay.ledger import STATES
 from replay.listing import ListedGroup, list_groups
 from tools.printable import json_line
-from tools.run_client import client_of
+from tools.run_client import shards_of
 from tools.table import print_rows
 
 COLUMNS = ("group", "state", "s", "task", "holder", "left s", "stored", "oldest", "lag", "attempts", "used")
@@ -39,11 +39,12 @@ class Wanted:
 
 def groups(config: Config, *, wanted: Wanted, limit: int, stream: str, as_json: bool) -> int:
     """List at most `limit` groups, of the state that is nearest to the actors first."""
-    client = client_of(config)
-    latest = Bulletin(client, config.run.name).latest()
+    shards = shards_of(config, stream=stream)
+    latest = Bulletin(shards[0].client, config.run.name).latest()
     published_version = latest.manifest.policy_version if latest else None
     states = [wanted.state] if wanted.state else STATES
-    found = filter(wanted.admits, list_groups(client, config.run.name, states=states, stream=stream))
+    lists = (list_groups(shard.client, shard.name, states=states, stream=stream) for shard in shards)
+    found = filter(wanted.admits, itertools.chain.from_iterable(lists))
     shown = [group_facts(group, published_version) for group in itertools.islice(found, limit)]
     if as_json:
         for facts in shown:

@@ -134,13 +134,7 @@ class Reverb:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for process in (self._client, self._server):
-            assert process.stdin is not None
-            process.stdin.close()
-            try:
-                process.wait(TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.__exit__(kind, error, trace)  # closes its input, at which it ends, and waits
 
     def _start(self, *arguments: str) -> subprocess.Popen[str]:
         script = Path(__file__).parent / "rival_reverb.py"

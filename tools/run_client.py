@@ -1,22 +1,38 @@
 """The servers of a run that is there already."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import redis
 
 from common.config import Config, ConfigError
-from common.connection import connect_or_explain, connect_shards
+from common.connection import check_servers, connect_shards
 from replay.fleet import Fleet
+from replay.keys import shard_name
 
 
-def clients_of(config: Config) -> list[redis.Redis]:
-    """A client of each of the run's shards. Raises ConfigError, RedisUnreachable, UnknownRun."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shard:
+    """A server's share of a stream's groups."""
+
+    client: redis.Redis
+    index: int
+    name: str  # what stands in its keys for the run's name
+
+
+def shards_of(config: Config, *, stream: str) -> list[Shard]:
+    """The shards of a stream; evaluations are on the first. Raises ConfigError, RedisUnreachable, UnknownRun."""
     if not config.redis.url:
         raise ConfigError("`redis.url` is empty; say which Redis the run is on, as in redis.url=redis://host:6379")
-    connect_or_explain(config.redis.url).close()
+    check_servers(config.redis.url, config.redis.shards)
     clients = connect_shards(config.redis.url, config.redis.shards)
     Fleet(clients[0], config.run.name).run_facts()
-    return clients
+    return [
+        Shard(client=client, index=index, name=shard_name(config.run.name, index))
+        for index, client in enumerate(clients if stream == "train" else clients[:1])
+    ]
 
 
-def client_of(config: Config) -> redis.Redis:
-    """A client of the run's first server, which has what concerns the whole run. Raises as `clients_of`."""
-    return clients_of(config)[0]
+def shard_of(shards: Sequence[Shard], group_id: int) -> Shard:
+    """The one that the group lives on."""
+    return shards[group_id % len(shards)]

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import redis
-
 from common.config import Config, ConfigError
 from common.connection import RedisUnreachable
 from common.run_dir import RunDir
@@ -20,7 +18,7 @@ from replay.listing import ListedGroup, NotRecorded, find_group, list_groups, pa
 from replay.ticket import Group, Ticket
 from tools.prepare import load_tokenizer, model_folder
 from tools.printable import printable
-from tools.run_client import client_of
+from tools.run_client import Shard, shard_of, shards_of
 
 MAX_GROUP_BYTES = 1 << 30  # in memory at one time, from an archive
 ANY_TOKEN = 2**31  # a vocabulary without end: who looks at a record wants to see it as it is
@@ -54,9 +52,9 @@ class RunRecords:
         self._stream = stream
         self._run_dir = RunDir(config.run.root, config.run.name)
         self._archive = Archive(self._run_dir.trajectories, config.run.name)
-        self._client: redis.Redis | None = None
+        self._shards: list[Shard] = []
         try:
-            self._client = client_of(config)
+            self._shards = shards_of(config, stream=stream)
         except (ConfigError, RedisUnreachable, UnknownRun):
             if not self._archived_steps():
                 raise
@@ -68,9 +66,10 @@ class RunRecords:
 
     def group(self, group_id: int) -> RecordedGroup:
         """One group. Raises NotRecorded."""
-        if self._client:
-            found = find_group(self._client, self._config.run.name, group_id, stream=self._stream)
-            held = self._read(self._client, found) if found else None
+        if self._shards:
+            shard = shard_of(self._shards, group_id)
+            found = find_group(shard.client, shard.name, group_id, stream=self._stream)
+            held = self._read(shard, found) if found else None
             if held:
                 return held
         step = self._last_step_with(group_id)
@@ -85,22 +84,20 @@ class RunRecords:
         """What `step` was given. Raises NotRecorded."""
         if step in self._archived_steps():
             return self._archived(step)
-        if self._client:
-            listed = list_groups(self._client, self._config.run.name, states=["claimed", "ready"], stream=self._stream)
-            claimed = (self._read(self._client, group) for group in listed if step in group.uses)
-            readable = [group for group in claimed if group and group.trajectories]
-            if readable:
-                return RecordedStep(step=step, policy_version=None, groups=readable)
+        used = (self._read(shard, group) for shard, group in self._listed(["claimed", "ready"]) if step in group.uses)
+        readable = [group for group in used if group and group.trajectories]
+        if readable:
+            return RecordedStep(step=step, policy_version=None, groups=readable)
         raise NotRecorded(f"nothing is recorded of step {step} of {self._config.run.name}: {self._looked()}")
 
     def held(self, states: Collection[str]) -> Iterator[RecordedGroup]:
         """The groups that Redis holds in `states` and that have a trajectory, one after another."""
-        if self._client is None:
+        if not self._shards:
             raise NotRecorded(
                 f"no server answers for {self._config.run.name}; export from its archive with --steps A:B"
             )
-        for group in list_groups(self._client, self._config.run.name, states=states, stream=self._stream):
-            held = self._read(self._client, group) if group.members else None
+        for shard, group in self._listed(states):
+            held = self._read(shard, group) if group.members else None
             if held:
                 yield held
 
@@ -112,11 +109,16 @@ class RunRecords:
         for step in steps:
             yield from self._archived(step).groups
 
-    def _read(self, client: redis.Redis, listed: ListedGroup) -> RecordedGroup | None:
+    def _listed(self, states: Collection[str]) -> Iterator[tuple[Shard, ListedGroup]]:
+        for shard in self._shards:
+            for group in list_groups(shard.client, shard.name, states=states, stream=self._stream):
+                yield shard, group
+
+    def _read(self, shard: Shard, listed: ListedGroup) -> RecordedGroup | None:
         """The group with what can be read of it; None when it left Redis meanwhile."""
-        run_id, trajectories, unreadable = self._config.run.name, {}, {}
-        frames = payloads(client, run_id, listed, stream=self._stream)
-        if None in frames.values() and not find_group(client, run_id, listed.group_id, stream=self._stream):
+        client, trajectories, unreadable = shard.client, {}, {}
+        frames = payloads(client, shard.name, listed, stream=self._stream)
+        if None in frames.values() and not find_group(client, shard.name, listed.group_id, stream=self._stream):
             return None
         for member, frame in frames.items():
             if frame is None:
@@ -153,14 +155,14 @@ class RunRecords:
     def _looked(self) -> str:
         """Where there is nothing to be found, for a person who looks on."""
         steps = self._archived_steps()
-        server = "Redis does not hold it" if self._client else "no server answers"
+        server = "Redis does not hold it" if self._shards else "no server answers"
         there = f"holds steps {steps[0]} to {steps[-1]}" if steps else "is empty"
         return f"{server}, and the archive {self._run_dir.trajectories} {there}"
 
     def _model_folder(self) -> Path:
         folder = model_folder(self._config, self._run_dir)
-        if self._client and not (folder / "tokenizer_config.json").is_file():
-            folder = Path(Fleet(self._client, self._config.run.name).run_facts().model_path)
+        if self._shards and not (folder / "tokenizer_config.json").is_file():
+            folder = Path(Fleet(self._shards[0].client, self._config.run.name).run_facts().model_path)
         if not (folder / "tokenizer_config.json").is_file():
             raise ConfigError(f"the run's model folder {folder} is not on this host; name a copy by model.path=FOLDER")
         return folder
