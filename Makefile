@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup quickstart test check format lock clean bench-actors soak test-faults
+.PHONY: setup quickstart test test-ledger test-faults check format lock clean bench-actors soak
 
 setup: $(STAMP)
 
@@ -23,6 +23,10 @@ quickstart: setup
 
 test: setup check
 	$(BIN)/pytest
+
+# The buffer against its model, 50,000 examples of up to 30 actions; `make test` runs 2,000.
+test-ledger: setup
+	SLIPSTREAM_LEDGER_EXAMPLES=$${SLIPSTREAM_LEDGER_EXAMPLES:-50000} $(BIN)/pytest tests/test_ledger.py
 
 check: setup
 	$(BIN)/ruff format --check .

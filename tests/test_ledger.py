@@ -1,5 +1,6 @@
 """The books balance after any action by anyone, and an audit finds what contradicts them."""
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -63,9 +64,22 @@ class LossyRedis(redis.Redis):
 
     loses_replies = False
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.answered: list[tuple[Any, ...]] = []  # scripts that were run, and had something to say
+
     def execute_command(self, *arguments: Any, **options: Any) -> Any:
         reply = super().execute_command(*arguments, **options)
-        return super().execute_command(*arguments, **options) if self.loses_replies else reply
+        if self.loses_replies:
+            reply = super().execute_command(*arguments, **options)
+        if arguments[0] == "EVALSHA" and reply is not None:
+            self.answered.append(arguments)
+        return reply
+
+    def deliver_again(self, command: tuple[Any, ...]) -> None:
+        """What happens to a copy that was held up on its way; an answer goes to nobody."""
+        with contextlib.suppress(redis.ResponseError):
+            super().execute_command(*command)
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> LossyPipeline:
         pipeline = LossyPipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
@@ -81,6 +95,7 @@ class Books(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.client.flushdb()
+        self.client.answered.clear()
         self.run_id = "books"
         self.learner, self.zombie, self.actor_side = (self.new_buffer() for _ in range(3))
         self.num_epochs = self.learner.acquire_epoch()
@@ -222,6 +237,15 @@ class Books(RuleBasedStateMachine):
         self.settled_step = max(self.settled_step, self.step - steps_back)
         num_trained = self.model.settle(self.settled_step)
         assert self.losing(lost, lambda: self.learner.settle(self.settled_step)) == (0 if lost else num_trained)
+
+    @rule(data=st.data(), verb=st.sampled_from(["acquire_epoch", "claim", "claim", "drop", "fail", "lease", "open"]))
+    @precondition(lambda self: self.client.answered)
+    def deliver_late(self, data: st.DataObject, verb: str) -> None:
+        """A copy of a call from long ago arrives, and nothing comes of it."""
+        sha = self.learner._scripts[verb].sha
+        copies = [command for command in self.client.answered if command[1] == sha]
+        if copies:
+            self.client.deliver_again(data.draw(st.sampled_from(copies)))
 
     # --- People.
 
@@ -377,6 +401,7 @@ class Books(RuleBasedStateMachine):
         assert audit(self.client, self.run_id) == []
 
 
+@pytest.mark.timeout(max(1800, NUM_EXAMPLES))
 def test_the_books_balance_after_any_action_of_actors_learners_and_people(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
