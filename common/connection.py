@@ -119,10 +119,14 @@ def connect_shards(
 
     A server that is named twice has one client.
     """
-    credentials, at, _ = urlsplit(url).netloc.rpartition("@")
-    urls = [url, *(shard.replace("://", f"://{credentials}{at}", 1) if shard else url for shard in shards)]
+    urls = _shard_urls(url, shards)
     clients = {each: connect(each, patience_s=patience_s, ending=ending) for each in dict.fromkeys(urls)}
     return [clients[each] for each in urls]
+
+
+def _shard_urls(url: str, shards: Sequence[str]) -> list[str]:
+    credentials, at, _ = urlsplit(url).netloc.rpartition("@")
+    return [url, *(shard.replace("://", f"://{credentials}{at}", 1) if shard else url for shard in shards)]
 
 
 def connect_or_explain(
@@ -145,6 +149,13 @@ def connect_or_explain(
         ) from None
     except ValueError:  # its own words may hold a part of the password
         raise RedisUnreachable(f"`redis.url` {NO_URL}, got {shown(url)!r}") from None
+
+
+def check_servers(url: str, shards: Sequence[str]) -> None:
+    """Raise RedisUnreachable unless the servers of `redis.url` and `redis.shards` all answer now."""
+    connect_or_explain(url).close()  # before its parts are looked at, as it may be no URL
+    for shard in dict.fromkeys(_shard_urls(url, shards)[1:]):
+        connect_or_explain(shard).close()
 
 
 def _wait_for_answer(url: str, ending: threading.Event | None) -> None:

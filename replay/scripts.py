@@ -27,7 +27,8 @@ class Script:
 
     def __call__(self, *, keys: list[str], args: Iterable[Any] = ()) -> Any:
         """Run it, and return its reply. Raises RedisAway."""
-        return patiently(self._client, lambda: self._run(*keys, *args, num_keys=len(keys)))
+        arguments = (*keys, *args)
+        return patiently(self._client, lambda: self._run(*arguments, num_keys=len(keys)))
 
     def _run(self, *arguments: Any, num_keys: int) -> Any:
         try:

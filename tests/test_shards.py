@@ -12,7 +12,7 @@ import redis
 import torch
 
 from common.config import ConfigError, load_config
-from common.connection import connect, connect_shards
+from common.connection import RedisUnreachable, check_servers, connect, connect_shards
 from common.shutdown import Shutdown
 from learner.checkpoint import Progress
 from learner.lead import shard_buffer
@@ -152,6 +152,12 @@ def test_a_server_that_is_named_twice_has_one_client(servers: list[Server]) -> N
         assert client.get("where") == b"second"
     for client in clients:
         client.close()
+
+
+def test_a_shard_that_does_not_answer_is_named(servers: list[Server]) -> None:
+    check_servers(servers[0].secret_url, ["", servers[1].url])
+    with pytest.raises(RedisUnreachable, match=r"`redis.url` redis://\*\*\*@127.0.0.1:1 does not answer"):
+        check_servers(servers[0].secret_url, ["redis://127.0.0.1:1"])
 
 
 @pytest.mark.timeout(900)

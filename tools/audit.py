@@ -1,7 +1,7 @@
 """`slipstream replay audit`: count every group and trajectory again and compare with the books."""
 
 from common.config import Config, ConfigError
-from common.connection import connect_or_explain, connect_shards
+from common.connection import check_servers, connect_shards
 from replay.fleet import Fleet
 from replay.shards import audit_shards, read_shards
 from tools.table import print_table
@@ -11,7 +11,7 @@ def audit(config: Config) -> int:
     """Print the ledger of every stream; return 0 when all of them balance and hold up to the recount, else 1."""
     if not config.redis.url:
         raise ConfigError("`redis.url` is empty; say which Redis the run is on, as in redis.url=redis://host:6379")
-    connect_or_explain(config.redis.url).close()
+    check_servers(config.redis.url, config.redis.shards)
     shards = connect_shards(config.redis.url, config.redis.shards)
     Fleet(shards[0], config.run.name).run_facts()  # raises UnknownRun
     num_wrong = 0

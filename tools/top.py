@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.live import Live
 
 from common.config import Config, ConfigError
-from common.connection import connect_or_explain, connect_shards
+from common.connection import check_servers, connect_shards
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from replay.fleet import Fleet
@@ -20,7 +20,7 @@ def top(config: Config) -> int:
     """Show the run until Ctrl-C; once, where the output is no terminal."""
     if not config.redis.url:
         raise ConfigError("`redis.url` is empty; `slipstream up` prints the URL of the server that it started")
-    connect_or_explain(config.redis.url).close()
+    check_servers(config.redis.url, config.redis.shards)
     shards = connect_shards(config.redis.url, config.redis.shards, patience_s=0)
     Fleet(shards[0], config.run.name).run_facts()  # raises UnknownRun
     view = View(shards, RunDir(config.run.root, config.run.name), config.run.name, num_steps=config.learner.steps)

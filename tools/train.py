@@ -6,7 +6,7 @@ import sys
 from typing import NoReturn
 
 from common.config import Config, ConfigError
-from common.connection import connect_or_explain
+from common.connection import check_servers
 from common.run_dir import RunDir
 from common.shutdown import Shutdown, die_with_parent
 from tools.check_input import check_input
@@ -43,7 +43,7 @@ def train(config: Config) -> int:
 
 def _prepare(config: Config, run_dir: RunDir) -> None:
     check_input(config)
-    connect_or_explain(config.redis.url).close()
+    check_servers(config.redis.url, config.redis.shards)
     from tools.prepare import prepare  # it imports transformers
 
     prepare(config)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from common.config import Config, ConfigError, dump_config
-from common.connection import PASSWORD_VARIABLE, connect_or_explain, connect_shards
+from common.connection import PASSWORD_VARIABLE, check_servers, connect_or_explain, connect_shards
 from common.metrics import read_metrics
 from common.run_dir import RunDir, write_whole
 from common.shutdown import Shutdown
@@ -75,7 +75,7 @@ def _kill_everything() -> None:
 def _redis(config: Config, run_dir: RunDir) -> Iterator[Server | None]:
     """The run's Redis: None where it is the user's, else a server of its own, whose URL goes into `config`."""
     if config.redis.url and password_of(run_dir.redis, config.redis.url) is None:
-        connect_or_explain(config.redis.url).close()
+        check_servers(config.redis.url, config.redis.shards)
         yield None
         return
     with start_server(run_dir.redis) as server:
