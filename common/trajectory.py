@@ -261,6 +261,11 @@ def _check_numbers(trajectory: Trajectory) -> None:
 
 
 def _check_turns(trajectory: Trajectory) -> MaskArray:
+    if len(trajectory.turns) > MAX_TURNS or len(trajectory.version_spans) > MAX_SPANS:
+        raise InvalidTrajectory(
+            f"{len(trajectory.turns)} turns and {len(trajectory.version_spans)} version spans, at most {MAX_TURNS} and "
+            f"{MAX_SPANS} are read"
+        )
     sampled = np.zeros(trajectory.num_tokens, dtype=np.bool_)
     stop = 0
     for turn in trajectory.turns:
@@ -276,11 +281,6 @@ def _check_turns(trajectory: Trajectory) -> MaskArray:
         stop = turn.stop
     if not trajectory.turns:
         raise InvalidTrajectory("no turns: nothing was sampled")
-    if len(trajectory.turns) > MAX_TURNS or len(trajectory.version_spans) > MAX_SPANS:
-        raise InvalidTrajectory(
-            f"{len(trajectory.turns)} turns and {len(trajectory.version_spans)} version spans, at most {MAX_TURNS} and "
-            f"{MAX_SPANS} are read"
-        )
     return sampled
 
 

@@ -22,7 +22,7 @@ from replay.ticket import InsertResult
 from tests.attempts import attempt_at, make_buffer, ticket
 
 WRITING_S = 2.5
-MAX_GROUPS = 20_000
+NUM_AHEAD = 50
 
 
 @dataclass(kw_only=True, slots=True)
@@ -49,9 +49,11 @@ def start_with(directory: Path, settings: str) -> Server:
 
 def insert_for_a_while(buffer: Buffer, file: Path, run_id: str) -> Written:
     buffer.acquire_epoch()
-    buffer.open([ticket(group_id, num_members=1) for group_id in range(MAX_GROUPS)])
     written, until = Written(), time.monotonic() + WRITING_S
     while time.monotonic() < until:
+        if len(written.at_s) % NUM_AHEAD == 0:
+            first = len(written.at_s)
+            buffer.open([ticket(group_id, num_members=1) for group_id in range(first, first + NUM_AHEAD)])
         lease = buffer.lease("a")
         assert lease is not None
         assert buffer.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
@@ -102,7 +104,7 @@ def test_what_is_lost_when_the_server_is_killed_and_when_the_power_fails(
         f"{per_s:.0f} inserts/s, {num_written} answered; lost {lost_when_killed} when killed, "
         f"{lost_without_power} without power: the last {lost_without_power / per_s:.2f} s"
     )
-    assert num_written > 100
+    assert num_written > 10
     match synced_before_s:
         case None:
             assert 0 < lost_when_killed <= num_written
