@@ -20,19 +20,18 @@ from common.connection import connect_or_explain
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from learner import checkpoint
-from learner.advantage import centred_advantages, standardised_advantages
 from learner.checkpoint import Progress
 from learner.lead import Lead, join_run
 from learner.model import PackedModel, full_tensors, load_model, save_hf
 from learner.optimizer import make_optimizer, make_schedule
-from learner.pack import TokenSequence, count_loss_tokens, micro_batches, sequences_of
+from learner.pack import TokenSequence, count_loss_tokens, count_sequences, micro_batches
 from learner.ranks import Ranks
 from learner.share import share
 from learner.step import StepMetrics, summed_over_ranks, train_step
 from learner.supply import Batch
 from learner.warm_start import WarmStartStep, imitate
+from learner.weigh import weighed_sequences
 from replay.keys import FencedOut
-from replay.ticket import Group
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +109,7 @@ def _step(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
     clock.lap("wait")
     if batch is None:
         return False
-    sequences = weighed_sequences(batch.groups, normalise_by_std=config.objective.normalise_by_std)
+    sequences = weighed_sequences(batch.groups, objective=config.objective)
     clock.lap("pack")
     metrics = _train(learner, sequences)
     clock.lap("train")
@@ -132,17 +131,6 @@ def _step(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
     return True
 
 
-def weighed_sequences(groups: list[Group], *, normalise_by_std: bool) -> list[TokenSequence]:
-    """Every sequence of a batch, its tokens weighed by how much better the attempt was than its siblings."""
-    advantages_of = standardised_advantages if normalise_by_std else centred_advantages
-    sequences: list[TokenSequence] = []
-    for group in groups:
-        advantages = advantages_of([trajectory.total_reward for trajectory in group.trajectories])
-        for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
-            sequences += sequences_of(trajectory, advantage=float(advantage))
-    return sequences
-
-
 def _train(learner: Learner, sequences: list[TokenSequence]) -> StepMetrics:
     config, ranks = learner.config, learner.ranks
     packs = micro_batches(
@@ -156,6 +144,7 @@ def _train(learner: Learner, sequences: list[TokenSequence]) -> StepMetrics:
         ranks=ranks,
         objective=config.objective,
         global_num_loss_tokens=count_loss_tokens(sequences),
+        global_num_sequences=count_sequences(sequences),
         temperature=config.sampling.temperature,
         chunk_tokens=config.learner.logprob_chunk_tokens,
         max_grad_norm=config.optim.max_grad_norm,

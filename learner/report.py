@@ -89,5 +89,8 @@ def _add_step(metrics: Metrics, step: StepMetrics) -> None:
     metrics.add("optim/clip_fraction_high", step.clip_fraction_high)
     metrics.add("optim/clip_fraction_low", step.clip_fraction_low)
     metrics.add("optim/masked_fraction", step.masked_fraction)
+    metrics.add("optim/masked_sequence_fraction", step.masked_sequence_fraction)
+    metrics.add("optim/truncated_fraction", step.truncated_fraction)
+    metrics.add("optim/guard_scale", step.guard_scale)
     metrics.add("learner/num_loss_tokens", step.num_loss_tokens)
     metrics.add("learner/num_micro_batches", step.num_micro_batches)

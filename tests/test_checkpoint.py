@@ -36,6 +36,7 @@ class Learner:
             ranks=self.ranks,
             objective=ObjectiveConfig(correction="truncated_is"),
             global_num_loss_tokens=count_loss_tokens(sequences),
+            global_num_sequences=len(sequences),
             temperature=1.0,
             chunk_tokens=32,
             max_grad_norm=1.0,

@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         if verb == "replay":
             one.add_argument("question", choices=["audit"], help="audit: recount every group and trajectory")
         one.add_argument("settings", nargs="*", metavar="config.yaml | section.key=value",
-                         help="a YAML file of differences from the defaults, then overrides")  # fmt: skip
+                         help="YAML files of differences, each over those before it, then overrides")  # fmt: skip
         one.add_argument("--resume", metavar="NAME", help="go on with the run of this name, with its own config")
         one.add_argument("--print-config", action="store_true", help="print the whole configuration and stop")
         if verb == "up":
@@ -86,8 +86,8 @@ def _load(arguments: argparse.Namespace) -> Config:
     """The configuration, without any password in it: that goes to the environment, for children to find."""
     files = [setting for setting in arguments.settings if "=" not in setting]
     overrides = [setting for setting in arguments.settings if "=" in setting]
-    if len(files) + bool(arguments.resume) > 1:
-        raise ConfigError(f"one config file at most, or --resume with the run's own, got {', '.join(files)}")
+    if files and arguments.resume:
+        raise ConfigError(f"config files, or --resume with the run's own, not both; got {', '.join(files)}")
     named = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     root = named.get("run.root", Config().run.root)
     if arguments.resume:
@@ -97,7 +97,7 @@ def _load(arguments: argparse.Namespace) -> Config:
         if there.is_file():
             files = [str(there)]
             overrides = ["model.path=''", *overrides] if arguments.verb == "eval" else overrides
-    config = load_config(files[0] if files else None, overrides)
+    config = load_config(files[0] if files else None, overrides, presets=files[1:])
     config.redis.url = without_password(config.redis.url)
     own = password_of(RunDir(config.run.root, config.run.name).redis, config.redis.url)
     if own is not None:
