@@ -176,6 +176,8 @@ _NOT_YET = {
     "gigpo": "it compares turns that began in the same state, and a trajectory does not record its environment's "
     "state_key; use group_standardised",
     "tree_sibling": "it compares siblings in a tree, and trajectories do not branch into trees; use group_standardised",
+    "reward": "advantages are made before any forward pass, and the divergence is known only after one; use loss",
+    "k1": "its gradient is zero on average, so that in the loss it does nothing but add noise; use k2 or k3",
     "vtrace": "its targets need a critic, and there is none yet; use aipo, which truncates the same ratio",
 }
 
@@ -203,6 +205,9 @@ class ObjectiveConfig:
     geometric_mask_high: float = 1.01  # geometric_mask drops sequences whose mean ratio is above
     max_behaviour_weight: float = 2.0  # truncated_is cuts the importance weight here, decoupled drops tokens above
     max_negative_kl: float = 0.1  # nats a token: sequences further from behaviour do not train negatives; 0 is off
+    kl_coefficient: float = 0.0  # weight of the divergence from the policy that RL began with; 0 is off
+    kl_estimator: str = "k3"  # of that divergence, in the loss: k2 or k3 (k1 has no gradient on average)
+    kl_place: str = "loss"  # where the divergence is subtracted: loss
     entropy_bonus: float = 0.0  # weight of the entropy that is subtracted from the loss; 0 is off
     normalisation: str = "tokens"  # the loss is a mean over: tokens, sequences, constant (sequences of equal length)
     normalisation_tokens: int = 512  # constant: the length that every sequence counts as
@@ -215,11 +220,14 @@ class ObjectiveConfig:
             ("allocation", ("last_token", "uniform_positive", "discounted", "per_turn")),
             ("surrogate", ("ppo_clip", "gspo", "cispo", "aipo", "dppo_tv", "dppo_kl")),
             ("correction", ("none", "token_mask", "sequence_mask", "geometric_mask", "truncated_is", "decoupled")),
+            ("kl_estimator", ("k3", "k2")),
+            ("kl_place", ("loss",)),
             ("normalisation", ("tokens", "sequences", "constant")),
         ):
             word = getattr(self, name)
             cure = _NOT_YET.get(word, f"{words[0]} is the first to try")
-            _require(word in words, f"objective.{name}", f"{', '.join(words[:-1])} or {words[-1]}", word, cure)
+            contract = " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+            _require(word in words, f"objective.{name}", contract, word, cure)
         _require(0 < self.clip_low < 1, "objective.clip_low", "in (0, 1)", self.clip_low, "0.2 is usual")
         _require(self.clip_high > 0, "objective.clip_high", "> 0", self.clip_high, "0.28 is usual")
         _require(self.dual_clip == 0 or self.dual_clip > 1 + self.clip_high, "objective.dual_clip",
@@ -240,7 +248,7 @@ class ObjectiveConfig:
         for name, usual in (("max_total_variation", "0.2 is usual"), ("max_binary_kl", "0.05 is usual")):
             value = getattr(self, name)
             _require(value > 0, f"objective.{name}", "> 0", value, usual)
-        for name in ("max_negative_kl", "entropy_bonus"):
+        for name in ("max_negative_kl", "kl_coefficient", "entropy_bonus"):
             value = getattr(self, name)
             _require(0 <= value < math.inf, f"objective.{name}", ">= 0", value, "0 is off")
         _require(0 <= self.guard_min_ess < 1, "objective.guard_min_ess", "in [0, 1)", self.guard_min_ess,

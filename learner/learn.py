@@ -26,6 +26,7 @@ from learner.model import PackedModel, full_tensors, load_model, save_hf
 from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import TokenSequence, count_loss_tokens, count_sequences, micro_batches
 from learner.ranks import Ranks
+from learner.reference import frozen_reference
 from learner.share import share
 from learner.step import StepMetrics, summed_over_ranks, train_step
 from learner.supply import Batch
@@ -47,6 +48,7 @@ class Learner:
     optimizer: torch.optim.AdamW
     schedule: LambdaLR
     progress: Progress
+    reference: PackedModel | None = None  # frozen, for objectives with a KL divergence; from the first step on
 
 
 class Clock:
@@ -78,6 +80,9 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
         _publish(learner, lead)
         if not resumed and not _warm_up(learner, lead, shutdown):
             return False
+        learner.reference = frozen_reference(
+            learner.model, config, run_dir, step=learner.progress.step, ranks=ranks
+        )  # fmt: skip
         if learner.progress.step == 0:
             _evaluate_start(learner, lead, shutdown)
             _checkpoint(learner, lead)
@@ -141,6 +146,7 @@ def _train(learner: Learner, sequences: list[TokenSequence]) -> StepMetrics:
         learner.optimizer,
         learner.schedule,
         packs,
+        reference=learner.reference,
         ranks=ranks,
         objective=config.objective,
         global_num_loss_tokens=count_loss_tokens(sequences),

@@ -83,6 +83,7 @@ def _add_step(metrics: Metrics, step: StepMetrics) -> None:
     metrics.add("mismatch/chi_square", step.chi_square)
     metrics.add("optim/loss", step.loss)
     metrics.add("optim/entropy", step.entropy)
+    metrics.add("optim/reference_kl", step.reference_kl)
     metrics.add("optim/grad_norm", step.grad_norm)
     metrics.add("optim/lr", step.lr)
     metrics.add("optim/skipped", float(step.skipped))

@@ -32,6 +32,7 @@ class StepMetrics:
     loss: float  # as `objective.normalisation` divides it
     entropy: float  # nats
     mismatch_kl: float  # nats; 1e-3 is healthy
+    reference_kl: float  # nats from the policy that RL began with; 0 where the objective does not ask
     ratio_mean: float
     ratio_std: float
     ratio_max: float
@@ -63,6 +64,7 @@ def train_step(
     schedule: LambdaLR,
     micro_batches: Sequence[Packed],
     *,
+    reference: PackedModel | None,
     ranks: Ranks,
     objective: ObjectiveConfig,
     global_num_loss_tokens: int,
@@ -77,6 +79,7 @@ def train_step(
 
     A gradient that is not finite, or a batch that the guard refuses (see `learner.guard`), leaves the weights, the
     optimizer and the schedule as they were, and says so.
+    `reference` is the frozen policy that the objective's KL divergence is to, None where it has none.
     Raises ValueError for a batch without loss tokens.
     """
     if global_num_loss_tokens < 1:
@@ -100,6 +103,7 @@ def train_step(
             packed.behaviour_logprobs[packed.loss_mask],
             packed.advantages[packed.loss_mask],
             current.entropies,
+            None if reference is None else _frozen_logprobs(reference, packed, temperature, chunk_tokens),
             sequences=packed.loss_sequences,
             objective=objective,
         )
@@ -161,6 +165,12 @@ def apply_gradient(
     return Update(grad_norm=grad_norm, lr=lr, skipped=not updates)
 
 
+def _frozen_logprobs(reference: PackedModel, packed: Packed, temperature: float, chunk_tokens: int) -> Tensor:
+    with torch.no_grad():
+        logprobs: Tensor = reference(packed, temperature=temperature, chunk_tokens=chunk_tokens).logprobs
+    return logprobs
+
+
 def _without_gradient(loss: PolicyLoss) -> PolicyLoss:
     return dataclasses.replace(loss, loss_sum=loss.loss_sum.detach())
 
@@ -189,6 +199,7 @@ def _step_metrics(
         loss=measured["loss_sum"] / divisor,
         entropy=mean["entropy_sum"],
         mismatch_kl=mean["mismatch_kl_sum"],
+        reference_kl=mean["reference_kl_sum"],
         ratio_mean=mean["ratio_sum"],
         ratio_std=math.sqrt(max(0.0, mean["ratio_square_sum"] - mean["ratio_sum"] ** 2)),
         ratio_max=measured["ratio_max"],

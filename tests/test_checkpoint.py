@@ -33,6 +33,7 @@ class Learner:
             self.optimizer,
             self.schedule,
             micro_batches(sequences, max_tokens=50, num_ranks=1, rank=0),
+            reference=None,
             ranks=self.ranks,
             objective=ObjectiveConfig(correction="truncated_is"),
             global_num_loss_tokens=count_loss_tokens(sequences),

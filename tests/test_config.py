@@ -97,6 +97,11 @@ def test_every_config_that_comes_with_slipstream_loads() -> None:
         (["objective.advantage=gae"], "got 'gae'; it needs a critic, and there is none yet; use reinforce_pp or"),
         (["objective.advantage=gigpo"], "a trajectory does not record its environment's state_key; use group_"),
         (["objective.surrogate=vtrace"], "got 'vtrace'; its targets need a critic, and there is none yet; use aipo"),
+        (
+            ["objective.kl_place=reward"],
+            "`objective.kl_place` must be loss, got 'reward'; advantages are made before any",
+        ),
+        (["objective.kl_estimator=k1"], "must be k3 or k2, got 'k1'; its gradient is zero on average"),
         (["objective.normalisation=batch"], "`objective.normalisation` must be tokens, sequences or constant"),
         (["objective.mask_low=1.5"], "must be below and above 1, got (1.5, 5.0)"),
         (["objective.geometric_mask_high=0.9"], "must be below and above 1, got (0.99, 0.9); 0.99 and 1.01 are usual"),

@@ -119,7 +119,7 @@ def loss_and_gradient(tokens: Tokens, **changes: object) -> tuple[float, list[fl
 
     def loss_of(at: Tensor) -> Tensor:
         return policy_loss(
-            at, tokens.proximal, tokens.behaviour, tokens.advantages, tokens.entropies,
+            at, tokens.proximal, tokens.behaviour, tokens.advantages, tokens.entropies, None,
             sequences=tokens.sequences, objective=objective,
         ).loss_sum  # fmt: skip
 

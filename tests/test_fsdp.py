@@ -97,7 +97,7 @@ def one_step(
     gradients = {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}
     optimizer.zero_grad()
     metrics = train_step(
-        model, optimizer, schedule, batches, ranks=ranks, objective=ObjectiveConfig(),
+        model, optimizer, schedule, batches, reference=None, ranks=ranks, objective=ObjectiveConfig(),
         global_num_loss_tokens=num_loss_tokens, global_num_sequences=len(sequences), temperature=1.0,
         chunk_tokens=16, max_grad_norm=0.5,
     )  # fmt: skip

@@ -23,7 +23,7 @@ def loss_and_gradient(
     """With proximal = current, as in a step; each token a sequence of its own where no lengths are given."""
     current = current.clone().requires_grad_()
     loss = policy_loss(
-        current, current.detach(), behaviour, advantages, torch.zeros_like(advantages),
+        current, current.detach(), behaviour, advantages, torch.zeros_like(advantages), None,
         sequences=of_lengths(*(lengths if lengths is not None else [1] * len(advantages))),
         objective=ObjectiveConfig(**changes),
     )  # fmt: skip
@@ -107,12 +107,39 @@ def test_entropy_is_subtracted_by_its_bonus_from_every_loss_token_masked_or_not(
 
     def loss_of(entropies: Tensor) -> Tensor:
         return policy_loss(
-            float64(-9.0, -1.0), float64(-9.0, -1.0), float64(-1.0, -1.0), float64(1, 1), entropies,
+            float64(-9.0, -1.0), float64(-9.0, -1.0), float64(-1.0, -1.0), float64(1, 1), entropies, None,
             sequences=of_lengths(2), objective=ObjectiveConfig(entropy_bonus=0.01),
         ).loss_sum  # fmt: skip
 
     assert float(loss_of(entropies)) == pytest.approx(-1 - 0.01 * 4)
     assert gradient(loss_of, entropies) == pytest.approx([-0.01, -0.01])
+
+
+@any_batch
+def test_the_divergence_from_the_reference_is_added_by_its_coefficient_and_has_its_gradient(tokens: Tokens) -> None:
+    reference = tokens.proximal  # any other policy
+    for estimator in ("k2", "k3"):
+        objective = ObjectiveConfig(kl_coefficient=0.1, kl_estimator=estimator)
+
+        def added(at: Tensor, objective: ObjectiveConfig = objective, reference: Tensor = reference) -> Tensor:
+            """What a reference adds to the loss of data that was sampled just now."""
+            losses = [
+                policy_loss(
+                    at, tokens.current, tokens.current, tokens.advantages, tokens.entropies, anchor,
+                    sequences=tokens.sequences, objective=objective,
+                )
+                for anchor in (reference, None)
+            ]  # fmt: skip
+            return losses[0].loss_sum - losses[1].loss_sum
+
+        log_ratios = [(float(r) - float(c)) for r, c in zip(reference, tokens.current, strict=True)]
+        each = {
+            "k2": [x * x / 2 for x in log_ratios],
+            "k3": [math.exp(x) - 1 - x for x in log_ratios],
+        }[estimator]
+        assert float(added(tokens.current)) == pytest.approx(0.1 * sum(each), rel=1e-9, abs=1e-9)
+        slope = {"k2": [-x for x in log_ratios], "k3": [1 - math.exp(x) for x in log_ratios]}[estimator]
+        assert gradient(added, tokens.current) == pytest.approx([0.1 * s for s in slope], rel=1e-9, abs=1e-9)
 
 
 @any_batch
@@ -154,7 +181,7 @@ def test_the_gradient_of_the_default_is_that_of_differences(tokens: Tokens) -> N
 
     def loss_of(at: Tensor) -> Tensor:
         return policy_loss(
-            at, tokens.current, tokens.behaviour, tokens.advantages, tokens.entropies,
+            at, tokens.current, tokens.behaviour, tokens.advantages, tokens.entropies, None,
             sequences=tokens.sequences, objective=ObjectiveConfig(),
         ).loss_sum  # fmt: skip
 

@@ -2,20 +2,25 @@
 
 import dataclasses
 import logging
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from common.config import ObjectiveConfig, OptimConfig
+from common.config import ConfigError, ObjectiveConfig, OptimConfig, load_config
+from common.run_dir import RunDir
 from learner.model import PackedModel, full_tensors, load_model
 from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import TokenSequence, count_loss_tokens, count_sequences, micro_batches
 from learner.ranks import Ranks
+from learner.reference import frozen_reference
 from learner.step import StepMetrics, train_step
+from tests.small_tokenizer import CHATML, merging_tokenizer
 from tests.tiny_model import random_sequence, save_tiny_model
 
+PRESETS = sorted((Path(__file__).parents[1] / "conf" / "objective").glob("*.yaml"))
 OPTIM = OptimConfig(lr=1e-3, schedule="linear")
 
 
@@ -39,7 +44,13 @@ def sampled_by(model: PackedModel, *, shift: float) -> list[TokenSequence]:
 
 
 def step(
-    folder: Path, ranks: Ranks, objective: ObjectiveConfig, *, shift: float = 0.0, max_tokens: int = 50
+    folder: Path,
+    ranks: Ranks,
+    objective: ObjectiveConfig,
+    *,
+    shift: float = 0.0,
+    max_tokens: int = 50,
+    reference: PackedModel | None = None,
 ) -> tuple[StepMetrics, dict[str, torch.Tensor], int]:
     """The metrics, how far each weight moved, and where the schedule stands."""
     model = load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
@@ -49,7 +60,7 @@ def step(
     before = {name: tensor.clone() for name, tensor in full_tensors(model)}
     metrics = train_step(
         model, optimizer, schedule, micro_batches(sequences, max_tokens=max_tokens, num_ranks=1, rank=0),
-        ranks=ranks, objective=objective, global_num_loss_tokens=count_loss_tokens(sequences),
+        reference=reference, ranks=ranks, objective=objective, global_num_loss_tokens=count_loss_tokens(sequences),
         global_num_sequences=count_sequences(sequences), temperature=1.0, chunk_tokens=16, max_grad_norm=1.0,
     )  # fmt: skip
     moved = {name: tensor - before[name] for name, tensor in full_tensors(model)}
@@ -121,3 +132,53 @@ def test_an_entropy_bonus_makes_the_policy_less_sure(model_folder: Path, ranks: 
     bonus, moved_bonus, _ = step(model_folder, ranks, ObjectiveConfig(entropy_bonus=10.0))
     assert bonus.loss == pytest.approx(plain.loss - 10 * plain.entropy, rel=1e-4)
     assert any(bool((moved_bonus[name] - change).abs().max() > 1e-4) for name, change in moved_plain.items())
+
+
+def test_a_step_is_held_back_by_the_reference_it_moves_away_from(
+    model_folder: Path, ranks: Ranks, tmp_path: Path
+) -> None:
+    objective = ObjectiveConfig(kl_coefficient=0.1)
+    load = {"ranks": ranks, "dtype": "float32", "activation_checkpointing": False}
+    same, _, _ = step(model_folder, ranks, objective, reference=load_model(model_folder, **load))
+    alone, _, _ = step(model_folder, ranks, ObjectiveConfig())
+    assert same.reference_kl == pytest.approx(0, abs=1e-6)
+    assert same.loss == pytest.approx(alone.loss, rel=1e-5)
+    far = load_model(save_tiny_model(tmp_path, seed=7), **load)
+    held, _, _ = step(model_folder, ranks, objective, reference=far)
+    assert held.reference_kl > 0.1
+    assert held.loss == pytest.approx(alone.loss + 0.1 * held.reference_kl, rel=1e-4)
+    assert all(parameter.grad is None for parameter in far.parameters())
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_every_preset_makes_a_step(model_folder: Path, ranks: Ranks, preset: Path) -> None:
+    objective = load_config(str(preset), []).objective
+    reference = None
+    if objective.kl_coefficient:
+        reference = load_model(model_folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    metrics, moved, _ = step(model_folder, ranks, objective, shift=0.1, reference=reference)
+    assert not metrics.skipped
+    assert math.isfinite(metrics.loss)
+    assert any(bool(change.abs().max() > 0) for change in moved.values())
+
+
+def test_the_reference_is_what_reinforcement_learning_began_with_also_for_a_resumed_run(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    folder = save_tiny_model(tmp_path / "model")
+    merging_tokenizer(CHATML).save_pretrained(folder)
+    model = load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    config, run_dir = load_config(None, ["objective.kl_coefficient=0.1"]), RunDir(tmp_path, "run")
+    first = frozen_reference(model, config, run_dir, step=0, ranks=ranks)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    resumed = frozen_reference(model, config, run_dir, step=5, ranks=ranks)
+    assert first is not None and resumed is not None
+    began, now = dict(full_tensors(first)), dict(full_tensors(model))
+    for name, tensor in full_tensors(resumed):
+        assert torch.equal(tensor, began[name])
+        assert not torch.equal(tensor, now[name])
+    with pytest.raises(ConfigError, match="began without a reference"):
+        frozen_reference(model, config, RunDir(tmp_path, "other"), step=5, ranks=ranks)
+    assert frozen_reference(model, load_config(None, []), run_dir, step=0, ranks=ranks) is None
