@@ -58,6 +58,11 @@ class RunDir:
         return self.path / "demonstrations.bin"
 
     @property
+    def reference(self) -> Path:
+        """The policy that reinforcement learning began with, where the objective holds on to it."""
+        return self.path / "reference"
+
+    @property
     def trained_model(self) -> Path:
         """The last weights, as a Hugging Face folder."""
         return self.path / "trained_model"

@@ -17,16 +17,15 @@ from common.config import Config
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from learner import checkpoint
-from learner.advantage import centred_advantages, standardised_advantages
 from learner.checkpoint import Progress
 from learner.model import PackedModel, load_model
 from learner.optimizer import make_optimizer, make_schedule
-from learner.pack import TokenSequence, count_loss_tokens, micro_batches, sequences_of
+from learner.pack import count_loss_tokens, count_sequences, micro_batches
 from learner.ranks import Ranks
 from learner.step import StepMetrics, summed_over_ranks, train_step
 from learner.supply import Batch
 from learner.warm_start import WarmStartStep, imitate
-from replay.ticket import Group
+from learner.weigh import weighed_sequences
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +41,7 @@ class Learner:
     optimizer: torch.optim.AdamW
     schedule: LambdaLR
     progress: Progress
+    reference: PackedModel | None = None  # frozen, for objectives with a KL divergence; from the first step on
 
 
 class Clock:
@@ -89,7 +89,7 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner
 def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
     """Make one optimizer step on `batch`, and lap "pack" and "train"."""
     config, ranks, before = learner.config, learner.ranks, learner.progress
-    sequences = weighed_sequences(batch.groups, normalise_by_std=config.objective.normalise_by_std)
+    sequences = weighed_sequences(batch.groups, objective=config.objective)
     clock.lap("pack")
     packs = micro_batches(
         sequences, max_tokens=config.learner.micro_batch_tokens, num_ranks=ranks.num_ranks, rank=ranks.rank
@@ -99,9 +99,11 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         learner.optimizer,
         learner.schedule,
         packs,
+        reference=learner.reference,
         ranks=ranks,
         objective=config.objective,
         global_num_loss_tokens=count_loss_tokens(sequences),
+        global_num_sequences=count_sequences(sequences),
         temperature=config.sampling.temperature,
         chunk_tokens=config.learner.logprob_chunk_tokens,
         max_grad_norm=config.optim.max_grad_norm,
@@ -115,17 +117,6 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         tokens_trained=before.tokens_trained + sum(sequence.num_tokens for sequence in sequences),
     )
     return metrics
-
-
-def weighed_sequences(groups: list[Group], *, normalise_by_std: bool) -> list[TokenSequence]:
-    """Every sequence of a batch, its tokens weighed by how much better the attempt was than its siblings."""
-    advantages_of = standardised_advantages if normalise_by_std else centred_advantages
-    sequences: list[TokenSequence] = []
-    for group in groups:
-        advantages = advantages_of([trajectory.total_reward for trajectory in group.trajectories])
-        for trajectory, advantage in zip(group.trajectories, advantages, strict=True):
-            sequences += sequences_of(trajectory, advantage=float(advantage))
-    return sequences
 
 
 def save_checkpoint(learner: Learner) -> None:

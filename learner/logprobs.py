@@ -14,7 +14,7 @@ class TokenLogprobs:
     """What the current policy thinks of each loss token, in the order of the pack."""
 
     logprobs: Float[Tensor, " loss_tokens"]  # with gradient
-    entropies: Float[Tensor, " loss_tokens"]  # nats, without gradient
+    entropies: Float[Tensor, " loss_tokens"]  # nats; with gradient only where that was asked for
 
 
 def predictions(
@@ -38,6 +38,7 @@ def chunked_logprobs(
     *,
     temperature: float,
     chunk_tokens: int,
+    entropy_gradient: bool = False,
 ) -> TokenLogprobs:
     """Log-probability of each target, and the entropy, under softmax(logits / temperature).
 
@@ -46,7 +47,8 @@ def chunked_logprobs(
 
     Actors record the log-probability after temperature, so it is divided out here as well. Logits exist for
     `chunk_tokens` tokens at a time, forward and (recomputed) backward. Two words with logits (ln 3, 0) have
-    probabilities (3/4, 1/4) at T = 1, and (0.634, 0.366) at T = 2.
+    probabilities (3/4, 1/4) at T = 1, and (0.634, 0.366) at T = 2. `entropy_gradient` costs one more
+    [chunk_tokens, vocab] in the backward pass.
 
     Raises ValueError unless `temperature` > 0: a greedy policy has no log-probabilities to train on.
     """
@@ -61,7 +63,7 @@ def chunked_logprobs(
     for start in range(0, max(1, len(targets)), chunk_tokens):
         chunk = slice(start, start + chunk_tokens)
         chunk_logprobs, chunk_entropies = checkpoint(
-            _logprobs, hidden[chunk], weight, bias, targets[chunk], temperature,
+            _logprobs, hidden[chunk], weight, bias, targets[chunk], temperature, entropy_gradient,
             use_reentrant=False, preserve_rng_state=False,
         )  # fmt: skip
         logprobs.append(chunk_logprobs)
@@ -70,12 +72,12 @@ def chunked_logprobs(
 
 
 def _logprobs(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     logits = F.linear(hidden.to(weight.dtype), weight, bias) / temperature
     normaliser = logits.logsumexp(dim=-1)
     logprobs = logits.gather(1, targets[:, None]).squeeze(1) - normaliser
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         # H = log Z - sum(p * logit)
         entropies = normaliser - ((logits - normaliser[:, None]).exp() * logits).sum(dim=-1)
     return logprobs, entropies

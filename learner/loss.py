@@ -1,20 +1,24 @@
-"""The policy loss: a clipped surrogate on the ratio to the policy that sampled, and a correction for its age.
+"""The policy loss, composed of named parts: each a pure function in a file of its own.
 
-Two policies meet in every token: the behaviour policy, which sampled it some optimizer steps ago and wrote its
-log-probability down, and the current policy, which is being trained. Every function gives one number a token; sums and
-counts are divided once, by the number of loss tokens in the whole batch over all ranks (see `learner.step`).
+    advantages (learner.weigh) -> surrogate x correction + KL - entropy -> normalisation -> one number
+
+Policies meet in every token: behaviour sampled it some optimizer steps ago and wrote its log-probability down, proximal
+is the learner at the start of the step, current is the one being trained, reference is what RL began with. Every part
+gives one number a token; sums and counts are divided once, by the whole batch's over all ranks (see `learner.step`).
 """
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from common.config import ObjectiveConfig
-
-# exp(20) is 5e8: a ratio of no use to anyone, whose square still fits in float32. Past it, inf * 0 would be NaN.
-MAX_LOG_RATIO = 20.0
+from learner.correction import correction
+from learner.kl import k2, k3
+from learner.normalisation import token_weights
+from learner.ratio import Sequences, ratio
+from learner.surrogate import surrogate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,115 +31,59 @@ class PolicyLoss:
     ratio_square_sum: Float[Tensor, ""]
     ratio_max: Float[Tensor, ""]
     mismatch_kl_sum: Float[Tensor, ""]  # nats: KL(behaviour || current), the k3 estimate
-    num_clipped_high: Float[Tensor, ""]  # advantage > 0 and the ratio above the clip
-    num_clipped_low: Float[Tensor, ""]  # advantage < 0 and the ratio below the clip
+    reference_kl_sum: Float[Tensor, ""]  # nats: KL(current || reference), as the loss has it; 0 without a reference
+    num_clipped_high: Float[Tensor, ""]  # advantage > 0, and the surrogate held it back
+    num_clipped_low: Float[Tensor, ""]  # advantage < 0, and the surrogate held it back
     num_masked: Float[Tensor, ""]  # left out of the loss by the correction
+    num_masked_sequences: Float[Tensor, ""]  # left out with every token of theirs
+    num_truncated: Float[Tensor, ""]  # whose behaviour weight was cut to its cap
 
 
 def policy_loss(
     current_logprobs: Float[Tensor, " tokens"],
+    proximal_logprobs: Float[Tensor, " tokens"],
     behaviour_logprobs: Float[Tensor, " tokens"],
     advantages: Float[Tensor, " tokens"],
+    entropies: Float[Tensor, " tokens"],
+    reference_logprobs: Float[Tensor, " tokens"] | None,
     *,
+    sequences: Sequences,
     objective: ObjectiveConfig,
 ) -> PolicyLoss:
-    """Compose surrogate and correction, as `objective.correction` says. Arguments are of loss tokens only.
+    """Compose what `objective` names. Arguments are of loss tokens only; current and entropies have gradients.
 
-    token_mask     clip against behaviour; tokens whose ratio is outside [mask_low, mask_high] add nothing to the sum,
-                   and still count in what it is divided by: else the others would weigh more the more were masked
-    truncated_is   the proximal policy is the learner at step start, which with one optimizer step a batch is the
-                   current one without gradient; the surrogate is weighted by min(proximal / behaviour, max weight)
-    none           clip against behaviour, and nothing else
+        loss_sum = sum(norm_weight * (behaviour_weight * surrogate + kl_coefficient * kl - entropy_bonus * entropy))
 
-    At zero lag (current = behaviour) all three give the same loss and the same gradient.
+    At zero lag (current = proximal = behaviour) every correction gives the same loss and the same gradient.
     """
-    behaviour_ratio = ratio(current_logprobs, behaviour_logprobs)
-    lagged_ratio = behaviour_ratio.detach()
-    masked = torch.zeros_like(lagged_ratio, dtype=torch.bool)
-    if objective.correction == "truncated_is":
-        policy_ratio = ratio(current_logprobs, current_logprobs.detach())
-        weight = truncated_weight(lagged_ratio, max_behaviour_weight=objective.max_behaviour_weight)
-    else:
-        policy_ratio = behaviour_ratio
-        if objective.correction == "token_mask":
-            masked = outside(lagged_ratio, low=objective.mask_low, high=objective.mask_high)
-        weight = (~masked).to(lagged_ratio.dtype)
-    losses = clipped_policy_loss(
-        policy_ratio, advantages, clip_low=objective.clip_low, clip_high=objective.clip_high
+    corrected = correction(
+        current_logprobs, proximal_logprobs, behaviour_logprobs, advantages, sequences=sequences, objective=objective
+    )
+    part = surrogate(
+        current_logprobs, corrected.anchor_logprobs, advantages, sequences=sequences, objective=objective
     )  # fmt: skip
+    losses = corrected.weights * part.losses
+    reference_kl = torch.zeros_like(losses)
+    if reference_logprobs is not None:
+        reference_kl = {"k2": k2, "k3": k3}[objective.kl_estimator](reference_logprobs, current_logprobs)
+        losses = losses + objective.kl_coefficient * reference_kl
+    if objective.entropy_bonus:
+        losses = losses - objective.entropy_bonus * entropies
+    norm_weights = token_weights(current_logprobs, sequences=sequences, objective=objective)
+    lagged_ratio = ratio(current_logprobs.detach(), behaviour_logprobs)
+    ones = torch.ones_like(lagged_ratio)
+    wholly_masked = sequences.means(corrected.masked.to(ones.dtype)) == 1
     return PolicyLoss(
-        loss_sum=(weight * losses).sum(),
-        num_loss_tokens=torch.ones_like(lagged_ratio).sum(),
+        loss_sum=(norm_weights * losses).sum(),
+        num_loss_tokens=ones.sum(),
         ratio_sum=lagged_ratio.sum(),
         ratio_square_sum=lagged_ratio.square().sum(),
         ratio_max=torch.cat([lagged_ratio, lagged_ratio.new_zeros(1)]).max(),
         mismatch_kl_sum=k3(current_logprobs.detach(), behaviour_logprobs).sum(),
-        num_clipped_high=((advantages > 0) & (policy_ratio.detach() > 1 + objective.clip_high)).float().sum(),
-        num_clipped_low=((advantages < 0) & (policy_ratio.detach() < 1 - objective.clip_low)).float().sum(),
-        num_masked=masked.float().sum(),
+        reference_kl_sum=reference_kl.detach().sum(),
+        num_clipped_high=((advantages > 0) & part.held_back).float().sum(),
+        num_clipped_low=((advantages < 0) & part.held_back).float().sum(),
+        num_masked=corrected.masked.float().sum(),
+        num_masked_sequences=(wholly_masked / sequences.sums(ones)).sum(),
+        num_truncated=corrected.truncated.float().sum(),
     )
-
-
-def ratio(
-    current_logprobs: Float[Tensor, " tokens"], other_logprobs: Float[Tensor, " tokens"]
-) -> Float[Tensor, " tokens"]:
-    """How many times likelier the token is under the current policy.
-
-        ratio = exp(current - other)
-
-    A token of probability 0.3 then and 0.6 now has ratio 2.
-    """
-    return torch.exp((current_logprobs - other_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
-
-
-def clipped_policy_loss(
-    policy_ratio: Float[Tensor, " tokens"],
-    advantages: Float[Tensor, " tokens"],
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> Float[Tensor, " tokens"]:
-    """PPO's clipped surrogate, https://arxiv.org/abs/1707.06347, with DAPO's separate bounds, 2503.14476.
-
-        loss = -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)
-
-    With clips of 0.2 and 0.28: ratio 1.5 and A = 2 give -2.56, and no gradient; ratio 1.5 and A = -2 give 3.
-    """
-    clipped_ratio = policy_ratio.clamp(1 - clip_low, 1 + clip_high)
-    return -torch.minimum(policy_ratio * advantages, clipped_ratio * advantages)
-
-
-def outside(lagged_ratio: Float[Tensor, " tokens"], *, low: float, high: float) -> Bool[Tensor, " tokens"]:
-    """IcePop's token mask, https://arxiv.org/abs/2510.18855: True where the two policies disagree too much to learn.
-
-        masked = ratio < low or ratio > high
-
-    With [0.5, 5], ratios 0.4, 0.5, 1, 5 and 6 give True, False, False, False, True.
-    """
-    return (lagged_ratio < low) | (lagged_ratio > high)
-
-
-def truncated_weight(
-    lagged_ratio: Float[Tensor, " tokens"], *, max_behaviour_weight: float
-) -> Float[Tensor, " tokens"]:
-    """Truncated importance sampling, https://arxiv.org/abs/1802.01561: the weight of what another policy sampled.
-
-        weight = min(proximal / behaviour, max_behaviour_weight)
-
-    With a cap of 2, ratios 0.5, 1 and 3 give 0.5, 1 and 2.
-    """
-    return lagged_ratio.clamp(max=max_behaviour_weight)
-
-
-def k3(
-    current_logprobs: Float[Tensor, " tokens"], behaviour_logprobs: Float[Tensor, " tokens"]
-) -> Float[Tensor, " tokens"]:
-    """Schulman's k3 estimate of KL(behaviour || current) from behaviour's own tokens, never below 0.
-
-    http://joschu.net/blog/kl-approx.html
-
-        k3 = ratio - 1 - log(ratio),  ratio = current / behaviour
-
-    A ratio of 2 gives 0.307, of 0.5 gives 0.193, of 1 gives 0.
-    """
-    return ratio(current_logprobs, behaviour_logprobs) - 1 - (current_logprobs - behaviour_logprobs)

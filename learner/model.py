@@ -34,7 +34,9 @@ class PackedModel(nn.Module):
     def vocab_size(self) -> int:
         return int(self.causal_lm.config.vocab_size)
 
-    def forward(self, packed: Packed, *, temperature: float, chunk_tokens: int) -> TokenLogprobs:
+    def forward(
+        self, packed: Packed, *, temperature: float, chunk_tokens: int, entropy_gradient: bool = False
+    ) -> TokenLogprobs:
         """Hidden states of the packed row, then log-probabilities in chunks: see `chunked_logprobs`."""
         # No mask and no cache: with either, transformers would take the row for one sequence.
         hidden = self.causal_lm.get_decoder()(
@@ -47,7 +49,13 @@ class PackedModel(nn.Module):
         hidden, targets = predictions(hidden, packed.tokens, packed.loss_mask)
         head = self.causal_lm.get_output_embeddings()
         return chunked_logprobs(
-            hidden, head.weight, head.bias, targets, temperature=temperature, chunk_tokens=chunk_tokens
+            hidden,
+            head.weight,
+            head.bias,
+            targets,
+            temperature=temperature,
+            chunk_tokens=chunk_tokens,
+            entropy_gradient=entropy_gradient,
         )
 
 

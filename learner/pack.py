@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from common.trajectory import LogprobArray, MaskArray, TokenArray, Trajectory
+from learner.ratio import Sequences
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,14 +52,24 @@ class Packed:
             lengths=self.lengths,
         )
 
+    @property
+    def loss_sequences(self) -> Sequences:
+        """Which sequence each loss token belongs to."""
+        num, device = len(self.lengths), self.tokens.device
+        ids = torch.arange(num, device=device).repeat_interleave(
+            torch.tensor(self.lengths, device=device), output_size=len(self.tokens)
+        )
+        return Sequences(ids=ids[self.loss_mask], num=num)
 
-def sequences_of(trajectory: Trajectory, *, advantage: float) -> list[TokenSequence]:
-    """The branches of a trajectory, each a sequence of its own, every token with the trajectory's advantage.
+
+def sequences_of(trajectory: Trajectory, *, advantage: float | LogprobArray) -> list[TokenSequence]:
+    """The branches of a trajectory, each a sequence of its own; `advantage` is every token's, or one for each.
 
     Raises ValueError where a sampled token begins a branch: nothing would have predicted it.
     """
     tokens, loss_mask = trajectory.token_array(), trajectory.loss_mask_array()
     behaviour_logprobs = trajectory.behaviour_logprob_array()
+    advantages = np.broadcast_to(np.asarray(advantage, dtype=np.float32), tokens.shape)
     stops = [*trajectory.branch_starts[1:], trajectory.num_tokens]
     sequences = []
     for start, stop in zip(trajectory.branch_starts, stops, strict=True):
@@ -72,7 +83,7 @@ def sequences_of(trajectory: Trajectory, *, advantage: float) -> list[TokenSeque
                 tokens=tokens[start:stop],
                 loss_mask=loss_mask[start:stop],
                 behaviour_logprobs=behaviour_logprobs[start:stop],
-                advantages=np.full(stop - start, advantage, dtype=np.float32),
+                advantages=advantages[start:stop],
             )
         )
     return sequences
@@ -80,6 +91,11 @@ def sequences_of(trajectory: Trajectory, *, advantage: float) -> list[TokenSeque
 
 def count_loss_tokens(sequences: Sequence[TokenSequence]) -> int:
     return sum(int(sequence.loss_mask.sum()) for sequence in sequences)
+
+
+def count_sequences(sequences: Sequence[TokenSequence]) -> int:
+    """Those with a token to train."""
+    return sum(bool(sequence.loss_mask.any()) for sequence in sequences)
 
 
 def pack(sequences: Sequence[TokenSequence]) -> Packed:

@@ -29,6 +29,7 @@ from learner.learner import (
 )
 from learner.model import save_hf
 from learner.ranks import Ranks
+from learner.reference import frozen_reference
 from learner.report import step_metrics
 from learner.step import StepMetrics
 from learner.supply import Batch
@@ -53,6 +54,9 @@ def train_again(
         if config.warm_start.episodes and imitate_expert(learner, demonstrations, shutdown) is None:
             return False
         save_checkpoint(learner)
+    learner.reference = frozen_reference(
+        learner.model, config, run_dir, step=learner.progress.step, ranks=ranks
+    )  # fmt: skip
     notes = _Notes(learner) if ranks.rank == 0 else None
     try:
         finished = _make_steps(learner, archive, notes, shutdown)

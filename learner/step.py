@@ -1,6 +1,7 @@
 """One optimizer step: forward and backward over the micro-batches, then one clipped update."""
 
 import dataclasses
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,32 +13,40 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from common.config import ObjectiveConfig
+from learner.guard import judge
 from learner.loss import PolicyLoss, policy_loss
 from learner.model import PackedModel
+from learner.normalisation import loss_divisor
 from learner.pack import Packed
 from learner.ranks import Ranks
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepMetrics:
-    """What a step measured over all ranks; means are over its loss tokens."""
+    """What a step measured over all ranks; means and fractions are over its loss tokens, unless they say otherwise."""
 
     num_loss_tokens: int
     num_micro_batches: int  # of this rank
-    loss: float
+    loss: float  # as `objective.normalisation` divides it
     entropy: float  # nats
     mismatch_kl: float  # nats; 1e-3 is healthy
+    reference_kl: float  # nats from the policy that RL began with; 0 where the objective does not ask
     ratio_mean: float
     ratio_std: float
     ratio_max: float
     effective_sample_size: float  # as a fraction of num_loss_tokens: 1 when every ratio is the same
     chi_square: float  # mean(ratio^2) - 1
-    clip_fraction_high: float  # tokens of positive advantage that the clip stopped
-    clip_fraction_low: float  # tokens of negative advantage that the clip stopped
+    clip_fraction_high: float  # tokens of positive advantage that the surrogate held back
+    clip_fraction_low: float  # tokens of negative advantage that the surrogate held back
     masked_fraction: float  # tokens that the correction left out
+    masked_sequence_fraction: float  # of the sequences: those it left out whole
+    truncated_fraction: float  # tokens whose behaviour weight was cut to its cap
     grad_norm: float  # before clipping
     lr: float
-    skipped: bool  # the gradient was not finite, and nothing was updated
+    skipped: bool  # the gradient was not finite or the guard refused the step, and nothing was updated
+    guard_scale: float  # what the guard made of the learning rate: 1 is all of it, 0 is none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,90 +64,156 @@ def train_step(
     schedule: LambdaLR,
     micro_batches: Sequence[Packed],
     *,
+    reference: PackedModel | None,
     ranks: Ranks,
     objective: ObjectiveConfig,
     global_num_loss_tokens: int,
+    global_num_sequences: int,
     temperature: float,
     chunk_tokens: int,
     max_grad_norm: float,
 ) -> StepMetrics:
     """Make one optimizer step on this rank's `micro_batches`; all ranks call it with the same number of them.
 
-        loss = sum over all loss tokens of all ranks / global_num_loss_tokens
+        loss = sum over all loss tokens of all ranks / divisor    (see `learner.normalisation`)
 
-    A gradient that is not finite leaves the weights, the optimizer and the schedule as they were, and says so.
+    A gradient that is not finite, or a batch that the guard refuses (see `learner.guard`), leaves the weights, the
+    optimizer and the schedule as they were, and says so.
+    `reference` is the frozen policy that the objective's KL divergence is to, None where it has none.
     Raises ValueError for a batch without loss tokens.
     """
     if global_num_loss_tokens < 1:
         raise ValueError(f"a step needs loss tokens, got {global_num_loss_tokens}; were all groups dropped?")
+    divisor = loss_divisor(
+        num_loss_tokens=global_num_loss_tokens, num_sequences=global_num_sequences, objective=objective
+    )
     losses, entropy_sum = [], torch.zeros((), device=ranks.device)
     for packed in micro_batches:
         packed = packed.to(ranks.device)
-        current = model(packed, temperature=temperature, chunk_tokens=chunk_tokens)
+        current = model(
+            packed,
+            temperature=temperature,
+            chunk_tokens=chunk_tokens,
+            entropy_gradient=objective.entropy_bonus > 0,
+        )
         loss = policy_loss(
             current.logprobs,
+            # One optimizer step a batch: the learner at the start of the step is the current policy, without gradient.
+            current.logprobs.detach(),
             packed.behaviour_logprobs[packed.loss_mask],
             packed.advantages[packed.loss_mask],
+            current.entropies,
+            None if reference is None else _frozen_logprobs(reference, packed, temperature, chunk_tokens),
+            sequences=packed.loss_sequences,
             objective=objective,
         )
-        backward(loss.loss_sum, ranks=ranks, global_num_loss_tokens=global_num_loss_tokens)
+        backward(loss.loss_sum, ranks=ranks, divisor=divisor)
         losses.append(_without_gradient(loss))
-        entropy_sum += current.entropies.sum()
-    update = apply_gradient(model, optimizer, schedule, max_grad_norm=max_grad_norm)
-    return _step_metrics(losses, entropy_sum, update)
+        entropy_sum += current.entropies.detach().sum()
+    measured = _measured(losses, entropy_sum)
+    ratio_sum, num_loss_tokens = measured["ratio_sum"], measured["num_loss_tokens"]
+    verdict = judge(
+        effective_sample_size=ratio_sum**2 / measured["ratio_square_sum"] / num_loss_tokens,
+        ratio_mean=ratio_sum / num_loss_tokens,
+        objective=objective,
+    )
+    if verdict.reason and ranks.rank == 0:
+        log.warning("guard: step scaled by %.3g: %s", verdict.scale, verdict.reason)
+    update = apply_gradient(model, optimizer, schedule, max_grad_norm=max_grad_norm, scale=verdict.scale)
+    return _step_metrics(
+        measured,
+        update,
+        divisor=divisor,
+        num_micro_batches=len(micro_batches),
+        num_sequences=global_num_sequences,
+        guard_scale=verdict.scale,
+    )
 
 
-def backward(loss_sum: Tensor, *, ranks: Ranks, global_num_loss_tokens: int) -> None:
-    """Add this micro-batch's part of the gradient of the mean over `global_num_loss_tokens`."""
+def backward(loss_sum: Tensor, *, ranks: Ranks, divisor: float) -> None:
+    """Add this micro-batch's part of the gradient of the sum over all ranks, divided by `divisor`."""
     # FSDP averages gradients over the ranks where a sum is wanted: num_ranks undoes that, here and nowhere else.
-    torch.autograd.backward(loss_sum * (ranks.num_ranks / global_num_loss_tokens))
+    torch.autograd.backward(loss_sum * (ranks.num_ranks / divisor))
 
 
 def apply_gradient(
-    model: PackedModel, optimizer: torch.optim.Optimizer, schedule: LambdaLR, *, max_grad_norm: float
+    model: PackedModel,
+    optimizer: torch.optim.Optimizer,
+    schedule: LambdaLR,
+    *,
+    max_grad_norm: float,
+    scale: float = 1.0,
 ) -> Update:
-    """Clip the gradient to a global norm of `max_grad_norm`, update, move the schedule on, and forget the gradient."""
-    lr = float(optimizer.param_groups[0]["lr"])
+    """Clip the gradient to a global norm of `max_grad_norm`, update, move the schedule on, and forget the gradient.
+
+    `scale` is of the learning rate, for this update only; 0, like a gradient that is not finite, changes nothing.
+    """
+    lr = float(optimizer.param_groups[0]["lr"]) * scale
     parameters = list(model.parameters())
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     # Whole, so that every rank sees the same norm and takes the same decision.
     norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
     grad_norm = float(norm)
-    finite = math.isfinite(grad_norm)
-    if finite:
+    updates = math.isfinite(grad_norm) and scale > 0
+    if updates:
         torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
+        for group in optimizer.param_groups:
+            group["lr"] *= scale
         optimizer.step()
-        schedule.step()
+        schedule.step()  # sets the next step's learning rate anew, from the schedule alone
     optimizer.zero_grad(set_to_none=True)
-    return Update(grad_norm=grad_norm, lr=lr, skipped=not finite)
+    return Update(grad_norm=grad_norm, lr=lr, skipped=not updates)
+
+
+def _frozen_logprobs(reference: PackedModel, packed: Packed, temperature: float, chunk_tokens: int) -> Tensor:
+    with torch.no_grad():
+        logprobs: Tensor = reference(packed, temperature=temperature, chunk_tokens=chunk_tokens).logprobs
+    return logprobs
 
 
 def _without_gradient(loss: PolicyLoss) -> PolicyLoss:
     return dataclasses.replace(loss, loss_sum=loss.loss_sum.detach())
 
 
-def _step_metrics(losses: Sequence[PolicyLoss], entropy_sum: Tensor, update: Update) -> StepMetrics:
-    total = summed_over_ranks({name: torch.stack([getattr(loss, name) for loss in losses]).sum() for name in _SUMMED}
-                        | {"entropy_sum": entropy_sum})  # fmt: skip
-    num_loss_tokens = total["num_loss_tokens"]
-    mean = {name: value / num_loss_tokens for name, value in total.items()}
+def _measured(losses: Sequence[PolicyLoss], entropy_sum: Tensor) -> dict[str, float]:
+    """Every sum over all micro-batches of all ranks, and the largest ratio."""
+    sums = {name: torch.stack([getattr(loss, name) for loss in losses]).sum() for name in _SUMMED}
+    total = summed_over_ranks(sums | {"entropy_sum": entropy_sum})
+    return total | {"ratio_max": _largest(loss.ratio_max for loss in losses)}
+
+
+def _step_metrics(
+    measured: dict[str, float],
+    update: Update,
+    *,
+    divisor: int,
+    num_micro_batches: int,
+    num_sequences: int,
+    guard_scale: float,
+) -> StepMetrics:
+    num_loss_tokens = measured["num_loss_tokens"]
+    mean = {name: value / num_loss_tokens for name, value in measured.items()}
     return StepMetrics(
         num_loss_tokens=round(num_loss_tokens),
-        num_micro_batches=len(losses),
-        loss=mean["loss_sum"],
+        num_micro_batches=num_micro_batches,
+        loss=measured["loss_sum"] / divisor,
         entropy=mean["entropy_sum"],
         mismatch_kl=mean["mismatch_kl_sum"],
+        reference_kl=mean["reference_kl_sum"],
         ratio_mean=mean["ratio_sum"],
         ratio_std=math.sqrt(max(0.0, mean["ratio_square_sum"] - mean["ratio_sum"] ** 2)),
-        ratio_max=_largest(loss.ratio_max for loss in losses),
+        ratio_max=measured["ratio_max"],
         effective_sample_size=mean["ratio_sum"] ** 2 / mean["ratio_square_sum"],
         chi_square=mean["ratio_square_sum"] - 1,
         clip_fraction_high=mean["num_clipped_high"],
         clip_fraction_low=mean["num_clipped_low"],
         masked_fraction=mean["num_masked"],
+        masked_sequence_fraction=measured["num_masked_sequences"] / num_sequences,
+        truncated_fraction=mean["num_truncated"],
         grad_norm=update.grad_norm,
         lr=update.lr,
         skipped=update.skipped,
+        guard_scale=guard_scale,
     )
 
 

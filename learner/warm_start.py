@@ -58,7 +58,7 @@ def imitate(
         ):  # fmt: skip
             current = model(packed.to(ranks.device), temperature=1.0, chunk_tokens=chunk_tokens)
             loss_sum = -current.logprobs.sum()
-            backward(loss_sum, ranks=ranks, global_num_loss_tokens=num_loss_tokens)
+            backward(loss_sum, ranks=ranks, divisor=num_loss_tokens)
             loss_sums.append(loss_sum.detach())
         update = apply_gradient(model, optimizer, schedule, max_grad_norm=optim.max_grad_norm)
         loss = summed_over_ranks({"loss_sum": sum(loss_sums)})["loss_sum"] / num_loss_tokens

@@ -1,11 +1,20 @@
 import math
+import statistics
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.advantage import centred_advantages, returns_differ, standardised_advantages
+from learner.advantage import (
+    batch_standardised_advantages,
+    centred_advantages,
+    leave_one_out_advantages,
+    returns_differ,
+    returns_to_go,
+    standardised_advantages,
+    step_group_advantages,
+)
 
 RETURNS = st.lists(st.floats(-100, 100, allow_nan=False), min_size=2, max_size=16)
 
@@ -43,3 +52,64 @@ def test_a_group_of_one_and_a_return_that_is_not_finite_are_refused() -> None:
         centred_advantages([1.0])
     with pytest.raises(ValueError, match="must be finite"):
         standardised_advantages([1.0, float("nan")])
+
+
+def test_leave_one_out_advantages_are_returns_above_the_mean_of_the_others() -> None:
+    # Against the means of the others: 1/3, 4/3, 4/3 and 1.
+    assert leave_one_out_advantages([3.0, 0.0, 0.0, 1.0]) == pytest.approx([8 / 3, -4 / 3, -4 / 3, 0.0])
+
+
+@given(RETURNS)
+def test_leave_one_out_equals_its_definition_and_sums_to_zero(returns: list[float]) -> None:
+    found = leave_one_out_advantages(returns)
+    for member, advantage in enumerate(found):
+        others = returns[:member] + returns[member + 1 :]
+        assert advantage == pytest.approx(returns[member] - statistics.fmean(others), abs=1e-9)
+    assert found.sum() == pytest.approx(0.0, abs=1e-8)
+
+
+def test_returns_to_go_look_ahead_only() -> None:
+    assert returns_to_go(np.array([1.0, 0.0, 2.0]), gamma=1.0).tolist() == [3.0, 2.0, 2.0]
+    assert returns_to_go(np.array([1.0, 0.0, 2.0]), gamma=0.5).tolist() == [1.5, 1.0, 2.0]
+
+
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=12), st.floats(0.1, 1))
+def test_returns_to_go_equal_the_discounted_sums(rewards: list[float], gamma: float) -> None:
+    found = returns_to_go(np.array(rewards), gamma=gamma)
+    for step in range(len(rewards)):
+        expected = math.fsum(gamma**away * reward for away, reward in enumerate(rewards[step:]))
+        assert found[step] == pytest.approx(expected, abs=1e-9)
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=30))
+def test_batch_standardised_advantages_have_no_mean_and_a_deviation_of_one(returns: list[float]) -> None:
+    found = batch_standardised_advantages(np.array(returns))
+    deviation = statistics.pstdev(returns)
+    expected = [(value - statistics.fmean(returns)) / (deviation + 1e-6) for value in returns]
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert found.sum() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_step_groups_compare_turns_that_began_in_the_same_state() -> None:
+    keys, returns = ["a", "b", "a", "c", "a"], np.array([3.0, 9.0, 0.0, 2.0, 0.0])
+    assert step_group_advantages(keys, returns, divide_by_std=False).tolist() == [2.0, 0.0, -1.0, 0.0, -1.0]
+    # Of 3, 0 and 0: mean 1, sample standard deviation sqrt(3).
+    by_std = step_group_advantages(keys, returns, divide_by_std=True)
+    assert by_std == pytest.approx([2 / math.sqrt(3), 0, -1 / math.sqrt(3), 0, -1 / math.sqrt(3)], rel=1e-5)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(-10, 10)), max_size=20))
+def test_step_advantages_of_every_state_sum_to_zero(turns: list[tuple[int, float]]) -> None:
+    keys, returns = [key for key, _ in turns], np.array([value for _, value in turns], dtype=np.float64)
+    found = step_group_advantages(keys, returns, divide_by_std=False)
+    for key in set(keys):
+        members = [place for place, other in enumerate(keys) if other == key]
+        assert found[members].sum() == pytest.approx(0.0, abs=1e-9)
+        if len(members) > 1:
+            assert found[members] == pytest.approx(centred_advantages(returns[members].tolist()), abs=1e-9)
+
+
+def test_with_one_state_for_all_a_step_group_is_grpo() -> None:
+    returns = [3.0, 0.0, 0.0, 1.0]
+    found = step_group_advantages(["start"] * 4, np.array(returns), divide_by_std=True)
+    assert found == pytest.approx(standardised_advantages(returns))

@@ -26,6 +26,23 @@ def test_a_file_gives_differences_and_overrides_come_last(tmp_path: Path) -> Non
     assert config.env.options == {"profile": "small"}
 
 
+def test_later_files_go_over_earlier_ones_and_overrides_over_all(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text("optim:\n  lr: 1.0e-3\n  warmup_steps: 3\n")
+    second.write_text("optim:\n  lr: 2.0e-3\n  weight_decay: 0.5\n")
+    config = load_config(str(first), ["optim.weight_decay=0.25"], presets=[str(second)])
+    assert (config.optim.lr, config.optim.warmup_steps, config.optim.weight_decay) == (2e-3, 3, 0.25)
+
+
+def test_the_command_line_takes_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    preset = str(Path(QUICKSTART).parent / "objective" / "gspo.yaml")
+    assert main(["up", QUICKSTART, preset, "run.name=other", "--print-config"]) == 0
+    printed = tmp_path / "printed.yaml"
+    printed.write_text(capsys.readouterr().out)
+    config = load_config(str(printed), [])
+    assert (config.env.name, config.objective.surrogate, config.run.name) == ("shop", "gspo", "other")
+
+
 def test_lists_in_options_stay_lists() -> None:
     config = load_config(None, ["env.name=household", "env.options.task_types=[pick_two_obj]"])
     assert config.env.options == {"task_types": ["pick_two_obj"]}
@@ -73,8 +90,27 @@ def test_every_config_that_comes_with_slipstream_loads() -> None:
         ),
         (["replay.max_lag=-3"], "`replay.max_lag` must be >= 0, got -3; use 0 for synchronous training"),
         (["actors.transport=smoke"], "`actors.transport` must be broadcast or pull, got 'smoke'"),
-        (["objective.correction=vtrace"], "`objective.correction` must be token_mask, truncated_is or none"),
+        (
+            ["objective.correction=clip"],
+            "`objective.correction` must be none, token_mask, sequence_mask, geometric_mask, truncated_is or decoupled",
+        ),
+        (["objective.advantage=gae"], "got 'gae'; it needs a critic, and there is none yet; use reinforce_pp or"),
+        (["objective.advantage=gigpo"], "a trajectory does not record its environment's state_key; use group_"),
+        (["objective.surrogate=vtrace"], "got 'vtrace'; its targets need a critic, and there is none yet; use aipo"),
+        (
+            ["objective.kl_place=reward"],
+            "`objective.kl_place` must be loss, got 'reward'; advantages are made before any",
+        ),
+        (["objective.kl_estimator=k1"], "must be k3 or k2, got 'k1'; its gradient is zero on average"),
+        (["objective.normalisation=batch"], "`objective.normalisation` must be tokens, sequences or constant"),
         (["objective.mask_low=1.5"], "must be below and above 1, got (1.5, 5.0)"),
+        (["objective.geometric_mask_high=0.9"], "must be below and above 1, got (0.99, 0.9); 0.99 and 1.01 are usual"),
+        (["objective.dual_clip=1.1"], "`objective.dual_clip` must be 0, or > 1 + objective.clip_high = 1.28, got 1.1"),
+        (["objective.ratio_high=0.5"], "must be in [0, 1] and > 1, got (0.0, 0.5); 0 and 5 are usual"),
+        (["objective.gamma=0"], "`objective.gamma` must be in (0, 1], got 0.0; 1 does not discount"),
+        (["objective.max_negative_kl=-1"], "`objective.max_negative_kl` must be >= 0, got -1.0; 0 is off"),
+        (["objective.guard_min_ess=1"], "`objective.guard_min_ess` must be in [0, 1), got 1.0"),
+        (["objective.guard_max_ratio=0.5"], "`objective.guard_max_ratio` must be 0 or > 1, got 0.5"),
         (["optim.lr=0"], "`optim.lr` must be > 0, got 0.0"),
         (["optim.lr=nan"], "`optim.lr` must be > 0, got nan"),
         (["optim.schedule=step"], "`optim.schedule` must be constant, linear or cosine"),

@@ -93,12 +93,13 @@ def one_step(
     num_loss_tokens = count_loss_tokens(sequences)
     for packed in batches:
         logprobs = model(packed, temperature=1.0, chunk_tokens=16).logprobs
-        backward(logprobs.sum(), ranks=ranks, global_num_loss_tokens=num_loss_tokens)
+        backward(logprobs.sum(), ranks=ranks, divisor=num_loss_tokens)
     gradients = {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}
     optimizer.zero_grad()
     metrics = train_step(
-        model, optimizer, schedule, batches, ranks=ranks, objective=ObjectiveConfig(),
-        global_num_loss_tokens=num_loss_tokens, temperature=1.0, chunk_tokens=16, max_grad_norm=0.5,
+        model, optimizer, schedule, batches, reference=None, ranks=ranks, objective=ObjectiveConfig(),
+        global_num_loss_tokens=num_loss_tokens, global_num_sequences=len(sequences), temperature=1.0,
+        chunk_tokens=16, max_grad_norm=0.5,
     )  # fmt: skip
     return asdict(metrics) | {"num_micro_batches": 0}, gradients
 
@@ -120,7 +121,7 @@ def explode(model_folder: Path, out: Path, *, ranks: Ranks) -> None:
     skipped, changed = [], []
     for factor in (float("inf") if ranks.rank == 1 else 1.0, 1.0):
         logprobs = model(packed, temperature=1.0, chunk_tokens=16).logprobs
-        backward(logprobs.sum() * factor, ranks=ranks, global_num_loss_tokens=17)
+        backward(logprobs.sum() * factor, ranks=ranks, divisor=17)
         skipped.append(apply_gradient(model, optimizer, schedule, max_grad_norm=1.0).skipped)
         changed.append(any(not torch.equal(tensor, before[name]) for name, tensor in full_tensors(model)))
     out.write_text(json.dumps({"skipped": skipped, "changed": changed, "schedule": schedule.last_epoch}))

@@ -77,3 +77,18 @@ def test_a_greedy_policy_is_refused() -> None:
         chunked_logprobs(
             torch.zeros(1, 2), torch.zeros(3, 2), None, torch.zeros(1, dtype=torch.long), temperature=0, chunk_tokens=1
         )
+
+
+def test_the_entropys_gradient_is_that_of_differences_and_absent_unless_asked_for() -> None:
+    hidden = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weight = torch.randn(7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def entropies(hidden: torch.Tensor, *, entropy_gradient: bool = True) -> torch.Tensor:
+        return chunked_logprobs(
+            hidden, weight, None, torch.arange(5), temperature=0.7, chunk_tokens=2, entropy_gradient=entropy_gradient
+        ).entropies
+
+    assert torch.autograd.gradcheck(entropies, hidden.clone().requires_grad_())
+    probabilities = (hidden @ weight.T / 0.7).softmax(dim=-1)
+    torch.testing.assert_close(entropies(hidden), -(probabilities * probabilities.log()).sum(dim=-1))
+    assert not entropies(hidden.clone().requires_grad_(), entropy_gradient=False).requires_grad

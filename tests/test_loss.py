@@ -1,36 +1,40 @@
+"""The composition: what `policy_loss` makes of its parts, and what it measures on the way."""
+
 import dataclasses
 import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import assume
 from torch import Tensor
 
 from common.config import ObjectiveConfig
-from learner.loss import PolicyLoss, clipped_policy_loss, k3, outside, policy_loss, truncated_weight
+from learner.loss import PolicyLoss, policy_loss
+from tests.policies import Tokens, any_batch, float64, gradient, of_lengths, slopes
 
-LOGPROBS = st.floats(-8, -1e-3)
-TOKENS = st.lists(st.tuples(LOGPROBS, LOGPROBS, st.floats(-3, 3)), min_size=1, max_size=12)
-
-# Four tokens of behaviour probability 0.1, whose ratios are now 0.4, 1.5, 1.5 and 6.
+# Four tokens, each a sequence, of behaviour probability 0.1, whose ratios are now 0.4, 1.5, 1.5 and 6.
 CURRENT = [0.04, 0.15, 0.15, 0.6]
 BEHAVIOUR = [0.1, 0.1, 0.1, 0.1]
 ADVANTAGES = [1.0, 1.0, -1.0, 1.0]
 
 
 def loss_and_gradient(
-    correction: str, current: Tensor, behaviour: Tensor, advantages: Tensor
+    current: Tensor, behaviour: Tensor, advantages: Tensor, lengths: tuple[int, ...] | None = None, **changes: object
 ) -> tuple[PolicyLoss, Tensor]:
+    """With proximal = current, as in a step; each token a sequence of its own where no lengths are given."""
     current = current.clone().requires_grad_()
-    loss = policy_loss(current, behaviour, advantages, objective=ObjectiveConfig(correction=correction))
-    (gradient,) = torch.autograd.grad(loss.loss_sum, current)
-    return dataclasses.replace(loss, loss_sum=loss.loss_sum.detach()), gradient
+    loss = policy_loss(
+        current, current.detach(), behaviour, advantages, torch.zeros_like(advantages), None,
+        sequences=of_lengths(*(lengths if lengths is not None else [1] * len(advantages))),
+        objective=ObjectiveConfig(**changes),
+    )  # fmt: skip
+    (slope,) = torch.autograd.grad(loss.loss_sum, current)
+    return dataclasses.replace(loss, loss_sum=loss.loss_sum.detach()), slope
 
 
 def four_tokens(correction: str) -> tuple[PolicyLoss, Tensor]:
     return loss_and_gradient(
-        correction, torch.tensor(CURRENT).log(), torch.tensor(BEHAVIOUR).log(), torch.tensor(ADVANTAGES)
+        torch.tensor(CURRENT).log(), torch.tensor(BEHAVIOUR).log(), torch.tensor(ADVANTAGES), correction=correction
     )
 
 
@@ -68,63 +72,137 @@ def test_measurements_are_taken_before_any_cut() -> None:
 
 
 def test_a_fallen_ratio_with_negative_advantage_counts_as_clipped_low() -> None:
-    loss, gradient = loss_and_gradient(
-        "none", torch.tensor([math.log(0.05)]), torch.tensor([math.log(0.1)]), torch.tensor([-2.0])
-    )
+    loss, slope = loss_and_gradient(
+        torch.tensor([0.05]).log(), torch.tensor([0.1]).log(), torch.tensor([-2.0]),
+        correction="none", max_negative_kl=0.0,
+    )  # fmt: skip
     assert float(loss.loss_sum) == pytest.approx(1.6)
-    assert gradient.tolist() == [0.0]
+    assert slope.tolist() == [0.0]
     assert float(loss.num_clipped_low) == 1
 
 
-def test_the_parts_agree_with_the_numbers_in_their_docstrings() -> None:
-    ratios = torch.tensor([1.5, 1.5])
-    losses = clipped_policy_loss(ratios, torch.tensor([2.0, -2.0]), clip_low=0.2, clip_high=0.28)
-    assert losses.tolist() == pytest.approx([-2.56, 3.0])
-    masked = outside(torch.tensor([0.4, 0.5, 1.0, 5.0, 6.0]), low=0.5, high=5.0)
-    assert masked.tolist() == [True, False, False, False, True]
-    assert truncated_weight(torch.tensor([0.5, 1.0, 3.0]), max_behaviour_weight=2.0).tolist() == [0.5, 1.0, 2.0]
-    estimates = k3(torch.tensor([2.0, 0.5, 1.0]).log(), torch.zeros(3))
-    assert estimates.tolist() == pytest.approx([0.306853, 0.193147, 0.0], abs=1e-6)
+def test_by_default_a_sequence_that_the_policy_has_left_behind_does_not_train_negatives() -> None:
+    # Ratios 0.8 and 0.9: 0.164 nats a token from behaviour, above the default of 0.1.
+    behaviour = torch.full((4,), -2.0)
+    current = behaviour + torch.tensor([0.8, 0.9, 0.8, 0.9]).log()
+    loss, slope = loss_and_gradient(current, behaviour, torch.tensor([-1.0, -1.0, 1.0, 1.0]), (2, 2))
+    assert slope.tolist() == pytest.approx([0, 0, -0.8, -0.9])
+    assert (float(loss.num_masked), float(loss.num_masked_sequences)) == (2, 1)
+    assert float(loss.num_loss_tokens) == 4
 
 
-@given(TOKENS)
-def test_at_zero_lag_every_correction_is_the_identity(tokens: list[tuple[float, float, float]]) -> None:
-    behaviour = torch.tensor([token[1] for token in tokens], dtype=torch.float64)
-    advantages = torch.tensor([token[2] for token in tokens], dtype=torch.float64)
-    for correction in ("none", "token_mask", "truncated_is"):
-        loss, gradient = loss_and_gradient(correction, behaviour, behaviour, advantages)
-        assert float(loss.loss_sum) == pytest.approx(-float(advantages.sum()), abs=1e-12)
-        assert gradient.tolist() == pytest.approx((-advantages).tolist(), abs=1e-12)
-        assert float(loss.mismatch_kl_sum) == pytest.approx(0.0, abs=1e-12)
+def test_a_sequence_that_keeps_a_token_is_not_counted_as_masked() -> None:
+    behaviour = torch.full((4,), -2.0)
+    current = behaviour + torch.tensor([0.4, 1.0, 0.4, 6.0]).log()
+    loss, _ = loss_and_gradient(current, behaviour, torch.ones(4), (2, 2))
+    assert (float(loss.num_masked), float(loss.num_masked_sequences)) == (3, 1)
 
 
-@given(TOKENS)
-def test_losses_equal_a_derivation_by_cases(tokens: list[tuple[float, float, float]]) -> None:
-    current, behaviour, advantages = (torch.tensor(column, dtype=torch.float64) for column in zip(*tokens, strict=True))
-    clipped = masked = truncated = 0.0
-    for now, then, advantage in tokens:
-        ratio = math.exp(now) / math.exp(then)
-        # PPO as OpenAI's Spinning Up writes it: an advantage is worth at most (1 + clip) of itself, a disadvantage at
-        # least (1 - clip).
-        worth = min(ratio, 1.28) * advantage if advantage >= 0 else max(ratio, 0.8) * advantage
-        clipped -= worth
-        masked -= worth if 0.5 <= ratio <= 5 else 0.0
-        truncated -= min(ratio, 2.0) * advantage
-    for correction, expected in (("none", clipped), ("token_mask", masked), ("truncated_is", truncated)):
-        loss, _ = loss_and_gradient(correction, current, behaviour, advantages)
+def test_weights_that_were_cut_are_counted() -> None:
+    loss, _ = four_tokens("truncated_is")
+    assert float(loss.num_truncated) == 1
+
+
+def test_entropy_is_subtracted_by_its_bonus_from_every_loss_token_masked_or_not() -> None:
+    entropies = float64(1.0, 3.0)
+
+    def loss_of(entropies: Tensor) -> Tensor:
+        return policy_loss(
+            float64(-9.0, -1.0), float64(-9.0, -1.0), float64(-1.0, -1.0), float64(1, 1), entropies, None,
+            sequences=of_lengths(2), objective=ObjectiveConfig(entropy_bonus=0.01),
+        ).loss_sum  # fmt: skip
+
+    assert float(loss_of(entropies)) == pytest.approx(-1 - 0.01 * 4)
+    assert gradient(loss_of, entropies) == pytest.approx([-0.01, -0.01])
+
+
+@any_batch
+def test_the_divergence_from_the_reference_is_added_by_its_coefficient_and_has_its_gradient(tokens: Tokens) -> None:
+    reference = tokens.proximal  # any other policy
+    for estimator in ("k2", "k3"):
+        objective = ObjectiveConfig(kl_coefficient=0.1, kl_estimator=estimator)
+
+        def added(at: Tensor, objective: ObjectiveConfig = objective, reference: Tensor = reference) -> Tensor:
+            """What a reference adds to the loss of data that was sampled just now."""
+            losses = [
+                policy_loss(
+                    at, tokens.current, tokens.current, tokens.advantages, tokens.entropies, anchor,
+                    sequences=tokens.sequences, objective=objective,
+                )
+                for anchor in (reference, None)
+            ]  # fmt: skip
+            return losses[0].loss_sum - losses[1].loss_sum
+
+        log_ratios = [(float(r) - float(c)) for r, c in zip(reference, tokens.current, strict=True)]
+        each = {
+            "k2": [x * x / 2 for x in log_ratios],
+            "k3": [math.exp(x) - 1 - x for x in log_ratios],
+        }[estimator]
+        assert float(added(tokens.current)) == pytest.approx(0.1 * sum(each), rel=1e-9, abs=1e-9)
+        slope = {"k2": [-x for x in log_ratios], "k3": [1 - math.exp(x) for x in log_ratios]}[estimator]
+        assert gradient(added, tokens.current) == pytest.approx([0.1 * s for s in slope], rel=1e-9, abs=1e-9)
+
+
+@any_batch
+def test_losses_equal_a_derivation_by_cases(tokens: Tokens) -> None:
+    clipped = masked = truncated = by_sequence = 0.0
+    for members in tokens.members:
+        for index in members:
+            now, then, advantage = (
+                float(column[index]) for column in (tokens.current, tokens.behaviour, tokens.advantages)
+            )
+            ratio = math.exp(now) / math.exp(then)
+            # PPO as OpenAI's Spinning Up writes it: an advantage is worth at most (1 + clip) of itself, a disadvantage
+            # at least (1 - clip).
+            worth = min(ratio, 1.28) * advantage if advantage >= 0 else max(ratio, 0.8) * advantage
+            clipped -= worth
+            by_sequence -= worth / len(members)
+            masked -= worth if 0.5 <= ratio <= 5 else 0.0
+            truncated -= min(ratio, 2.0) * advantage
+    lengths = tuple(len(members) for members in tokens.members)
+    for changes, expected in (
+        ({"correction": "none"}, clipped),
+        ({"correction": "none", "normalisation": "sequences"}, by_sequence),
+        ({"correction": "token_mask"}, masked),
+        ({"correction": "truncated_is"}, truncated),
+    ):
+        loss, _ = loss_and_gradient(
+            tokens.current, tokens.behaviour, tokens.advantages, lengths, max_negative_kl=0.0, **changes
+        )  # fmt: skip
         assert float(loss.loss_sum) == pytest.approx(expected, rel=1e-12, abs=1e-9)
+
+
+@any_batch
+def test_the_gradient_of_the_default_is_that_of_differences(tokens: Tokens) -> None:
+    ratios = (tokens.current - tokens.behaviour).exp()
+    means = tokens.sequences.means(tokens.behaviour - tokens.current)
+    # Differences across a kink are no derivative.
+    assume(all(float((ratios - kink).abs().min()) > 1e-4 for kink in (0.5, 0.8, 1.28, 5.0)))
+    assume(float((means - 0.1).abs().min()) > 1e-4)
+
+    def loss_of(at: Tensor) -> Tensor:
+        return policy_loss(
+            at, tokens.current, tokens.behaviour, tokens.advantages, tokens.entropies, None,
+            sequences=tokens.sequences, objective=ObjectiveConfig(),
+        ).loss_sum  # fmt: skip
+
+    assert gradient(loss_of, tokens.current) == pytest.approx(slopes(loss_of, tokens.current), rel=1e-5, abs=1e-6)
 
 
 def test_a_token_of_vanishing_behaviour_probability_gives_no_nan() -> None:
     current, behaviour = torch.tensor([-0.1, -1.0]), torch.tensor([-200.0, -1.0])
-    for correction in ("none", "token_mask", "truncated_is"):
-        loss, gradient = loss_and_gradient(correction, current, behaviour, torch.tensor([-1.0, 1.0]))
-        assert bool(torch.isfinite(loss.loss_sum))
-        assert bool(torch.isfinite(gradient).all())
-        assert gradient[1] == -1.0
+    for surrogate in ("ppo_clip", "gspo", "cispo", "aipo", "dppo_tv", "dppo_kl"):
+        for correction in ("none", "token_mask", "sequence_mask", "geometric_mask", "truncated_is", "decoupled"):
+            loss, slope = loss_and_gradient(
+                current, behaviour, torch.tensor([-1.0, 1.0]), surrogate=surrogate, correction=correction
+            )  # fmt: skip
+            assert bool(torch.isfinite(loss.loss_sum))
+            assert bool(torch.isfinite(slope).all())
+            assert slope[1] == -1.0
 
 
 def test_a_pack_without_loss_tokens_sums_to_zero() -> None:
-    loss, _ = loss_and_gradient("token_mask", torch.zeros(0), torch.zeros(0), torch.zeros(0))
+    loss, _ = loss_and_gradient(torch.zeros(0), torch.zeros(0), torch.zeros(0), (0,))
     assert float(loss.loss_sum) == 0
     assert float(loss.ratio_max) == 0
+    assert float(loss.num_masked_sequences) == 0

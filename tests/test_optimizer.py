@@ -3,8 +3,11 @@ import doctest
 import pytest
 
 import learner.advantage
+import learner.allocation
 import learner.attention
+import learner.gae
 import learner.pack
+import learner.vtrace
 from learner.optimizer import lr_fraction
 
 
@@ -22,7 +25,10 @@ def test_the_warm_up_climbs_and_wastes_no_step_on_a_rate_of_zero() -> None:
     assert fractions("linear", warmup_steps=4, steps=[0, 1, 3, 4, 52]) == pytest.approx([0.2, 0.4, 0.8, 1.0, 0.5])
 
 
-@pytest.mark.parametrize("module", [learner.advantage, learner.attention, learner.pack])
+@pytest.mark.parametrize(
+    "module",
+    [learner.advantage, learner.allocation, learner.attention, learner.gae, learner.pack, learner.vtrace],
+)
 def test_the_examples_in_the_docstrings_hold(module: object) -> None:
     found = doctest.testmod(module)
     assert found.attempted > 0

@@ -10,6 +10,7 @@ from pathlib import Path
 from common.action_format import FORMATS
 from common.config import Config, ConfigError, EnvConfig
 from envhub.catalogue import make_env
+from learner.coherence import check_coherence
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
@@ -17,6 +18,7 @@ TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 
 def check_input(config: Config) -> None:
     """Check what a learner needs that its configuration only names. Raises ConfigError."""
+    check_coherence(config)
     check_env(config.env)
     if config.model.path:
         check_model_folder(Path(config.model.path), max_tokens=config.model.max_tokens)

@@ -97,7 +97,7 @@ def _settings() -> argparse.ArgumentParser:
     settings = argparse.ArgumentParser(add_help=False)
     settings.set_defaults(replay_archive=None)
     settings.add_argument("settings", nargs="*", metavar="config.yaml | section.key=value",
-                          help="a YAML file of differences from the defaults, then overrides")  # fmt: skip
+                          help="YAML files of differences, each over those before it, then overrides")  # fmt: skip
     settings.add_argument("--resume", metavar="NAME", help="go on with the run of this name, with its own config")
     settings.add_argument("--print-config", action="store_true", help="print the whole configuration and stop")
     return settings
@@ -107,10 +107,12 @@ def _load(arguments: argparse.Namespace) -> Config:
     """The configuration, without any password in it: that goes to the environment, for children to find."""
     files = [setting for setting in arguments.settings if "=" not in setting]
     overrides = [setting for setting in arguments.settings if "=" in setting]
-    if len(files) + bool(arguments.resume) + bool(arguments.replay_archive) > 1:
+    if files and (arguments.resume or arguments.replay_archive):
         raise ConfigError(
-            f"one config file at most, or --resume or --replay-archive with the run's own, got {', '.join(files)}"
+            f"config files, or --resume or --replay-archive with the run's own, not both; got {', '.join(files)}"
         )
+    if arguments.resume and arguments.replay_archive:
+        raise ConfigError("--resume goes on with a run, --replay-archive begins one; give one of them")
     named = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     root = named.get("run.root", Config().run.root)
     if arguments.resume:
@@ -124,7 +126,7 @@ def _load(arguments: argparse.Namespace) -> Config:
         if there.is_file():
             files = [str(there)]
             overrides = ["model.path=''", *overrides] if arguments.verb == "eval" else overrides
-    config = load_config(files[0] if files else None, overrides)
+    config = load_config(files[0] if files else None, overrides, presets=files[1:])
     config.redis.url = without_password(config.redis.url)
     own = password_of(RunDir(config.run.root, config.run.name).redis, config.redis.url)
     if own is not None:

@@ -1,0 +1,114 @@
+"""The linter of objectives: what would run, and not do what its words say, is refused with the reason and the cure.
+
+Two mistakes of the field cannot be made here and have no rule: the behaviour log-probabilities are always those that
+the sampler recorded (no recomputed ones can stand in for them, and none can be missing), and `sampling` refuses top-p
+and top-k, whose kept sets are not recorded.
+"""
+
+import dataclasses
+
+from common.config import Config, ConfigError, ObjectiveConfig
+
+# The largest importance weight that is still a bound: recipes take 1.2 to 10, and 20 beside a trust region.
+MAX_WEIGHT = 20.0
+# GSPO's ratio is a mean over a whole sequence, so its clips are a few 1e-4; a token's are around 0.2.
+MAX_SEQUENCE_CLIP = 0.05
+MIN_TOKEN_CLIP = 0.01
+
+# Keys that do something only under some words of another key.
+_ONLY_UNDER = {
+    "allocation": ("advantage", {"reinforce_pp"}),
+    "gamma": ("advantage", {"reinforce_pp"}),
+    "allocation_discount": ("allocation", {"discounted"}),
+    "clip_low": ("surrogate", {"ppo_clip", "gspo"}),
+    "clip_high": ("surrogate", {"ppo_clip", "gspo"}),
+    "dual_clip": ("surrogate", {"ppo_clip", "gspo"}),
+    "ratio_low": ("surrogate", {"cispo"}),
+    "ratio_high": ("surrogate", {"cispo", "aipo", "dppo_tv", "dppo_kl"}),
+    "max_total_variation": ("surrogate", {"dppo_tv"}),
+    "max_binary_kl": ("surrogate", {"dppo_kl"}),
+    "mask_low": ("correction", {"token_mask"}),
+    "mask_high": ("correction", {"token_mask"}),
+    "sequence_mask_low": ("correction", {"sequence_mask"}),
+    "sequence_mask_high": ("correction", {"sequence_mask"}),
+    "geometric_mask_low": ("correction", {"geometric_mask"}),
+    "geometric_mask_high": ("correction", {"geometric_mask"}),
+    "max_behaviour_weight": ("correction", {"truncated_is", "decoupled"}),
+    "normalisation_tokens": ("normalisation", {"constant"}),
+}
+
+
+def check_coherence(config: Config) -> None:
+    """Raise ConfigError unless the parts of `config.objective` go together, at the lag that `config.replay` allows."""
+    objective = config.objective
+    _check_anchor(objective)
+    _check_clip(objective)
+    _check_effect(objective)
+    if config.replay.max_lag > 0:
+        _check_bounds(objective, config.replay.max_lag)
+
+
+def _check_anchor(objective: ObjectiveConfig) -> None:
+    weighed = objective.correction in ("truncated_is", "decoupled")
+    if weighed and objective.surrogate in ("aipo", "dppo_tv", "dppo_kl"):
+        _refuse(
+            "correction",
+            objective.correction,
+            f"{objective.surrogate} is itself a ratio to the behaviour policy, which this correction takes out of the "
+            "surrogate and makes a weight",
+            "use none or a mask, or surrogate ppo_clip or cispo",
+        )
+
+
+def _check_clip(objective: ObjectiveConfig) -> None:
+    clips = (objective.clip_low, objective.clip_high)
+    if objective.surrogate == "gspo" and max(clips) > MAX_SEQUENCE_CLIP:
+        _refuse(
+            "clip_low, objective.clip_high",
+            clips,
+            "gspo's ratio is the mean over a sequence and never gets that far from 1: nothing would be clipped",
+            "3e-4 and 4e-4 are the paper's",
+        )
+    if objective.surrogate == "ppo_clip" and min(clips) < MIN_TOKEN_CLIP:
+        _refuse(
+            "clip_low, objective.clip_high",
+            clips,
+            "the ratio of a single token scatters further than that: nearly every token would be clipped",
+            "0.2 and 0.28 are usual, or choose surrogate gspo",
+        )
+
+
+def _check_effect(objective: ObjectiveConfig) -> None:
+    for item in dataclasses.fields(objective):
+        value = getattr(objective, item.name)
+        word_key, words = _ONLY_UNDER.get(item.name, ("", set()))
+        if words and value != item.default and getattr(objective, word_key) not in words:
+            _refuse(
+                item.name,
+                value,
+                f"it has no effect with objective.{word_key} {getattr(objective, word_key)}",
+                f"leave it out, or choose {' or '.join(sorted(words))}",
+            )
+
+
+def _check_bounds(objective: ObjectiveConfig, max_lag: int) -> None:
+    bounds = {
+        "clip_high": 1 + objective.clip_high if objective.surrogate in ("ppo_clip", "gspo") else 1.0,
+        "ratio_high": objective.ratio_high if objective.surrogate not in ("ppo_clip", "gspo") else 1.0,
+        "max_behaviour_weight": (
+            objective.max_behaviour_weight if objective.correction in ("truncated_is", "decoupled") else 1.0
+        ),
+    }
+    for name, bound in bounds.items():
+        if not bound <= MAX_WEIGHT:
+            _refuse(
+                name,
+                getattr(objective, name),
+                f"a ratio up to {bound:g} is as good as unclipped, and unclipped importance sampling collapses under "
+                f"lag (replay.max_lag is {max_lag})",
+                f"keep it at {MAX_WEIGHT:g} at most, or train with replay.target_lag=0 and replay.max_lag=0",
+            )
+
+
+def _refuse(name: str, value: object, reason: str, cure: str) -> None:
+    raise ConfigError(f"`objective.{name}` {value!r} is incoherent: {reason}; {cure}")

@@ -1,0 +1,46 @@
+"""V-trace: what a critic would have seen, had the learner's policy sampled in the actors' place."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VTrace:
+    """One number a sampled token each."""
+
+    targets: Float[np.ndarray, " tokens"]  # what the critic is trained towards
+    advantages: Float[np.ndarray, " tokens"]  # the truncated ratio is in them: the surrogate is -A * current
+
+
+def vtrace(
+    rewards: Float[np.ndarray, " tokens"],
+    values: Float[np.ndarray, " tokens"],
+    lagged_ratio: Float[np.ndarray, " tokens"],
+    *,
+    gamma: float,
+    max_rho: float,
+    max_c: float,
+) -> VTrace:
+    """IMPALA's targets and advantages, https://arxiv.org/abs/1802.01561, over one trajectory that ended.
+
+        rho[t] = min(ratio[t], max_rho),  c[t] = min(ratio[t], max_c),  ratio = proximal / behaviour
+        delta[t] = rho[t] * (rewards[t] + gamma * values[t + 1] - values[t])
+        targets[t] = values[t] + delta[t] + gamma * c[t] * (targets[t + 1] - values[t + 1])
+        advantage[t] = rho[t] * (rewards[t] + gamma * targets[t + 1] - values[t])
+
+    >>> ratios = np.array([0.5, 3.0])
+    >>> found = vtrace(np.array([0.0, 1.0]), np.array([0.5, 0.6]), ratios, gamma=1.0, max_rho=1.0, max_c=1.0)
+    >>> found.targets.round(3).tolist(), found.advantages.round(3).tolist()
+    ([0.75, 1.0], [0.25, 0.4])
+    """
+    rho, c = np.minimum(lagged_ratio, max_rho), np.minimum(lagged_ratio, max_c)
+    targets, advantages = np.zeros(len(values)), np.zeros(len(values))
+    next_value = next_target = 0.0
+    for token in reversed(range(len(values))):
+        delta = rho[token] * (rewards[token] + gamma * next_value - values[token])
+        advantages[token] = rho[token] * (rewards[token] + gamma * next_target - values[token])
+        targets[token] = values[token] + delta + gamma * c[token] * (next_target - next_value)
+        next_value, next_target = values[token], targets[token]
+    return VTrace(targets=targets, advantages=advantages)

@@ -1,0 +1,68 @@
+"""The linter of objectives, and the recipes that come with Slipstream."""
+
+from pathlib import Path
+
+import pytest
+
+from common.config import Config, ConfigError, load_config
+from learner.coherence import check_coherence
+from tools.check_input import check_input
+
+CONF = Path(__file__).parents[1] / "conf"
+PRESETS = sorted((CONF / "objective").glob("*.yaml"))
+
+
+def test_the_defaults_go_together() -> None:
+    check_coherence(Config())
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_every_preset_loads_over_the_quickstart_and_goes_together(preset: Path) -> None:
+    config = load_config(str(CONF / "quickstart.yaml"), [], presets=[str(preset)])
+    check_coherence(config)
+    assert config.run.name == "quickstart"
+    assert preset.read_text().startswith("# ")  # what it is, and where it was published
+    assert "https://" in preset.read_text().split("objective:")[0]
+
+
+def test_there_is_a_preset_for_every_surrogate() -> None:
+    chosen = {load_config(str(preset), []).objective.surrogate for preset in PRESETS}
+    assert chosen == {"ppo_clip", "gspo", "cispo", "aipo", "dppo_tv", "dppo_kl"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason", "cure"),
+    [
+        (["surrogate=aipo", "correction=truncated_is"], "aipo is itself a ratio", "use none or a mask"),
+        (["surrogate=dppo_tv", "correction=decoupled"], "dppo_tv is itself a ratio", "surrogate ppo_clip or cispo"),
+        (["surrogate=gspo"], "never gets that far from 1: nothing would be clipped", "3e-4 and 4e-4 are the paper's"),
+        (["clip_low=3e-4", "clip_high=4e-4"], "nearly every token would be clipped", "or choose surrogate gspo"),
+        (
+            ["surrogate=aipo", "ratio_high=1000"],
+            "a ratio up to 1000 is as good as unclipped, and unclipped importance sampling collapses under lag",
+            "keep it at 20 at most, or train with replay.target_lag=0 and replay.max_lag=0",
+        ),
+        (["correction=truncated_is", "max_behaviour_weight=.inf"], "a ratio up to inf", "keep it at 20 at most"),
+        (["clip_high=50"], "a ratio up to 51 is as good as unclipped", "keep it at 20 at most"),
+        (["allocation=per_turn"], "no effect with objective.advantage group_standardised", "choose reinforce_pp"),
+        (["advantage=reinforce_pp", "allocation_discount=0.5"], "no effect with objective.allocation last_token",
+         "choose discounted"),
+        (["gamma=0.9"], "it has no effect with objective.advantage group_standardised", "leave it out"),
+        (["surrogate=cispo", "clip_high=0.3"], "no effect with objective.surrogate cispo", "gspo or ppo_clip"),
+        (["correction=none", "mask_high=3"], "no effect with objective.correction none", "choose token_mask"),
+        (["normalisation_tokens=64"], "no effect with objective.normalisation tokens", "choose constant"),
+    ],
+)  # fmt: skip
+def test_an_incoherent_objective_is_refused_with_the_reason_and_the_cure(
+    overrides: list[str], reason: str, cure: str
+) -> None:
+    config = load_config(None, [f"objective.{override}" for override in overrides])
+    with pytest.raises(ConfigError, match="is incoherent") as raised:
+        check_input(config)  # what `slipstream up` and `slipstream learner` do before they start anything
+    assert reason in str(raised.value)
+    assert cure in str(raised.value)
+
+
+def test_without_lag_weights_need_no_bound() -> None:
+    synchronous = ["replay.target_lag=0", "replay.max_lag=0"]
+    check_coherence(load_config(None, [*synchronous, "objective.surrogate=aipo", "objective.ratio_high=1000"]))

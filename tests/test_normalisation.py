@@ -1,0 +1,43 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.config import ObjectiveConfig
+from learner.normalisation import loss_divisor, token_weights
+from tests.policies import Tokens, any_batch, float64, of_lengths
+
+
+def normalised(losses: torch.Tensor, lengths: tuple[int, ...], normalisation: str, *, constant: int = 512) -> float:
+    objective = ObjectiveConfig(normalisation=normalisation, normalisation_tokens=constant)
+    weights = token_weights(losses, sequences=of_lengths(*lengths), objective=objective)
+    divisor = loss_divisor(num_loss_tokens=len(losses), num_sequences=len(lengths), objective=objective)
+    return float((weights * losses).sum() / divisor)
+
+
+def test_two_sequences_by_each_normalisation() -> None:
+    losses = float64(1, 1, 1, 4)
+    assert normalised(losses, (3, 1), "tokens") == 7 / 4
+    assert normalised(losses, (3, 1), "sequences") == (1 + 4) / 2
+    assert normalised(losses, (3, 1), "constant", constant=8) == 7 / 16
+
+
+@any_batch
+def test_normalisations_equal_a_derivation_sequence_by_sequence(tokens: Tokens) -> None:
+    losses = tokens.advantages
+    lengths = tuple(len(members) for members in tokens.members)
+    sums = [sum(float(losses[i]) for i in members) for members in tokens.members]
+    means = [total / length for total, length in zip(sums, lengths, strict=True)]
+    assert normalised(losses, lengths, "tokens") == pytest.approx(sum(sums) / sum(lengths), abs=1e-12)
+    assert normalised(losses, lengths, "sequences") == pytest.approx(sum(means) / len(means), abs=1e-12)
+    assert normalised(losses, lengths, "constant", constant=7) == pytest.approx(sum(sums) / len(sums) / 7, abs=1e-12)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 6), st.integers(1, 6), st.data())
+def test_normalisations_agree_on_sequences_of_equal_length(num: int, length: int, data: st.DataObject) -> None:
+    losses = float64(*data.draw(st.lists(st.floats(-3, 3), min_size=num * length, max_size=num * length)))
+    lengths = (length,) * num
+    by_tokens = normalised(losses, lengths, "tokens")
+    assert normalised(losses, lengths, "sequences") == pytest.approx(by_tokens, abs=1e-12)
+    assert normalised(losses, lengths, "constant", constant=length) == pytest.approx(by_tokens, abs=1e-12)

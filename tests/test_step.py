@@ -1,0 +1,184 @@
+"""One optimizer step: what the guard and the normalisation make of it."""
+
+import dataclasses
+import logging
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from common.config import ConfigError, ObjectiveConfig, OptimConfig, load_config
+from common.run_dir import RunDir
+from learner.model import PackedModel, full_tensors, load_model
+from learner.optimizer import make_optimizer, make_schedule
+from learner.pack import TokenSequence, count_loss_tokens, count_sequences, micro_batches
+from learner.ranks import Ranks
+from learner.reference import frozen_reference
+from learner.step import StepMetrics, train_step
+from tests.small_tokenizer import CHATML, merging_tokenizer
+from tests.tiny_model import random_sequence, save_tiny_model
+
+PRESETS = sorted((Path(__file__).parents[1] / "conf" / "objective").glob("*.yaml"))
+OPTIM = OptimConfig(lr=1e-3, schedule="linear")
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def sampled_by(model: PackedModel, *, shift: float) -> list[TokenSequence]:
+    """Four sequences whose behaviour log-probabilities are the model's own, less `shift` nats on every other token."""
+    sequences = [random_sequence(length, seed=length) for length in (20, 14, 9, 6)]
+    found = []
+    for sequence in sequences:
+        (packed,) = micro_batches([sequence], max_tokens=50, num_ranks=1, rank=0)
+        with torch.no_grad():
+            logprobs = model(packed, temperature=1.0, chunk_tokens=16).logprobs.numpy()
+        behaviour = np.zeros(sequence.num_tokens, dtype=np.float32)
+        behaviour[sequence.loss_mask] = logprobs - shift * (np.arange(len(logprobs)) % 2)
+        found.append(dataclasses.replace(sequence, behaviour_logprobs=behaviour))
+    return found
+
+
+def step(
+    folder: Path,
+    ranks: Ranks,
+    objective: ObjectiveConfig,
+    *,
+    shift: float = 0.0,
+    max_tokens: int = 50,
+    reference: PackedModel | None = None,
+) -> tuple[StepMetrics, dict[str, torch.Tensor], int]:
+    """The metrics, how far each weight moved, and where the schedule stands."""
+    model = load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    optimizer = make_optimizer(model, config=OPTIM)
+    schedule = make_schedule(optimizer, config=OPTIM, num_steps=10)
+    sequences = sampled_by(model, shift=shift)
+    before = {name: tensor.clone() for name, tensor in full_tensors(model)}
+    metrics = train_step(
+        model, optimizer, schedule, micro_batches(sequences, max_tokens=max_tokens, num_ranks=1, rank=0),
+        reference=reference, ranks=ranks, objective=objective, global_num_loss_tokens=count_loss_tokens(sequences),
+        global_num_sequences=count_sequences(sequences), temperature=1.0, chunk_tokens=16, max_grad_norm=1.0,
+    )  # fmt: skip
+    moved = {name: tensor - before[name] for name, tensor in full_tensors(model)}
+    return metrics, moved, schedule.last_epoch
+
+
+def test_a_healthy_step_is_whole(model_folder: Path, ranks: Ranks, caplog: pytest.LogCaptureFixture) -> None:
+    metrics, moved, schedule_step = step(model_folder, ranks, ObjectiveConfig())
+    assert (metrics.guard_scale, metrics.skipped, metrics.lr, schedule_step) == (1.0, False, 1e-3, 1)
+    assert metrics.effective_sample_size == pytest.approx(1.0, abs=1e-4)
+    assert any(bool(change.abs().max() > 0) for change in moved.values())
+    assert caplog.records == []
+
+
+def test_a_step_whose_mean_ratio_exploded_changes_nothing_and_says_so(
+    model_folder: Path, ranks: Ranks, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        metrics, moved, schedule_step = step(model_folder, ranks, ObjectiveConfig(), shift=2.0)
+    assert metrics.ratio_mean > 2  # the fault did fire: half of the ratios are e^2
+    assert (metrics.guard_scale, metrics.skipped, metrics.lr, schedule_step) == (0.0, True, 0.0, 0)
+    assert all(bool(change.abs().max() == 0) for change in moved.values())
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("guard: step scaled by 0: the mean ratio to the behaviour policy is ")
+
+
+def test_a_step_of_few_effective_samples_is_shrunk_by_as_much(model_folder: Path, ranks: Ranks) -> None:
+    unguarded = ObjectiveConfig(guard_min_ess=0.0, guard_max_ratio=0.0)
+    guarded = ObjectiveConfig(guard_min_ess=0.99, guard_max_ratio=0.0)
+    whole, moved_whole, _ = step(model_folder, ranks, unguarded, shift=1.0)
+    shrunk, moved_shrunk, schedule_step = step(model_folder, ranks, guarded, shift=1.0)
+    assert whole.effective_sample_size < 0.9
+    assert shrunk.guard_scale == pytest.approx(whole.effective_sample_size / 0.99)
+    assert shrunk.lr == pytest.approx(1e-3 * shrunk.guard_scale)
+    assert schedule_step == 1
+    for name, change in moved_whole.items():
+        torch.testing.assert_close(moved_shrunk[name], change * shrunk.guard_scale, rtol=1e-3, atol=2e-8)
+
+
+@pytest.mark.parametrize("objective", [
+    ObjectiveConfig(),
+    ObjectiveConfig(normalisation="sequences"),
+    ObjectiveConfig(normalisation="constant", normalisation_tokens=20),
+    ObjectiveConfig(surrogate="gspo", clip_low=0.01, clip_high=0.01, normalisation="sequences", entropy_bonus=0.01),
+    ObjectiveConfig(correction="geometric_mask", geometric_mask_high=1.6),
+], ids=["default", "sequences", "constant", "gspo", "geometric_mask"])  # fmt: skip
+def test_micro_batches_of_any_size_make_the_same_step(
+    model_folder: Path, ranks: Ranks, objective: ObjectiveConfig
+) -> None:
+    together, moved_together, _ = step(model_folder, ranks, objective, shift=0.3)
+    apart, moved_apart, _ = step(model_folder, ranks, objective, shift=0.3, max_tokens=20)
+    assert (together.num_micro_batches, apart.num_micro_batches) == (1, 3)
+    assert apart.loss == pytest.approx(together.loss, rel=1e-5)
+    assert apart.grad_norm == pytest.approx(together.grad_norm, rel=1e-5)
+    assert apart.masked_sequence_fraction == pytest.approx(together.masked_sequence_fraction)
+    # The first step of Adam divides each gradient by itself: where it is all but zero, rounding decides its sign.
+    for name, change in moved_together.items():
+        assert float((moved_apart[name] - change).abs().mean()) < 1e-5, name
+
+
+def test_by_sequences_the_loss_is_the_mean_of_the_sequences_means(model_folder: Path, ranks: Ranks) -> None:
+    metrics, _, _ = step(model_folder, ranks, ObjectiveConfig(normalisation="sequences"))
+    means = [float(-sequence.advantages[-1]) for sequence in (random_sequence(n, seed=n) for n in (20, 14, 9, 6))]
+    assert metrics.loss == pytest.approx(sum(means) / 4, rel=1e-4)
+
+
+def test_an_entropy_bonus_makes_the_policy_less_sure(model_folder: Path, ranks: Ranks) -> None:
+    plain, moved_plain, _ = step(model_folder, ranks, ObjectiveConfig())
+    bonus, moved_bonus, _ = step(model_folder, ranks, ObjectiveConfig(entropy_bonus=10.0))
+    assert bonus.loss == pytest.approx(plain.loss - 10 * plain.entropy, rel=1e-4)
+    assert any(bool((moved_bonus[name] - change).abs().max() > 1e-4) for name, change in moved_plain.items())
+
+
+def test_a_step_is_held_back_by_the_reference_it_moves_away_from(
+    model_folder: Path, ranks: Ranks, tmp_path: Path
+) -> None:
+    objective = ObjectiveConfig(kl_coefficient=0.1)
+    load = {"ranks": ranks, "dtype": "float32", "activation_checkpointing": False}
+    same, _, _ = step(model_folder, ranks, objective, reference=load_model(model_folder, **load))
+    alone, _, _ = step(model_folder, ranks, ObjectiveConfig())
+    assert same.reference_kl == pytest.approx(0, abs=1e-6)
+    assert same.loss == pytest.approx(alone.loss, rel=1e-5)
+    far = load_model(save_tiny_model(tmp_path, seed=7), **load)
+    held, _, _ = step(model_folder, ranks, objective, reference=far)
+    assert held.reference_kl > 0.1
+    assert held.loss == pytest.approx(alone.loss + 0.1 * held.reference_kl, rel=1e-4)
+    assert all(parameter.grad is None for parameter in far.parameters())
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_every_preset_makes_a_step(model_folder: Path, ranks: Ranks, preset: Path) -> None:
+    objective = load_config(str(preset), []).objective
+    reference = None
+    if objective.kl_coefficient:
+        reference = load_model(model_folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    metrics, moved, _ = step(model_folder, ranks, objective, shift=0.1, reference=reference)
+    assert not metrics.skipped
+    assert math.isfinite(metrics.loss)
+    assert any(bool(change.abs().max() > 0) for change in moved.values())
+
+
+def test_the_reference_is_what_reinforcement_learning_began_with_also_for_a_resumed_run(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    folder = save_tiny_model(tmp_path / "model")
+    merging_tokenizer(CHATML).save_pretrained(folder)
+    model = load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    config, run_dir = load_config(None, ["objective.kl_coefficient=0.1"]), RunDir(tmp_path, "run")
+    first = frozen_reference(model, config, run_dir, step=0, ranks=ranks)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    resumed = frozen_reference(model, config, run_dir, step=5, ranks=ranks)
+    assert first is not None and resumed is not None
+    began, now = dict(full_tensors(first)), dict(full_tensors(model))
+    for name, tensor in full_tensors(resumed):
+        assert torch.equal(tensor, began[name])
+        assert not torch.equal(tensor, now[name])
+    with pytest.raises(ConfigError, match="began without a reference"):
+        frozen_reference(model, config, RunDir(tmp_path, "other"), step=5, ranks=ranks)
+    assert frozen_reference(model, load_config(None, []), run_dir, step=0, ranks=ranks) is None
