@@ -62,13 +62,11 @@ class Cast:
         """Of the actors that have inserted something."""
         return sorted(self._directory.glob("actor-*.jsonl"))
 
-    def stand_in(self, name: str, *, url: str = "") -> Child:
+    def stand_in(self, name: str) -> Child:
         """An actor or, if it is named so, a learner, not started yet. Two of one name share their file."""
         role = "learner" if name.startswith("learner") else "actor"
         file = "learner" if role == "learner" else name
-        work = msgspec.structs.replace(
-            self._work, name=name, journal=str(self._directory / f"{file}.jsonl"), url=url or self._work.url
-        )
+        work = msgspec.structs.replace(self._work, name=name, journal=str(self._directory / f"{file}.jsonl"))
         return Child(
             name,
             [sys.executable, "-m", f"tools.soak_{role}", json.dumps(msgspec.to_builtins(work))],
