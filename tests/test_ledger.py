@@ -1,4 +1,4 @@
-"""The books balance after any action by anyone, and an audit finds what contradicts them."""
+"""The books balance after any action by anyone."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ from common.trajectory import Outcome
 from replay.audit import audit
 from replay.buffer import Buffer
 from replay.bulk import Bulk
-from replay.keys import FencedOut, epoch_key, key
+from replay.keys import FencedOut, key
 from replay.ledger import read_ledger
 from replay.sampler import Order, Reuse
 from replay.ticket import InsertResult, Lease
@@ -408,89 +408,3 @@ def test_the_books_balance_after_any_action_of_actors_learners_and_people(
                 suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
             ),
         )
-
-
-@pytest.fixture
-def buffer(redis_client: redis.Redis, run_id: str) -> Buffer:
-    """Group 0 is ready, group 1 is leased with one of two members stored, group 2 is queued."""
-    buffer = make_buffer(redis_client, run_id)
-    buffer.acquire_epoch()
-    buffer.open([ticket(0), ticket(1), ticket(2)])
-    for members in ((0, 1), (0,)):
-        lease = buffer.lease("a")
-        assert lease is not None
-        for member in members:
-            buffer.insert(lease, attempt_at(lease, member, run_id=run_id))
-    assert buffer.audit() == []
-    return buffer
-
-
-def test_a_ledger_in_words_says_whether_it_balances(buffer: Buffer) -> None:
-    shown = buffer.ledger().to_dict()
-    assert shown["balanced"] is True
-    assert (shown["opened"], shown["ready"], shown["leased"], shown["queued"]) == (3, 1, 1, 1)
-    assert (shown["inserted"], shown["held_trajectories"], shown["dropped"]) == (3, 3, {})
-
-
-def test_an_empty_run_has_balanced_books(redis_client: redis.Redis, run_id: str) -> None:
-    assert read_ledger(redis_client, run_id).balanced
-    assert audit(redis_client, run_id) == []
-    assert redis_client.exists(epoch_key(run_id)) == 0
-
-
-def test_the_audit_names_a_counter_that_was_changed(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
-    redis_client.hincrby(key(run_id, "train", "counters"), "ready", 1)
-    found = buffer.audit()
-    assert found[0] == "the books say 2 ready, a recount says 1"
-    assert found[1].startswith("the books do not balance: {'opened': 3")
-
-
-def test_the_audit_names_a_trajectory_counted_twice(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
-    redis_client.hincrby(key(run_id, "train", "counters"), "trajectories:held", 1)
-    assert buffer.audit()[0] == "the books say 4 held trajectories, a recount says 3"
-
-
-def test_the_audit_names_a_lost_payload(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
-    blob = key(run_id, "train", "blob", 0, 1, 0, 1)
-    assert redis_client.delete(blob) == 1
-    assert buffer.audit() == [f"group 0 (ready) lost its payload {blob}"]
-
-
-def test_the_audit_names_a_payload_about_to_expire(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
-    blob = key(run_id, "train", "blob", 0, 1, 0, 1)
-    assert redis_client.expire(blob, 1000) == 1
-    assert buffer.audit() == [f"group 0 (ready) will lose its payload {blob}"]
-
-
-def test_the_audit_names_a_group_in_two_states(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
-    redis_client.zadd(key(run_id, "train", "claimed"), {"0": 1})
-    found = buffer.audit()
-    assert "group 0 is in 2 states at once" in found
-    assert "the books say 0 claimed, a recount says 1" in found
-
-
-def test_the_audit_names_a_group_that_is_nowhere(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
-    redis_client.zrem(key(run_id, "train", "queued"), "2")
-    assert buffer.audit() == [
-        "the books say 1 queued, a recount says 0",
-        f"{key(run_id, 'train', 'group', 2)} belongs to no group",
-    ]
-
-
-def test_the_audit_names_a_group_that_does_not_exist(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
-    redis_client.delete(key(run_id, "train", "group", 2))
-    assert buffer.audit()[0] == "group 2 is queued and does not exist"
-
-
-def test_the_audit_names_an_unfinished_group_that_is_ready(
-    buffer: Buffer, redis_client: redis.Redis, run_id: str
-) -> None:
-    redis_client.zrem(key(run_id, "train", "leased"), "1")
-    redis_client.zadd(key(run_id, "train", "ready"), {"1": 9})
-    assert "group 1 (ready) has 1 of 2 members" in buffer.audit()
-
-
-def test_the_audit_names_a_stray_payload(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
-    stray = key(run_id, "train", "blob", 5, 0, 0, 1)
-    redis_client.set(stray, b"nobody's")
-    assert buffer.audit() == [f"{stray} belongs to no group"]
