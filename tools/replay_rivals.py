@@ -80,21 +80,31 @@ class RawSocket:
         return len(received) // len(reply)
 
 
+def as_lists(trajectory: Trajectory) -> dict[str, Any]:
+    """The trajectory as peers pickle theirs: a list of numbers for each array."""
+    return {
+        **{name: getattr(trajectory, name) for name in trajectory.__struct_fields__},
+        "tokens": trajectory.token_array().tolist(),
+        "behaviour_logprobs": trajectory.behaviour_logprob_array().tolist(),
+        "loss_mask": trajectory.loss_mask_array().tolist(),
+    }
+
+
 class PickledStream:
-    """The trajectory as a pickle in a stream's entry, one XADD each; read 16 at a time by a group's consumer."""
+    """A record as a pickle in a stream's entry, one XADD each; read 16 at a time by a group's consumer."""
 
     STREAM, GROUP, BATCH = "pickled", "learner", 16
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
 
-    def insert(self, trajectory: Trajectory, num_items: int) -> float:
+    def insert(self, record: object, num_items: int) -> float:
         """Into a new stream; return the seconds."""
         self._client.delete(self.STREAM)
         self._client.xgroup_create(self.STREAM, self.GROUP, mkstream=True)
         started = time.perf_counter()
         for _ in range(num_items):
-            self._client.xadd(self.STREAM, {"trajectory": pickle.dumps(trajectory)})
+            self._client.xadd(self.STREAM, {"record": pickle.dumps(record)})
         return time.perf_counter() - started
 
     def sample(self, num_items: int) -> float:
@@ -104,7 +114,7 @@ class PickledStream:
             reply: Any = self._client.xreadgroup(self.GROUP, "consumer", {self.STREAM: ">"}, count=self.BATCH)
             ((_, entries),) = reply
             for _, fields in entries:
-                pickle.loads(fields[b"trajectory"])
+                pickle.loads(fields[b"record"])
             self._client.xack(self.STREAM, self.GROUP, *[entry for entry, _ in entries])
             num_read += len(entries)
         return time.perf_counter() - started
@@ -134,7 +144,8 @@ class Reverb:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for process in (self._client, self._server):
-            process.__exit__(kind, error, trace)  # closes its input, at which it ends, and waits
+            with process:  # closes its input, at which it ends, and waits
+                pass
 
     def _start(self, *arguments: str) -> subprocess.Popen[str]:
         script = Path(__file__).parent / "rival_reverb.py"
