@@ -13,6 +13,7 @@ from replay.ticket import Ticket
 STREAM = "eval"
 POLL_S = 0.05
 ANY_LAG = 1 << 31
+MAX_CLAIM = 64  # groups at once, so that others get a turn at the server
 _STEP = 1  # evaluation groups belong to no optimizer step; they are settled as soon as they are counted
 
 
@@ -58,7 +59,8 @@ class Evaluation:
         """Count what is ready; return whether more is to come."""
         ledger = self._buffer.ledger()
         if ledger.ready:
-            for group in self._buffer.claim(_STEP, ledger.ready, policy_version=0, max_lag=ANY_LAG):
+            num_groups = min(ledger.ready, MAX_CLAIM)
+            for group in self._buffer.claim(_STEP, num_groups, policy_version=0, max_lag=ANY_LAG):
                 place = group.ticket.group_id - self._first_group_id
                 if place >= 0:  # else it was opened by a learner that is gone
                     self._solved[place] = group.trajectories[0].success

@@ -43,7 +43,7 @@ def step_metrics(
 
 def add_system(metrics: Metrics, *, ledger: Ledger, members: Iterable[Member], publish: PublishStats) -> None:
     """What the buffer, the fleet and the publisher say about themselves."""
-    for name in ("queued", "leased", "ready", "claimed", "trained"):
+    for name in ("queued", "leased", "ready", "claimed", "quarantined", "trained"):
         metrics.add(f"replay/{name}", getattr(ledger, name))
     for reason, count in ledger.dropped.items():
         metrics.add(f"replay/total_dropped_{reason}", count)

@@ -104,7 +104,10 @@ class Buffer:
         return self._epoch
 
     def adopt_epoch(self, epoch: int) -> None:
-        """Act as the learner that acquired `epoch` through the buffer of another stream."""
+        """Act as the learner that acquired `epoch` through the buffer of another stream.
+
+        One buffer a stream may: it numbers its claims, and those of an epoch must rise.
+        """
         self._epoch = epoch
 
     def open(self, tickets: Iterable[Ticket]) -> int:

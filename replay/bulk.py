@@ -87,7 +87,8 @@ class Bulk:
                 payloads = [receiver.payload(max_bytes=self._max_bytes) for _ in range(num_payloads)]
                 used.append(use(len(used), payloads))
 
-        self._on_a_connection(talk)
+        if groups:
+            self._on_a_connection(talk)
         return used
 
     def _on_a_connection(self, talk: Callable[[Any], T]) -> T:

@@ -290,6 +290,17 @@ def test_a_claim_that_raised_on_its_way_is_the_same_claim_when_tried_again(
     assert ids(buffer.claim(1, 1, policy_version=0, max_lag=0)) == [1]
 
 
+def test_a_copy_of_a_claim_that_arrives_late_takes_nothing(buffer: Buffer, run_id: str) -> None:
+    make_ready(buffer, run_id, 0, 1, 2)
+    assert ids(buffer.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+    assert buffer.claim(2, 9, policy_version=0, max_lag=0) == []
+    rest = (0, "oldest", 0, 1, 0, 0)  # oldest version, order, seed, and each group once
+    assert buffer._call("claim", 1, 0, 1, 1, *rest) == []  # held up on its way since step 1
+    assert buffer._call("claim", 1, 1, 2, 1, *rest) == []  # the one that found too few: it was answered so
+    assert (buffer.ledger().claimed, buffer.ledger().ready) == (1, 2)
+    assert ids(buffer.claim(2, 2, policy_version=0, max_lag=0)) == [1, 2]
+
+
 def test_a_claim_drops_groups_older_than_max_lag(buffer: Buffer, run_id: str) -> None:
     make_ready(buffer, run_id, 0, policy_version=5)
     make_ready(buffer, run_id, 1, policy_version=6)

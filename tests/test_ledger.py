@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -18,12 +18,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from redis.client import Pipeline
 
 from common.connection import connect
 from common.trajectory import Outcome
 from replay.audit import audit
 from replay.buffer import Buffer
+from replay.bulk import Bulk
 from replay.keys import FencedOut, epoch_key, key
 from replay.ledger import read_ledger
 from replay.sampler import Order, Reuse
@@ -43,20 +43,6 @@ ZOMBIE_VERBS: dict[str, Callable[[Buffer], Any]] = {
 }
 VERSIONS = st.lists(st.integers(0, 6), min_size=1, max_size=3).map(tuple)  # of the members of a group
 FAILURES = (Outcome.ENV_FAILURE, Outcome.REPLAY_MISMATCH)
-
-
-class LossyPipeline(Pipeline):
-    """See LossyRedis."""
-
-    loses_replies = False
-
-    def execute(self, raise_on_error: bool = True) -> list[Any]:
-        commands = list(self.command_stack)
-        replies: list[Any] = super().execute(raise_on_error)
-        if self.loses_replies:
-            self.command_stack = commands
-            replies = super().execute(raise_on_error)
-        return replies
 
 
 class LossyRedis(redis.Redis):
@@ -81,10 +67,14 @@ class LossyRedis(redis.Redis):
         with contextlib.suppress(redis.ResponseError):
             super().execute_command(*command)
 
-    def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> LossyPipeline:
-        pipeline = LossyPipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
-        pipeline.loses_replies = self.loses_replies
-        return pipeline
+
+class LossyBulk(Bulk):
+    """The bulk path of a LossyRedis."""
+
+    def exchange(self, requests: Iterable[bytes], *, num_replies: int) -> list[list[Any]]:
+        sent = list(requests)
+        replies = super().exchange(sent, num_replies=num_replies)
+        return super().exchange(sent, num_replies=num_replies) if self._client.loses_replies else replies
 
 
 class Books(RuleBasedStateMachine):
@@ -406,6 +396,7 @@ def test_the_books_balance_after_any_action_of_actors_learners_and_people(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("replay.buffer.MAX_QUARANTINED", MAX_QUARANTINED)
+    monkeypatch.setattr("replay.payloads.Bulk", LossyBulk)
     with connect(redis_url.removesuffix("/0") + "/1") as client:
         Books.client = LossyRedis(connection_pool=client.connection_pool)
         run_state_machine_as_test(
