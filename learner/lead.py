@@ -124,6 +124,7 @@ class Lead:
         self._archive.cut_after(progress.step)
         # What steps up to the checkpoint's had claimed is in these weights; what later ones had is in none.
         links.shards.settle(progress.step)
+        self._settled_step = progress.step
         num_reopened = links.shards.reopen(progress.step)
         if num_reopened:
             log.info("%d groups of steps after %d are ready again", num_reopened, progress.step)
@@ -167,9 +168,17 @@ class Lead:
             )
             self._archive.append(step)
 
-    def sync_archive(self) -> None:
-        """Make durable what was archived, before a checkpoint covers it. Raises ArchiveError."""
+    def prepare_checkpoint(self) -> None:
+        """Make durable what was archived, and make sure that the run is still ours.
+
+        A learner that stood still while another took over must not write over the other's checkpoints. Raises
+        ArchiveError, FencedOut.
+        """
         self._archive.sync()
+        try:
+            self._links.shards.settle(self._settled_step)  # nothing is left to settle: it asks the fence
+        except RedisAway as error:
+            log.warning("a checkpoint is written without knowing whether another learner has taken over: %s", error)
 
     def publish(self, tensors: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
         self._publisher.publish(tensors, policy_version=policy_version)
@@ -202,6 +211,7 @@ class Lead:
         """A checkpoint that covers `progress.step` is durable: what was claimed up to it is trained, for good."""
         try:
             self._links.shards.settle(progress.step)
+            self._settled_step = progress.step
         except RedisAway as error:
             log.warning("step %d is settled when a learner comes back: %s", progress.step, error)
         save_tally(self._tally, self._run_dir.tally)

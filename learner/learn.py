@@ -168,7 +168,7 @@ def _publish(learner: Learner, lead: Lead | None) -> None:
 def _checkpoint(learner: Learner, lead: Lead | None) -> None:
     """Make the learner durable, its archive before it; only then is what it consumed counted as trained."""
     if lead:
-        lead.sync_archive()
+        lead.prepare_checkpoint()
     save_checkpoint(learner)
     if lead:
         lead.settle(learner.progress)

@@ -162,7 +162,7 @@ def test_a_run_that_exists_and_one_that_does_not_are_told_apart(
     assert main(["learner", "--replay-archive", "three", here]) == 2
     assert f"no run 'three' under {tmp_path}/; there are: one, two" in capsys.readouterr().err
     assert main(["learner", "--replay-archive", "two", "--resume", "one", here]) == 2
-    assert "--resume or --replay-archive" in capsys.readouterr().err
+    assert "--resume goes on with a run, --replay-archive begins one" in capsys.readouterr().err
     assert main(["up", "--resume", "three", here]) == 2
     assert f"no run 'three' under {tmp_path}/; there are: one, two" in capsys.readouterr().err
     assert main(["up", "conf/quickstart.yaml", "--resume", "one", here]) == 2
