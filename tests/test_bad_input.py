@@ -166,7 +166,7 @@ def test_a_run_that_exists_and_one_that_does_not_are_told_apart(
     assert main(["up", "--resume", "three", here]) == 2
     assert f"no run 'three' under {tmp_path}/; there are: one, two" in capsys.readouterr().err
     assert main(["up", "conf/quickstart.yaml", "--resume", "one", here]) == 2
-    assert "config files, or --resume with the run's own, not both" in capsys.readouterr().err
+    assert "config files, or --resume or --replay-archive with the run's own, not both" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["config.yaml", "config.yaml"]
 
 
