@@ -26,6 +26,8 @@ MIN_VERSION = (6, 2)
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 20.0
 
+# fsync always: with everysec, writes wait in the process while a sync is under way, and a kill then loses what was
+# acknowledged.
 _CONFIG = """\
 bind 127.0.0.1
 protected-mode yes
@@ -35,7 +37,7 @@ dir "{directory}"
 logfile "{directory}/redis.log"
 daemonize no
 appendonly yes
-appendfsync everysec
+appendfsync always
 save ""
 maxmemory-policy noeviction
 """

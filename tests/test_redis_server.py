@@ -66,7 +66,7 @@ def test_the_server_keeps_what_it_holds_and_never_evicts(tmp_path: Path) -> None
     with start_server(tmp_path) as server, connect(server.secret_url) as client:
         assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
         assert client.config_get("appendonly") == {"appendonly": "yes"}
-        assert client.config_get("appendfsync") == {"appendfsync": "everysec"}
+        assert client.config_get("appendfsync") == {"appendfsync": "always"}
 
 
 def test_a_server_started_again_has_its_data_port_and_password(tmp_path: Path) -> None:

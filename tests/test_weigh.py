@@ -34,7 +34,7 @@ def group_of(*trajectories: Trajectory) -> Group:
         group_id=0, task=trajectories[0].task, num_members=len(trajectories), min_policy_version=0,
         sampling=trajectories[0].sampling, seed=0,
     )  # fmt: skip
-    return Group(ticket=ticket, trajectories=list(trajectories))
+    return Group(ticket=ticket, num_uses=1, trajectories=list(trajectories))
 
 
 def advantages(groups: list[Group], **changes: object) -> list[list[float]]:
