@@ -71,12 +71,15 @@ def test_calls_wait_for_a_server_that_reads_its_file(server: Server) -> None:
         server.process.wait()
         with (server.directory / "redis.conf").open("a") as settings:
             settings.write("key-load-delay 1000\n")
-        starting = Call(server.keep_up, daemon=False)
-        wait_until(lambda: is_loading(server))
-        assert client.dbsize() == 2 * num_keys
-        with connect_or_explain(server.secret_url) as another:
-            assert another.dbsize() == 2 * num_keys
-        assert starting.wait() == -signal.SIGKILL
+
+        def sizes_once_it_loads() -> tuple[object, object]:
+            wait_until(lambda: is_loading(server))
+            with connect_or_explain(server.secret_url) as another:
+                return client.dbsize(), another.dbsize()
+
+        asking = Call(sizes_once_it_loads)
+        assert server.keep_up() == -signal.SIGKILL  # here: a process is to be started from the main thread
+        assert asking.wait() == (2 * num_keys, 2 * num_keys)
 
 
 def is_loading(server: Server) -> bool:
@@ -148,11 +151,11 @@ def test_what_waiting_does_not_mend_is_raised_at_once(server: Server) -> None:
 class Call:
     """A call that waits in a thread of its own."""
 
-    def __init__(self, do: Callable[[], object], *, daemon: bool = True) -> None:
+    def __init__(self, do: Callable[[], object]) -> None:
         self.result: object = None
         self.error: Exception | None = None
         self._do = do
-        self.thread = threading.Thread(target=self._run, daemon=daemon)
+        self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
