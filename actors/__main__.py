@@ -17,7 +17,8 @@ from actors.engine import EngineDied
 from actors.orders import EngineSettings
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
-from common.config import Config, ConfigError, load_config
+from common.config import Config, load_config
+from common.config_error import ConfigError
 from common.connection import RedisUnreachable, connect, connect_shards, without_password
 from common.shutdown import LEAVE_S, Shutdown
 from envhub.catalogue import make_env

@@ -16,16 +16,10 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
+from common.config_error import ConfigError, require
+from common.objective_config import ObjectiveConfig
+
 MAX_CHUNK_BYTES = 64 << 20  # what a publisher holds in memory for one request
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot run; the message names the key, the value, and what to do."""
-
-
-def _require(holds: bool, path: str, contract: str, value: object, cure: str) -> None:
-    if not holds:
-        raise ConfigError(f"`{path}` must be {contract}, got {value!r}; {cure}")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,11 +30,11 @@ class RunConfig:
     rerun_of: str = ""  # the run under `root` whose archive the learner trains on; empty trains on what actors make
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.name) is not None,
             "run.name", "1 to 64 letters, digits, '.', '_' or '-'", self.name, "choose another name",
         )  # fmt: skip
-        _require(self.rerun_of != self.name, "run.rerun_of", "another run than run.name", self.rerun_of,
+        require(self.rerun_of != self.name, "run.rerun_of", "another run than run.name", self.rerun_of,
                  "choose another run.name")  # fmt: skip
 
 
@@ -57,10 +51,10 @@ class TinyModelConfig:
     def __post_init__(self) -> None:
         for name in ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "num_tasks"):
             value = getattr(self, name)
-            _require(value >= 1, f"model.tiny.{name}", ">= 1", value, "leave it out for the default")
-        _require(self.head_dim in (32, 64, 128), "model.tiny.head_dim", "32, 64 or 128", self.head_dim,
+            require(value >= 1, f"model.tiny.{name}", ">= 1", value, "leave it out for the default")
+        require(self.head_dim in (32, 64, 128), "model.tiny.head_dim", "32, 64 or 128", self.head_dim,
                  "vLLM's CPU attention has no other")  # fmt: skip
-        _require(self.num_heads % self.num_kv_heads == 0, "model.tiny.num_kv_heads", "a divisor of num_heads",
+        require(self.num_heads % self.num_kv_heads == 0, "model.tiny.num_kv_heads", "a divisor of num_heads",
                  self.num_kv_heads, f"num_heads is {self.num_heads}")  # fmt: skip
 
 
@@ -72,9 +66,9 @@ class ModelConfig:
     max_tokens: int = 512  # context: an episode never grows past it
 
     def __post_init__(self) -> None:
-        _require(self.dtype in ("float32", "bfloat16"), "model.dtype", "float32 or bfloat16", self.dtype,
+        require(self.dtype in ("float32", "bfloat16"), "model.dtype", "float32 or bfloat16", self.dtype,
                  "use float32 on a CPU")  # fmt: skip
-        _require(self.max_tokens >= 16, "model.max_tokens", ">= 16", self.max_tokens, "an episode must fit in it")
+        require(self.max_tokens >= 16, "model.max_tokens", ">= 16", self.max_tokens, "an episode must fit in it")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -83,7 +77,7 @@ class RedisConfig:
     shards: list[str] = field(default_factory=list)  # further servers for groups, without passwords; '' is `url` again
 
     def __post_init__(self) -> None:
-        _require(not any("@" in shard for shard in self.shards), "redis.shards", "URLs without user and password",
+        require(not any("@" in shard for shard in self.shards), "redis.shards", "URLs without user and password",
                  f"{len(self.shards)} of them", "they are reached with those of redis.url")  # fmt: skip
 
     @property
@@ -104,13 +98,13 @@ class EnvConfig:
     num_held_out_tasks: int = 10_000  # held-out tasks to choose from
 
     def __post_init__(self) -> None:
-        _require(self.max_turns >= 1, "env.max_turns", ">= 1", self.max_turns, "an episode has at least one turn")
+        require(self.max_turns >= 1, "env.max_turns", ">= 1", self.max_turns, "an episode has at least one turn")
         for name in ("step_timeout_s", "episode_timeout_s"):
             value = getattr(self, name)
-            _require(value > 0, f"env.{name}", "> 0", value, "leave it out for the default")
+            require(value > 0, f"env.{name}", "> 0", value, "leave it out for the default")
         for name in ("num_train_tasks", "num_held_out_tasks"):
             value = getattr(self, name)
-            _require(value >= 1, f"env.{name}", ">= 1", value, "leave it out for the default")
+            require(value >= 1, f"env.{name}", ">= 1", value, "leave it out for the default")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -121,10 +115,10 @@ class SamplingConfig:
     max_turn_tokens: int = 32  # a generation is cut here
 
     def __post_init__(self) -> None:
-        _require(self.temperature > 0, "sampling.temperature", "> 0", self.temperature,
+        require(self.temperature > 0, "sampling.temperature", "> 0", self.temperature,
                  "training episodes are sampled; evaluation does its greedy pass by itself")  # fmt: skip
-        _require(self.max_turn_tokens >= 1, "sampling.max_turn_tokens", ">= 1", self.max_turn_tokens, "try 32")
-        _require(
+        require(self.max_turn_tokens >= 1, "sampling.max_turn_tokens", ">= 1", self.max_turn_tokens, "try 32")
+        require(
             self.top_p == 1.0 and self.top_k == 0,
             "sampling.top_p, sampling.top_k",
             "1 and 0",
@@ -149,22 +143,22 @@ class ReplayConfig:
     compress: bool = False  # trajectories travel and are held in zstd: about a third of the bytes, for CPU on both ends
 
     def __post_init__(self) -> None:
-        _require(self.group_size >= 2, "replay.group_size", ">= 2", self.group_size,
+        require(self.group_size >= 2, "replay.group_size", ">= 2", self.group_size,
                  "group-relative advantages compare siblings")  # fmt: skip
-        _require(self.groups_per_step >= 1, "replay.groups_per_step", ">= 1", self.groups_per_step, "try 8")
-        _require(self.target_lag >= 0, "replay.target_lag", ">= 0", self.target_lag, "use 0 for synchronous training")
-        _require(self.max_lag >= 0, "replay.max_lag", ">= 0", self.max_lag, "use 0 for synchronous training")
-        _require(self.order in ("oldest", "freshest", "uniform", "prioritised"), "replay.order",
+        require(self.groups_per_step >= 1, "replay.groups_per_step", ">= 1", self.groups_per_step, "try 8")
+        require(self.target_lag >= 0, "replay.target_lag", ">= 0", self.target_lag, "use 0 for synchronous training")
+        require(self.max_lag >= 0, "replay.max_lag", ">= 0", self.max_lag, "use 0 for synchronous training")
+        require(self.order in ("oldest", "freshest", "uniform", "prioritised"), "replay.order",
                  "oldest, freshest, uniform or prioritised", self.order, "oldest is the default")  # fmt: skip
-        _require(self.max_uses >= 1, "replay.max_uses", ">= 1", self.max_uses, "1 trains each group once")
-        _require(self.order != "prioritised" or self.max_uses > 1, "replay.max_uses", ">= 2 where `replay.order` is "
+        require(self.max_uses >= 1, "replay.max_uses", ">= 1", self.max_uses, "1 trains each group once")
+        require(self.order != "prioritised" or self.max_uses > 1, "replay.max_uses", ">= 2 where `replay.order` is "
                  "prioritised", self.max_uses, "a group has its score from its first use")  # fmt: skip
-        _require(self.samples_per_insert == 0 or 1 <= self.samples_per_insert <= self.max_uses,
+        require(self.samples_per_insert == 0 or 1 <= self.samples_per_insert <= self.max_uses,
                  "replay.samples_per_insert", f"0, or in [1, replay.max_uses = {self.max_uses}]",
                  self.samples_per_insert, "0 leaves it to max_uses alone")  # fmt: skip
-        _require(self.lease_ttl_s >= 1, "replay.lease_ttl_s", ">= 1", self.lease_ttl_s, "try 10")
-        _require(self.max_attempts >= 1, "replay.max_attempts", ">= 1", self.max_attempts, "1 is no second try")
-        _require(self.max_trajectory_bytes >= 1, "replay.max_trajectory_bytes", ">= 1", self.max_trajectory_bytes,
+        require(self.lease_ttl_s >= 1, "replay.lease_ttl_s", ">= 1", self.lease_ttl_s, "try 10")
+        require(self.max_attempts >= 1, "replay.max_attempts", ">= 1", self.max_attempts, "1 is no second try")
+        require(self.max_trajectory_bytes >= 1, "replay.max_trajectory_bytes", ">= 1", self.max_trajectory_bytes,
                  "8 MiB is the default")  # fmt: skip
 
 
@@ -181,106 +175,18 @@ class ActorsConfig:
     drain_s: float = 10.0  # on SIGTERM: finish what is running for this long, then give the rest back
 
     def __post_init__(self) -> None:
-        _require(self.count >= 0, "actors.count", ">= 0", self.count, "0 starts none")
-        _require(self.max_episodes >= 1, "actors.max_episodes", ">= 1", self.max_episodes, "try 32")
-        _require(self.kv_cache_bytes >= 1, "actors.kv_cache_bytes", ">= 1", self.kv_cache_bytes,
+        require(self.count >= 0, "actors.count", ">= 0", self.count, "0 starts none")
+        require(self.max_episodes >= 1, "actors.max_episodes", ">= 1", self.max_episodes, "try 32")
+        require(self.kv_cache_bytes >= 1, "actors.kv_cache_bytes", ">= 1", self.kv_cache_bytes,
                  "64 MiB is the default")  # fmt: skip
-        _require(self.join_timeout_s >= 0, "actors.join_timeout_s", ">= 0", self.join_timeout_s, "120 is the default")
-        _require(self.drain_s >= 0, "actors.drain_s", ">= 0", self.drain_s, "0 gives everything back at once")
-        _require(self.transport in ("broadcast", "pull"), "actors.transport", "broadcast or pull", self.transport,
+        require(self.join_timeout_s >= 0, "actors.join_timeout_s", ">= 0", self.join_timeout_s, "120 is the default")
+        require(self.drain_s >= 0, "actors.drain_s", ">= 0", self.drain_s, "0 gives everything back at once")
+        require(self.transport in ("broadcast", "pull"), "actors.transport", "broadcast or pull", self.transport,
                  "use pull on spot instances")  # fmt: skip
-        _require(self.kv_policy in ("keep", "recompute"), "actors.kv_policy", "keep or recompute", self.kv_policy,
+        require(self.kv_policy in ("keep", "recompute"), "actors.kv_policy", "keep or recompute", self.kv_policy,
                  "keep is cheaper")  # fmt: skip
-        _require(self.instance_kind in ("reserved", "spot"), "actors.instance_kind", "reserved or spot",
+        require(self.instance_kind in ("reserved", "spot"), "actors.instance_kind", "reserved or spot",
                  self.instance_kind, "it is recorded with each trajectory")  # fmt: skip
-
-
-# Parts of the objective that are known by name and cannot be had: why, and what to do instead.
-_NOT_YET = {
-    "gae": "it needs a critic, and there is none yet; use reinforce_pp or a group-relative advantage",
-    "bi_level_gae": "it needs a critic, and there is none yet; use reinforce_pp with objective.allocation=per_turn",
-    "gigpo": "it compares turns that began in the same state, and a trajectory does not record its environment's "
-    "state_key; use group_standardised",
-    "tree_sibling": "it compares siblings in a tree, and trajectories do not branch into trees; use group_standardised",
-    "reward": "advantages are made before any forward pass, and the divergence is known only after one; use loss",
-    "k1": "its gradient is zero on average, so that in the loss it does nothing but add noise; use k2 or k3",
-    "vtrace": "its targets need a critic, and there is none yet; use aipo, which truncates the same ratio",
-}
-
-
-@dataclass(kw_only=True, slots=True)
-class ObjectiveConfig:
-    advantage: str = "group_standardised"  # group_standardised, group_centred, leave_one_out, reinforce_pp
-    allocation: str = "last_token"  # reinforce_pp, of rewards: last_token, uniform_positive, discounted, per_turn
-    allocation_discount: float = 0.95  # discounted: what a turn's part of the return is of the next turn's
-    gamma: float = 1.0  # reinforce_pp: discount of a reward for each sampled token before it
-    surrogate: str = "ppo_clip"  # ppo_clip, gspo, cispo, aipo, dppo_tv, dppo_kl: see learner.surrogate
-    clip_low: float = 0.2  # ppo_clip, gspo: the ratio's lower clip is 1 - clip_low
-    clip_high: float = 0.28  # ppo_clip, gspo: the ratio's upper clip is 1 + clip_high
-    dual_clip: float = 0.0  # ppo_clip, gspo: the ratio's upper clip where the advantage is negative; 0 is off
-    ratio_low: float = 0.0  # cispo: a token weighs at least this ratio
-    ratio_high: float = 5.0  # cispo, aipo, dppo: a token weighs at most this ratio
-    max_total_variation: float = 0.2  # dppo_tv: how far a token's probability may have moved
-    max_binary_kl: float = 0.05  # dppo_kl: nats, how far a token's probability may have moved
-    correction: str = "token_mask"  # none, token_mask, sequence_mask, geometric_mask, truncated_is, decoupled
-    mask_low: float = 0.5  # token_mask drops tokens whose ratio is below
-    mask_high: float = 5.0  # token_mask drops tokens whose ratio is above
-    sequence_mask_low: float = 0.5  # sequence_mask drops sequences whose product of ratios is below
-    sequence_mask_high: float = 2.0  # sequence_mask drops sequences whose product of ratios is above
-    geometric_mask_low: float = 0.99  # geometric_mask drops sequences whose mean ratio is below
-    geometric_mask_high: float = 1.01  # geometric_mask drops sequences whose mean ratio is above
-    max_behaviour_weight: float = 2.0  # truncated_is cuts the importance weight here, decoupled drops tokens above
-    max_negative_kl: float = 0.1  # nats a token: sequences further from behaviour do not train negatives; 0 is off
-    kl_coefficient: float = 0.0  # weight of the divergence from the policy that RL began with; 0 is off
-    kl_estimator: str = "k3"  # of that divergence, in the loss: k2 or k3 (k1 has no gradient on average)
-    kl_place: str = "loss"  # where the divergence is subtracted: loss
-    entropy_bonus: float = 0.0  # weight of the entropy that is subtracted from the loss; 0 is off
-    normalisation: str = "tokens"  # the loss is a mean over: tokens, sequences, constant (sequences of equal length)
-    normalisation_tokens: int = 512  # constant: the length that every sequence counts as
-    guard_min_ess: float = 0.3  # an effective sample size below this fraction shrinks the step; 0 is off
-    guard_max_ratio: float = 2.0  # a mean ratio above this, or below its inverse, skips the step; 0 is off
-
-    def __post_init__(self) -> None:
-        for name, words in (
-            ("advantage", ("group_standardised", "group_centred", "leave_one_out", "reinforce_pp")),
-            ("allocation", ("last_token", "uniform_positive", "discounted", "per_turn")),
-            ("surrogate", ("ppo_clip", "gspo", "cispo", "aipo", "dppo_tv", "dppo_kl")),
-            ("correction", ("none", "token_mask", "sequence_mask", "geometric_mask", "truncated_is", "decoupled")),
-            ("kl_estimator", ("k3", "k2")),
-            ("kl_place", ("loss",)),
-            ("normalisation", ("tokens", "sequences", "constant")),
-        ):
-            word = getattr(self, name)
-            cure = _NOT_YET.get(word, f"{words[0]} is the first to try")
-            contract = " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
-            _require(word in words, f"objective.{name}", contract, word, cure)
-        _require(0 < self.clip_low < 1, "objective.clip_low", "in (0, 1)", self.clip_low, "0.2 is usual")
-        _require(self.clip_high > 0, "objective.clip_high", "> 0", self.clip_high, "0.28 is usual")
-        _require(self.dual_clip == 0 or self.dual_clip > 1 + self.clip_high, "objective.dual_clip",
-                 f"0, or > 1 + objective.clip_high = {1 + self.clip_high:g}", self.dual_clip, "3 is usual")  # fmt: skip
-        for name, usual in (("mask", "0.5 and 5"), ("sequence_mask", "0.5 and 2"), ("geometric_mask", "0.99 and 1.01")):
-            low, high = getattr(self, f"{name}_low"), getattr(self, f"{name}_high")
-            _require(0 <= low < 1 < high, f"objective.{name}_low, objective.{name}_high", "below and above 1",
-                     (low, high), f"{usual} are usual")  # fmt: skip
-        _require(0 <= self.ratio_low <= 1 < self.ratio_high, "objective.ratio_low, objective.ratio_high",
-                 "in [0, 1] and > 1", (self.ratio_low, self.ratio_high), "0 and 5 are usual")  # fmt: skip
-        _require(self.max_behaviour_weight >= 1, "objective.max_behaviour_weight", ">= 1", self.max_behaviour_weight,
-                 "2 is usual")  # fmt: skip
-        for name in ("gamma", "allocation_discount"):
-            value = getattr(self, name)
-            _require(0 < value <= 1, f"objective.{name}", "in (0, 1]", value, "1 does not discount")
-        _require(self.normalisation_tokens >= 1, "objective.normalisation_tokens", ">= 1", self.normalisation_tokens,
-                 "take the longest that an episode may become")  # fmt: skip
-        for name, usual in (("max_total_variation", "0.2 is usual"), ("max_binary_kl", "0.05 is usual")):
-            value = getattr(self, name)
-            _require(value > 0, f"objective.{name}", "> 0", value, usual)
-        for name in ("max_negative_kl", "kl_coefficient", "entropy_bonus"):
-            value = getattr(self, name)
-            _require(0 <= value < math.inf, f"objective.{name}", ">= 0", value, "0 is off")
-        _require(0 <= self.guard_min_ess < 1, "objective.guard_min_ess", "in [0, 1)", self.guard_min_ess,
-                 "0.3 is the default, 0 is off")  # fmt: skip
-        _require(self.guard_max_ratio == 0 or self.guard_max_ratio > 1, "objective.guard_max_ratio", "0 or > 1",
-                 self.guard_max_ratio, "2 is the default, 0 is off")  # fmt: skip
 
 
 @dataclass(kw_only=True, slots=True)
@@ -295,8 +201,8 @@ class OptimConfig:
     max_grad_norm: float = 1.0  # global norm; larger gradients are scaled down
 
     def __post_init__(self) -> None:
-        _require(math.isfinite(self.lr) and self.lr > 0, "optim.lr", "> 0", self.lr, "1e-6 is usual for 7B")
-        _require(self.schedule in ("constant", "linear", "cosine"), "optim.schedule", "constant, linear or cosine",
+        require(math.isfinite(self.lr) and self.lr > 0, "optim.lr", "> 0", self.lr, "1e-6 is usual for 7B")
+        require(self.schedule in ("constant", "linear", "cosine"), "optim.schedule", "constant, linear or cosine",
                  self.schedule, "constant is usual for RL")  # fmt: skip
 
 
@@ -316,7 +222,7 @@ class LearnerConfig:
         for name in ("steps", "ranks", "micro_batch_tokens", "logprob_chunk_tokens", "publish_every",
                      "checkpoint_every", "keep_checkpoints"):  # fmt: skip
             value = getattr(self, name)
-            _require(value >= 1, f"learner.{name}", ">= 1", value, "leave it out for the default")
+            require(value >= 1, f"learner.{name}", ">= 1", value, "leave it out for the default")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -328,11 +234,11 @@ class WarmStartConfig:
     lr: float = 1e-3  # AdamW learning rate
 
     def __post_init__(self) -> None:
-        _require(0 <= self.noise < 1, "warm_start.noise", "in [0, 1)", self.noise, "0.3 leaves room to learn")
-        _require(self.episodes >= 0, "warm_start.episodes", ">= 0", self.episodes, "0 skips the warm start")
-        _require(self.epochs >= 1, "warm_start.epochs", ">= 1", self.epochs, "1 is one pass")
-        _require(self.batch_tokens >= 1, "warm_start.batch_tokens", ">= 1", self.batch_tokens, "try 4096")
-        _require(math.isfinite(self.lr) and self.lr > 0, "warm_start.lr", "> 0", self.lr, "try 1e-3")
+        require(0 <= self.noise < 1, "warm_start.noise", "in [0, 1)", self.noise, "0.3 leaves room to learn")
+        require(self.episodes >= 0, "warm_start.episodes", ">= 0", self.episodes, "0 skips the warm start")
+        require(self.epochs >= 1, "warm_start.epochs", ">= 1", self.epochs, "1 is one pass")
+        require(self.batch_tokens >= 1, "warm_start.batch_tokens", ">= 1", self.batch_tokens, "try 4096")
+        require(math.isfinite(self.lr) and self.lr > 0, "warm_start.lr", "> 0", self.lr, "try 1e-3")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -340,7 +246,7 @@ class EvalConfig:
     num_tasks: int = 0  # held-out tasks, each tried once sampled and once greedy; 0 skips evaluation
 
     def __post_init__(self) -> None:
-        _require(self.num_tasks >= 0, "eval.num_tasks", ">= 0", self.num_tasks, "0 skips evaluation")
+        require(self.num_tasks >= 0, "eval.num_tasks", ">= 0", self.num_tasks, "0 skips evaluation")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -350,9 +256,9 @@ class WeightsConfig:
     chunk_bytes: int = 4 << 20  # of a pull reply and of a broadcast
 
     def __post_init__(self) -> None:
-        _require(0 < self.chunk_bytes <= MAX_CHUNK_BYTES, "weights.chunk_bytes", f"in [1, {MAX_CHUNK_BYTES}]",
+        require(0 < self.chunk_bytes <= MAX_CHUNK_BYTES, "weights.chunk_bytes", f"in [1, {MAX_CHUNK_BYTES}]",
                  self.chunk_bytes, "the publisher refuses to send more at once")  # fmt: skip
-        _require(self.broadcast_timeout_s > 0, "weights.broadcast_timeout_s", "> 0", self.broadcast_timeout_s,
+        require(self.broadcast_timeout_s > 0, "weights.broadcast_timeout_s", "> 0", self.broadcast_timeout_s,
                  "20 is the default")  # fmt: skip
 
 
@@ -379,16 +285,16 @@ def check_sections(config: Config) -> None:
     """Checks that need two sections. Raises ConfigError."""
     replay, learner = config.replay, config.learner
     slowest_lag = replay.target_lag + (learner.publish_every - 1) + (replay.max_uses - 1)
-    _require(replay.max_lag >= slowest_lag, "replay.max_lag",
+    require(replay.max_lag >= slowest_lag, "replay.max_lag",
              f">= replay.target_lag + learner.publish_every + replay.max_uses - 2 = {slowest_lag}", replay.max_lag,
              "else work would be dropped that was admitted on purpose")  # fmt: skip
-    _require(config.sampling.max_turn_tokens < config.model.max_tokens, "sampling.max_turn_tokens",
+    require(config.sampling.max_turn_tokens < config.model.max_tokens, "sampling.max_turn_tokens",
              f"< model.max_tokens = {config.model.max_tokens}", config.sampling.max_turn_tokens,
              "a turn must fit the context")  # fmt: skip
     num_shards = config.redis.num_shards
-    _require(replay.groups_per_step % num_shards == 0, "replay.groups_per_step", f"a multiple of {num_shards}",
+    require(replay.groups_per_step % num_shards == 0, "replay.groups_per_step", f"a multiple of {num_shards}",
              replay.groups_per_step, "a step takes as many from redis.url as from each of redis.shards")  # fmt: skip
-    _require(learner.micro_batch_tokens >= config.model.max_tokens, "learner.micro_batch_tokens",
+    require(learner.micro_batch_tokens >= config.model.max_tokens, "learner.micro_batch_tokens",
              f">= model.max_tokens = {config.model.max_tokens}", learner.micro_batch_tokens,
              "the longest episode must fit in one forward pass")  # fmt: skip
 

@@ -7,7 +7,9 @@ and top-k, whose kept sets are not recorded.
 
 import dataclasses
 
-from common.config import Config, ConfigError, ObjectiveConfig
+from common.config import Config
+from common.config_error import ConfigError
+from common.objective_config import ObjectiveConfig
 
 # The largest importance weight that is still a bound: recipes take 1.2 to 10, and 20 beside a trust region.
 MAX_WEIGHT = 20.0

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from common.config import ObjectiveConfig
+from common.objective_config import ObjectiveConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from common.config import ObjectiveConfig
+from common.objective_config import ObjectiveConfig
 from learner.ratio import Sequences
 
 

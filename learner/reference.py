@@ -2,7 +2,8 @@
 
 import torch.distributed as dist
 
-from common.config import Config, ConfigError
+from common.config import Config
+from common.config_error import ConfigError
 from common.run_dir import RunDir
 from learner.model import PackedModel, load_model, save_hf
 from learner.ranks import Ranks

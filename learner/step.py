@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from common.config import ObjectiveConfig
+from common.objective_config import ObjectiveConfig
 from learner.guard import judge
 from learner.loss import PolicyLoss, policy_loss
 from learner.model import PackedModel

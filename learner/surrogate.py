@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from common.config import ObjectiveConfig
+from common.objective_config import ObjectiveConfig
 from learner.ratio import Sequences, geometric_ratio, ratio
 
 

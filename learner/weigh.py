@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Float
 
-from common.config import ObjectiveConfig
+from common.objective_config import ObjectiveConfig
 from common.trajectory import Trajectory
 from learner import allocation
 from learner.advantage import (

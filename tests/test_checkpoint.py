@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from common.config import ObjectiveConfig, OptimConfig
+from common.config import OptimConfig
+from common.objective_config import ObjectiveConfig
 from learner.checkpoint import Progress, latest_checkpoint, load, save
 from learner.model import PackedModel, full_tensors, load_model
 from learner.optimizer import make_optimizer, make_schedule

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from common.config import Config, ConfigError, load_config
+from common.config import Config, load_config
+from common.config_error import ConfigError
 from learner.coherence import check_coherence
 from tools.check_input import check_input
 

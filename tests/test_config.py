@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from common import config as config_module
-from common.config import Config, ConfigError, TinyModelConfig, dump_config, key_paths, load_config
+from common.config import Config, TinyModelConfig, dump_config, key_paths, load_config
+from common.config_error import ConfigError
 from tools.cli import main
 
 QUICKSTART = str(Path(__file__).parents[1] / "conf" / "quickstart.yaml")

@@ -8,7 +8,7 @@ import torch
 from hypothesis import assume
 from torch import Tensor
 
-from common.config import ObjectiveConfig
+from common.objective_config import ObjectiveConfig
 from learner.correction import Correction, correction, outside, stale_negatives, truncated_weight
 from learner.loss import policy_loss
 from tests.policies import Tokens, any_batch, float64, gradient, of_lengths

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from common.config import ObjectiveConfig, OptimConfig
+from common.config import OptimConfig
+from common.objective_config import ObjectiveConfig
 from learner.checkpoint import Progress, latest_checkpoint, load, save
 from learner.model import PackedModel, full_tensors, load_model
 from learner.optimizer import make_optimizer, make_schedule

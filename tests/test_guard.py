@@ -1,6 +1,6 @@
 import pytest
 
-from common.config import ObjectiveConfig
+from common.objective_config import ObjectiveConfig
 from learner.guard import judge
 
 OBJECTIVE = ObjectiveConfig()

@@ -8,7 +8,7 @@ import torch
 from hypothesis import assume
 from torch import Tensor
 
-from common.config import ObjectiveConfig
+from common.objective_config import ObjectiveConfig
 from learner.loss import PolicyLoss, policy_loss
 from tests.policies import Tokens, any_batch, float64, gradient, of_lengths, slopes
 

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.config import ObjectiveConfig
+from common.objective_config import ObjectiveConfig
 from learner.normalisation import loss_divisor, token_weights
 from tests.policies import Tokens, any_batch, float64, of_lengths
 

@@ -11,7 +11,8 @@ import pytest
 import redis
 import torch
 
-from common.config import ConfigError, load_config
+from common.config import load_config
+from common.config_error import ConfigError
 from common.connection import RedisUnreachable, check_servers, connect, connect_shards
 from common.shutdown import Shutdown
 from learner.checkpoint import Progress

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from common.config import ConfigError, ObjectiveConfig, OptimConfig, load_config
+from common.config import OptimConfig, load_config
+from common.config_error import ConfigError
+from common.objective_config import ObjectiveConfig
 from common.run_dir import RunDir
 from learner.model import PackedModel, full_tensors, load_model
 from learner.optimizer import make_optimizer, make_schedule

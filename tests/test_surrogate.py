@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume
 from torch import Tensor
 
-from common.config import ObjectiveConfig
+from common.objective_config import ObjectiveConfig
 from learner.ratio import ratio
 from learner.surrogate import (
     Surrogate,

@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from common.config import ConfigError, EnvConfig, TinyModelConfig
+from common.config import EnvConfig, TinyModelConfig
+from common.config_error import ConfigError
 from common.trajectory import Task
 from envhub.shop import ShopEnv
 from tests.small_tokenizer import shop_tokenizer

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from common.config import ObjectiveConfig
+from common.objective_config import ObjectiveConfig
 from common.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
 from learner.weigh import token_rewards, weighed_sequences
 from replay.ticket import Group, Ticket

@@ -6,7 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common.config import Config, ConfigError, dump_config
+from common.config import Config, dump_config
+from common.config_error import ConfigError
 from common.connection import connect_or_explain
 from common.run_dir import RunDir
 from common.shutdown import LEAVE_S, Shutdown

@@ -8,7 +8,8 @@ import socket
 from pathlib import Path
 
 from common.action_format import FORMATS
-from common.config import Config, ConfigError, EnvConfig
+from common.config import Config, EnvConfig
+from common.config_error import ConfigError
 from envhub.catalogue import make_env
 from learner.coherence import check_coherence
 

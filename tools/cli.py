@@ -11,8 +11,8 @@ from pathlib import Path
 
 from redis.exceptions import NoPermissionError
 
-from common import config as config_module
-from common.config import Config, ConfigError, dump_config, key_paths, load_config
+from common.config import Config, dump_config, key_paths, load_config
+from common.config_error import ConfigError
 from common.connection import PASSWORD_VARIABLE, RedisUnreachable, without_password
 from common.run_dir import RunDir
 from replay.fleet import UnknownRun
@@ -182,25 +182,25 @@ def _verb(arguments: argparse.Namespace) -> Callable[[Config], int]:
 
 def _config_help() -> str:
     """Every key with its default and the comment beside it, read from the dataclasses' source."""
-    source = inspect.getsource(config_module)
     lines = ["configuration keys (section.key = default):"]
     for path in key_paths():
         value: object = Config()
         for name in path.split("."):
             value = getattr(value, name)
         lines += textwrap.wrap(
-            f"{path} = {value!r}  {_comment(source, path)}", 110, initial_indent="  ", subsequent_indent="      "
+            f"{path} = {value!r}  {_comment(path)}", 110, initial_indent="  ", subsequent_indent="      "
         )
     return "\n".join(lines)
 
 
-def _comment(source: str, path: str) -> str:
+def _comment(path: str) -> str:
     """The comment of a key inside its own section's class, as two sections may share a name."""
     section: type = Config
     for name in path.split(".")[:-1]:
         section = type(getattr(section(), name))
-    body = source.split(f"class {section.__name__}:")[1].split("\n@dataclass")[0]
-    found = re.search(rf"^    {path.rsplit('.', 1)[-1]}: [^\n]*?  # (.+)$", body, re.MULTILINE)
+    found = re.search(
+        rf"^    {path.rsplit('.', 1)[-1]}: [^\n]*?  # (.+)$", inspect.getsource(section), re.MULTILINE
+    )  # fmt: skip
     return found.group(1) if found else ""
 
 

@@ -14,7 +14,8 @@ from actors.receive import ReceiverInfo
 from actors.rollout import EpisodeFailed, rollout
 from actors.tape import Attempt, Tape
 from actors.vllm_engine import EngineProcess, VllmEngine
-from common.config import Config, ConfigError
+from common.config import Config
+from common.config_error import ConfigError
 from common.run_dir import RunDir
 from common.trajectory import Sampling, Task, Trajectory
 from envhub.catalogue import make_env

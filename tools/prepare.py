@@ -15,7 +15,8 @@ from actors.tape import Attempt, Tape
 from common import archive
 from common.action_format import FORMATS, ActionFormat
 from common.chat import end_of_turn_text
-from common.config import Config, ConfigError, EnvConfig, dump_config
+from common.config import Config, EnvConfig, dump_config
+from common.config_error import ConfigError
 from common.run_dir import RunDir, write_whole
 from common.trajectory import Provenance, Sampling, Task, Trajectory, VersionSpan
 from envhub.catalogue import make_env

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from common.config import Config, ConfigError
+from common.config import Config
+from common.config_error import ConfigError
 from common.trajectory import Trajectory
 from common.transcript import Fidelity, Transcriber
 from replay.ledger import STATES

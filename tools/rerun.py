@@ -5,7 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-from common.config import Config, ConfigError, dump_config, load_config
+from common.config import Config, dump_config, load_config
+from common.config_error import ConfigError
 from common.run_dir import RunDir, write_whole
 from common.shutdown import Shutdown, die_with_parent
 from replay.archive import Archive, ArchiveError

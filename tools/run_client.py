@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import redis
 
-from common.config import Config, ConfigError
+from common.config import Config
+from common.config_error import ConfigError
 from common.connection import check_servers, connect_shards
 from replay.fleet import Fleet
 from replay.keys import shard_name

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from common.config import Config, ConfigError
+from common.config import Config
+from common.config_error import ConfigError
 from common.connection import RedisUnreachable
 from common.run_dir import RunDir
 from common.trajectory import InvalidTrajectory, Trajectory, decode_trajectory

@@ -6,7 +6,8 @@ import redis
 from rich.console import Console
 from rich.live import Live
 
-from common.config import Config, ConfigError
+from common.config import Config
+from common.config_error import ConfigError
 from common.connection import check_servers, connect_shards
 from common.run_dir import RunDir
 from common.shutdown import Shutdown

@@ -5,7 +5,8 @@ import os
 import sys
 from typing import NoReturn
 
-from common.config import Config, ConfigError
+from common.config import Config
+from common.config_error import ConfigError
 from common.connection import check_servers
 from common.run_dir import RunDir
 from common.shutdown import Shutdown, die_with_parent

@@ -14,7 +14,8 @@ import redis
 from rich.console import Console
 from rich.live import Live
 
-from common.config import Config, ConfigError, dump_config
+from common.config import Config, dump_config
+from common.config_error import ConfigError
 from common.connection import PASSWORD_VARIABLE, check_servers, connect_or_explain, connect_shards
 from common.metrics import read_metrics
 from common.run_dir import RunDir, write_whole
