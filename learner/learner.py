@@ -5,6 +5,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from learner import checkpoint
 from learner.checkpoint import Progress
+from learner.checkpoint_writer import CheckpointWriter
 from learner.model import PackedModel, load_model
 from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import count_loss_tokens, count_sequences, micro_batches
@@ -41,6 +43,7 @@ class Learner:
     optimizer: torch.optim.AdamW
     schedule: LambdaLR
     progress: Progress
+    checkpoints: CheckpointWriter
     reference: PackedModel | None = None  # frozen, for objectives with a KL divergence; from the first step on
 
 
@@ -82,6 +85,7 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner
         optimizer=optimizer,
         schedule=schedule,
         progress=progress,
+        checkpoints=CheckpointWriter(run_dir.checkpoints, ranks=ranks, keep=config.learner.keep_checkpoints),
     )
     return learner, newest is not None
 
@@ -119,16 +123,10 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
     return metrics
 
 
-def save_checkpoint(learner: Learner) -> None:
-    """Write down where the learner stands, so that it can go on from there. Every rank calls it."""
-    checkpoint.save(
-        learner.run_dir.checkpoints,
-        model=learner.model,
-        optimizer=learner.optimizer,
-        schedule=learner.schedule,
-        progress=learner.progress,
-        ranks=learner.ranks,
-        keep=learner.config.learner.keep_checkpoints,
+def begin_checkpoint(learner: Learner, once_durable: Callable[[], None] = lambda: None) -> None:
+    """Write down where the learner stands, while it goes on: see `CheckpointWriter.begin`. Every rank calls it."""
+    learner.checkpoints.begin(
+        learner.model, learner.optimizer, learner.schedule, progress=learner.progress, once_durable=once_durable
     )
 
 
