@@ -6,7 +6,7 @@
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from learner import checkpoint
 from learner.checkpoint import Progress
+from learner.checkpoint_writer import CheckpointWriter
 from learner.critic import Critic, begin_at, load_critic, policy_kind
 from learner.kl import k1
 from learner.measure import Measured, measure
@@ -52,6 +53,7 @@ class Learner:
     schedule: LambdaLR
     progress: Progress
     critic: Critic | None
+    checkpoints: CheckpointWriter
     reference: PackedModel | None = None  # for objectives with a KL divergence; from the first step on
 
 
@@ -97,6 +99,7 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner
         schedule=schedule,
         progress=progress,
         critic=critic,
+        checkpoints=CheckpointWriter(run_dir.checkpoints, ranks=ranks, keep=config.learner.keep_checkpoints),
     )
     return learner, newest is not None
 
@@ -197,17 +200,15 @@ def _returns(sequences: Sequence[TokenSequence]) -> npt.NDArray[np.float64]:
     return np.concatenate(found).astype(np.float64)
 
 
-def save_checkpoint(learner: Learner) -> None:
-    """Write down where the learner stands, so that it can go on from there. Every rank calls it."""
-    checkpoint.save(
-        learner.run_dir.checkpoints,
-        model=learner.model,
-        optimizer=learner.optimizer,
-        schedule=learner.schedule,
+def begin_checkpoint(learner: Learner, once_durable: Callable[[], None] = lambda: None) -> None:
+    """Write down where the learner stands, while it goes on: see `CheckpointWriter.begin`. Every rank calls it."""
+    learner.checkpoints.begin(
+        learner.model,
+        learner.optimizer,
+        learner.schedule,
+        learner.critic,
         progress=learner.progress,
-        critic=learner.critic,
-        ranks=learner.ranks,
-        keep=learner.config.learner.keep_checkpoints,
+        once_durable=once_durable,
     )
 
 

@@ -6,8 +6,11 @@ On the same machine, with as many ranks and threads, the weights are the run's b
 model is trained on the same data. Nobody is there to sample: nothing is published, and nothing is evaluated.
 """
 
+import copy
 import itertools
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -23,9 +26,9 @@ from learner.learner import (
     Learner,
     any_rank_is_told,
     begin,
+    begin_checkpoint,
     imitate_expert,
     load_learner,
-    save_checkpoint,
     train_on,
 )
 from learner.model import save_hf
@@ -50,15 +53,17 @@ def train_again(
     for line in otherwise if ranks.rank == 0 else []:
         log.warning("weights may differ from the run's: %s", line)
     learner, resumed = load_learner(config, run_dir, ranks)
-    if not resumed and config.warm_start.episodes and imitate_expert(learner, demonstrations, shutdown) is None:
-        return False
-    begin(learner)
-    if not resumed:
-        save_checkpoint(learner)
     notes = _Notes(learner) if ranks.rank == 0 else None
     try:
+        if not resumed and config.warm_start.episodes and imitate_expert(learner, demonstrations, shutdown) is None:
+            return False
+        begin(learner)
+        if not resumed:
+            begin_checkpoint(learner)
         finished = _make_steps(learner, archive, notes, shutdown)
+        learner.checkpoints.wait()
     finally:
+        learner.checkpoints.close()
         if notes:
             notes.close()
     if finished:
@@ -93,13 +98,15 @@ def _make_steps(learner: Learner, archive: Archive, notes: "_Notes | None", shut
         step = learner.progress.step
         told = any_rank_is_told(shutdown, learner.ranks)
         if told or step % learner.config.learner.checkpoint_every == 0 or step == last:
-            save_checkpoint(learner)
             if notes:
-                notes.save()
+                begin_checkpoint(learner, notes.keeper())
+            else:
+                begin_checkpoint(learner)
     return learner.progress.step >= last
 
 
 def _step(learner: Learner, archive: Archive, notes: "_Notes | None") -> None:
+    learner.checkpoints.raise_failure()
     clock, replay = Clock(), learner.config.replay
     archived = archive.read(
         learner.progress.step + 1,
@@ -134,9 +141,9 @@ class _Notes:
         means = self._writer.write(before.step + 1, metrics)
         log.info("step %d reward %.3f in %.1f s", before.step + 1, means["reward/mean"], sum(times_s.values()))
 
-    def save(self) -> None:
-        """Keep what the steps add up to, beside the checkpoint that covers them."""
-        save_tally(self._tally, self._tally_path)
+    def keeper(self) -> Callable[[], None]:
+        """What keeps the sum of the steps so far, to be called in any thread once a checkpoint covers them."""
+        return partial(save_tally, copy.deepcopy(self._tally), self._tally_path)
 
     def close(self) -> None:
         self._writer.close()

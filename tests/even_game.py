@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, Qwen3ForCausalLM
 from common.config import Config
 from common.run_dir import RunDir
 from common.trajectory import Trajectory, Turn, VersionSpan, pack_logprobs, pack_mask, pack_tokens
-from learner.learner import Clock, Learner, begin, load_learner, train_on
+from learner.learner import Clock, Learner, begin, begin_checkpoint, load_learner, train_on
 from learner.model import full_tensors
 from learner.ranks import Ranks
 from learner.step import StepMetrics
@@ -39,6 +39,12 @@ def train(learner: Learner, player: PreTrainedModel, *, steps: int) -> tuple[lis
         rewards.append(float(np.mean([t.total_reward for group in batch.groups for t in group.trajectories])))
         metrics.append(train_on(learner, batch, Clock()))
     return metrics, rewards
+
+
+def save(learner: Learner) -> None:
+    """A durable checkpoint."""
+    begin_checkpoint(learner)
+    learner.checkpoints.wait()
 
 
 def play(learner: Learner, player: PreTrainedModel, *, num_groups: int = 4, group_size: int = 8) -> Batch:
