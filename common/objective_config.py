@@ -9,8 +9,6 @@ from common.config_error import require
 NOT_YET = {
     "gae": "it needs a critic, and there is none yet; use reinforce_pp or a group-relative advantage",
     "bi_level_gae": "it needs a critic, and there is none yet; use reinforce_pp with objective.allocation=per_turn",
-    "gigpo": "it compares turns that began in the same state, and a trajectory does not record its environment's "
-    "state_key; use group_standardised",
     "tree_sibling": "it compares siblings in a tree, and trajectories do not branch into trees; use group_standardised",
     "reward": "advantages are made before any forward pass, and the divergence is known only after one; use loss",
     "k1": "its gradient is zero on average, so that in the loss it does nothing but add noise; use k2 or k3",
@@ -20,10 +18,13 @@ NOT_YET = {
 
 @dataclass(kw_only=True, slots=True)
 class ObjectiveConfig:
-    advantage: str = "group_standardised"  # group_standardised, group_centred, leave_one_out, reinforce_pp
+    advantage: str = (
+        "group_standardised"  # group_standardised, group_centred, leave_one_out, gigpo[_centred], reinforce_pp
+    )
     allocation: str = "last_token"  # reinforce_pp, of rewards: last_token, uniform_positive, discounted, per_turn
     allocation_discount: float = 0.95  # discounted: what a turn's part of the return is of the next turn's
-    gamma: float = 1.0  # reinforce_pp: discount of a reward for each sampled token before it
+    gamma: float = 1.0  # discount of a reward: reinforce_pp for each sampled token before it, gigpo for each turn
+    same_state_weight: float = 1.0  # gigpo: weight of how turns that began in the same state compare; 0 leaves GRPO
     surrogate: str = "ppo_clip"  # ppo_clip, gspo, cispo, aipo, dppo_tv, dppo_kl: see learner.surrogate
     clip_low: float = 0.2  # ppo_clip, gspo: the ratio's lower clip is 1 - clip_low
     clip_high: float = 0.28  # ppo_clip, gspo: the ratio's upper clip is 1 + clip_high
@@ -52,7 +53,10 @@ class ObjectiveConfig:
 
     def __post_init__(self) -> None:
         for name, words in (
-            ("advantage", ("group_standardised", "group_centred", "leave_one_out", "reinforce_pp")),
+            (
+                "advantage",
+                ("group_standardised", "group_centred", "leave_one_out", "gigpo", "gigpo_centred", "reinforce_pp"),
+            ),
             ("allocation", ("last_token", "uniform_positive", "discounted", "per_turn")),
             ("surrogate", ("ppo_clip", "gspo", "cispo", "aipo", "dppo_tv", "dppo_kl")),
             ("correction", ("none", "token_mask", "sequence_mask", "geometric_mask", "truncated_is", "decoupled")),
@@ -84,7 +88,7 @@ class ObjectiveConfig:
         for name, usual in (("max_total_variation", "0.2 is usual"), ("max_binary_kl", "0.05 is usual")):
             value = getattr(self, name)
             require(value > 0, f"objective.{name}", "> 0", value, usual)
-        for name in ("max_negative_kl", "kl_coefficient", "entropy_bonus"):
+        for name in ("max_negative_kl", "kl_coefficient", "entropy_bonus", "same_state_weight"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"objective.{name}", ">= 0", value, "0 is off")
         require(0 <= self.guard_min_ess < 1, "objective.guard_min_ess", "in [0, 1)", self.guard_min_ess,

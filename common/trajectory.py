@@ -18,6 +18,7 @@ MAX_POLICY_VERSION = 2**31 - 1
 MAX_TURNS = 1 << 12  # and branches; what hostile bytes may claim is refused before anything is made of it
 MAX_SPANS = 1 << 14
 MAX_REWARDS = 64  # named components of one turn
+MAX_STATE_KEY = 256  # characters; longer keys are recorded by their digest
 MAX_REWARD = 1e12  # far beyond any that means something, and sums of such rewards stay finite
 
 TokenArray = npt.NDArray[np.int32]
@@ -112,6 +113,8 @@ class Turn(_Record, frozen=True, kw_only=True):
 
     start: int
     stop: int
+    # Of the state that the action was chosen in: equal for equal states of one task, "" where nobody can tell.
+    state_key: Annotated[str, msgspec.Meta(max_length=MAX_STATE_KEY)]
     # By named component; every turn says what it earned, 0 included.
     rewards: Annotated[dict[str, float], msgspec.Meta(max_length=MAX_REWARDS)]
     finish_reason: str  # "stop" (the policy ended its turn) or "length"

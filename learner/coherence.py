@@ -20,7 +20,8 @@ MIN_TOKEN_CLIP = 0.01
 # Keys that do something only under some words of another key.
 _ONLY_UNDER = {
     "allocation": ("advantage", {"reinforce_pp"}),
-    "gamma": ("advantage", {"reinforce_pp"}),
+    "gamma": ("advantage", {"reinforce_pp", "gigpo", "gigpo_centred"}),
+    "same_state_weight": ("advantage", {"gigpo", "gigpo_centred"}),
     "allocation_discount": ("allocation", {"discounted"}),
     "clip_low": ("surrogate", {"ppo_clip", "gspo"}),
     "clip_high": ("surrogate", {"ppo_clip", "gspo"}),

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from common.config import Config
 from common.shutdown import Shutdown
 from common.trajectory import Sampling, Task
-from learner.advantage import returns_differ
+from learner.weigh import teaches
 from replay.buffer import Buffer
 from replay.ledger import Ledger
 from replay.sampler import Order, Reuse
@@ -59,8 +59,8 @@ class Supply:
         """Return the groups that optimizer step `step` (counted from 1) learns from; None when told to stop.
 
         Consumes ready groups; waits for actors to finish enough of them; produces tickets, so that actors always find
-        `target_lag` steps of work ahead. Groups whose returns are all equal teach nothing: they are dropped and others
-        take their place. Raises SupplyDried.
+        `target_lag` steps of work ahead. Groups in which nothing has an advantage teach nothing: they are dropped and
+        others take their place. Raises SupplyDried.
         """
         replay, started = self._config.replay, time.monotonic()
         wanted = replay.groups_per_step
@@ -78,7 +78,7 @@ class Supply:
                 seed=self._config.run.seed,
                 reuse=self._reuse,
             )
-            useful = [group for group in claimed if returns_differ(_returns(group))]
+            useful = [group for group in claimed if teaches(group, objective=self._config.objective)]
             useless = [group.ticket.group_id for group in claimed if group not in useful]
             if useless:
                 self._buffer.drop(useless, reason="zero_variance")
