@@ -20,7 +20,8 @@ MIN_TOKEN_CLIP = 0.01
 # Keys that do something only under some words of another key.
 _ONLY_UNDER = {
     "allocation": ("advantage", {"reinforce_pp", "gae", "vtrace"}),
-    "gamma": ("advantage", {"reinforce_pp", *WITH_CRITIC}),
+    "gamma": ("advantage", {"reinforce_pp", "gigpo", "gigpo_centred", *WITH_CRITIC}),
+    "same_state_weight": ("advantage", {"gigpo", "gigpo_centred"}),
     "gae_lambda": ("advantage", {"gae", "bi_level_gae"}),
     "turn_gamma": ("advantage", {"bi_level_gae"}),
     "turn_lambda": ("advantage", {"bi_level_gae"}),
