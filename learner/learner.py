@@ -66,6 +66,7 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner
         ranks=ranks,
         dtype=config.model.dtype,
         activation_checkpointing=config.learner.activation_checkpointing,
+        cpu_offload=config.learner.cpu_offload,
     )
     optimizer = make_optimizer(model, config=config.optim)
     schedule = make_schedule(optimizer, config=config.optim, num_steps=config.learner.steps)

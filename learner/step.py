@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from common.objective_config import ObjectiveConfig
 from learner.guard import judge
 from learner.loss import PolicyLoss, policy_loss
-from learner.model import PackedModel
+from learner.model import PackedModel, expect_backward
 from learner.normalisation import loss_divisor
 from learner.pack import Packed
 from learner.ranks import Ranks
@@ -88,8 +88,9 @@ def train_step(
         num_loss_tokens=global_num_loss_tokens, num_sequences=global_num_sequences, objective=objective
     )
     losses, entropy_sum = [], torch.zeros((), device=ranks.device)
-    for packed in micro_batches:
+    for number, packed in enumerate(micro_batches, start=1):
         packed = packed.to(ranks.device)
+        expect_backward(model, last=number == len(micro_batches))
         current = model(
             packed,
             temperature=temperature,
