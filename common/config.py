@@ -225,6 +225,7 @@ class LearnerConfig:
     keep_checkpoints: int = 2  # older ones are removed
     claim_timeout_s: float = 600.0  # no ready batch for this long ends the run with an explanation
     activation_checkpointing: bool = False  # recompute activations in the backward pass
+    cpu_offload: bool = False  # weights, gradients and optimizer state in host memory; for models that do not fit a GPU
 
     def __post_init__(self) -> None:
         for name in ("steps", "ranks", "micro_batch_tokens", "logprob_chunk_tokens", "publish_every",

@@ -80,6 +80,7 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner
         ranks=ranks,
         dtype=config.model.dtype,
         activation_checkpointing=config.learner.activation_checkpointing,
+        cpu_offload=config.learner.cpu_offload,
     )
     optimizer = make_optimizer(model.causal_lm, config=config.optim)
     policy_steps = config.learner.steps - config.objective.critic_warmup_steps

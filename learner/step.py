@@ -17,7 +17,7 @@ from common.objective_config import ObjectiveConfig
 from learner.critic import Critic, critic_loss
 from learner.guard import judge
 from learner.loss import PolicyLoss, policy_loss
-from learner.model import PackedModel
+from learner.model import PackedModel, expect_backward
 from learner.normalisation import loss_divisor
 from learner.pack import Packed
 from learner.ranks import Ranks
@@ -96,7 +96,11 @@ def train_step(
         num_loss_tokens=global_num_loss_tokens, num_sequences=global_num_sequences, objective=objective
     )
     found = []
-    for packed in micro_batches:
+    for number, packed in enumerate(micro_batches, start=1):
+        last = number == len(micro_batches)
+        expect_backward(model, last=last)
+        if critic is not None and isinstance(critic.module, PackedModel):
+            expect_backward(critic.module, last=last)
         found.append(
             _forward_and_backward(
                 model,
