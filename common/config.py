@@ -217,12 +217,14 @@ class LearnerConfig:
     keep_checkpoints: int = 2  # older ones are removed
     claim_timeout_s: float = 600.0  # no ready batch for this long ends the run with an explanation
     activation_checkpointing: bool = False  # recompute activations in the backward pass
+    peak_tflops: float = 0.0  # of one device, for perf/mfu; 0: a GPU's as its name says, none for a CPU
 
     def __post_init__(self) -> None:
         for name in ("steps", "ranks", "micro_batch_tokens", "logprob_chunk_tokens", "publish_every",
                      "checkpoint_every", "keep_checkpoints"):  # fmt: skip
             value = getattr(self, name)
             require(value >= 1, f"learner.{name}", ">= 1", value, "leave it out for the default")
+        require(self.peak_tflops >= 0, "learner.peak_tflops", ">= 0", self.peak_tflops, "0 goes by the device's name")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -19,8 +19,10 @@ from common.shutdown import Shutdown
 from learner.checkpoint import Progress
 from learner.evaluation import STREAM as EVAL_STREAM
 from learner.evaluation import Evaluation
+from learner.flops import Flops
+from learner.overview import OVERVIEW
 from learner.publish import Publisher
-from learner.report import add_system, step_metrics
+from learner.report import add_cost, add_flow, add_system, step_metrics
 from learner.step import StepMetrics
 from learner.supply import Batch
 from learner.tally import load_tally, save_tally
@@ -113,7 +115,9 @@ class Lead:
         conditions: dict[str, str],
         redis_url: str,
         device: str,
+        flops: Flops,
     ) -> None:
+        self._flops = flops
         self._links = links
         self._config = config
         self._run_dir = run_dir
@@ -129,6 +133,8 @@ class Lead:
         if num_reopened:
             log.info("%d groups of steps after %d are ready again", num_reopened, progress.step)
         self._writer = MetricsWriter(jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=progress.step)
+        self._writer.lay_out(OVERVIEW)
+        self._ledger = links.shards.ledger()  # at the last record
         self._publisher = Publisher(
             redis_url=redis_url,
             run_id=config.run.name,
@@ -219,12 +225,13 @@ class Lead:
     def record_step(self, batch: Batch, step: StepMetrics, before: Progress, times_s: dict[str, float]) -> None:
         """Write everything about the step that followed `before`, and one line for people."""
         metrics = step_metrics(
-            batch, step, policy_version=before.policy_version, times_s=times_s, tally=self._tally
-        )  # fmt: skip
-        links = self._links
-        add_system(
-            metrics, ledger=links.shards.ledger(), members=links.fleet.members(), publish=self._publisher.stats
-        )  # fmt: skip
+            batch, step, policy_version=before.policy_version, times_s=times_s, flops=self._flops, tally=self._tally
+        )
+        ledger, fleet = self._links.shards.ledger(), self._links.fleet
+        add_flow(metrics, batch, self._ledger, ledger, group_size=self._config.replay.group_size)
+        add_system(metrics, ledger=ledger, members=fleet.members(), publish=self._publisher.stats)
+        add_cost(metrics, fleet.everyone(), tokens_trained=self._tally.tokens_trained)
+        self._ledger = ledger
         means = self._writer.write(before.step + 1, metrics)
         if self._tally.first_reward_s is None:
             self._tally.first_reward_s = time.time() - self._started_at_s

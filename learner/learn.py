@@ -14,9 +14,10 @@ from common.connection import connect_shards
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from learner.checkpoint import Progress
+from learner.clock import Clock
 from learner.conditions import conditions_of
 from learner.lead import Lead, join_run, shard_buffer
-from learner.learner import Clock, Learner, imitate_expert, load_learner, save_checkpoint, train_on
+from learner.learner import Learner, imitate_expert, load_learner, save_checkpoint, train_on
 from learner.model import full_tensors, save_hf
 from learner.ranks import Ranks
 from learner.reference import frozen_reference
@@ -49,7 +50,8 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
             _checkpoint(learner, lead)
         if lead:
             lead.train_from_here()
-        while learner.progress.step < config.learner.steps and _step(learner, lead, supplies, shutdown):
+        clock = Clock(ranks.device)
+        while learner.progress.step < config.learner.steps and _step(learner, lead, supplies, clock, shutdown):
             pass
         finished = learner.progress.step >= config.learner.steps
         if finished:
@@ -68,9 +70,12 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
     return finished
 
 
-def _step(learner: Learner, lead: Lead | None, supplies: Supplies | None, shutdown: Shutdown) -> bool:
-    """One optimizer step, from the claim to the settled checkpoint; False when told to stop before its batch came."""
-    clock, before, config = Clock(), learner.progress, learner.config.learner
+def _step(learner: Learner, lead: Lead | None, supplies: Supplies | None, clock: Clock, shutdown: Shutdown) -> bool:
+    """One optimizer step, from the claim to the settled checkpoint; False when told to stop before its batch came.
+
+    A step is recorded before its checkpoint, which covers it; so the time of a checkpoint is in the next one's record.
+    """
+    before, config = learner.progress, learner.config.learner
     part = supplies.next_batch(before, shutdown) if supplies else None
     batch = whole_batch(part, num_shards=learner.config.redis.num_shards, ranks=learner.ranks)
     clock.lap("wait")
@@ -85,9 +90,11 @@ def _step(learner: Learner, lead: Lead | None, supplies: Supplies | None, shutdo
         _publish(learner, lead)
     clock.lap("publish")
     if lead:
-        lead.record_step(batch, metrics, before, clock.times_s)
+        lead.record_step(batch, metrics, before, clock.take())
+    clock.lap("record")
     if step % config.checkpoint_every == 0 or step == last:
         _checkpoint(learner, lead)
+    clock.lap("checkpoint")
     return True
 
 
@@ -105,6 +112,7 @@ def _take_the_lead(learner: Learner, shutdown: Shutdown) -> Lead:
         conditions=conditions_of(config, ranks=learner.ranks),
         redis_url=config.redis.url,
         device=learner.ranks.device.type,
+        flops=learner.flops,
     )
 
 

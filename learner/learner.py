@@ -4,7 +4,6 @@
 """
 
 import logging
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,8 @@ from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from learner import checkpoint
 from learner.checkpoint import Progress
+from learner.clock import Clock
+from learner.flops import Flops, flops_of
 from learner.model import PackedModel, load_model
 from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import count_loss_tokens, count_sequences, micro_batches
@@ -43,19 +44,15 @@ class Learner:
     progress: Progress
     reference: PackedModel | None = None  # frozen, for objectives with a KL divergence; from the first step on
 
-
-class Clock:
-    """Splits a step's wall clock into named parts that add up to it."""
-
-    def __init__(self) -> None:
-        self.times_s: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        """Everything since the last lap was `name`."""
-        now = time.perf_counter()
-        self.times_s[name] = now - self._last
-        self._last = now
+    @property
+    def flops(self) -> Flops:
+        """What training this model costs."""
+        return flops_of(
+            self.model,
+            peak_tflops=self.config.learner.peak_tflops,
+            device=self.ranks.device,
+            num_ranks=self.ranks.num_ranks,
+        )
 
 
 def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner, bool]:
@@ -87,7 +84,7 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner
 
 
 def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
-    """Make one optimizer step on `batch`, and lap "pack" and "train"."""
+    """Make one optimizer step on `batch`, and lap "pack" and the parts of `train_step`."""
     config, ranks, before = learner.config, learner.ranks, learner.progress
     sequences = weighed_sequences(batch.groups, objective=config.objective)
     clock.lap("pack")
@@ -107,8 +104,8 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         temperature=config.sampling.temperature,
         chunk_tokens=config.learner.logprob_chunk_tokens,
         max_grad_norm=config.optim.max_grad_norm,
+        clock=clock,
     )
-    clock.lap("train")
     learner.progress = msgspec.structs.replace(
         before,
         step=before.step + 1,

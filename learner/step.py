@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from common.objective_config import ObjectiveConfig
+from learner.clock import Clock
 from learner.guard import judge
 from learner.loss import PolicyLoss, policy_loss
 from learner.model import PackedModel
@@ -72,6 +73,7 @@ def train_step(
     temperature: float,
     chunk_tokens: int,
     max_grad_norm: float,
+    clock: Clock | None = None,
 ) -> StepMetrics:
     """Make one optimizer step on this rank's `micro_batches`; all ranks call it with the same number of them.
 
@@ -79,7 +81,8 @@ def train_step(
 
     A gradient that is not finite, or a batch that the guard refuses (see `learner.guard`), leaves the weights, the
     optimizer and the schedule as they were, and says so.
-    `reference` is the frozen policy that the objective's KL divergence is to, None where it has none.
+    `reference` is the frozen policy that the objective's KL divergence is to, None where it has none. On `clock`,
+    "forward", "backward" and "optimizer" are lapped.
     Raises ValueError for a batch without loss tokens.
     """
     if global_num_loss_tokens < 1:
@@ -107,7 +110,9 @@ def train_step(
             sequences=packed.loss_sequences,
             objective=objective,
         )
+        _lap(clock, "forward")
         backward(loss.loss_sum, ranks=ranks, divisor=divisor)
+        _lap(clock, "backward")
         losses.append(_without_gradient(loss))
         entropy_sum += current.entropies.detach().sum()
     measured = _measured(losses, entropy_sum)
@@ -120,6 +125,7 @@ def train_step(
     if verdict.reason and ranks.rank == 0:
         log.warning("guard: step scaled by %.3g: %s", verdict.scale, verdict.reason)
     update = apply_gradient(model, optimizer, schedule, max_grad_norm=max_grad_norm, scale=verdict.scale)
+    _lap(clock, "optimizer")
     return _step_metrics(
         measured,
         update,
@@ -163,6 +169,11 @@ def apply_gradient(
         schedule.step()  # sets the next step's learning rate anew, from the schedule alone
     optimizer.zero_grad(set_to_none=True)
     return Update(grad_norm=grad_norm, lr=lr, skipped=not updates)
+
+
+def _lap(clock: Clock | None, name: str) -> None:
+    if clock:
+        clock.lap(name)
 
 
 def _frozen_logprobs(reference: PackedModel, packed: Packed, temperature: float, chunk_tokens: int) -> Tensor:
