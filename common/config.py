@@ -246,9 +246,13 @@ class WarmStartConfig:
 @dataclass(kw_only=True, slots=True)
 class EvalConfig:
     num_tasks: int = 0  # held-out tasks, each tried once sampled and once greedy; 0 skips evaluation
+    every: int = 0  # optimizer steps from one evaluation to the next, while training goes on; 0: at start and end only
 
     def __post_init__(self) -> None:
         require(self.num_tasks >= 0, "eval.num_tasks", ">= 0", self.num_tasks, "0 skips evaluation")
+        require(self.every >= 0, "eval.every", ">= 0", self.every, "0 evaluates at the start and the end only")
+        require(self.every == 0 or self.num_tasks > 0, "eval.num_tasks", ">= 1 where `eval.every` is set",
+                 self.num_tasks, "try 100")  # fmt: skip
 
 
 @dataclass(kw_only=True, slots=True)

@@ -90,6 +90,8 @@ def _step(learner: Learner, lead: Lead | None, supplies: Supplies | None, clock:
         _publish(learner, lead)
     clock.lap("publish")
     if lead:
+        lead.evaluate_regularly(learner.progress)
+        clock.lap("evaluate")
         lead.record_step(batch, metrics, before, clock.take())
     clock.lap("record")
     if step % config.checkpoint_every == 0 or step == last:
@@ -140,12 +142,12 @@ def _warm_up(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
     """
     config = learner.config
     if config.warm_start.episodes:
-        initial = lead.open_evaluation(learner.progress.policy_version) if lead and config.eval.num_tasks else None
+        initial = lead.open_evaluation(learner.progress) if lead and config.eval.num_tasks else None
         num_steps = imitate_expert(learner, learner.run_dir.demonstrations, shutdown)
         if num_steps is None:
             return False
         if lead and initial:
-            lead.close_evaluation(initial, "initial", step=0, shutdown=shutdown)
+            lead.close_evaluation(initial, "initial", shutdown)
         learner.progress = msgspec.structs.replace(
             learner.progress, policy_version=learner.progress.policy_version + num_steps
         )
@@ -157,8 +159,7 @@ def _evaluate_start(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> 
     """Evaluate what reinforcement learning begins with, unless that was done before this learner was resumed."""
     name = "warm_start" if learner.config.warm_start.episodes else "initial"
     if lead and learner.config.eval.num_tasks and not lead.has_evaluated(name):
-        evaluation = lead.open_evaluation(learner.progress.policy_version)
-        lead.close_evaluation(evaluation, name, step=0, shutdown=shutdown)
+        lead.close_evaluation(lead.open_evaluation(learner.progress), name, shutdown)
 
 
 def _publish(learner: Learner, lead: Lead | None) -> None:
@@ -186,10 +187,9 @@ def _finish(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
     """Export the model, evaluate it, and sum up; False when told to stop before the evaluation was done."""
     save_hf(learner.model, learner.run_dir.trained_model, ranks=learner.ranks)
     if lead:
-        if learner.config.eval.num_tasks:
-            evaluation = lead.open_evaluation(learner.progress.policy_version)
-            if not lead.close_evaluation(evaluation, "final", step=learner.progress.step, shutdown=shutdown):
-                return False
+        evaluation = lead.open_evaluation(learner.progress) if learner.config.eval.num_tasks else None
+        if evaluation and not lead.close_evaluation(evaluation, "final", shutdown):
+            return False
         lead.write_summary()
         lead.finish()
     return True
