@@ -46,13 +46,14 @@ def add_flow(metrics: Metrics, batch: Batch, before: Ledger, now: Ledger, *, gro
     """How long what was produced and dropped since `before` is, and which fraction of it was trained."""
     produced = group_size * (now.finished - before.finished)
     dropped = sum(now.dropped_trajectories.values()) - sum(before.dropped_trajectories.values())
-    for name, unit, scale in (("tokens", "tokens", 1.0), ("turns", "turns", 1.0), ("duration_ms", "s", 1e-3)):
-        sums_before, sums = getattr(before, name), getattr(now, name)
-        finished = sums.get("finished", 0) - sums_before.get("finished", 0)
-        metrics.add(f"replay/produced_{unit}", scale * finished, produced)
-        metrics.add(f"replay/dropped_{unit}", scale * (_dropped(sums) - _dropped(sums_before)), dropped)
-    fresh = sum(t.num_tokens for group in batch.groups for t in group.trajectories if group.num_uses == 1)
+    metrics.add("replay/produced_tokens", _finished(now.tokens) - _finished(before.tokens), produced)
+    metrics.add("replay/produced_turns", _finished(now.turns) - _finished(before.turns), produced)
+    metrics.add("replay/produced_s", (_finished(now.duration_ms) - _finished(before.duration_ms)) / 1000, produced)
     wasted = _dropped(now.tokens) - _dropped(before.tokens)
+    metrics.add("replay/dropped_tokens", wasted, dropped)
+    metrics.add("replay/dropped_turns", _dropped(now.turns) - _dropped(before.turns), dropped)
+    metrics.add("replay/dropped_s", (_dropped(now.duration_ms) - _dropped(before.duration_ms)) / 1000, dropped)
+    fresh = sum(t.num_tokens for group in batch.groups for t in group.trajectories if group.num_uses == 1)
     metrics.add("perf/goodput", fresh, fresh + wasted)
 
 
@@ -86,6 +87,10 @@ def add_cost(metrics: Metrics, everyone: Iterable[Member], *, tokens_trained: in
     if dollars > 0 and tokens_trained > 0:
         metrics.add("fleet/cost_dollars", dollars)
         metrics.add("fleet/dollars_per_million_tokens", dollars / (tokens_trained / 1e6))
+
+
+def _finished(sums: dict[str, int]) -> int:
+    return sums.get("finished", 0)
 
 
 def _dropped(sums: dict[str, int]) -> int:

@@ -25,8 +25,8 @@ from replay.ticket import Group, Lease
 from tests.attempts import attempt_at, ticket
 from tests.tiny_model import save_tiny_model
 
-OF_TYPE: dict[Any, Any] = {int: 2, float: 0.5, bool: False}
-STEP = StepMetrics(**{field.name: OF_TYPE[field.type] for field in dataclasses.fields(StepMetrics)})
+OF_TYPE: dict[Any, Any] = {int: 2, float: 0.5, bool: False}  # else None
+STEP = StepMetrics(**{field.name: OF_TYPE.get(field.type) for field in dataclasses.fields(StepMetrics)})
 TIMES_S = {"wait": 3.0, "forward": 0.5, "backward": 0.25, "checkpoint": 0.25}
 UNKNOWN = Flops(per_token=1.0, per_pair=1.0, peak=None)
 
