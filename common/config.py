@@ -226,12 +226,14 @@ class LearnerConfig:
     claim_timeout_s: float = 600.0  # no ready batch for this long ends the run with an explanation
     activation_checkpointing: bool = False  # recompute activations in the backward pass
     cpu_offload: bool = False  # weights, gradients and optimizer state in host memory; for models that do not fit a GPU
+    peak_tflops: float = 0.0  # of one device, for perf/mfu; 0: a GPU's as its name says, none for a CPU
 
     def __post_init__(self) -> None:
         for name in ("steps", "ranks", "micro_batch_tokens", "logprob_chunk_tokens", "publish_every",
                      "checkpoint_every", "keep_checkpoints"):  # fmt: skip
             value = getattr(self, name)
             require(value >= 1, f"learner.{name}", ">= 1", value, "leave it out for the default")
+        require(self.peak_tflops >= 0, "learner.peak_tflops", ">= 0", self.peak_tflops, "0 goes by the device's name")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -253,9 +255,13 @@ class WarmStartConfig:
 @dataclass(kw_only=True, slots=True)
 class EvalConfig:
     num_tasks: int = 0  # held-out tasks, each tried once sampled and once greedy; 0 skips evaluation
+    every: int = 0  # optimizer steps from one evaluation to the next, while training goes on; 0: at start and end only
 
     def __post_init__(self) -> None:
         require(self.num_tasks >= 0, "eval.num_tasks", ">= 0", self.num_tasks, "0 skips evaluation")
+        require(self.every >= 0, "eval.every", ">= 0", self.every, "0 evaluates at the start and the end only")
+        require(self.every == 0 or self.num_tasks > 0, "eval.num_tasks", ">= 1 where `eval.every` is set",
+                 self.num_tasks, "try 100")  # fmt: skip
 
 
 @dataclass(kw_only=True, slots=True)

@@ -15,9 +15,10 @@ from common.connection import connect_shards
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from learner.checkpoint import Progress
+from learner.clock import Clock
 from learner.conditions import conditions_of
 from learner.lead import Lead, join_run, shard_buffer
-from learner.learner import Clock, Learner, begin, begin_checkpoint, imitate_expert, load_learner, train_on
+from learner.learner import Learner, begin, begin_checkpoint, imitate_expert, load_learner, train_on
 from learner.model import full_tensors, save_hf
 from learner.ranks import Ranks
 from learner.share import share
@@ -47,7 +48,8 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
             _checkpoint(learner, lead)
         if lead:
             lead.train_from_here()
-        while learner.progress.step < config.learner.steps and _step(learner, lead, supplies, shutdown):
+        clock = Clock(ranks.device)
+        while learner.progress.step < config.learner.steps and _step(learner, lead, supplies, clock, shutdown):
             pass
         finished = learner.progress.step >= config.learner.steps
         if not finished and learner.progress.step % config.learner.checkpoint_every:
@@ -68,10 +70,13 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
     return finished
 
 
-def _step(learner: Learner, lead: Lead | None, supplies: Supplies | None, shutdown: Shutdown) -> bool:
-    """One optimizer step, from the claim to the checkpoint; False when told to stop before its batch came."""
+def _step(learner: Learner, lead: Lead | None, supplies: Supplies | None, clock: Clock, shutdown: Shutdown) -> bool:
+    """One optimizer step, from the claim to the checkpoint; False when told to stop before its batch came.
+
+    A step is recorded before its checkpoint, which covers it; so the time of a checkpoint is in the next one's record.
+    """
     learner.checkpoints.raise_failure()
-    clock, before, config = Clock(), learner.progress, learner.config.learner
+    before, config = learner.progress, learner.config.learner
     part = supplies.next_batch(before, shutdown) if supplies else None
     batch = whole_batch(part, num_shards=learner.config.redis.num_shards, ranks=learner.ranks)
     clock.lap("wait")
@@ -86,9 +91,13 @@ def _step(learner: Learner, lead: Lead | None, supplies: Supplies | None, shutdo
         _publish(learner, lead)
     clock.lap("publish")
     if lead:
-        lead.record_step(batch, metrics, before, clock.times_s)
+        lead.evaluate_regularly(learner.progress)
+        clock.lap("evaluate")
+        lead.record_step(batch, metrics, before, clock.take())
+    clock.lap("record")
     if step % config.checkpoint_every == 0 or step == last:
         _checkpoint(learner, lead)
+    clock.lap("checkpoint")
     return True
 
 
@@ -106,6 +115,7 @@ def _take_the_lead(learner: Learner, shutdown: Shutdown) -> Lead:
         conditions=conditions_of(config, ranks=learner.ranks),
         redis_url=config.redis.url,
         device=learner.ranks.device.type,
+        flops=learner.flops,
     )
 
 
@@ -133,12 +143,12 @@ def _warm_up(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
     """
     config = learner.config
     if config.warm_start.episodes:
-        initial = lead.open_evaluation(learner.progress.policy_version) if lead and config.eval.num_tasks else None
+        initial = lead.open_evaluation(learner.progress) if lead and config.eval.num_tasks else None
         num_steps = imitate_expert(learner, learner.run_dir.demonstrations, shutdown)
         if num_steps is None:
             return False
         if lead and initial:
-            lead.close_evaluation(initial, "initial", step=0, shutdown=shutdown)
+            lead.close_evaluation(initial, "initial", shutdown)
         learner.progress = msgspec.structs.replace(
             learner.progress, policy_version=learner.progress.policy_version + num_steps
         )
@@ -150,8 +160,7 @@ def _evaluate_start(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> 
     """Evaluate what reinforcement learning begins with, unless that was done before this learner was resumed."""
     name = "warm_start" if learner.config.warm_start.episodes else "initial"
     if lead and learner.config.eval.num_tasks and not lead.has_evaluated(name):
-        evaluation = lead.open_evaluation(learner.progress.policy_version)
-        lead.close_evaluation(evaluation, name, step=0, shutdown=shutdown)
+        lead.close_evaluation(lead.open_evaluation(learner.progress), name, shutdown)
 
 
 def _publish(learner: Learner, lead: Lead | None) -> None:
@@ -182,10 +191,9 @@ def _finish(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
     """Export the model, evaluate it, and sum up; False when told to stop before the evaluation was done."""
     save_hf(learner.model, learner.run_dir.trained_model, ranks=learner.ranks)
     if lead:
-        if learner.config.eval.num_tasks:
-            evaluation = lead.open_evaluation(learner.progress.policy_version)
-            if not lead.close_evaluation(evaluation, "final", step=learner.progress.step, shutdown=shutdown):
-                return False
+        evaluation = lead.open_evaluation(learner.progress) if learner.config.eval.num_tasks else None
+        if evaluation and not lead.close_evaluation(evaluation, "final", shutdown):
+            return False
         lead.write_summary()
         lead.finish()
     return True

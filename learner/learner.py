@@ -5,7 +5,6 @@
 
 import dataclasses
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,9 @@ from common.shutdown import Shutdown
 from learner import checkpoint
 from learner.checkpoint import Progress
 from learner.checkpoint_writer import CheckpointWriter
+from learner.clock import Clock
 from learner.critic import Critic, begin_at, load_critic, policy_kind
+from learner.flops import Flops, flops_of
 from learner.kl import k1
 from learner.measure import Measured, measure
 from learner.model import PackedModel, load_kind
@@ -56,19 +57,15 @@ class Learner:
     checkpoints: CheckpointWriter
     reference: PackedModel | None = None  # for objectives with a KL divergence; from the first step on
 
-
-class Clock:
-    """Splits a step's wall clock into named parts that add up to it."""
-
-    def __init__(self) -> None:
-        self.times_s: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        """Everything since the last lap was `name`."""
-        now = time.perf_counter()
-        self.times_s[name] = now - self._last
-        self._last = now
+    @property
+    def flops(self) -> Flops:
+        """What training this model costs."""
+        return flops_of(
+            self.model,
+            peak_tflops=self.config.learner.peak_tflops,
+            device=self.ranks.device,
+            num_ranks=self.ranks.num_ranks,
+        )
 
 
 def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner, bool]:
@@ -117,7 +114,7 @@ def begin(learner: Learner) -> None:
 
 
 def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
-    """Make one optimizer step on `batch`, and lap "measure", "pack" and "train"."""
+    """Make one optimizer step on `batch`, and lap "measure", "pack" and the parts of `train_step`."""
     config, ranks, before, critic = learner.config, learner.ranks, learner.progress, learner.critic
     measured = _measure(learner, batch)
     clock.lap("measure")
@@ -141,6 +138,7 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         temperature=config.sampling.temperature,
         chunk_tokens=config.learner.logprob_chunk_tokens,
         max_grad_norm=config.optim.max_grad_norm,
+        clock=clock,
     )
     if measured.reference_logprobs is not None:  # as the reward has it, where the loss has none
         divergence = k1(torch.from_numpy(measured.reference_logprobs), _behaviour_logprobs(sequences))
@@ -157,7 +155,7 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
     every = config.objective.reference_every
     if every and reference_step(before.step + 1, every=every) == before.step + 1:
         _take_reference(learner)
-    clock.lap("train")
+        clock.lap("reference")
     return metrics
 
 

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from common.objective_config import ObjectiveConfig
+from learner.clock import Clock
 from learner.critic import Critic, critic_loss
 from learner.guard import judge
 from learner.loss import PolicyLoss, policy_loss
@@ -78,6 +79,7 @@ def train_step(
     temperature: float,
     chunk_tokens: int,
     max_grad_norm: float,
+    clock: Clock | None = None,
 ) -> StepMetrics:
     """Make one optimizer step on this rank's `micro_batches`; all ranks call it with the same number of them.
 
@@ -87,7 +89,8 @@ def train_step(
     A gradient that is not finite, or a batch that the guard refuses (see `learner.guard`), leaves the weights, the
     optimizers and the schedules as they were, the critic's like the policy's, and says so.
     `reference` is the frozen policy that the loss's KL divergence is to, None where it has none. With `critic_only` the
-    policy, its optimizer and its schedule stay as they are.
+    policy, its optimizer and its schedule stay as they are. On `clock`, "forward", "backward" and "optimizer" are
+    lapped.
     Raises ValueError for a batch without loss tokens.
     """
     if global_num_loss_tokens < 1:
@@ -113,6 +116,7 @@ def train_step(
                 chunk_tokens=chunk_tokens,
                 divisor=divisor,
                 num_loss_tokens=global_num_loss_tokens,
+                clock=clock,
             )
         )
     measured = _measured(found)
@@ -133,6 +137,7 @@ def train_step(
     if critic is not None:
         critic_update = apply_gradient(critic.optimizer, critic.schedule, max_grad_norm=max_grad_norm, scale=scale)
         values = _value_metrics([part.value_loss for part in found if part.value_loss is not None], critic_update)
+    _lap(clock, "optimizer")
     return _step_metrics(
         measured,
         dataclasses.replace(update, skipped=scale == 0.0),
@@ -165,6 +170,7 @@ def _forward_and_backward(
     chunk_tokens: int,
     divisor: int,
     num_loss_tokens: int,
+    clock: Clock | None,
 ) -> _Part:
     """Add this micro-batch's part to the gradients of policy and critic."""
     current = model(
@@ -181,15 +187,18 @@ def _forward_and_backward(
         sequences=packed.loss_sequences,
         objective=objective,
     )
-    loss_sum, value_loss = loss.loss_sum, None
+    loss_sums, value_loss = [loss.loss_sum], None
     if critic is not None:
         value_loss = critic_loss(critic, packed, current, value_clip=objective.value_clip)
         value_sum = value_loss.loss_sum * (divisor / num_loss_tokens)  # a mean over tokens, whatever the policy's is
         if critic.is_shared:  # one graph, one backward pass
-            loss_sum = loss_sum + objective.value_coefficient * value_sum
+            loss_sums = [loss.loss_sum + objective.value_coefficient * value_sum]
         else:
-            backward(value_sum, ranks=ranks, divisor=divisor)
-    backward(loss_sum, ranks=ranks, divisor=divisor)
+            loss_sums = [value_sum, loss.loss_sum]
+    _lap(clock, "forward")
+    for loss_sum in loss_sums:
+        backward(loss_sum, ranks=ranks, divisor=divisor)
+    _lap(clock, "backward")
     return _Part(
         loss=_without_gradient(loss),
         value_loss=None if value_loss is None else _without_gradient(value_loss),
@@ -232,6 +241,11 @@ def apply_gradient(
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _lap(clock: Clock | None, name: str) -> None:
+    if clock:
+        clock.lap(name)
 
 
 def _frozen_logprobs(reference: PackedModel, packed: Packed, temperature: float, chunk_tokens: int) -> Tensor:

@@ -15,8 +15,9 @@ from common.config import OptimConfig, load_config
 from common.objective_config import ObjectiveConfig
 from learner.checkpoint import Progress, latest_checkpoint, load
 from learner.checkpoint_writer import CheckpointWriter
+from learner.clock import Clock
 from learner.critic import critic_shards
-from learner.learner import Clock, train_on
+from learner.learner import train_on
 from learner.model import PackedModel, full_tensors, load_model
 from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import count_loss_tokens, micro_batches
@@ -130,7 +131,7 @@ def play(model_folder: Path, out: Path, *, critic: str, ranks: Ranks) -> None:
     batches = [even_game.play(learner, player, num_groups=groups) for groups in (3, 2, 1)]
     measured = []
     for batch in batches:
-        metrics = train_on(learner, batch, Clock())
+        metrics = train_on(learner, batch, Clock(ranks.device))
         assert metrics.values is not None
         measured.append(asdict(metrics.values) | {"policy_loss": metrics.loss, "policy_grad_norm": metrics.grad_norm})
         if learner.progress.step == 2:

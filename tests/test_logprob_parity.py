@@ -16,6 +16,7 @@ import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from actors.orders import EngineSettings
+from actors.pin import Pin
 from actors.receive import ReceiverInfo
 from actors.refresh import RefreshCounts, keep_fresh, serving_version
 from actors.rollout import Allowance, rollout
@@ -147,7 +148,7 @@ async def episodes_under_refreshes(
     async with asyncio.timeout(120):
         while await asyncio.to_thread(bulletin.latest) is None:  # noqa: ASYNC110 - another process announces it
             await asyncio.sleep(0.05)
-    refreshing = asyncio.create_task(keep_fresh(engine, bulletin, counts))
+    refreshing = asyncio.create_task(keep_fresh(engine, bulletin, counts, Pin()))
     task_indices = itertools.count()
     players = [asyncio.create_task(play(engine, policies.folder, task_indices, run_id)) for _ in range(NUM_EPISODES)]
     try:
