@@ -18,9 +18,7 @@ NOT_YET = {
 
 @dataclass(kw_only=True, slots=True)
 class ObjectiveConfig:
-    advantage: str = (
-        "group_standardised"  # group_standardised, group_centred, leave_one_out, gigpo[_centred], reinforce_pp
-    )
+    advantage: str = "group_standardised"  # or group_centred, leave_one_out, gigpo, gigpo_centred, reinforce_pp
     allocation: str = "last_token"  # reinforce_pp, of rewards: last_token, uniform_positive, discounted, per_turn
     allocation_discount: float = 0.95  # discounted: what a turn's part of the return is of the next turn's
     gamma: float = 1.0  # discount of a reward: reinforce_pp for each sampled token before it, gigpo for each turn

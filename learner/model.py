@@ -53,6 +53,7 @@ class PackedModel(nn.Module):
             head.weight,
             head.bias,
             targets,
+            kept=packed.kept,
             temperature=temperature,
             chunk_tokens=chunk_tokens,
             entropy_gradient=entropy_gradient,
@@ -96,6 +97,7 @@ def check_packing(model: PackedModel) -> None:
         loss_mask=position_ids > 0,
         behaviour_logprobs=torch.zeros(11),
         advantages=torch.zeros(11),
+        kept=None,
         lengths=lengths,
     )
     with torch.no_grad():

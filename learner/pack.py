@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from common.kept_sets import KeptSets, joined
 from common.trajectory import LogprobArray, MaskArray, TokenArray, Trajectory
 from learner.ratio import Sequences
 
@@ -25,6 +26,7 @@ class TokenSequence:
     loss_mask: MaskArray  # True on tokens the policy sampled and that are trained; never on the first
     behaviour_logprobs: LogprobArray  # of the policy that sampled; 0 elsewhere
     advantages: LogprobArray
+    kept: KeptSets | None  # of the loss tokens; None where the policy chose from the whole vocabulary
 
     @property
     def num_tokens(self) -> int:
@@ -40,6 +42,8 @@ class Packed:
     loss_mask: Bool[Tensor, " tokens"]
     behaviour_logprobs: Float[Tensor, " tokens"]
     advantages: Float[Tensor, " tokens"]
+    # The ids that each loss token was chosen from, filled up with -1; None where that was the whole vocabulary.
+    kept: Int[Tensor, "loss_tokens width"] | None
     lengths: tuple[int, ...]  # tokens of each sequence; on the host, so that no kernel waits for them
 
     def to(self, device: torch.device) -> "Packed":
@@ -49,6 +53,7 @@ class Packed:
             loss_mask=self.loss_mask.to(device),
             behaviour_logprobs=self.behaviour_logprobs.to(device),
             advantages=self.advantages.to(device),
+            kept=None if self.kept is None else self.kept.to(device),
             lengths=self.lengths,
         )
 
@@ -71,7 +76,7 @@ def sequences_of(trajectory: Trajectory, *, advantage: float | LogprobArray) -> 
     behaviour_logprobs = trajectory.behaviour_logprob_array()
     advantages = np.broadcast_to(np.asarray(advantage, dtype=np.float32), tokens.shape)
     stops = [*trajectory.branch_starts[1:], trajectory.num_tokens]
-    sequences = []
+    sequences, num_sampled = [], np.concatenate([[0], loss_mask.cumsum()])
     for start, stop in zip(trajectory.branch_starts, stops, strict=True):
         if loss_mask[start]:
             raise ValueError(
@@ -84,6 +89,7 @@ def sequences_of(trajectory: Trajectory, *, advantage: float | LogprobArray) -> 
                 loss_mask=loss_mask[start:stop],
                 behaviour_logprobs=behaviour_logprobs[start:stop],
                 advantages=advantages[start:stop],
+                kept=trajectory.kept and trajectory.kept.between(int(num_sampled[start]), int(num_sampled[stop])),
             )
         )
     return sequences
@@ -112,6 +118,7 @@ def pack(sequences: Sequence[TokenSequence]) -> Packed:
         loss_mask=_joined([sequence.loss_mask for sequence in ordered]),
         behaviour_logprobs=_joined([sequence.behaviour_logprobs for sequence in ordered]),
         advantages=_joined([sequence.advantages for sequence in ordered]),
+        kept=_kept_ids([sequence for sequence in ordered if sequence.loss_mask.any()]),
         lengths=tuple(sequence.num_tokens for sequence in ordered),
     )
 
@@ -163,9 +170,27 @@ def _joined(arrays: Sequence[npt.NDArray[np.generic]]) -> Tensor:
     return torch.from_numpy(np.concatenate(arrays))
 
 
+def _kept_ids(sequences: Sequence[TokenSequence]) -> Tensor | None:
+    """Of all loss tokens, as wide as the largest set. Raises ValueError where some sequences have none."""
+    kept = [sequence.kept for sequence in sequences if sequence.kept is not None]
+    if not kept:
+        return None
+    if len(kept) != len(sequences):
+        raise ValueError(
+            f"{len(kept)} of {len(sequences)} sequences in a pack have kept sets: they were not sampled alike, by "
+            "`sampling.top_k` and `sampling.top_p`, and cannot be trained together"
+        )
+    sets = joined(kept)
+    counts = sets.count_array()
+    ids = np.full((len(counts), counts.max()), -1, dtype=np.int32)
+    ids[np.arange(ids.shape[1]) < counts[:, None]] = sets.id_array()
+    return torch.from_numpy(ids)
+
+
 _NOTHING = TokenSequence(
     tokens=np.zeros(1, dtype=np.int32),
     loss_mask=np.zeros(1, dtype=np.bool_),
     behaviour_logprobs=np.zeros(1, dtype=np.float32),
     advantages=np.zeros(1, dtype=np.float32),
+    kept=None,
 )

@@ -1,5 +1,6 @@
 """What a step measured, by the names that people watch. Sums and counts in, one record a step out."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 from common.metrics import Metrics
@@ -19,6 +20,7 @@ def step_metrics(
     metrics = Metrics()
     trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
     _add_rewards(metrics, trajectories)
+    _add_choices(metrics, batch)
     lags = [policy_version - trajectory.oldest_policy_version for trajectory in trajectories]
     tally.add_lags(lags)
     metrics.add("lag/mean", sum(lags), len(lags))
@@ -72,6 +74,18 @@ def _add_rewards(metrics: Metrics, trajectories: list[Trajectory]) -> None:
                 metrics.add(f"reward/{component}", reward, 0)
     for component in {name for t in trajectories for turn in t.turns for name in turn.rewards}:
         metrics.add(f"reward/{component}", 0.0, len(trajectories))  # a mean over trajectories, not over turns
+
+
+def _add_choices(metrics: Metrics, batch: Batch) -> None:
+    """What GiGPO could compare, and what top-k and top-p left to choose from."""
+    for group in batch.groups:
+        states = Counter(turn.state_key for trajectory in group.trajectories for turn in trajectory.turns)
+        num_shared = sum(count for state, count in states.items() if state and count > 1)
+        metrics.add("learner/shared_state_fraction", num_shared, states.total())
+        for trajectory in group.trajectories:
+            if trajectory.kept is not None:
+                counts = trajectory.kept.count_array()
+                metrics.add("mismatch/kept_tokens", int(counts.sum()), len(counts))
 
 
 def _add_step(metrics: Metrics, step: StepMetrics) -> None:

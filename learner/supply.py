@@ -78,11 +78,10 @@ class Supply:
                 seed=self._config.run.seed,
                 reuse=self._reuse,
             )
-            useful = [group for group in claimed if teaches(group, objective=self._config.objective)]
-            useless = [group.ticket.group_id for group in claimed if group not in useful]
-            if useless:
-                self._buffer.drop(useless, reason="zero_variance")
-                dropped["zero_variance"] += len(useless)
+            useful, useless_ids = self._sorted_out(claimed)
+            for reason, useless in useless_ids.items():
+                self._buffer.drop(useless, reason=reason)
+                dropped[reason] += len(useless)
             if replay.order == Order.PRIORITISED.value:  # by how far its returns lie apart: what it has to teach
                 self._buffer.prioritise({group.ticket.group_id: statistics.pstdev(_returns(group)) for group in useful})
             kept += useful
@@ -94,6 +93,20 @@ class Supply:
         # By id, so that a step's arithmetic does not depend on which group was finished first.
         kept.sort(key=lambda group: group.ticket.group_id)
         return Batch(groups=kept, num_dropped=dict(dropped), next_group_id=self._next_group_id)
+
+    def _sorted_out(self, claimed: list[Group]) -> tuple[list[Group], dict[str, list[int]]]:
+        """The groups to learn from, and the ids of the others by reason."""
+        sampling, useful, useless = self._config.sampling, list[Group](), dict[str, list[int]]()
+        for group in claimed:
+            drawn = group.ticket.sampling
+            if (drawn.temperature, drawn.top_p, drawn.top_k) != (sampling.temperature, sampling.top_p, sampling.top_k):
+                # Of a life of this run with another configuration: the learner's softmax is of this one's.
+                useless.setdefault("other_sampling", []).append(group.ticket.group_id)
+            elif teaches(group, objective=self._config.objective):
+                useful.append(group)
+            else:
+                useless.setdefault("zero_variance", []).append(group.ticket.group_id)
+        return useful, useless
 
     def admit(self, step: int, kept: list[Group], *, published_version: int) -> None:
         """Open tickets until as much work is under way as the lag allows, and never more than the run needs.
