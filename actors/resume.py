@@ -26,6 +26,7 @@ def resumed_tape(attempt: Attempt, record: Trajectory) -> Tape:
         tokens=record.token_array().tolist(),
         logprobs=record.behaviour_logprob_array().tolist(),
         loss_mask=record.loss_mask_array().tolist(),
+        kept=[] if record.kept is None else [record.kept],
         branch_starts=list(record.branch_starts),
         version_spans=list(record.version_spans),
         turns=list(record.turns),

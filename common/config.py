@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from common.config_error import ConfigError, require
+from common.kept_sets import MAX_TOP_K
 from common.objective_config import ObjectiveConfig
 
 MAX_CHUNK_BYTES = 64 << 20  # what a publisher holds in memory for one request
@@ -110,21 +111,19 @@ class EnvConfig:
 @dataclass(kw_only=True, slots=True)
 class SamplingConfig:
     temperature: float = 1.0  # of training episodes
-    top_p: float = 1.0  # 1 is off; below 1 the learner would need the kept set of every token
-    top_k: int = 0  # 0 is off
+    top_p: float = 1.0  # chooses among the likeliest tokens that have this probability together; 1 is off
+    top_k: int = 0  # chooses among this many likeliest tokens, which are recorded with every token; 0 is off
     max_turn_tokens: int = 32  # a generation is cut here
 
     def __post_init__(self) -> None:
         require(self.temperature > 0, "sampling.temperature", "> 0", self.temperature,
                  "training episodes are sampled; evaluation does its greedy pass by itself")  # fmt: skip
         require(self.max_turn_tokens >= 1, "sampling.max_turn_tokens", ">= 1", self.max_turn_tokens, "try 32")
-        require(
-            self.top_p == 1.0 and self.top_k == 0,
-            "sampling.top_p, sampling.top_k",
-            "1 and 0",
-            (self.top_p, self.top_k),
-            "the learner's softmax runs over the whole vocabulary, so its log-probabilities would differ",
-        )
+        require(0 < self.top_p <= 1, "sampling.top_p", "in (0, 1]", self.top_p, "1 is off")
+        require(self.top_k == 0 or 2 <= self.top_k <= MAX_TOP_K, "sampling.top_k", f"0, or in [2, {MAX_TOP_K}]",
+                 self.top_k, "the learner's softmax runs over what it keeps, and 1 keeps nothing to learn")  # fmt: skip
+        require(self.top_p == 1 or self.top_k > 0, "sampling.top_k", "> 0 where sampling.top_p is below 1", self.top_k,
+                 "the kept set of every token is recorded, and only top-k bounds it")  # fmt: skip
 
 
 @dataclass(kw_only=True, slots=True)
@@ -306,6 +305,11 @@ def check_sections(config: Config) -> None:
     require(config.sampling.max_turn_tokens < config.model.max_tokens, "sampling.max_turn_tokens",
              f"< model.max_tokens = {config.model.max_tokens}", config.sampling.max_turn_tokens,
              "a turn must fit the context")  # fmt: skip
+    kept_bytes = 4 * config.sampling.top_k * config.model.max_tokens
+    require(kept_bytes <= replay.max_trajectory_bytes // 2, "sampling.top_k",
+             f"at most replay.max_trajectory_bytes / 8 / model.max_tokens = "
+             f"{replay.max_trajectory_bytes // 8 // config.model.max_tokens}", config.sampling.top_k,
+             "an episode records what every token was chosen from; or raise replay.max_trajectory_bytes")  # fmt: skip
     num_shards = config.redis.num_shards
     require(replay.groups_per_step % num_shards == 0, "replay.groups_per_step", f"a multiple of {num_shards}",
              replay.groups_per_step, "a step takes as many from redis.url as from each of redis.shards")  # fmt: skip

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from common.kept_sets import KeptSets
 from common.wire import SCHEMA, decode, encode
 
 MAX_POLICY_VERSION = 2**31 - 1
@@ -95,9 +96,14 @@ class Sampling(_Record, frozen=True, kw_only=True):
     """The distribution that the tokens were drawn from."""
 
     temperature: float  # 0 is greedy
-    top_p: float
+    top_p: float  # 1 is off
     top_k: int  # 0 is off
     max_turn_tokens: int
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether some tokens had no chance, so that the kept set of every sampled one is recorded."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
 
 
 class VersionSpan(_Record, frozen=True, kw_only=True):
@@ -145,6 +151,7 @@ class Trajectory(_Record, frozen=True, kw_only=True):
     tokens: bytes  # int32
     behaviour_logprobs: bytes  # float32, of the distribution in `sampling`; 0 on tokens that were not sampled
     loss_mask: bytes  # a bit per token, little-endian: True on tokens the policy sampled
+    kept: KeptSets | None  # of the sampled tokens; None where `sampling` cuts nothing off
     # Where a new token sequence begins; [0] unless the chat template rewrote history.
     branch_starts: Annotated[list[int], msgspec.Meta(max_length=MAX_TURNS)]
     # Over the sampled tokens, in order, without gaps.
@@ -234,6 +241,7 @@ def check(trajectory: Trajectory, *, vocab_size: int) -> None:
         raise InvalidTrajectory("version_spans do not cover the sampled tokens, and only those")
     if np.count_nonzero(np.greater(logprobs != 0, sampled)):
         raise InvalidTrajectory("behaviour_logprobs are not 0 on tokens that were not sampled")
+    _check_kept(trajectory, sampled, vocab_size)
     if any(sampled[start] for start in trajectory.branch_starts):
         raise InvalidTrajectory(f"branch_starts {trajectory.branch_starts} point at a sampled token, not at a prompt")
 
@@ -286,6 +294,10 @@ def _sampled_stretches(turns: list[Turn], num_tokens: int) -> list[int]:
         for reward in rewards.values():
             if not -MAX_REWARD <= reward <= MAX_REWARD:  # NaN is not
                 raise InvalidTrajectory(f"rewards {rewards} hold a value that is not finite, or beyond {MAX_REWARD:g}")
+        if len(turn.state_key) > MAX_STATE_KEY:
+            raise InvalidTrajectory(
+                f"turn [{start}, {stop}) has a state_key of {len(turn.state_key)} characters, more than {MAX_STATE_KEY}"
+            )
         if stretches and start == before:
             stretches[-1] = stop
         else:
@@ -293,6 +305,16 @@ def _sampled_stretches(turns: list[Turn], num_tokens: int) -> list[int]:
     if not turns:
         raise InvalidTrajectory("no turns: nothing was sampled")
     return stretches
+
+
+def _check_kept(trajectory: Trajectory, sampled: MaskArray, vocab_size: int) -> None:
+    kept, sampling = trajectory.kept, trajectory.sampling
+    if (kept is not None) != sampling.is_cut:
+        raise InvalidTrajectory(f"{'no ' if kept is None else ''}kept sets, and the sampling was {sampling}")
+    if kept is not None:
+        contradiction = kept.contradiction(trajectory.token_array()[sampled], vocab_size=vocab_size)
+        if contradiction:
+            raise InvalidTrajectory(contradiction)
 
 
 def _versioned_stretches(spans: list[VersionSpan], num_tokens: int) -> list[int]:

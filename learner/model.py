@@ -44,7 +44,12 @@ class PackedModel(nn.Module):
         """Hidden states of the packed row, then log-probabilities in chunks: see `chunked_logprobs`."""
         hidden, targets = predictions(self.hidden_states(packed), packed.tokens, packed.loss_mask)
         return self.logprobs(
-            hidden, targets, temperature=temperature, chunk_tokens=chunk_tokens, entropy_gradient=entropy_gradient
+            hidden,
+            targets,
+            packed.kept,
+            temperature=temperature,
+            chunk_tokens=chunk_tokens,
+            entropy_gradient=entropy_gradient,
         )
 
     def hidden_states(self, packed: Packed) -> Float[Tensor, "tokens hidden"]:
@@ -63,6 +68,7 @@ class PackedModel(nn.Module):
         self,
         hidden: Float[Tensor, "loss_tokens hidden"],
         targets: Int[Tensor, " loss_tokens"],
+        kept: Int[Tensor, "loss_tokens width"] | None,
         *,
         temperature: float,
         chunk_tokens: int,
@@ -75,6 +81,7 @@ class PackedModel(nn.Module):
             head.weight,
             head.bias,
             targets,
+            kept=kept,
             temperature=temperature,
             chunk_tokens=chunk_tokens,
             entropy_gradient=entropy_gradient,
@@ -165,6 +172,7 @@ def check_packing(model: PackedModel) -> None:
         loss_mask=position_ids > 0,
         behaviour_logprobs=torch.zeros(11),
         advantages=torch.zeros(11),
+        kept=None,
         lengths=lengths,
     )
     with torch.no_grad():

@@ -3,6 +3,7 @@
 Every name is explained in docs/metrics.md.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
@@ -30,6 +31,7 @@ def step_metrics(
     metrics = Metrics()
     trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
     _add_rewards(metrics, trajectories)
+    _add_choices(metrics, batch)
     _add_lags(metrics, trajectories, policy_version, tally)
     _add_step(metrics, step)
     for reason, count in batch.num_dropped.items():
@@ -129,6 +131,18 @@ def _add_lags(metrics: Metrics, trajectories: list[Trajectory], policy_version: 
         metrics.add(f"lag/fraction_at_{bucket}", 1 / len(lags), 0)
     for bucket in (*LAG_BUCKETS.values(), LAST_BUCKET):
         metrics.add(f"lag/fraction_at_{bucket}", 0.0)
+
+
+def _add_choices(metrics: Metrics, batch: Batch) -> None:
+    """What GiGPO could compare, and what top-k and top-p left to choose from."""
+    for group in batch.groups:
+        states = Counter(turn.state_key for trajectory in group.trajectories for turn in trajectory.turns)
+        num_shared = sum(count for state, count in states.items() if state and count > 1)
+        metrics.add("learner/shared_state_fraction", num_shared, states.total())
+        for trajectory in group.trajectories:
+            if trajectory.kept is not None:
+                counts = trajectory.kept.count_array()
+                metrics.add("mismatch/kept_tokens", int(counts.sum()), len(counts))
 
 
 def _add_step(metrics: Metrics, step: StepMetrics) -> None:

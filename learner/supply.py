@@ -81,8 +81,9 @@ class Supply:
                 seed=self._config.run.seed,
                 reuse=self._reuse,
             )
-            useful = [group for group in claimed if teaches(group, objective=self._config.objective)]
-            self._drop([group for group in claimed if group not in useful], "zero_variance", dropped)
+            useful, useless = self._sorted_out(claimed)
+            for reason, groups in useless.items():
+                self._drop(groups, reason, dropped)
             if replay.order == Order.PRIORITISED.value:  # by how far its returns lie apart: what it has to teach
                 self._buffer.prioritise({group.ticket.group_id: _spread(group) for group in useful})
             kept += useful
@@ -102,6 +103,20 @@ class Supply:
         if groups:
             self._buffer.drop([group.ticket.group_id for group in groups], reason=reason)
             dropped[reason] += len(groups)
+
+    def _sorted_out(self, claimed: list[Group]) -> tuple[list[Group], dict[str, list[Group]]]:
+        """The groups to learn from, and the others by reason."""
+        sampling, useful, useless = self._config.sampling, list[Group](), dict[str, list[Group]]()
+        for group in claimed:
+            drawn = group.ticket.sampling
+            if (drawn.temperature, drawn.top_p, drawn.top_k) != (sampling.temperature, sampling.top_p, sampling.top_k):
+                # Of a life of this run with another configuration: the learner's softmax is of this one's.
+                useless.setdefault("other_sampling", []).append(group)
+            elif teaches(group, objective=self._config.objective):
+                useful.append(group)
+            else:
+                useless.setdefault("zero_variance", []).append(group)
+        return useful, useless
 
     def admit(self, step: int, kept: list[Group], *, published_version: int) -> None:
         """Open tickets until as much work is under way as the lag allows, and never more than the run needs.

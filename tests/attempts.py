@@ -89,6 +89,7 @@ def attempt_at(
         tokens=pack_tokens([5] * num_tokens),
         behaviour_logprobs=pack_logprobs([0.0, 0.0] + [-0.5] * num_sampled),
         loss_mask=pack_mask([False, False] + [True] * num_sampled),
+        kept=None,
         branch_starts=[0],
         version_spans=[VersionSpan(start=2, stop=num_tokens, policy_version=policy_version)],
         stop_reason=stop_reason,

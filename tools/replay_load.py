@@ -60,6 +60,7 @@ def a_trajectory(*, seed: int = 0) -> Trajectory:
         tokens=np.minimum(rng.zipf(1.3, NUM_TOKENS), VOCAB_SIZE - 1).astype("<i4").tobytes(),
         behaviour_logprobs=np.where(mask, -surprise, 0).astype("<f4").tobytes(),
         loss_mask=np.packbits(mask, bitorder="little").tobytes(),
+        kept=None,
         branch_starts=[0],
         version_spans=spans,
         stop_reason=StopReason.DONE,

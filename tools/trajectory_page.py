@@ -23,6 +23,8 @@ def _head(facts: dict[str, Any]) -> Text:
     """Who made it, when, how, and what it earned."""
     page = Text()
     sampling = facts["sampling"]
+    kept = facts["kept_tokens_mean"]
+    among = "" if kept is None else f", each among {kept:.1f} on average"
     claimed = "" if facts["step"] is None else f", claimed for step {facts['step']}"
     for line in (
         f"{facts['task']}: group {facts['group_id']}, member {facts['member']}, attempt {facts['attempt']}, "
@@ -32,7 +34,7 @@ def _head(facts: dict[str, Any]) -> Text:
         f"{facts['num_turns']} turns, {facts['num_tokens']} tokens in {facts['num_branches']} branch(es), policy "
         f"versions {facts['oldest_policy_version']} to {facts['newest_policy_version']}",
         f"sampled at temperature {sampling['temperature']:g}, top_p {sampling['top_p']:g}, top_k {sampling['top_k']}, "
-        f"at most {sampling['max_turn_tokens']} tokens a turn",
+        f"at most {sampling['max_turn_tokens']} tokens a turn{among}",
         f"{facts['duration_s']:.2f} s by {facts['actor']} on {facts['host']} ({facts['instance_kind']}, "
         f"${facts['price_per_hour']:g} an hour)",
     ):
