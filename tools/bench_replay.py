@@ -97,6 +97,7 @@ def reverb_ways(reverb: Reverb, rates: Rates) -> None:
         if window == WINDOW:
             rates["Reverb sample"].append(NUM_ITEMS / reverb.sample(NUM_ITEMS))
         else:
+            reverb.insert(DATASET_WINDOW, window=window)  # what it asks for ahead must be there
             rates["Reverb dataset"].append(NUM_ITEMS / reverb.sample_dataset(NUM_ITEMS, window=DATASET_WINDOW))
 
 
