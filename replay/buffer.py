@@ -38,10 +38,10 @@ from common.trajectory import Outcome, Trajectory
 from common.wire import decode, encode
 from replay import scripts
 from replay.audit import audit
-from replay.bulk import Payload, packed
+from replay.bulk import packed
 from replay.keys import FencedOut, key, shard_name
 from replay.ledger import Ledger, read_ledger
-from replay.payloads import INVALID, LostPayload, Payloads
+from replay.payloads import Entry, LostPayload, Payloads, Unusable
 from replay.sampler import ONCE, Order, Reuse
 from replay.ticket import Failure, Group, InsertResult, Lease, Quarantined, Ticket
 
@@ -155,7 +155,7 @@ class Buffer:
         # Only now: a claim that raised on its way is the same claim when the learner tries again, and not one whose
         # groups nobody ever saw.
         self._num_claims += 1
-        return [group for group in groups if group is not None]
+        return groups
 
     def prioritise(self, scores: Mapping[int, float]) -> None:
         """Give ready groups, by id, the scores that `Order.PRIORITISED` goes by. Raises ValueError for NaN."""
@@ -321,47 +321,42 @@ class Buffer:
 
     def _read_partials(self, ticket: Ticket, records: dict[int, bytes]) -> dict[int, Trajectory]:
         """The partials by member; one that cannot be used is discarded, and its member begins anew."""
-        held = {member: record for member, record in records.items() if record}
-        names = [self._payload_of("partial", ticket, member, record) for member, record in held.items()]
+        entries = [Entry(ticket, member, record) for member, record in records.items() if record]
         partials = {}
-        for (member, record), frame in zip(held.items(), self._payloads.read(names), strict=True):
-            try:
-                partials[member] = self._payloads.decode(ticket, member, frame, outcome=Outcome.PREEMPTED)
-            except LostPayload:
-                self._call("discard", ticket.group_id, member, record, "lost_payload")
-            except INVALID:
-                self._call("discard", ticket.group_id, member, record, "poison")
+        for entry, partial in zip(
+            entries, self._payloads.read("partial", entries, outcome=Outcome.PREEMPTED), strict=True
+        ):
+            if isinstance(partial, Trajectory):
+                partials[entry.member] = partial
+            else:
+                why = "lost_payload" if isinstance(partial, LostPayload) else "poison"
+                self._call("discard", ticket.group_id, entry.member, entry.record, why)
         return partials
 
-    def _read_groups(self, reply: list[Any]) -> list[Group | None]:
+    def _read_groups(self, reply: list[Any]) -> list[Group]:
+        """The groups with their payloads, but not those that lost one or hold poison: these are given up."""
         rows = [(decode(Ticket, ticket), num_uses, records) for ticket, num_uses, *records in reply]
-        names = [
-            [self._payload_of("blob", ticket, member, record) for member, record in enumerate(records)]
-            for ticket, _, records in rows
-        ]
-        return self._payloads.bulk.read(names, lambda number, frames: self._group(*rows[number], frames))
+        entries = [Entry(ticket, *member) for ticket, _, records in rows for member in enumerate(records)]
+        stored = iter(self._payloads.read("blob", entries, outcome=Outcome.POLICY))
+        groups = []
+        for ticket, num_uses, records in rows:
+            members = list(itertools.islice(stored, len(records)))
+            trajectories = [member for member in members if isinstance(member, Trajectory)]
+            if len(trajectories) == len(members):
+                groups.append(Group(ticket=ticket, num_uses=num_uses, trajectories=trajectories))
+            else:
+                self._give_up(ticket.group_id, members, records)
+        return groups
 
-    def _group(self, ticket: Ticket, num_uses: int, records: list[bytes], frames: list[Payload]) -> Group | None:
-        """The group with its payloads; None when one of them is lost, so it is dropped, or poison: quarantined."""
-        group_id = ticket.group_id
-        trajectories = []
-        for member, frame in enumerate(frames):
-            try:
-                trajectories.append(self._payloads.decode(ticket, member, frame, outcome=Outcome.POLICY))
-            except LostPayload:
-                self.drop([group_id], "lost_payload")
-                return None
-            except INVALID as error:
-                actor = records[member].decode().split(":", 7)[7]
-                why = Quarantined(group_id=group_id, member=member, actor=actor, reason=str(error)[:MAX_REASON_CHARS])
-                made = self._last_step_made
-                self._call("quarantine", self._epoch, made, group_id, encode(why), MAX_QUARANTINED)
-                return None
-        return Group(ticket=ticket, num_uses=num_uses, trajectories=trajectories)
-
-    def _payload_of(self, kind: str, ticket: Ticket, member: int, record: bytes) -> str:
-        attempt, fence, _ = record.split(b":", 2)
-        return self._payloads.name(kind, ticket.group_id, member, int(attempt), int(fence))
+    def _give_up(self, group_id: int, members: list[Trajectory | Unusable], records: list[bytes]) -> None:
+        """Drop the group whose first unusable member is lost, quarantine the one where it is poison."""
+        member, why = next((number, each) for number, each in enumerate(members) if isinstance(each, Unusable))
+        if isinstance(why, LostPayload):
+            self.drop([group_id], "lost_payload")
+            return
+        actor = records[member].decode().split(":", 7)[7]
+        poison = Quarantined(group_id=group_id, member=member, actor=actor, reason=str(why)[:MAX_REASON_CHARS])
+        self._call("quarantine", self._epoch, self._last_step_made, group_id, encode(poison), MAX_QUARANTINED)
 
     def _in_batches(self, verb: str, *arguments: int) -> int:
         total = 0

@@ -19,7 +19,8 @@ from common.patience import passes, patiently
 from common.wire import WireError
 
 WINDOW = 4  # requests under way: the server has the next one while a reply travels
-READ_AHEAD = 2  # groups asked for: one is received while another is made use of
+REQUEST_NAMES = 4  # payloads that one request asks for: the server sends the first once it has found the last
+READ_AHEAD = 2  # such requests under way: the server works on one while what came of another is made use of
 CHUNK_BYTES = 1 << 20  # what a thread keeps to read into; what does not fit is read into memory of its own
 LINE_BYTES = 64  # enough for the line that declares a payload
 MAX_LINE_BYTES = 1 << 16
@@ -62,32 +63,34 @@ class Bulk:
         self._on_a_connection(talk)
         return replies
 
-    def read(self, groups: Sequence[Sequence[str]], use: Callable[[int, list[Payload]], T]) -> list[T]:
-        """What `use` makes of the payloads of each group of names, given its index; while it does, the next come.
+    def read(self, names: Sequence[str], use: Callable[[int, Payload], T]) -> list[T]:
+        """What `use` makes of each payload, given its index among `names`; while it does, the next are on their way.
 
-        The payloads are in memory that the next group, or this thread's next read, overwrites.
+        A payload is in memory that the next one overwrites.
         """
         if not hasattr(self._thread, "chunk"):
             self._thread.chunk = bytearray(CHUNK_BYTES)
         used: list[T] = []
 
         def talk(connection: Any) -> None:
-            num_asked, receiver = len(used), None
-            while len(used) < len(groups):
-                for names in groups[num_asked : len(used) + READ_AHEAD]:
-                    connection.send_packed_command([packed(("MGET", *names))])
-                    num_asked += 1
-                # redis-py has no public way to the socket, nor from an error's words to its class.
-                receiver = receiver or _Receiver(connection._sock, self._thread.chunk)
-                receiver.rewind()
-                head = receiver.line()
+            to_ask = iter([names[at : at + REQUEST_NAMES] for at in range(len(used), len(names), REQUEST_NAMES)])
+
+            def ask(num_requests: int) -> None:
+                for request in itertools.islice(to_ask, num_requests):
+                    connection.send_packed_command([packed(("MGET", *request))])
+
+            ask(READ_AHEAD)
+            # redis-py has no public way to the socket, nor from an error's words to its class.
+            receiver = _Receiver(connection._sock, self._thread.chunk)
+            while len(used) < len(names):
+                head = receiver.head()
                 if head.startswith(b"-"):
                     raise connection._parser.parse_error(head[1:].decode(errors="replace"))
-                num_payloads = _size(head, b"*")
-                payloads = [receiver.payload(max_bytes=self._max_bytes) for _ in range(num_payloads)]
-                used.append(use(len(used), payloads))
+                for _ in range(_size(head, b"*")):
+                    used.append(use(len(used), receiver.payload(max_bytes=self._max_bytes)))
+                ask(1)
 
-        if groups:
+        if names:
             self._on_a_connection(talk)
         return used
 
@@ -127,7 +130,7 @@ def _reply(connection: Any) -> Any:
 
 
 class _Receiver:
-    """Takes replies off a socket; the payloads of one stay where they were received, until `rewind`."""
+    """Takes replies off a socket, one payload at a time, each where the one before it was."""
 
     def __init__(self, sock: Any, chunk: bytearray) -> None:
         self._sock = sock
@@ -135,12 +138,26 @@ class _Receiver:
         self._start = self._stop = 0  # of what was received and not taken yet
         self._deadline = 0.0
 
-    def rewind(self) -> None:
-        """Begin a reply, over what was received before."""
-        self._move_to(self._first)
+    def head(self) -> bytes:
+        """The line that a reply, or one of its payloads, begins with; what was taken before is overwritten."""
         self._deadline = time.monotonic() + CALL_TIMEOUT_S
+        self._move_to(self._first)
+        return self._line()
 
-    def line(self) -> bytes:
+    def payload(self, *, max_bytes: int) -> Payload:
+        """The next bulk string; one that declares more than `max_bytes` is let pass and never held."""
+        num_bytes = _size(self.head(), b"$")
+        if num_bytes < 0:
+            return None
+        if num_bytes > max_bytes:
+            self._skip(num_bytes + 2)
+            return WireError(f"{num_bytes} bytes, the limit is {max_bytes}")
+        self._receive(num_bytes + 2)
+        taken = memoryview(self._chunk)[self._start : self._start + num_bytes]
+        self._start += num_bytes + 2
+        return taken
+
+    def _line(self) -> bytes:
         """Up to the next CRLF, which is taken too."""
         while (end := self._chunk.find(b"\r\n", self._start, self._stop)) < 0:
             if self._stop - self._start > MAX_LINE_BYTES:
@@ -150,24 +167,10 @@ class _Receiver:
         self._start = end + 2
         return taken
 
-    def payload(self, *, max_bytes: int) -> Payload:
-        """The next bulk string; one that declares more than `max_bytes` is let pass and never held."""
-        num_bytes = _size(self.line(), b"$")
-        if num_bytes < 0:
-            return None
-        if num_bytes > max_bytes:
-            self._skip(num_bytes + 2)
-            return WireError(f"{num_bytes} bytes, the limit is {max_bytes}")
-        self._receive(num_bytes + 2)
-        taken = memoryview(self._chunk)[self._start : self._start + num_bytes]
-        self._start += num_bytes + 2
-        self._deadline = time.monotonic() + CALL_TIMEOUT_S
-        return taken
-
     def _receive(self, num_bytes: int) -> None:
         """Have at least `num_bytes` to take, in one piece, and little more: what comes next may have to move."""
         if self._start + num_bytes + LINE_BYTES > len(self._chunk):
-            self._move_to(bytearray(max(CHUNK_BYTES, num_bytes + LINE_BYTES)))
+            self._move_to(bytearray(num_bytes + LINE_BYTES))
         while (num_missing := num_bytes - (self._stop - self._start)) > 0:
             self._stop += self._received(memoryview(self._chunk)[self._stop : self._stop + num_missing + LINE_BYTES])
 

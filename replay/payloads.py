@@ -1,5 +1,7 @@
 """What the groups of a stream weigh: the frames of their members, judged before they are sent and again when read."""
 
+from typing import NamedTuple
+
 import redis
 
 from common.trajectory import InvalidTrajectory, Outcome, Trajectory, check, decode_trajectory, encode_trajectory
@@ -10,6 +12,18 @@ from replay.ticket import Ticket
 
 class LostPayload(LookupError):
     """A payload that the books name is not there: the server lost what it had acknowledged."""
+
+
+Unusable = LostPayload | WireError | InvalidTrajectory
+"""Why what the books name is no trajectory to train on: it is gone, or not what it should be."""
+
+
+class Entry(NamedTuple):
+    """What the books say of one payload."""
+
+    ticket: Ticket
+    member: int
+    record: bytes  # attempt:fence:..., as the scripts write it
 
 
 class Payloads:
@@ -42,22 +56,27 @@ class Payloads:
             )
         return compressed(frame) if self._compress else frame
 
-    def read(self, names: list[str]) -> list[Payload]:
-        """The frames, in the order of their names, in memory that this thread's next reading overwrites."""
-        return self.bulk.read([names], lambda _, frames: frames)[0] if names else []
+    def read(self, kind: str, entries: list[Entry], *, outcome: Outcome) -> list[Trajectory | Unusable]:
+        """What is stored under each entry, or why it cannot be used."""
+        return self.bulk.read(
+            [self._name_of(kind, entry) for entry in entries],
+            lambda number, frame: self._judged(entries[number], frame, outcome),
+        )
 
-    def decode(self, ticket: Ticket, member: int, frame: Payload, *, outcome: Outcome) -> Trajectory:
-        """The attempt that was stored as `member`. Raises LostPayload, WireError, InvalidTrajectory."""
+    def _name_of(self, kind: str, entry: Entry) -> str:
+        attempt, fence, _ = entry.record.split(b":", 2)
+        return self.name(kind, entry.ticket.group_id, entry.member, int(attempt), int(fence))
+
+    def _judged(self, entry: Entry, frame: Payload, outcome: Outcome) -> Trajectory | Unusable:
         if frame is None:
-            raise LostPayload(f"the payload of group {ticket.group_id} member {member} is gone")
+            return LostPayload(f"the payload of group {entry.ticket.group_id} member {entry.member} is gone")
         if isinstance(frame, WireError):
-            raise frame
-        trajectory = decode_trajectory(frame, max_bytes=self._max_bytes, vocab_size=self._vocab_size)
-        ticket.check_owns(trajectory, run_id=self._run_id, outcome=outcome)
-        if trajectory.member != member:
-            raise InvalidTrajectory(f"says that it is member {trajectory.member}, and was stored as {member}")
+            return frame
+        try:
+            trajectory = decode_trajectory(frame, max_bytes=self._max_bytes, vocab_size=self._vocab_size)
+            entry.ticket.check_owns(trajectory, run_id=self._run_id, outcome=outcome)
+        except (WireError, InvalidTrajectory) as error:
+            return error
+        if trajectory.member != entry.member:
+            return InvalidTrajectory(f"says that it is member {trajectory.member}, and was stored as {entry.member}")
         return trajectory
-
-
-INVALID = (WireError, InvalidTrajectory)
-"""What `Payloads.decode` raises for a payload that is there and cannot be used."""

@@ -1,6 +1,5 @@
 """The bulk path: what is stored and read comes whole and in order, whatever the connection and the server do."""
 
-import itertools
 import socket
 import threading
 import tracemalloc
@@ -16,7 +15,7 @@ from common.trajectory import InvalidTrajectory, Trajectory
 from common.wire import WireError
 from replay import bulk
 from replay.buffer import Buffer
-from replay.bulk import CHUNK_BYTES, MAX_LINE_BYTES, WINDOW, Bulk, Payload, packed
+from replay.bulk import CHUNK_BYTES, MAX_LINE_BYTES, REQUEST_NAMES, WINDOW, Bulk, Payload, packed
 from replay.keys import key
 from replay.ticket import InsertResult, Lease
 from tests.attempts import attempt_at, make_buffer, ticket
@@ -29,13 +28,13 @@ def bulk_path(redis_client: redis.Redis) -> Bulk:
     return Bulk(redis_client, "home", max_bytes=MAX_BYTES)
 
 
-def read(bulk_path: Bulk, names: list[str]) -> list[Payload]:
-    return bulk_path.read([names], lambda _, payloads: payloads)[0]
+def kept(payload: Payload) -> bytes | WireError | None:
+    """A copy: a payload is overwritten by the next."""
+    return bytes(payload) if isinstance(payload, memoryview) else payload
 
 
-def held(payloads: list[Payload]) -> list[bytes | None]:
-    assert not any(isinstance(payload, WireError) for payload in payloads)
-    return [None if payload is None else bytes(payload) for payload in payloads]
+def read(bulk_path: Bulk, names: list[str]) -> list[bytes | WireError | None]:
+    return bulk_path.read(names, lambda _, payload: kept(payload))
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -54,38 +53,36 @@ def test_payloads_come_whole_and_in_order(
     for name, payload in zip(names, payloads, strict=True):
         if payload is not None:
             redis_client.set(name, payload)
-    assert held(read(bulk_path, names)) == payloads
-    assert held(read(bulk_path, names[::-1])) == payloads[::-1]
+    assert read(bulk_path, names) == payloads
+    assert read(bulk_path, names[::-1]) == payloads[::-1]
     redis_client.delete(*names)
 
 
-def test_group_after_group_is_read_from_where_a_cut_connection_left_off(
-    redis_url: str, redis_client: redis.Redis, run_id: str
+@pytest.mark.parametrize("cut_at", [2, REQUEST_NAMES - 1, 2 * REQUEST_NAMES])
+def test_reading_goes_on_from_where_a_cut_connection_left_off(
+    redis_url: str, redis_client: redis.Redis, run_id: str, cut_at: int
 ) -> None:
-    sizes = [[10, CHUNK_BYTES, 0], [70, 70], [MAX_BYTES], [], [CHUNK_BYTES - 40] * 3, [1], [2]]
-    groups = [[key(run_id, "blob", group, member) for member in range(len(of))] for group, of in enumerate(sizes)]
-    groups[3] = [key(run_id, "nothing")]
-    for group, of in enumerate(sizes):
-        for member, size in enumerate(of):
-            redis_client.set(groups[group][member], bytes([group + member]) * size)
+    """Within a request, at its end, at the first of another."""
+    sizes = [10, CHUNK_BYTES, 0, 70, None, 70, MAX_BYTES, CHUNK_BYTES - 40, CHUNK_BYTES - 40, *range(4 * REQUEST_NAMES)]
+    names = [key(run_id, "blob", number) for number in range(len(sizes))]
+    payloads = [None if size is None else bytes([number]) * size for number, size in enumerate(sizes)]
+    for name, payload in zip(names, payloads, strict=True):
+        if payload is not None:
+            redis_client.set(name, payload)
     with connect(redis_url) as cut_client:
         only_connection = cut_client.client_id()
         num_cut = 0
 
-        def use(number: int, payloads: list[Payload]) -> tuple[int, list[bytes | None]]:
+        def use(number: int, payload: Payload) -> tuple[int, bytes | WireError | None]:
             nonlocal num_cut
-            if number == 2:
+            if number == cut_at:
                 num_cut += redis_client.client_kill_filter(_id=only_connection)
-            return number, held(payloads)
+            return number, kept(payload)
 
-        used = Bulk(cut_client, "home", max_bytes=MAX_BYTES).read(groups, use)
+        used = Bulk(cut_client, "home", max_bytes=MAX_BYTES).read(names, use)
     assert num_cut == 1
-    expected: list[list[bytes | None]] = [
-        [bytes([group + member]) * size for member, size in enumerate(of)] for group, of in enumerate(sizes)
-    ]
-    expected[3] = [None]
-    assert used == list(enumerate(expected))
-    redis_client.delete(*itertools.chain.from_iterable(groups))
+    assert used == list(enumerate(payloads))
+    redis_client.delete(*names)
 
 
 def test_what_is_larger_than_allowed_passes_by_unread_and_the_rest_comes(
@@ -100,7 +97,7 @@ def test_what_is_larger_than_allowed_passes_by_unread_and_the_rest_comes(
     before, refused, after = read(bulk_path, names)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert held([before, after]) == [b"before", b"after"]
+    assert (before, after) == (b"before", b"after")
     assert isinstance(refused, WireError) and str(refused) == f"{64 << 20} bytes, the limit is {MAX_BYTES}"
     assert peak_bytes < 4 * CHUNK_BYTES
     redis_client.delete(*names)
@@ -218,9 +215,7 @@ def wire() -> Iterator[tuple[socket.socket, "bulk._Receiver"]]:
     theirs, ours = socket.socketpair()
     with theirs, ours:
         ours.settimeout(5)
-        receiver = bulk._Receiver(ours, bytearray(CHUNK_BYTES))
-        receiver.rewind()
-        yield theirs, receiver
+        yield theirs, bulk._Receiver(ours, bytearray(CHUNK_BYTES))
 
 
 @pytest.mark.parametrize(
@@ -251,9 +246,11 @@ def test_a_connection_closed_midway_is_an_error(wire: tuple[socket.socket, "bulk
         receiver.payload(max_bytes=100)
 
 
-def test_a_server_that_trickles_is_not_waited_for(wire: tuple[socket.socket, "bulk._Receiver"]) -> None:
+def test_a_server_that_trickles_is_not_waited_for(
+    wire: tuple[socket.socket, "bulk._Receiver"], monkeypatch: pytest.MonkeyPatch
+) -> None:
     theirs, receiver = wire
-    receiver._deadline = 0.0  # long ago
+    monkeypatch.setattr(bulk, "CALL_TIMEOUT_S", -1.0)  # over before it began
     theirs.sendall(b"$10\r\nabc")
     with pytest.raises(redis.TimeoutError, match="took longer than"):
         receiver.payload(max_bytes=100)

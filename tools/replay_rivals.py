@@ -6,10 +6,13 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+import pydantic
 import redis
 
 from common.trajectory import Trajectory
@@ -80,43 +83,76 @@ class RawSocket:
         return len(received) // len(reply)
 
 
-def as_lists(trajectory: Trajectory) -> dict[str, Any]:
-    """The trajectory as peers pickle theirs: a list of numbers for each array."""
-    return {
-        **{name: getattr(trajectory, name) for name in trajectory.__struct_fields__},
-        "tokens": trajectory.token_array().tolist(),
-        "behaviour_logprobs": trajectory.behaviour_logprob_array().tolist(),
-        "loss_mask": trajectory.loss_mask_array().tolist(),
-    }
+class TrainingText(pydantic.BaseModel):
+    """What PipelineRL sends of one trajectory: the fields of its class of this name, pipelinerl/rollouts.py."""
+
+    text: str
+    n_predicted: int
+    reward: float = 0.0
+    logprobs: list[float] = []  # of the tokens that were sampled
+    ref_logprobs: list[float] = []  # its preprocessor's to fill
+    input_ids: list[int] = []
+    labels: list[int] = []  # the ids, and -100 where the policy did not sample
+    group_id: str | None = None
+    finished: bool = False
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    visual_features: dict[str, Any] | None = None
+    metadata: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Self:
+        """The whole episode as one, which is the best case: its agents make one of each call of the model."""
+        sampled = trajectory.loss_mask_array()
+        ids = trajectory.token_array()
+        num_sampled = int(sampled.sum())
+        return cls(
+            text="four" * trajectory.num_tokens,  # about what a token of English has
+            n_predicted=4 * num_sampled,
+            reward=trajectory.total_reward,
+            logprobs=trajectory.behaviour_logprob_array()[sampled].tolist(),
+            input_ids=ids.tolist(),
+            labels=np.where(sampled, ids, -100).tolist(),
+            group_id=f"scheduler_{trajectory.group_id}",
+            finished=True,
+            prompt_tokens=trajectory.num_tokens - num_sampled,
+            output_tokens=num_sampled,
+            metadata={"model_version": trajectory.oldest_policy_version, "rollout_index": 0, "step_index": 0},
+        )
 
 
 class PickledStream:
-    """A record as a pickle in a stream's entry, one XADD each; read 16 at a time by a group's consumer."""
+    """Groups as pickles in a Redis stream, as PipelineRL has them (github.com/ServiceNow/PipelineRL).
 
-    STREAM, GROUP, BATCH = "pickled", "learner", 16
+    Its actor dumps each TrainingText of a group and writes the list as one entry (pipelinerl/actor.py,
+    `data_stream_writer.write`); `RedisStreamWriter` and `RedisStreamReader` (pipelinerl/streams.py) pickle it, XADD it
+    under an index with a limit, and XREAD one entry at a time from the last that was seen, without a group or an XACK.
+    """
+
+    STREAM, MAX_ENTRIES, BLOCK_MS = "pickled", 1_000_000, 100
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
 
-    def insert(self, record: object, num_items: int) -> float:
-        """Into a new stream; return the seconds."""
+    def insert(self, group: Sequence[TrainingText] | Sequence[Trajectory], num_groups: int) -> float:
+        """The group as often as that, into a new stream; return the seconds."""
         self._client.delete(self.STREAM)
-        self._client.xgroup_create(self.STREAM, self.GROUP, mkstream=True)
         started = time.perf_counter()
-        for _ in range(num_items):
-            self._client.xadd(self.STREAM, {"record": pickle.dumps(record)})
+        for index in range(num_groups):
+            dumped = [each.model_dump() if isinstance(each, TrainingText) else each for each in group]
+            entry: dict[Any, Any] = {"index": index, "data": pickle.dumps(dumped)}
+            self._client.xadd(self.STREAM, entry, maxlen=self.MAX_ENTRIES, approximate=True)
         return time.perf_counter() - started
 
-    def sample(self, num_items: int) -> float:
-        """All that was inserted, acknowledged; return the seconds."""
-        started, num_read = time.perf_counter(), 0
-        while num_read < num_items:
-            reply: Any = self._client.xreadgroup(self.GROUP, "consumer", {self.STREAM: ">"}, count=self.BATCH)
-            ((_, entries),) = reply
-            for _, fields in entries:
-                pickle.loads(fields[b"record"])
-            self._client.xack(self.STREAM, self.GROUP, *[entry for entry, _ in entries])
-            num_read += len(entries)
+    def sample(self, num_groups: int) -> float:
+        """All that was inserted; return the seconds."""
+        started, last_id = time.perf_counter(), b"0"
+        for index in range(num_groups):
+            reply: Any = self._client.xread({self.STREAM: last_id}, count=1, block=self.BLOCK_MS)
+            ((_, ((last_id, entry),)),) = reply
+            if int(entry[b"index"]) != index:
+                raise RuntimeError(f"entry {index} has index {entry[b'index']!r}")
+            pickle.loads(entry[b"data"])
         return time.perf_counter() - started
 
 
@@ -136,6 +172,9 @@ class Reverb:
 
     def sample(self, num_items: int) -> float:
         return self._ask(f"sample {num_items}")
+
+    def sample_dataset(self, num_items: int, *, window: int) -> float:
+        return self._ask(f"dataset {num_items} {window}")
 
     def __enter__(self) -> Self:
         return self

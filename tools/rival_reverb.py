@@ -1,7 +1,8 @@
 """Reverb's side of `make bench-replay`, run by a Python of its own (requirements/reverb.txt) and by nothing else.
 
-`serve` prints its port and serves until its standard input closes. `drive PORT FILE` takes `insert N WINDOW` and
-`sample N` on its standard input, one a line, does so with the bytes of FILE, and answers each with its seconds.
+`serve` prints its port and serves until its standard input closes. `drive PORT FILE` takes `insert N WINDOW`,
+`sample N` and `dataset N WINDOW` on its standard input, one a line, does so with the bytes of FILE, and answers each
+with its seconds.
 """
 
 import sys
@@ -19,7 +20,7 @@ def main() -> None:
     if sys.argv[1] == "serve":
         serve()
     else:
-        drive(reverb.Client(f"localhost:{sys.argv[2]}"), np.frombuffer(Path(sys.argv[3]).read_bytes(), np.uint8))
+        drive(f"localhost:{sys.argv[2]}", np.frombuffer(Path(sys.argv[3]).read_bytes(), np.uint8))
 
 
 def serve() -> None:
@@ -42,38 +43,68 @@ def serve() -> None:
     server.stop()
 
 
-def drive(client: reverb.Client, payload: np.ndarray) -> None:
+def drive(address: str, payload: np.ndarray) -> None:
+    client = reverb.Client(address)
     print("ready", flush=True)
     for line in sys.stdin:
         verb, *numbers = line.split()
-        started = time.perf_counter()
-        if verb == "insert":
-            insert(client, payload, num_items=int(numbers[0]), window=int(numbers[1]))
-        else:
-            sample(client, payload, num_items=int(numbers[0]))
-        print(time.perf_counter() - started, flush=True)
+        num_items, *window = map(int, numbers)
+        match verb:
+            case "insert":
+                seconds = insert(client, payload, num_items=num_items, window=window[0])
+            case "sample":
+                seconds = sample(client, payload, num_items=num_items)
+            case _:
+                seconds = sample_dataset(address, payload, num_items=num_items, window=window[0])
+        print(seconds, flush=True)
 
 
-def insert(client: reverb.Client, payload: np.ndarray, *, num_items: int, window: int) -> None:
+def insert(client: reverb.Client, payload: np.ndarray, *, num_items: int, window: int) -> float:
     """Each payload is one step, one chunk and one item; at most `window` items are not confirmed at any time."""
+    started = time.perf_counter()
     with client.trajectory_writer(num_keep_alive_refs=1) as writer:
         for _ in range(num_items):
             writer.append({"payload": payload})
             writer.create_item(TABLE, 1.0, {"payload": writer.history["payload"][-1:]})
             writer.flush(block_until_num_items=window - 1)
         writer.flush()
+    return time.perf_counter() - started
 
 
-def sample(client: reverb.Client, payload: np.ndarray, *, num_items: int) -> None:
-    """As arrays, one stream, in the order of insertion."""
-    num_sampled = 0
+def sample(client: reverb.Client, payload: np.ndarray, *, num_items: int) -> float:
+    """By `Client.sample`, as arrays, one at a time: the way without TensorFlow, which Reverb advises against."""
+    started = time.perf_counter()
     for item in client.sample(TABLE, num_samples=num_items, emit_timesteps=False):
-        (array,) = item.data
-        if array.nbytes != payload.nbytes:
-            raise SystemExit(f"sampled {array.nbytes} bytes, {payload.nbytes} were inserted")
-        num_sampled += 1
-    if num_sampled != num_items:
-        raise SystemExit(f"sampled {num_sampled} of {num_items}")
+        check(item.data[0], payload)
+    return time.perf_counter() - started
+
+
+def sample_dataset(address: str, payload: np.ndarray, *, num_items: int, window: int) -> float:
+    """By `TrajectoryDataset`, which Reverb says should always be preferred, with `window` samples in flight.
+
+    Its clock starts at the first item: a learner makes the dataset's iterator once and then lives with it.
+    """
+    import tensorflow as tf
+
+    dataset = reverb.TrajectoryDataset(
+        server_address=address,
+        table=TABLE,
+        dtypes=[tf.uint8],
+        shapes=[tf.TensorShape([1, payload.nbytes])],
+        max_in_flight_samples_per_worker=window,
+        num_workers_per_iterator=1,  # a queue's order needs one
+    )
+    items = dataset.take(num_items).as_numpy_iterator()
+    check(next(items).data[0], payload)
+    started = time.perf_counter()
+    for item in items:
+        check(item.data[0], payload)
+    return (time.perf_counter() - started) * num_items / (num_items - 1)
+
+
+def check(array: np.ndarray, payload: np.ndarray) -> None:
+    if array.nbytes != payload.nbytes:
+        raise SystemExit(f"sampled {array.nbytes} bytes, {payload.nbytes} were inserted")
 
 
 if __name__ == "__main__":
