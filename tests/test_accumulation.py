@@ -119,6 +119,7 @@ def save_model_without_float32(folder: Path) -> None:
     config = Starcoder2Config(
         vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=128, sliding_window=None, initializer_range=0.2,
+        bos_token_id=None, eos_token_id=None,
         use_bias=False,  # nothing depends on a key's bias: its gradient is rounding alone
     )  # fmt: skip
     Starcoder2ForCausalLM(config).save_pretrained(folder)

@@ -1,0 +1,227 @@
+"""A learner killed in the middle of a checkpoint comes to what it would have come to, wherever it was in it.
+
+No actor and no Redis: the learner trains on an archive that is made here. Its disk is slow, so that it is in the middle
+of a checkpoint for most of the time, and it is stopped, looked at, and let go or killed.
+"""
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+
+from common.config import Config, TinyModelConfig, dump_config
+from common.metrics import read_metrics
+from common.run_dir import RunDir
+from common.trajectory import Trajectory, pack_logprobs, pack_tokens
+from learner.checkpoint import MANIFEST
+from replay.archive import ArchivedStep, ArchiveWriter
+from replay.ticket import Group, Lease
+from tests.attempts import attempt_at, ticket
+from tests.processes import DEADLINE_S, MARK, Process, marked
+from tools.tiny_model import make_tiny_model
+
+RUN = "original"
+NUM_STEPS = 20
+SETTINGS = [
+    f"learner.steps={NUM_STEPS}", "learner.checkpoint_every=1", "model.max_tokens=64",
+    "learner.micro_batch_tokens=64", "sampling.max_turn_tokens=8", "optim.lr=1e-3",
+    "objective.max_negative_kl=0", "objective.guard_min_ess=0", "objective.guard_max_ratio=0",
+]  # fmt: skip
+# Python imports it at the start of every process that finds it: a sync takes as long as on a busy disk.
+SLOW_DISK = """
+import os, time
+sync = os.fsync
+def fsync(file):
+    time.sleep(0.1)
+    sync(file)
+os.fsync = fsync
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of runs: the one with the archive, and "steady", trained on it by one rank without a break."""
+    root = tmp_path_factory.mktemp("runs")
+    original = RunDir(root, RUN)
+    original.create()
+    config = Config()
+    config.run.name, config.run.root = RUN, str(root)
+    config.model.tiny = TinyModelConfig(
+        hidden_size=128, intermediate_size=512, num_layers=2, num_heads=2, num_kv_heads=2
+    )
+    original.config.write_text(dump_config(config))
+    make_tiny_model(original.model, texts=["a b c d e f g h"], config=config.model.tiny, max_tokens=64, seed=0)
+    archive = ArchiveWriter(original.trajectories, RUN, epoch=1)
+    for step in range(1, NUM_STEPS + 1):
+        groups = [a_group(group_id) for group_id in (2 * step, 2 * step + 1)]
+        archive.append(ArchivedStep(step=step, policy_version=step - 1, conditions={}, groups=groups))
+    archive.sync()
+    (root / "slow" / "disk").mkdir(parents=True)
+    (root / "slow" / "disk" / "sitecustomize.py").write_text(SLOW_DISK)
+    with learner(root, "steady", slow=False) as steady:
+        assert steady.wait() == 0, steady.last_words()
+    return root
+
+
+def a_group(group_id: int) -> Group:
+    """Four attempts of unlike lengths and returns, each with tokens of its own."""
+    owned = ticket(group_id, num_members=4)
+    lease = Lease(ticket=owned, fence=1, missing=dict.fromkeys(range(4), 0), partials={}, ttl_s=1.0)
+    return Group(ticket=owned, num_uses=1, trajectories=[an_attempt(lease, member) for member in range(4)])
+
+
+def an_attempt(lease: Lease, member: int) -> Trajectory:
+    rng = np.random.default_rng((lease.ticket.group_id, member))
+    num_sampled = 4 + 3 * member
+    attempt = attempt_at(lease, member, run_id=RUN, num_sampled=num_sampled)
+    (turn,) = attempt.turns
+    return msgspec.structs.replace(
+        attempt,
+        tokens=pack_tokens(rng.integers(0, 10, 2 + num_sampled).tolist()),
+        behaviour_logprobs=pack_logprobs([0.0, 0.0, *rng.normal(-2.5, 0.3, num_sampled).tolist()]),
+        turns=[msgspec.structs.replace(turn, rewards={"task": float(member % 3)})],
+    )
+
+
+@contextlib.contextmanager
+def learner(root: Path, name: str, *settings: str, slow: bool) -> Iterator[Process]:
+    """A learner that trains run `name` on the archive; whatever is left of it in the end is killed."""
+    arguments = ["--replay-archive", RUN, f"run.root={root}", f"run.name={name}", *SETTINGS, *settings]
+    environment = {MARK: name} | ({"PYTHONPATH": str(root / "slow" / "disk")} if slow else {})
+    process = Process(
+        name, [sys.executable, "-m", "tools.cli", "learner", *arguments],
+        log=RunDir(root, name).log("test"), environment=environment,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        send(signal.SIGKILL, marked(name))
+        process.kill()
+
+
+def send(number: signal.Signals, processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def kill_where(root: Path, name: str, is_there: Callable[[RunDir], bool], process: Process) -> int:
+    """Kill every process of run `name` where `is_there`, and return the step of its newest checkpoint."""
+    run_dir, deadline = RunDir(root, name), time.monotonic() + DEADLINE_S
+    while not whole_checkpoints(run_dir) and process.exit_code is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    everyone = marked(name)  # once, as it takes long: from here on there are no new ones
+    while process.exit_code is None and time.monotonic() < deadline:
+        if is_there(run_dir):
+            send(signal.SIGSTOP, everyone)
+            if is_there(run_dir):
+                send(signal.SIGKILL, everyone)
+                process.kill()
+                assert is_there(run_dir), "it was not where it was looked at"
+                return max(whole_checkpoints(run_dir))
+            send(signal.SIGCONT, everyone)
+        time.sleep(0.001)
+    pytest.fail(f"it was never there; {process.last_words()}")
+
+
+def whole_checkpoints(run_dir: RunDir) -> list[int]:
+    return [int(path.parent.name.removeprefix("step_")) for path in run_dir.checkpoints.glob(f"step_*/{MANIFEST}")]
+
+
+def half_checkpoint(run_dir: RunDir) -> Path | None:
+    """The folder of the one that is being written, once another is whole."""
+    whole, folders = whole_checkpoints(run_dir), sorted(run_dir.checkpoints.glob("step_*"))
+    newest = folders[-1] if folders and whole else None
+    return newest if newest and not (newest / MANIFEST).exists() and newest.name > "step_000004" else None
+
+
+def shard_bytes(folder: Path) -> int:
+    """Of all shards; 0 while there is none."""
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
+
+
+def shards_are_missing(run_dir: RunDir) -> bool:
+    half = half_checkpoint(run_dir)
+    return half is not None and shard_bytes(half) < shard_bytes(run_dir.checkpoints / whole_name(run_dir))
+
+
+def shards_are_written_and_no_manifest(run_dir: RunDir) -> bool:
+    half = half_checkpoint(run_dir)
+    return half is not None and shard_bytes(half) == shard_bytes(run_dir.checkpoints / whole_name(run_dir)) > 0
+
+
+def manifest_is_written_and_nobody_told(run_dir: RunDir) -> bool:
+    """What is done once a checkpoint is durable, the tally, is older than the manifest."""
+    whole = whole_checkpoints(run_dir)
+    if not whole or max(whole) < 5:
+        return False
+    with contextlib.suppress(FileNotFoundError):
+        manifest = run_dir.checkpoints / whole_name(run_dir) / MANIFEST
+        return run_dir.tally.stat().st_mtime_ns < manifest.stat().st_mtime_ns
+    return False
+
+
+def whole_name(run_dir: RunDir) -> str:
+    return f"step_{max(whole_checkpoints(run_dir)):06d}"
+
+
+POINTS = [shards_are_missing, shards_are_written_and_no_manifest, manifest_is_written_and_nobody_told]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("is_there", POINTS)
+def test_killed_in_a_checkpoint_it_comes_to_the_same_weights_bit_for_bit(
+    root: Path, is_there: Callable[[RunDir], bool]
+) -> None:
+    name = is_there.__name__
+    with learner(root, name, slow=True) as killed:
+        newest = kill_where(root, name, is_there, killed)
+    assert 0 < newest < NUM_STEPS and not RunDir(root, name).trained_model.exists()
+    with learner(root, name, slow=False) as resumed:
+        assert resumed.wait() == 0, resumed.last_words()
+    assert f"resumed from step_{newest:06d}" in resumed.said()
+    assert weights(root, name) == weights(root, "steady")
+    assert losses(root, name) == losses(root, "steady")
+    assert not any((RunDir(root, name).checkpoints).glob("*/*.tmp"))
+
+
+@pytest.mark.timeout(1800)
+def test_killed_in_checkpoints_on_one_rank_and_on_two_it_has_the_same_losses(root: Path) -> None:
+    """1 -> 2 -> 1 ranks."""
+    name = "changing"
+    with learner(root, name, slow=True) as first:
+        newest = kill_where(root, name, shards_are_missing, first)
+    with learner(root, name, "learner.ranks=2", slow=True) as second:
+        run_on = kill_where(root, name, past(newest + 4, shards_are_written_and_no_manifest), second)
+    assert newest + 4 <= run_on < NUM_STEPS - 2
+    with learner(root, name, slow=False) as third:
+        assert third.wait() == 0, third.last_words()
+    assert "learner.ranks" in third.said() and f"resumed from step_{run_on:06d}" in third.said()
+    found, expected = losses(root, name), losses(root, "steady")
+    assert len(found) == NUM_STEPS
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert weights(root, name) != weights(root, "steady")  # else two ranks had no part in it
+
+
+def past(step: int, is_there: Callable[[RunDir], bool]) -> Callable[[RunDir], bool]:
+    return lambda run_dir: max(whole_checkpoints(run_dir), default=0) >= step and is_there(run_dir)
+
+
+def weights(root: Path, name: str) -> bytes:
+    return (RunDir(root, name).trained_model / "model.safetensors").read_bytes()
+
+
+def losses(root: Path, name: str) -> list[float]:
+    """Of each step, as they stand in the metrics."""
+    return [record["optim/loss"] for record in read_metrics(RunDir(root, name).metrics)]
