@@ -85,13 +85,21 @@ class Tape:
         ]
 
     def add_turn(
-        self, completion: Completion, observation: Observation, *, valid_action: bool, generate_s: float, env_s: float
+        self,
+        completion: Completion,
+        observation: Observation,
+        *,
+        state_key: str,
+        valid_action: bool,
+        generate_s: float,
+        env_s: float,
     ) -> None:
-        """Close the turn whose completion came last."""
+        """Close the turn whose completion came last; `state_key` is of the state that its action was chosen in."""
         self.turns.append(
             Turn(
                 start=len(self.tokens) - len(completion.tokens),
                 stop=len(self.tokens),
+                state_key=state_key,
                 rewards=dict(observation.rewards),
                 finish_reason=completion.finish_reason,
                 valid_action=valid_action and observation.valid_action,

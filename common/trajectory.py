@@ -18,6 +18,7 @@ MAX_POLICY_VERSION = 2**31 - 1
 MAX_TURNS = 1 << 12  # and branches; what hostile bytes may claim is refused before anything is made of it
 MAX_SPANS = 1 << 14
 MAX_REWARDS = 64  # named components of one turn
+MAX_STATE_KEY = 256  # characters; longer keys are recorded by their digest
 MAX_REWARD = 1e12  # far beyond any that means something, and sums of such rewards stay finite
 
 TokenArray = npt.NDArray[np.int32]
@@ -112,6 +113,8 @@ class Turn(_Record, frozen=True, kw_only=True):
 
     start: int
     stop: int
+    # Of the state that the action was chosen in: equal for equal states of one task, "" where nobody can tell.
+    state_key: Annotated[str, msgspec.Meta(max_length=MAX_STATE_KEY)]
     # By named component; every turn says what it earned, 0 included.
     rewards: Annotated[dict[str, float], msgspec.Meta(max_length=MAX_REWARDS)]
     finish_reason: str  # "stop" (the policy ended its turn) or "length"
@@ -214,84 +217,104 @@ def decode_trajectory(frame: bytes | memoryview, *, max_bytes: int, vocab_size: 
 
 
 def check(trajectory: Trajectory, *, vocab_size: int) -> None:
-    """Raise InvalidTrajectory unless every part agrees with every other."""
-    _check_arrays(trajectory, vocab_size)
-    _check_numbers(trajectory)
-    sampled = _check_turns(trajectory)
+    """Raise InvalidTrajectory unless every part agrees with every other.
+
+    Every insert and every claim pays for it: numpy looks at tokens, and the loops are over a few plain integers.
+    """
+    num_tokens = trajectory.num_tokens
+    _check_arrays(trajectory, num_tokens, vocab_size)
+    logprobs = trajectory.behaviour_logprob_array()
+    _check_numbers(trajectory, logprobs)
+    stretches = _sampled_stretches(trajectory.turns, num_tokens)
+    sampled = _marked(stretches, num_tokens)
     if trajectory.loss_mask != np.packbits(sampled, bitorder="little").tobytes():
         num_masked = int(trajectory.loss_mask_array().sum())
         raise InvalidTrajectory(f"loss_mask has {num_masked} tokens, the turns sampled {int(sampled.sum())}")
-    if _versioned(trajectory).tobytes() != sampled.tobytes():
+    if _versioned_stretches(trajectory.version_spans, num_tokens) != stretches:
         raise InvalidTrajectory("version_spans do not cover the sampled tokens, and only those")
-    if np.greater(trajectory.behaviour_logprob_array() != 0, sampled).any():
+    if np.count_nonzero(np.greater(logprobs != 0, sampled)):
         raise InvalidTrajectory("behaviour_logprobs are not 0 on tokens that were not sampled")
     if any(sampled[start] for start in trajectory.branch_starts):
         raise InvalidTrajectory(f"branch_starts {trajectory.branch_starts} point at a sampled token, not at a prompt")
 
 
-def _check_arrays(trajectory: Trajectory, vocab_size: int) -> None:
+def _check_arrays(trajectory: Trajectory, num_tokens: int, vocab_size: int) -> None:
     if trajectory.schema != SCHEMA:
         raise InvalidTrajectory(f"schema {trajectory.schema}, this program speaks {SCHEMA}")
-    num_tokens = trajectory.num_tokens
     if num_tokens == 0 or len(trajectory.tokens) != 4 * num_tokens:
         raise InvalidTrajectory(f"tokens hold {len(trajectory.tokens)} bytes, not a positive multiple of 4")
     if len(trajectory.behaviour_logprobs) != 4 * num_tokens:
         raise InvalidTrajectory(f"{len(trajectory.behaviour_logprobs) // 4} behaviour_logprobs for {num_tokens} tokens")
     if len(trajectory.loss_mask) != -(-num_tokens // 8):
         raise InvalidTrajectory(f"loss_mask of {len(trajectory.loss_mask)} bytes for {num_tokens} tokens")
-    tokens = trajectory.token_array()
-    if tokens.view("<u4").max() >= vocab_size:  # as unsigned, what is below 0 is beyond any vocabulary
+    # As unsigned, what is below 0 is beyond any vocabulary.
+    if np.frombuffer(trajectory.tokens, dtype="<u4").max() >= vocab_size:
+        tokens = trajectory.token_array()
         raise InvalidTrajectory(f"token ids in [{tokens.min()}, {tokens.max()}], vocabulary is [0, {vocab_size})")
     starts = trajectory.branch_starts
     if not starts or starts[0] != 0 or starts != sorted(set(starts)) or starts[-1] >= num_tokens:
         raise InvalidTrajectory(f"branch_starts {starts} do not divide {num_tokens} tokens")
 
 
-def _check_numbers(trajectory: Trajectory) -> None:
-    logprobs = trajectory.behaviour_logprob_array()
+def _check_numbers(trajectory: Trajectory, logprobs: LogprobArray) -> None:
     if not (logprobs.min() > -math.inf and logprobs.max() <= 1e-3):  # NaN is neither
         raise InvalidTrajectory("behaviour_logprobs hold a value that is not finite, or above 0")
-    for turn in trajectory.turns:
-        if not all(abs(reward) <= MAX_REWARD for reward in turn.rewards.values()):  # NaN is not
-            raise InvalidTrajectory(f"rewards {turn.rewards} hold a value that is not finite, or beyond {MAX_REWARD:g}")
     if not 0.0 <= trajectory.score <= 1.0:
         raise InvalidTrajectory(f"score {trajectory.score} is outside [0, 1]")
     if trajectory.outcome is not OUTCOME_OF[trajectory.stop_reason]:
         raise InvalidTrajectory(f"{trajectory.stop_reason} cannot have outcome {trajectory.outcome}")
-
-
-def _check_turns(trajectory: Trajectory) -> MaskArray:
-    if len(trajectory.turns) > MAX_TURNS or len(trajectory.version_spans) > MAX_SPANS:
+    num_turns, num_spans = len(trajectory.turns), len(trajectory.version_spans)
+    if num_turns > MAX_TURNS or num_spans > MAX_SPANS:
         raise InvalidTrajectory(
-            f"{len(trajectory.turns)} turns and {len(trajectory.version_spans)} version spans, at most {MAX_TURNS} and "
-            f"{MAX_SPANS} are read"
+            f"{num_turns} turns and {num_spans} version spans, at most {MAX_TURNS} and {MAX_SPANS} are read"
         )
-    sampled = np.zeros(trajectory.num_tokens, dtype=np.bool_)
+
+
+def _sampled_stretches(turns: list[Turn], num_tokens: int) -> list[int]:
+    """Where sampled tokens begin and end, as [start, stop, start, stop]; turns that touch are one stretch."""
+    stretches: list[int] = []
     stop = 0
-    for turn in trajectory.turns:
-        if not stop <= turn.start < turn.stop <= trajectory.num_tokens:
-            raise InvalidTrajectory(f"turn [{turn.start}, {turn.stop}) overlaps another or leaves the tokens")
-        if not turn.rewards:
-            raise InvalidTrajectory(f"turn [{turn.start}, {turn.stop}) carries no reward; 0 must be said")
-        if len(turn.rewards) > MAX_REWARDS:
-            raise InvalidTrajectory(
-                f"turn [{turn.start}, {turn.stop}) carries {len(turn.rewards)} rewards, more than {MAX_REWARDS}"
-            )
-        sampled[turn.start : turn.stop] = True
-        stop = turn.stop
-    if not trajectory.turns:
+    for turn in turns:
+        before, start, stop = stop, turn.start, turn.stop
+        if not before <= start < stop <= num_tokens:
+            raise InvalidTrajectory(f"turn [{start}, {stop}) overlaps another or leaves the tokens")
+        rewards = turn.rewards
+        if not rewards:
+            raise InvalidTrajectory(f"turn [{start}, {stop}) carries no reward; 0 must be said")
+        if len(rewards) > MAX_REWARDS:
+            raise InvalidTrajectory(f"turn [{start}, {stop}) carries {len(rewards)} rewards, more than {MAX_REWARDS}")
+        for reward in rewards.values():
+            if not -MAX_REWARD <= reward <= MAX_REWARD:  # NaN is not
+                raise InvalidTrajectory(f"rewards {rewards} hold a value that is not finite, or beyond {MAX_REWARD:g}")
+        if stretches and start == before:
+            stretches[-1] = stop
+        else:
+            stretches += (start, stop)
+    if not turns:
         raise InvalidTrajectory("no turns: nothing was sampled")
-    return sampled
+    return stretches
 
 
-def _versioned(trajectory: Trajectory) -> MaskArray:
-    """Which tokens have a version."""
-    versioned = np.zeros(trajectory.num_tokens, dtype=np.bool_)
+def _versioned_stretches(spans: list[VersionSpan], num_tokens: int) -> list[int]:
+    """Where tokens with a version begin and end, as for the turns."""
+    stretches: list[int] = []
     stop = 0
-    for span in trajectory.version_spans:
-        in_order = stop <= span.start < span.stop <= trajectory.num_tokens
-        if not in_order or not 0 <= span.policy_version <= MAX_POLICY_VERSION:
+    for span in spans:
+        before, start, stop = stop, span.start, span.stop
+        if not before <= start < stop <= num_tokens or not 0 <= span.policy_version <= MAX_POLICY_VERSION:
             raise InvalidTrajectory(f"version span {span} is out of order or out of range")
-        versioned[span.start : span.stop] = True
-        stop = span.stop
-    return versioned
+        if stretches and start == before:
+            stretches[-1] = stop
+        else:
+            stretches += (start, stop)
+    return stretches
+
+
+def _marked(stretches: list[int], num_tokens: int) -> MaskArray:
+    """True in the stretches. Joined from runs of bytes, which cost less than slices of an array."""
+    runs: list[bytes] = []
+    marked = 0
+    for start, stop in zip(stretches[::2], stretches[1::2], strict=True):
+        runs += (b"\0" * (start - marked), b"\1" * (stop - start))
+        marked = stop
+    return np.frombuffer(b"".join(runs) + b"\0" * (num_tokens - marked), dtype=np.bool_)

@@ -4,11 +4,13 @@
     checkpoints/step_000020/manifest.json          written last: without it the folder is the leaving of a crash
 
 Shards are safetensors, so nothing that is read back can run code; a checkpoint of 2 ranks loads on 1 and the reverse.
+`learner.checkpoint_writer` writes them while training goes on.
 """
 
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,13 +21,16 @@ from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.staging import DefaultStager
 from torch.optim.lr_scheduler import LambdaLR
 
+from learner.critic import Critic, critic_shards
 from learner.model import PackedModel, named_shards
-from learner.ranks import Ranks
+from learner.return_scale import scale_of
 
 MANIFEST = "manifest.json"
 _RNG = "rng"
+_CRITIC_STEP, _CRITIC_SCALE = "critic_schedule_step", "critic_scale"
 _SCHEMA = 1
 
 
@@ -51,38 +56,54 @@ class _Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     files: list[_File]
 
 
-def save(
-    folder: Path,
-    *,
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """What a checkpoint holds, as a copy that training does not change."""
+
+    state: dict[str, Tensor]
+    schedule_step: int
+    progress: Progress
+
+
+def take_snapshot(
     model: PackedModel,
     optimizer: torch.optim.AdamW,
     schedule: LambdaLR,
+    critic: Critic | None = None,
+    *,
     progress: Progress,
-    ranks: Ranks,
-    keep: int,
-) -> Path:
-    """Write `folder/step_NNNNNN`, then remove all but the newest `keep`. Every rank calls it, on one file system.
+    stager: DefaultStager,
+) -> Snapshot:
+    """Copy this rank's shards to the host, into the memory that `stager` keeps for the next copy too."""
+    state = stager.stage(_state(model, optimizer, critic))
+    assert isinstance(state, dict)
+    return Snapshot(state=state, schedule_step=schedule.last_epoch, progress=progress)
 
-    Return the checkpoint's path when it is durable: its bytes and then its manifest are synced to the disk.
+
+def write(folder: Path, snapshot: Snapshot, *, group: dist.ProcessGroup, keep: int) -> None:
+    """Write `folder/step_NNNNNN`, then remove all but the newest `keep`.
+
+    Every rank of `group`, which is over gloo, calls it, on one file system. The checkpoint is durable when it returns:
+    its bytes and then its manifest are synced to the disk.
     Raises ValueError on every rank when it cannot be written, with the reason; the older checkpoints stay.
     """
-    path = folder / f"step_{progress.step:06d}"
-    _fill(optimizer)
+    path, rank = folder / f"step_{snapshot.progress.step:06d}", dist.get_rank(group)
     try:
-        _on_first_rank(partial(_make_empty, path), ranks)
+        _on_first_rank(partial(_make_empty, path), group)
         state_dict_saver.save(
-            _state(model, optimizer), storage_writer=HuggingFaceStorageWriter(str(path), save_distributed=True)
+            snapshot.state,
+            storage_writer=HuggingFaceStorageWriter(str(path), save_distributed=True),
+            process_group=group,
         )
-        _on_first_rank(partial(_write_manifest, path, progress, schedule.last_epoch), ranks)
+        _on_first_rank(partial(_write_manifest, path, snapshot), group)
     except (OSError, CheckpointException) as error:
-        if ranks.rank == 0:
+        if rank == 0:
             shutil.rmtree(path, ignore_errors=True)
         raise ValueError(
             f"cannot write the checkpoint {path}: {error}; make room or mend the disk, the older ones are whole"
         ) from error
-    if ranks.rank == 0:
+    if rank == 0:
         _keep_newest(folder, keep)
-    return path
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
@@ -95,15 +116,21 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step_"))
 
 
-def load(path: Path, *, model: PackedModel, optimizer: torch.optim.AdamW, schedule: LambdaLR) -> Progress:
-    """Put model, optimizer, schedule and random state back as they were saved. Every rank calls it.
+def load(
+    path: Path,
+    *,
+    model: PackedModel,
+    optimizer: torch.optim.AdamW,
+    schedule: LambdaLR,
+    critic: Critic | None = None,
+) -> Progress:
+    """Put model, optimizer, schedule, critic and random state back as they were saved. Every rank calls it.
 
     Raises ValueError for a checkpoint that is not whole or not of this model; then nothing may be trained on, as some
     tensors may have been read already.
     """
     manifest = _read_manifest(path)
-    _fill(optimizer)
-    state = _state(model, optimizer)
+    state = _state(model, optimizer, critic)
     try:
         state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(path)))
     except (OSError, CheckpointException) as error:
@@ -113,19 +140,33 @@ def load(path: Path, *, model: PackedModel, optimizer: torch.optim.AdamW, schedu
         ) from error
     torch.set_rng_state(state[_RNG])
     _set_schedule(schedule, optimizer, manifest.schedule_step)
+    if critic is not None:
+        _set_schedule(critic.schedule, critic.optimizer, int(state[_CRITIC_STEP]))
+        critic.scale = scale_of(state[_CRITIC_SCALE])
     return manifest.progress
 
 
-def _state(model: PackedModel, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+def _state(model: PackedModel, optimizer: torch.optim.AdamW, critic: Critic | None) -> dict[str, Tensor]:
     """Every tensor that makes the learner, by name. What the optimizer holds as numbers comes from the configuration.
 
     The random state is one for all ranks: they are seeded alike, and nothing in a step draws from it.
     """
+    _fill(optimizer)
     state = {_RNG: torch.get_rng_state()}
     for name, parameter in named_shards(model):
         state[f"model.{name}"] = parameter.detach()
         for moment, value in optimizer.state[parameter].items():
             state[f"optimizer.{moment}.{name}"] = value
+    return state if critic is None else state | _critic_state(critic)
+
+
+def _critic_state(critic: Critic) -> dict[str, Tensor]:
+    _fill(critic.optimizer)
+    state = {_CRITIC_STEP: torch.tensor(critic.schedule.last_epoch), _CRITIC_SCALE: critic.scale.tensor()}
+    for name, parameter in critic_shards(critic):
+        state[f"critic.{name}"] = parameter.detach()
+        for moment, value in critic.optimizer.state[parameter].items():
+            state[f"critic_optimizer.{moment}.{name}"] = value
     return state
 
 
@@ -148,16 +189,16 @@ def _set_schedule(schedule: LambdaLR, optimizer: torch.optim.AdamW, step: int) -
     schedule.load_state_dict(schedule.state_dict() | {"last_epoch": step, "_last_lr": rates})
 
 
-def _on_first_rank(action: Callable[[], None], ranks: Ranks) -> None:
+def _on_first_rank(action: Callable[[], None], group: dist.ProcessGroup) -> None:
     """Do `action` on rank 0 while the others wait for it. Where it fails, every rank raises OSError."""
     failure: OSError | None = None
-    if ranks.rank == 0:
+    if dist.get_rank(group) == 0:
         try:
             action()
         except OSError as error:
             failure = error
-    failed = torch.tensor(float(failure is not None), device=ranks.device)
-    dist.broadcast(failed, src=0)
+    failed = torch.tensor(float(failure is not None))
+    dist.broadcast(failed, src=0, group=group)
     if failed:
         raise failure or OSError("the first rank could not write; its own message says why")
 
@@ -168,9 +209,11 @@ def _make_empty(path: Path) -> None:
     path.mkdir(parents=True)
 
 
-def _write_manifest(path: Path, progress: Progress, schedule_step: int) -> None:
+def _write_manifest(path: Path, snapshot: Snapshot) -> None:
     files = [_File(name=file.name, num_bytes=file.stat().st_size) for file in sorted(path.iterdir())]
-    manifest = _Manifest(schema=_SCHEMA, progress=progress, schedule_step=schedule_step, files=files)
+    manifest = _Manifest(
+        schema=_SCHEMA, progress=snapshot.progress, schedule_step=snapshot.schedule_step, files=files
+    )  # fmt: skip
     unnamed = path / f"{MANIFEST}.tmp"
     with unnamed.open("wb") as stream:
         stream.write(msgspec.json.format(msgspec.json.encode(manifest)))

@@ -1,10 +1,12 @@
 """What rank 0 does besides training: the ledger, the offers, the evaluations, and what people watch."""
 
 import contextlib
+import copy
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -25,7 +27,7 @@ from learner.publish import Publisher
 from learner.report import add_cost, add_flow, add_system, step_metrics
 from learner.step import StepMetrics
 from learner.supply import Batch
-from learner.tally import EvalDuring, EvalResult, load_tally, save_tally
+from learner.tally import EvalDuring, EvalResult, Tally, load_tally, save_tally
 from replay.archive import ArchivedStep, ArchiveWriter
 from replay.buffer import Buffer
 from replay.bulletin import Bulletin
@@ -176,9 +178,10 @@ class Lead:
             )
             self._archive.append(step)
 
-    def prepare_checkpoint(self) -> None:
+    def prepare_checkpoint(self, progress: Progress) -> Callable[[], None]:
         """Make durable what was archived, and make sure that the run is still ours.
 
+        Return what settles the steps that the checkpoint covers, to be called in any thread once it is durable.
         A learner that stood still while another took over must not write over the other's checkpoints. Raises
         ArchiveError, FencedOut.
         """
@@ -187,6 +190,7 @@ class Lead:
             self._links.shards.settle(self._settled_step)  # nothing is left to settle: it asks the fence
         except RedisAway as error:
             log.warning("a checkpoint is written without knowing whether another learner has taken over: %s", error)
+        return partial(self._settle, progress.step, copy.deepcopy(self._tally))
 
     def publish(self, tensors: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
         self._publisher.publish(tensors, policy_version=policy_version)
@@ -231,15 +235,6 @@ class Lead:
         metrics.add("eval/lasted_s", evaluation.lasted_s)
         self._writer.write(evaluation.step, metrics)
         log.info("evaluation %s: success %.3f sampled, %.3f greedy", name, result.sampled, result.greedy)
-
-    def settle(self, progress: Progress) -> None:
-        """A checkpoint that covers `progress.step` is durable: what was claimed up to it is trained, for good."""
-        try:
-            self._links.shards.settle(progress.step)
-            self._settled_step = progress.step
-        except RedisAway as error:
-            log.warning("step %d is settled when a learner comes back: %s", progress.step, error)
-        save_tally(self._tally, self._run_dir.tally)
 
     def record_step(self, batch: Batch, step: StepMetrics, before: Progress, times_s: dict[str, float]) -> None:
         """Write everything about the step that followed `before`, and one line for people."""
@@ -293,3 +288,13 @@ class Lead:
             repertoire.close()
         self._publisher.close()
         self._writer.close()
+
+    def _settle(self, step: int, tally: Tally) -> None:
+        """A checkpoint that covers `step` is durable: what was claimed up to it is trained, for good. `tally` is as of
+        that step; meanwhile others may have been made."""
+        try:
+            self._links.shards.settle(step)
+            self._settled_step = step
+        except RedisAway as error:
+            log.warning("step %d is settled when a learner comes back: %s", step, error)
+        save_tally(tally, self._run_dir.tally)

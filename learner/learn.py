@@ -1,10 +1,11 @@
 """The learner: groups in, policy versions out.
 
-    claim(step) -> archive -> advantages -> packs -> one optimizer step -> publish -> checkpoint, settle
+    claim(step) -> archive -> advantages -> packs -> one optimizer step -> publish -> checkpoint ... settle
 
-It waits for actors only where it has no batch, and what it consumed counts as trained only when a checkpoint that
-covers the step is durable, and the archive before it. Rank 0 alone talks to Redis, but for claims where there are
-shards enough for other ranks. `learner.rerun` makes the same steps from the archive.
+It waits for actors only where it has no batch, and for the disk only where the checkpoint before is not written yet.
+What it consumed counts as trained only when a checkpoint that covers the step is durable, and the archive before it.
+Rank 0 alone talks to Redis, but for claims where there are shards enough for other ranks. `learner.rerun` makes the
+same steps from the archive.
 """
 
 import msgspec
@@ -17,10 +18,9 @@ from learner.checkpoint import Progress
 from learner.clock import Clock
 from learner.conditions import conditions_of
 from learner.lead import Lead, join_run, shard_buffer
-from learner.learner import Learner, imitate_expert, load_learner, save_checkpoint, train_on
+from learner.learner import Learner, begin, begin_checkpoint, imitate_expert, load_learner, train_on
 from learner.model import full_tensors, save_hf
 from learner.ranks import Ranks
-from learner.reference import frozen_reference
 from learner.share import share
 from learner.supplies import Supplies, shards_of, whole_batch
 from replay.keys import FencedOut
@@ -42,9 +42,7 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
         _publish(learner, lead)
         if not resumed and not _warm_up(learner, lead, shutdown):
             return False
-        learner.reference = frozen_reference(
-            learner.model, config, run_dir, step=learner.progress.step, ranks=ranks
-        )  # fmt: skip
+        begin(learner)
         if learner.progress.step == 0:
             _evaluate_start(learner, lead, shutdown)
             _checkpoint(learner, lead)
@@ -54,10 +52,11 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
         while learner.progress.step < config.learner.steps and _step(learner, lead, supplies, clock, shutdown):
             pass
         finished = learner.progress.step >= config.learner.steps
+        if not finished and learner.progress.step % config.learner.checkpoint_every:
+            _checkpoint(learner, lead)
+        learner.checkpoints.wait()
         if finished:
             finished = _finish(learner, lead, shutdown)
-        elif learner.progress.step % config.learner.checkpoint_every:
-            _checkpoint(learner, lead)
     except FencedOut:
         raise  # the run is another learner's now, and its state is not ours to set
     except BaseException:
@@ -65,16 +64,18 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
             lead.fail()
         raise
     finally:
+        learner.checkpoints.close()
         if lead:
             lead.close()
     return finished
 
 
 def _step(learner: Learner, lead: Lead | None, supplies: Supplies | None, clock: Clock, shutdown: Shutdown) -> bool:
-    """One optimizer step, from the claim to the settled checkpoint; False when told to stop before its batch came.
+    """One optimizer step, from the claim to the checkpoint; False when told to stop before its batch came.
 
     A step is recorded before its checkpoint, which covers it; so the time of a checkpoint is in the next one's record.
     """
+    learner.checkpoints.raise_failure()
     before, config = learner.progress, learner.config.learner
     part = supplies.next_batch(before, shutdown) if supplies else None
     batch = whole_batch(part, num_shards=learner.config.redis.num_shards, ranks=learner.ranks)
@@ -175,12 +176,15 @@ def _publish(learner: Learner, lead: Lead | None) -> None:
 
 
 def _checkpoint(learner: Learner, lead: Lead | None) -> None:
-    """Make the learner durable, its archive before it; only then is what it consumed counted as trained."""
+    """Begin to make the learner durable, its archive before it; what it consumed counts as trained once that is done.
+
+    Raises what became of the checkpoint before: ValueError, FencedOut.
+    """
+    learner.checkpoints.wait()  # here already: between asking the fence and writing there is to be no wait
     if lead:
-        lead.prepare_checkpoint()
-    save_checkpoint(learner)
-    if lead:
-        lead.settle(learner.progress)
+        begin_checkpoint(learner, lead.prepare_checkpoint(learner.progress))
+    else:
+        begin_checkpoint(learner)
 
 
 def _finish(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:

@@ -6,8 +6,11 @@ On the same machine, with as many ranks and threads, the weights are the run's b
 model is trained on the same data. Nobody is there to sample: nothing is published, and nothing is evaluated.
 """
 
+import copy
 import itertools
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,15 +25,15 @@ from learner.conditions import conditions_of, differences
 from learner.learner import (
     Learner,
     any_rank_is_told,
+    begin,
+    begin_checkpoint,
     imitate_expert,
     load_learner,
-    save_checkpoint,
     train_on,
 )
 from learner.model import save_hf
 from learner.overview import OVERVIEW
 from learner.ranks import Ranks
-from learner.reference import frozen_reference
 from learner.report import step_metrics
 from learner.step import StepMetrics
 from learner.supply import Batch
@@ -51,17 +54,17 @@ def train_again(
     for line in otherwise if ranks.rank == 0 else []:
         log.warning("weights may differ from the run's: %s", line)
     learner, resumed = load_learner(config, run_dir, ranks)
-    if not resumed:
-        if config.warm_start.episodes and imitate_expert(learner, demonstrations, shutdown) is None:
-            return False
-        save_checkpoint(learner)
-    learner.reference = frozen_reference(
-        learner.model, config, run_dir, step=learner.progress.step, ranks=ranks
-    )  # fmt: skip
     notes = _Notes(learner) if ranks.rank == 0 else None
     try:
+        if not resumed and config.warm_start.episodes and imitate_expert(learner, demonstrations, shutdown) is None:
+            return False
+        begin(learner)
+        if not resumed:
+            begin_checkpoint(learner)
         finished = _make_steps(learner, archive, notes, shutdown)
+        learner.checkpoints.wait()
     finally:
+        learner.checkpoints.close()
         if notes:
             notes.close()
     if finished:
@@ -97,14 +100,16 @@ def _make_steps(learner: Learner, archive: Archive, notes: "_Notes | None", shut
         step = learner.progress.step
         told = any_rank_is_told(shutdown, learner.ranks)
         if told or step % learner.config.learner.checkpoint_every == 0 or step == last:
-            save_checkpoint(learner)
             if notes:
-                notes.save()
+                begin_checkpoint(learner, notes.keeper())
+            else:
+                begin_checkpoint(learner)
         clock.lap("checkpoint")
     return learner.progress.step >= last
 
 
 def _step(learner: Learner, archive: Archive, notes: "_Notes | None", clock: Clock) -> None:
+    learner.checkpoints.raise_failure()
     replay = learner.config.replay
     archived = archive.read(
         learner.progress.step + 1,
@@ -142,9 +147,9 @@ class _Notes:
         means = self._writer.write(before.step + 1, metrics)
         log.info("step %d reward %.3f in %.1f s", before.step + 1, means["reward/mean"], sum(times_s.values()))
 
-    def save(self) -> None:
-        """Keep what the steps add up to, beside the checkpoint that covers them."""
-        save_tally(self._tally, self._tally_path)
+    def keeper(self) -> Callable[[], None]:
+        """What keeps the sum of the steps so far, to be called in any thread once a checkpoint covers them."""
+        return partial(save_tally, copy.deepcopy(self._tally), self._tally_path)
 
     def close(self) -> None:
         self._writer.close()

@@ -5,6 +5,7 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,12 +15,14 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from common.objective_config import ObjectiveConfig
 from learner.clock import Clock
+from learner.critic import Critic, critic_loss
 from learner.guard import judge
 from learner.loss import PolicyLoss, policy_loss
 from learner.model import PackedModel
 from learner.normalisation import loss_divisor
 from learner.pack import Packed
 from learner.ranks import Ranks
+from learner.value_loss import ValueLoss, ValueMetrics, value_metrics
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +49,9 @@ class StepMetrics:
     truncated_fraction: float  # tokens whose behaviour weight was cut to its cap
     grad_norm: float  # before clipping
     lr: float
-    skipped: bool  # the gradient was not finite or the guard refused the step, and nothing was updated
+    skipped: bool  # a gradient was not finite or the guard refused the step, and nothing was updated
     guard_scale: float  # what the guard made of the learning rate: 1 is all of it, 0 is none
+    values: ValueMetrics | None  # of the critic, where there is one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +70,8 @@ def train_step(
     micro_batches: Sequence[Packed],
     *,
     reference: PackedModel | None,
+    critic: Critic | None = None,
+    critic_only: bool = False,
     ranks: Ranks,
     objective: ObjectiveConfig,
     global_num_loss_tokens: int,
@@ -78,11 +84,13 @@ def train_step(
     """Make one optimizer step on this rank's `micro_batches`; all ranks call it with the same number of them.
 
         loss = sum over all loss tokens of all ranks / divisor    (see `learner.normalisation`)
+        critic's loss = sum over all loss tokens of all ranks / their number    (see `learner.value_loss`)
 
     A gradient that is not finite, or a batch that the guard refuses (see `learner.guard`), leaves the weights, the
-    optimizer and the schedule as they were, and says so.
-    `reference` is the frozen policy that the objective's KL divergence is to, None where it has none. On `clock`,
-    "forward", "backward" and "optimizer" are lapped.
+    optimizers and the schedules as they were, the critic's like the policy's, and says so.
+    `reference` is the frozen policy that the loss's KL divergence is to, None where it has none. With `critic_only` the
+    policy, its optimizer and its schedule stay as they are. "forward", "backward" and "optimizer" are lapped
+    on `clock`.
     Raises ValueError for a batch without loss tokens.
     """
     if global_num_loss_tokens < 1:
@@ -90,32 +98,24 @@ def train_step(
     divisor = loss_divisor(
         num_loss_tokens=global_num_loss_tokens, num_sequences=global_num_sequences, objective=objective
     )
-    losses, entropy_sum = [], torch.zeros((), device=ranks.device)
+    found = []
     for packed in micro_batches:
-        packed = packed.to(ranks.device)
-        current = model(
-            packed,
-            temperature=temperature,
-            chunk_tokens=chunk_tokens,
-            entropy_gradient=objective.entropy_bonus > 0,
+        found.append(
+            _forward_and_backward(
+                model,
+                packed.to(ranks.device),
+                reference=reference,
+                critic=critic,
+                ranks=ranks,
+                objective=objective,
+                temperature=temperature,
+                chunk_tokens=chunk_tokens,
+                divisor=divisor,
+                num_loss_tokens=global_num_loss_tokens,
+                clock=clock,
+            )
         )
-        loss = policy_loss(
-            current.logprobs,
-            # One optimizer step a batch: the learner at the start of the step is the current policy, without gradient.
-            current.logprobs.detach(),
-            packed.behaviour_logprobs[packed.loss_mask],
-            packed.advantages[packed.loss_mask],
-            current.entropies,
-            None if reference is None else _frozen_logprobs(reference, packed, temperature, chunk_tokens),
-            sequences=packed.loss_sequences,
-            objective=objective,
-        )
-        _lap(clock, "forward")
-        backward(loss.loss_sum, ranks=ranks, divisor=divisor)
-        _lap(clock, "backward")
-        losses.append(_without_gradient(loss))
-        entropy_sum += current.entropies.detach().sum()
-    measured = _measured(losses, entropy_sum)
+    measured = _measured(found)
     ratio_sum, num_loss_tokens = measured["ratio_sum"], measured["num_loss_tokens"]
     verdict = judge(
         effective_sample_size=ratio_sum**2 / measured["ratio_square_sum"] / num_loss_tokens,
@@ -124,15 +124,82 @@ def train_step(
     )
     if verdict.reason and ranks.rank == 0:
         log.warning("guard: step scaled by %.3g: %s", verdict.scale, verdict.reason)
-    update = apply_gradient(model, optimizer, schedule, max_grad_norm=max_grad_norm, scale=verdict.scale)
+    optimizers = [optimizer] if critic is None else [optimizer, critic.optimizer]
+    finite = all(math.isfinite(float(gradient_norm(each))) for each in optimizers)
+    scale = verdict.scale if finite else 0.0
+    policy_scale = 0.0 if critic_only else scale
+    update = apply_gradient(optimizer, schedule, max_grad_norm=max_grad_norm, scale=policy_scale)
+    values = None
+    if critic is not None:
+        critic_update = apply_gradient(critic.optimizer, critic.schedule, max_grad_norm=max_grad_norm, scale=scale)
+        values = _value_metrics([part.value_loss for part in found if part.value_loss is not None], critic_update)
     _lap(clock, "optimizer")
     return _step_metrics(
         measured,
-        update,
+        dataclasses.replace(update, skipped=scale == 0.0),
         divisor=divisor,
         num_micro_batches=len(micro_batches),
         num_sequences=global_num_sequences,
         guard_scale=verdict.scale,
+        values=values,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """What a micro-batch gave, without gradient."""
+
+    loss: PolicyLoss
+    value_loss: ValueLoss | None
+    entropy_sum: Tensor
+
+
+def _forward_and_backward(
+    model: PackedModel,
+    packed: Packed,
+    *,
+    reference: PackedModel | None,
+    critic: Critic | None,
+    ranks: Ranks,
+    objective: ObjectiveConfig,
+    temperature: float,
+    chunk_tokens: int,
+    divisor: int,
+    num_loss_tokens: int,
+    clock: Clock | None,
+) -> _Part:
+    """Add this micro-batch's part to the gradients of policy and critic."""
+    current = model(
+        packed, temperature=temperature, chunk_tokens=chunk_tokens, entropy_gradient=objective.entropy_bonus > 0
+    )  # fmt: skip
+    loss = policy_loss(
+        current.logprobs,
+        # One optimizer step a batch: the learner at the start of the step is the current policy, without gradient.
+        current.logprobs.detach(),
+        packed.behaviour_logprobs[packed.loss_mask],
+        packed.advantages[packed.loss_mask],
+        current.entropies,
+        None if reference is None else _frozen_logprobs(reference, packed, temperature, chunk_tokens),
+        sequences=packed.loss_sequences,
+        objective=objective,
+    )
+    loss_sum, value_loss = loss.loss_sum, None
+    if critic is not None:
+        value_loss = critic_loss(critic, packed, current, value_clip=objective.value_clip)
+        value_sum = value_loss.loss_sum * (divisor / num_loss_tokens)  # a mean over tokens, whatever the policy's is
+        if critic.is_shared:  # one graph, one backward pass
+            loss_sum = loss_sum + objective.value_coefficient * value_sum
+        else:
+            _lap(clock, "forward")
+            backward(value_sum, ranks=ranks, divisor=divisor)
+            _lap(clock, "backward")
+    _lap(clock, "forward")
+    backward(loss_sum, ranks=ranks, divisor=divisor)
+    _lap(clock, "backward")
+    return _Part(
+        loss=_without_gradient(loss),
+        value_loss=None if value_loss is None else _without_gradient(value_loss),
+        entropy_sum=current.entropies.detach().sum(),
     )
 
 
@@ -142,27 +209,25 @@ def backward(loss_sum: Tensor, *, ranks: Ranks, divisor: float) -> None:
     torch.autograd.backward(loss_sum * (ranks.num_ranks / divisor))
 
 
+def gradient_norm(optimizer: torch.optim.Optimizer) -> Tensor:
+    """The global norm of the gradient of all that `optimizer` moves: whole, the same on every rank. Collective."""
+    norm = torch.nn.utils.get_total_norm([p.grad for p in _parameters(optimizer) if p.grad is not None])
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
 def apply_gradient(
-    model: PackedModel,
-    optimizer: torch.optim.Optimizer,
-    schedule: LambdaLR,
-    *,
-    max_grad_norm: float,
-    scale: float = 1.0,
+    optimizer: torch.optim.Optimizer, schedule: LambdaLR, *, max_grad_norm: float, scale: float = 1.0
 ) -> Update:
     """Clip the gradient to a global norm of `max_grad_norm`, update, move the schedule on, and forget the gradient.
 
     `scale` is of the learning rate, for this update only; 0, like a gradient that is not finite, changes nothing.
     """
     lr = float(optimizer.param_groups[0]["lr"]) * scale
-    parameters = list(model.parameters())
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    # Whole, so that every rank sees the same norm and takes the same decision.
-    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    norm = gradient_norm(optimizer)
     grad_norm = float(norm)
     updates = math.isfinite(grad_norm) and scale > 0
     if updates:
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
+        torch.nn.utils.clip_grads_with_norm_(_parameters(optimizer), max_grad_norm, norm)
         for group in optimizer.param_groups:
             group["lr"] *= scale
         optimizer.step()
@@ -176,21 +241,28 @@ def _lap(clock: Clock | None, name: str) -> None:
         clock.lap(name)
 
 
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def _frozen_logprobs(reference: PackedModel, packed: Packed, temperature: float, chunk_tokens: int) -> Tensor:
     with torch.no_grad():
         logprobs: Tensor = reference(packed, temperature=temperature, chunk_tokens=chunk_tokens).logprobs
     return logprobs
 
 
-def _without_gradient(loss: PolicyLoss) -> PolicyLoss:
+L = TypeVar("L", PolicyLoss, ValueLoss)
+
+
+def _without_gradient(loss: L) -> L:
     return dataclasses.replace(loss, loss_sum=loss.loss_sum.detach())
 
 
-def _measured(losses: Sequence[PolicyLoss], entropy_sum: Tensor) -> dict[str, float]:
+def _measured(parts: Sequence[_Part]) -> dict[str, float]:
     """Every sum over all micro-batches of all ranks, and the largest ratio."""
-    sums = {name: torch.stack([getattr(loss, name) for loss in losses]).sum() for name in _SUMMED}
-    total = summed_over_ranks(sums | {"entropy_sum": entropy_sum})
-    return total | {"ratio_max": _largest(loss.ratio_max for loss in losses)}
+    sums = {name: torch.stack([getattr(part.loss, name) for part in parts]).sum() for name in _SUMMED}
+    total = summed_over_ranks(sums | {"entropy_sum": torch.stack([part.entropy_sum for part in parts]).sum()})
+    return total | {"ratio_max": _largest(part.loss.ratio_max for part in parts)}
 
 
 def _step_metrics(
@@ -201,6 +273,7 @@ def _step_metrics(
     num_micro_batches: int,
     num_sequences: int,
     guard_scale: float,
+    values: ValueMetrics | None,
 ) -> StepMetrics:
     num_loss_tokens = measured["num_loss_tokens"]
     mean = {name: value / num_loss_tokens for name, value in measured.items()}
@@ -225,7 +298,14 @@ def _step_metrics(
         lr=update.lr,
         skipped=update.skipped,
         guard_scale=guard_scale,
+        values=values,
     )
+
+
+def _value_metrics(losses: Sequence[ValueLoss], update: Update) -> ValueMetrics:
+    names = [item.name for item in dataclasses.fields(ValueLoss)]
+    sums = {name: torch.stack([getattr(loss, name) for loss in losses]).sum() for name in names}
+    return value_metrics(summed_over_ranks(sums), grad_norm=update.grad_norm, lr=update.lr)
 
 
 _SUMMED = [field.name for field in dataclasses.fields(PolicyLoss) if field.name != "ratio_max"]

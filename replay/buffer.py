@@ -175,7 +175,8 @@ class Buffer:
 
     def settle(self, step: int) -> int:
         """Count what was claimed for steps up to `step` as trained: a checkpoint that covers them is durable."""
-        self._last_step_made = max(self._last_step_made, step)
+        if step > self._last_step_made:  # in another thread than the one that claims, it never is
+            self._last_step_made = step
         return self._in_batches("settle", step, BATCH_GROUPS)
 
     def reopen(self, step: int) -> int:

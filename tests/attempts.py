@@ -70,6 +70,7 @@ def attempt_at(
     turn = Turn(
         start=2,
         stop=num_tokens,
+        state_key="start",
         rewards={"task": 1.0},
         finish_reason="stop",
         valid_action=True,

@@ -51,6 +51,7 @@ def spoken(
             Turn(
                 start=start,
                 stop=len(tokens),
+                state_key=f"state {index}",
                 rewards={"task": reward if last else 0.0},
                 finish_reason="stop",
                 valid_action=True,

@@ -96,7 +96,7 @@ def test_every_config_that_comes_with_slipstream_loads() -> None:
             "`objective.correction` must be none, token_mask, sequence_mask, geometric_mask, truncated_is or decoupled",
         ),
         (["objective.advantage=gae"], "got 'gae'; it needs a critic, and there is none yet; use reinforce_pp or"),
-        (["objective.advantage=gigpo"], "a trajectory does not record its environment's state_key; use group_"),
+        (["objective.same_state_weight=-1"], "`objective.same_state_weight` must be >= 0, got -1.0; 0 is off"),
         (["objective.surrogate=vtrace"], "got 'vtrace'; its targets need a critic, and there is none yet; use aipo"),
         (
             ["objective.kl_place=reward"],

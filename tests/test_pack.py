@@ -85,6 +85,28 @@ def test_bins_hold_every_sequence_once_and_are_never_too_full(
     assert bins == balanced_bins(lengths, max_tokens=max_tokens, num_ranks=num_ranks)
 
 
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.integers(40, 100), st.integers(1, 4))
+def test_ranks_wait_for_each_other_for_less_than_one_sequence(
+    lengths: list[int], max_tokens: int, num_ranks: int
+) -> None:
+    """The shortest sequence of a bin was put there last, when the bin was the emptiest of all."""
+    bins = balanced_bins(lengths, max_tokens=max_tokens, num_ranks=num_ranks)
+    loads = [sum(lengths[index] for index in members) for members in bins]
+    assert loads == sorted(loads, reverse=True)  # so that those of one round are neighbours
+    for load, members in zip(loads, bins, strict=True):
+        assert load - min(loads) <= min((lengths[index] for index in members), default=0)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.integers(40, 100), st.integers(1, 4))
+def test_there_is_a_round_more_only_where_every_bin_was_too_full_for_some_sequence(
+    lengths: list[int], max_tokens: int, num_ranks: int
+) -> None:
+    num_bins = len(balanced_bins(lengths, max_tokens=max_tokens, num_ranks=num_ranks))
+    assert (num_bins - num_ranks) * (max_tokens - max(lengths)) < sum(lengths)
+    if sum(lengths) <= (max_tokens - max(lengths)) * num_ranks:
+        assert num_bins == num_ranks
+
+
 def test_the_ranks_shares_make_up_the_batch() -> None:
     sequences: list[TokenSequence] = [random_sequence(4 + seed, seed=seed) for seed in range(9)]
     shares = [micro_batches(sequences, max_tokens=20, num_ranks=3, rank=rank) for rank in range(3)]

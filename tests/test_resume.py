@@ -219,10 +219,14 @@ def test_another_task_is_a_mismatch() -> None:
 class Changed(ShopEnv):
     """A shop whose second answer is not what it was."""
 
-    def __init__(self, **changes: Any) -> None:
+    def __init__(self, *, key: str = "", **changes: Any) -> None:
         super().__init__()
+        self._key = key
         self._changes = changes
         self._num_steps = 0
+
+    def state_key(self) -> str:
+        return self._key if self._key and self._num_steps == 2 else super().state_key()
 
     async def step(self, action: str) -> Observation:
         self._num_steps += 1
@@ -238,6 +242,7 @@ class Changed(ShopEnv):
         (Changed(rewards={}), r"turn 1 earns {}, and"),
         (Changed(rewards={"purchase": 0.0, "time": 0.0}), "turn 1 earns"),
         (Changed(valid_action=False), "the action of turn 1 was valid when it was recorded"),
+        (Changed(key="another room"), "turn 2 begins in another state than was recorded"),
         (Changed(terminated=True), "the episode ends with turn 1, and went on when it was recorded"),
         (Changed(truncated=True), "the episode ends with turn 1"),
         (ShopEnv(profile="full"), "the task opens with other words"),

@@ -32,6 +32,7 @@ def a_turn(start: int, stop: int, *, rewards: dict[str, float] | None = None) ->
     return Turn(
         start=start,
         stop=stop,
+        state_key="a state",
         rewards={"task": 0.0, "format": 0.25} if rewards is None else rewards,
         finish_reason="stop",
         valid_action=True,
@@ -96,7 +97,7 @@ def test_no_field_may_be_missing_on_the_wire(field: str) -> None:
     ("changes", "complaint"),
     [
         # The arrays.
-        ({"schema": 2}, "schema 2, this program speaks 1"),
+        ({"schema": 1}, "schema 1, this program speaks 2"),
         ({"tokens": b""}, "tokens hold 0 bytes, not a positive multiple of 4"),
         ({"tokens": WHOLE.tokens[:-1]}, "tokens hold 39 bytes"),
         ({"tokens": WHOLE.tokens[:-4]}, "10 behaviour_logprobs for 9 tokens"),

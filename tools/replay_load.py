@@ -42,7 +42,7 @@ def a_trajectory(*, seed: int = 0) -> Trajectory:
     for start, stop in zip(bounds[1::2], bounds[2::2], strict=True):
         mask[start:stop] = True
         turns.append(
-            Turn(start=start, stop=stop, rewards={"task": 0.0}, finish_reason="stop", valid_action=True,
+            Turn(start=start, stop=stop, state_key="", rewards={"task": 0.0}, finish_reason="stop", valid_action=True,
                  generate_s=1.0, env_s=0.1)
         )  # fmt: skip
         spans.append(VersionSpan(start=start, stop=stop, policy_version=3))

@@ -163,6 +163,7 @@ class StandIn:
         turn = Turn(
             start=NUM_PROMPT_TOKENS,
             stop=num_tokens,
+            state_key="",
             rewards={"task": float(self._random.random() < 0.5)},
             finish_reason="stop",
             valid_action=True,

@@ -44,6 +44,9 @@ def _add_turn(page: Text, index: int, turn: dict[str, Any], console: Console) ->
     again = ", a new branch: the chat template rewrote what stood" if turn["new_branch"] else ""
     page.append(f"\nturn {index}: prompt{again}\n", style="bold")
     _add_quoted(page, turn["prompt"], console, style="dim")
+    if turn["state_key"]:
+        page.append(f"turn {index}: state\n", style="bold")
+        _add_quoted(page, turn["state_key"], console, style="dim")
     versions = ", ".join(map(str, turn["policy_versions"]))
     page.append(
         f"turn {index}: action of {turn['num_tokens']} tokens by version {versions}, log-probability "
