@@ -20,7 +20,10 @@ from tests.test_metrics_page import explained
 
 NUM_STEPS = 30
 EVAL_EVERY = 8
-PARTS = ("wait", "archive", "pack", "forward", "backward", "optimizer", "publish", "record", "checkpoint")
+PARTS = (
+    "wait", "archive", "measure", "pack", "forward", "backward", "optimizer", "publish", "evaluate", "record",
+    "checkpoint",
+)  # fmt: skip
 UP_TIMEOUT_S = 1000.0
 
 
