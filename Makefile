@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup quickstart test check format lock clean bench-actors bench-replay soak test-faults test-ledger
+.PHONY: setup quickstart test check format lock clean bench-actors bench-learner bench-replay soak test-faults test-ledger
 
 setup: $(STAMP)
 
@@ -40,6 +40,9 @@ format: setup
 
 bench-actors: setup
 	$(BIN)/python -m tools.bench_actors
+
+bench-learner: setup
+	$(BIN)/python -m tools.bench_learner
 
 bench-replay: setup
 	bash tools/setup_bench_replay.sh $(PYTHON)

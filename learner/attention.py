@@ -1,11 +1,13 @@
 """Attention over a packed row in which no sequence sees another, exact and without a [tokens, tokens] mask.
 
-Sequences of like length that lie side by side are attended to as the rows of one small batch. A row's padding comes
-after its tokens, and attention is causal, so no token ever sees it; every other layer works on the packed row.
+On a CPU each sequence is attended to by itself, in place. Elsewhere, and with a sliding window, sequences of like
+length that lie side by side are the rows of one small batch: a row's padding comes after its tokens, and attention is
+causal, so no token ever sees it. Every other layer works on the packed row.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -68,6 +70,10 @@ def packed_attention(
     `rows` comes from the caller of the model. What else transformers passes (position_ids, dropout and the like) has
     no part here: positions are in `query` and `key` already, and dropout would make the log-probabilities random.
     """
+    lengths = [length for row in rows for length in row.lengths]
+    if query.device.type == "cpu" and (sliding_window is None or sliding_window >= max(lengths)):
+        alone: Tensor = _CausalOnCpu.apply(query[0], key[0], value[0], lengths, scaling)  # type: ignore[no-untyped-call]
+        return alone[None], None
     # Split, not sliced: the backward pass of a slice fills zeros as long as the whole pack.
     sizes = [row.num_tokens for row in rows]
     parts = [torch.split_with_sizes(packed[0], sizes, dim=1) for packed in (query, key, value)]
@@ -76,6 +82,51 @@ def packed_attention(
         for queries, keys, values, row in zip(*parts, rows, strict=True)
     ]
     return torch.cat(attended)[None], None
+
+
+class _CausalOnCpu(torch.autograd.Function):
+    """PyTorch's flash attention for CPUs, sequence after sequence, as one step of the backward pass.
+
+    `F.scaled_dot_product_attention` calls the same kernel. Called here, its parts are neither padded nor recorded one
+    by one: in the quickstart's model that was a tenth of a training step.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, lengths: list[int], scaling: float) -> Tensor:
+        parts = zip(*(_sequences(packed, lengths) for packed in (query, key, value)), strict=True)
+        attended, normalisers = zip(
+            *(_ATEN._scaled_dot_product_flash_attention_for_cpu(*part, 0.0, True, scale=scaling) for part in parts),
+            strict=True,
+        )
+        ctx.save_for_backward(query, key, value, *attended, *normalisers)
+        ctx.lengths, ctx.scaling = lengths, scaling
+        return torch.cat([part[0].transpose(0, 1) for part in attended])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, *results = ctx.saved_tensors
+        num = len(ctx.lengths)
+        parts = zip(
+            _sequences(gradients[0].transpose(0, 1), ctx.lengths),
+            *(_sequences(packed, ctx.lengths) for packed in (query, key, value)),
+            results[:num],
+            results[num:],
+            strict=True,
+        )
+        found = [
+            _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(*part, 0.0, True, scale=ctx.scaling)
+            for part in parts
+        ]
+        joined = [torch.cat(part, dim=2)[0] for part in zip(*found, strict=True)]
+        return *joined, None, None
+
+
+_ATEN = torch.ops.aten
+
+
+def _sequences(packed: Tensor, lengths: list[int]) -> tuple[Tensor, ...]:
+    """Views of [1, heads, length, head_dim]."""
+    return torch.split_with_sizes(packed[None], lengths, dim=2)
 
 
 def _batched(packed: Float[Tensor, "heads tokens head_dim"], row: Rows) -> Float[Tensor, "rows heads longest head_dim"]:

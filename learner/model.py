@@ -32,7 +32,8 @@ class PackedModel(nn.Module):
         super().__init__()
         self.causal_lm: PreTrainedModel = causal_lm
         self.folder = folder  # where it was loaded from
-        self.one_rank_holds_all = False  # sharded over one rank, whose device has the memory: see `expect_backward`
+        self.one_rank_holds_all = False  # sharded over one rank, and not offloaded: see `expect_backward`
+        self.hands_over = True  # gradients to FSDP, after the next backward pass
 
     @property
     def vocab_size(self) -> int:
@@ -130,17 +131,18 @@ def load_kind(
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     policy = MixedPrecisionPolicy(param_dtype=_DTYPES[dtype], reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if cpu_offload else OffloadPolicy()
-    modules: list[nn.Module] = [*layers, model]
+    # One rank holds every weight anyway: to let go of its copy after each layer and make it anew would be for nothing.
+    model.one_rank_holds_all = ranks.num_ranks == 1 and not cpu_offload
+    on_one_cpu = model.one_rank_holds_all and ranks.device.type == "cpu"
+    modules: list[nn.Module] = [model] if on_one_cpu else [*layers, model]
     for module in modules:
         fully_shard(
             module,
             mesh=ranks.mesh,
             mp_policy=policy,
             offload_policy=offload,
-            # One rank holds every weight anyway; letting go of the copy and making it anew would be for nothing.
-            reshard_after_forward=ranks.num_ranks > 1 or cpu_offload,
+            reshard_after_forward=not model.one_rank_holds_all,
         )
-    model.one_rank_holds_all = ranks.num_ranks == 1 and not cpu_offload
     return model
 
 
@@ -150,10 +152,11 @@ def expect_backward(model: PackedModel, *, last: bool) -> None:
     One rank adds up its gradients outside FSDP and hands them over with the last one, once a step instead of once a
     micro-batch; the sum is the same. More ranks reduce each micro-batch's, so that no rank ever holds them whole.
     """
-    if model.one_rank_holds_all:
+    if model.one_rank_holds_all and model.hands_over != last:
         assert isinstance(model, FSDPModule)
         model.set_requires_gradient_sync(last)
         model.set_reshard_after_backward(last)
+        model.hands_over = last
 
 
 def check_packing(model: PackedModel) -> None:

@@ -1,4 +1,5 @@
 import dataclasses
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,13 +8,15 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, PreTrainedTokenizerFast
+from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
 from common.kept_sets import kept_sets
-from learner.model import PackedModel, full_tensors, load_model, save_hf
+from learner.model import PackedModel, _sequence_bounds, expect_backward, full_tensors, load_model, save_hf
 from learner.pack import TokenSequence, pack
 from learner.ranks import Ranks
-from tests.tiny_model import random_sequence, save_tiny_model
+from tests.tiny_model import VOCAB_SIZE, random_sequence, save_tiny_model
 
 LENGTHS = (30, 29, 24, 11, 11, 11, 2)
 
@@ -111,6 +114,73 @@ def test_activation_checkpointing_changes_no_gradient(model: PackedModel, folder
     torch.testing.assert_close(gradients(frugal), gradients(model), rtol=1e-6, atol=1e-6)
 
 
+def test_activation_checkpointing_keeps_only_what_enters_a_layer(
+    model: PackedModel, folder: Path, ranks: Ranks
+) -> None:
+    frugal = load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=True)
+    sequences = [random_sequence(200, seed=seed) for seed in range(4)]
+    assert kept_bytes(frugal, sequences) < 0.3 * kept_bytes(model, sequences)
+
+
+def test_offloaded_weights_get_the_same_gradients(model: PackedModel, folder: Path, ranks: Ranks) -> None:
+    offloaded = load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False, cpu_offload=True)
+    sequences = [random_sequence(length, seed=length) for length in (9, 13)]
+    logprobs_of(model, sequences).sum().backward()
+    for last in (False, True):  # it hands over every gradient
+        expect_backward(offloaded, last=last)
+        logprobs_of(offloaded, [sequences[last]]).sum().backward()
+        assert all(parameter.grad is not None for parameter in offloaded.parameters())
+    assert {parameter.device.type for parameter in offloaded.parameters()} == {"cpu"}
+    torch.testing.assert_close(gradients(offloaded), gradients(model), rtol=1e-5, atol=1e-5)
+
+
+def test_one_rank_hands_over_the_sum_of_its_gradients_with_the_last(model: PackedModel) -> None:
+    first, second = (random_sequence(length, seed=length) for length in (9, 13))
+    logprobs_of(model, [first, second]).sum().backward()
+    expected = gradients(model)
+    expect_backward(model, last=False)
+    logprobs_of(model, [first]).sum().backward()
+    assert not any(isinstance(parameter, DTensor) for parameter in model.parameters())  # as FSDP lends them out
+    expect_backward(model, last=True)
+    logprobs_of(model, [second]).sum().backward()
+    torch.testing.assert_close(gradients(model), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_gradients_add_up_in_float32(folder: Path, ranks: Ranks) -> None:
+    model = load_model(folder, ranks=ranks, dtype="bfloat16", activation_checkpointing=False)
+    sequences = [random_sequence(20, seed=seed) for seed in range(4)]
+    expected = None
+    for sequence in sequences:
+        logprobs_of(model, [sequence]).sum().backward()
+        found = gradients(model)
+        expected = found if expected is None else [old + new for old, new in zip(expected, found, strict=True)]
+    for sequence in sequences:
+        expect_backward(model, last=sequence is sequences[-1])
+        logprobs_of(model, [sequence]).sum().backward()
+    assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}
+    torch.testing.assert_close(gradients(model), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_full_tensors_after_a_pass_without_gradient_are_the_float32_weights(folder: Path, ranks: Ranks) -> None:
+    model = load_model(folder, ranks=ranks, dtype="bfloat16", activation_checkpointing=False)
+    with torch.no_grad():
+        logprobs_of(model, [random_sequence(8, seed=1)])
+    torch.testing.assert_close(dict(full_tensors(model)), load_file(folder / "model.safetensors"), rtol=0, atol=0)
+
+
+def test_flash_attentions_varlen_kernels_are_told_where_sequences_end() -> None:
+    """By the names that transformers hands on to them; the kernels themselves need a GPU."""
+    bounds = _sequence_bounds(pack([random_sequence(length, seed=length) for length in (3, 5)]))
+    known = inspect.signature(_flash_attention_forward).parameters
+    names = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+    assert names <= known.keys()
+    assert names == bounds.keys() - {"rows"}
+    assert known["kwargs"].kind is inspect.Parameter.VAR_KEYWORD  # takes `rows`, and leaves it
+    assert bounds["cu_seq_lens_q"].tolist() == bounds["cu_seq_lens_k"].tolist() == [0, 5, 8]
+    assert bounds["cu_seq_lens_q"].dtype == torch.int32
+    assert bounds["max_length_q"] == bounds["max_length_k"] == 5
+
+
 def test_bfloat16_keeps_float32_weights_and_logprobs(folder: Path, ranks: Ranks) -> None:
     model = load_model(folder, ranks=ranks, dtype="bfloat16", activation_checkpointing=False)
     sequence = random_sequence(20, seed=4)
@@ -153,6 +223,21 @@ def test_a_model_that_scales_its_logits_is_refused(tmp_path: Path, ranks: Ranks)
 def test_a_folder_without_a_model_is_refused(tmp_path: Path, ranks: Ranks) -> None:
     with pytest.raises(ValueError, match=r"`model.path` .* has no config.json"):
         load_model(tmp_path, ranks=ranks, dtype="float32", activation_checkpointing=False)
+
+
+def kept_bytes(model: PackedModel, sequences: list[TokenSequence]) -> int:
+    """What a forward pass keeps for the backward pass, weights left out."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if not isinstance(tensor, torch.nn.Parameter) and tensor.shape[:1] != (VOCAB_SIZE,):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logprobs = logprobs_of(model, sequences)
+    del logprobs
+    return sum(kept.values())
 
 
 def gradients(model: PackedModel) -> list[Tensor]:

@@ -1,7 +1,10 @@
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from learner.logprobs import chunked_logprobs, predictions
 
@@ -54,6 +57,30 @@ def test_chunks_change_neither_values_nor_gradients() -> None:
     torch.testing.assert_close(chunked.logprobs, table[torch.arange(11), targets], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(chunked.entropies, -(table.exp() * table).sum(1).detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the size of the largest tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.numel = max([self.numel, *(t.numel() for t in tree_leaves(made) if isinstance(t, torch.Tensor))])
+        return made
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_logits_of_all_tokens_never_exist_forward_or_backward(entropy_gradient: bool) -> None:
+    hidden, weight = torch.randn(50, 4, requires_grad=True), torch.randn(300, 4, requires_grad=True)
+    with LargestTensor() as largest:
+        found = chunked_logprobs(
+            hidden, weight, None, torch.arange(50), temperature=0.7, chunk_tokens=8, entropy_gradient=entropy_gradient
+        )
+        (found.logprobs + found.entropies).sum().backward()
+    assert largest.numel == 8 * 300
 
 
 def test_bfloat16_states_get_float32_logits() -> None:
