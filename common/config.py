@@ -135,6 +135,7 @@ class ReplayConfig:
     max_lag: int = 4  # groups with an older token than this are dropped at claim
     order: str = "oldest"  # which ready groups a step takes: oldest, freshest, uniform or prioritised
     max_uses: int = 1  # steps that may learn from one group
+    keep_fraction: float = 1.0  # of a step's candidates, groups whose returns differ most; the others are dropped
     samples_per_insert: float = 0.0  # uses of a group on average; 0 leaves it to max_uses alone
     lease_ttl_s: float = 10.0  # an actor silent for this long loses its leases
     max_attempts: int = 4  # attempts at a member before its group is dropped with the reason
@@ -146,6 +147,10 @@ class ReplayConfig:
         require(self.group_size >= 2, "replay.group_size", ">= 2", self.group_size,
                  "group-relative advantages compare siblings")  # fmt: skip
         require(self.groups_per_step >= 1, "replay.groups_per_step", ">= 1", self.groups_per_step, "try 8")
+        require(0 < self.keep_fraction <= 1, "replay.keep_fraction", "in (0, 1]", self.keep_fraction,
+                 "1 keeps every group")  # fmt: skip
+        require(self.keep_fraction == 1 or self.max_uses == 1, "replay.keep_fraction", "1 where replay.max_uses > 1",
+                 self.keep_fraction, "a group that was chosen once is not a candidate again")  # fmt: skip
         require(self.target_lag >= 0, "replay.target_lag", ">= 0", self.target_lag, "use 0 for synchronous training")
         require(self.max_lag >= 0, "replay.max_lag", ">= 0", self.max_lag, "use 0 for synchronous training")
         require(self.order in ("oldest", "freshest", "uniform", "prioritised"), "replay.order",
@@ -192,6 +197,7 @@ class ActorsConfig:
 @dataclass(kw_only=True, slots=True)
 class OptimConfig:
     lr: float = 1e-6  # AdamW learning rate at the top of its schedule
+    critic_lr: float = 1e-5  # the critic's; all else is as for the policy
     beta1: float = 0.9  # decay of the gradient's mean
     beta2: float = 0.95  # decay of the gradient's square
     eps: float = 1e-8  # added to the denominator
@@ -201,7 +207,9 @@ class OptimConfig:
     max_grad_norm: float = 1.0  # global norm; larger gradients are scaled down
 
     def __post_init__(self) -> None:
-        require(math.isfinite(self.lr) and self.lr > 0, "optim.lr", "> 0", self.lr, "1e-6 is usual for 7B")
+        for name, usual in (("lr", "1e-6"), ("critic_lr", "1e-5")):
+            value = getattr(self, name)
+            require(math.isfinite(value) and value > 0, f"optim.{name}", "> 0", value, f"{usual} is usual for 7B")
         require(self.schedule in ("constant", "linear", "cosine"), "optim.schedule", "constant, linear or cosine",
                  self.schedule, "constant is usual for RL")  # fmt: skip
 

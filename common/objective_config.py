@@ -7,24 +7,34 @@ from common.config_error import require
 
 # Parts of the objective that are known by name and cannot be had: why, and what to do instead.
 NOT_YET = {
-    "gae": "it needs a critic, and there is none yet; use reinforce_pp or a group-relative advantage",
-    "bi_level_gae": "it needs a critic, and there is none yet; use reinforce_pp with objective.allocation=per_turn",
     "gigpo": "it compares turns that began in the same state, and a trajectory does not record its environment's "
     "state_key; use group_standardised",
     "tree_sibling": "it compares siblings in a tree, and trajectories do not branch into trees; use group_standardised",
-    "reward": "advantages are made before any forward pass, and the divergence is known only after one; use loss",
-    "k1": "its gradient is zero on average, so that in the loss it does nothing but add noise; use k2 or k3",
-    "vtrace": "its targets need a critic, and there is none yet; use aipo, which truncates the same ratio",
 }
+
+GROUP_RELATIVE = ("group_standardised", "group_centred", "leave_one_out")  # advantages that compare siblings
+WITH_CRITIC = ("gae", "bi_level_gae", "vtrace")  # advantages that need values
 
 
 @dataclass(kw_only=True, slots=True)
 class ObjectiveConfig:
-    advantage: str = "group_standardised"  # group_standardised, group_centred, leave_one_out, reinforce_pp
-    allocation: str = "last_token"  # reinforce_pp, of rewards: last_token, uniform_positive, discounted, per_turn
+    # group_standardised, group_centred, leave_one_out, reinforce_pp; with a critic: gae, bi_level_gae, vtrace
+    advantage: str = "group_standardised"
+    allocation: str = "last_token"  # of rewards to tokens: last_token, uniform_positive, discounted, per_turn
     allocation_discount: float = 0.95  # discounted: what a turn's part of the return is of the next turn's
-    gamma: float = 1.0  # reinforce_pp: discount of a reward for each sampled token before it
-    surrogate: str = "ppo_clip"  # ppo_clip, gspo, cispo, aipo, dppo_tv, dppo_kl: see learner.surrogate
+    gamma: float = 1.0  # discount of a reward for each sampled token before it
+    gae_lambda: float = 1.0  # gae, bi_level_gae: 1 trusts the rewards alone, 0 the critic's next value alone
+    turn_gamma: float = 1.0  # bi_level_gae: discount of a reward for each turn before it
+    turn_lambda: float = 1.0  # bi_level_gae: as gae_lambda, from turn to turn
+    max_rho: float = 1.0  # vtrace: the cap of a token's own ratio
+    max_c: float = 1.0  # vtrace: the cap of the ratios that carry later tokens back
+    critic: str = "none"  # none, own (a trunk of its own), shared (a value head on the policy's)
+    critic_warmup_steps: int = 0  # steps at the start in which only the critic learns
+    value_clip: float = 0.2  # how far a value may move in a step, in standard deviations of returns; 0 is off
+    value_coefficient: float = 0.5  # shared: weight of the critic's loss beside the policy's
+    normalise_returns: bool = True  # the critic predicts returns less their running mean, in standard deviations
+    # ppo_clip, gspo, cispo, aipo, dppo_tv, dppo_kl, policy_gradient: see learner.surrogate
+    surrogate: str = "ppo_clip"
     clip_low: float = 0.2  # ppo_clip, gspo: the ratio's lower clip is 1 - clip_low
     clip_high: float = 0.28  # ppo_clip, gspo: the ratio's upper clip is 1 + clip_high
     dual_clip: float = 0.0  # ppo_clip, gspo: the ratio's upper clip where the advantage is negative; 0 is off
@@ -42,22 +52,29 @@ class ObjectiveConfig:
     max_behaviour_weight: float = 2.0  # truncated_is cuts the importance weight here, decoupled drops tokens above
     max_negative_kl: float = 0.1  # nats a token: sequences further from behaviour do not train negatives; 0 is off
     kl_coefficient: float = 0.0  # weight of the divergence from the policy that RL began with; 0 is off
-    kl_estimator: str = "k3"  # of that divergence, in the loss: k2 or k3 (k1 has no gradient on average)
-    kl_place: str = "loss"  # where the divergence is subtracted: loss
+    kl_estimator: str = "k3"  # of that divergence: k1, k2, k3; k1 in the reward only
+    kl_place: str = "loss"  # where the divergence is counted: loss, or reward (of every sampled token)
+    reference_every: int = 0  # steps after which that policy is replaced by the learner's; 0 keeps it frozen
     entropy_bonus: float = 0.0  # weight of the entropy that is subtracted from the loss; 0 is off
     normalisation: str = "tokens"  # the loss is a mean over: tokens, sequences, constant (sequences of equal length)
     normalisation_tokens: int = 512  # constant: the length that every sequence counts as
     guard_min_ess: float = 0.3  # an effective sample size below this fraction shrinks the step; 0 is off
     guard_max_ratio: float = 2.0  # a mean ratio above this, or below its inverse, skips the step; 0 is off
 
+    @property
+    def compares_siblings(self) -> bool:
+        """Whether attempts at one task are compared with each other alone: then equal ones teach nothing."""
+        return self.advantage not in ("reinforce_pp", *WITH_CRITIC)
+
     def __post_init__(self) -> None:
         for name, words in (
-            ("advantage", ("group_standardised", "group_centred", "leave_one_out", "reinforce_pp")),
+            ("advantage", (*GROUP_RELATIVE, "reinforce_pp", *WITH_CRITIC)),
+            ("critic", ("none", "own", "shared")),
             ("allocation", ("last_token", "uniform_positive", "discounted", "per_turn")),
-            ("surrogate", ("ppo_clip", "gspo", "cispo", "aipo", "dppo_tv", "dppo_kl")),
+            ("surrogate", ("ppo_clip", "gspo", "cispo", "aipo", "dppo_tv", "dppo_kl", "policy_gradient")),
             ("correction", ("none", "token_mask", "sequence_mask", "geometric_mask", "truncated_is", "decoupled")),
-            ("kl_estimator", ("k3", "k2")),
-            ("kl_place", ("loss",)),
+            ("kl_estimator", ("k3", "k2", "k1")),
+            ("kl_place", ("loss", "reward")),
             ("normalisation", ("tokens", "sequences", "constant")),
         ):
             word = getattr(self, name)
@@ -76,15 +93,25 @@ class ObjectiveConfig:
                  "in [0, 1] and > 1", (self.ratio_low, self.ratio_high), "0 and 5 are usual")  # fmt: skip
         require(self.max_behaviour_weight >= 1, "objective.max_behaviour_weight", ">= 1", self.max_behaviour_weight,
                  "2 is usual")  # fmt: skip
-        for name in ("gamma", "allocation_discount"):
+        for name in ("gamma", "turn_gamma", "allocation_discount"):
             value = getattr(self, name)
             require(0 < value <= 1, f"objective.{name}", "in (0, 1]", value, "1 does not discount")
+        for name in ("gae_lambda", "turn_lambda"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"objective.{name}", "in [0, 1]", value, "0.95 to 1 are usual")
+        require(self.max_rho >= self.max_c > 0, "objective.max_rho, objective.max_c", "> 0, max_rho the larger",
+                 (self.max_rho, self.max_c), "1 and 1 are usual")  # fmt: skip
+        for name in ("critic_warmup_steps", "reference_every"):
+            value = getattr(self, name)
+            require(value >= 0, f"objective.{name}", ">= 0", value, "0 is off")
         require(self.normalisation_tokens >= 1, "objective.normalisation_tokens", ">= 1", self.normalisation_tokens,
                  "take the longest that an episode may become")  # fmt: skip
         for name, usual in (("max_total_variation", "0.2 is usual"), ("max_binary_kl", "0.05 is usual")):
             value = getattr(self, name)
             require(value > 0, f"objective.{name}", "> 0", value, usual)
-        for name in ("max_negative_kl", "kl_coefficient", "entropy_bonus"):
+        require(0 < self.value_coefficient < math.inf, "objective.value_coefficient", "> 0", self.value_coefficient,
+                 "0.5 is usual")  # fmt: skip
+        for name in ("max_negative_kl", "kl_coefficient", "entropy_bonus", "value_clip"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"objective.{name}", ">= 0", value, "0 is off")
         require(0 <= self.guard_min_ess < 1, "objective.guard_min_ess", "in [0, 1)", self.guard_min_ess,

@@ -59,7 +59,7 @@ class RunDir:
 
     @property
     def reference(self) -> Path:
-        """The policy that reinforcement learning began with, where the objective holds on to it."""
+        """Policies that the objective holds on to, each under the step that it is of."""
         return self.path / "reference"
 
     @property

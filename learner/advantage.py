@@ -69,19 +69,18 @@ def leave_one_out_advantages(returns: Sequence[float]) -> npt.NDArray[np.float64
     return advantages
 
 
-def batch_standardised_advantages(returns_to_go: Float[np.ndarray, " tokens"]) -> Float[np.ndarray, " tokens"]:
-    """Each token's return-to-go above the mean of all tokens of the batch, in standard deviations; without unit.
+def batch_standardised_advantages(numbers: Float[np.ndarray, " tokens"]) -> Float[np.ndarray, " tokens"]:
+    """Each token's number above the mean of all tokens of the batch, in standard deviations; without unit.
 
-    REINFORCE++, https://arxiv.org/abs/2501.03262: the batch is the baseline, so that attempts are compared over tasks.
+    REINFORCE++, https://arxiv.org/abs/2501.03262, of returns-to-go: the batch is the baseline, so that attempts are
+    compared over tasks. PPO's implementations, https://arxiv.org/abs/2005.12729, of what GAE gives.
 
-        advantage[t] = (G[t] - mean(G)) / (std(G) + 1e-6)    over every loss token of the batch, G from returns_to_go
+        advantage[t] = (X[t] - mean(X)) / (std(X) + 1e-6)    over every loss token of the batch
 
     >>> batch_standardised_advantages(np.array([3.0, 3.0, 0.0, 0.0])).round(3).tolist()
     [1.0, 1.0, -1.0, -1.0]
     """
-    advantages: npt.NDArray[np.float64] = (returns_to_go - returns_to_go.mean()) / (
-        returns_to_go.std() + RETURN_RESOLUTION
-    )
+    advantages: npt.NDArray[np.float64] = (numbers - numbers.mean()) / (numbers.std() + RETURN_RESOLUTION)
     return advantages
 
 

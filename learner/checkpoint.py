@@ -21,11 +21,14 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.optim.lr_scheduler import LambdaLR
 
+from learner.critic import Critic, critic_shards
 from learner.model import PackedModel, named_shards
 from learner.ranks import Ranks
+from learner.return_scale import scale_of
 
 MANIFEST = "manifest.json"
 _RNG = "rng"
+_CRITIC_STEP, _CRITIC_SCALE = "critic_schedule_step", "critic_scale"
 _SCHEMA = 1
 
 
@@ -58,6 +61,7 @@ def save(
     optimizer: torch.optim.AdamW,
     schedule: LambdaLR,
     progress: Progress,
+    critic: Critic | None = None,
     ranks: Ranks,
     keep: int,
 ) -> Path:
@@ -67,11 +71,10 @@ def save(
     Raises ValueError on every rank when it cannot be written, with the reason; the older checkpoints stay.
     """
     path = folder / f"step_{progress.step:06d}"
-    _fill(optimizer)
     try:
         _on_first_rank(partial(_make_empty, path), ranks)
         state_dict_saver.save(
-            _state(model, optimizer), storage_writer=HuggingFaceStorageWriter(str(path), save_distributed=True)
+            _state(model, optimizer, critic), storage_writer=HuggingFaceStorageWriter(str(path), save_distributed=True)
         )
         _on_first_rank(partial(_write_manifest, path, progress, schedule.last_epoch), ranks)
     except (OSError, CheckpointException) as error:
@@ -95,15 +98,21 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step_"))
 
 
-def load(path: Path, *, model: PackedModel, optimizer: torch.optim.AdamW, schedule: LambdaLR) -> Progress:
-    """Put model, optimizer, schedule and random state back as they were saved. Every rank calls it.
+def load(
+    path: Path,
+    *,
+    model: PackedModel,
+    optimizer: torch.optim.AdamW,
+    schedule: LambdaLR,
+    critic: Critic | None = None,
+) -> Progress:
+    """Put model, optimizer, schedule, critic and random state back as they were saved. Every rank calls it.
 
     Raises ValueError for a checkpoint that is not whole or not of this model; then nothing may be trained on, as some
     tensors may have been read already.
     """
     manifest = _read_manifest(path)
-    _fill(optimizer)
-    state = _state(model, optimizer)
+    state = _state(model, optimizer, critic)
     try:
         state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(path)))
     except (OSError, CheckpointException) as error:
@@ -113,19 +122,33 @@ def load(path: Path, *, model: PackedModel, optimizer: torch.optim.AdamW, schedu
         ) from error
     torch.set_rng_state(state[_RNG])
     _set_schedule(schedule, optimizer, manifest.schedule_step)
+    if critic is not None:
+        _set_schedule(critic.schedule, critic.optimizer, int(state[_CRITIC_STEP]))
+        critic.scale = scale_of(state[_CRITIC_SCALE])
     return manifest.progress
 
 
-def _state(model: PackedModel, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+def _state(model: PackedModel, optimizer: torch.optim.AdamW, critic: Critic | None) -> dict[str, Tensor]:
     """Every tensor that makes the learner, by name. What the optimizer holds as numbers comes from the configuration.
 
     The random state is one for all ranks: they are seeded alike, and nothing in a step draws from it.
     """
+    _fill(optimizer)
     state = {_RNG: torch.get_rng_state()}
     for name, parameter in named_shards(model):
         state[f"model.{name}"] = parameter.detach()
         for moment, value in optimizer.state[parameter].items():
             state[f"optimizer.{moment}.{name}"] = value
+    return state if critic is None else state | _critic_state(critic)
+
+
+def _critic_state(critic: Critic) -> dict[str, Tensor]:
+    _fill(critic.optimizer)
+    state = {_CRITIC_STEP: torch.tensor(critic.schedule.last_epoch), _CRITIC_SCALE: critic.scale.tensor()}
+    for name, parameter in critic_shards(critic):
+        state[f"critic.{name}"] = parameter.detach()
+        for moment, value in critic.optimizer.state[parameter].items():
+            state[f"critic_optimizer.{moment}.{name}"] = value
     return state
 
 

@@ -16,10 +16,9 @@ from common.shutdown import Shutdown
 from learner.checkpoint import Progress
 from learner.conditions import conditions_of
 from learner.lead import Lead, join_run, shard_buffer
-from learner.learner import Clock, Learner, imitate_expert, load_learner, save_checkpoint, train_on
+from learner.learner import Clock, Learner, begin, imitate_expert, load_learner, save_checkpoint, train_on
 from learner.model import full_tensors, save_hf
 from learner.ranks import Ranks
-from learner.reference import frozen_reference
 from learner.share import share
 from learner.supplies import Supplies, shards_of, whole_batch
 from replay.keys import FencedOut
@@ -41,9 +40,7 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
         _publish(learner, lead)
         if not resumed and not _warm_up(learner, lead, shutdown):
             return False
-        learner.reference = frozen_reference(
-            learner.model, config, run_dir, step=learner.progress.step, ranks=ranks
-        )  # fmt: skip
+        begin(learner)
         if learner.progress.step == 0:
             _evaluate_start(learner, lead, shutdown)
             _checkpoint(learner, lead)

@@ -3,13 +3,19 @@
 `learner.learn` brings it batches that actors make, `learner.rerun` those of an archive.
 """
 
+import dataclasses
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import torch
+from jaxtyping import Float64
+from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from common import archive
@@ -18,10 +24,14 @@ from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from learner import checkpoint
 from learner.checkpoint import Progress
-from learner.model import PackedModel, load_model
+from learner.critic import Critic, begin_at, load_critic, policy_kind
+from learner.kl import k1
+from learner.measure import Measured, measure
+from learner.model import PackedModel, load_kind
 from learner.optimizer import make_optimizer, make_schedule
-from learner.pack import count_loss_tokens, count_sequences, micro_batches
+from learner.pack import TokenSequence, count_loss_tokens, count_sequences, micro_batches, sequences_of
 from learner.ranks import Ranks
+from learner.reference import reference_at, reference_step
 from learner.step import StepMetrics, summed_over_ranks, train_step
 from learner.supply import Batch
 from learner.warm_start import WarmStartStep, imitate
@@ -41,7 +51,8 @@ class Learner:
     optimizer: torch.optim.AdamW
     schedule: LambdaLR
     progress: Progress
-    reference: PackedModel | None = None  # frozen, for objectives with a KL divergence; from the first step on
+    critic: Critic | None
+    reference: PackedModel | None = None  # for objectives with a KL divergence; from the first step on
 
 
 class Clock:
@@ -61,18 +72,21 @@ class Clock:
 def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner, bool]:
     """The learner as the newest whole checkpoint left it, or as it begins; and which of the two."""
     torch.manual_seed(config.run.seed)
-    model = load_model(
+    model = load_kind(
+        policy_kind(config),
         config.model.path or run_dir.model,
         ranks=ranks,
         dtype=config.model.dtype,
         activation_checkpointing=config.learner.activation_checkpointing,
     )
-    optimizer = make_optimizer(model, config=config.optim)
-    schedule = make_schedule(optimizer, config=config.optim, num_steps=config.learner.steps)
+    optimizer = make_optimizer(model.causal_lm, config=config.optim)
+    policy_steps = config.learner.steps - config.objective.critic_warmup_steps
+    schedule = make_schedule(optimizer, config=config.optim, num_steps=policy_steps)
+    critic = load_critic(config, model, ranks=ranks)
     progress = Progress(step=0, policy_version=0, highest_published=-1, next_group_id=0, tokens_trained=0)
     newest = checkpoint.latest_checkpoint(run_dir.checkpoints)
     if newest is not None:
-        progress = checkpoint.load(newest, model=model, optimizer=optimizer, schedule=schedule)
+        progress = checkpoint.load(newest, model=model, optimizer=optimizer, schedule=schedule, critic=critic)
         log.info("resumed from %s: version %d", newest.name, progress.policy_version)
     learner = Learner(
         config=config,
@@ -82,14 +96,28 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner
         optimizer=optimizer,
         schedule=schedule,
         progress=progress,
+        critic=critic,
     )
     return learner, newest is not None
 
 
+def begin(learner: Learner) -> None:
+    """What reinforcement learning begins with, or goes on with: a critic of the policy's weights, and the reference.
+
+    Before the first step both are the policy as it is then; later they come from the checkpoint and from the run's
+    folder. Every rank calls it. Raises ConfigError for a run that began without a reference.
+    """
+    if learner.critic is not None and learner.progress.step == 0:
+        begin_at(learner.critic, learner.model)
+    _take_reference(learner)
+
+
 def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
-    """Make one optimizer step on `batch`, and lap "pack" and "train"."""
-    config, ranks, before = learner.config, learner.ranks, learner.progress
-    sequences = weighed_sequences(batch.groups, objective=config.objective)
+    """Make one optimizer step on `batch`, and lap "measure", "pack" and "train"."""
+    config, ranks, before, critic = learner.config, learner.ranks, learner.progress, learner.critic
+    measured = _measure(learner, batch)
+    clock.lap("measure")
+    sequences = weighed_sequences(batch.groups, objective=config.objective, measured=measured)
     clock.lap("pack")
     packs = micro_batches(
         sequences, max_tokens=config.learner.micro_batch_tokens, num_ranks=ranks.num_ranks, rank=ranks.rank
@@ -99,7 +127,9 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         learner.optimizer,
         learner.schedule,
         packs,
-        reference=learner.reference,
+        reference=learner.reference if config.objective.kl_place == "loss" else None,
+        critic=critic,
+        critic_only=before.step < config.objective.critic_warmup_steps,
         ranks=ranks,
         objective=config.objective,
         global_num_loss_tokens=count_loss_tokens(sequences),
@@ -108,7 +138,11 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         chunk_tokens=config.learner.logprob_chunk_tokens,
         max_grad_norm=config.optim.max_grad_norm,
     )
-    clock.lap("train")
+    if measured.reference_logprobs is not None:  # as the reward has it, where the loss has none
+        divergence = k1(torch.from_numpy(measured.reference_logprobs), _behaviour_logprobs(sequences))
+        metrics = dataclasses.replace(metrics, reference_kl=float(divergence.mean()))
+    if critic is not None and config.objective.normalise_returns and not metrics.skipped:
+        critic.scale = critic.scale.after(_returns(sequences))
     learner.progress = msgspec.structs.replace(
         before,
         step=before.step + 1,
@@ -116,7 +150,51 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         next_group_id=batch.next_group_id,
         tokens_trained=before.tokens_trained + sum(sequence.num_tokens for sequence in sequences),
     )
+    every = config.objective.reference_every
+    if every and reference_step(before.step + 1, every=every) == before.step + 1:
+        _take_reference(learner)
+    clock.lap("train")
     return metrics
+
+
+def _take_reference(learner: Learner) -> None:
+    learner.reference = None  # its memory is free before the next one is read
+    learner.reference = reference_at(
+        learner.model, learner.config, learner.run_dir, step=learner.progress.step, ranks=learner.ranks
+    )
+
+
+def _measure(learner: Learner, batch: Batch) -> Measured:
+    """What the objective needs to know of the batch before it is weighed."""
+    config = learner.config
+    bare = [
+        sequence
+        for group in batch.groups
+        for trajectory in group.trajectories
+        for sequence in sequences_of(trajectory, advantage=0.0)
+    ]
+    return measure(
+        bare,
+        model=learner.model,
+        critic=learner.critic,
+        reference=learner.reference,
+        ranks=learner.ranks,
+        objective=config.objective,
+        temperature=config.sampling.temperature,
+        micro_batch_tokens=config.learner.micro_batch_tokens,
+        chunk_tokens=config.learner.logprob_chunk_tokens,
+    )
+
+
+def _behaviour_logprobs(sequences: Sequence[TokenSequence]) -> Float64[Tensor, " tokens"]:
+    found = [sequence.behaviour_logprobs[sequence.loss_mask] for sequence in sequences]
+    return torch.from_numpy(np.concatenate(found)).double()
+
+
+def _returns(sequences: Sequence[TokenSequence]) -> npt.NDArray[np.float64]:
+    """What the critic was trained towards, at every loss token of the batch."""
+    found = [sequence.returns[sequence.loss_mask] for sequence in sequences if sequence.returns is not None]
+    return np.concatenate(found).astype(np.float64)
 
 
 def save_checkpoint(learner: Learner) -> None:
@@ -127,6 +205,7 @@ def save_checkpoint(learner: Learner) -> None:
         optimizer=learner.optimizer,
         schedule=learner.schedule,
         progress=learner.progress,
+        critic=learner.critic,
         ranks=learner.ranks,
         keep=learner.config.learner.keep_checkpoints,
     )

@@ -15,6 +15,7 @@ class TokenLogprobs:
 
     logprobs: Float[Tensor, " loss_tokens"]  # with gradient
     entropies: Float[Tensor, " loss_tokens"]  # nats; with gradient only where that was asked for
+    values: Float[Tensor, " loss_tokens"] | None = None  # of a critic that shares the trunk; with gradient
 
 
 def predictions(

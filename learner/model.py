@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -18,6 +20,7 @@ from learner.logprobs import TokenLogprobs, chunked_logprobs, predictions
 from learner.pack import Packed
 from learner.ranks import Ranks
 
+M = TypeVar("M", bound="PackedModel")
 PACKED_ATTENTION = "slipstream_packed"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -38,15 +41,33 @@ class PackedModel(nn.Module):
         self, packed: Packed, *, temperature: float, chunk_tokens: int, entropy_gradient: bool = False
     ) -> TokenLogprobs:
         """Hidden states of the packed row, then log-probabilities in chunks: see `chunked_logprobs`."""
+        hidden, targets = predictions(self.hidden_states(packed), packed.tokens, packed.loss_mask)
+        return self.logprobs(
+            hidden, targets, temperature=temperature, chunk_tokens=chunk_tokens, entropy_gradient=entropy_gradient
+        )
+
+    def hidden_states(self, packed: Packed) -> Float[Tensor, "tokens hidden"]:
+        """The decoder's last, of every token of the pack."""
         # No mask and no cache: with either, transformers would take the row for one sequence.
-        hidden = self.causal_lm.get_decoder()(
+        hidden: Tensor = self.causal_lm.get_decoder()(
             input_ids=packed.tokens[None],
             position_ids=packed.position_ids[None],
             attention_mask=None,
             use_cache=False,
             **_sequence_bounds(packed),
         ).last_hidden_state[0]
-        hidden, targets = predictions(hidden, packed.tokens, packed.loss_mask)
+        return hidden
+
+    def logprobs(
+        self,
+        hidden: Float[Tensor, "loss_tokens hidden"],
+        targets: Int[Tensor, " loss_tokens"],
+        *,
+        temperature: float,
+        chunk_tokens: int,
+        entropy_gradient: bool,
+    ) -> TokenLogprobs:
+        """The output embedding's word on each of `targets`."""
         head = self.causal_lm.get_output_embeddings()
         return chunked_logprobs(
             hidden,
@@ -60,22 +81,29 @@ class PackedModel(nn.Module):
 
 
 def load_model(path: str | Path, *, ranks: Ranks, dtype: str, activation_checkpointing: bool) -> PackedModel:
+    """Load the policy in folder `path`: see `load_kind`."""
+    return load_kind(PackedModel, path, ranks=ranks, dtype=dtype, activation_checkpointing=activation_checkpointing)
+
+
+def load_kind(kind: type[M], path: str | Path, *, ranks: Ranks, dtype: str, activation_checkpointing: bool) -> M:
     """Load the causal LM in folder `path`, float32 master weights, and shard it over `ranks`.
 
+    `kind` is what is made of it: see `learner.value_model`.
     `dtype` is that of the forward pass, float32 or bfloat16; logits are always float32. Every rank calls it.
     Raises ValueError for a folder that holds no causal LM, and for a model that does not read packed rows right.
     """
     causal_lm = _read(Path(path))
     # Always in evaluation mode: dropout would make the log-probabilities differ from the actors'.
-    model = PackedModel(causal_lm, folder=Path(path)).eval()
-    check_packing(model)
+    check_packing(PackedModel(causal_lm, folder=Path(path)))
+    model = kind(causal_lm, folder=Path(path)).eval()
     causal_lm.set_attn_implementation(_attention_for(ranks.device, dtype))
     layers = _decoder_layers(causal_lm)
     if activation_checkpointing:
         for layer in layers:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     policy = MixedPrecisionPolicy(param_dtype=_DTYPES[dtype], reduce_dtype=torch.float32)
-    for module in [*layers, model]:
+    modules: list[nn.Module] = [*layers, model]
+    for module in modules:
         fully_shard(module, mesh=ranks.mesh, mp_policy=policy)
     return model
 

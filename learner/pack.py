@@ -4,8 +4,10 @@
 `position_ids` start again at 0 in each. Element i of every per-token array belongs to `tokens[i]`.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,8 @@ class TokenSequence:
     loss_mask: MaskArray  # True on tokens the policy sampled and that are trained; never on the first
     behaviour_logprobs: LogprobArray  # of the policy that sampled; 0 elsewhere
     advantages: LogprobArray
+    old_values: LogprobArray | None = None  # the critic's at the start of the step; None without one
+    returns: LogprobArray | None = None  # what the critic is trained towards
 
     @property
     def num_tokens(self) -> int:
@@ -40,17 +44,14 @@ class Packed:
     loss_mask: Bool[Tensor, " tokens"]
     behaviour_logprobs: Float[Tensor, " tokens"]
     advantages: Float[Tensor, " tokens"]
+    old_values: Float[Tensor, " tokens"] | None = None
+    returns: Float[Tensor, " tokens"] | None = None
     lengths: tuple[int, ...]  # tokens of each sequence; on the host, so that no kernel waits for them
 
     def to(self, device: torch.device) -> "Packed":
-        return Packed(
-            tokens=self.tokens.to(device),
-            position_ids=self.position_ids.to(device),
-            loss_mask=self.loss_mask.to(device),
-            behaviour_logprobs=self.behaviour_logprobs.to(device),
-            advantages=self.advantages.to(device),
-            lengths=self.lengths,
-        )
+        parts = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        tensors: dict[str, Any] = {name: part.to(device) for name, part in parts.items() if isinstance(part, Tensor)}
+        return dataclasses.replace(self, **tensors)
 
     @property
     def loss_sequences(self) -> Sequences:
@@ -62,8 +63,16 @@ class Packed:
         return Sequences(ids=ids[self.loss_mask], num=num)
 
 
-def sequences_of(trajectory: Trajectory, *, advantage: float | LogprobArray) -> list[TokenSequence]:
+def sequences_of(
+    trajectory: Trajectory,
+    *,
+    advantage: float | LogprobArray,
+    old_values: LogprobArray | None = None,
+    returns: LogprobArray | None = None,
+) -> list[TokenSequence]:
     """The branches of a trajectory, each a sequence of its own; `advantage` is every token's, or one for each.
+
+    `old_values` and `returns` have an element for each token of the trajectory.
 
     Raises ValueError where a sampled token begins a branch: nothing would have predicted it.
     """
@@ -84,6 +93,8 @@ def sequences_of(trajectory: Trajectory, *, advantage: float | LogprobArray) -> 
                 loss_mask=loss_mask[start:stop],
                 behaviour_logprobs=behaviour_logprobs[start:stop],
                 advantages=advantages[start:stop],
+                old_values=None if old_values is None else old_values[start:stop],
+                returns=None if returns is None else returns[start:stop],
             )
         )
     return sequences
@@ -106,12 +117,14 @@ def pack(sequences: Sequence[TokenSequence]) -> Packed:
     if not sequences:
         sequences = [_NOTHING]
     ordered = sorted(sequences, key=lambda sequence: -sequence.num_tokens)
+    per_token = {
+        item.name: _joined([getattr(sequence, item.name) for sequence in ordered])
+        for item in dataclasses.fields(TokenSequence)
+        if getattr(ordered[0], item.name) is not None
+    }
     return Packed(
-        tokens=_joined([sequence.tokens for sequence in ordered]).long(),
+        **per_token | {"tokens": per_token["tokens"].long()},
         position_ids=torch.cat([torch.arange(sequence.num_tokens) for sequence in ordered]),
-        loss_mask=_joined([sequence.loss_mask for sequence in ordered]),
-        behaviour_logprobs=_joined([sequence.behaviour_logprobs for sequence in ordered]),
-        advantages=_joined([sequence.advantages for sequence in ordered]),
         lengths=tuple(sequence.num_tokens for sequence in ordered),
     )
 
@@ -122,9 +135,15 @@ def micro_batches(sequences: Sequence[TokenSequence], *, max_tokens: int, num_ra
     Every rank gets the same number of packs, as the collectives inside a forward pass need it, and about the same
     number of tokens. Raises ValueError for a sequence longer than `max_tokens`.
     """
+    bins = bins_of_rank(sequences, max_tokens=max_tokens, num_ranks=num_ranks, rank=rank)
+    return [pack([sequences[index] for index in members]) for members in bins]
+
+
+def bins_of_rank(sequences: Sequence[TokenSequence], *, max_tokens: int, num_ranks: int, rank: int) -> list[list[int]]:
+    """What each of this rank's `micro_batches` is made of: indices into `sequences`, in the order of the pack."""
     lengths = [sequence.num_tokens for sequence in sequences]
     bins = balanced_bins(lengths, max_tokens=max_tokens, num_ranks=num_ranks)
-    return [pack([sequences[index] for index in bins[number]]) for number in range(rank, len(bins), num_ranks)]
+    return [sorted(members, key=lambda index: -lengths[index]) for members in bins[rank::num_ranks]]
 
 
 def balanced_bins(lengths: Sequence[int], *, max_tokens: int, num_ranks: int) -> list[list[int]]:
@@ -168,4 +187,6 @@ _NOTHING = TokenSequence(
     loss_mask=np.zeros(1, dtype=np.bool_),
     behaviour_logprobs=np.zeros(1, dtype=np.float32),
     advantages=np.zeros(1, dtype=np.float32),
+    old_values=np.zeros(1, dtype=np.float32),
+    returns=np.zeros(1, dtype=np.float32),
 )

@@ -95,3 +95,11 @@ def _add_step(metrics: Metrics, step: StepMetrics) -> None:
     metrics.add("optim/guard_scale", step.guard_scale)
     metrics.add("learner/num_loss_tokens", step.num_loss_tokens)
     metrics.add("learner/num_micro_batches", step.num_micro_batches)
+    if step.values is not None:
+        metrics.add("learner/value_loss", step.values.loss)
+        metrics.add("learner/value_clip_fraction", step.values.clip_fraction)
+        metrics.add("learner/value_explained_variance", step.values.explained_variance)
+        metrics.add("learner/value_mean", step.values.mean)
+        metrics.add("learner/value_return_mean", step.values.return_mean)
+        metrics.add("learner/value_grad_norm", step.values.grad_norm)
+        metrics.add("learner/value_lr", step.values.lr)

@@ -22,6 +22,7 @@ from learner.learner import (
     Clock,
     Learner,
     any_rank_is_told,
+    begin,
     imitate_expert,
     load_learner,
     save_checkpoint,
@@ -29,7 +30,6 @@ from learner.learner import (
 )
 from learner.model import save_hf
 from learner.ranks import Ranks
-from learner.reference import frozen_reference
 from learner.report import step_metrics
 from learner.step import StepMetrics
 from learner.supply import Batch
@@ -50,13 +50,11 @@ def train_again(
     for line in otherwise if ranks.rank == 0 else []:
         log.warning("weights may differ from the run's: %s", line)
     learner, resumed = load_learner(config, run_dir, ranks)
+    if not resumed and config.warm_start.episodes and imitate_expert(learner, demonstrations, shutdown) is None:
+        return False
+    begin(learner)
     if not resumed:
-        if config.warm_start.episodes and imitate_expert(learner, demonstrations, shutdown) is None:
-            return False
         save_checkpoint(learner)
-    learner.reference = frozen_reference(
-        learner.model, config, run_dir, step=learner.progress.step, ranks=ranks
-    )  # fmt: skip
     notes = _Notes(learner) if ranks.rank == 0 else None
     try:
         finished = _make_steps(learner, archive, notes, shutdown)

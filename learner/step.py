@@ -5,6 +5,7 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,14 +14,29 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from common.objective_config import ObjectiveConfig
+from learner.critic import Critic, critic_loss
 from learner.guard import judge
 from learner.loss import PolicyLoss, policy_loss
 from learner.model import PackedModel
 from learner.normalisation import loss_divisor
 from learner.pack import Packed
 from learner.ranks import Ranks
+from learner.value_loss import ValueLoss
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValueMetrics:
+    """What a step measured of the critic, over all loss tokens; in its own unit, as `learner.return_scale` has it."""
+
+    loss: float
+    clip_fraction: float  # tokens whose value moved further than `objective.value_clip` allows, and was held back
+    explained_variance: float  # of the returns, by the values before the step: 1 is all, 0 is what a constant explains
+    mean: float
+    return_mean: float
+    grad_norm: float  # before clipping
+    lr: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,8 +61,9 @@ class StepMetrics:
     truncated_fraction: float  # tokens whose behaviour weight was cut to its cap
     grad_norm: float  # before clipping
     lr: float
-    skipped: bool  # the gradient was not finite or the guard refused the step, and nothing was updated
+    skipped: bool  # a gradient was not finite or the guard refused the step, and nothing was updated
     guard_scale: float  # what the guard made of the learning rate: 1 is all of it, 0 is none
+    values: ValueMetrics | None  # of the critic, where there is one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +82,8 @@ def train_step(
     micro_batches: Sequence[Packed],
     *,
     reference: PackedModel | None,
+    critic: Critic | None = None,
+    critic_only: bool = False,
     ranks: Ranks,
     objective: ObjectiveConfig,
     global_num_loss_tokens: int,
@@ -76,10 +95,12 @@ def train_step(
     """Make one optimizer step on this rank's `micro_batches`; all ranks call it with the same number of them.
 
         loss = sum over all loss tokens of all ranks / divisor    (see `learner.normalisation`)
+        critic's loss = sum over all loss tokens of all ranks / their number    (see `learner.value_loss`)
 
     A gradient that is not finite, or a batch that the guard refuses (see `learner.guard`), leaves the weights, the
-    optimizer and the schedule as they were, and says so.
-    `reference` is the frozen policy that the objective's KL divergence is to, None where it has none.
+    optimizers and the schedules as they were, the critic's like the policy's, and says so.
+    `reference` is the frozen policy that the loss's KL divergence is to, None where it has none. With `critic_only` the
+    policy, its optimizer and its schedule stay as they are.
     Raises ValueError for a batch without loss tokens.
     """
     if global_num_loss_tokens < 1:
@@ -87,7 +108,7 @@ def train_step(
     divisor = loss_divisor(
         num_loss_tokens=global_num_loss_tokens, num_sequences=global_num_sequences, objective=objective
     )
-    losses, entropy_sum = [], torch.zeros((), device=ranks.device)
+    losses, value_losses, entropy_sum = [], [], torch.zeros((), device=ranks.device)
     for packed in micro_batches:
         packed = packed.to(ranks.device)
         current = model(
@@ -107,7 +128,16 @@ def train_step(
             sequences=packed.loss_sequences,
             objective=objective,
         )
-        backward(loss.loss_sum, ranks=ranks, divisor=divisor)
+        loss_sum = loss.loss_sum
+        if critic is not None:
+            value_part = critic_loss(critic, packed, current, value_clip=objective.value_clip)
+            value_losses.append(_without_gradient(value_part))
+            value_sum = value_part.loss_sum * (divisor / global_num_loss_tokens)
+            if critic.is_shared:  # one graph, one backward pass
+                loss_sum = loss_sum + objective.value_coefficient * value_sum
+            else:
+                backward(value_sum, ranks=ranks, divisor=divisor)
+        backward(loss_sum, ranks=ranks, divisor=divisor)
         losses.append(_without_gradient(loss))
         entropy_sum += current.entropies.detach().sum()
     measured = _measured(losses, entropy_sum)
@@ -119,14 +149,24 @@ def train_step(
     )
     if verdict.reason and ranks.rank == 0:
         log.warning("guard: step scaled by %.3g: %s", verdict.scale, verdict.reason)
-    update = apply_gradient(model, optimizer, schedule, max_grad_norm=max_grad_norm, scale=verdict.scale)
+    moved = [optimizer] if critic is None else [optimizer, critic.optimizer]
+    finite = all(math.isfinite(float(gradient_norm(each))) for each in moved)
+    scale = verdict.scale if finite else 0.0
+    update = apply_gradient(
+        optimizer, schedule, max_grad_norm=max_grad_norm, scale=0.0 if critic_only else scale
+    )  # fmt: skip
+    values = None
+    if critic is not None:
+        critic_update = apply_gradient(critic.optimizer, critic.schedule, max_grad_norm=max_grad_norm, scale=scale)
+        values = _value_metrics(value_losses, critic_update)
     return _step_metrics(
         measured,
-        update,
+        dataclasses.replace(update, skipped=scale == 0.0),
         divisor=divisor,
         num_micro_batches=len(micro_batches),
         num_sequences=global_num_sequences,
         guard_scale=verdict.scale,
+        values=values,
     )
 
 
@@ -136,27 +176,25 @@ def backward(loss_sum: Tensor, *, ranks: Ranks, divisor: float) -> None:
     torch.autograd.backward(loss_sum * (ranks.num_ranks / divisor))
 
 
+def gradient_norm(optimizer: torch.optim.Optimizer) -> Tensor:
+    """The global norm of the gradient of all that `optimizer` moves: whole, the same on every rank. Collective."""
+    norm = torch.nn.utils.get_total_norm([p.grad for p in _parameters(optimizer) if p.grad is not None])
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
 def apply_gradient(
-    model: PackedModel,
-    optimizer: torch.optim.Optimizer,
-    schedule: LambdaLR,
-    *,
-    max_grad_norm: float,
-    scale: float = 1.0,
+    optimizer: torch.optim.Optimizer, schedule: LambdaLR, *, max_grad_norm: float, scale: float = 1.0
 ) -> Update:
     """Clip the gradient to a global norm of `max_grad_norm`, update, move the schedule on, and forget the gradient.
 
     `scale` is of the learning rate, for this update only; 0, like a gradient that is not finite, changes nothing.
     """
     lr = float(optimizer.param_groups[0]["lr"]) * scale
-    parameters = list(model.parameters())
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    # Whole, so that every rank sees the same norm and takes the same decision.
-    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    norm = gradient_norm(optimizer)
     grad_norm = float(norm)
     updates = math.isfinite(grad_norm) and scale > 0
     if updates:
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
+        torch.nn.utils.clip_grads_with_norm_(_parameters(optimizer), max_grad_norm, norm)
         for group in optimizer.param_groups:
             group["lr"] *= scale
         optimizer.step()
@@ -165,13 +203,20 @@ def apply_gradient(
     return Update(grad_norm=grad_norm, lr=lr, skipped=not updates)
 
 
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def _frozen_logprobs(reference: PackedModel, packed: Packed, temperature: float, chunk_tokens: int) -> Tensor:
     with torch.no_grad():
         logprobs: Tensor = reference(packed, temperature=temperature, chunk_tokens=chunk_tokens).logprobs
     return logprobs
 
 
-def _without_gradient(loss: PolicyLoss) -> PolicyLoss:
+L = TypeVar("L", PolicyLoss, ValueLoss)
+
+
+def _without_gradient(loss: L) -> L:
     return dataclasses.replace(loss, loss_sum=loss.loss_sum.detach())
 
 
@@ -190,6 +235,7 @@ def _step_metrics(
     num_micro_batches: int,
     num_sequences: int,
     guard_scale: float,
+    values: ValueMetrics | None,
 ) -> StepMetrics:
     num_loss_tokens = measured["num_loss_tokens"]
     mean = {name: value / num_loss_tokens for name, value in measured.items()}
@@ -214,6 +260,25 @@ def _step_metrics(
         lr=update.lr,
         skipped=update.skipped,
         guard_scale=guard_scale,
+        values=values,
+    )
+
+
+def _value_metrics(losses: Sequence[ValueLoss], update: Update) -> ValueMetrics:
+    """Every sum over all micro-batches of all ranks, divided by all loss tokens."""
+    names = [item.name for item in dataclasses.fields(ValueLoss)]
+    total = summed_over_ranks({name: torch.stack([getattr(loss, name) for loss in losses]).sum() for name in names})
+    mean = {name: value / total["num_loss_tokens"] for name, value in total.items()}
+    return_variance = mean["return_square_sum"] - mean["return_sum"] ** 2
+    missed_variance = mean["missed_square_sum"] - mean["missed_sum"] ** 2
+    return ValueMetrics(
+        loss=mean["loss_sum"],
+        clip_fraction=mean["num_clipped"],
+        explained_variance=1 - missed_variance / return_variance if return_variance > 0 else 0.0,
+        mean=mean["value_sum"],
+        return_mean=mean["return_sum"],
+        grad_norm=update.grad_norm,
+        lr=update.lr,
     )
 
 

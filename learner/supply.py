@@ -48,22 +48,25 @@ class Supply:
         self._next_group_id = first_group_id
         self._every = every
         replay = config.replay
+        # A step's groups are chosen from so many.
+        self._num_candidates = math.ceil(replay.groups_per_step / replay.keep_fraction)
         self._reuse = Reuse(
             max_uses=replay.max_uses,
             samples_per_insert=replay.samples_per_insert,
             # A step is claimed at once, so that it may go before the inserts that pay for it.
-            error_buffer=replay.groups_per_step,
+            error_buffer=self._num_candidates,
         )
 
     def next_batch(self, step: int, *, policy_version: int, published_version: int, shutdown: Shutdown) -> Batch | None:
         """Return the groups that optimizer step `step` (counted from 1) learns from; None when told to stop.
 
         Consumes ready groups; waits for actors to finish enough of them; produces tickets, so that actors always find
-        `target_lag` steps of work ahead. Groups whose returns are all equal teach nothing: they are dropped and others
-        take their place. Raises SupplyDried.
+        `target_lag` steps of work ahead. Groups whose returns are all equal teach nothing where siblings are compared:
+        they are dropped and others take their place. Where there are more candidates than a step takes
+        (`replay.keep_fraction`), those whose returns differ least are dropped. Raises SupplyDried.
         """
         replay, started = self._config.replay, time.monotonic()
-        wanted = replay.groups_per_step
+        wanted = self._num_candidates
         kept: list[Group] = []
         dropped: Counter[str] = Counter()
         last_said = started
@@ -78,22 +81,29 @@ class Supply:
                 seed=self._config.run.seed,
                 reuse=self._reuse,
             )
-            useful = [group for group in claimed if returns_differ(_returns(group))]
-            useless = [group.ticket.group_id for group in claimed if group not in useful]
-            if useless:
-                self._buffer.drop(useless, reason="zero_variance")
-                dropped["zero_variance"] += len(useless)
+            useful = claimed
+            if self._config.objective.compares_siblings:
+                useful = [group for group in claimed if returns_differ(_returns(group))]
+                self._drop([group for group in claimed if group not in useful], "zero_variance", dropped)
             if replay.order == Order.PRIORITISED.value:  # by how far its returns lie apart: what it has to teach
-                self._buffer.prioritise({group.ticket.group_id: statistics.pstdev(_returns(group)) for group in useful})
+                self._buffer.prioritise({group.ticket.group_id: _spread(group) for group in useful})
             kept += useful
             if not claimed:
                 last_said = self._wait(step, started, last_said)
         if len(kept) < wanted:
             return None
         self.admit(step, kept, published_version=published_version)
+        kept.sort(key=lambda group: (-_spread(group), group.ticket.group_id))
+        self._drop(kept[replay.groups_per_step :], "low_variance", dropped)
+        del kept[replay.groups_per_step :]
         # By id, so that a step's arithmetic does not depend on which group was finished first.
         kept.sort(key=lambda group: group.ticket.group_id)
         return Batch(groups=kept, num_dropped=dict(dropped), next_group_id=self._next_group_id)
+
+    def _drop(self, groups: list[Group], reason: str, dropped: Counter[str]) -> None:
+        if groups:
+            self._buffer.drop([group.ticket.group_id for group in groups], reason=reason)
+            dropped[reason] += len(groups)
 
     def admit(self, step: int, kept: list[Group], *, published_version: int) -> None:
         """Open tickets until as much work is under way as the lag allows, and never more than the run needs.
@@ -102,7 +112,7 @@ class Supply:
         """
         replay, learner = self._config.replay, self._config.learner
         steps = min(replay.target_lag + 1, learner.steps - step + 1)
-        room = self._room(self._buffer.ledger(), kept, num_uses=replay.groups_per_step * steps - len(kept))
+        room = self._room(self._buffer.ledger(), kept, num_uses=self._num_candidates * steps - len(kept))
         if room <= 0:
             return
         ids = range(self._next_group_id, self._next_group_id + room * self._every, self._every)
@@ -114,9 +124,9 @@ class Supply:
         """How many groups are to be opened for `num_uses` more uses of groups to be had, the rest of this step's first.
 
         Each may be used `max_uses` times, but only once for this step, and as often as the limiter lets them. With one
-        use each this is: queued + leased + ready + kept <= groups_per_step * min(target_lag + 1, steps left).
+        use each this is: queued + leased + ready + kept <= candidates of a step * min(target_lag + 1, steps left).
         """
-        reuse, wanted = self._reuse, self._config.replay.groups_per_step - len(kept)
+        reuse, wanted = self._reuse, self._num_candidates - len(kept)
         unfinished = ledger.queued + ledger.leased
         uses_left = reuse.max_uses * (unfinished + ledger.ready) - ledger.ready_uses
         still_ready = sum(group.num_uses < reuse.max_uses for group in kept)
@@ -169,6 +179,10 @@ class Supply:
 
 def _returns(group: Group) -> list[float]:
     return [trajectory.total_reward for trajectory in group.trajectories]
+
+
+def _spread(group: Group) -> float:
+    return statistics.pstdev(_returns(group))
 
 
 def task_index(position: int, num_tasks: int, seed: int) -> int:

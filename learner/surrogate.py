@@ -52,6 +52,8 @@ def surrogate(
                 ratio_low=objective.ratio_low if objective.surrogate == "cispo" else 0.0,
                 ratio_high=objective.ratio_high,
             )
+        case "policy_gradient":
+            return policy_gradient(current_logprobs, advantages)
         case "dppo_tv":
             trusted = within_total_variation(
                 current_logprobs, anchor_logprobs, advantages, max_divergence=objective.max_total_variation
@@ -129,6 +131,17 @@ def truncated_gradient(
     whole = ratio(current_logprobs.detach(), anchor_logprobs)
     weights = whole.clamp(ratio_low, ratio_high)
     return Surrogate(losses=-weights * advantages * current_logprobs, held_back=weights != whole)
+
+
+def policy_gradient(current_logprobs: Float[Tensor, " tokens"], advantages: Float[Tensor, " tokens"]) -> Surrogate:
+    """The policy gradient, https://doi.org/10.1007/BF00992696, for advantages that have the ratio in them: V-trace's.
+
+        loss = -A * current
+
+    A = 2 and a log-probability of -0.5 give 1, and a gradient of -2.
+    """
+    held_back = torch.zeros_like(advantages, dtype=torch.bool)
+    return Surrogate(losses=-advantages * current_logprobs, held_back=held_back)
 
 
 def trust_region(

@@ -60,7 +60,7 @@ def imitate(
             loss_sum = -current.logprobs.sum()
             backward(loss_sum, ranks=ranks, divisor=num_loss_tokens)
             loss_sums.append(loss_sum.detach())
-        update = apply_gradient(model, optimizer, schedule, max_grad_norm=optim.max_grad_norm)
+        update = apply_gradient(optimizer, schedule, max_grad_norm=optim.max_grad_norm)
         loss = summed_over_ranks({"loss_sum": sum(loss_sums)})["loss_sum"] / num_loss_tokens
         on_step(WarmStartStep(step=step, num_steps=len(batches), loss=loss, skipped=update.skipped))
     return len(batches)

@@ -10,14 +10,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from common.config import OptimConfig
+from common.config import OptimConfig, load_config
 from common.objective_config import ObjectiveConfig
 from learner.checkpoint import Progress, latest_checkpoint, load, save
+from learner.critic import critic_shards
+from learner.learner import Clock, save_checkpoint, train_on
 from learner.model import PackedModel, full_tensors, load_model
 from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import count_loss_tokens, micro_batches
 from learner.ranks import Ranks, join_ranks, leave_ranks
 from learner.step import apply_gradient, backward, train_step
+from tests import even_game
+from tests.even_game import load_player
 from tests.tiny_model import random_sequence, save_tiny_model
 
 OPTIM = OptimConfig(lr=1e-3)
@@ -32,6 +36,8 @@ def results(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Path:
     for name in ("tied", "untied"):
         save_tiny_model(path / f"{name}_model", tie=name == "tied")
         train(path / f"{name}_model", path / f"{name}_on_one", ranks=ranks)
+    for critic in ("own", "shared"):
+        play(path / "untied_model", path / f"{critic}_critic_on_one", critic=critic, ranks=ranks)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = int(listener.getsockname()[1])
@@ -45,6 +51,8 @@ def be_one_of_two(rank: int, port: int, path: Path) -> None:
     ranks = join_ranks(timeout_s=120)
     for name in ("tied", "untied"):
         train(path / f"{name}_model", path / f"{name}_on_two", ranks=ranks)
+    for critic in ("own", "shared"):
+        play(path / "untied_model", path / f"{critic}_critic_on_two", critic=critic, ranks=ranks)
     resume(path / "tied_model", path / "tied_on_one", path / "resumed_on_two", ranks=ranks)
     explode(path / "tied_model", path / f"explosion_{rank}.json", ranks=ranks)
     leave_ranks()
@@ -102,7 +110,7 @@ def one_step(
         global_num_loss_tokens=num_loss_tokens, global_num_sequences=len(sequences), temperature=1.0,
         chunk_tokens=16, max_grad_norm=0.5,
     )  # fmt: skip
-    return asdict(metrics) | {"num_micro_batches": 0}, gradients
+    return asdict(metrics) | {"num_micro_batches": 0, "values": 0}, gradients
 
 
 def write_down(model: PackedModel, out: Path, *, ranks: Ranks) -> None:
@@ -110,6 +118,27 @@ def write_down(model: PackedModel, out: Path, *, ranks: Ranks) -> None:
     if ranks.rank == 0:
         out.mkdir(exist_ok=True)
         save_file(weights, out / "weights.safetensors")
+
+
+def play(model_folder: Path, out: Path, *, critic: str, ranks: Ranks) -> None:
+    """Three steps of PPO on what one set of weights has played, with a checkpoint after the second."""
+    overrides = ["objective.advantage=gae", f"objective.critic={critic}", "learner.micro_batch_tokens=520",
+                 "objective.critic_warmup_steps=1", "optim.critic_lr=1e-3", "optim.lr=1e-3"]  # fmt: skip
+    learner, player = load_player(load_config(None, [f"model.path={model_folder}", *overrides]), out, ranks)
+    batches = [even_game.play(learner, player, num_groups=groups) for groups in (3, 2, 1)]
+    measured = []
+    for batch in batches:
+        metrics = train_on(learner, batch, Clock())
+        assert metrics.values is not None
+        measured.append(asdict(metrics.values) | {"policy_loss": metrics.loss, "policy_grad_norm": metrics.grad_norm})
+        if learner.progress.step == 2:
+            save_checkpoint(learner)
+    write_down(learner.model, out, ranks=ranks)
+    assert learner.critic is not None
+    weights = {name: parameter.detach().full_tensor() for name, parameter in critic_shards(learner.critic)}
+    if ranks.rank == 0:
+        save_file(weights, out / "critic.safetensors")
+        (out / "measured.json").write_text(json.dumps(measured))
 
 
 def explode(model_folder: Path, out: Path, *, ranks: Ranks) -> None:
@@ -123,7 +152,7 @@ def explode(model_folder: Path, out: Path, *, ranks: Ranks) -> None:
     for factor in (float("inf") if ranks.rank == 1 else 1.0, 1.0):
         logprobs = model(packed, temperature=1.0, chunk_tokens=16).logprobs
         backward(logprobs.sum() * factor, ranks=ranks, divisor=17)
-        skipped.append(apply_gradient(model, optimizer, schedule, max_grad_norm=1.0).skipped)
+        skipped.append(apply_gradient(optimizer, schedule, max_grad_norm=1.0).skipped)
         changed.append(any(not torch.equal(tensor, before[name]) for name, tensor in full_tensors(model)))
     out.write_text(json.dumps({"skipped": skipped, "changed": changed, "schedule": schedule.last_epoch}))
 
@@ -136,6 +165,16 @@ def test_two_ranks_equal_one_in_losses_gradients_and_weights(results: Path, name
     found, expected = (json.loads((folder / "measured.json").read_text()) for folder in (two, one))
     for found_step, expected_step in zip(found, expected, strict=True):
         assert found_step == pytest.approx(expected_step, rel=1e-5)
+
+
+@pytest.mark.parametrize("critic", ["own", "shared"])
+def test_two_ranks_with_a_critic_equal_one(results: Path, critic: str) -> None:
+    one, two = results / f"{critic}_critic_on_one", results / f"{critic}_critic_on_two"
+    for file in ("weights", "critic"):
+        assert_tensors_close(two / f"{file}.safetensors", one / f"{file}.safetensors")
+    found, expected = (json.loads((folder / "measured.json").read_text()) for folder in (two, one))
+    for found_step, expected_step in zip(found, expected, strict=True):
+        assert found_step == pytest.approx(expected_step, rel=1e-4, abs=1e-5)
 
 
 def test_a_checkpoint_of_one_rank_resumes_on_two(results: Path) -> None:

@@ -17,7 +17,7 @@ from learner.model import PackedModel, full_tensors, load_model
 from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import TokenSequence, count_loss_tokens, count_sequences, micro_batches
 from learner.ranks import Ranks
-from learner.reference import frozen_reference
+from learner.reference import reference_at
 from learner.step import StepMetrics, train_step
 from tests.small_tokenizer import CHATML, merging_tokenizer
 from tests.tiny_model import random_sequence, save_tiny_model
@@ -171,16 +171,16 @@ def test_the_reference_is_what_reinforcement_learning_began_with_also_for_a_resu
     merging_tokenizer(CHATML).save_pretrained(folder)
     model = load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
     config, run_dir = load_config(None, ["objective.kl_coefficient=0.1"]), RunDir(tmp_path, "run")
-    first = frozen_reference(model, config, run_dir, step=0, ranks=ranks)
+    first = reference_at(model, config, run_dir, step=0, ranks=ranks)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5)
-    resumed = frozen_reference(model, config, run_dir, step=5, ranks=ranks)
+    resumed = reference_at(model, config, run_dir, step=5, ranks=ranks)
     assert first is not None and resumed is not None
     began, now = dict(full_tensors(first)), dict(full_tensors(model))
     for name, tensor in full_tensors(resumed):
         assert torch.equal(tensor, began[name])
         assert not torch.equal(tensor, now[name])
-    with pytest.raises(ConfigError, match="began without a reference"):
-        frozen_reference(model, config, RunDir(tmp_path, "other"), step=5, ranks=ranks)
-    assert frozen_reference(model, load_config(None, []), run_dir, step=0, ranks=ranks) is None
+    with pytest.raises(ConfigError, match="wrote no reference at step 0"):
+        reference_at(model, config, RunDir(tmp_path, "other"), step=5, ranks=ranks)
+    assert reference_at(model, load_config(None, []), run_dir, step=0, ranks=ranks) is None

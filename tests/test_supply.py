@@ -274,3 +274,37 @@ def test_a_resumed_supply_goes_on_with_the_tasks_that_were_not_opened_yet(buffer
     Supply(buffer, config(), first_group_id=4).admit(1, [], published_version=0)
     later = [lease.ticket.task.index for lease in work(buffer, run_id, returns=differ)]
     assert earlier + later == [task_index(position, 50, 0) for position in range(8)]
+
+
+@pytest.mark.parametrize("advantage", ["reinforce_pp", "gae"])
+def test_equal_returns_teach_something_where_the_batch_or_a_critic_is_compared_with(
+    buffer: Buffer, run_id: str, shutdown: Shutdown, advantage: str
+) -> None:
+    supply = Supply(buffer, config(f"objective.advantage={advantage}"), first_group_id=0)
+    supply.admit(1, [], published_version=0)
+    work(buffer, run_id, returns=lambda group_id: (1.0, 1.0))
+    batch = supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
+    assert batch is not None
+    assert [group.ticket.group_id for group in batch.groups] == [0, 1]
+    assert batch.num_dropped == {} == buffer.ledger().dropped
+
+
+def test_of_a_steps_candidates_those_whose_returns_differ_most_are_kept(
+    buffer: Buffer, run_id: str, shutdown: Shutdown
+) -> None:
+    settings = config("replay.keep_fraction=0.5", "objective.advantage=gae", "learner.steps=2")
+    supply = Supply(buffer, settings, first_group_id=0)
+    supply.admit(1, [], published_version=0)
+    assert buffer.ledger().queued == 8  # four candidates for each of two steps
+    spread = {0: 0.1, 1: 0.4, 2: 0.0, 3: 0.4}
+    work(buffer, run_id, returns=lambda group_id: (0.0, spread.get(group_id, 1.0)))
+    batches = []
+    for step in (1, 2):
+        batch = supply.next_batch(step, policy_version=0, published_version=0, shutdown=shutdown)
+        assert batch is not None
+        batches.append([group.ticket.group_id for group in batch.groups])
+        assert batch.num_dropped == {"low_variance": 2}
+    assert batches == [[1, 3], [4, 5]]  # of those that differ alike the older ones
+    ledger = buffer.ledger()
+    assert (ledger.dropped, ledger.claimed, ledger.queued, ledger.opened) == ({"low_variance": 4}, 4, 0, 8)
+    assert buffer.audit() == []

@@ -8,6 +8,7 @@ import pytest
 
 from common.objective_config import ObjectiveConfig
 from common.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
+from learner.measure import Measured
 from learner.weigh import token_rewards, weighed_sequences
 from replay.ticket import Group, Ticket
 from tests.tiny_model import a_trajectory
@@ -96,3 +97,89 @@ def test_tokens_that_were_not_sampled_have_no_advantage_of_their_own() -> None:
     )
     assert first.advantages[~first.loss_mask].tolist() == [0, 0]
     assert first.advantages.dtype == np.float32
+
+
+VALUES = np.array([0.5, 0.25, 0.75, 0.0, 0.0, 0.0])  # of the sampled tokens of two trajectories
+
+
+def test_gae_steps_over_what_the_environment_said_and_is_standardised_over_the_batch() -> None:
+    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
+    objective = ObjectiveConfig(advantage="gae", critic="own", allocation="per_turn", gae_lambda=0.5)
+    first, second = weighed_sequences(groups, objective=objective, measured=Measured(values=VALUES))
+    # The differences are 0.25 - 0.5, 0.75 - 0.25 and 1 - 0.75, each with half of what follows.
+    expected = np.array([0.0625, 0.625, 0.25, 0.0, 0.0, 0.0])
+    found = np.concatenate([first.advantages[first.loss_mask], second.advantages[second.loss_mask]])
+    assert found == pytest.approx((expected - expected.mean()) / expected.std(), rel=1e-4)
+    assert first.returns is not None and first.old_values is not None
+    assert first.returns.tolist() == [0.0, 0.5625, 0.875, 0.0, 1.0]
+    assert first.old_values.tolist() == [0.0, 0.5, 0.25, 0.0, 0.75]
+
+
+def test_branches_are_one_episode_to_the_critic() -> None:
+    """Where history was rewritten, the value after a turn is that of the next turn in its new words."""
+    whole = two_turns(0.0, 1.0)
+    branched = msgspec.structs.replace(whole, branch_starts=[0, 3])
+    objective = ObjectiveConfig(advantage="gae", critic="own", allocation="per_turn", gae_lambda=0.5)
+    groups = [group_of(branched, two_turns(0.0, 0.0))]
+    first, second, _ = weighed_sequences(groups, objective=objective, measured=Measured(values=VALUES))
+    assert first.returns is not None and second.returns is not None
+    assert [first.returns.tolist(), second.returns.tolist()] == [[0.0, 0.5625, 0.875], [0.0, 1.0]]
+
+
+def test_with_lambda_1_the_critic_learns_returns_to_go_whatever_it_said() -> None:
+    for name in ("gae", "bi_level_gae"):
+        objective = ObjectiveConfig(advantage=name, critic="own", allocation="last_token")
+        groups = [group_of(two_turns(1.0, 2.0), two_turns(0.0, 0.0))]
+        first, _ = weighed_sequences(groups, objective=objective, measured=Measured(values=VALUES))
+        assert first.returns is not None
+        expected = [3.0, 3.0, 3.0] if name == "gae" else [3.0, 3.0, 2.0]  # bi-level gives each turn its own
+        assert first.returns[first.loss_mask].tolist() == pytest.approx(expected)
+
+
+def test_vtraces_advantages_have_the_ratio_in_them_and_are_as_they_are() -> None:
+    current = np.log(np.array([0.5, 3.0, 1.0, 1.0, 1.0, 1.0])) - 1.0  # behaviour's are -1
+    objective = ObjectiveConfig(advantage="vtrace", critic="own", allocation="per_turn")
+    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
+    measured = Measured(values=VALUES, current_logprobs=current)
+    first, _ = weighed_sequences(groups, objective=objective, measured=measured)
+    # Targets from the last: 0.75 + 0.25; 0.25 + 0.5 + 0.25; 0.5 + 0.5 * -0.25 + 0.5 * (1 - 0.25).
+    assert first.returns is not None
+    assert first.returns[first.loss_mask].tolist() == pytest.approx([0.75, 1.0, 1.0])
+    assert first.advantages[first.loss_mask].tolist() == pytest.approx([0.5 * (1 - 0.5), 1 - 0.25, 1 - 0.75])
+
+
+REFERENCE = np.array([-1.5, -1.0, -0.5, -1.0, -1.0, -1.0])  # behaviour's are -1: k1 is 0.5, 0, -0.5, and zeros
+
+
+def test_the_divergence_is_taken_off_each_tokens_reward() -> None:
+    objective = ObjectiveConfig(
+        advantage="gae", critic="own", allocation="per_turn", kl_coefficient=0.1, kl_place="reward", kl_estimator="k1"
+    )
+    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
+    measured = Measured(values=VALUES, reference_logprobs=REFERENCE)
+    first, second = weighed_sequences(groups, objective=objective, measured=measured)
+    assert first.returns is not None and second.returns is not None
+    assert first.returns[first.loss_mask].tolist() == pytest.approx([1.0, 1.05, 1.05])  # 1 - 0.05, + 0, + 0.05
+    assert second.returns.tolist() == [0] * 5
+
+
+def test_siblings_are_compared_by_what_the_divergence_leaves_of_their_returns() -> None:
+    objective = ObjectiveConfig(
+        advantage="leave_one_out", kl_coefficient=0.2, kl_place="reward", kl_estimator="k1"
+    )  # fmt: skip
+    reference = np.array([-2.0, -1.0, -1.0, -1.0, -1.0, -1.0])  # the first's divergence is 1
+    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.5))]
+    first, second = weighed_sequences(groups, objective=objective, measured=Measured(reference_logprobs=reference))
+    assert first.advantages.tolist() == pytest.approx([0.3] * 5)
+    assert second.advantages.tolist() == pytest.approx([-0.3] * 5)
+
+
+def test_turns_pay_for_their_own_tokens_in_the_bi_level_estimate() -> None:
+    objective = ObjectiveConfig(
+        advantage="bi_level_gae", critic="own", kl_coefficient=0.1, kl_place="reward", kl_estimator="k1"
+    )
+    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
+    measured = Measured(values=np.zeros(6), reference_logprobs=REFERENCE)
+    first, _ = weighed_sequences(groups, objective=objective, measured=measured)
+    assert first.returns is not None
+    assert first.returns[first.loss_mask].tolist() == pytest.approx([1.0, 1.0, 1.05])

@@ -1,0 +1,158 @@
+"""PPO with a critic, through the learner's own step: what it learns, what is kept, and what stays as it was."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from common.config import Config, load_config
+from learner.critic import critic_shards
+from learner.learner import Learner, save_checkpoint
+from learner.measure import measure
+from learner.model import full_tensors
+from learner.pack import TokenSequence, pack, sequences_of
+from learner.ranks import Ranks
+from learner.return_scale import ReturnScale
+from learner.step import StepMetrics, train_step
+from tests.even_game import load_player, play, train
+from tests.tiny_model import random_sequence, save_tiny_model
+
+PPO = ["objective.advantage=gae", "objective.allocation=per_turn", "optim.lr=3e-3", "optim.critic_lr=3e-3",
+       "learner.steps=30", "learner.micro_batch_tokens=512"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def config_of(folder: Path, critic: str, *overrides: str) -> Config:
+    return load_config(None, [f"model.path={folder}", *PPO, f"objective.critic={critic}", *overrides])
+
+
+def policy_of(learner: Learner) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in full_tensors(learner.model)}
+
+
+def critic_of(learner: Learner) -> dict[str, Tensor]:
+    assert learner.critic is not None
+    policy_of(learner)  # which puts a shared trunk's shards back
+    return {name: parameter.detach().full_tensor().clone() for name, parameter in critic_shards(learner.critic)}
+
+
+def are_equal(some: dict[str, Tensor], others: dict[str, Tensor]) -> bool:
+    assert some.keys() == others.keys() and some
+    return all(torch.equal(tensor, others[name]) for name, tensor in some.items())
+
+
+@pytest.mark.parametrize(("critic", "critic_lr"), [("own", 3e-3), ("shared", 2e-2)])
+def test_ppo_learns_a_simple_game_and_its_critic_what_it_is_worth(
+    model_folder: Path, tmp_path: Path, ranks: Ranks, critic: str, critic_lr: float
+) -> None:
+    learner, player = load_player(config_of(model_folder, critic, f"optim.critic_lr={critic_lr}"), tmp_path, ranks)
+    metrics, rewards = train(learner, player, steps=12)
+    values = [step.values for step in metrics if step.values is not None]
+    assert np.mean(rewards[:2]) < 2.6 < 3.0 < np.mean(rewards[-2:])  # of 4, when every token is even
+    assert values[-1].loss < values[1].loss / 1.5
+    assert values[0].explained_variance == 0  # a value head of zeros knows nothing
+    assert values[-1].explained_variance > 0.5
+    assert values[0].mean == 0
+
+
+@pytest.mark.parametrize("critic", ["own", "shared"])
+def test_in_the_critics_warm_up_the_policy_stays_and_versions_go_on(
+    model_folder: Path, tmp_path: Path, ranks: Ranks, critic: str
+) -> None:
+    config = config_of(model_folder, critic, "objective.critic_warmup_steps=2", "optim.schedule=linear")
+    learner, player = load_player(config, tmp_path, ranks)
+    policy, value = policy_of(learner), critic_of(learner)
+    metrics, _ = train(learner, player, steps=2)
+    assert are_equal(policy_of(learner), policy)
+    assert not are_equal(critic_of(learner), value)
+    assert [step.lr for step in metrics] == [0, 0] and not any(step.skipped for step in metrics)
+    assert (learner.progress.step, learner.progress.policy_version, learner.schedule.last_epoch) == (2, 2, 0)
+    (following,), _ = train(learner, player, steps=1)
+    assert following.lr == 3e-3  # its schedule begins when the policy does
+    assert not are_equal(policy_of(learner), policy)
+
+
+@pytest.mark.parametrize("critic", ["own", "shared"])
+def test_a_resumed_learner_goes_on_to_the_same_bits(
+    model_folder: Path, tmp_path: Path, ranks: Ranks, critic: str
+) -> None:
+    config = config_of(model_folder, critic, "optim.schedule=linear", "objective.critic_warmup_steps=1")
+    learner, player = load_player(config, tmp_path, ranks)
+    train(learner, player, steps=2)
+    save_checkpoint(learner)
+    train(learner, player, steps=2)
+    resumed, player = load_player(config, tmp_path, ranks)
+    assert resumed.progress.step == 2
+    train(resumed, player, steps=2)
+    assert are_equal(policy_of(resumed), policy_of(learner))
+    assert are_equal(critic_of(resumed), critic_of(learner))
+    assert learner.critic is not None and resumed.critic is not None
+    assert resumed.critic.scale == learner.critic.scale != ReturnScale()
+    assert resumed.critic.schedule.last_epoch == 4
+
+
+def test_a_step_that_the_guard_refuses_leaves_the_critic_alone(
+    model_folder: Path, tmp_path: Path, ranks: Ranks
+) -> None:
+    config = config_of(model_folder, "own", "objective.guard_max_ratio=1.0000000001", "sampling.temperature=1.3")
+    learner, player = load_player(config, tmp_path, ranks)
+    policy, value = policy_of(learner), critic_of(learner)
+    (step,), _ = train(learner, player, steps=1)
+    assert step.skipped and step.guard_scale == 0 and step.values is not None and step.values.lr == 0
+    assert are_equal(policy_of(learner), policy) and are_equal(critic_of(learner), value)
+    assert learner.critic is not None and learner.critic.scale == ReturnScale()
+    assert learner.critic.schedule.last_epoch == 0
+
+
+def test_a_critics_gradient_that_is_not_finite_skips_the_policys_step_as_well(
+    model_folder: Path, tmp_path: Path, ranks: Ranks
+) -> None:
+    config = config_of(model_folder, "own", "objective.guard_max_ratio=0", "objective.guard_min_ess=0")
+    learner, _ = load_player(config, tmp_path, ranks)
+    policy, value = policy_of(learner), critic_of(learner)
+
+    def step_towards(target: float) -> StepMetrics:
+        per_token = {"old_values": np.zeros(20, np.float32), "returns": np.full(20, target, np.float32)}
+        sequence = dataclasses.replace(random_sequence(20, seed=1), **per_token)
+        return train_step(
+            learner.model, learner.optimizer, learner.schedule, [pack([sequence])], reference=None,
+            critic=learner.critic, ranks=ranks, objective=config.objective, global_num_loss_tokens=17,
+            global_num_sequences=1, temperature=1.0, chunk_tokens=16, max_grad_norm=1.0,
+        )  # fmt: skip
+
+    refused = step_towards(math.inf)
+    assert refused.skipped and refused.guard_scale == 1 and math.isfinite(refused.grad_norm)
+    assert are_equal(policy_of(learner), policy) and are_equal(critic_of(learner), value)
+    assert not step_towards(1.0).skipped
+    assert not are_equal(policy_of(learner), policy) and not are_equal(critic_of(learner), value)
+
+
+def test_values_are_put_back_at_their_tokens_however_they_were_packed(
+    model_folder: Path, tmp_path: Path, ranks: Ranks
+) -> None:
+    learner, player = load_player(config_of(model_folder, "own"), tmp_path, ranks)
+    train(learner, player, steps=2)  # until then every value is 0
+    trajectories = [t for group in play(learner, player).groups for t in group.trajectories]
+    sequences = [s for n, t in enumerate(trajectories) for s in sequences_of(t, advantage=0.0) if n % 3]
+
+    def values(chosen: list[TokenSequence], micro_batch_tokens: int) -> np.ndarray:
+        found = measure(
+            chosen, model=learner.model, critic=learner.critic, reference=None, ranks=ranks,
+            objective=learner.config.objective, temperature=1.0, micro_batch_tokens=micro_batch_tokens,
+            chunk_tokens=64,
+        ).values  # fmt: skip
+        assert found is not None
+        return found
+
+    alone = np.concatenate([values([sequence], 7) for sequence in sequences])
+    assert np.ptp(alone) > 0.1
+    for micro_batch_tokens in (7, 30, 512):
+        assert values(sequences, micro_batch_tokens) == pytest.approx(alone, rel=1e-5, abs=1e-5)
