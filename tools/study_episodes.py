@@ -1,6 +1,7 @@
 """Groups and held-out episodes for studies, rolled out in this process by the actors' own rollout."""
 
 import asyncio
+import math
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ from common.action_format import FORMATS
 from common.config import Config
 from common.trajectory import Provenance, Sampling, Task, Trajectory
 from learner.advantage import returns_differ
-from learner.supply import Batch, ticket_of
+from learner.supply import Batch, spread, ticket_of
 from replay.ticket import Group, Ticket
 from tools.study_sampler import LockstepSampler
+
+MAX_WAVES = 10  # each of as many episodes as there are slots
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,6 +31,10 @@ class Stage:
     runner: asyncio.Runner
 
 
+class NothingToLearn(RuntimeError):
+    """Attempt after attempt had the same return as its siblings: the policy has collapsed, or solves every task."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Harvest:
     """What was rolled out for one optimizer step."""
@@ -37,27 +44,41 @@ class Harvest:
 
 
 def harvest(stage: Stage, *, first_group_id: int, policy_version: int) -> Harvest:
-    """Roll out groups until `replay.groups_per_step` have returns that differ; the first of them, by id, are the batch.
+    """Roll out groups until `replay.groups_per_step` are of use; the first of them, by id, are the batch.
 
-    Every member is sampled by the weights that the sampler has, which are `policy_version`.
+    Of use are, where siblings are compared, those whose returns differ; of the candidates that `replay.keep_fraction`
+    asks for, those are taken whose returns lie furthest apart. After MAX_WAVES batches of episodes the step is made of
+    what there is. Every member is sampled by the weights that the sampler has, which are `policy_version`.
+    Raises NothingToLearn.
     """
     config = stage.config
-    wanted, room = config.replay.groups_per_step, stage.sampler.num_slots // config.replay.group_size
+    wanted = math.ceil(config.replay.groups_per_step / config.replay.keep_fraction)
+    room = stage.sampler.num_slots // config.replay.group_size
     played: list[Group] = []
     useful: list[Group] = []
-    while len(useful) < wanted:
+    for _ in range(MAX_WAVES):
         ids = range(first_group_id + len(played), first_group_id + len(played) + room)
         tickets = [ticket_of(group_id, config, min_policy_version=policy_version) for group_id in ids]
         groups = _rolled_out(tickets, stage)
         played += groups
-        useful += [group for group in groups if returns_differ([each.total_reward for each in group.trajectories])]
+        useful += [group for group in groups if _of_use(group, config)]
+        if len(useful) >= wanted:
+            break
+    if not useful:
+        raise NothingToLearn(f"{len(played)} groups, and in none did the returns of siblings differ")
+    chosen = sorted(useful[:wanted], key=lambda group: -spread(group))[: config.replay.groups_per_step]
     episodes = [trajectory for group in played for trajectory in group.trajectories]
     batch = Batch(
-        groups=useful[:wanted],
-        num_dropped={"zero_variance": len(played) - len(useful), "surplus": len(useful) - wanted},
+        groups=sorted(chosen, key=lambda group: group.ticket.group_id),
+        num_dropped={"zero_variance": len(played) - len(useful), "surplus": len(useful) - len(chosen)},
         next_group_id=first_group_id + len(played),
     )
     return Harvest(batch=batch, success=sum(each.success for each in episodes) / len(episodes))
+
+
+def _of_use(group: Group, config: Config) -> bool:
+    returns = [trajectory.total_reward for trajectory in group.trajectories]
+    return not config.objective.compares_siblings or returns_differ(returns)
 
 
 def held_out_success(stage: Stage, *, num_tasks: int) -> float:

@@ -6,6 +6,7 @@ with the same warm start and visit the same tasks. Every result is a file; what 
 
 import argparse
 import multiprocessing
+import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -16,6 +17,7 @@ import msgspec
 
 from common.config import Config, load_config
 from common.run_dir import write_whole
+from common.shutdown import die_with_parent
 from learner.ranks import Ranks, join_ranks
 from tools.benchmark import today
 from tools.study_page import Result, Study, write
@@ -43,6 +45,7 @@ class Cell:
     lag: int  # optimizer steps
     seed: int
     folder: Path
+    task: str  # a config file
     settings: tuple[str, ...]  # `a.b=c` that all cells share
 
     @property
@@ -73,7 +76,7 @@ class Cell:
     def _loaded(self, name: str, *settings: str) -> Config:
         shared = (f"learner.steps={STEPS}", f"eval.num_tasks={HELD_OUT_TASKS}", *self.settings)
         return load_config(
-            TASK, [*shared, *settings, f"run.name={name}", f"run.root={self.folder}", f"run.seed={self.seed}"]
+            self.task, [*shared, *settings, f"run.name={name}", f"run.root={self.folder}", f"run.seed={self.seed}"]
         )
 
 
@@ -81,7 +84,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run what has no result yet, seed after seed, and write the page from what there is."""
     asked = _parsed(arguments)
     cells = [
-        Cell(arm=arm, lag=lag, seed=seed, folder=asked.folder, settings=tuple(asked.settings))
+        Cell(arm=arm, lag=lag, seed=seed, folder=asked.folder, task=asked.task, settings=tuple(asked.settings))
         for seed in asked.seeds
         for lag in asked.lags
         for arm in asked.arms
@@ -90,11 +93,12 @@ def main(arguments: Sequence[str]) -> None:
     if not asked.page_only:
         _run_all([cell for cell in cells if not cell.result.exists()], num_workers=asked.workers)
     results = [msgspec.json.decode(cell.result.read_bytes(), type=Result) for cell in cells if cell.result.exists()]
+    config = cells[0].config()
     study = Study(
-        command=" ".join(["python -m tools.study_lag", *arguments]),
+        command=" ".join(["python -m tools.study_lag", *(word for word in arguments if word != "--page-only")]),
         date=today(),
-        steps=STEPS,
-        held_out_tasks=HELD_OUT_TASKS,
+        steps=config.learner.steps,
+        held_out_tasks=config.eval.num_tasks,
         arms={arm: list(ARMS[arm]) for arm in asked.arms},
         results=results,
     )
@@ -103,7 +107,8 @@ def main(arguments: Sequence[str]) -> None:
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="study_lag", description=__doc__)
-    parser.add_argument("settings", nargs="*", help="a.b=c for every cell, over those of " + TASK)
+    parser.add_argument("settings", nargs="*", help="a.b=c for every cell, over those of the task")
+    parser.add_argument("--task", default=TASK, help="the config file that every cell begins with")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--lags", nargs="+", type=int, default=list(LAGS))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
@@ -116,7 +121,7 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _run_all(cells: Sequence[Cell], *, num_workers: int) -> None:
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_workers, mp_context=spawn, initializer=_join) as pool:
+    with ProcessPoolExecutor(num_workers, mp_context=spawn, initializer=_join, initargs=(os.getpid(),)) as pool:
         warm = {cell.seed: cell for cell in cells}
         list(pool.map(_warm, warm.values()))
         done = [pool.submit(_run, cell) for cell in cells]
@@ -127,7 +132,8 @@ def _run_all(cells: Sequence[Cell], *, num_workers: int) -> None:
 _ranks: list[Ranks] = []  # this worker's own, as it is the only one of its group
 
 
-def _join() -> None:
+def _join(parent_pid: int) -> None:
+    die_with_parent(parent_pid)
     _ranks.append(join_ranks(timeout_s=60))
 
 

@@ -92,8 +92,8 @@ def tables(study: Study) -> str:
     return (
         f"Success of the last weights on {study.held_out_tasks} held-out tasks, sampled: mean ± standard deviation "
         f"over seeds (their number), in %.\n\n{_markdown(['arm', *lags], success)}\n"
-        f"Success of the episodes of the last {LAST_STEPS} steps, in % (of the policy that sampled them, which is `lag` "
-        f"steps old):\n\n{_markdown(['arm', *lags], learning)}\n"
+        f"Success of the episodes of the last {LAST_STEPS} steps, in % (of the policy that sampled them, which is "
+        f"`lag` steps old):\n\n{_markdown(['arm', *lags], learning)}\n"
         "Means over all steps: effective sample size in % / loss tokens left out or held back in % / steps that the "
         f"guard shrank or skipped:\n\n{_markdown(['arm', *lags], did)}\n"
         f"`{study.command}`, {study.date}.\n"

@@ -7,25 +7,36 @@ optimizer are those of a real run; only the processes between them are left out,
 """
 
 import asyncio
+import contextlib
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
+from common import archive
 from common.config import Config
 from common.run_dir import RunDir
-from common.shutdown import Shutdown
-from learner.learner import Clock, Learner, imitate_expert, load_learner, train_on
+from learner.learner import Clock, Learner, begin, load_learner, train_on
 from learner.model import full_tensors, save_hf
 from learner.ranks import Ranks
-from learner.reference import frozen_reference
 from learner.step import StepMetrics
+from learner.supply import Batch
+from learner.warm_start import imitate
 from tools.prepare import load_tokenizer, prepare
-from tools.study_episodes import Stage, harvest, held_out_success
+from tools.study_episodes import NothingToLearn, Stage, harvest, held_out_success
 from tools.study_sampler import LockstepSampler
 
 Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One optimizer step."""
+
+    batch: Batch
+    success: float  # of all episodes that were sampled for it
+    metrics: StepMetrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +57,8 @@ class Practice:
     lag: int
     snapshots: deque[Weights]  # of the last lag + 1 versions, the oldest first
 
-    def step(self) -> tuple[float, StepMetrics]:
-        """Make one optimizer step; the success of the episodes that were sampled for it, and what it measured."""
+    def step(self) -> Step:
+        """Make one optimizer step. Raises NothingToLearn."""
         learner = self.learner
         before = learner.progress
         behaviour_version = max(0, before.policy_version - self.lag)
@@ -55,7 +66,7 @@ class Practice:
         harvested = harvest(self.stage, first_group_id=before.next_group_id, policy_version=behaviour_version)
         metrics = train_on(learner, harvested.batch, Clock())
         self.snapshots.append(snapshot(learner))
-        return harvested.success, metrics
+        return Step(batch=harvested.batch, success=harvested.success, metrics=metrics)
 
 
 def snapshot(learner: Learner) -> Weights:
@@ -68,7 +79,7 @@ def practice(config: Config, *, lag: int, ranks: Ranks, runner: asyncio.Runner) 
     Raises ConfigError for a model that cannot play.
     """
     learner, _ = load_learner(config, RunDir(config.run.root, config.run.name), ranks)
-    learner.reference = frozen_reference(learner.model, config, learner.run_dir, step=0, ranks=ranks)
+    begin(learner)
     tokenizer = load_tokenizer(Path(config.model.path))
     sampler = LockstepSampler(
         config.model.path,
@@ -83,13 +94,21 @@ def practice(config: Config, *, lag: int, ranks: Ranks, runner: asyncio.Runner) 
 
 
 def run(config: Config, *, lag: int, ranks: Ranks) -> Run:
-    """Make `learner.steps` steps and try the last weights on `eval.num_tasks` held-out tasks."""
+    """Make `learner.steps` steps and try the last weights on `eval.num_tasks` held-out tasks.
+
+    A policy that has nothing left to learn from ends it early.
+    """
+    success, steps = [], []
     with asyncio.Runner() as runner:
         practised = practice(config, lag=lag, ranks=ranks, runner=runner)
-        made = [practised.step() for _ in range(config.learner.steps)]
+        with contextlib.suppress(NothingToLearn):
+            while len(steps) < config.learner.steps:
+                step = practised.step()
+                success.append(step.success)
+                steps.append(step.metrics)
         practised.stage.sampler.load(practised.snapshots[-1], practised.learner.progress.policy_version)
         held_out = held_out_success(practised.stage, num_tasks=config.eval.num_tasks)
-    return Run(success=[success for success, _ in made], steps=[metrics for _, metrics in made], held_out=held_out)
+    return Run(success=success, steps=steps, held_out=held_out)
 
 
 def warm_start(config: Config, *, ranks: Ranks) -> Path:
@@ -98,7 +117,16 @@ def warm_start(config: Config, *, ranks: Ranks) -> Path:
     if not run_dir.trained_model.exists():
         prepare(config)
         learner, _ = load_learner(config, run_dir, ranks)
-        imitate_expert(learner, run_dir.demonstrations, Shutdown())
+        imitate(
+            learner.model,
+            list(archive.read(run_dir.demonstrations, vocab_size=learner.model.vocab_size)),
+            config=config.warm_start,
+            ranks=ranks,
+            seed=config.run.seed,
+            micro_batch_tokens=config.learner.micro_batch_tokens,
+            chunk_tokens=config.learner.logprob_chunk_tokens,
+            on_step=lambda step: None,
+        )
         half = run_dir.path / "trained_model.tmp"
         save_hf(learner.model, half, ranks=ranks)
         half.rename(run_dir.trained_model)

@@ -34,7 +34,15 @@ class _Request:
     num_read: int  # of `tokens`: the slot has their keys and values
     sampling: Sampling
     seed: int | None
-    completion: "asyncio.Future[Completion]"
+    batch: "asyncio.Future[_Batch]"  # when it is known
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Batch:
+    """Turns that are sampled together, by whoever of those that wait for them is the first to go on."""
+
+    requests: list[_Request]
+    completions: dict[int, Completion] = field(default_factory=dict)  # by slot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +90,7 @@ class LockstepSampler:
         self._policy_version = 0
 
     def load(self, weights: Mapping[str, Tensor], policy_version: int) -> None:
-        """Sample from these weights from now on. Raises ValueError in mid-episode: its slots hold the old ones' work."""
+        """Sample from these weights from now on. Raises ValueError in mid-episode: its slot was read with the old."""
         if len(self._free) < self.num_slots:
             raise ValueError(f"{self.num_slots - len(self._free)} episodes are under way; load between episodes")
         with torch.no_grad():
@@ -102,26 +110,32 @@ class LockstepSampler:
             self._free.append(slot)
             self._look_soon()
 
-    def wait(self, request: _Request) -> None:
-        """Sample `request` with the next batch. Raises ValueError for a prompt that fills the context."""
+    async def turn(self, request: _Request) -> Completion:
+        """What comes of `request` in the next batch. Raises ValueError for a prompt that fills the context."""
         if len(request.tokens) >= self._max_tokens:
             raise ValueError(f"a prompt of {len(request.tokens)} tokens leaves no room in {self._max_tokens}")
         self._waiting.append(request)
         self._look_soon()
+        batch = await request.batch
+        if not batch.completions:
+            batch.completions.update(self._sampled(batch.requests))
+        return batch.completions[request.slot]
 
     def _look_soon(self) -> None:
         """Behind what else is to run now: episodes that begin together all take a seat before the first batch."""
-        asyncio.get_running_loop().call_soon(self._sample_if_all_wait)
+        asyncio.get_running_loop().call_soon(self._begin_if_all_wait)
 
-    def _sample_if_all_wait(self) -> None:
+    def _begin_if_all_wait(self) -> None:
         if not self._waiting or len(self._waiting) < self.num_slots - len(self._free):
             return
-        requests, self._waiting = self._waiting, []
-        for request, completion in zip(requests, self._sampled(requests), strict=True):
-            request.completion.set_result(completion)
+        batch = _Batch(requests=self._waiting)
+        self._waiting = []
+        for request in batch.requests:
+            request.batch.set_result(batch)
 
     @torch.inference_mode()
-    def _sampled(self, requests: list[_Request]) -> list[Completion]:
+    def _sampled(self, requests: list[_Request]) -> dict[int, Completion]:
+        """The turn of each slot."""
         turns = [self._begun(request) for request in requests]
         new = [_Piece(slot=each.slot, start=each.num_read, tokens=each.tokens[each.num_read :]) for each in requests]
         running = turns
@@ -129,7 +143,7 @@ class LockstepSampler:
             self._draw(running, self._read(new))
             running = [turn for turn in running if turn.tokens[-1] != self._end_token and len(turn.tokens) < turn.room]
             new = [turn.last_piece() for turn in running]
-        return [self._completion(turn) for turn in turns]
+        return {turn.request.slot: self._completion(turn) for turn in turns}
 
     def _begun(self, request: _Request) -> _Turn:
         room = min(request.sampling.max_turn_tokens, self._max_tokens - len(request.tokens))
@@ -183,18 +197,15 @@ class _Seat:
         """Continue `tokens`. Raises ValueError for a prompt without room, and for anything but plain sampling."""
         if sampling.temperature <= 0 or sampling.top_p != 1 or sampling.top_k:
             raise ValueError(f"{sampling}: only temperature > 0, top_p 1 and top_k 0 are sampled here")
-        goes_on = tokens[: len(self._read)] == self._read
-        completion: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._sampler.wait(
-            _Request(
-                slot=self._slot,
-                tokens=tokens,
-                num_read=len(self._read) if goes_on else 0,
-                sampling=sampling,
-                seed=seed,
-                completion=completion,
-            )
+        goes_on = len(self._read) < len(tokens) and tokens[: len(self._read)] == self._read
+        request = _Request(
+            slot=self._slot,
+            tokens=tokens,
+            num_read=len(self._read) if goes_on else 0,
+            sampling=sampling,
+            seed=seed,
+            batch=asyncio.get_running_loop().create_future(),
         )
-        sampled = await completion
+        sampled = await self._sampler.turn(request)
         self._read = tokens + sampled.tokens[:-1]  # the last token was drawn, and not read yet
         return sampled
