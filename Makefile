@@ -7,7 +7,8 @@ STAMP := $(VENV)/.installed
 PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup quickstart test check format lock clean bench-actors bench-learner bench-replay soak test-faults test-ledger
+.PHONY: setup quickstart test check format lock clean bench-actors bench-learner bench-replay study-lag soak test-faults \
+  test-ledger
 
 setup: $(STAMP)
 
@@ -47,6 +48,10 @@ bench-learner: setup
 bench-replay: setup
 	bash tools/setup_bench_replay.sh $(PYTHON)
 	$(BIN)/python -m tools.bench_replay
+
+# Lag against what is done about it: 72 runs, some hours on two cores; goes on where it was stopped.
+study-lag: setup
+	$(BIN)/python -m tools.study_lag
 
 # Random kills and stops for ten minutes, and books that balance to the last trajectory.
 soak: setup

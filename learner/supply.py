@@ -85,14 +85,14 @@ class Supply:
             for reason, groups in useless.items():
                 self._drop(groups, reason, dropped)
             if replay.order == Order.PRIORITISED.value:  # by how far its returns lie apart: what it has to teach
-                self._buffer.prioritise({group.ticket.group_id: _spread(group) for group in useful})
+                self._buffer.prioritise({group.ticket.group_id: spread(group) for group in useful})
             kept += useful
             if not claimed:
                 last_said = self._wait(step, started, last_said)
         if len(kept) < wanted:
             return None
         self.admit(step, kept, published_version=published_version)
-        kept.sort(key=lambda group: (-_spread(group), group.ticket.group_id))
+        kept.sort(key=lambda group: (-spread(group), group.ticket.group_id))
         self._drop(kept[replay.groups_per_step :], "low_variance", dropped)
         del kept[replay.groups_per_step :]
         # By id, so that a step's arithmetic does not depend on which group was finished first.
@@ -130,7 +130,7 @@ class Supply:
             return
         ids = range(self._next_group_id, self._next_group_id + room * self._every, self._every)
         oldest_allowed = max(0, published_version - replay.target_lag)
-        self._buffer.open([self._ticket(group_id, oldest_allowed) for group_id in ids])
+        self._buffer.open([ticket_of(group_id, self._config, min_policy_version=oldest_allowed) for group_id in ids])
         self._next_group_id += room * self._every
 
     def _room(self, ledger: Ledger, kept: list[Group], *, num_uses: int) -> int:
@@ -151,22 +151,6 @@ class Supply:
             needed = (ledger.claims + num_uses - reuse.error_buffer) / reuse.samples_per_insert
             room = max(room, math.ceil(needed) - ledger.finished - unfinished)
         return room
-
-    def _ticket(self, group_id: int, min_policy_version: int) -> Ticket:
-        sampling, env, seed = self._config.sampling, self._config.env, self._config.run.seed
-        return Ticket(
-            group_id=group_id,
-            task=Task(env=env.name, split="train", index=task_index(group_id, env.num_train_tasks, seed)),
-            num_members=self._config.replay.group_size,
-            min_policy_version=min_policy_version,
-            sampling=Sampling(
-                temperature=sampling.temperature,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                max_turn_tokens=sampling.max_turn_tokens,
-            ),
-            seed=seed,
-        )
 
     def _wait(self, step: int, started: float, last_said: float) -> float:
         """Sleep a little. Say what is missing now and then, and give up at the deadline."""
@@ -190,11 +174,30 @@ class Supply:
         return f" The last failure, {failures[0].outcome}: {failures[0].reason}" if failures else ""
 
 
+def ticket_of(group_id: int, config: Config, *, min_policy_version: int) -> Ticket:
+    """The ticket of group `group_id`: its task, and how its episodes are sampled."""
+    sampling, env, seed = config.sampling, config.env, config.run.seed
+    return Ticket(
+        group_id=group_id,
+        task=Task(env=env.name, split="train", index=task_index(group_id, env.num_train_tasks, seed)),
+        num_members=config.replay.group_size,
+        min_policy_version=min_policy_version,
+        sampling=Sampling(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_turn_tokens=sampling.max_turn_tokens,
+        ),
+        seed=seed,
+    )
+
+
 def _returns(group: Group) -> list[float]:
     return [trajectory.total_reward for trajectory in group.trajectories]
 
 
-def _spread(group: Group) -> float:
+def spread(group: Group) -> float:
+    """How far the returns of siblings lie apart: their standard deviation."""
     return statistics.pstdev(_returns(group))
 
 

@@ -1,0 +1,198 @@
+"""The in-process sampler says what it sampled, and a study's lag is the one that it names."""
+
+import asyncio
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from actors.engine import Completion, Sampler
+from common.config import load_config
+from common.trajectory import Sampling
+from learner.model import full_tensors, load_model
+from learner.pack import TokenSequence, pack
+from learner.ranks import Ranks
+from tests.processes import GUESS
+from tests.tiny_model import VOCAB_SIZE, save_tiny_model
+from tools import study_lag
+from tools.prepare import prepare
+from tools.study_plot import Line, Point, svg
+from tools.study_run import practice
+from tools.study_sampler import LockstepSampler
+from tools.study_slots import choose
+
+REPOSITORY = Path(__file__).parent.parent
+SAMPLING = Sampling(temperature=0.7, top_p=1.0, top_k=0, max_turn_tokens=6)
+Episode = list[tuple[list[int], Completion]]  # what each turn's prompt was, and what was sampled
+
+
+def test_a_chance_falls_into_the_part_of_its_token() -> None:
+    logits = torch.tensor([[0.0, math.log(3)]] * 4)
+    chosen = choose(logits, torch.tensor([0.0, 0.2, 0.3, 0.999999], dtype=torch.float64))
+    assert chosen.tokens.tolist() == [0, 0, 1, 1]
+    assert chosen.logprobs.exp().tolist() == pytest.approx([0.25, 0.25, 0.75, 0.75])
+
+
+def test_recorded_logprobs_are_the_learners_for_episodes_of_many_turns(ranks: Ranks, tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path, num_attention_heads=4, num_key_value_heads=2)
+    sampler = LockstepSampler(folder, num_slots=3, max_tokens=64, end_token=7)
+    episodes = asyncio.run(three_episodes(sampler))
+    model = load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    for episode in episodes:
+        prompt, completion = episode[-1]
+        tokens = np.array(prompt + completion.tokens, dtype=np.int32)
+        recorded, sampled = np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.bool_)
+        for begun, turn in episode:
+            recorded[len(begun) : len(begun) + len(turn.tokens)] = turn.logprobs
+            sampled[len(begun) : len(begun) + len(turn.tokens)] = True
+        packed = pack([TokenSequence(tokens=tokens, loss_mask=sampled, behaviour_logprobs=recorded,
+                                     advantages=np.zeros(len(tokens), np.float32))])  # fmt: skip
+        with torch.no_grad():
+            again = model(packed, temperature=0.7, chunk_tokens=64).logprobs
+        assert float((again - packed.behaviour_logprobs[packed.loss_mask]).abs().max()) < 1e-4
+
+
+async def three_episodes(sampler: LockstepSampler) -> list[Episode]:
+    """Of 3, 2 and 1 turns: two go on while one is over, and prompts of unlike lengths are read side by side."""
+
+    async def play(number: int) -> Episode:
+        episode: Episode = []
+        prompt = [11 + number] * (2 + 5 * number)
+        with sampler.seat() as seat:
+            for turn in range(3 - number):
+                completion = await seat.generate(prompt, SAMPLING, seed=10 * number + turn)
+                episode.append((prompt, completion))
+                prompt = [*prompt, *completion.tokens, 21, 22 + number, *[23] * turn]
+        return episode
+
+    return list(await asyncio.gather(*(play(number) for number in range(3))))
+
+
+def test_a_seed_samples_the_same_whoever_sits_beside_it(tmp_path: Path) -> None:
+    folder = save_tiny_model(tmp_path)
+
+    async def alone(sampler: LockstepSampler) -> Completion:
+        with sampler.seat() as seat:
+            return await seat.generate([11, 11], SAMPLING, seed=0)
+
+    together = asyncio.run(three_episodes(LockstepSampler(folder, num_slots=3, max_tokens=64, end_token=7)))
+    found = asyncio.run(alone(LockstepSampler(folder, num_slots=1, max_tokens=64, end_token=7)))
+    assert found.tokens == together[0][0][1].tokens
+
+
+def test_a_turn_ends_at_its_end_token_at_its_limit_and_at_the_context(tmp_path: Path) -> None:
+    sampler = LockstepSampler(save_tiny_model(tmp_path), num_slots=1, max_tokens=12, end_token=7)
+
+    async def turn(seat: Sampler, num_prompt: int, seed: int) -> Completion:
+        return await seat.generate([11] * num_prompt, SAMPLING, seed=seed)
+
+    async def turns() -> None:
+        with sampler.seat() as seat:
+            assert [len((await turn(seat, num, 1)).tokens) for num in (6, 7, 11)] == [6, 5, 1]
+            with pytest.raises(ValueError, match="leaves no room"):
+                await turn(seat, 12, 0)
+            completions = [await turn(seat, 4, seed) for seed in range(60)]
+            stopped = [each for each in completions if each.finish_reason == "stop"]
+            assert stopped and all(each.tokens.index(7) == len(each.tokens) - 1 for each in stopped)
+            assert all(7 not in each.tokens for each in completions if each.finish_reason == "length")
+
+    asyncio.run(turns())
+
+
+def test_new_weights_are_refused_in_mid_episode(tmp_path: Path) -> None:
+    sampler = LockstepSampler(save_tiny_model(tmp_path), num_slots=1, max_tokens=12, end_token=7)
+    with pytest.raises(ValueError, match="load between episodes"):
+
+        async def load() -> None:
+            with sampler.seat():
+                sampler.load({}, 1)
+
+        asyncio.run(load())
+
+
+@pytest.fixture(scope="module")
+def guess_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The config file of a run whose tiny model is made: even at random it earns something."""
+    root = tmp_path_factory.mktemp("guess")
+    config = load_config(None, [*GUESS, f"run.root={root}", "run.name=guess", "learner.steps=4"])
+    config.model.path = str(prepare(config).model)
+    file = root / "guess.yaml"
+    lines = [
+        "env: {name: 'tests.guess:GuessEnv'}",
+        f"model: {{path: {config.model.path}, max_tokens: 64}}",
+        "sampling: {max_turn_tokens: 4}",
+        "learner: {micro_batch_tokens: 256, steps: 3}",
+        "replay: {groups_per_step: 4, group_size: 4}",
+        "optim: {lr: 1e-3}",
+        f"run: {{root: {root}}}",
+    ]
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_step_learns_from_what_the_learner_was_lag_steps_before(lag: int, guess_run: Path, ranks: Ranks) -> None:
+    config = load_config(str(guess_run), [f"run.name=lag{lag}"])
+    with asyncio.Runner() as runner:
+        practised = practice(config, lag=lag, ranks=ranks, runner=runner)
+        steps = [practised.step() for _ in range(4)]
+    far = [step.metrics.mismatch_kl > 1e-6 for step in steps]
+    assert far == [lag > 0 and step > 0 for step in range(4)]
+    sampled_by = [
+        {t.oldest_policy_version for group in step.batch.groups for t in group.trajectories} for step in steps
+    ]
+    assert sampled_by == [{max(0, step - lag)} for step in range(4)]
+
+
+@pytest.mark.parametrize("preset", sorted((REPOSITORY / "conf/objective").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_preset_trains(preset: Path, guess_run: Path, ranks: Ranks) -> None:
+    config = load_config(str(guess_run), [f"run.name={preset.stem}"], presets=[str(preset)])
+    with asyncio.Runner() as runner:
+        practised = practice(config, lag=1, ranks=ranks, runner=runner)
+        learner = practised.learner
+        before = {name: tensor.clone() for name, tensor in full_tensors(learner.model)}
+        steps = [practised.step() for _ in range(3)]
+    for step in steps:
+        trained = [trajectory for group in step.batch.groups for trajectory in group.trajectories]
+        assert len(trained) == 16
+        assert step.metrics.num_loss_tokens == sum(int(each.loss_mask_array().sum()) for each in trained)
+        assert math.isfinite(step.metrics.loss) and math.isfinite(step.metrics.grad_norm)
+        assert not step.metrics.skipped
+    assert learner.progress.step == learner.progress.policy_version == 3
+    assert learner.progress.next_group_id == steps[-1].batch.next_group_id
+    assert learner.progress.tokens_trained == sum(
+        each.num_tokens for step in steps for group in step.batch.groups for each in group.trajectories
+    )
+    assert any(not torch.equal(before[name], tensor) for name, tensor in full_tensors(learner.model))
+
+
+@pytest.mark.timeout(900)
+def test_a_short_study_of_lag_writes_its_page_and_runs_nothing_twice(guess_run: Path, tmp_path: Path) -> None:
+    arguments = [
+        "--task", str(guess_run), "--arms", "default", "uncorrected", "--lags", "0", "2", "--seeds", "0",
+        "--workers", "1", "--folder", str(tmp_path), "--docs", str(tmp_path / "docs"),
+        "learner.steps=2", "eval.num_tasks=4", "warm_start.episodes=4", "warm_start.batch_tokens=64",
+    ]  # fmt: skip
+    study_lag.main(arguments)
+    study = json.loads((tmp_path / "docs/lag.json").read_text())
+    found = [(result["arm"], result["lag"], len(result["success"])) for result in study["results"]]
+    assert found == [("default", 0, 2), ("uncorrected", 0, 2), ("default", 2, 2), ("uncorrected", 2, 2)]
+    assert "| uncorrected |" in (tmp_path / "docs/lag.md").read_text()
+    kept = tmp_path / "default-lag0-seed0.json"
+    kept.write_text(kept.read_text().replace('"seed":0', '"seed":99'))
+    study_lag.main(arguments)
+    assert json.loads((tmp_path / "docs/lag.json").read_text())["results"][0]["seed"] == 99
+
+
+def test_a_plot_has_a_line_for_each_arm_and_a_whisker_for_each_point() -> None:
+    points = [Point(column=0, value=0.5, deviation=0.1), Point(column=1, value=0.25, deviation=0.0)]
+    drawn = svg([Line(name="a <b>", points=points)], columns=["0", "16"], across="lag", upwards="success")
+    # 340 pixels for a fraction of 1, from 30 down; two columns of 255 from 60 on.
+    assert 'points="187.5,200.0 442.5,285.0"' in drawn
+    assert "M187.5 234.0V166.0" in drawn and "a &lt;b&gt;" in drawn
+
+
+assert VOCAB_SIZE > 23  # the tokens of these tests' prompts
