@@ -26,6 +26,7 @@ def settings_of(config: Config) -> dict[str, str]:
     learner = config.learner
     settings: dict[str, object] = {
         "model.dtype": config.model.dtype,
+        "model.lora": dataclasses.astuple(config.model.lora) if config.model.lora.rank else "off",
         "sampling.temperature": config.sampling.temperature,
         "learner.steps": learner.steps,  # the learning rate's schedule ends there
         "learner.ranks": learner.ranks,

@@ -16,8 +16,8 @@ from common.shutdown import Shutdown
 from learner.checkpoint import Progress
 from learner.conditions import conditions_of
 from learner.lead import Lead, join_run, shard_buffer
-from learner.learner import Clock, Learner, imitate_expert, load_learner, save_checkpoint, train_on
-from learner.model import full_tensors, save_hf
+from learner.learner import Clock, Learner, export, imitate_expert, load_learner, save_checkpoint, train_on
+from learner.model import full_tensors
 from learner.ranks import Ranks
 from learner.reference import frozen_reference
 from learner.share import share
@@ -176,7 +176,7 @@ def _checkpoint(learner: Learner, lead: Lead | None) -> None:
 
 def _finish(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
     """Export the model, evaluate it, and sum up; False when told to stop before the evaluation was done."""
-    save_hf(learner.model, learner.run_dir.trained_model, ranks=learner.ranks)
+    export(learner)
     if lead:
         if learner.config.eval.num_tasks:
             evaluation = lead.open_evaluation(learner.progress.policy_version)

@@ -18,6 +18,7 @@ from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from learner import checkpoint
 from learner.checkpoint import Progress
+from learner.export import save_adapters, save_hf
 from learner.model import PackedModel, load_model
 from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import count_loss_tokens, count_sequences, micro_batches
@@ -66,6 +67,7 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner
         ranks=ranks,
         dtype=config.model.dtype,
         activation_checkpointing=config.learner.activation_checkpointing,
+        lora=config.model.lora,
     )
     optimizer = make_optimizer(model, config=config.optim)
     schedule = make_schedule(optimizer, config=config.optim, num_steps=config.learner.steps)
@@ -130,6 +132,13 @@ def save_checkpoint(learner: Learner) -> None:
         ranks=learner.ranks,
         keep=learner.config.learner.keep_checkpoints,
     )
+
+
+def export(learner: Learner) -> None:
+    """Write the trained model for others: a Hugging Face folder, and its adapters alone. Every rank calls it."""
+    save_hf(learner.model, learner.run_dir.trained_model, ranks=learner.ranks)
+    if learner.config.model.lora.rank:
+        save_adapters(learner.model, learner.run_dir.trained_adapters, ranks=learner.ranks)
 
 
 class _Stopped(Exception):

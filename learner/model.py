@@ -1,4 +1,4 @@
-"""A Hugging Face causal LM that reads packed rows: loaded from a folder, sharded over the ranks, written back."""
+"""A Hugging Face causal LM that reads packed rows: loaded from a folder, sharded over the ranks, gathered again."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -10,13 +10,17 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from common.config import LoraConfig
+from common.weights import TensorEntry, layout
 from learner.attention import packed_attention, rows_of
 from learner.logprobs import TokenLogprobs, chunked_logprobs, predictions
+from learner.lora import Adapter, adapters_of, add_adapters, folder_name, is_of_adapter
 from learner.pack import Packed
 from learner.ranks import Ranks
+from learner.skeleton import Refusal, agree, fill, skeleton_of, tensors_of
 
 PACKED_ATTENTION = "slipstream_packed"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -59,17 +63,22 @@ class PackedModel(nn.Module):
         )
 
 
-def load_model(path: str | Path, *, ranks: Ranks, dtype: str, activation_checkpointing: bool) -> PackedModel:
+def load_model(
+    path: str | Path, *, ranks: Ranks, dtype: str, activation_checkpointing: bool, lora: LoraConfig | None = None
+) -> PackedModel:
     """Load the causal LM in folder `path`, float32 master weights, and shard it over `ranks`.
 
-    `dtype` is that of the forward pass, float32 or bfloat16; logits are always float32. Every rank calls it.
+    `dtype` is that of the forward pass, float32 or bfloat16; logits are always float32. With a `lora` of some rank
+    only adapters train, see `learner.lora`. Every rank calls it.
     Raises ValueError for a folder that holds no causal LM, and for a model that does not read packed rows right.
     """
-    causal_lm = _read(Path(path))
+    folder = Path(path)
+    tensors = _read_on_first_rank(folder, lora, ranks=ranks)
+    causal_lm = skeleton_of(folder, attention=_attention_for(ranks.device, dtype))
+    if lora is not None and lora.rank:
+        add_adapters(causal_lm, lora)
     # Always in evaluation mode: dropout would make the log-probabilities differ from the actors'.
-    model = PackedModel(causal_lm, folder=Path(path)).eval()
-    check_packing(model)
-    causal_lm.set_attn_implementation(_attention_for(ranks.device, dtype))
+    model = PackedModel(causal_lm, folder=folder).eval()
     layers = _decoder_layers(causal_lm)
     if activation_checkpointing:
         for layer in layers:
@@ -77,6 +86,7 @@ def load_model(path: str | Path, *, ranks: Ranks, dtype: str, activation_checkpo
     policy = MixedPrecisionPolicy(param_dtype=_DTYPES[dtype], reduce_dtype=torch.float32)
     for module in [*layers, model]:
         fully_shard(module, mesh=ranks.mesh, mp_policy=policy)
+    fill(causal_lm, tensors, ranks=ranks)
     return model
 
 
@@ -112,7 +122,7 @@ def check_packing(model: PackedModel) -> None:
 
 
 def named_shards(model: PackedModel) -> Iterator[tuple[str, nn.Parameter]]:
-    """Every parameter as this rank holds it: its float32 shard, under its name in the Hugging Face folder.
+    """Every parameter as this rank holds it: its float32 shard, by name; adapters and what they freeze included.
 
     A head that is tied to the embedding does not come twice.
     """
@@ -122,31 +132,57 @@ def named_shards(model: PackedModel) -> Iterator[tuple[str, nn.Parameter]]:
     yield from model.causal_lm.named_parameters()
 
 
+def full_layout(model: PackedModel) -> list[TensorEntry]:
+    """Name, shape and bytes of each of `full_tensors`, in their order. Gathers nothing."""
+    return layout(
+        (folder_name(name), "float32", tuple(shard.shape))
+        for name, shard in named_shards(model)
+        if not is_of_adapter(name)
+    )
+
+
 def full_tensors(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter whole, one at a time, in float32: the names and tensors that vLLM's `load_weights` takes.
+    """Every weight whole, one at a time, in float32: the names and tensors that vLLM's `load_weights` takes.
 
-    Gathering is collective: every rank iterates to the end.
+    Adapters are merged into the weights that they stand beside. Gathering is collective: every rank iterates to
+    the end. What the caller lets go of is freed before the next is gathered.
     """
-    for name, parameter in named_shards(model):
-        shard = parameter.detach()
-        assert isinstance(shard, DTensor)
-        yield name, shard.full_tensor()
+    adapters = adapters_of(model.causal_lm)
+    for name, shard in named_shards(model):
+        if not is_of_adapter(name):
+            yield folder_name(name), whole(shard, adapters.get(folder_name(name)))
 
 
-def save_hf(model: PackedModel, folder: str | Path, *, ranks: Ranks) -> None:
-    """Write a Hugging Face folder, tokenizer included, that vLLM and transformers load. Every rank calls it."""
-    state = {name: tensor.cpu() for name, tensor in full_tensors(model)}
-    if ranks.rank == 0:
-        model.causal_lm.save_pretrained(folder, state_dict=state)
-        AutoTokenizer.from_pretrained(model.folder).save_pretrained(folder)
+@torch.no_grad()
+def whole(shard: Tensor, adapter: Adapter | None = None) -> Tensor:
+    """The tensor that the ranks hold in shards, `adapter` merged into it. Collective."""
+    weight = shard.detach() if adapter is None else adapter.merged(shard.detach())
+    assert isinstance(weight, DTensor)
+    return weight.full_tensor()
 
 
-def _read(folder: Path) -> PreTrainedModel:
+def _read_on_first_rank(folder: Path, lora: LoraConfig | None, *, ranks: Ranks) -> dict[str, Tensor]:
+    """What rank 0 reads in `folder`, checked, by name; nothing on the others. Raises ValueError on every rank."""
     if not (folder / "config.json").is_file():
         raise ValueError(f"`model.path` {folder} has no config.json; it must be a Hugging Face folder")
     transformers_logging.disable_progress_bar()
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=PACKED_ATTENTION)
+    tensors, refusal = {}, None
+    if ranks.rank == 0:
+        try:
+            tensors = tensors_of(_read(folder, lora))
+        except ValueError as error:
+            refusal = Refusal(reason=str(error))
+    agree(refusal, ranks=ranks)
+    return tensors
+
+
+def _read(folder: Path, lora: LoraConfig | None) -> PreTrainedModel:
+    causal_lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=PACKED_ATTENTION)
+    check_packing(PackedModel(causal_lm, folder=folder).eval())
+    if lora is not None and lora.rank:
+        add_adapters(causal_lm, lora)
+    return causal_lm
 
 
 def _attention_for(device: torch.device, dtype: str) -> str:

@@ -22,12 +22,12 @@ from learner.learner import (
     Clock,
     Learner,
     any_rank_is_told,
+    export,
     imitate_expert,
     load_learner,
     save_checkpoint,
     train_on,
 )
-from learner.model import save_hf
 from learner.ranks import Ranks
 from learner.reference import frozen_reference
 from learner.report import step_metrics
@@ -64,7 +64,7 @@ def train_again(
         if notes:
             notes.close()
     if finished:
-        save_hf(learner.model, run_dir.trained_model, ranks=ranks)
+        export(learner)
     return finished
 
 
