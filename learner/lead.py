@@ -16,6 +16,7 @@ from common.metrics import Metrics, MetricsWriter
 from common.patience import RedisAway
 from common.run_dir import RunDir, write_json
 from common.shutdown import Shutdown
+from common.weights import TensorEntry
 from learner.checkpoint import Progress
 from learner.evaluation import STREAM as EVAL_STREAM
 from learner.evaluation import Evaluation
@@ -111,6 +112,7 @@ class Lead:
         *,
         progress: Progress,
         conditions: dict[str, str],
+        weights: list[TensorEntry],
         redis_url: str,
         device: str,
     ) -> None:
@@ -130,6 +132,7 @@ class Lead:
             log.info("%d groups of steps after %d are ready again", num_reopened, progress.step)
         self._writer = MetricsWriter(jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=progress.step)
         self._publisher = Publisher(
+            weights,
             redis_url=redis_url,
             run_id=config.run.name,
             learner_epoch=links.epoch,

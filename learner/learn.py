@@ -17,7 +17,7 @@ from learner.checkpoint import Progress
 from learner.conditions import conditions_of
 from learner.lead import Lead, join_run, shard_buffer
 from learner.learner import Clock, Learner, export, imitate_expert, load_learner, save_checkpoint, train_on
-from learner.model import full_tensors
+from learner.model import full_layout, full_tensors
 from learner.ranks import Ranks
 from learner.reference import frozen_reference
 from learner.share import share
@@ -103,6 +103,7 @@ def _take_the_lead(learner: Learner, shutdown: Shutdown) -> Lead:
         learner.run_dir,
         progress=learner.progress,
         conditions=conditions_of(config, ranks=learner.ranks),
+        weights=full_layout(learner.model),
         redis_url=config.redis.url,
         device=learner.ranks.device.type,
     )
