@@ -74,7 +74,8 @@ def load_model(
     """
     folder = Path(path)
     tensors = _read_on_first_rank(folder, lora, ranks=ranks)
-    causal_lm = skeleton_of(folder, attention=_attention_for(ranks.device, dtype))
+    causal_lm = skeleton_of(folder, attention=PACKED_ATTENTION)
+    causal_lm.set_attn_implementation(_attention_for(ranks.device, dtype))
     if lora is not None and lora.rank:
         add_adapters(causal_lm, lora)
     # Always in evaluation mode: dropout would make the log-probabilities differ from the actors'.
