@@ -219,7 +219,6 @@ def test_the_learner_holds_one_tensor_while_it_publishes(redis_url: str, run_id:
 
     with publishing(redis_url, run_id, tmp_path) as publisher:
         publisher.publish(gathered(), policy_version=1)
-        wait_until(lambda: publisher.stats.announced_version == 1, "version 1")
     assert len(alive) == 5
     assert most_alive == 0, "a tensor was alive when the next was gathered"
 
