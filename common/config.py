@@ -60,9 +60,23 @@ class TinyModelConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class LoraConfig:
+    rank: int = 0  # of the adapters, which are then all that trains; 0 is off and trains every weight
+    alpha: int = 32  # an adapter counts alpha / rank times
+    target_modules: list[str] = field(default_factory=list)  # ends of layers' names; empty: all linear but the head
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 0, "model.lora.rank", ">= 0", self.rank, "16 is usual, 0 trains every weight")
+        require(self.alpha >= 1, "model.lora.alpha", ">= 1", self.alpha, "32 is usual")
+        require(all(self.target_modules), "model.lora.target_modules", "names like q_proj", self.target_modules,
+                 "leave it empty for every linear layer but the head")  # fmt: skip
+
+
+@dataclass(kw_only=True, slots=True)
 class ModelConfig:
     path: str = ""  # a Hugging Face folder; empty makes the tiny model below
     tiny: TinyModelConfig = field(default_factory=TinyModelConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     dtype: str = "float32"  # of the forward pass: float32 or bfloat16; master weights are always float32
     max_tokens: int = 512  # context: an episode never grows past it
 

@@ -67,6 +67,11 @@ class RunDir:
         """The last weights, as a Hugging Face folder."""
         return self.path / "trained_model"
 
+    @property
+    def trained_adapters(self) -> Path:
+        """The last adapters alone, in peft's format, where the run trained adapters."""
+        return self.path / "trained_adapters"
+
     def log(self, process: str) -> Path:
         return self.path / "logs" / f"{process}.log"
 

@@ -147,16 +147,17 @@ def load(
 
 
 def _state(model: PackedModel, optimizer: torch.optim.AdamW, critic: Critic | None) -> dict[str, Tensor]:
-    """Every tensor that makes the learner, by name. What the optimizer holds as numbers comes from the configuration.
+    """Every tensor that training changes, by name. What the optimizer holds as numbers comes from the configuration.
 
     The random state is one for all ranks: they are seeded alike, and nothing in a step draws from it.
     """
     _fill(optimizer)
     state = {_RNG: torch.get_rng_state()}
     for name, parameter in named_shards(model):
-        state[f"model.{name}"] = parameter.detach()
-        for moment, value in optimizer.state[parameter].items():
-            state[f"optimizer.{moment}.{name}"] = value
+        if parameter.requires_grad:  # beside adapters the model's own weights are frozen: they are in its folder
+            state[f"model.{name}"] = parameter.detach()
+            for moment, value in optimizer.state[parameter].items():
+                state[f"optimizer.{moment}.{name}"] = value
     return state if critic is None else state | _critic_state(critic)
 
 

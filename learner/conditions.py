@@ -26,6 +26,7 @@ def settings_of(config: Config) -> dict[str, str]:
     learner = config.learner
     settings: dict[str, object] = {
         "model.dtype": config.model.dtype,
+        "model.lora": dataclasses.astuple(config.model.lora) if config.model.lora.rank else "off",
         "sampling.temperature": config.sampling.temperature,
         "sampling.top_p": config.sampling.top_p,
         "sampling.top_k": config.sampling.top_k,

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from common.config import Config
 from learner.logprobs import TokenLogprobs
-from learner.model import PackedModel, load_kind, named_shards
+from learner.model import PackedModel, load_kind, merged_shards, named_shards
 from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import Packed
 from learner.ranks import Ranks
@@ -88,7 +88,7 @@ def policy_kind(config: Config) -> type[PackedModel]:
 def begin_at(critic: Critic, model: PackedModel) -> None:
     """Give a critic with a trunk of its own the policy's weights: what imitation has learnt is worth as much to it."""
     if isinstance(critic.module, ValueModel):
-        shards = dict(named_shards(model))
+        shards = dict(merged_shards(model))
         for name, parameter in named_shards(critic.module):
             parameter.copy_(shards[name])
 

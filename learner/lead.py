@@ -18,6 +18,7 @@ from common.metrics import Metrics, MetricsWriter
 from common.patience import RedisAway
 from common.run_dir import RunDir, write_json
 from common.shutdown import Shutdown
+from common.weights import TensorEntry
 from learner.checkpoint import Progress
 from learner.evaluation import STREAM as EVAL_STREAM
 from learner.evaluation import Evaluation, RegularEvaluation
@@ -115,6 +116,7 @@ class Lead:
         *,
         progress: Progress,
         conditions: dict[str, str],
+        weights: list[TensorEntry],
         redis_url: str,
         device: str,
         flops: Flops,
@@ -140,6 +142,7 @@ class Lead:
         self._writer.lay_out(OVERVIEW)
         self._ledger = links.shards.ledger()  # at the last record
         self._publisher = Publisher(
+            weights,
             redis_url=redis_url,
             run_id=config.run.name,
             learner_epoch=links.epoch,

@@ -18,8 +18,8 @@ from learner.checkpoint import Progress
 from learner.clock import Clock
 from learner.conditions import conditions_of
 from learner.lead import Lead, join_run, shard_buffer
-from learner.learner import Learner, begin, begin_checkpoint, imitate_expert, load_learner, train_on
-from learner.model import full_tensors, save_hf
+from learner.learner import Learner, begin, begin_checkpoint, export, imitate_expert, load_learner, train_on
+from learner.model import full_layout, full_tensors
 from learner.ranks import Ranks
 from learner.share import share
 from learner.supplies import Supplies, shards_of, whole_batch
@@ -113,6 +113,7 @@ def _take_the_lead(learner: Learner, shutdown: Shutdown) -> Lead:
         learner.run_dir,
         progress=learner.progress,
         conditions=conditions_of(config, ranks=learner.ranks),
+        weights=full_layout(learner.model),
         redis_url=config.redis.url,
         device=learner.ranks.device.type,
         flops=learner.flops,
@@ -189,7 +190,7 @@ def _checkpoint(learner: Learner, lead: Lead | None) -> None:
 
 def _finish(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
     """Export the model, evaluate it, and sum up; False when told to stop before the evaluation was done."""
-    save_hf(learner.model, learner.run_dir.trained_model, ranks=learner.ranks)
+    export(learner)
     if lead:
         evaluation = lead.open_evaluation(learner.progress) if learner.config.eval.num_tasks else None
         if evaluation and not lead.close_evaluation(evaluation, "final", shutdown):

@@ -26,6 +26,7 @@ from learner.checkpoint import Progress
 from learner.checkpoint_writer import CheckpointWriter
 from learner.clock import Clock
 from learner.critic import Critic, begin_at, load_critic, policy_kind
+from learner.export import save_adapters, save_hf
 from learner.flops import Flops, flops_of
 from learner.kl import k1
 from learner.measure import Measured, measure
@@ -78,6 +79,7 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner
         dtype=config.model.dtype,
         activation_checkpointing=config.learner.activation_checkpointing,
         cpu_offload=config.learner.cpu_offload,
+        lora=config.model.lora,
     )
     optimizer = make_optimizer(model.causal_lm, config=config.optim)
     policy_steps = config.learner.steps - config.objective.critic_warmup_steps
@@ -209,6 +211,13 @@ def begin_checkpoint(learner: Learner, once_durable: Callable[[], None] = lambda
         progress=learner.progress,
         once_durable=once_durable,
     )
+
+
+def export(learner: Learner) -> None:
+    """Write the trained model for others: a Hugging Face folder, and its adapters alone. Every rank calls it."""
+    save_hf(learner.model, learner.run_dir.trained_model, ranks=learner.ranks)
+    if learner.config.model.lora.rank:
+        save_adapters(learner.model, learner.run_dir.trained_adapters, ranks=learner.ranks)
 
 
 class _Stopped(Exception):

@@ -1,4 +1,4 @@
-"""A Hugging Face causal LM that reads packed rows: loaded from a folder, sharded over the ranks, written back."""
+"""A Hugging Face causal LM that reads packed rows: loaded from a folder, sharded over the ranks, gathered again."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -12,13 +12,17 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from common.config import LoraConfig
+from common.weights import TensorEntry, layout
 from learner.attention import packed_attention, rows_of
 from learner.logprobs import TokenLogprobs, chunked_logprobs, predictions
+from learner.lora import adapters_of, add_adapters, folder_name, is_of_adapter
 from learner.pack import Packed
 from learner.ranks import Ranks
+from learner.skeleton import Refusal, agree, fill, skeleton_of, tensors_of
 
 M = TypeVar("M", bound="PackedModel")
 PACKED_ATTENTION = "slipstream_packed"
@@ -90,7 +94,13 @@ class PackedModel(nn.Module):
 
 
 def load_model(
-    path: str | Path, *, ranks: Ranks, dtype: str, activation_checkpointing: bool, cpu_offload: bool = False
+    path: str | Path,
+    *,
+    ranks: Ranks,
+    dtype: str,
+    activation_checkpointing: bool,
+    cpu_offload: bool = False,
+    lora: LoraConfig | None = None,
 ) -> PackedModel:
     """Load the policy in folder `path`: see `load_kind`."""
     return load_kind(
@@ -100,6 +110,7 @@ def load_model(
         dtype=dtype,
         activation_checkpointing=activation_checkpointing,
         cpu_offload=cpu_offload,
+        lora=lora,
     )
 
 
@@ -111,20 +122,24 @@ def load_kind(
     dtype: str,
     activation_checkpointing: bool,
     cpu_offload: bool = False,
+    lora: LoraConfig | None = None,
 ) -> M:
     """Load the causal LM in folder `path`, float32 master weights, and shard it over `ranks`.
 
     `kind` is what is made of it: see `learner.value_model`.
     `dtype` is that of the forward pass, float32 or bfloat16; logits are always float32. With `cpu_offload` weights,
-    gradients and optimizer state live in host memory, and a layer's weights come to the device as it is reached.
-    Every rank calls it.
+    gradients and optimizer state live in host memory, and a layer's weights come to the device as it is reached. With
+    a `lora` of some rank only adapters train, see `learner.lora`. Every rank calls it.
     Raises ValueError for a folder that holds no causal LM, and for a model that does not read packed rows right.
     """
-    causal_lm = _read(Path(path))
-    # Always in evaluation mode: dropout would make the log-probabilities differ from the actors'.
-    check_packing(PackedModel(causal_lm, folder=Path(path)))
-    model = kind(causal_lm, folder=Path(path)).eval()
+    folder = Path(path)
+    tensors = _read_on_first_rank(folder, lora, ranks=ranks)
+    causal_lm = skeleton_of(folder, attention=PACKED_ATTENTION)
     causal_lm.set_attn_implementation(_attention_for(ranks.device, dtype))
+    if lora is not None and lora.rank:
+        add_adapters(causal_lm, lora)
+    # Always in evaluation mode: dropout would make the log-probabilities differ from the actors'.
+    model = kind(causal_lm, folder=folder).eval()
     layers = _decoder_layers(causal_lm)
     if activation_checkpointing:
         for layer in layers:
@@ -143,6 +158,7 @@ def load_kind(
             offload_policy=offload,
             reshard_after_forward=not model.one_rank_holds_all,
         )
+    fill(causal_lm, tensors, ranks=ranks, cpu_offload=cpu_offload)
     return model
 
 
@@ -192,7 +208,7 @@ def check_packing(model: PackedModel) -> None:
 
 
 def named_shards(model: PackedModel) -> Iterator[tuple[str, nn.Parameter]]:
-    """Every parameter as this rank holds it: its float32 shard, under its name in the Hugging Face folder.
+    """Every parameter as this rank holds it: its float32 shard, by name; adapters and what they freeze included.
 
     A head that is tied to the embedding does not come twice.
     """
@@ -203,31 +219,63 @@ def named_shards(model: PackedModel) -> Iterator[tuple[str, nn.Parameter]]:
     yield from model.causal_lm.named_parameters()
 
 
+def full_layout(model: PackedModel) -> list[TensorEntry]:
+    """Name, shape and bytes of each of `full_tensors`, in their order. Gathers nothing."""
+    return layout(
+        (folder_name(name), "float32", tuple(shard.shape))
+        for name, shard in named_shards(model)
+        if not is_of_adapter(name)
+    )
+
+
 def full_tensors(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter whole, one at a time, in float32: the names and tensors that vLLM's `load_weights` takes.
+    """Every weight whole, one at a time, in float32: the names and tensors that vLLM's `load_weights` takes.
 
-    Gathering is collective: every rank iterates to the end.
+    Adapters are merged into the weights that they stand beside. Gathering is collective: every rank iterates to
+    the end. What the caller lets go of is freed before the next is gathered.
     """
-    for name, parameter in named_shards(model):
-        shard = parameter.detach()
-        assert isinstance(shard, DTensor)
-        yield name, shard.full_tensor()
+    for name, shard in merged_shards(model):
+        yield name, whole(shard)
 
 
-def save_hf(model: PackedModel, folder: str | Path, *, ranks: Ranks) -> None:
-    """Write a Hugging Face folder, tokenizer included, that vLLM and transformers load. Every rank calls it."""
-    state = {name: tensor.cpu() for name, tensor in full_tensors(model)}
-    if ranks.rank == 0:
-        model.causal_lm.save_pretrained(folder, state_dict=state)
-        AutoTokenizer.from_pretrained(model.folder).save_pretrained(folder)
+@torch.no_grad()
+def merged_shards(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
+    """Every weight as this rank holds it, adapters merged in, under its name in the Hugging Face folder. Collective."""
+    adapters = adapters_of(model.causal_lm)
+    for name, shard in named_shards(model):
+        if not is_of_adapter(name):
+            adapter = adapters.get(folder_name(name))
+            yield folder_name(name), shard.detach() if adapter is None else adapter.merged(shard.detach())
 
 
-def _read(folder: Path) -> PreTrainedModel:
+def whole(shard: Tensor) -> Tensor:
+    """The tensor that the ranks hold in shards. Collective."""
+    assert isinstance(shard, DTensor)
+    return shard.detach().full_tensor()
+
+
+def _read_on_first_rank(folder: Path, lora: LoraConfig | None, *, ranks: Ranks) -> dict[str, Tensor]:
+    """What rank 0 reads in `folder`, checked, by name; nothing on the others. Raises ValueError on every rank."""
     if not (folder / "config.json").is_file():
         raise ValueError(f"`model.path` {folder} has no config.json; it must be a Hugging Face folder")
     transformers_logging.disable_progress_bar()
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=PACKED_ATTENTION)
+    tensors, refusal = {}, None
+    if ranks.rank == 0:
+        try:
+            tensors = tensors_of(_read(folder, lora))
+        except ValueError as error:
+            refusal = Refusal(reason=str(error))
+    agree(refusal, ranks=ranks)
+    return tensors
+
+
+def _read(folder: Path, lora: LoraConfig | None) -> PreTrainedModel:
+    causal_lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=PACKED_ATTENTION)
+    check_packing(PackedModel(causal_lm, folder=folder).eval())
+    if lora is not None and lora.rank:
+        add_adapters(causal_lm, lora)
+    return causal_lm
 
 
 def _attention_for(device: torch.device, dtype: str) -> str:

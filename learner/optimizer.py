@@ -11,9 +11,9 @@ from common.config import OptimConfig
 
 
 def make_optimizer(model: nn.Module, *, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW (https://arxiv.org/abs/1711.05101) over the parameters as they are sharded; its state is float32."""
+    """AdamW (https://arxiv.org/abs/1711.05101) over what trains, as it is sharded; its state is float32."""
     return torch.optim.AdamW(
-        model.parameters(),
+        [parameter for parameter in model.parameters() if parameter.requires_grad],
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,

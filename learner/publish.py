@@ -19,13 +19,12 @@ from pathlib import Path
 import msgspec
 import torch
 
-from common.weights import DTYPE_BYTES, TensorEntry, buffer_bytes, layout
+from common.weights import TensorEntry, buffer_bytes
 from learner.serve_weights import (
     NUM_SLOTS,
     Announced,
     Broadcasted,
     Freed,
-    Layout,
     Refused,
     Settings,
     Stop,
@@ -67,6 +66,7 @@ class Publisher:
 
     def __init__(
         self,
+        entries: list[TensorEntry],
         *,
         redis_url: str,
         run_id: str,
@@ -77,6 +77,7 @@ class Publisher:
         log_path: Path,
         device: str = "cpu",
     ) -> None:
+        """Lay out `entries` in shared memory; every version consists of these tensors, in their order."""
         self._settings = Settings(
             redis_url=redis_url,
             run_id=run_id,
@@ -85,14 +86,15 @@ class Publisher:
             chunk_bytes=chunk_bytes,
             broadcast_timeout_s=broadcast_timeout_s,
             device=device,
+            entries=entries,
         )
         self._close_timeout_s = 2 * broadcast_timeout_s
         self._log_path = log_path
         self._stats = PublishStats()
         self._refusal = ""
         self._slot_fds = [os.memfd_create(f"slipstream-weights-{slot}") for slot in range(NUM_SLOTS)]
-        self._entries: list[TensorEntry] = []
-        self._slots: list[list[torch.Tensor]] = []  # in each slot, the tensors as views of the shared memory
+        self._entries = entries
+        self._slots = [_mapped(fd, entries) for fd in self._slot_fds]
         self._free_slots: list[int] = []
         self._newest: Submitted | None = None  # None where its slot has been given back
         self._start()
@@ -109,20 +111,15 @@ class Publisher:
         return self._process.pid
 
     def publish(self, tensors: Iterable[tuple[str, torch.Tensor]], *, policy_version: int) -> None:
-        """Copy `tensors` and have them published as `policy_version`; every call brings the same names and shapes.
+        """Copy `tensors`, one at a time and none kept, and have them published as `policy_version`.
 
         Returns after the copy. Raises FencedOut once the publisher process has been told that a newer learner or newer
-        weights are there, and ValueError for tensors that cannot be published or differ from the first call's.
+        weights are there, and ValueError for tensors that are not those laid out; then nothing is published.
         """
         begun = time.perf_counter()
-        named = list(tensors)
-        self._lay_out(named)
         slot = self._free_slot()
-        copying = time.perf_counter()
-        with torch.no_grad():
-            for target, (_, tensor) in zip(self._slots[slot], named, strict=True):
-                target.copy_(tensor)
-        self._stats.copy_s = time.perf_counter() - copying
+        self._stats.copy_s = self._copy(tensors, slot)
+        self._free_slots.remove(slot)
         self._newest = Submitted(slot=slot, policy_version=policy_version)
         self._submit(self._newest)
         self._stats.blocked_s = time.perf_counter() - begun
@@ -155,8 +152,6 @@ class Publisher:
         self._connection = Connection(ours.detach())
         self._free_slots = [slot for slot in range(NUM_SLOTS) if self._newest is None or slot != self._newest.slot]
         self._send(self._settings)
-        if self._entries:
-            self._send(Layout(entries=self._entries))
         if self._newest is not None:
             self._send(self._newest)
 
@@ -171,18 +166,23 @@ class Publisher:
         self._start()
         self._stats.num_restarts += 1
 
-    def _lay_out(self, named: list[tuple[str, torch.Tensor]]) -> None:
-        entries = _entries(named)
-        if not self._entries:
-            self._slots = [_mapped(fd, entries) for fd in self._slot_fds]
-            self._entries = entries
-            self._submit(Layout(entries=entries))
-        elif entries != self._entries:
-            changed = {entry.name for entry in entries} ^ {entry.name for entry in self._entries}
-            raise ValueError(
-                "every publish brings the names, shapes and dtypes of the first; "
-                f"names on one side only: {sorted(changed)}, shapes or dtypes differ if there are none"
-            )
+    @torch.no_grad()
+    def _copy(self, tensors: Iterable[tuple[str, torch.Tensor]], slot: int) -> float:
+        """Return the seconds that copying took, without those in which the tensors were made."""
+        copy_s, missing = 0.0, set(self._slots[slot])
+        for name, tensor in tensors:
+            place = self._slots[slot].get(name)
+            if place is None or (place.dtype, place.shape) != (tensor.dtype, tensor.shape):
+                found = "nothing" if place is None else f"{place.dtype} {list(place.shape)}"
+                raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}; the layout has {found} of that name")
+            begun = time.perf_counter()
+            place.copy_(tensor)
+            copy_s += time.perf_counter() - begun
+            missing.discard(name)
+            del tensor  # before the next is made
+        if missing:
+            raise ValueError(f"a version consists of all tensors laid out; {sorted(missing)} did not come")
+        return copy_s
 
     def _free_slot(self) -> int:
         self._tend()
@@ -194,7 +194,7 @@ class Publisher:
                 self._await_slot()
         except (OSError, EOFError) as error:
             self._restart(error)
-        return self._free_slots.pop(0)
+        return self._free_slots[0]
 
     def _await_slot(self) -> None:
         deadline = time.monotonic() + ANSWER_S
@@ -228,33 +228,26 @@ class Publisher:
             case Refused(reason=reason):
                 self._refusal = reason
 
-    def _submit(self, message: Layout | Submitted) -> None:
+    def _submit(self, message: Submitted) -> None:
         try:
             self._send(message)
         except OSError as error:
-            self._restart(error)  # which sends the layout and the newest version
+            self._restart(error)  # which sends the newest version
 
     def _send(self, message: ToProcess) -> None:
         self._connection.send_bytes(msgspec.msgpack.encode(message))
 
 
-def _entries(named: list[tuple[str, torch.Tensor]]) -> list[TensorEntry]:
-    shapes = []
-    for name, tensor in named:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        if dtype not in DTYPE_BYTES:
-            raise ValueError(f"{name} has dtype {dtype}; weights can be published as {sorted(DTYPE_BYTES)}")
-        shapes.append((name, dtype, tuple(tensor.shape)))
-    return layout(shapes)
-
-
-def _mapped(fd: int, entries: list[TensorEntry]) -> list[torch.Tensor]:
+def _mapped(fd: int, entries: list[TensorEntry]) -> dict[str, torch.Tensor]:
+    """The tensors of a slot by name, as views of its memory."""
     num_bytes = buffer_bytes(entries)
     os.ftruncate(fd, num_bytes)
     # Populated now: page faults would make the first copy into each slot several times slower than the later ones.
     slot = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
     flat = torch.frombuffer(slot, dtype=torch.uint8)
-    return [
-        flat[entry.offset : entry.offset + entry.num_bytes].view(TORCH_DTYPES[entry.dtype]).view(entry.shape)
+    return {
+        entry.name: flat[entry.offset : entry.offset + entry.num_bytes]
+        .view(TORCH_DTYPES[entry.dtype])
+        .view(entry.shape)
         for entry in entries
-    ]
+    }

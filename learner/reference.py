@@ -13,7 +13,8 @@ from common.config import Config
 from common.config_error import ConfigError
 from common.run_dir import RunDir
 from learner.checkpoint import MANIFEST, step_of
-from learner.model import PackedModel, load_model, save_hf
+from learner.export import save_hf
+from learner.model import PackedModel, load_model
 from learner.ranks import Ranks
 
 

@@ -27,11 +27,11 @@ from learner.learner import (
     any_rank_is_told,
     begin,
     begin_checkpoint,
+    export,
     imitate_expert,
     load_learner,
     train_on,
 )
-from learner.model import save_hf
 from learner.overview import OVERVIEW
 from learner.ranks import Ranks
 from learner.report import step_metrics
@@ -68,7 +68,7 @@ def train_again(
         if notes:
             notes.close()
     if finished:
-        save_hf(learner.model, run_dir.trained_model, ranks=ranks)
+        export(learner)
     return finished
 
 

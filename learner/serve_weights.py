@@ -46,12 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     chunk_bytes: int
     broadcast_timeout_s: float
     device: str
-
-
-class Layout(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From the learner, before the first version: where each tensor lies in a slot."""
-
-    entries: list[TensorEntry]
+    entries: list[TensorEntry]  # where each tensor lies in a slot
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -96,7 +91,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     reason: str
 
 
-ToProcess = Settings | Layout | Submitted | Withdraw | Stop
+ToProcess = Settings | Submitted | Withdraw | Stop
 ToLearner = Freed | Announced | Broadcasted | Refused
 
 
@@ -179,12 +174,11 @@ class WeightServer:
     def __init__(self, settings: Settings, connection: Connection, slot_fds: list[int]) -> None:
         self._settings = settings
         self._connection = connection
-        self._slot_fds = slot_fds
         self._reporting = threading.Lock()
         self._shelf = Shelf()
-        self._entries: list[TensorEntry] = []
-        self._buffers: list[torch.Tensor] = []  # one flat uint8 tensor a slot, over the shared memory
-        self._views: list[memoryview] = []
+        slots = [mmap.mmap(fd, buffer_bytes(settings.entries)) for fd in slot_fds]
+        self._views = [memoryview(slot) for slot in slots]
+        self._buffers = [torch.frombuffer(slot, dtype=torch.uint8) for slot in slots]
         self._bulletin = Bulletin(connect(settings.redis_url, patience_s=REDIS_PATIENCE_S), settings.run_id)
         self._broadcaster = Broadcaster(
             self._bulletin,
@@ -219,8 +213,6 @@ class WeightServer:
         except (EOFError, ConnectionResetError):
             return False  # the learner is gone
         match message:
-            case Layout(entries=entries):
-                self._map(entries)
             case Submitted():
                 self._report(self._shelf.submit(message))
             case Withdraw():
@@ -228,13 +220,6 @@ class WeightServer:
             case Stop():
                 self._shelf.stop()
         return True
-
-    def _map(self, entries: list[TensorEntry]) -> None:
-        self._entries = entries
-        for fd in self._slot_fds:
-            slot = mmap.mmap(fd, buffer_bytes(entries))
-            self._views.append(memoryview(slot))
-            self._buffers.append(torch.frombuffer(slot, dtype=torch.uint8))
 
     def _report(self, messages: Sequence[ToLearner]) -> None:
         with self._reporting:
@@ -258,7 +243,7 @@ class WeightServer:
     def _publish_versions(self) -> None:
         while (submitted := self._shelf.take()) is not None:
             manifest = sealed(
-                self._entries,
+                self._settings.entries,
                 self._views[submitted.slot],
                 policy_version=submitted.policy_version,
                 learner_epoch=self._settings.learner_epoch,

@@ -9,14 +9,15 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
 from common.kept_sets import kept_sets
-from learner.model import PackedModel, _sequence_bounds, expect_backward, full_tensors, load_model, save_hf
+from learner.export import save_hf
+from learner.model import PackedModel, _sequence_bounds, expect_backward, full_tensors, load_model
 from learner.pack import TokenSequence, pack
 from learner.ranks import Ranks
-from tests.tiny_model import VOCAB_SIZE, random_sequence, save_tiny_model
+from tests.tiny_model import VOCAB_SIZE, random_sequence, save_scaling_model, save_tiny_model
 
 LENGTHS = (30, 29, 24, 11, 11, 11, 2)
 
@@ -210,12 +211,7 @@ def test_a_saved_folder_loads_in_transformers_with_its_tokenizer(tmp_path: Path,
 
 
 def test_a_model_that_scales_its_logits_is_refused(tmp_path: Path, ranks: Ranks) -> None:
-    torch.manual_seed(0)
-    config = Gemma2Config(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=1,
-        num_key_value_heads=1, head_dim=32, final_logit_softcapping=1.0, initializer_range=0.5,
-    )  # fmt: skip
-    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    save_scaling_model(tmp_path)
     with pytest.raises(ValueError, match="Gemma2ForCausalLM gives other log-probabilities"):
         load_model(tmp_path, ranks=ranks, dtype="float32", activation_checkpointing=False)
 

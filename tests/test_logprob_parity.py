@@ -27,7 +27,7 @@ from common.action_format import FORMATS
 from common.config import EnvConfig, TinyModelConfig
 from common.trajectory import LogprobArray, MaskArray, Outcome, Provenance, Sampling, Task, Trajectory, check
 from envhub.catalogue import make_env
-from learner.model import PackedModel, full_tensors, load_model
+from learner.model import PackedModel, full_layout, full_tensors, load_model
 from learner.pack import pack, sequences_of
 from learner.publish import Publisher
 from learner.ranks import Ranks
@@ -92,6 +92,7 @@ def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_gen
     tmp_path: Path,
 ) -> None:
     publisher = Publisher(
+        full_layout(policies.models[0]),
         redis_url=redis_url, run_id=run_id, learner_epoch=1, host="127.0.0.1", chunk_bytes=1 << 20,
         broadcast_timeout_s=20.0, log_path=tmp_path / "publisher.log",
     )  # fmt: skip

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.queues import Queue
@@ -21,7 +22,7 @@ from actors.broadcast import BroadcastMember, BroadcastMissed
 from actors.engine import WeightsRefused
 from actors.receive import Receiver, ReceiverInfo
 from common.connection import connect
-from common.weights import ChunkReply, ChunkRequest, Invitation, Manifest, Offer, layout, sealed
+from common.weights import ChunkReply, ChunkRequest, Invitation, Manifest, Offer, TensorEntry, layout, sealed
 from learner.publish import Publisher
 from learner.serve_weights import Freed, Shelf, Submitted
 from replay import keys
@@ -43,6 +44,10 @@ def weights(seed: int, num_rows: int = 1000) -> Tensors:
         ("tied", torch.randn(50, 33, generator=generator).t()),  # not contiguous
         ("half", torch.randn(3, 5, 7, generator=generator).to(torch.float16)),
     ]
+
+
+def entries_of(tensors: Tensors) -> list[TensorEntry]:
+    return layout((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in tensors)
 
 
 def flat_bytes(tensors: Tensors) -> bytes:
@@ -118,9 +123,16 @@ def spawned(*targets: tuple[Callable[..., None], tuple[object, ...]]) -> Iterato
 
 @contextmanager
 def publishing(
-    redis_url: str, run_id: str, tmp_path: Path, *, learner_epoch: int = 0, broadcast_timeout_s: float = 20.0
+    redis_url: str,
+    run_id: str,
+    tmp_path: Path,
+    *,
+    learner_epoch: int = 0,
+    broadcast_timeout_s: float = 20.0,
+    num_rows: int = 1000,
 ) -> Iterator[Publisher]:
     publisher = Publisher(
+        entries_of(weights(0, num_rows)),
         redis_url=redis_url,
         run_id=run_id,
         learner_epoch=learner_epoch,
@@ -182,10 +194,33 @@ def test_broadcast_and_pull_in_one_run_bring_the_same_bytes(
         assert bytes(late.receive(offer).numpy()) == flat_bytes(weights(2))
         late.close()
 
-        with pytest.raises(ValueError, match="names on one side only"):
+        with pytest.raises(ValueError, match=r"\['embed'\] did not come"):
             publisher.publish(weights(3)[1:], policy_version=3)
-        with pytest.raises(ValueError, match="int64"):
+        with pytest.raises(ValueError, match=r"ids is torch.int64 \[3\]; the layout has nothing of that name"):
             publisher.publish([("ids", torch.arange(3))], policy_version=3)
+        with pytest.raises(ValueError, match=r"norm is torch.float32 \[97\]; the layout has torch.bfloat16 \[97\]"):
+            publisher.publish([("norm", torch.zeros(97))], policy_version=3)
+        publisher.publish(weights(4), policy_version=4)
+        wait_until(lambda: latest_version(Bulletin(redis_client, run_id)) == 4, "a version after those refused")
+
+
+def test_the_learner_holds_one_tensor_while_it_publishes(redis_url: str, run_id: str, tmp_path: Path) -> None:
+    alive: list[weakref.ref[torch.Tensor]] = []
+    most_alive = 0
+
+    def gathered() -> Iterator[tuple[str, torch.Tensor]]:
+        nonlocal most_alive
+        for index, (name, _) in enumerate(weights(1)):
+            most_alive = max(most_alive, sum(ref() is not None for ref in alive))
+            whole = weights(1)[index][1].clone()
+            alive.append(weakref.ref(whole))
+            yield name, whole
+            del whole
+
+    with publishing(redis_url, run_id, tmp_path) as publisher:
+        publisher.publish(gathered(), policy_version=1)
+    assert len(alive) == 5
+    assert most_alive == 0, "a tensor was alive when the next was gathered"
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
@@ -197,7 +232,7 @@ def test_a_receiver_that_fails_in_mid_broadcast_costs_neither_the_learner_nor_th
     versions = {version: weights(version, num_rows=100_000) for version in (1, 2)}  # 38 MB: hundreds of chunks
     with (
         spawned((receive_all, (good,)), (fail_in_mid_broadcast, (doomed, fault))) as received,
-        publishing(redis_url, run_id, tmp_path, broadcast_timeout_s=5.0) as publisher,
+        publishing(redis_url, run_id, tmp_path, broadcast_timeout_s=5.0, num_rows=100_000) as publisher,
     ):
         publisher.publish(versions[1], policy_version=1)
         wait_until(lambda: publisher.stats.announced_version == 1, "version 1")
@@ -283,7 +318,7 @@ def test_an_older_learner_is_fenced_out(redis_url: str, redis_client: redis.Redi
 
 
 def manifest_of(tensors: Tensors, *, policy_version: int, learner_epoch: int) -> Manifest:
-    entries = layout((name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in tensors)
+    entries = entries_of(tensors)
     data = memoryview(flat_bytes(tensors))
     return sealed(entries, data, policy_version=policy_version, learner_epoch=learner_epoch)
 

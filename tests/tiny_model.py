@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from common.trajectory import Outcome, Provenance, Sampling, StopReason, Task, Trajectory
 from common.wire import SCHEMA
@@ -29,6 +29,17 @@ def save_tiny_model(folder: Path, *, tie: bool = True, seed: int = 0, **changes:
         "initializer_range": 0.2,
     }
     Qwen3ForCausalLM(Qwen3Config(**(settings | changes))).save_pretrained(folder)
+    return folder
+
+
+def save_scaling_model(folder: Path) -> Path:
+    """Write a model that scales its logits, which the learner's forward pass leaves out."""
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, head_dim=32, final_logit_softcapping=1.0, initializer_range=0.5,
+    )  # fmt: skip
+    Gemma2ForCausalLM(config).save_pretrained(folder)
     return folder
 
 

@@ -35,7 +35,7 @@ from common.config import Config, load_config
 from common.connection import connect
 from common.shutdown import Shutdown
 from common.trajectory import Sampling, Task, Trajectory
-from common.weights import Offer
+from common.weights import Offer, layout
 from learner.lead import Links, join_run
 from learner.publish import Publisher
 from replay.fleet import RunState
@@ -125,7 +125,9 @@ def _a_run(config: Config, folder: Path, root: Path) -> Iterator[ARun]:
         )
         engine = VllmEngine(EngineProcess(), settings)
         offline = start_vllm(settings)
+        weights = load_file(folder / "model.safetensors")
         publisher = Publisher(
+            layout((name, "float32", tuple(tensor.shape)) for name, tensor in weights.items()),
             redis_url=server.secret_url,
             run_id=config.run.name,
             learner_epoch=links.epoch,

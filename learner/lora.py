@@ -1,0 +1,106 @@
+"""LoRA: low-rank adapters beside frozen linear layers, by peft. https://arxiv.org/abs/2106.09685
+
+    y = W x + (alpha / rank) B A x        A: [rank, in], random at first;  B: [out, rank], 0 at first
+
+Actors, checkpoints of others and vLLM know nothing of adapters: outside of training there is only the merged weight,
+
+    W + (alpha / rank) B A
+"""
+
+from dataclasses import dataclass
+
+import peft
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from common.config import LoraConfig
+
+_NAME = "default"  # peft can hold several adapters by name; this is its own name for the only one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapter:
+    """What is trained beside one weight."""
+
+    down: nn.Parameter  # A
+    up: nn.Parameter  # B
+    scaling: float  # alpha / rank
+
+    def merged(self, weight: Float[Tensor, "out in"]) -> Float[Tensor, "out in"]:
+        """The weight that computes what `weight` and its adapter do together.
+
+        With weight 1, A 2, B 3 and a scaling of 0.5 it is 4.
+        """
+        return torch.addmm(weight, self.up.detach(), self.down.detach(), alpha=self.scaling)
+
+
+def add_adapters(causal_lm: PreTrainedModel, config: LoraConfig) -> None:
+    """Freeze every weight of `causal_lm` and put an adapter beside each that `config` asks for.
+
+    The random state is as it was, though A is drawn from it. Raises ValueError for target modules that the model does
+    not have, or that are not linear layers of its decoder.
+    """
+    targets = config.target_modules or "all-linear"
+    # No dropout: the log-probabilities would differ from those of the actors.
+    settings = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=0.0,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=causal_lm.config.name_or_path,
+    )
+    try:
+        with torch.random.fork_rng(devices=[]):
+            peft.inject_adapter_in_model(settings, causal_lm, adapter_name=_NAME)
+    except ValueError as error:
+        raise _bad_targets(config, " ".join(str(error).split())) from error
+    heads = {id(causal_lm.get_input_embeddings()), id(causal_lm.get_output_embeddings())}
+    for name, module in _adapted(causal_lm):
+        if type(module) is not peft.tuners.lora.Linear or id(module) in heads:
+            raise _bad_targets(config, f"{name} is not a linear layer of the decoder")
+
+
+def adapters_of(causal_lm: PreTrainedModel) -> dict[str, Adapter]:
+    """By the name, in the Hugging Face folder, of the weight that each stands beside; empty without LoRA."""
+    return {
+        f"{name}.weight": Adapter(
+            down=module.lora_A[_NAME].weight, up=module.lora_B[_NAME].weight, scaling=module.scaling[_NAME]
+        )
+        for name, module in _adapted(causal_lm)
+    }
+
+
+def is_of_adapter(name: str) -> bool:
+    """Whether the parameter `name` is an adapter's own."""
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def folder_name(name: str) -> str:
+    """The name in the Hugging Face folder of the frozen parameter `name`."""
+    return name.replace(".base_layer.", ".")
+
+
+def name_in_peft(name: str) -> str:
+    """The name of an adapter's parameter in the files that peft writes."""
+    return f"base_model.model.{name.replace(f'.{_NAME}.', '.')}"
+
+
+def adapter_settings(causal_lm: PreTrainedModel) -> peft.LoraConfig:
+    """What peft needs to know to put the adapters beside the same weights again."""
+    return causal_lm.peft_config[_NAME]
+
+
+def _adapted(causal_lm: PreTrainedModel) -> list[tuple[str, peft.tuners.lora.LoraLayer]]:
+    return [
+        (name, module) for name, module in causal_lm.named_modules() if isinstance(module, peft.tuners.lora.LoraLayer)
+    ]
+
+
+def _bad_targets(config: LoraConfig, reason: str) -> ValueError:
+    return ValueError(
+        f"`model.lora.target_modules` {config.target_modules}: {reason}; "
+        "leave it empty for every linear layer but the head"
+    )

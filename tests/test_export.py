@@ -1,0 +1,125 @@
+"""The folder that leaves the learner: whole in one file or in several, and what vLLM makes of it."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from actors.orders import EngineSettings
+from actors.receive import ReceiverInfo
+from actors.vllm_engine import EngineProcess, VllmEngine
+from common.config import LoraConfig, TinyModelConfig
+from common.trajectory import Sampling
+from learner.export import save_hf
+from learner.lora import adapters_of
+from learner.model import PackedModel, full_tensors, load_model
+from learner.pack import TokenSequence, pack
+from learner.ranks import Ranks
+from tests.small_tokenizer import CHATML, merging_tokenizer
+from tests.tiny_model import save_tiny_model
+from tools.tiny_model import make_tiny_model
+
+PROMPT = [7, 30, 12, 45, 50, 8, 39, 23]
+
+
+def loaded(folder: Path, ranks: Ranks, lora: LoraConfig | None = None) -> PackedModel:
+    return load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False, lora=lora)
+
+
+def test_a_folder_in_several_files_holds_what_one_file_does(tmp_path: Path, ranks: Ranks) -> None:
+    folder = save_tiny_model(tmp_path / "source", tie=False)
+    merging_tokenizer(CHATML).save_pretrained(folder)
+    GenerationConfig(temperature=0.6, do_sample=True).save_pretrained(folder)
+    model = loaded(folder, ranks)
+    # embedding and head are 51,200 bytes each, no layer's tensor is above 32,768
+    save_hf(model, tmp_path / "export", ranks=ranks, max_file_bytes=60_000)
+    files = {path.name: load_file(path) for path in (tmp_path / "export").glob("*.safetensors")}
+    assert len(files) > 4
+    assert all(sum(tensor.nbytes for tensor in held.values()) <= 60_000 for held in files.values())
+    index = json.loads((tmp_path / "export" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"] == {name: file for file, held in files.items() for name in held}
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for held in files.values() for tensor in held.values())
+    assert GenerationConfig.from_pretrained(tmp_path / "export").temperature == 0.6
+
+    again = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "export").named_parameters())
+    expected = dict(full_tensors(model))
+    assert again.keys() == expected.keys()
+    assert all(torch.equal(again[name], expected[name]) for name in expected)
+
+    save_hf(model, tmp_path / "export", ranks=ranks)  # over the one in several files
+    assert [path.name for path in (tmp_path / "export").glob("*.safetensors*")] == ["model.safetensors"]
+    assert load_file(tmp_path / "export" / "model.safetensors").keys() == index["weight_map"].keys()
+
+
+def test_a_model_that_holds_its_experts_as_one_tensor_is_written_as_its_folder_was(
+    tmp_path: Path, ranks: Ranks
+) -> None:
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=120, hidden_size=32, intermediate_size=64, moe_intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=1, num_key_value_heads=1, head_dim=32, num_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "source")
+    merging_tokenizer(CHATML).save_pretrained(tmp_path / "source")
+    save_hf(loaded(tmp_path / "source", ranks), tmp_path / "export", ranks=ranks)
+    found, expected = (load_file(tmp_path / name / "model.safetensors") for name in ("export", "source"))
+    assert "model.layers.0.mlp.experts.3.down_proj.weight" in expected
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_vllm_says_greedily_what_the_trained_learner_thinks_likeliest(tmp_path: Path, ranks: Ranks) -> None:
+    texts = [a + b for a in "abcdefghij" for b in "abcdefghij"]
+    make_tiny_model(tmp_path / "source", texts=texts, config=TinyModelConfig(), max_tokens=128, seed=3)
+    model = loaded(tmp_path / "source", ranks, LoraConfig(rank=4))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for adapter in adapters_of(model.causal_lm).values():  # as if trained
+            adapter.up.to_local().normal_(std=0.2, generator=generator)
+    save_hf(model, tmp_path / "export", ranks=ranks, max_file_bytes=200_000)
+    tokens, recorded = asyncio.run(greedy(tmp_path / "export"))
+    assert len(tokens) >= 8
+    for position, token in enumerate(tokens):
+        logprobs = next_logprobs(model, [*PROMPT, *tokens[:position]])
+        assert logprobs.max() - logprobs[token] < 1e-3  # a tie may go either way
+        assert abs(logprobs[token] - recorded[position]) < 1e-3
+    first = next_logprobs(loaded(tmp_path / "source", ranks), PROMPT)
+    assert abs(first[tokens[0]] - recorded[0]) > 0.1  # the adapters' doing
+
+
+async def greedy(folder: Path) -> tuple[list[int], list[float]]:
+    receiver = ReceiverInfo(
+        redis_url="redis://127.0.0.1:1", run_id="test", actor="a0", transport="pull", chunk_bytes=1 << 16, timeout_s=60
+    )
+    settings = EngineSettings(
+        model_path=str(folder), policy_version=0, seed=11, max_tokens=128, dtype="float32", kv_cache_bytes=64 << 20,
+        max_episodes=2, kv_policy="keep", receiver=receiver,
+    )  # fmt: skip
+    engine = VllmEngine(EngineProcess(), settings)
+    try:
+        async with asyncio.timeout(300):
+            sampling = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_turn_tokens=12)
+            completion = await engine.generate(PROMPT, sampling)
+    finally:
+        await engine.close()
+    return completion.tokens, completion.logprobs
+
+
+@torch.no_grad()
+def next_logprobs(model: PackedModel, said: list[int]) -> torch.Tensor:
+    """What the learner thinks of every token of the vocabulary after those `said`: each ends a sequence of its own."""
+    zeros = np.zeros(len(said) + 1, dtype=np.float32)
+    loss_mask = np.arange(len(said) + 1) == len(said)
+    sequences = [
+        TokenSequence(
+            tokens=np.array([*said, token], dtype=np.int32),
+            loss_mask=loss_mask,
+            behaviour_logprobs=zeros,
+            advantages=zeros,
+        )
+        for token in range(model.vocab_size)
+    ]
+    return model(pack(sequences), temperature=1.0, chunk_tokens=64).logprobs

@@ -1,0 +1,101 @@
+"""Loading at size: rank 0 reads the folder, and the others never hold more than their shards and one tensor."""
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from learner.export import save_hf
+from learner.model import PackedModel, full_tensors, load_model
+from learner.ranks import Ranks, join_ranks, leave_ranks
+from tests.small_tokenizer import CHATML, merging_tokenizer
+from tests.tiny_model import save_scaling_model, save_tiny_model
+
+# 13.7 M weights in float32, of which the largest tensor has 0.5 M.
+WIDE = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8, "head_dim": 32}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks left behind."""
+    path = tmp_path_factory.mktemp("skeleton")
+    save_tiny_model(path / "wide", **WIDE)
+    save_tiny_model(path / "small")
+    save_scaling_model(path / "scaled")
+    merging_tokenizer(CHATML).save_pretrained(path / "wide")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = int(listener.getsockname()[1])
+    torch.multiprocessing.spawn(be_one_of_two, args=(port, path), nprocs=2)
+    return path
+
+
+def be_one_of_two(rank: int, port: int, path: Path) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    ranks = join_ranks(timeout_s=300)
+    load(path / "small", ranks)  # what is imported once is not counted
+    before = peak_bytes(forget=True)
+    model = load(path / "wide", ranks)
+    loading = peak_bytes() - before
+    weights = dict(full_tensors(model))
+    if rank == 0:
+        save_file(weights, path / "gathered.safetensors")
+    buffers = {name: buffer.clone() for name, buffer in model.causal_lm.named_buffers()}
+    save_file(buffers, path / f"buffers_{rank}.safetensors")
+    del weights
+    before = peak_bytes(forget=True)
+    save_hf(model, path / "exported", ranks=ranks, max_file_bytes=4 << 20)
+    exporting = peak_bytes() - before
+    with pytest.raises(ValueError, match="Gemma2ForCausalLM gives other log-probabilities"):  # rank 0 alone has seen it
+        load(path / "scaled", ranks)
+    (path / f"rank_{rank}.json").write_text(json.dumps({"loading": loading, "exporting": exporting}))
+    leave_ranks()
+
+
+def load(folder: Path, ranks: Ranks) -> PackedModel:
+    return load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+
+
+def peak_bytes(*, forget: bool = False) -> int:
+    """The most memory that this process has held; `forget` makes that what it holds now."""
+    if forget:
+        Path("/proc/self/clear_refs").write_text("5")
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+
+
+def test_two_ranks_hold_together_what_the_folder_holds(found: Path) -> None:
+    gathered, saved = load_file(found / "gathered.safetensors"), load_file(found / "wide" / "model.safetensors")
+    assert gathered.keys() == saved.keys()
+    assert all(torch.equal(gathered[name], saved[name]) for name in saved)
+
+
+def test_every_rank_has_the_buffers_that_transformers_computes(found: Path) -> None:
+    expected = dict(AutoModelForCausalLM.from_pretrained(found / "wide").named_buffers())
+    assert "model.rotary_emb.inv_freq" in expected
+    for rank in (0, 1):
+        buffers = load_file(found / f"buffers_{rank}.safetensors")
+        assert buffers.keys() == expected.keys()
+        assert all(torch.equal(buffers[name], expected[name]) for name in expected)
+
+
+def test_only_the_first_rank_ever_holds_the_whole_model(found: Path) -> None:
+    whole = sum(tensor.nbytes for tensor in load_file(found / "wide" / "model.safetensors").values())
+    first, second = (json.loads((found / f"rank_{rank}.json").read_text()) for rank in (0, 1))
+    print({name: (first[name] / whole, second[name] / whole) for name in first})
+    assert whole < first["loading"] < 1.75 * whole
+    assert second["loading"] < 0.75 * whole  # half of it is its shards
+    assert first["exporting"] < 0.5 * whole
+    assert second["exporting"] < 0.5 * whole
+
+
+def test_an_export_of_two_ranks_is_whole(found: Path) -> None:
+    again = dict(AutoModelForCausalLM.from_pretrained(found / "exported").named_parameters())
+    saved = load_file(found / "wide" / "model.safetensors")
+    assert all(torch.equal(again[name], saved[name]) for name in saved)
