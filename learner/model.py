@@ -250,8 +250,9 @@ def merged_shards(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
 
 def whole(shard: Tensor) -> Tensor:
     """The tensor that the ranks hold in shards. Collective."""
-    assert isinstance(shard, DTensor)
-    return shard.detach().full_tensor()
+    detached = shard.detach()
+    assert isinstance(detached, DTensor)
+    return detached.full_tensor()
 
 
 def _read_on_first_rank(folder: Path, lora: LoraConfig | None, *, ranks: Ranks) -> dict[str, Tensor]:

@@ -115,4 +115,5 @@ def _sequence(length: int, rng: np.random.Generator, vocab_size: int) -> TokenSe
         loss_mask=loss_mask,
         behaviour_logprobs=np.where(loss_mask, -np.log(vocab_size), 0).astype(np.float32),
         advantages=np.full(length, rng.normal(), dtype=np.float32),
+        kept=None,
     )

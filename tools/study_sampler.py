@@ -155,6 +155,7 @@ class LockstepSampler:
             logprobs=turn.logprobs,
             version_spans=[VersionSpan(start=0, stop=len(turn.tokens), policy_version=self._policy_version)],
             finish_reason="stop" if turn.tokens[-1] == self._end_token else "length",
+            kept=None,
         )
 
     def _read(self, pieces: list[_Piece]) -> Float[Tensor, "pieces hidden"]:

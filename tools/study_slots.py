@@ -59,7 +59,7 @@ def slot_attention(
     keys, values = reading.slots.keys[layer], reading.slots.values[layer]
     keys[rows, reading.positions] = key[0].transpose(0, 1)
     values[rows, reading.positions] = value[0].transpose(0, 1)
-    num_slots, _, widest, longest = reading.unseen.shape
+    num_slots, (widest, longest) = len(reading.unseen), reading.unseen.shape[2:]
     queries = query.new_zeros(num_slots, widest, query.shape[1], query.shape[3])
     queries[rows, columns] = query[0].transpose(0, 1)
     attended = F.scaled_dot_product_attention(
