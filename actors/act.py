@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from actors.beat import Leases, keep_beating
 from actors.engine import Engine
 from actors.group import Episodes, Stage, rollout_group
+from actors.pin import Pin
 from actors.refresh import RefreshCounts, keep_fresh
 from actors.rollout import Allowance
 from common.action_format import FORMATS
@@ -23,8 +24,10 @@ from common.trajectory import Provenance
 from replay.buffer import Buffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet
+from replay.ticket import Lease
 
 IDLE_S = 0.05
+EVAL_STREAM = "eval"
 MAX_KV_USE = 0.9  # above this, a new group would only push running requests out of the KV cache
 
 log = logging.getLogger(__name__)
@@ -44,8 +47,8 @@ async def act(
     Consumes leases, from the first buffer that has one; waits for room in the engine; produces inserted trajectories.
     Unblocked by tickets that the learner opens. Raises EngineDied: its groups go back, and the process must end.
     """
-    leases, counts = Leases(), RefreshCounts()
-    refreshing = asyncio.create_task(keep_fresh(stage.engine, bulletin, counts))
+    leases, counts, pin = Leases(), RefreshCounts(), Pin()
+    refreshing = asyncio.create_task(keep_fresh(stage.engine, bulletin, counts, pin))
     beating = asyncio.create_task(
         keep_beating(
             stage, buffers=buffers, fleet=fleet, leases=leases, counts=counts, actors=actors, shutdown=shutdown
@@ -54,7 +57,7 @@ async def act(
     try:
         while not shutdown.requested.is_set() and not beating.done():
             _raise_first_error(refreshing, *leases.tasks())
-            if not await _lease_one(stage, buffers, leases, actors):
+            if not await _lease_one(stage, buffers, leases, pin, actors):
                 await asyncio.sleep(IDLE_S * random.uniform(0.5, 1.5))  # so that a fleet does not ask in step
         if beating.done():
             beating.result()
@@ -76,20 +79,54 @@ async def act(
     return EXIT_PREEMPTED if shutdown.requested.is_set() else 0
 
 
-async def _lease_one(stage: Stage, buffers: dict[str, Buffer], leases: Leases, actors: ActorsConfig) -> bool:
+async def _lease_one(
+    stage: Stage, buffers: dict[str, Buffer], leases: Leases, pin: Pin, actors: ActorsConfig
+) -> bool:  # fmt: skip
     """Start on one more group, if the engine has room and a buffer has one: the first of them, or any of the others."""
     if stage.episodes.num_running >= actors.max_episodes or stage.engine.load().kv_use > MAX_KV_USE:
         return False
     (evaluations, first), *shards = buffers.items()
     for stream, buffer in [(evaluations, first), *random.sample(shards, len(shards))]:
-        lease = await asyncio.to_thread(buffer.lease, stage.actor)
+        lease_from = _lease_evaluation if stream == EVAL_STREAM else _lease_training
+        lease = await lease_from(stage, buffer, pin)
         if lease is not None:
             task = asyncio.create_task(rollout_group(lease, stage=stage, buffer=buffer))
             key = (stream, lease.ticket.group_id)
             leases.playing[key] = (lease, task)
             task.add_done_callback(functools.partial(_forget, leases, key))
+            if stream == EVAL_STREAM:
+                pin.took()
+                task.add_done_callback(lambda _: pin.ended())
             return True
     return False
+
+
+async def _lease_evaluation(stage: Stage, buffer: Buffer, pin: Pin) -> Lease | None:
+    """An evaluation group of exactly the version that the engine serves; others are for others, or for later."""
+    if not pin.may_lease(stage.engine.policy_version):
+        return None
+    with pin.leasing():
+        lease = await asyncio.to_thread(buffer.lease, stage.actor)
+        if lease is None:
+            pin.found_none()
+        elif lease.ticket.min_policy_version != stage.engine.policy_version:
+            pin.passes_over(stage.engine.policy_version)
+            await asyncio.to_thread(buffer.release, lease)
+        else:
+            return lease
+    return None
+
+
+async def _lease_training(stage: Stage, buffer: Buffer, pin: Pin) -> Lease | None:
+    """A training group; none that would wait for newer weights until an evaluation is over."""
+    if pin.held and stage.engine.policy_version < pin.asked_version:
+        return None
+    lease = await asyncio.to_thread(buffer.lease, stage.actor)
+    if lease is not None and pin.held and stage.engine.policy_version < lease.ticket.min_policy_version:
+        pin.asked_version = lease.ticket.min_policy_version
+        await asyncio.to_thread(buffer.release, lease)
+        return None
+    return lease
 
 
 def _forget(leases: Leases, key: tuple[str, int], done: asyncio.Task[None]) -> None:

@@ -1,11 +1,12 @@
 """What an environment answers, or an EnvError: the boundary that nothing of an environment's own gets past."""
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable
 
 from common.message import Message
-from common.trajectory import MAX_REWARD
-from envhub.env import EnvError, Observation
+from common.trajectory import MAX_REWARD, MAX_STATE_KEY
+from envhub.env import Env, EnvError, Observation
 
 
 async def answer(ask: Callable[[], Awaitable[Observation]], *, timeout_s: float) -> Observation:
@@ -21,6 +22,21 @@ async def answer(ask: Callable[[], Awaitable[Observation]], *, timeout_s: float)
     except Exception as error:
         raise EnvError(f"{type(error).__name__}: {error}") from error
     return observation
+
+
+def state_key(env: Env) -> str:
+    """The key of `env`'s state as it is recorded: a long one as its beginning and its digest. Raises EnvError."""
+    try:
+        key = env.state_key()
+        encoded = key.encode()
+    except EnvError:
+        raise
+    except Exception as error:
+        raise EnvError(f"gives no state_key: {type(error).__name__}: {error}") from error
+    if len(key) <= MAX_STATE_KEY:
+        return key
+    digest = hashlib.blake2b(encoded, digest_size=16).hexdigest()
+    return f"{key[: MAX_STATE_KEY - len(digest) - 1]}~{digest}"
 
 
 def _check(observation: object) -> None:

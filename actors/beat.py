@@ -40,6 +40,7 @@ async def keep_beating(
     A group whose lease was lost all the same is given up: others have it, and its tokens would count for nobody.
     """
     started_at_s, last_tokens, last_beat = time.time(), 0, time.monotonic()
+    first_beat = last_beat
     while await asyncio.to_thread(fleet.run_state) in (RunState.STARTING, RunState.TRAINING):
         for stream, buffer in buffers.items():
             await _renew(stream, buffer, leases, stage.actor)
@@ -58,6 +59,7 @@ async def keep_beating(
             kv_use=load.kv_use,
             state=MemberState.DRAINING if shutdown.requested.is_set() else MemberState.SERVING,
             started_at_s=started_at_s,
+            served_s=now - first_beat,
             last_pause_s=counts.last_pause_s,
             num_refreshes=counts.num_committed,
         )

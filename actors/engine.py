@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from common.kept_sets import KeptSets
 from common.trajectory import Sampling, VersionSpan
 from common.weights import Offer
 
@@ -25,6 +26,7 @@ class Completion:
 
     tokens: list[int]  # the end-of-turn token included, when it was sampled
     logprobs: list[float]  # of the processed distribution (temperature, top-p, top-k), one a token
+    kept: KeptSets | None  # of `tokens`, where `Sampling.is_cut`
     version_spans: list[VersionSpan]  # over `tokens`, in order, without gaps
     finish_reason: str  # "stop" or "length"
 

@@ -6,6 +6,7 @@
 import msgspec
 
 from actors.receive import ReceiverInfo
+from common.kept_sets import KeptSets
 from common.trajectory import Sampling, VersionSpan
 from common.weights import Offer
 
@@ -76,6 +77,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     call: int
     tokens: list[int]
     logprobs: list[float]
+    kept: KeptSets | None
     version_spans: list[VersionSpan]
     finish_reason: str
 

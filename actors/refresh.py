@@ -5,6 +5,7 @@ import logging
 from dataclasses import dataclass
 
 from actors.engine import Engine, WeightsRefused
+from actors.pin import Pin
 from replay.bulletin import Bulletin
 
 POLL_S = 0.1
@@ -22,28 +23,33 @@ class RefreshCounts:
     last_pause_s: float = 0.0
 
 
-async def keep_fresh(engine: Engine, bulletin: Bulletin, counts: RefreshCounts) -> None:
+async def keep_fresh(engine: Engine, bulletin: Bulletin, counts: RefreshCounts, pin: Pin) -> None:
     """Refresh `engine` for as long as this runs.
 
-    Consumes the latest offer; waits until it is newer than what the engine serves; produces commits. A refused offer
-    leaves the old weights serving, and is tried again after RETRY_S or when a newer one comes.
+    Consumes the latest offer; waits until it is newer than what the engine serves, and to commit until no evaluation
+    holds the engine where it is; produces commits. A refused offer leaves the old weights serving, and is tried again
+    after RETRY_S or when a newer one comes.
     """
+    staged = -1
     while True:
         offer = await asyncio.to_thread(bulletin.latest)
-        if offer is None or offer.manifest.policy_version <= engine.policy_version:
+        if offer is not None and offer.manifest.policy_version > max(staged, engine.policy_version):
+            version, staged = offer.manifest.policy_version, -1
+            try:
+                await engine.stage(offer)
+            except WeightsRefused as error:
+                counts.num_refused += 1
+                log.warning("version %d refused, version %d serves on: %s", version, engine.policy_version, error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            staged = version
+        if staged <= engine.policy_version or pin.held:
             await asyncio.sleep(POLL_S)
             continue
-        version = offer.manifest.policy_version
-        try:
-            await engine.stage(offer)
-        except WeightsRefused as error:
-            counts.num_refused += 1
-            log.warning("version %d refused, version %d serves on: %s", version, engine.policy_version, error)
-            await asyncio.sleep(RETRY_S)
-            continue
-        counts.last_pause_s = await engine.commit(version)
+        with pin.committing():
+            counts.last_pause_s = await engine.commit(staged)
         counts.num_committed += 1
-        log.info("serving version %d after a pause of %.1f ms", version, 1e3 * counts.last_pause_s)
+        log.info("serving version %d after a pause of %.1f ms", staged, 1e3 * counts.last_pause_s)
 
 
 async def serving_version(engine: Engine, policy_version: int) -> None:

@@ -2,12 +2,12 @@
 
 What was sampled is not sampled again and not encoded again: tokens, log-probabilities and versions stay as recorded.
 The environment has to be where it was, and not every one can be set there from a snapshot. So the recorded actions are
-done again, and every answer must be what it was then, token for token and reward for reward.
+done again, and every answer must be what it was then, token for token and reward for reward, and every state_key too.
 """
 
 from functools import partial
 
-from actors.answer import answer
+from actors.answer import answer, state_key
 from actors.tape import Attempt, Tape
 from common.action_format import ActionFormat
 from common.chat import Chat
@@ -26,6 +26,7 @@ def resumed_tape(attempt: Attempt, record: Trajectory) -> Tape:
         tokens=record.token_array().tolist(),
         logprobs=record.behaviour_logprob_array().tolist(),
         loss_mask=record.loss_mask_array().tolist(),
+        kept=[] if record.kept is None else [record.kept],
         branch_starts=list(record.branch_starts),
         version_spans=list(record.version_spans),
         turns=list(record.turns),
@@ -48,6 +49,8 @@ async def replay(
         raise ReplayMismatch("the task opens with other words than were recorded")
     prompt_stops = [*(turn.start for turn in tape.turns[1:]), tape.prompt_stop]
     for number, (turn, prompt_stop) in enumerate(zip(tape.turns, prompt_stops, strict=True)):
+        if state_key(env) != turn.state_key:
+            raise ReplayMismatch(f"turn {number} begins in another state than was recorded")
         action = action_format.parse(chat.reply(tape.tokens[turn.start : turn.stop]))
         observation = await answer(partial(env.step, action.text), timeout_s=step_timeout_s)
         if observation.done:

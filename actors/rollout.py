@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from actors.answer import answer
+from actors.answer import answer, state_key
 from actors.engine import EngineDied, EngineError, Sampler
 from actors.resume import ReplayMismatch, replay
 from actors.tape import Tape
@@ -111,6 +111,7 @@ async def _play(
         tape.add_prompt(Extension(tokens=opening, new_branch=False))
     stop_reason = _spent(tape, allowance)
     while stop_reason is None:
+        chosen_in = state_key(env)
         turn_started = time.perf_counter()
         completion = await sampler.generate(
             tape.prompt(), attempt.sampling, seed=attempt.turn_seed(len(tape.turns))
@@ -124,6 +125,7 @@ async def _play(
         tape.add_turn(
             completion,
             observation,
+            state_key=chosen_in,
             valid_action=action.valid,
             generate_s=generated - turn_started,
             env_s=time.perf_counter() - generated,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from actors.engine import Completion, EngineDied, EngineLoad
+from common.kept_sets import kept_sets
 from common.trajectory import Sampling, VersionSpan
 from common.weights import Offer
 
@@ -73,6 +74,7 @@ class ScriptedEngine:
         return Completion(
             tokens=written,
             logprobs=[0.0] * len(written),
+            kept=kept_sets([[token] for token in written]) if sampling.is_cut else None,
             version_spans=self._spans(started_s, len(written)),
             finish_reason="stop" if len(turn) <= room else "length",
         )

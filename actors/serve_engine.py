@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from actors.candidates import num_candidates
 from actors.orders import (
     Abort,
     Answer,
@@ -84,6 +85,7 @@ class Server:
         self._connection = connection
         self._say = say
         self._stop_token_ids = stop_token_ids
+        self._vocab_size = llm.model_config.get_vocab_size()
         self._kv_policy = settings.kv_policy
         self._kv_cache = llm.engine_core.engine_core.scheduler.kv_cache_manager
         self._policy_version = settings.policy_version
@@ -127,10 +129,14 @@ class Server:
         return None if self._staging is None else 1000 * STAGE_POLL_S
 
     def _step(self) -> list[Ended | Failed]:
-        outputs = self._llm.step()
-        for output in outputs:
-            del self._running[int(output.request_id)]
-        return [over(output) for output in outputs]
+        generations = []
+        for output in self._llm.step():
+            generate = self._running.pop(int(output.request_id))
+            generations.append(over(output, num_candidates=self._num_candidates(generate), vocab_size=self._vocab_size))
+        return generations
+
+    def _num_candidates(self, generate: Generate) -> int:
+        return num_candidates(generate.sampling, vocab_size=self._vocab_size)
 
     def _say_load(self, generations: list[Ended | Failed]) -> None:
         """Tell the actor which generations are over, and how full the engine is if that has changed."""
@@ -156,6 +162,7 @@ class Server:
             num_tokens=generate.num_tokens,
             seed=generate.seed,
             stop_token_ids=self._stop_token_ids,
+            num_candidates=self._num_candidates(generate),
         )
         # The salt keeps a new request off prefixes that older weights computed.
         prompt = {"type": "token", "prompt_token_ids": generate.tokens, "cache_salt": f"v{self._policy_version}"}

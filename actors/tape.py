@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from actors.engine import Completion
 from common.chat import Extension
+from common.kept_sets import KeptSets, joined
 from common.trajectory import (
     OUTCOME_OF,
     Provenance,
@@ -52,6 +53,7 @@ class Tape:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     loss_mask: list[bool] = field(default_factory=list)
+    kept: list[KeptSets] = field(default_factory=list)  # of the sampled tokens, one part behind another
     branch_starts: list[int] = field(default_factory=lambda: [0])
     version_spans: list[VersionSpan] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
@@ -79,19 +81,29 @@ class Tape:
         self.tokens += completion.tokens
         self.logprobs += completion.logprobs
         self.loss_mask += [True] * len(completion.tokens)
+        if completion.kept is not None:
+            self.kept.append(completion.kept)
         self.version_spans += [
             VersionSpan(start=start + span.start, stop=start + span.stop, policy_version=span.policy_version)
             for span in completion.version_spans
         ]
 
     def add_turn(
-        self, completion: Completion, observation: Observation, *, valid_action: bool, generate_s: float, env_s: float
+        self,
+        completion: Completion,
+        observation: Observation,
+        *,
+        state_key: str,
+        valid_action: bool,
+        generate_s: float,
+        env_s: float,
     ) -> None:
-        """Close the turn whose completion came last."""
+        """Close the turn whose completion came last; `state_key` is of the state that its action was chosen in."""
         self.turns.append(
             Turn(
                 start=len(self.tokens) - len(completion.tokens),
                 stop=len(self.tokens),
+                state_key=state_key,
                 rewards=dict(observation.rewards),
                 finish_reason=completion.finish_reason,
                 valid_action=valid_action and observation.valid_action,
@@ -125,6 +137,7 @@ class Tape:
             tokens=pack_tokens(self.tokens[:stop]),
             behaviour_logprobs=pack_logprobs(self.logprobs[:stop]),
             loss_mask=pack_mask(self.loss_mask[:stop]),
+            kept=joined(self.kept).between(0, sum(self.loss_mask[:stop])) if self.kept else None,
             branch_starts=[start for start in self.branch_starts if start < stop],
             version_spans=[span for span in self.version_spans if span.stop <= stop],
             stop_reason=stop_reason,

@@ -255,6 +255,7 @@ class VllmEngine:
         completion = Completion(
             tokens=generation.tokens,
             logprobs=generation.logprobs,
+            kept=generation.kept,
             version_spans=generation.version_spans,
             finish_reason=generation.finish_reason,
         )

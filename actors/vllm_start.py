@@ -6,6 +6,7 @@ vLLM reads the environment while it is imported, so import this module where vll
 import os
 from dataclasses import asdict
 
+import numpy as np
 import torch
 from transformers import AutoTokenizer, GenerationConfig
 from vllm import EngineArgs, SamplingParams
@@ -14,8 +15,10 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from actors.candidates import CandidatesCut, kept_of_candidates
 from actors.orders import Ended, EngineSettings, Failed
 from actors.staged_transfer import BACKEND, WORKER_EXTENSION
+from common.kept_sets import MAX_KEPT_TOKENS
 from common.trajectory import Sampling, VersionSpan
 
 CPU_OPTIONS = {
@@ -46,6 +49,7 @@ def start_vllm(settings: EngineSettings) -> LLMEngine:
             skip_tokenizer_init=True,  # tokens in, tokens out
             generation_config="vllm",  # else the folder's temperature, top-p and top-k would bend ours
             logprobs_mode="processed_logprobs",  # of the distribution that was sampled from
+            max_logprobs=MAX_KEPT_TOKENS,
             enable_prefix_caching=True,
             async_scheduling=False,  # else a batch is in flight between steps, and a commit would tag it wrongly
             disable_log_stats=True,
@@ -60,9 +64,9 @@ def start_vllm(settings: EngineSettings) -> LLMEngine:
 
 
 def sampling_params(
-    sampling: Sampling, *, num_tokens: int, seed: int | None, stop_token_ids: list[int]
+    sampling: Sampling, *, num_tokens: int, seed: int | None, stop_token_ids: list[int], num_candidates: int
 ) -> SamplingParams:
-    """`sampling` for one request of at most `num_tokens`."""
+    """`sampling` for one request of at most `num_tokens`, its answer with `num_candidates` for each of them."""
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -70,22 +74,34 @@ def sampling_params(
         seed=seed,
         max_tokens=num_tokens,
         stop_token_ids=stop_token_ids,
-        logprobs=0,  # the sampled token's only
+        logprobs=num_candidates,  # beside the sampled token's
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
 
-def over(output: RequestOutput) -> Ended | Failed:
-    """What a finished output says, in our words."""
+def over(output: RequestOutput, *, num_candidates: int, vocab_size: int) -> Ended | Failed:
+    """What a finished output says, in our words. `num_candidates` came with each token."""
     call, completion = int(output.request_id), output.outputs[0]
     if completion.finish_reason not in ("stop", "length"):
         return Failed(call=call, why=f"vLLM ended a generation with {completion.finish_reason!r}")
+    width = 1 + num_candidates  # the sampled token comes first, and again in its place
+    kept = None
+    if num_candidates:
+        try:
+            kept = kept_of_candidates(
+                np.array(completion.logprobs.token_ids, dtype=np.int32).reshape(-1, width)[:, 1:],
+                np.array(completion.logprobs.logprobs, dtype=np.float32).reshape(-1, width)[:, 1:],
+                vocab_size=vocab_size,
+            )
+        except CandidatesCut as error:
+            return Failed(call=call, why=str(error))
     return Ended(
         call=call,
         tokens=list(completion.token_ids),
-        logprobs=list(completion.logprobs.logprobs),
+        logprobs=list(completion.logprobs.logprobs[::width]),
+        kept=kept,
         version_spans=[
             VersionSpan(start=span.start, stop=span.end, policy_version=int(span.version))
             for span in completion.weight_versions

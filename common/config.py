@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from common.config_error import ConfigError, require
+from common.kept_sets import MAX_TOP_K
 from common.objective_config import ObjectiveConfig
 
 MAX_CHUNK_BYTES = 64 << 20  # what a publisher holds in memory for one request
@@ -110,21 +111,19 @@ class EnvConfig:
 @dataclass(kw_only=True, slots=True)
 class SamplingConfig:
     temperature: float = 1.0  # of training episodes
-    top_p: float = 1.0  # 1 is off; below 1 the learner would need the kept set of every token
-    top_k: int = 0  # 0 is off
+    top_p: float = 1.0  # chooses among the likeliest tokens that have this probability together; 1 is off
+    top_k: int = 0  # chooses among this many likeliest tokens, which are recorded with every token; 0 is off
     max_turn_tokens: int = 32  # a generation is cut here
 
     def __post_init__(self) -> None:
         require(self.temperature > 0, "sampling.temperature", "> 0", self.temperature,
                  "training episodes are sampled; evaluation does its greedy pass by itself")  # fmt: skip
         require(self.max_turn_tokens >= 1, "sampling.max_turn_tokens", ">= 1", self.max_turn_tokens, "try 32")
-        require(
-            self.top_p == 1.0 and self.top_k == 0,
-            "sampling.top_p, sampling.top_k",
-            "1 and 0",
-            (self.top_p, self.top_k),
-            "the learner's softmax runs over the whole vocabulary, so its log-probabilities would differ",
-        )
+        require(0 < self.top_p <= 1, "sampling.top_p", "in (0, 1]", self.top_p, "1 is off")
+        require(self.top_k == 0 or 2 <= self.top_k <= MAX_TOP_K, "sampling.top_k", f"0, or in [2, {MAX_TOP_K}]",
+                 self.top_k, "the learner's softmax runs over what it keeps, and 1 keeps nothing to learn")  # fmt: skip
+        require(self.top_p == 1 or self.top_k > 0, "sampling.top_k", "> 0 where sampling.top_p is below 1", self.top_k,
+                 "the kept set of every token is recorded, and only top-k bounds it")  # fmt: skip
 
 
 @dataclass(kw_only=True, slots=True)
@@ -225,12 +224,15 @@ class LearnerConfig:
     keep_checkpoints: int = 2  # older ones are removed
     claim_timeout_s: float = 600.0  # no ready batch for this long ends the run with an explanation
     activation_checkpointing: bool = False  # recompute activations in the backward pass
+    cpu_offload: bool = False  # weights, gradients and optimizer state in host memory; for models that do not fit a GPU
+    peak_tflops: float = 0.0  # of one device, for perf/mfu; 0: a GPU's as its name says, none for a CPU
 
     def __post_init__(self) -> None:
         for name in ("steps", "ranks", "micro_batch_tokens", "logprob_chunk_tokens", "publish_every",
                      "checkpoint_every", "keep_checkpoints"):  # fmt: skip
             value = getattr(self, name)
             require(value >= 1, f"learner.{name}", ">= 1", value, "leave it out for the default")
+        require(self.peak_tflops >= 0, "learner.peak_tflops", ">= 0", self.peak_tflops, "0 goes by the device's name")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -252,9 +254,13 @@ class WarmStartConfig:
 @dataclass(kw_only=True, slots=True)
 class EvalConfig:
     num_tasks: int = 0  # held-out tasks, each tried once sampled and once greedy; 0 skips evaluation
+    every: int = 0  # optimizer steps from one evaluation to the next, while training goes on; 0: at start and end only
 
     def __post_init__(self) -> None:
         require(self.num_tasks >= 0, "eval.num_tasks", ">= 0", self.num_tasks, "0 skips evaluation")
+        require(self.every >= 0, "eval.every", ">= 0", self.every, "0 evaluates at the start and the end only")
+        require(self.every == 0 or self.num_tasks > 0, "eval.num_tasks", ">= 1 where `eval.every` is set",
+                 self.num_tasks, "try 100")  # fmt: skip
 
 
 @dataclass(kw_only=True, slots=True)
@@ -299,6 +305,11 @@ def check_sections(config: Config) -> None:
     require(config.sampling.max_turn_tokens < config.model.max_tokens, "sampling.max_turn_tokens",
              f"< model.max_tokens = {config.model.max_tokens}", config.sampling.max_turn_tokens,
              "a turn must fit the context")  # fmt: skip
+    kept_bytes = 4 * config.sampling.top_k * config.model.max_tokens
+    require(kept_bytes <= replay.max_trajectory_bytes // 2, "sampling.top_k",
+             f"at most replay.max_trajectory_bytes / 8 / model.max_tokens = "
+             f"{replay.max_trajectory_bytes // 8 // config.model.max_tokens}", config.sampling.top_k,
+             "an episode records what every token was chosen from; or raise replay.max_trajectory_bytes")  # fmt: skip
     num_shards = config.redis.num_shards
     require(replay.groups_per_step % num_shards == 0, "replay.groups_per_step", f"a multiple of {num_shards}",
              replay.groups_per_step, "a step takes as many from redis.url as from each of redis.shards")  # fmt: skip

@@ -7,11 +7,15 @@ import json
 import math
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.types_pb2 import DT_STRING
+from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 
@@ -49,6 +53,20 @@ class MetricsWriter:
             # What TensorBoard calls a restart: points at this step and later, written before now, are purged.
             restarted = SessionLog(status=SessionLog.START)
             self._events.add_event(Event(wall_time=time.time(), step=resume_step + 1, session_log=restarted))
+
+    def lay_out(self, charts: Mapping[str, Sequence[str]]) -> None:
+        """Make TensorBoard's "Custom Scalars" tab show `charts`: of each title, the tags that match its expressions."""
+        shown = [
+            layout_pb2.Chart(title=title, multiline=layout_pb2.MultilineChartContent(tag=tags))
+            for title, tags in charts.items()
+        ]
+        layout = layout_pb2.Layout(category=[layout_pb2.Category(title="Overview", chart=shown)])
+        value = Summary.Value(
+            tag=metadata.CONFIG_SUMMARY_TAG,
+            metadata=metadata.create_summary_metadata(),
+            tensor=TensorProto(dtype=DT_STRING, string_val=[layout.SerializeToString()]),
+        )
+        self._events.add_event(Event(wall_time=time.time(), step=0, summary=Summary(value=[value])))
 
     def write(self, step: int, metrics: Metrics) -> dict[str, float]:
         """Write every mean and histogram at `step` and return the means."""

@@ -7,8 +7,6 @@ from common.config_error import require
 
 # Parts of the objective that are known by name and cannot be had: why, and what to do instead.
 NOT_YET = {
-    "gigpo": "it compares turns that began in the same state, and a trajectory does not record its environment's "
-    "state_key; use group_standardised",
     "tree_sibling": "it compares siblings in a tree, and trajectories do not branch into trees; use group_standardised",
 }
 
@@ -18,11 +16,13 @@ WITH_CRITIC = ("gae", "bi_level_gae", "vtrace")  # advantages that need values
 
 @dataclass(kw_only=True, slots=True)
 class ObjectiveConfig:
-    # group_standardised, group_centred, leave_one_out, reinforce_pp; with a critic: gae, bi_level_gae, vtrace
+    # group_standardised, group_centred, leave_one_out, gigpo, gigpo_centred, reinforce_pp; with a critic: gae,
+    # bi_level_gae, vtrace
     advantage: str = "group_standardised"
     allocation: str = "last_token"  # of rewards to tokens: last_token, uniform_positive, discounted, per_turn
     allocation_discount: float = 0.95  # discounted: what a turn's part of the return is of the next turn's
-    gamma: float = 1.0  # discount of a reward for each sampled token before it
+    gamma: float = 1.0  # discount of a reward: gigpo for each turn before it, all others for each sampled token
+    same_state_weight: float = 1.0  # gigpo: weight of how turns that began in the same state compare; 0 leaves GRPO
     gae_lambda: float = 1.0  # gae, bi_level_gae: 1 trusts the rewards alone, 0 the critic's next value alone
     turn_gamma: float = 1.0  # bi_level_gae: discount of a reward for each turn before it
     turn_lambda: float = 1.0  # bi_level_gae: as gae_lambda, from turn to turn
@@ -68,7 +68,7 @@ class ObjectiveConfig:
 
     def __post_init__(self) -> None:
         for name, words in (
-            ("advantage", (*GROUP_RELATIVE, "reinforce_pp", *WITH_CRITIC)),
+            ("advantage", (*GROUP_RELATIVE, "gigpo", "gigpo_centred", "reinforce_pp", *WITH_CRITIC)),
             ("critic", ("none", "own", "shared")),
             ("allocation", ("last_token", "uniform_positive", "discounted", "per_turn")),
             ("surrogate", ("ppo_clip", "gspo", "cispo", "aipo", "dppo_tv", "dppo_kl", "policy_gradient")),
@@ -111,7 +111,7 @@ class ObjectiveConfig:
             require(value > 0, f"objective.{name}", "> 0", value, usual)
         require(0 < self.value_coefficient < math.inf, "objective.value_coefficient", "> 0", self.value_coefficient,
                  "0.5 is usual")  # fmt: skip
-        for name in ("max_negative_kl", "kl_coefficient", "entropy_bonus", "value_clip"):
+        for name in ("max_negative_kl", "kl_coefficient", "entropy_bonus", "value_clip", "same_state_weight"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"objective.{name}", ">= 0", value, "0 is off")
         require(0 <= self.guard_min_ess < 1, "objective.guard_min_ess", "in [0, 1)", self.guard_min_ess,

@@ -12,12 +12,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from common.kept_sets import KeptSets
 from common.wire import SCHEMA, decode, encode
 
 MAX_POLICY_VERSION = 2**31 - 1
 MAX_TURNS = 1 << 12  # and branches; what hostile bytes may claim is refused before anything is made of it
 MAX_SPANS = 1 << 14
 MAX_REWARDS = 64  # named components of one turn
+MAX_STATE_KEY = 256  # characters; longer keys are recorded by their digest
 MAX_REWARD = 1e12  # far beyond any that means something, and sums of such rewards stay finite
 
 TokenArray = npt.NDArray[np.int32]
@@ -94,9 +96,14 @@ class Sampling(_Record, frozen=True, kw_only=True):
     """The distribution that the tokens were drawn from."""
 
     temperature: float  # 0 is greedy
-    top_p: float
+    top_p: float  # 1 is off
     top_k: int  # 0 is off
     max_turn_tokens: int
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether some tokens had no chance, so that the kept set of every sampled one is recorded."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
 
 
 class VersionSpan(_Record, frozen=True, kw_only=True):
@@ -112,6 +119,8 @@ class Turn(_Record, frozen=True, kw_only=True):
 
     start: int
     stop: int
+    # Of the state that the action was chosen in: equal for equal states of one task, "" where nobody can tell.
+    state_key: Annotated[str, msgspec.Meta(max_length=MAX_STATE_KEY)]
     # By named component; every turn says what it earned, 0 included.
     rewards: Annotated[dict[str, float], msgspec.Meta(max_length=MAX_REWARDS)]
     finish_reason: str  # "stop" (the policy ended its turn) or "length"
@@ -142,6 +151,7 @@ class Trajectory(_Record, frozen=True, kw_only=True):
     tokens: bytes  # int32
     behaviour_logprobs: bytes  # float32, of the distribution in `sampling`; 0 on tokens that were not sampled
     loss_mask: bytes  # a bit per token, little-endian: True on tokens the policy sampled
+    kept: KeptSets | None  # of the sampled tokens; None where `sampling` cuts nothing off
     # Where a new token sequence begins; [0] unless the chat template rewrote history.
     branch_starts: Annotated[list[int], msgspec.Meta(max_length=MAX_TURNS)]
     # Over the sampled tokens, in order, without gaps.
@@ -214,84 +224,119 @@ def decode_trajectory(frame: bytes | memoryview, *, max_bytes: int, vocab_size: 
 
 
 def check(trajectory: Trajectory, *, vocab_size: int) -> None:
-    """Raise InvalidTrajectory unless every part agrees with every other."""
-    _check_arrays(trajectory, vocab_size)
-    _check_numbers(trajectory)
-    sampled = _check_turns(trajectory)
+    """Raise InvalidTrajectory unless every part agrees with every other.
+
+    Every insert and every claim pays for it: numpy looks at tokens, and the loops are over a few plain integers.
+    """
+    num_tokens = trajectory.num_tokens
+    _check_arrays(trajectory, num_tokens, vocab_size)
+    logprobs = trajectory.behaviour_logprob_array()
+    _check_numbers(trajectory, logprobs)
+    stretches = _sampled_stretches(trajectory.turns, num_tokens)
+    sampled = _marked(stretches, num_tokens)
     if trajectory.loss_mask != np.packbits(sampled, bitorder="little").tobytes():
         num_masked = int(trajectory.loss_mask_array().sum())
         raise InvalidTrajectory(f"loss_mask has {num_masked} tokens, the turns sampled {int(sampled.sum())}")
-    if _versioned(trajectory).tobytes() != sampled.tobytes():
+    if _versioned_stretches(trajectory.version_spans, num_tokens) != stretches:
         raise InvalidTrajectory("version_spans do not cover the sampled tokens, and only those")
-    if np.greater(trajectory.behaviour_logprob_array() != 0, sampled).any():
+    if np.count_nonzero(np.greater(logprobs != 0, sampled)):
         raise InvalidTrajectory("behaviour_logprobs are not 0 on tokens that were not sampled")
+    _check_kept(trajectory, sampled, vocab_size)
     if any(sampled[start] for start in trajectory.branch_starts):
         raise InvalidTrajectory(f"branch_starts {trajectory.branch_starts} point at a sampled token, not at a prompt")
 
 
-def _check_arrays(trajectory: Trajectory, vocab_size: int) -> None:
+def _check_arrays(trajectory: Trajectory, num_tokens: int, vocab_size: int) -> None:
     if trajectory.schema != SCHEMA:
         raise InvalidTrajectory(f"schema {trajectory.schema}, this program speaks {SCHEMA}")
-    num_tokens = trajectory.num_tokens
     if num_tokens == 0 or len(trajectory.tokens) != 4 * num_tokens:
         raise InvalidTrajectory(f"tokens hold {len(trajectory.tokens)} bytes, not a positive multiple of 4")
     if len(trajectory.behaviour_logprobs) != 4 * num_tokens:
         raise InvalidTrajectory(f"{len(trajectory.behaviour_logprobs) // 4} behaviour_logprobs for {num_tokens} tokens")
     if len(trajectory.loss_mask) != -(-num_tokens // 8):
         raise InvalidTrajectory(f"loss_mask of {len(trajectory.loss_mask)} bytes for {num_tokens} tokens")
-    tokens = trajectory.token_array()
-    if tokens.view("<u4").max() >= vocab_size:  # as unsigned, what is below 0 is beyond any vocabulary
+    # As unsigned, what is below 0 is beyond any vocabulary.
+    if np.frombuffer(trajectory.tokens, dtype="<u4").max() >= vocab_size:
+        tokens = trajectory.token_array()
         raise InvalidTrajectory(f"token ids in [{tokens.min()}, {tokens.max()}], vocabulary is [0, {vocab_size})")
     starts = trajectory.branch_starts
     if not starts or starts[0] != 0 or starts != sorted(set(starts)) or starts[-1] >= num_tokens:
         raise InvalidTrajectory(f"branch_starts {starts} do not divide {num_tokens} tokens")
 
 
-def _check_numbers(trajectory: Trajectory) -> None:
-    logprobs = trajectory.behaviour_logprob_array()
+def _check_numbers(trajectory: Trajectory, logprobs: LogprobArray) -> None:
     if not (logprobs.min() > -math.inf and logprobs.max() <= 1e-3):  # NaN is neither
         raise InvalidTrajectory("behaviour_logprobs hold a value that is not finite, or above 0")
-    for turn in trajectory.turns:
-        if not all(abs(reward) <= MAX_REWARD for reward in turn.rewards.values()):  # NaN is not
-            raise InvalidTrajectory(f"rewards {turn.rewards} hold a value that is not finite, or beyond {MAX_REWARD:g}")
     if not 0.0 <= trajectory.score <= 1.0:
         raise InvalidTrajectory(f"score {trajectory.score} is outside [0, 1]")
     if trajectory.outcome is not OUTCOME_OF[trajectory.stop_reason]:
         raise InvalidTrajectory(f"{trajectory.stop_reason} cannot have outcome {trajectory.outcome}")
-
-
-def _check_turns(trajectory: Trajectory) -> MaskArray:
-    if len(trajectory.turns) > MAX_TURNS or len(trajectory.version_spans) > MAX_SPANS:
+    num_turns, num_spans = len(trajectory.turns), len(trajectory.version_spans)
+    if num_turns > MAX_TURNS or num_spans > MAX_SPANS:
         raise InvalidTrajectory(
-            f"{len(trajectory.turns)} turns and {len(trajectory.version_spans)} version spans, at most {MAX_TURNS} and "
-            f"{MAX_SPANS} are read"
+            f"{num_turns} turns and {num_spans} version spans, at most {MAX_TURNS} and {MAX_SPANS} are read"
         )
-    sampled = np.zeros(trajectory.num_tokens, dtype=np.bool_)
+
+
+def _sampled_stretches(turns: list[Turn], num_tokens: int) -> list[int]:
+    """Where sampled tokens begin and end, as [start, stop, start, stop]; turns that touch are one stretch."""
+    stretches: list[int] = []
     stop = 0
-    for turn in trajectory.turns:
-        if not stop <= turn.start < turn.stop <= trajectory.num_tokens:
-            raise InvalidTrajectory(f"turn [{turn.start}, {turn.stop}) overlaps another or leaves the tokens")
-        if not turn.rewards:
-            raise InvalidTrajectory(f"turn [{turn.start}, {turn.stop}) carries no reward; 0 must be said")
-        if len(turn.rewards) > MAX_REWARDS:
+    for turn in turns:
+        before, start, stop = stop, turn.start, turn.stop
+        if not before <= start < stop <= num_tokens:
+            raise InvalidTrajectory(f"turn [{start}, {stop}) overlaps another or leaves the tokens")
+        rewards = turn.rewards
+        if not rewards:
+            raise InvalidTrajectory(f"turn [{start}, {stop}) carries no reward; 0 must be said")
+        if len(rewards) > MAX_REWARDS:
+            raise InvalidTrajectory(f"turn [{start}, {stop}) carries {len(rewards)} rewards, more than {MAX_REWARDS}")
+        for reward in rewards.values():
+            if not -MAX_REWARD <= reward <= MAX_REWARD:  # NaN is not
+                raise InvalidTrajectory(f"rewards {rewards} hold a value that is not finite, or beyond {MAX_REWARD:g}")
+        if len(turn.state_key) > MAX_STATE_KEY:
             raise InvalidTrajectory(
-                f"turn [{turn.start}, {turn.stop}) carries {len(turn.rewards)} rewards, more than {MAX_REWARDS}"
+                f"turn [{start}, {stop}) has a state_key of {len(turn.state_key)} characters, more than {MAX_STATE_KEY}"
             )
-        sampled[turn.start : turn.stop] = True
-        stop = turn.stop
-    if not trajectory.turns:
+        if stretches and start == before:
+            stretches[-1] = stop
+        else:
+            stretches += (start, stop)
+    if not turns:
         raise InvalidTrajectory("no turns: nothing was sampled")
-    return sampled
+    return stretches
 
 
-def _versioned(trajectory: Trajectory) -> MaskArray:
-    """Which tokens have a version."""
-    versioned = np.zeros(trajectory.num_tokens, dtype=np.bool_)
+def _check_kept(trajectory: Trajectory, sampled: MaskArray, vocab_size: int) -> None:
+    kept, sampling = trajectory.kept, trajectory.sampling
+    if (kept is not None) != sampling.is_cut:
+        raise InvalidTrajectory(f"{'no ' if kept is None else ''}kept sets, and the sampling was {sampling}")
+    if kept is not None:
+        contradiction = kept.contradiction(trajectory.token_array()[sampled], vocab_size=vocab_size)
+        if contradiction:
+            raise InvalidTrajectory(contradiction)
+
+
+def _versioned_stretches(spans: list[VersionSpan], num_tokens: int) -> list[int]:
+    """Where tokens with a version begin and end, as for the turns."""
+    stretches: list[int] = []
     stop = 0
-    for span in trajectory.version_spans:
-        in_order = stop <= span.start < span.stop <= trajectory.num_tokens
-        if not in_order or not 0 <= span.policy_version <= MAX_POLICY_VERSION:
+    for span in spans:
+        before, start, stop = stop, span.start, span.stop
+        if not before <= start < stop <= num_tokens or not 0 <= span.policy_version <= MAX_POLICY_VERSION:
             raise InvalidTrajectory(f"version span {span} is out of order or out of range")
-        versioned[span.start : span.stop] = True
-        stop = span.stop
-    return versioned
+        if stretches and start == before:
+            stretches[-1] = stop
+        else:
+            stretches += (start, stop)
+    return stretches
+
+
+def _marked(stretches: list[int], num_tokens: int) -> MaskArray:
+    """True in the stretches. Joined from runs of bytes, which cost less than slices of an array."""
+    runs: list[bytes] = []
+    marked = 0
+    for start, stop in zip(stretches[::2], stretches[1::2], strict=True):
+        runs += (b"\0" * (start - marked), b"\1" * (stop - start))
+        marked = stop
+    return np.frombuffer(b"".join(runs) + b"\0" * (num_tokens - marked), dtype=np.bool_)

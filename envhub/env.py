@@ -69,7 +69,7 @@ class Env(Protocol):
         """The actions that make sense now, none after the end; None where they cannot be listed."""
 
     def state_key(self) -> str:
-        """Equal for equal states, however reached: no step counters in it."""
+        """Equal for equal states of a task, however reached: no step counters in it. "" where that cannot be told."""
 
     def expert(self) -> str:
         """A good next action, for warm starts. It may look at the answer."""

@@ -4,7 +4,8 @@ What compares siblings gives one number a trajectory, which `learner.weigh` give
 tokens or turns gives one number each.
 """
 
-from collections.abc import Hashable, Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -99,31 +100,74 @@ def returns_to_go(rewards: Float[np.ndarray, " steps"], *, gamma: float) -> Floa
     return returns
 
 
-def step_group_advantages(
-    state_keys: Sequence[Hashable], returns: Float[np.ndarray, " turns"], *, divide_by_std: bool
+def same_state_advantages(
+    state_keys: Sequence[str],
+    returns: Float[np.ndarray, " turns"],
+    *,
+    compared: Callable[[Sequence[float]], npt.NDArray[np.float64]],
 ) -> Float[np.ndarray, " turns"]:
-    """GiGPO's step advantages, https://arxiv.org/abs/2505.10978: each turn among those that began in the same state.
+    """Each turn among those that began in the same state: what GiGPO calls the step relative advantage (its eq. 7).
 
-    `state_keys` and `returns` (discounted, to go) are of all turns of all members of one group.
+    `state_keys` and `returns` (discounted, to go) are of all turns of all members of one group; `compared` is
+    `standardised_advantages` or `centred_advantages`.
 
-        advantage[k] = (returns[k] - mean(G)) / F,   G = returns of turns with state_keys[k],   F = std(G) + 1e-6 or 1
+        advantage[k] = compared(returns of the turns with state_keys[k])[k]
 
-    A state that was met once has nothing to be compared with: 0. GiGPO adds these, times a weight, to the
-    group-relative advantage of the whole trajectory.
+    A state that was met once has nothing to be compared with, and neither has a turn whose state is not known ("": no
+    two of them need be the same): 0.
 
-    >>> step_group_advantages(["a", "b", "a", "c"], np.array([1.0, 5.0, 0.0, 2.0]), divide_by_std=False).tolist()
+    >>> returns = np.array([1.0, 5.0, 0.0, 2.0])
+    >>> same_state_advantages(["a", "b", "a", "c"], returns, compared=centred_advantages).tolist()
     [0.5, 0.0, -0.5, 0.0]
     """
-    places: dict[Hashable, list[int]] = {}
+    places: dict[str, list[int]] = {}
     for place, key in enumerate(state_keys):
-        places.setdefault(key, []).append(place)
+        if key:
+            places.setdefault(key, []).append(place)
     advantages = np.zeros(len(returns))
     for members in places.values():
         if len(members) > 1:
-            group = returns[members]
-            scale = group.std(ddof=1) + RETURN_RESOLUTION if divide_by_std else 1.0
-            advantages[members] = (group - group.mean()) / scale
+            advantages[members] = compared(returns[members].tolist())
     return advantages
+
+
+def gigpo_advantages(
+    turn_rewards: Sequence[Float[np.ndarray, " _turns"]],
+    state_keys: Sequence[Sequence[str]],
+    *,
+    gamma: float,
+    same_state_weight: float,
+    compared: Callable[[Sequence[float]], npt.NDArray[np.float64]],
+) -> list[Float[np.ndarray, " _turns"]]:
+    """GiGPO, https://arxiv.org/abs/2505.10978: each turn by how its attempt ended and by what others did in its state.
+
+    Both arguments are by member of one group, and by turn of that member.
+
+        A_E[i] = compared(sums of turn_rewards)[i]                             of the episode, undiscounted (eq. 3)
+        G[i, t] = turn_rewards[i][t] + gamma * G[i, t + 1]                     (eq. 5)
+        A_S[i, t] = same_state_advantages(state_keys, G)[i, t]                 (eq. 7)
+        advantage[i, t] = A_E[i] + same_state_weight * A_S[i, t]               (eq. 8)
+
+    verl-agent, by GiGPO's authors, takes the mean and deviation of A_E over turns, so that a long episode counts more
+    often; this is the paper's, over episodes.
+
+    Two attempts at one task: the first does the right thing in state s at once, the other after a detour through t.
+
+    >>> both = gigpo_advantages(
+    ...     [np.array([1.0]), np.array([0.0, 0.0, 1.0])], [["s"], ["s", "t", "s"]],
+    ...     gamma=0.5, same_state_weight=1.0, compared=centred_advantages,
+    ... )
+    >>> [each.tolist() for each in both]  # A_E is 0; in s, returns of 1, 0.25 and 1 have a mean of 0.75
+    [[0.25], [-0.5, 0.0, 0.25]]
+    """
+    returns = np.concatenate([returns_to_go(rewards, gamma=gamma) for rewards in turn_rewards])
+    same_state = same_state_advantages([key for keys in state_keys for key in keys], returns, compared=compared)
+    stops = np.cumsum([len(rewards) for rewards in turn_rewards])[:-1]
+    of_episodes = compared([math.fsum(rewards) for rewards in turn_rewards])
+    return [
+        of_episode + same_state_weight * of_turns
+        for of_episode, of_turns in zip(of_episodes, np.split(same_state, stops), strict=True)
+    ]
 
 
 def returns_differ(returns: Sequence[float]) -> bool:

@@ -4,11 +4,13 @@
     checkpoints/step_000020/manifest.json          written last: without it the folder is the leaving of a crash
 
 Shards are safetensors, so nothing that is read back can run code; a checkpoint of 2 ranks loads on 1 and the reverse.
+`learner.checkpoint_writer` writes them while training goes on.
 """
 
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,11 +21,11 @@ from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.staging import DefaultStager
 from torch.optim.lr_scheduler import LambdaLR
 
 from learner.critic import Critic, critic_shards
 from learner.model import PackedModel, named_shards
-from learner.ranks import Ranks
 from learner.return_scale import scale_of
 
 MANIFEST = "manifest.json"
@@ -54,38 +56,54 @@ class _Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     files: list[_File]
 
 
-def save(
-    folder: Path,
-    *,
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """What a checkpoint holds, as a copy that training does not change."""
+
+    state: dict[str, Tensor]
+    schedule_step: int
+    progress: Progress
+
+
+def take_snapshot(
     model: PackedModel,
     optimizer: torch.optim.AdamW,
     schedule: LambdaLR,
-    progress: Progress,
     critic: Critic | None = None,
-    ranks: Ranks,
-    keep: int,
-) -> Path:
-    """Write `folder/step_NNNNNN`, then remove all but the newest `keep`. Every rank calls it, on one file system.
+    *,
+    progress: Progress,
+    stager: DefaultStager,
+) -> Snapshot:
+    """Copy this rank's shards to the host, into the memory that `stager` keeps for the next copy too."""
+    state = stager.stage(_state(model, optimizer, critic))
+    assert isinstance(state, dict)
+    return Snapshot(state=state, schedule_step=schedule.last_epoch, progress=progress)
 
-    Return the checkpoint's path when it is durable: its bytes and then its manifest are synced to the disk.
+
+def write(folder: Path, snapshot: Snapshot, *, group: dist.ProcessGroup, keep: int) -> None:
+    """Write `folder/step_NNNNNN`, then remove all but the newest `keep`.
+
+    Every rank of `group`, which is over gloo, calls it, on one file system. The checkpoint is durable when it returns:
+    its bytes and then its manifest are synced to the disk.
     Raises ValueError on every rank when it cannot be written, with the reason; the older checkpoints stay.
     """
-    path = folder / f"step_{progress.step:06d}"
+    path, rank = folder / f"step_{snapshot.progress.step:06d}", dist.get_rank(group)
     try:
-        _on_first_rank(partial(_make_empty, path), ranks)
+        _on_first_rank(partial(_make_empty, path), group)
         state_dict_saver.save(
-            _state(model, optimizer, critic), storage_writer=HuggingFaceStorageWriter(str(path), save_distributed=True)
+            snapshot.state,
+            storage_writer=HuggingFaceStorageWriter(str(path), save_distributed=True),
+            process_group=group,
         )
-        _on_first_rank(partial(_write_manifest, path, progress, schedule.last_epoch), ranks)
+        _on_first_rank(partial(_write_manifest, path, snapshot), group)
     except (OSError, CheckpointException) as error:
-        if ranks.rank == 0:
+        if rank == 0:
             shutil.rmtree(path, ignore_errors=True)
         raise ValueError(
             f"cannot write the checkpoint {path}: {error}; make room or mend the disk, the older ones are whole"
         ) from error
-    if ranks.rank == 0:
+    if rank == 0:
         _keep_newest(folder, keep)
-    return path
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
@@ -171,16 +189,16 @@ def _set_schedule(schedule: LambdaLR, optimizer: torch.optim.AdamW, step: int) -
     schedule.load_state_dict(schedule.state_dict() | {"last_epoch": step, "_last_lr": rates})
 
 
-def _on_first_rank(action: Callable[[], None], ranks: Ranks) -> None:
+def _on_first_rank(action: Callable[[], None], group: dist.ProcessGroup) -> None:
     """Do `action` on rank 0 while the others wait for it. Where it fails, every rank raises OSError."""
     failure: OSError | None = None
-    if ranks.rank == 0:
+    if dist.get_rank(group) == 0:
         try:
             action()
         except OSError as error:
             failure = error
-    failed = torch.tensor(float(failure is not None), device=ranks.device)
-    dist.broadcast(failed, src=0)
+    failed = torch.tensor(float(failure is not None))
+    dist.broadcast(failed, src=0, group=group)
     if failed:
         raise failure or OSError("the first rank could not write; its own message says why")
 
@@ -191,9 +209,11 @@ def _make_empty(path: Path) -> None:
     path.mkdir(parents=True)
 
 
-def _write_manifest(path: Path, progress: Progress, schedule_step: int) -> None:
+def _write_manifest(path: Path, snapshot: Snapshot) -> None:
     files = [_File(name=file.name, num_bytes=file.stat().st_size) for file in sorted(path.iterdir())]
-    manifest = _Manifest(schema=_SCHEMA, progress=progress, schedule_step=schedule_step, files=files)
+    manifest = _Manifest(
+        schema=_SCHEMA, progress=snapshot.progress, schedule_step=snapshot.schedule_step, files=files
+    )  # fmt: skip
     unnamed = path / f"{MANIFEST}.tmp"
     with unnamed.open("wb") as stream:
         stream.write(msgspec.json.format(msgspec.json.encode(manifest)))

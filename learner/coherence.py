@@ -1,8 +1,8 @@
 """The linter of objectives: what would run, and not do what its words say, is refused with the reason and the cure.
 
 Two mistakes of the field cannot be made here and have no rule: the behaviour log-probabilities are always those that
-the sampler recorded (no recomputed ones can stand in for them, and none can be missing), and `sampling` refuses top-p
-and top-k, whose kept sets are not recorded.
+the sampler recorded (no recomputed ones can stand in for them, and none can be missing), and where top-k and top-p cut
+the policy off, the learner's softmax runs over what they kept (see `common.kept_sets`).
 """
 
 import dataclasses
@@ -20,7 +20,8 @@ MIN_TOKEN_CLIP = 0.01
 # Keys that do something only under some words of another key.
 _ONLY_UNDER = {
     "allocation": ("advantage", {"reinforce_pp", "gae", "vtrace"}),
-    "gamma": ("advantage", {"reinforce_pp", *WITH_CRITIC}),
+    "gamma": ("advantage", {"reinforce_pp", "gigpo", "gigpo_centred", *WITH_CRITIC}),
+    "same_state_weight": ("advantage", {"gigpo", "gigpo_centred"}),
     "gae_lambda": ("advantage", {"gae", "bi_level_gae"}),
     "turn_gamma": ("advantage", {"bi_level_gae"}),
     "turn_lambda": ("advantage", {"bi_level_gae"}),

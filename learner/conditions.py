@@ -27,6 +27,8 @@ def settings_of(config: Config) -> dict[str, str]:
     settings: dict[str, object] = {
         "model.dtype": config.model.dtype,
         "sampling.temperature": config.sampling.temperature,
+        "sampling.top_p": config.sampling.top_p,
+        "sampling.top_k": config.sampling.top_k,
         "learner.steps": learner.steps,  # the learning rate's schedule ends there
         "learner.ranks": learner.ranks,
         "learner.micro_batch_tokens": learner.micro_batch_tokens,

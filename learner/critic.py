@@ -65,6 +65,7 @@ def load_critic(config: Config, model: PackedModel, *, ranks: Ranks) -> Critic |
                 ranks=ranks,
                 dtype=config.model.dtype,
                 activation_checkpointing=config.learner.activation_checkpointing,
+                cpu_offload=config.learner.cpu_offload,
             )
         case unknown:
             raise ValueError(f"no critic {unknown!r}")

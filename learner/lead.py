@@ -1,10 +1,12 @@
 """What rank 0 does besides training: the ledger, the offers, the evaluations, and what people watch."""
 
 import contextlib
+import copy
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,12 +20,14 @@ from common.run_dir import RunDir, write_json
 from common.shutdown import Shutdown
 from learner.checkpoint import Progress
 from learner.evaluation import STREAM as EVAL_STREAM
-from learner.evaluation import Evaluation
+from learner.evaluation import Evaluation, RegularEvaluation
+from learner.flops import Flops
+from learner.overview import OVERVIEW
 from learner.publish import Publisher
-from learner.report import add_system, step_metrics
+from learner.report import add_cost, add_flow, add_system, step_metrics
 from learner.step import StepMetrics
 from learner.supply import Batch
-from learner.tally import load_tally, save_tally
+from learner.tally import EvalDuring, EvalResult, Tally, load_tally, save_tally
 from replay.archive import ArchivedStep, ArchiveWriter
 from replay.buffer import Buffer
 from replay.bulletin import Bulletin
@@ -113,13 +117,17 @@ class Lead:
         conditions: dict[str, str],
         redis_url: str,
         device: str,
+        flops: Flops,
     ) -> None:
+        self._flops = flops
         self._links = links
         self._config = config
         self._run_dir = run_dir
         self._started_at_s = run_dir.start_clock()
         self._tally = load_tally(run_dir.tally)
         self._conditions = conditions
+        last_step = max((during.step for during in self._tally.evaluations_during), default=0)
+        self._regular = RegularEvaluation(links.evaluation, config, last_step=last_step)
         self._archive = ArchiveWriter(run_dir.trajectories, config.run.name, epoch=links.epoch)
         self._archive.cut_after(progress.step)
         # What steps up to the checkpoint's had claimed is in these weights; what later ones had is in none.
@@ -129,6 +137,8 @@ class Lead:
         if num_reopened:
             log.info("%d groups of steps after %d are ready again", num_reopened, progress.step)
         self._writer = MetricsWriter(jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=progress.step)
+        self._writer.lay_out(OVERVIEW)
+        self._ledger = links.shards.ledger()  # at the last record
         self._publisher = Publisher(
             redis_url=redis_url,
             run_id=config.run.name,
@@ -168,9 +178,10 @@ class Lead:
             )
             self._archive.append(step)
 
-    def prepare_checkpoint(self) -> None:
+    def prepare_checkpoint(self, progress: Progress) -> Callable[[], None]:
         """Make durable what was archived, and make sure that the run is still ours.
 
+        Return what settles the steps that the checkpoint covers, to be called in any thread once it is durable.
         A learner that stood still while another took over must not write over the other's checkpoints. Raises
         ArchiveError, FencedOut.
         """
@@ -179,6 +190,7 @@ class Lead:
             self._links.shards.settle(self._settled_step)  # nothing is left to settle: it asks the fence
         except RedisAway as error:
             log.warning("a checkpoint is written without knowing whether another learner has taken over: %s", error)
+        return partial(self._settle, progress.step, copy.deepcopy(self._tally))
 
     def publish(self, tensors: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
         self._publisher.publish(tensors, policy_version=policy_version)
@@ -187,44 +199,53 @@ class Lead:
         """Tell everyone that tickets and weights are coming."""
         self._links.fleet.set_run_state(RunState.TRAINING)
 
-    def open_evaluation(self, policy_version: int) -> Evaluation:
-        return Evaluation(self._links.evaluation, self._config, policy_version=policy_version)
+    def open_evaluation(self, progress: Progress) -> Evaluation:
+        """Have the weights of `progress`, the newest on offer, tried on held-out tasks."""
+        return Evaluation(self._links.evaluation, self._config, progress)
 
     def has_evaluated(self, name: str) -> bool:
         return name in self._tally.evaluations
 
-    def close_evaluation(self, evaluation: Evaluation, name: str, *, step: int, shutdown: Shutdown) -> bool:
+    def close_evaluation(self, evaluation: Evaluation, name: str, shutdown: Shutdown) -> bool:
         """Wait for the result and write it down as `name`; False when told to stop before it is there."""
         result = evaluation.finish(shutdown)
         if result is None:
             return False
         self._tally.evaluations[name] = result
+        self._record_evaluation(evaluation, result, name)
+        return True
+
+    def evaluate_regularly(self, progress: Progress) -> None:
+        """Once a step: look at the evaluation that is made while training goes on, and begin one that is due."""
+        evaluation = self._regular.tend(progress)
+        result = evaluation.result() if evaluation else None
+        if evaluation and result:
+            during = EvalDuring(
+                step=evaluation.step, policy_version=evaluation.policy_version, **msgspec.structs.asdict(result)
+            )
+            self._tally.evaluations_during.append(during)
+            self._record_evaluation(evaluation, result, f"at step {during.step}")
+
+    def _record_evaluation(self, evaluation: Evaluation, result: EvalResult, name: str) -> None:
         metrics = Metrics()
         metrics.add("eval/success_sampled", result.sampled)
         metrics.add("eval/success_greedy", result.greedy)
         metrics.add("eval/num_tasks", result.num_tasks)
-        self._writer.write(step, metrics)
+        metrics.add("eval/num_mixed", evaluation.num_mixed)
+        metrics.add("eval/lasted_s", evaluation.lasted_s)
+        self._writer.write(evaluation.step, metrics)
         log.info("evaluation %s: success %.3f sampled, %.3f greedy", name, result.sampled, result.greedy)
-        return True
-
-    def settle(self, progress: Progress) -> None:
-        """A checkpoint that covers `progress.step` is durable: what was claimed up to it is trained, for good."""
-        try:
-            self._links.shards.settle(progress.step)
-            self._settled_step = progress.step
-        except RedisAway as error:
-            log.warning("step %d is settled when a learner comes back: %s", progress.step, error)
-        save_tally(self._tally, self._run_dir.tally)
 
     def record_step(self, batch: Batch, step: StepMetrics, before: Progress, times_s: dict[str, float]) -> None:
         """Write everything about the step that followed `before`, and one line for people."""
         metrics = step_metrics(
-            batch, step, policy_version=before.policy_version, times_s=times_s, tally=self._tally
-        )  # fmt: skip
-        links = self._links
-        add_system(
-            metrics, ledger=links.shards.ledger(), members=links.fleet.members(), publish=self._publisher.stats
-        )  # fmt: skip
+            batch, step, policy_version=before.policy_version, times_s=times_s, flops=self._flops, tally=self._tally
+        )
+        ledger, fleet = self._links.shards.ledger(), self._links.fleet
+        add_flow(metrics, batch, self._ledger, ledger, group_size=self._config.replay.group_size)
+        add_system(metrics, ledger=ledger, members=fleet.members(), publish=self._publisher.stats)
+        add_cost(metrics, fleet.everyone(), tokens_trained=self._tally.tokens_trained)
+        self._ledger = ledger
         means = self._writer.write(before.step + 1, metrics)
         if self._tally.first_reward_s is None:
             self._tally.first_reward_s = time.time() - self._started_at_s
@@ -240,6 +261,7 @@ class Lead:
         actors = [member for member in self._links.fleet.everyone() if member.role == "actor"]
         summary = {
             "eval": msgspec.to_builtins(tally.evaluations),
+            "eval_during": msgspec.to_builtins(tally.evaluations_during),
             "ledger": self._links.shards.ledger().to_dict(),
             "lag": dict(sorted(tally.lag.items(), key=lambda item: int(item[0]))),
             "tokens_per_s": {
@@ -266,3 +288,13 @@ class Lead:
             repertoire.close()
         self._publisher.close()
         self._writer.close()
+
+    def _settle(self, step: int, tally: Tally) -> None:
+        """A checkpoint that covers `step` is durable: what was claimed up to it is trained, for good. `tally` is as of
+        that step; meanwhile others may have been made."""
+        try:
+            self._links.shards.settle(step)
+            self._settled_step = step
+        except RedisAway as error:
+            log.warning("step %d is settled when a learner comes back: %s", step, error)
+        save_tally(tally, self._run_dir.tally)

@@ -1,10 +1,11 @@
 """The learner: groups in, policy versions out.
 
-    claim(step) -> archive -> advantages -> packs -> one optimizer step -> publish -> checkpoint, settle
+    claim(step) -> archive -> advantages -> packs -> one optimizer step -> publish -> checkpoint ... settle
 
-It waits for actors only where it has no batch, and what it consumed counts as trained only when a checkpoint that
-covers the step is durable, and the archive before it. Rank 0 alone talks to Redis, but for claims where there are
-shards enough for other ranks. `learner.rerun` makes the same steps from the archive.
+It waits for actors only where it has no batch, and for the disk only where the checkpoint before is not written yet.
+What it consumed counts as trained only when a checkpoint that covers the step is durable, and the archive before it.
+Rank 0 alone talks to Redis, but for claims where there are shards enough for other ranks. `learner.rerun` makes the
+same steps from the archive.
 """
 
 import msgspec
@@ -14,9 +15,10 @@ from common.connection import connect_shards
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from learner.checkpoint import Progress
+from learner.clock import Clock
 from learner.conditions import conditions_of
 from learner.lead import Lead, join_run, shard_buffer
-from learner.learner import Clock, Learner, begin, imitate_expert, load_learner, save_checkpoint, train_on
+from learner.learner import Learner, begin, begin_checkpoint, imitate_expert, load_learner, train_on
 from learner.model import full_tensors, save_hf
 from learner.ranks import Ranks
 from learner.share import share
@@ -46,13 +48,15 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
             _checkpoint(learner, lead)
         if lead:
             lead.train_from_here()
-        while learner.progress.step < config.learner.steps and _step(learner, lead, supplies, shutdown):
+        clock = Clock(ranks.device)
+        while learner.progress.step < config.learner.steps and _step(learner, lead, supplies, clock, shutdown):
             pass
         finished = learner.progress.step >= config.learner.steps
+        if not finished and learner.progress.step % config.learner.checkpoint_every:
+            _checkpoint(learner, lead)
+        learner.checkpoints.wait()
         if finished:
             finished = _finish(learner, lead, shutdown)
-        elif learner.progress.step % config.learner.checkpoint_every:
-            _checkpoint(learner, lead)
     except FencedOut:
         raise  # the run is another learner's now, and its state is not ours to set
     except BaseException:
@@ -60,14 +64,19 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
             lead.fail()
         raise
     finally:
+        learner.checkpoints.close()
         if lead:
             lead.close()
     return finished
 
 
-def _step(learner: Learner, lead: Lead | None, supplies: Supplies | None, shutdown: Shutdown) -> bool:
-    """One optimizer step, from the claim to the settled checkpoint; False when told to stop before its batch came."""
-    clock, before, config = Clock(), learner.progress, learner.config.learner
+def _step(learner: Learner, lead: Lead | None, supplies: Supplies | None, clock: Clock, shutdown: Shutdown) -> bool:
+    """One optimizer step, from the claim to the checkpoint; False when told to stop before its batch came.
+
+    A step is recorded before its checkpoint, which covers it; so the time of a checkpoint is in the next one's record.
+    """
+    learner.checkpoints.raise_failure()
+    before, config = learner.progress, learner.config.learner
     part = supplies.next_batch(before, shutdown) if supplies else None
     batch = whole_batch(part, num_shards=learner.config.redis.num_shards, ranks=learner.ranks)
     clock.lap("wait")
@@ -82,9 +91,13 @@ def _step(learner: Learner, lead: Lead | None, supplies: Supplies | None, shutdo
         _publish(learner, lead)
     clock.lap("publish")
     if lead:
-        lead.record_step(batch, metrics, before, clock.times_s)
+        lead.evaluate_regularly(learner.progress)
+        clock.lap("evaluate")
+        lead.record_step(batch, metrics, before, clock.take())
+    clock.lap("record")
     if step % config.checkpoint_every == 0 or step == last:
         _checkpoint(learner, lead)
+    clock.lap("checkpoint")
     return True
 
 
@@ -102,6 +115,7 @@ def _take_the_lead(learner: Learner, shutdown: Shutdown) -> Lead:
         conditions=conditions_of(config, ranks=learner.ranks),
         redis_url=config.redis.url,
         device=learner.ranks.device.type,
+        flops=learner.flops,
     )
 
 
@@ -129,12 +143,12 @@ def _warm_up(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
     """
     config = learner.config
     if config.warm_start.episodes:
-        initial = lead.open_evaluation(learner.progress.policy_version) if lead and config.eval.num_tasks else None
+        initial = lead.open_evaluation(learner.progress) if lead and config.eval.num_tasks else None
         num_steps = imitate_expert(learner, learner.run_dir.demonstrations, shutdown)
         if num_steps is None:
             return False
         if lead and initial:
-            lead.close_evaluation(initial, "initial", step=0, shutdown=shutdown)
+            lead.close_evaluation(initial, "initial", shutdown)
         learner.progress = msgspec.structs.replace(
             learner.progress, policy_version=learner.progress.policy_version + num_steps
         )
@@ -146,8 +160,7 @@ def _evaluate_start(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> 
     """Evaluate what reinforcement learning begins with, unless that was done before this learner was resumed."""
     name = "warm_start" if learner.config.warm_start.episodes else "initial"
     if lead and learner.config.eval.num_tasks and not lead.has_evaluated(name):
-        evaluation = lead.open_evaluation(learner.progress.policy_version)
-        lead.close_evaluation(evaluation, name, step=0, shutdown=shutdown)
+        lead.close_evaluation(lead.open_evaluation(learner.progress), name, shutdown)
 
 
 def _publish(learner: Learner, lead: Lead | None) -> None:
@@ -163,22 +176,24 @@ def _publish(learner: Learner, lead: Lead | None) -> None:
 
 
 def _checkpoint(learner: Learner, lead: Lead | None) -> None:
-    """Make the learner durable, its archive before it; only then is what it consumed counted as trained."""
+    """Begin to make the learner durable, its archive before it; what it consumed counts as trained once that is done.
+
+    Raises what became of the checkpoint before: ValueError, FencedOut.
+    """
+    learner.checkpoints.wait()  # here already: between asking the fence and writing there is to be no wait
     if lead:
-        lead.prepare_checkpoint()
-    save_checkpoint(learner)
-    if lead:
-        lead.settle(learner.progress)
+        begin_checkpoint(learner, lead.prepare_checkpoint(learner.progress))
+    else:
+        begin_checkpoint(learner)
 
 
 def _finish(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
     """Export the model, evaluate it, and sum up; False when told to stop before the evaluation was done."""
     save_hf(learner.model, learner.run_dir.trained_model, ranks=learner.ranks)
     if lead:
-        if learner.config.eval.num_tasks:
-            evaluation = lead.open_evaluation(learner.progress.policy_version)
-            if not lead.close_evaluation(evaluation, "final", step=learner.progress.step, shutdown=shutdown):
-                return False
+        evaluation = lead.open_evaluation(learner.progress) if learner.config.eval.num_tasks else None
+        if evaluation and not lead.close_evaluation(evaluation, "final", shutdown):
+            return False
         lead.write_summary()
         lead.finish()
     return True

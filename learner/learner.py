@@ -5,8 +5,7 @@
 
 import dataclasses
 import logging
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,10 @@ from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from learner import checkpoint
 from learner.checkpoint import Progress
+from learner.checkpoint_writer import CheckpointWriter
+from learner.clock import Clock
 from learner.critic import Critic, begin_at, load_critic, policy_kind
+from learner.flops import Flops, flops_of
 from learner.kl import k1
 from learner.measure import Measured, measure
 from learner.model import PackedModel, load_kind
@@ -52,21 +54,18 @@ class Learner:
     schedule: LambdaLR
     progress: Progress
     critic: Critic | None
+    checkpoints: CheckpointWriter
     reference: PackedModel | None = None  # for objectives with a KL divergence; from the first step on
 
-
-class Clock:
-    """Splits a step's wall clock into named parts that add up to it."""
-
-    def __init__(self) -> None:
-        self.times_s: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        """Everything since the last lap was `name`."""
-        now = time.perf_counter()
-        self.times_s[name] = now - self._last
-        self._last = now
+    @property
+    def flops(self) -> Flops:
+        """What training this model costs."""
+        return flops_of(
+            self.model,
+            peak_tflops=self.config.learner.peak_tflops,
+            device=self.ranks.device,
+            num_ranks=self.ranks.num_ranks,
+        )
 
 
 def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner, bool]:
@@ -78,6 +77,7 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner
         ranks=ranks,
         dtype=config.model.dtype,
         activation_checkpointing=config.learner.activation_checkpointing,
+        cpu_offload=config.learner.cpu_offload,
     )
     optimizer = make_optimizer(model.causal_lm, config=config.optim)
     policy_steps = config.learner.steps - config.objective.critic_warmup_steps
@@ -97,6 +97,7 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner
         schedule=schedule,
         progress=progress,
         critic=critic,
+        checkpoints=CheckpointWriter(run_dir.checkpoints, ranks=ranks, keep=config.learner.keep_checkpoints),
     )
     return learner, newest is not None
 
@@ -113,7 +114,7 @@ def begin(learner: Learner) -> None:
 
 
 def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
-    """Make one optimizer step on `batch`, and lap "measure", "pack" and "train"."""
+    """Make one optimizer step on `batch`, and lap "measure", "pack" and the parts of `train_step`."""
     config, ranks, before, critic = learner.config, learner.ranks, learner.progress, learner.critic
     measured = _measure(learner, batch)
     clock.lap("measure")
@@ -137,6 +138,7 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         temperature=config.sampling.temperature,
         chunk_tokens=config.learner.logprob_chunk_tokens,
         max_grad_norm=config.optim.max_grad_norm,
+        clock=clock,
     )
     if measured.reference_logprobs is not None:  # as the reward has it, where the loss has none
         divergence = k1(torch.from_numpy(measured.reference_logprobs), _behaviour_logprobs(sequences))
@@ -153,7 +155,7 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
     every = config.objective.reference_every
     if every and reference_step(before.step + 1, every=every) == before.step + 1:
         _take_reference(learner)
-    clock.lap("train")
+        clock.lap("reference")
     return metrics
 
 
@@ -197,17 +199,15 @@ def _returns(sequences: Sequence[TokenSequence]) -> npt.NDArray[np.float64]:
     return np.concatenate(found).astype(np.float64)
 
 
-def save_checkpoint(learner: Learner) -> None:
-    """Write down where the learner stands, so that it can go on from there. Every rank calls it."""
-    checkpoint.save(
-        learner.run_dir.checkpoints,
-        model=learner.model,
-        optimizer=learner.optimizer,
-        schedule=learner.schedule,
+def begin_checkpoint(learner: Learner, once_durable: Callable[[], None] = lambda: None) -> None:
+    """Write down where the learner stands, while it goes on: see `CheckpointWriter.begin`. Every rank calls it."""
+    learner.checkpoints.begin(
+        learner.model,
+        learner.optimizer,
+        learner.schedule,
+        learner.critic,
         progress=learner.progress,
-        critic=learner.critic,
-        ranks=learner.ranks,
-        keep=learner.config.learner.keep_checkpoints,
+        once_durable=once_durable,
     )
 
 

@@ -1,6 +1,8 @@
 """Log-probabilities of the tokens that are trained, without the whole of [tokens, vocabulary] ever existing."""
 
+import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +39,7 @@ def chunked_logprobs(
     head_bias: Float[Tensor, " vocab"] | None,
     targets: Int[Tensor, " loss_tokens"],
     *,
+    kept: Int[Tensor, "loss_tokens width"] | None = None,
     temperature: float,
     chunk_tokens: int,
     entropy_gradient: bool = False,
@@ -47,9 +50,13 @@ def chunked_logprobs(
         logprob[i] = logits[i, target[i]] / T - log(sum(exp(logits[i] / T)))
 
     Actors record the log-probability after temperature, so it is divided out here as well. Logits exist for
-    `chunk_tokens` tokens at a time, forward and (recomputed) backward. Two words with logits (ln 3, 0) have
-    probabilities (3/4, 1/4) at T = 1, and (0.634, 0.366) at T = 2. `entropy_gradient` costs one more
-    [chunk_tokens, vocab] in the backward pass.
+    `chunk_tokens` tokens at a time, forward and backward: all but the last chunk's are recomputed there. Two words with
+    logits (ln 3, 0) have probabilities (3/4, 1/4) at T = 1, and (0.634, 0.366) at T = 2. `entropy_gradient` costs one
+    more [chunk_tokens, vocab] in the backward pass.
+
+    With `kept`, the ids that each target was chosen from (filled up with -1, the target among them), both are of the
+    softmax over those alone, as top-k and top-p made it: a token that had no chance then has none here either, whatever
+    the current policy thinks of it. Of three words with logits (ln 3, 0, 0), the first two kept, the first has 3/4.
 
     Raises ValueError unless `temperature` > 0: a greedy policy has no log-probabilities to train on.
     """
@@ -61,24 +68,42 @@ def chunked_logprobs(
     logprobs, entropies = [], []
     # At least one chunk, though it be empty: every rank's backward pass must reach the head, or FSDP's collectives
     # would differ in size.
-    for start in range(0, max(1, len(targets)), chunk_tokens):
+    last_start = max(0, len(targets) - 1) // chunk_tokens * chunk_tokens
+    for start in range(0, last_start + 1, chunk_tokens):
         chunk = slice(start, start + chunk_tokens)
-        chunk_logprobs, chunk_entropies = checkpoint(
-            _logprobs, hidden[chunk], weight, bias, targets[chunk], temperature, entropy_gradient,
-            use_reentrant=False, preserve_rng_state=False,
-        )  # fmt: skip
+        # The backward pass begins with the last chunk. Its logits are kept: to let go of them would save nothing.
+        run = _logprobs if start == last_start else _recomputed_logprobs
+        chunk_kept = None if kept is None else kept[chunk]
+        chunk_logprobs, chunk_entropies = run(
+            hidden[chunk], weight, bias, targets[chunk], chunk_kept, temperature, entropy_gradient
+        )
         logprobs.append(chunk_logprobs)
         entropies.append(chunk_entropies)
     return TokenLogprobs(logprobs=torch.cat(logprobs), entropies=torch.cat(entropies))
 
 
 def _logprobs(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, entropy_gradient: bool
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    kept: Tensor | None,
+    temperature: float,
+    entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
-    logits = F.linear(hidden.to(weight.dtype), weight, bias) / temperature
+    # The states are divided, not the logits: they are smaller.
+    logits = F.linear(hidden.to(weight.dtype) / temperature, weight, None if bias is None else bias / temperature)
+    of_targets = logits.gather(1, targets[:, None]).squeeze(1)
+    if kept is not None:
+        absent = kept < 0
+        logits = logits.gather(1, kept.clamp(min=0).long()).masked_fill(absent, -math.inf)
     normaliser = logits.logsumexp(dim=-1)
-    logprobs = logits.gather(1, targets[:, None]).squeeze(1) - normaliser
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         # H = log Z - sum(p * logit)
-        entropies = normaliser - ((logits - normaliser[:, None]).exp() * logits).sum(dim=-1)
-    return logprobs, entropies
+        probabilities = (logits - normaliser[:, None]).exp()
+        finite = logits if kept is None else logits.masked_fill(absent, 0.0)  # 0 * -inf would be NaN
+        entropies = normaliser - (probabilities * finite).sum(dim=-1)
+    return of_targets - normaliser, entropies
+
+
+_recomputed_logprobs = partial(checkpoint, _logprobs, use_reentrant=False, preserve_rng_state=False)

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -32,6 +32,7 @@ class PackedModel(nn.Module):
         super().__init__()
         self.causal_lm: PreTrainedModel = causal_lm
         self.folder = folder  # where it was loaded from
+        self.one_rank_holds_all = False  # sharded over one rank, whose device has the memory: see `expect_backward`
 
     @property
     def vocab_size(self) -> int:
@@ -43,7 +44,12 @@ class PackedModel(nn.Module):
         """Hidden states of the packed row, then log-probabilities in chunks: see `chunked_logprobs`."""
         hidden, targets = predictions(self.hidden_states(packed), packed.tokens, packed.loss_mask)
         return self.logprobs(
-            hidden, targets, temperature=temperature, chunk_tokens=chunk_tokens, entropy_gradient=entropy_gradient
+            hidden,
+            targets,
+            packed.kept,
+            temperature=temperature,
+            chunk_tokens=chunk_tokens,
+            entropy_gradient=entropy_gradient,
         )
 
     def hidden_states(self, packed: Packed) -> Float[Tensor, "tokens hidden"]:
@@ -62,6 +68,7 @@ class PackedModel(nn.Module):
         self,
         hidden: Float[Tensor, "loss_tokens hidden"],
         targets: Int[Tensor, " loss_tokens"],
+        kept: Int[Tensor, "loss_tokens width"] | None,
         *,
         temperature: float,
         chunk_tokens: int,
@@ -74,22 +81,42 @@ class PackedModel(nn.Module):
             head.weight,
             head.bias,
             targets,
+            kept=kept,
             temperature=temperature,
             chunk_tokens=chunk_tokens,
             entropy_gradient=entropy_gradient,
         )
 
 
-def load_model(path: str | Path, *, ranks: Ranks, dtype: str, activation_checkpointing: bool) -> PackedModel:
+def load_model(
+    path: str | Path, *, ranks: Ranks, dtype: str, activation_checkpointing: bool, cpu_offload: bool = False
+) -> PackedModel:
     """Load the policy in folder `path`: see `load_kind`."""
-    return load_kind(PackedModel, path, ranks=ranks, dtype=dtype, activation_checkpointing=activation_checkpointing)
+    return load_kind(
+        PackedModel,
+        path,
+        ranks=ranks,
+        dtype=dtype,
+        activation_checkpointing=activation_checkpointing,
+        cpu_offload=cpu_offload,
+    )
 
 
-def load_kind(kind: type[M], path: str | Path, *, ranks: Ranks, dtype: str, activation_checkpointing: bool) -> M:
+def load_kind(
+    kind: type[M],
+    path: str | Path,
+    *,
+    ranks: Ranks,
+    dtype: str,
+    activation_checkpointing: bool,
+    cpu_offload: bool = False,
+) -> M:
     """Load the causal LM in folder `path`, float32 master weights, and shard it over `ranks`.
 
     `kind` is what is made of it: see `learner.value_model`.
-    `dtype` is that of the forward pass, float32 or bfloat16; logits are always float32. Every rank calls it.
+    `dtype` is that of the forward pass, float32 or bfloat16; logits are always float32. With `cpu_offload` weights,
+    gradients and optimizer state live in host memory, and a layer's weights come to the device as it is reached.
+    Every rank calls it.
     Raises ValueError for a folder that holds no causal LM, and for a model that does not read packed rows right.
     """
     causal_lm = _read(Path(path))
@@ -102,10 +129,31 @@ def load_kind(kind: type[M], path: str | Path, *, ranks: Ranks, dtype: str, acti
         for layer in layers:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     policy = MixedPrecisionPolicy(param_dtype=_DTYPES[dtype], reduce_dtype=torch.float32)
+    offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if cpu_offload else OffloadPolicy()
     modules: list[nn.Module] = [*layers, model]
     for module in modules:
-        fully_shard(module, mesh=ranks.mesh, mp_policy=policy)
+        fully_shard(
+            module,
+            mesh=ranks.mesh,
+            mp_policy=policy,
+            offload_policy=offload,
+            # One rank holds every weight anyway; letting go of the copy and making it anew would be for nothing.
+            reshard_after_forward=ranks.num_ranks > 1 or cpu_offload,
+        )
+    model.one_rank_holds_all = ranks.num_ranks == 1 and not cpu_offload
     return model
+
+
+def expect_backward(model: PackedModel, *, last: bool) -> None:
+    """Say whether the coming backward pass is the `last` of an optimizer step.
+
+    One rank adds up its gradients outside FSDP and hands them over with the last one, once a step instead of once a
+    micro-batch; the sum is the same. More ranks reduce each micro-batch's, so that no rank ever holds them whole.
+    """
+    if model.one_rank_holds_all:
+        assert isinstance(model, FSDPModule)
+        model.set_requires_gradient_sync(last)
+        model.set_reshard_after_backward(last)
 
 
 def check_packing(model: PackedModel) -> None:
@@ -124,6 +172,7 @@ def check_packing(model: PackedModel) -> None:
         loss_mask=position_ids > 0,
         behaviour_logprobs=torch.zeros(11),
         advantages=torch.zeros(11),
+        kept=None,
         lengths=lengths,
     )
     with torch.no_grad():
@@ -144,9 +193,10 @@ def named_shards(model: PackedModel) -> Iterator[tuple[str, nn.Parameter]]:
 
     A head that is tied to the embedding does not come twice.
     """
-    # A forward pass that no backward pass follows leaves the root's parameters whole, in the forward pass's dtype.
-    assert isinstance(model, FSDPModule)
-    model.reshard()
+    # A forward pass that no backward pass follows leaves parameters whole, in the forward pass's dtype.
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
     yield from model.causal_lm.named_parameters()
 
 

@@ -18,6 +18,7 @@ def make_optimizer(model: nn.Module, *, config: OptimConfig) -> torch.optim.Adam
         betas=(config.beta1, config.beta2),
         eps=config.eps,
         weight_decay=config.weight_decay,
+        fused=True,  # one pass over weights, gradient and state; one operation at a time it is a tenth of a small step
     )
 
 

@@ -26,7 +26,8 @@ def join_ranks(*, timeout_s: float) -> Ranks:
     A collective that waits longer than `timeout_s` for another rank raises RuntimeError in this one.
     """
     device = _device()
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    # gloo beside NCCL for what lives in host memory, as with `learner.cpu_offload`.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     timeout = datetime.timedelta(seconds=timeout_s)
     if "RANK" in os.environ:
         dist.init_process_group(backend, timeout=timeout)

@@ -38,7 +38,7 @@ def reference_at(model: PackedModel, config: Config, run_dir: RunDir, *, step: i
             f"{objective.reference_every}; this run wrote no reference at step {taken_at}, so start a new one"
         )
     if ranks.rank == 0:
-        _keep_needed(run_dir, taken_at, every=objective.reference_every)
+        _remove_older(run_dir, every=objective.reference_every)
     reference = load_model(folder, ranks=ranks, dtype=config.model.dtype, activation_checkpointing=False)
     return reference.requires_grad_(False)
 
@@ -67,12 +67,12 @@ def _write(model: PackedModel, folder: Path, *, ranks: Ranks) -> None:
     dist.barrier()  # the others read what rank 0 writes
 
 
-def _keep_needed(run_dir: RunDir, taken_at: int, *, every: int) -> None:
-    """Remove the references that neither this step nor any checkpoint that may be resumed from asks for."""
+def _remove_older(run_dir: RunDir, *, every: int) -> None:
+    """Remove what no whole checkpoint asks for, nor one that is still being written: that is of a later step."""
     steps = [step_of(manifest.parent) for manifest in run_dir.checkpoints.glob(f"step_*/{MANIFEST}")]
-    needed = {taken_at, *(reference_step(step, every=every) for step in steps)}
+    oldest = min((reference_step(step, every=every) for step in steps), default=0)
     for path in run_dir.reference.glob("step_*[0-9]"):
-        if step_of(path) not in needed:
+        if step_of(path) < oldest:
             shutil.rmtree(path)
 
 

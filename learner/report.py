@@ -1,9 +1,15 @@
-"""What a step measured, by the names that people watch. Sums and counts in, one record a step out."""
+"""What a step measured, by the names that people watch. Sums and counts in, one record a step out.
 
-from collections.abc import Iterable
+Every name is explained in docs/metrics.md.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from common.metrics import Metrics
 from common.trajectory import Trajectory
+from learner.flops import Flops
 from learner.publish import PublishStats
 from learner.step import StepMetrics
 from learner.supply import Batch
@@ -11,42 +17,61 @@ from learner.tally import Tally
 from replay.fleet import Member
 from replay.ledger import Ledger
 
+LAG_BUCKETS = {0: "0", 1: "1", 2: "2", 4: "3_4", 8: "5_8", 16: "9_16"}  # by the largest lag in each
+LAST_BUCKET = "17_up"
+
 
 def step_metrics(
-    batch: Batch, step: StepMetrics, *, policy_version: int, times_s: dict[str, float], tally: Tally
+    batch: Batch, step: StepMetrics, *, policy_version: int, times_s: dict[str, float], flops: Flops, tally: Tally
 ) -> Metrics:
-    """Everything about one optimizer step, also added to `tally`; `policy_version` is the one that was trained."""
+    """Everything about one optimizer step, also added to `tally`; `policy_version` is the one that was trained.
+
+    `times_s` are the parts of the time since the record before this one.
+    """
     metrics = Metrics()
     trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
     _add_rewards(metrics, trajectories)
-    lags = [policy_version - trajectory.oldest_policy_version for trajectory in trajectories]
-    tally.add_lags(lags)
-    metrics.add("lag/mean", sum(lags), len(lags))
-    metrics.add("lag/max", max(lags))
-    metrics.add_histogram("lag/oldest_token", [float(lag) for lag in lags])
-    metrics.add(
-        "lag/newest_token", sum(policy_version - t.newest_policy_version for t in trajectories), len(trajectories)
-    )
+    _add_choices(metrics, batch)
+    _add_lags(metrics, trajectories, policy_version, tally)
     _add_step(metrics, step)
     for reason, count in batch.num_dropped.items():
         metrics.add(f"replay/dropped_{reason}", count)
-    num_tokens = sum(trajectory.num_tokens for trajectory in trajectories)
-    elapsed_s = sum(times_s.values())
-    tally.tokens_trained += num_tokens
-    tally.seconds += elapsed_s
-    metrics.add("perf/trained_tokens_per_s", num_tokens / elapsed_s)
-    metrics.add("perf/learner_busy", 1 - times_s["wait"] / elapsed_s)
-    for name, seconds in times_s.items():
-        metrics.add(f"time/{name}_s", seconds)
+    for trajectory in trajectories:
+        metrics.add("replay/consumed_tokens", trajectory.num_tokens)
+        metrics.add("replay/consumed_turns", len(trajectory.turns))
+        metrics.add("replay/consumed_s", trajectory.duration_s)
+    _add_times(metrics, trajectories, times_s, flops, tally)
     return metrics
+
+
+def add_flow(metrics: Metrics, batch: Batch, before: Ledger, now: Ledger, *, group_size: int) -> None:
+    """How long what was produced and dropped since `before` is, and which fraction of it was trained."""
+    produced = group_size * (now.finished - before.finished)
+    dropped = sum(now.dropped_trajectories.values()) - sum(before.dropped_trajectories.values())
+    metrics.add("replay/produced_tokens", _finished(now.tokens) - _finished(before.tokens), produced)
+    metrics.add("replay/produced_turns", _finished(now.turns) - _finished(before.turns), produced)
+    metrics.add("replay/produced_s", (_finished(now.duration_ms) - _finished(before.duration_ms)) / 1000, produced)
+    wasted = _dropped(now.tokens) - _dropped(before.tokens)
+    metrics.add("replay/dropped_tokens", wasted, dropped)
+    metrics.add("replay/dropped_turns", _dropped(now.turns) - _dropped(before.turns), dropped)
+    metrics.add("replay/dropped_s", (_dropped(now.duration_ms) - _dropped(before.duration_ms)) / 1000, dropped)
+    fresh = sum(t.num_tokens for group in batch.groups for t in group.trajectories if group.num_uses == 1)
+    metrics.add("perf/goodput", fresh, fresh + wasted)
 
 
 def add_system(metrics: Metrics, *, ledger: Ledger, members: Iterable[Member], publish: PublishStats) -> None:
     """What the buffer, the fleet and the publisher say about themselves."""
-    for name in ("queued", "leased", "ready", "claimed", "quarantined", "trained"):
-        metrics.add(f"replay/{name}", getattr(ledger, name))
+    metrics.add("replay/queued", ledger.queued)
+    metrics.add("replay/leased", ledger.leased)
+    metrics.add("replay/ready", ledger.ready)
+    metrics.add("replay/claimed", ledger.claimed)
+    metrics.add("replay/quarantined", ledger.quarantined)
+    metrics.add("replay/trained", ledger.trained)
+    metrics.add("replay/expired_leases", ledger.expired_leases)
     for reason, count in ledger.dropped.items():
         metrics.add(f"replay/total_dropped_{reason}", count)
+    for outcome, count in ledger.failed.items():
+        metrics.add(f"replay/total_failed_{outcome}", count)
     actors = [member for member in members if member.role == "actor"]
     metrics.add("fleet/num_actors", len(actors))
     metrics.add("fleet/num_episodes", sum(actor.num_episodes for actor in actors))
@@ -58,13 +83,27 @@ def add_system(metrics: Metrics, *, ledger: Ledger, members: Iterable[Member], p
     metrics.add("time/broadcast_s", publish.broadcast_s)
 
 
+def add_cost(metrics: Metrics, everyone: Iterable[Member], *, tokens_trained: int) -> None:
+    """What the actors of the run cost so far, where they have prices."""
+    dollars = sum(member.price_per_hour * member.served_s / 3600 for member in everyone if member.role == "actor")
+    if dollars > 0 and tokens_trained > 0:
+        metrics.add("fleet/cost_dollars", dollars)
+        metrics.add("fleet/dollars_per_million_tokens", dollars / (tokens_trained / 1e6))
+
+
+def _finished(sums: dict[str, int]) -> int:
+    return sums.get("finished", 0)
+
+
+def _dropped(sums: dict[str, int]) -> int:
+    return sum(total for account, total in sums.items() if account.startswith("dropped:"))
+
+
 def _add_rewards(metrics: Metrics, trajectories: list[Trajectory]) -> None:
     for trajectory in trajectories:
         metrics.add("reward/mean", trajectory.total_reward)
         metrics.add("reward/success", float(trajectory.success))
         metrics.add("reward/score", trajectory.score)
-        metrics.add("reward/turns", len(trajectory.turns))
-        metrics.add("reward/tokens", trajectory.num_tokens)
         metrics.add("reward/valid_actions", sum(t.valid_action for t in trajectory.turns), len(trajectory.turns))
         metrics.add("reward/branches", len(trajectory.branch_starts) - 1)
         for turn in trajectory.turns:
@@ -72,6 +111,38 @@ def _add_rewards(metrics: Metrics, trajectories: list[Trajectory]) -> None:
                 metrics.add(f"reward/{component}", reward, 0)
     for component in {name for t in trajectories for turn in t.turns for name in turn.rewards}:
         metrics.add(f"reward/{component}", 0.0, len(trajectories))  # a mean over trajectories, not over turns
+    if len({trajectory.task.env for trajectory in trajectories}) > 1:
+        for trajectory in trajectories:
+            metrics.add(f"reward/success_in_{trajectory.task.env}", float(trajectory.success))
+
+
+def _add_lags(metrics: Metrics, trajectories: list[Trajectory], policy_version: int, tally: Tally) -> None:
+    lags = [policy_version - trajectory.oldest_policy_version for trajectory in trajectories]
+    newest_lags = [policy_version - trajectory.newest_policy_version for trajectory in trajectories]
+    tally.add_lags(lags)
+    metrics.add("lag/mean", sum(lags), len(lags))
+    metrics.add("lag/max", max(lags))
+    metrics.add("lag/newest_mean", sum(newest_lags), len(newest_lags))
+    metrics.add_histogram("lag/oldest_token", [float(lag) for lag in lags])
+    metrics.add_histogram("lag/newest_token", [float(lag) for lag in newest_lags])
+    for trajectory, lag in zip(trajectories, lags, strict=True):
+        bucket = next((name for most, name in LAG_BUCKETS.items() if lag <= most), LAST_BUCKET)
+        metrics.add(f"reward/at_lag_{bucket}", trajectory.total_reward)
+        metrics.add(f"lag/fraction_at_{bucket}", 1 / len(lags), 0)
+    for bucket in (*LAG_BUCKETS.values(), LAST_BUCKET):
+        metrics.add(f"lag/fraction_at_{bucket}", 0.0)
+
+
+def _add_choices(metrics: Metrics, batch: Batch) -> None:
+    """What GiGPO could compare, and what top-k and top-p left to choose from."""
+    for group in batch.groups:
+        states = Counter(turn.state_key for trajectory in group.trajectories for turn in trajectory.turns)
+        num_shared = sum(count for state, count in states.items() if state and count > 1)
+        metrics.add("learner/shared_state_fraction", num_shared, states.total())
+        for trajectory in group.trajectories:
+            if trajectory.kept is not None:
+                counts = trajectory.kept.count_array()
+                metrics.add("mismatch/kept_tokens", int(counts.sum()), len(counts))
 
 
 def _add_step(metrics: Metrics, step: StepMetrics) -> None:
@@ -103,3 +174,29 @@ def _add_step(metrics: Metrics, step: StepMetrics) -> None:
         metrics.add("learner/value_return_mean", step.values.return_mean)
         metrics.add("learner/value_grad_norm", step.values.grad_norm)
         metrics.add("learner/value_lr", step.values.lr)
+
+
+def _add_times(
+    metrics: Metrics, trajectories: Sequence[Trajectory], times_s: dict[str, float], flops: Flops, tally: Tally
+) -> None:
+    num_tokens = sum(trajectory.num_tokens for trajectory in trajectories)
+    elapsed_s = sum(times_s.values())
+    tally.tokens_trained += num_tokens
+    tally.seconds += elapsed_s
+    metrics.add("perf/trained_tokens_per_s", num_tokens / elapsed_s)
+    metrics.add("perf/learner_busy", 1 - times_s["wait"] / elapsed_s)
+    metrics.add("perf/step_s", elapsed_s)
+    utilisation = flops.utilisation(_lengths(trajectories), elapsed_s)
+    if utilisation is not None:
+        metrics.add("perf/mfu", utilisation)
+    for name, seconds in times_s.items():
+        metrics.add(f"time/{name}_s", seconds)
+
+
+def _lengths(trajectories: Iterable[Trajectory]) -> list[int]:
+    """Of the token sequences: each branch is one."""
+    return [
+        stop - start
+        for trajectory in trajectories
+        for start, stop in pairwise([*trajectory.branch_starts, trajectory.num_tokens])
+    ]

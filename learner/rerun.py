@@ -6,8 +6,11 @@ On the same machine, with as many ranks and threads, the weights are the run's b
 model is trained on the same data. Nobody is there to sample: nothing is published, and nothing is evaluated.
 """
 
+import copy
 import itertools
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,18 +20,19 @@ from common.metrics import MetricsWriter
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from learner.checkpoint import Progress
+from learner.clock import Clock
 from learner.conditions import conditions_of, differences
 from learner.learner import (
-    Clock,
     Learner,
     any_rank_is_told,
     begin,
+    begin_checkpoint,
     imitate_expert,
     load_learner,
-    save_checkpoint,
     train_on,
 )
 from learner.model import save_hf
+from learner.overview import OVERVIEW
 from learner.ranks import Ranks
 from learner.report import step_metrics
 from learner.step import StepMetrics
@@ -50,15 +54,17 @@ def train_again(
     for line in otherwise if ranks.rank == 0 else []:
         log.warning("weights may differ from the run's: %s", line)
     learner, resumed = load_learner(config, run_dir, ranks)
-    if not resumed and config.warm_start.episodes and imitate_expert(learner, demonstrations, shutdown) is None:
-        return False
-    begin(learner)
-    if not resumed:
-        save_checkpoint(learner)
     notes = _Notes(learner) if ranks.rank == 0 else None
     try:
+        if not resumed and config.warm_start.episodes and imitate_expert(learner, demonstrations, shutdown) is None:
+            return False
+        begin(learner)
+        if not resumed:
+            begin_checkpoint(learner)
         finished = _make_steps(learner, archive, notes, shutdown)
+        learner.checkpoints.wait()
     finally:
+        learner.checkpoints.close()
         if notes:
             notes.close()
     if finished:
@@ -88,19 +94,23 @@ def made_otherwise(archive: Archive, config: Config, *, ranks: Ranks) -> list[st
 def _make_steps(learner: Learner, archive: Archive, notes: "_Notes | None", shutdown: Shutdown) -> bool:
     """False when told to stop; a checkpoint was written first."""
     last, told = last_step(archive, learner.config), False
+    clock = Clock(learner.ranks.device)
     while learner.progress.step < last and not told:
-        _step(learner, archive, notes)
+        _step(learner, archive, notes, clock)
         step = learner.progress.step
         told = any_rank_is_told(shutdown, learner.ranks)
         if told or step % learner.config.learner.checkpoint_every == 0 or step == last:
-            save_checkpoint(learner)
             if notes:
-                notes.save()
+                begin_checkpoint(learner, notes.keeper())
+            else:
+                begin_checkpoint(learner)
+        clock.lap("checkpoint")
     return learner.progress.step >= last
 
 
-def _step(learner: Learner, archive: Archive, notes: "_Notes | None") -> None:
-    clock, replay = Clock(), learner.config.replay
+def _step(learner: Learner, archive: Archive, notes: "_Notes | None", clock: Clock) -> None:
+    learner.checkpoints.raise_failure()
+    replay = learner.config.replay
     archived = archive.read(
         learner.progress.step + 1,
         vocab_size=learner.model.vocab_size,
@@ -114,7 +124,8 @@ def _step(learner: Learner, archive: Archive, notes: "_Notes | None") -> None:
     batch = Batch(groups=archived.groups, num_dropped={}, next_group_id=max(before.next_group_id, newest + 1))
     metrics = train_on(learner, batch, clock)
     if notes:
-        notes.record_step(batch, metrics, before, clock.times_s)
+        notes.record_step(batch, metrics, before, clock.take())
+    clock.lap("record")
 
 
 class _Notes:
@@ -122,21 +133,23 @@ class _Notes:
 
     def __init__(self, learner: Learner) -> None:
         run_dir, step = learner.run_dir, learner.progress.step
+        self._flops = learner.flops
         self._tally_path = run_dir.tally
         self._tally = load_tally(run_dir.tally)
         self._writer = MetricsWriter(jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=step)
+        self._writer.lay_out(OVERVIEW)
 
     def record_step(self, batch: Batch, step: StepMetrics, before: Progress, times_s: dict[str, float]) -> None:
         """Write everything about the step that followed `before`, and one line for people."""
         metrics = step_metrics(
-            batch, step, policy_version=before.policy_version, times_s=times_s, tally=self._tally
-        )  # fmt: skip
+            batch, step, policy_version=before.policy_version, times_s=times_s, flops=self._flops, tally=self._tally
+        )
         means = self._writer.write(before.step + 1, metrics)
         log.info("step %d reward %.3f in %.1f s", before.step + 1, means["reward/mean"], sum(times_s.values()))
 
-    def save(self) -> None:
-        """Keep what the steps add up to, beside the checkpoint that covers them."""
-        save_tally(self._tally, self._tally_path)
+    def keeper(self) -> Callable[[], None]:
+        """What keeps the sum of the steps so far, to be called in any thread once a checkpoint covers them."""
+        return partial(save_tally, copy.deepcopy(self._tally), self._tally_path)
 
     def close(self) -> None:
         self._writer.close()

@@ -14,29 +14,17 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from common.objective_config import ObjectiveConfig
+from learner.clock import Clock
 from learner.critic import Critic, critic_loss
 from learner.guard import judge
 from learner.loss import PolicyLoss, policy_loss
-from learner.model import PackedModel
+from learner.model import PackedModel, expect_backward
 from learner.normalisation import loss_divisor
 from learner.pack import Packed
 from learner.ranks import Ranks
-from learner.value_loss import ValueLoss
+from learner.value_loss import ValueLoss, ValueMetrics, value_metrics
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ValueMetrics:
-    """What a step measured of the critic, over all loss tokens; in its own unit, as `learner.return_scale` has it."""
-
-    loss: float
-    clip_fraction: float  # tokens whose value moved further than `objective.value_clip` allows, and was held back
-    explained_variance: float  # of the returns, by the values before the step: 1 is all, 0 is what a constant explains
-    mean: float
-    return_mean: float
-    grad_norm: float  # before clipping
-    lr: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +79,7 @@ def train_step(
     temperature: float,
     chunk_tokens: int,
     max_grad_norm: float,
+    clock: Clock | None = None,
 ) -> StepMetrics:
     """Make one optimizer step on this rank's `micro_batches`; all ranks call it with the same number of them.
 
@@ -100,7 +89,8 @@ def train_step(
     A gradient that is not finite, or a batch that the guard refuses (see `learner.guard`), leaves the weights, the
     optimizers and the schedules as they were, the critic's like the policy's, and says so.
     `reference` is the frozen policy that the loss's KL divergence is to, None where it has none. With `critic_only` the
-    policy, its optimizer and its schedule stay as they are.
+    policy, its optimizer and its schedule stay as they are. On `clock`, "forward", "backward" and "optimizer" are
+    lapped.
     Raises ValueError for a batch without loss tokens.
     """
     if global_num_loss_tokens < 1:
@@ -108,39 +98,28 @@ def train_step(
     divisor = loss_divisor(
         num_loss_tokens=global_num_loss_tokens, num_sequences=global_num_sequences, objective=objective
     )
-    losses, value_losses, entropy_sum = [], [], torch.zeros((), device=ranks.device)
-    for packed in micro_batches:
-        packed = packed.to(ranks.device)
-        current = model(
-            packed,
-            temperature=temperature,
-            chunk_tokens=chunk_tokens,
-            entropy_gradient=objective.entropy_bonus > 0,
+    found = []
+    for number, packed in enumerate(micro_batches, start=1):
+        last = number == len(micro_batches)
+        expect_backward(model, last=last)
+        if critic is not None and isinstance(critic.module, PackedModel):
+            expect_backward(critic.module, last=last)
+        found.append(
+            _forward_and_backward(
+                model,
+                packed.to(ranks.device),
+                reference=reference,
+                critic=critic,
+                ranks=ranks,
+                objective=objective,
+                temperature=temperature,
+                chunk_tokens=chunk_tokens,
+                divisor=divisor,
+                num_loss_tokens=global_num_loss_tokens,
+                clock=clock,
+            )
         )
-        loss = policy_loss(
-            current.logprobs,
-            # One optimizer step a batch: the learner at the start of the step is the current policy, without gradient.
-            current.logprobs.detach(),
-            packed.behaviour_logprobs[packed.loss_mask],
-            packed.advantages[packed.loss_mask],
-            current.entropies,
-            None if reference is None else _frozen_logprobs(reference, packed, temperature, chunk_tokens),
-            sequences=packed.loss_sequences,
-            objective=objective,
-        )
-        loss_sum = loss.loss_sum
-        if critic is not None:
-            value_part = critic_loss(critic, packed, current, value_clip=objective.value_clip)
-            value_losses.append(_without_gradient(value_part))
-            value_sum = value_part.loss_sum * (divisor / global_num_loss_tokens)
-            if critic.is_shared:  # one graph, one backward pass
-                loss_sum = loss_sum + objective.value_coefficient * value_sum
-            else:
-                backward(value_sum, ranks=ranks, divisor=divisor)
-        backward(loss_sum, ranks=ranks, divisor=divisor)
-        losses.append(_without_gradient(loss))
-        entropy_sum += current.entropies.detach().sum()
-    measured = _measured(losses, entropy_sum)
+    measured = _measured(found)
     ratio_sum, num_loss_tokens = measured["ratio_sum"], measured["num_loss_tokens"]
     verdict = judge(
         effective_sample_size=ratio_sum**2 / measured["ratio_square_sum"] / num_loss_tokens,
@@ -149,16 +128,16 @@ def train_step(
     )
     if verdict.reason and ranks.rank == 0:
         log.warning("guard: step scaled by %.3g: %s", verdict.scale, verdict.reason)
-    moved = [optimizer] if critic is None else [optimizer, critic.optimizer]
-    finite = all(math.isfinite(float(gradient_norm(each))) for each in moved)
+    optimizers = [optimizer] if critic is None else [optimizer, critic.optimizer]
+    finite = all(math.isfinite(float(gradient_norm(each))) for each in optimizers)
     scale = verdict.scale if finite else 0.0
-    update = apply_gradient(
-        optimizer, schedule, max_grad_norm=max_grad_norm, scale=0.0 if critic_only else scale
-    )  # fmt: skip
+    policy_scale = 0.0 if critic_only else scale
+    update = apply_gradient(optimizer, schedule, max_grad_norm=max_grad_norm, scale=policy_scale)
     values = None
     if critic is not None:
         critic_update = apply_gradient(critic.optimizer, critic.schedule, max_grad_norm=max_grad_norm, scale=scale)
-        values = _value_metrics(value_losses, critic_update)
+        values = _value_metrics([part.value_loss for part in found if part.value_loss is not None], critic_update)
+    _lap(clock, "optimizer")
     return _step_metrics(
         measured,
         dataclasses.replace(update, skipped=scale == 0.0),
@@ -167,6 +146,63 @@ def train_step(
         num_sequences=global_num_sequences,
         guard_scale=verdict.scale,
         values=values,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Part:
+    """What a micro-batch gave, without gradient."""
+
+    loss: PolicyLoss
+    value_loss: ValueLoss | None
+    entropy_sum: Tensor
+
+
+def _forward_and_backward(
+    model: PackedModel,
+    packed: Packed,
+    *,
+    reference: PackedModel | None,
+    critic: Critic | None,
+    ranks: Ranks,
+    objective: ObjectiveConfig,
+    temperature: float,
+    chunk_tokens: int,
+    divisor: int,
+    num_loss_tokens: int,
+    clock: Clock | None,
+) -> _Part:
+    """Add this micro-batch's part to the gradients of policy and critic."""
+    current = model(
+        packed, temperature=temperature, chunk_tokens=chunk_tokens, entropy_gradient=objective.entropy_bonus > 0
+    )  # fmt: skip
+    loss = policy_loss(
+        current.logprobs,
+        # One optimizer step a batch: the learner at the start of the step is the current policy, without gradient.
+        current.logprobs.detach(),
+        packed.behaviour_logprobs[packed.loss_mask],
+        packed.advantages[packed.loss_mask],
+        current.entropies,
+        None if reference is None else _frozen_logprobs(reference, packed, temperature, chunk_tokens),
+        sequences=packed.loss_sequences,
+        objective=objective,
+    )
+    loss_sums, value_loss = [loss.loss_sum], None
+    if critic is not None:
+        value_loss = critic_loss(critic, packed, current, value_clip=objective.value_clip)
+        value_sum = value_loss.loss_sum * (divisor / num_loss_tokens)  # a mean over tokens, whatever the policy's is
+        if critic.is_shared:  # one graph, one backward pass
+            loss_sums = [loss.loss_sum + objective.value_coefficient * value_sum]
+        else:
+            loss_sums = [value_sum, loss.loss_sum]
+    _lap(clock, "forward")
+    for loss_sum in loss_sums:
+        backward(loss_sum, ranks=ranks, divisor=divisor)
+    _lap(clock, "backward")
+    return _Part(
+        loss=_without_gradient(loss),
+        value_loss=None if value_loss is None else _without_gradient(value_loss),
+        entropy_sum=current.entropies.detach().sum(),
     )
 
 
@@ -207,6 +243,11 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def _lap(clock: Clock | None, name: str) -> None:
+    if clock:
+        clock.lap(name)
+
+
 def _frozen_logprobs(reference: PackedModel, packed: Packed, temperature: float, chunk_tokens: int) -> Tensor:
     with torch.no_grad():
         logprobs: Tensor = reference(packed, temperature=temperature, chunk_tokens=chunk_tokens).logprobs
@@ -220,11 +261,11 @@ def _without_gradient(loss: L) -> L:
     return dataclasses.replace(loss, loss_sum=loss.loss_sum.detach())
 
 
-def _measured(losses: Sequence[PolicyLoss], entropy_sum: Tensor) -> dict[str, float]:
+def _measured(parts: Sequence[_Part]) -> dict[str, float]:
     """Every sum over all micro-batches of all ranks, and the largest ratio."""
-    sums = {name: torch.stack([getattr(loss, name) for loss in losses]).sum() for name in _SUMMED}
-    total = summed_over_ranks(sums | {"entropy_sum": entropy_sum})
-    return total | {"ratio_max": _largest(loss.ratio_max for loss in losses)}
+    sums = {name: torch.stack([getattr(part.loss, name) for part in parts]).sum() for name in _SUMMED}
+    total = summed_over_ranks(sums | {"entropy_sum": torch.stack([part.entropy_sum for part in parts]).sum()})
+    return total | {"ratio_max": _largest(part.loss.ratio_max for part in parts)}
 
 
 def _step_metrics(
@@ -265,21 +306,9 @@ def _step_metrics(
 
 
 def _value_metrics(losses: Sequence[ValueLoss], update: Update) -> ValueMetrics:
-    """Every sum over all micro-batches of all ranks, divided by all loss tokens."""
     names = [item.name for item in dataclasses.fields(ValueLoss)]
-    total = summed_over_ranks({name: torch.stack([getattr(loss, name) for loss in losses]).sum() for name in names})
-    mean = {name: value / total["num_loss_tokens"] for name, value in total.items()}
-    return_variance = mean["return_square_sum"] - mean["return_sum"] ** 2
-    missed_variance = mean["missed_square_sum"] - mean["missed_sum"] ** 2
-    return ValueMetrics(
-        loss=mean["loss_sum"],
-        clip_fraction=mean["num_clipped"],
-        explained_variance=1 - missed_variance / return_variance if return_variance > 0 else 0.0,
-        mean=mean["value_sum"],
-        return_mean=mean["return_sum"],
-        grad_norm=update.grad_norm,
-        lr=update.lr,
-    )
+    sums = {name: torch.stack([getattr(loss, name) for loss in losses]).sum() for name in names}
+    return value_metrics(summed_over_ranks(sums), grad_norm=update.grad_norm, lr=update.lr)
 
 
 _SUMMED = [field.name for field in dataclasses.fields(PolicyLoss) if field.name != "ratio_max"]

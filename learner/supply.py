@@ -14,7 +14,7 @@ import numpy.typing as npt
 from common.config import Config
 from common.shutdown import Shutdown
 from common.trajectory import Sampling, Task
-from learner.advantage import returns_differ
+from learner.weigh import teaches
 from replay.buffer import Buffer
 from replay.ledger import Ledger
 from replay.sampler import Order, Reuse
@@ -61,9 +61,9 @@ class Supply:
         """Return the groups that optimizer step `step` (counted from 1) learns from; None when told to stop.
 
         Consumes ready groups; waits for actors to finish enough of them; produces tickets, so that actors always find
-        `target_lag` steps of work ahead. Groups whose returns are all equal teach nothing where siblings are compared:
-        they are dropped and others take their place. Where there are more candidates than a step takes
-        (`replay.keep_fraction`), those whose returns differ least are dropped. Raises SupplyDried.
+        `target_lag` steps of work ahead. Groups that teach nothing (see `teaches`) are dropped and others take
+        their place. Where there are more candidates than a step takes (`replay.keep_fraction`), those whose returns
+        differ least are dropped. Raises SupplyDried.
         """
         replay, started = self._config.replay, time.monotonic()
         wanted = self._num_candidates
@@ -81,10 +81,9 @@ class Supply:
                 seed=self._config.run.seed,
                 reuse=self._reuse,
             )
-            useful = claimed
-            if self._config.objective.compares_siblings:
-                useful = [group for group in claimed if returns_differ(_returns(group))]
-                self._drop([group for group in claimed if group not in useful], "zero_variance", dropped)
+            useful, useless = self._sorted_out(claimed)
+            for reason, groups in useless.items():
+                self._drop(groups, reason, dropped)
             if replay.order == Order.PRIORITISED.value:  # by how far its returns lie apart: what it has to teach
                 self._buffer.prioritise({group.ticket.group_id: spread(group) for group in useful})
             kept += useful
@@ -104,6 +103,20 @@ class Supply:
         if groups:
             self._buffer.drop([group.ticket.group_id for group in groups], reason=reason)
             dropped[reason] += len(groups)
+
+    def _sorted_out(self, claimed: list[Group]) -> tuple[list[Group], dict[str, list[Group]]]:
+        """The groups to learn from, and the others by reason."""
+        sampling, useful, useless = self._config.sampling, list[Group](), dict[str, list[Group]]()
+        for group in claimed:
+            drawn = group.ticket.sampling
+            if (drawn.temperature, drawn.top_p, drawn.top_k) != (sampling.temperature, sampling.top_p, sampling.top_k):
+                # Of a life of this run with another configuration: the learner's softmax is of this one's.
+                useless.setdefault("other_sampling", []).append(group)
+            elif teaches(group, objective=self._config.objective):
+                useful.append(group)
+            else:
+                useless.setdefault("zero_variance", []).append(group)
+        return useful, useless
 
     def admit(self, step: int, kept: list[Group], *, published_version: int) -> None:
         """Open tickets until as much work is under way as the lag allows, and never more than the run needs.

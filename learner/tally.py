@@ -15,10 +15,18 @@ class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
     num_tasks: int
 
 
+class EvalDuring(EvalResult, frozen=True, kw_only=True):
+    """An evaluation that was made while training went on."""
+
+    step: int  # whose weights it is of
+    policy_version: int
+
+
 class Tally(msgspec.Struct, kw_only=True):
     """Of the steps in the surviving model: what a crash undid is not in it."""
 
     evaluations: dict[str, EvalResult] = {}
+    evaluations_during: list[EvalDuring] = []
     lag: dict[str, int] = {}  # trajectories trained, by lag of their oldest token
     tokens_trained: int = 0
     seconds: float = 0.0  # in optimizer steps, waiting included

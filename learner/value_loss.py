@@ -1,5 +1,6 @@
 """What a critic minimises: the squared distance of its values to the returns, clipped as PPO clips them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -53,4 +54,38 @@ def value_loss(
         return_square_sum=returns.square().sum(),
         missed_sum=missed.sum(),
         missed_square_sum=missed.square().sum(),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValueMetrics:
+    """What a step measured of the critic, over all loss tokens; in its own unit, as `learner.return_scale` has it."""
+
+    loss: float
+    clip_fraction: float  # tokens whose value moved further than `objective.value_clip` allows, and was held back
+    explained_variance: float  # of the returns, by the values before the step: 1 is all, 0 is what a constant explains
+    mean: float
+    return_mean: float
+    grad_norm: float  # before clipping
+    lr: float
+
+
+def value_metrics(totals: Mapping[str, float], *, grad_norm: float, lr: float) -> ValueMetrics:
+    """What the fields of `ValueLoss`, summed over a whole batch, say of it.
+
+        explained_variance = 1 - var(returns - old_values) / var(returns),   0 where returns never differ
+
+    Returns of 1 and 3 that were expected to be 1 and 2: 1 - 0.25 / 1 = 0.75.
+    """
+    mean = {name: total / totals["num_loss_tokens"] for name, total in totals.items()}
+    return_variance = mean["return_square_sum"] - mean["return_sum"] ** 2
+    missed_variance = mean["missed_square_sum"] - mean["missed_sum"] ** 2
+    return ValueMetrics(
+        loss=mean["loss_sum"],
+        clip_fraction=mean["num_clipped"],
+        explained_variance=1 - missed_variance / return_variance if return_variance > 0 else 0.0,
+        mean=mean["value_sum"],
+        return_mean=mean["return_sum"],
+        grad_norm=grad_norm,
+        lr=lr,
     )

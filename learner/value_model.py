@@ -57,6 +57,11 @@ class SharedTrunk(PackedModel):
         """As the policy's, with `values`."""
         hidden, targets = predictions(self.hidden_states(packed), packed.tokens, packed.loss_mask)
         found = self.logprobs(
-            hidden, targets, temperature=temperature, chunk_tokens=chunk_tokens, entropy_gradient=entropy_gradient
+            hidden,
+            targets,
+            packed.kept,
+            temperature=temperature,
+            chunk_tokens=chunk_tokens,
+            entropy_gradient=entropy_gradient,
         )
         return dataclasses.replace(found, values=self.value_head(hidden))

@@ -7,7 +7,7 @@ import numpy as np
 
 from common.config import OptimConfig, WarmStartConfig
 from common.trajectory import Trajectory
-from learner.model import PackedModel
+from learner.model import PackedModel, expect_backward
 from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import TokenSequence, count_loss_tokens, micro_batches, sequences_of
 from learner.ranks import Ranks
@@ -53,9 +53,9 @@ def imitate(
     for step, batch in enumerate(batches, start=1):
         num_loss_tokens = count_loss_tokens(batch)
         loss_sums = []
-        for packed in micro_batches(
-            batch, max_tokens=micro_batch_tokens, num_ranks=ranks.num_ranks, rank=ranks.rank
-        ):  # fmt: skip
+        packs = micro_batches(batch, max_tokens=micro_batch_tokens, num_ranks=ranks.num_ranks, rank=ranks.rank)
+        for number, packed in enumerate(packs, start=1):
+            expect_backward(model, last=number == len(packs))
             current = model(packed.to(ranks.device), temperature=1.0, chunk_tokens=chunk_tokens)
             loss_sum = -current.logprobs.sum()
             backward(loss_sum, ranks=ranks, divisor=num_loss_tokens)

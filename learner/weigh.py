@@ -1,5 +1,6 @@
 """What each token of a batch learns: groups in, token sequences with advantages out, as `objective.advantage` says."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,14 +13,17 @@ from common.objective_config import WITH_CRITIC, ObjectiveConfig
 from common.trajectory import Trajectory
 from learner import allocation
 from learner.advantage import (
+    RETURN_RESOLUTION,
     batch_standardised_advantages,
     centred_advantages,
+    gigpo_advantages,
     leave_one_out_advantages,
+    returns_differ,
     returns_to_go,
     standardised_advantages,
 )
 from learner.gae import bi_level_gae, gae
-from learner.kl import k1, k2, k3
+from learner.kl import k1
 from learner.measure import Measured, Numbers
 from learner.pack import TokenSequence, sequences_of
 from learner.vtrace import vtrace
@@ -30,7 +34,7 @@ GROUP_RELATIVE = {
     "group_centred": centred_advantages,
     "leave_one_out": leave_one_out_advantages,
 }
-_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
+TURN_RELATIVE = {"gigpo": standardised_advantages, "gigpo_centred": centred_advantages}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,10 +66,23 @@ def weighed_sequences(
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     episodes = _episodes(trajectories, objective=objective, measured=measured or Measured())
     if objective.advantage in GROUP_RELATIVE:
-        return _weighed_by_group([len(group.trajectories) for group in groups], episodes, objective)
+        return _weighed_by_group(_members(groups, episodes), objective)
+    if objective.advantage in TURN_RELATIVE:
+        return _weighed_by_turn(_members(groups, episodes), objective)
     if objective.advantage in WITH_CRITIC:
         return _weighed_by_critic(episodes, objective)
     return _weighed_by_batch(episodes, objective)
+
+
+def teaches(group: Group, *, objective: ObjectiveConfig) -> bool:
+    """Whether anything in the group has an advantage; without, its gradient is zero."""
+    if not objective.compares_siblings:
+        return True
+    if objective.advantage in TURN_RELATIVE:
+        rewards = [_turn_rewards(trajectory) for trajectory in group.trajectories]
+        advantages = _turn_advantages(group.trajectories, rewards, objective)
+        return any(bool((abs(each) > RETURN_RESOLUTION).any()) for each in advantages)
+    return returns_differ([trajectory.total_reward for trajectory in group.trajectories])
 
 
 def token_rewards(trajectory: Trajectory, *, objective: ObjectiveConfig) -> Float[np.ndarray, " tokens"]:
@@ -92,9 +109,7 @@ def _episodes(trajectories: Sequence[Trajectory], *, objective: ObjectiveConfig,
     sampled = np.concatenate(behaviour).astype(np.float64)
     penalties = values = ratios = zeros
     if measured.reference_logprobs is not None:
-        divergence = _ESTIMATORS[objective.kl_estimator](
-            torch.from_numpy(measured.reference_logprobs), torch.from_numpy(sampled)
-        )
+        divergence = k1(torch.from_numpy(measured.reference_logprobs), torch.from_numpy(sampled))
         penalties = objective.kl_coefficient * divergence.numpy()
     if measured.values is not None:
         values = measured.values
@@ -107,21 +122,47 @@ def _episodes(trajectories: Sequence[Trajectory], *, objective: ObjectiveConfig,
     ]
 
 
-def _weighed_by_group(
-    group_sizes: Sequence[int], episodes: Sequence[Episode], objective: ObjectiveConfig
-) -> list[TokenSequence]:
+def _members(groups: Sequence[Group], episodes: Sequence[Episode]) -> list[list[Episode]]:
+    """The episodes of each group."""
+    remaining = iter(episodes)
+    return [[next(remaining) for _ in group.trajectories] for group in groups]
+
+
+def _weighed_by_group(groups: Sequence[Sequence[Episode]], objective: ObjectiveConfig) -> list[TokenSequence]:
     """One number a trajectory, compared with its siblings: its return, less all that the divergence takes off it."""
     advantages_of = GROUP_RELATIVE[objective.advantage]
     sequences: list[TokenSequence] = []
-    remaining = iter(episodes)
-    for size in group_sizes:
-        members = [next(remaining) for _ in range(size)]
+    for members in groups:
         advantages = advantages_of(
             [member.trajectory.total_reward - float(member.penalties.sum()) for member in members]
         )  # fmt: skip
         for member, advantage in zip(members, advantages, strict=True):
             sequences += sequences_of(member.trajectory, advantage=float(advantage))
     return sequences
+
+
+def _weighed_by_turn(groups: Sequence[Sequence[Episode]], objective: ObjectiveConfig) -> list[TokenSequence]:
+    """One number a turn, compared with the siblings and with the turns that began in the same state."""
+    sequences: list[TokenSequence] = []
+    for members in groups:
+        rewards = [_penalised_turn_rewards(member) for member in members]
+        advantages = _turn_advantages([member.trajectory for member in members], rewards, objective)
+        for member, of_turns in zip(members, advantages, strict=True):
+            of_sampled = np.repeat(of_turns, _turn_tokens(member.trajectory))
+            sequences += sequences_of(member.trajectory, advantage=_over_all_tokens(member.trajectory, of_sampled))
+    return sequences
+
+
+def _turn_advantages(
+    trajectories: Sequence[Trajectory], rewards: Sequence[npt.NDArray[np.float64]], objective: ObjectiveConfig
+) -> list[Float[np.ndarray, " _turns"]]:
+    return gigpo_advantages(
+        rewards,
+        [[turn.state_key for turn in trajectory.turns] for trajectory in trajectories],
+        gamma=objective.gamma,
+        same_state_weight=objective.same_state_weight,
+        compared=TURN_RELATIVE[objective.advantage],
+    )
 
 
 def _weighed_by_batch(episodes: Sequence[Episode], objective: ObjectiveConfig) -> list[TokenSequence]:
@@ -159,12 +200,10 @@ def _estimate(episode: Episode, objective: ObjectiveConfig) -> Estimate:
         case "gae":
             advantages = gae(rewards, values, gamma=objective.gamma, lam=objective.gae_lambda)
         case "bi_level_gae":
-            turn_tokens = _turn_tokens(episode.trajectory)
-            starts = np.cumsum(turn_tokens) - turn_tokens
             advantages = bi_level_gae(
-                _turn_rewards(episode.trajectory) - np.add.reduceat(episode.penalties, starts),
+                _penalised_turn_rewards(episode),
                 values,
-                turn_tokens,
+                _turn_tokens(episode.trajectory),
                 turn_gamma=objective.turn_gamma,
                 turn_lam=objective.turn_lambda,
                 token_gamma=objective.gamma,
@@ -187,14 +226,22 @@ def _penalised_rewards(episode: Episode, objective: ObjectiveConfig) -> Numbers:
     return rewards
 
 
-def _standardised(numbers: Sequence[Numbers]) -> list[Numbers]:
+def _penalised_turn_rewards(episode: Episode) -> Numbers:
+    """The reward of each turn, less what the divergence takes off all of its tokens."""
+    turn_tokens = _turn_tokens(episode.trajectory)
+    penalties = np.add.reduceat(episode.penalties, np.cumsum(turn_tokens) - turn_tokens)
+    rewards: Numbers = _turn_rewards(episode.trajectory) - penalties
+    return rewards
+
+
+def _standardised(numbers: Sequence[npt.NDArray[np.float64]]) -> list[npt.NDArray[np.float64]]:
     """In standard deviations over all episodes together."""
     stops = np.cumsum([len(each) for each in numbers])[:-1]
     return np.split(batch_standardised_advantages(np.concatenate(numbers)), stops)
 
 
 def _turn_rewards(trajectory: Trajectory) -> Float[np.ndarray, " turns"]:
-    return np.array([sum(turn.rewards.values()) for turn in trajectory.turns], dtype=np.float64)
+    return np.array([math.fsum(turn.rewards.values()) for turn in trajectory.turns])
 
 
 def _turn_tokens(trajectory: Trajectory) -> Int[np.ndarray, " turns"]:

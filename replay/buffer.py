@@ -50,6 +50,7 @@ ORPHAN_TTL_S = 120  # a payload whose actor died before the commit is gone after
 BATCH_GROUPS = 256  # the most that one run of a script opens, drops, settles or reopens, so that others get a turn
 MAX_QUARANTINED = 16
 NO_STEP = 1 << 53  # later than any: no use is taken back
+MAX_DURATION_MS = 1e12  # of an episode; its clock may be wrong, the books are not
 MAX_REASON_CHARS = 2000  # of a failure: an environment's error may quote all that it read
 VERBS = (
     "acquire_epoch", "open", "claim", "prioritise", "drop", "settle", "reopen",
@@ -174,7 +175,8 @@ class Buffer:
 
     def settle(self, step: int) -> int:
         """Count what was claimed for steps up to `step` as trained: a checkpoint that covers them is durable."""
-        self._last_step_made = max(self._last_step_made, step)
+        if step > self._last_step_made:  # in another thread than the one that claims, it never is
+            self._last_step_made = step
         return self._in_batches("settle", step, BATCH_GROUPS)
 
     def reopen(self, step: int) -> int:
@@ -303,9 +305,11 @@ class Buffer:
                 frame = self._payloads.encode(lease.ticket, trajectory, outcome=outcome)
                 identity = (trajectory.group_id, trajectory.member, trajectory.attempt, lease.fence)
                 name = self._payloads.name(kind, *identity)
-                facts = [trajectory.oldest_policy_version] if outcome is Outcome.POLICY else []
+                facts = [len(frame)]
+                if outcome is Outcome.POLICY:
+                    facts = [trajectory.oldest_policy_version, len(frame), *_work(trajectory)]
                 keys = [self._base, name]
-                arguments: list[int | str] = [*identity, *facts, len(frame), trajectory.actor]
+                arguments: list[int | str] = [*identity, *facts, trajectory.actor]
                 calls.append((keys, arguments))
                 yield packed(
                     ("SET", name, frame, "EX", ORPHAN_TTL_S, "NX"),
@@ -348,7 +352,7 @@ class Buffer:
                 self.drop([group_id], "lost_payload")
                 return None
             except INVALID as error:
-                actor = records[member].decode().split(":", 4)[4]
+                actor = records[member].decode().split(":", 7)[7]
                 why = Quarantined(group_id=group_id, member=member, actor=actor, reason=str(error)[:MAX_REASON_CHARS])
                 made = self._last_step_made
                 self._call("quarantine", self._epoch, made, group_id, encode(why), MAX_QUARANTINED)
@@ -375,6 +379,12 @@ class Buffer:
                 f"run {self._run_id}: this learner holds epoch {self._epoch} and was {error}; only one learner may "
                 "train a run, so this one stops"
             ) from None
+
+
+def _work(trajectory: Trajectory) -> tuple[int, int, int]:
+    """What it took to make: tokens, turns, milliseconds."""
+    duration_ms = min(max(0.0, 1000 * trajectory.duration_s), MAX_DURATION_MS)
+    return trajectory.num_tokens, len(trajectory.turns), round(duration_ms)
 
 
 def _batches(rows: list[T]) -> Iterable[list[T]]:

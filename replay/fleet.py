@@ -62,6 +62,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kv_use: float  # fraction of KV blocks held, in [0, 1]
     state: MemberState
     started_at_s: float  # unix time, of its own clock
+    served_s: float  # from its first beat to this one
     last_pause_s: float  # generation stood still for this long at the last refresh
     num_refreshes: int
 

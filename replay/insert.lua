@@ -1,5 +1,5 @@
--- insert: (group_id, member, attempt, fence, oldest_policy_version, num_bytes, actor), payload in KEYS[2]. Commits the
--- payload that was SET just before, with a time to live that ends here.
+-- insert: (group_id, member, attempt, fence, oldest_policy_version, num_bytes, num_tokens, num_turns, duration_ms,
+-- actor), payload in KEYS[2]. Commits the payload that was SET just before, with a time to live that ends here.
 local id, member, attempt, fence, oldest = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
 local group = group_key(id)
 local payload = attempt .. ':' .. fence
@@ -15,7 +15,7 @@ if stored or not holds(id, fence) or (redis.call('HGET', group, 'attempt:' .. me
 end
 if redis.call('PERSIST', KEYS[2]) == 0 then return 'full' end
 
-redis.call('HSET', group, 'member:' .. member, payload .. ':' .. oldest .. ':' .. ARGV[6] .. ':' .. ARGV[7])
+redis.call('HSET', group, 'member:' .. member, payload .. ':' .. oldest .. ':' .. table.concat(ARGV, ':', 6, 10))
 local partial = redis.call('HGET', group, 'partial:' .. member)
 if partial then
   -- Handed in under an earlier lease, it was given out with this one; under this one, it was never needed.
@@ -28,6 +28,7 @@ local oldest_so_far = tonumber(redis.call('HGET', group, 'oldest_policy_version'
 redis.call('HSET', group, 'oldest_policy_version', math.min(oldest, oldest_so_far))
 if redis.call('HINCRBY', group, 'num_stored', 1) == tonumber(redis.call('HGET', group, 'num_members')) then
   redis.call('HSET', group, 'finished', redis.call('HINCRBY', counters, 'finished', 1))
+  count_work('finished', stored_records(id))
   leave(id, 'leased')
   enter_ready(id)
 end

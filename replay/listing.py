@@ -31,6 +31,9 @@ class ListedMember:
     fence: int
     oldest_policy_version: int
     num_bytes: int
+    num_tokens: int
+    num_turns: int
+    duration_ms: int
     actor: str
 
 
@@ -127,11 +130,14 @@ def _listed(state: str, score: float, row: dict[str, bytes], now_s: float) -> Li
 
 
 def _member(record: bytes) -> ListedMember:
-    attempt, fence, oldest, num_bytes, actor = record.decode().split(":", 4)
+    attempt, fence, oldest, num_bytes, num_tokens, num_turns, duration_ms, actor = record.decode().split(":", 7)
     return ListedMember(
         attempt=int(attempt),
         fence=int(fence),
         oldest_policy_version=int(oldest),
         num_bytes=int(num_bytes),
+        num_tokens=int(num_tokens),
+        num_turns=int(num_turns),
+        duration_ms=int(duration_ms),
         actor=actor,
     )

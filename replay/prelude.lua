@@ -83,10 +83,29 @@ local function holds(id, fence)
   return redis.call('ZSCORE', base .. ':leased', id) and redis.call('HGET', group_key(id), 'fence') == fence
 end
 
--- The record of a member is attempt:fence:oldest_policy_version:num_bytes:actor, that of a partial is
--- attempt:fence:num_bytes:actor; the first two name the payload.
+-- The record of a member is attempt:fence:oldest_policy_version:num_bytes:num_tokens:num_turns:duration_ms:actor, that
+-- of a partial is attempt:fence:num_bytes:actor; the first two name the payload.
 local function payload_key(kind, id, member, record)
   return base .. ':' .. kind .. ':' .. id .. ':' .. member .. ':' .. string.match(record, '^%d+:%d+')
+end
+
+-- Of the members that are stored, by member.
+local function stored_records(id)
+  local records = {}
+  for member = 0, redis.call('HGET', group_key(id), 'num_members') - 1 do
+    records[member] = redis.call('HGET', group_key(id), 'member:' .. member) or nil
+  end
+  return records
+end
+
+-- What the members took to make, added up in `account`.
+local function count_work(account, records)
+  local sums = { 0, 0, 0 }
+  for _, record in pairs(records) do
+    local sizes = { string.match(record, '^%d+:%d+:%d+:%d+:(%d+):(%d+):(%d+):') }
+    for i, size in ipairs(sizes) do sums[i] = sums[i] + size end
+  end
+  for i, name in ipairs({ 'tokens:', 'turns:', 'duration_ms:' }) do count(name .. account, sums[i]) end
 end
 
 -- What a missing member has so far leaves Redis, and is counted in `account`.
@@ -101,16 +120,16 @@ end
 
 -- The group and its payloads leave Redis; the members are counted in `account` from now on.
 local function remove_group(id, account)
-  local group = group_key(id)
+  local group, records = group_key(id), stored_records(id)
   local num_stored = 0
   for member = 0, redis.call('HGET', group, 'num_members') - 1 do
-    local record = redis.call('HGET', group, 'member:' .. member)
-    if record then
-      redis.call('UNLINK', payload_key('blob', id, member, record))
+    if records[member] then
+      redis.call('UNLINK', payload_key('blob', id, member, records[member]))
       num_stored = num_stored + 1
     end
     remove_partial(id, member, 'discarded:' .. string.gsub(account, '^dropped:', ''))
   end
+  count_work(account, records)
   redis.call('DEL', group)
   count('trajectories:held', 0 - num_stored) -- not -num_stored: the negative of 0 is "-0"
   count('trajectories:' .. account, num_stored)

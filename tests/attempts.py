@@ -30,6 +30,7 @@ def make_buffer(
     max_attempts: int = 3,
     max_bytes: int = 1 << 20,
     compress: bool = False,
+    stream: str = "train",
 ) -> Buffer:
     return Buffer(
         client,
@@ -39,15 +40,16 @@ def make_buffer(
         max_attempts=max_attempts,
         max_trajectory_bytes=max_bytes,
         compress=compress,
+        stream=stream,
     )
 
 
-def ticket(group_id: int, *, num_members: int = 2) -> Ticket:
+def ticket(group_id: int, *, num_members: int = 2, min_policy_version: int = 0) -> Ticket:
     return Ticket(
         group_id=group_id,
         task=Task(env="shop", split="train", index=group_id),
         num_members=num_members,
-        min_policy_version=0,
+        min_policy_version=min_policy_version,
         sampling=SAMPLING,
         seed=7,
     )
@@ -68,6 +70,7 @@ def attempt_at(
     turn = Turn(
         start=2,
         stop=num_tokens,
+        state_key="start",
         rewards={"task": 1.0},
         finish_reason="stop",
         valid_action=True,
@@ -86,6 +89,7 @@ def attempt_at(
         tokens=pack_tokens([5] * num_tokens),
         behaviour_logprobs=pack_logprobs([0.0, 0.0] + [-0.5] * num_sampled),
         loss_mask=pack_mask([False, False] + [True] * num_sampled),
+        kept=None,
         branch_starts=[0],
         version_spans=[VersionSpan(start=2, stop=num_tokens, policy_version=policy_version)],
         stop_reason=stop_reason,

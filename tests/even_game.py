@@ -11,7 +11,8 @@ from transformers import PreTrainedModel, Qwen3ForCausalLM
 from common.config import Config
 from common.run_dir import RunDir
 from common.trajectory import Trajectory, Turn, VersionSpan, pack_logprobs, pack_mask, pack_tokens
-from learner.learner import Clock, Learner, begin, load_learner, train_on
+from learner.clock import Clock
+from learner.learner import Learner, begin, begin_checkpoint, load_learner, train_on
 from learner.model import full_tensors
 from learner.ranks import Ranks
 from learner.step import StepMetrics
@@ -37,8 +38,14 @@ def train(learner: Learner, player: PreTrainedModel, *, steps: int) -> tuple[lis
     for _ in range(steps):
         batch = play(learner, player)
         rewards.append(float(np.mean([t.total_reward for group in batch.groups for t in group.trajectories])))
-        metrics.append(train_on(learner, batch, Clock()))
+        metrics.append(train_on(learner, batch, Clock(learner.ranks.device)))
     return metrics, rewards
+
+
+def save(learner: Learner) -> None:
+    """A durable checkpoint."""
+    begin_checkpoint(learner)
+    learner.checkpoints.wait()
 
 
 def play(learner: Learner, player: PreTrainedModel, *, num_groups: int = 4, group_size: int = 8) -> Batch:
@@ -99,7 +106,7 @@ def _trajectory(tokens: list[int], logprobs: list[float], *, version: int) -> Tr
         branch_starts=[0],
     )
     turns = [
-        Turn(start=start, stop=stop, rewards={"even": reward}, finish_reason="stop", valid_action=True,
+        Turn(start=start, stop=stop, rewards={"even": reward}, finish_reason="stop", valid_action=True, state_key="",
              generate_s=0.0, env_s=0.0)
         for (start, stop), reward in zip(TURNS, rewards_of(tokens), strict=True)
     ]  # fmt: skip

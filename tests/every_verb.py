@@ -17,7 +17,7 @@ FACTS = RunFacts(config_yaml="", model_path="/models/tiny", vocab_size=100)
 MEMBER = Member(
     name="a", host="host", role="actor", instance_kind="spot", price_per_hour=0.5, transport="pull", policy_version=3,
     num_episodes=8, generated_tokens=0, tokens_per_s=12.5, kv_use=0.25, state=MemberState.SERVING, started_at_s=1.7e9,
-    last_pause_s=0.01, num_refreshes=2,
+    served_s=60.0, last_pause_s=0.01, num_refreshes=2,
 )  # fmt: skip
 GROUP = BroadcastGroup(
     number=1, backend="gloo", store_host="127.0.0.1", store_port=1, actors=["a"], chunk_bytes=1024, deadline_s=1.0

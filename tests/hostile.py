@@ -52,7 +52,7 @@ RECORDS: list[msgspec.Struct] = [
     Member(
         name="a", host="h", role="actor", instance_kind="spot", price_per_hour=0.5, transport="pull", policy_version=3,
         num_episodes=2, generated_tokens=100, tokens_per_s=10.0, kv_use=0.5, state=MemberState.SERVING,
-        started_at_s=1.7e9, last_pause_s=0.1, num_refreshes=2,
+        started_at_s=1.7e9, served_s=60.0, last_pause_s=0.1, num_refreshes=2,
     ),
 ]  # fmt: skip
 

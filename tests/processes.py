@@ -224,7 +224,7 @@ class Run:
     def makers(self, group_id: int) -> set[str]:
         """The actors whose attempts are stored as members of a group that is not trained for good yet."""
         rows = self._group(group_id)
-        return {row.decode().split(":", 4)[4] for name, row in rows.items() if name.startswith(b"member:")}
+        return {row.decode().split(":", 7)[7] for name, row in rows.items() if name.startswith(b"member:")}
 
     def records(self, kind: str) -> dict[tuple[int, int], Trajectory]:
         """What Redis holds by (group id, member): `kind` is blob for members that are stored, partial for parts."""

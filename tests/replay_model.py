@@ -43,6 +43,7 @@ class Model:
         self.counts: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self.dropped_trajectories: Counter[str] = Counter()
+        self.work: Counter[str] = Counter()  # trajectories, by the account that their tokens and turns are in
         self.discarded: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
         self.last_step_made = NO_STEP  # as the newest learner knows
@@ -64,6 +65,10 @@ class Model:
             ready_uses=sum(len(group.uses) for group in groups if group.state == "ready"),
             failed=dict(self.failed),
             last_group_id=self.counts["opened"] - 1,
+            # Each is as `tests.attempts.attempt_at` makes it: four tokens, one turn, a tenth of a second.
+            tokens={account: 4 * number for account, number in self.work.items() if number},
+            turns={account: number for account, number in self.work.items() if number},
+            duration_ms={account: 100 * number for account, number in self.work.items() if number},
             **{state: in_state[state] for state in ("queued", "leased", "ready", "claimed", "quarantined")},
             **{
                 name: self.counts[name]
@@ -104,6 +109,7 @@ class Model:
             self.counts["partials_resumed"] += 1
         if not group.missing():
             self.counts["finished"] += 1
+            self.work["finished"] += group.num_members
             group.state, group.finished = "ready", self.counts["finished"]
         return self._counted("inserted", InsertResult.STORED)
 
@@ -261,6 +267,7 @@ class Model:
             if group is None or group.state not in ("quarantined", "leased", "ready") or group.uses:
                 continue
             self.dropped_trajectories["requeued"] += len(group.stored)
+            self.work["dropped:requeued"] += len(group.stored)
             self._discard_all(group, "requeued")
             self.groups[group_id] = ModelGroup(num_members=group.num_members)
             num_requeued += 1
@@ -286,9 +293,11 @@ class Model:
         if reason == "trained":
             self.counts["trained"] += 1
             self.counts["trained_trajectories"] += len(group.stored)
+            self.work["trained"] += len(group.stored)
         else:
             self.dropped[reason] += 1
             self.dropped_trajectories[reason] += len(group.stored)
+            self.work[f"dropped:{reason}"] += len(group.stored)
 
     def _discard_all(self, group: ModelGroup, reason: str) -> None:
         if group.partials:

@@ -51,6 +51,7 @@ def spoken(
             Turn(
                 start=start,
                 stop=len(tokens),
+                state_key=f"state {index}",
                 rewards={"task": reward if last else 0.0},
                 finish_reason="stop",
                 valid_action=True,
@@ -77,6 +78,7 @@ def spoken(
         tokens=pack_tokens(tokens),
         behaviour_logprobs=pack_logprobs([-0.5 if sampled else 0.0 for sampled in mask]),
         loss_mask=pack_mask(mask),
+        kept=None,
         branch_starts=branch_starts,
         version_spans=[
             VersionSpan(start=turn.start, stop=turn.stop, policy_version=policy_version) for turn in turns

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from learner.advantage import (
     batch_standardised_advantages,
     centred_advantages,
+    gigpo_advantages,
     leave_one_out_advantages,
     returns_differ,
     returns_to_go,
+    same_state_advantages,
     standardised_advantages,
-    step_group_advantages,
 )
 
 RETURNS = st.lists(st.floats(-100, 100, allow_nan=False), min_size=2, max_size=16)
@@ -90,18 +91,24 @@ def test_batch_standardised_advantages_have_no_mean_and_a_deviation_of_one(retur
     assert found.sum() == pytest.approx(0.0, abs=1e-6)
 
 
-def test_step_groups_compare_turns_that_began_in_the_same_state() -> None:
+def test_turns_are_compared_with_those_that_began_in_the_same_state() -> None:
     keys, returns = ["a", "b", "a", "c", "a"], np.array([3.0, 9.0, 0.0, 2.0, 0.0])
-    assert step_group_advantages(keys, returns, divide_by_std=False).tolist() == [2.0, 0.0, -1.0, 0.0, -1.0]
+    found = same_state_advantages(keys, returns, compared=centred_advantages)
+    assert found.tolist() == [2.0, 0.0, -1.0, 0.0, -1.0]
     # Of 3, 0 and 0: mean 1, sample standard deviation sqrt(3).
-    by_std = step_group_advantages(keys, returns, divide_by_std=True)
+    by_std = same_state_advantages(keys, returns, compared=standardised_advantages)
     assert by_std == pytest.approx([2 / math.sqrt(3), 0, -1 / math.sqrt(3), 0, -1 / math.sqrt(3)], rel=1e-5)
 
 
+def test_turns_whose_state_is_unknown_are_compared_with_nothing() -> None:
+    found = same_state_advantages(["", "a", "", "a"], np.array([3.0, 1.0, 0.0, 0.0]), compared=centred_advantages)
+    assert found.tolist() == [0.0, 0.5, 0.0, -0.5]
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(-10, 10)), max_size=20))
-def test_step_advantages_of_every_state_sum_to_zero(turns: list[tuple[int, float]]) -> None:
-    keys, returns = [key for key, _ in turns], np.array([value for _, value in turns], dtype=np.float64)
-    found = step_group_advantages(keys, returns, divide_by_std=False)
+def test_advantages_of_every_state_sum_to_zero(turns: list[tuple[int, float]]) -> None:
+    keys, returns = [f"room {key}" for key, _ in turns], np.array([value for _, value in turns], dtype=np.float64)
+    found = same_state_advantages(keys, returns, compared=centred_advantages)
     for key in set(keys):
         members = [place for place, other in enumerate(keys) if other == key]
         assert found[members].sum() == pytest.approx(0.0, abs=1e-9)
@@ -109,7 +116,38 @@ def test_step_advantages_of_every_state_sum_to_zero(turns: list[tuple[int, float
             assert found[members] == pytest.approx(centred_advantages(returns[members].tolist()), abs=1e-9)
 
 
-def test_with_one_state_for_all_a_step_group_is_grpo() -> None:
+def test_with_one_state_for_all_the_same_state_advantage_is_grpo() -> None:
     returns = [3.0, 0.0, 0.0, 1.0]
-    found = step_group_advantages(["start"] * 4, np.array(returns), divide_by_std=True)
+    found = same_state_advantages(["start"] * 4, np.array(returns), compared=standardised_advantages)
     assert found == pytest.approx(standardised_advantages(returns))
+
+
+MEMBERS = st.lists(
+    st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.floats(-5, 5)), min_size=1, max_size=6),
+    min_size=2, max_size=5,
+)  # fmt: skip
+
+
+@given(MEMBERS, st.floats(0.1, 1), st.floats(0, 3))
+def test_gigpo_equals_its_definition_turn_by_turn(
+    members: list[list[tuple[str, float]]], gamma: float, weight: float
+) -> None:
+    """As verl-agent goes about it: every turn is a row of its own, and finds by itself with whom it is compared."""
+    found = gigpo_advantages(
+        [np.array([reward for _, reward in member]) for member in members],
+        [[key for key, _ in member] for member in members],
+        gamma=gamma, same_state_weight=weight, compared=standardised_advantages,
+    )  # fmt: skip
+    totals = [math.fsum(reward for _, reward in member) for member in members]
+    rows = [
+        (number, key, math.fsum(gamma**away * reward for away, (_, reward) in enumerate(member[turn:])))
+        for number, member in enumerate(members)
+        for turn, (key, _) in enumerate(member)
+    ]
+    for (number, key, to_go), advantage in zip(rows, np.concatenate(found), strict=True):
+        expected = (totals[number] - statistics.fmean(totals)) / (statistics.stdev(totals) + 1e-6)
+        same = [other_to_go for _, other_key, other_to_go in rows if other_key == key]
+        if key and len(same) > 1:
+            expected += weight * (to_go - statistics.fmean(same)) / (statistics.stdev(same) + 1e-6)
+        assert advantage == pytest.approx(expected, abs=1e-6)
+    assert [len(each) for each in found] == [len(member) for member in members]

@@ -93,7 +93,7 @@ def test_offline_turns_have_the_prompt_of_their_branch_and_come_in_the_order_of_
 def played(*, started_at_s: float, generate_s: float) -> Trajectory:
     """Two turns, the second in a branch of its own; the environment took half a second for each."""
     turns = [
-        Turn(start=start, stop=stop, rewards={"task": 0.0}, finish_reason="stop", valid_action=True,
+        Turn(start=start, stop=stop, state_key="", rewards={"task": 0.0}, finish_reason="stop", valid_action=True,
              generate_s=generate_s, env_s=0.5)
         for start, stop in ((2, 4), (7, 8))
     ]  # fmt: skip

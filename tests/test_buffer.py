@@ -237,7 +237,7 @@ def test_every_verb_sent_twice_has_one_effect(buffer: Buffer, redis_client: redi
         blob = key(run_id, "train", "blob", group_id, 0, 0, fence)
         redis_client.set(blob, b"payload", ex=60)
         for expected in (b"stored", b"duplicate"):
-            arguments = [group_id, 0, 0, fence, 0, 7, "a"]
+            arguments = [group_id, 0, 0, fence, 0, 7, 5, 1, 100, "a"]
             assert buffer._scripts["insert"](keys=[buffer._base, blob], args=arguments) == expected
     assert buffer.ledger().ready == 2
 
@@ -307,6 +307,32 @@ def test_a_claim_drops_groups_older_than_max_lag(buffer: Buffer, run_id: str) ->
     assert ids(buffer.claim(9, 1, policy_version=10, max_lag=4)) == [1]
     assert buffer.ledger().dropped == {"too_old": 1}
     assert buffer.ledger().dropped_trajectories == {"too_old": 2}
+
+
+def test_the_books_say_what_each_account_took_to_make(buffer: Buffer, run_id: str) -> None:
+    """Each trajectory is 4 tokens, 1 turn and 100 ms; half of group 2 is never made."""
+    for group_id, policy_version in ((0, 5), (1, 9)):
+        make_ready(buffer, run_id, group_id, policy_version=policy_version)
+    buffer.open([ticket(2)])
+    lease = leased(buffer)
+    buffer.insert(lease, attempt_at(lease, 0, run_id=run_id))
+    assert buffer.ledger().tokens == {"finished": 16}
+    buffer.claim(1, 1, policy_version=9, max_lag=3)  # sweeps group 0
+    buffer.settle(1)
+    buffer.drop([2], "poison")
+    ledger = buffer.ledger()
+    assert ledger.tokens == {"finished": 16, "dropped:too_old": 8, "trained": 8, "dropped:poison": 4}
+    assert ledger.turns == {"finished": 4, "dropped:too_old": 2, "trained": 2, "dropped:poison": 1}
+    assert ledger.duration_ms == {"finished": 400, "dropped:too_old": 200, "trained": 200, "dropped:poison": 100}
+
+
+@pytest.mark.parametrize(("duration_s", "booked_ms"), [(-1.0, 0), (float("nan"), 0), (1e300, 10**12)])
+def test_a_clock_that_is_wrong_spoils_no_books(buffer: Buffer, run_id: str, duration_s: float, booked_ms: int) -> None:
+    buffer.open([ticket(0, num_members=1)])
+    lease = leased(buffer)
+    attempt = msgspec.structs.replace(attempt_at(lease, 0, run_id=run_id), duration_s=duration_s)
+    assert buffer.insert(lease, attempt) is InsertResult.STORED
+    assert buffer.ledger().duration_ms == ({"finished": booked_ms} if booked_ms else {})
 
 
 def test_a_claim_takes_groups_in_the_order_that_is_asked_for(buffer: Buffer, run_id: str) -> None:

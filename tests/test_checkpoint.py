@@ -1,14 +1,21 @@
 import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.optim.lr_scheduler import LambdaLR
 
 from common.config import OptimConfig
 from common.objective_config import ObjectiveConfig
-from learner.checkpoint import Progress, latest_checkpoint, load, save
+from learner.checkpoint import Progress, latest_checkpoint, load, take_snapshot, write
+from learner.checkpoint_writer import CheckpointWriter
 from learner.model import PackedModel, full_tensors, load_model
 from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import count_loss_tokens, micro_batches
@@ -42,11 +49,17 @@ class Learner:
             max_grad_norm=1.0,
         )
 
-    def save(self, folder: Path, step: int, *, keep: int = 2) -> Path:
-        return save(
-            folder, model=self.model, optimizer=self.optimizer, schedule=self.schedule,
-            progress=progress_at(step), ranks=self.ranks, keep=keep,
+    def begin(self, writer: CheckpointWriter, step: int, once_durable: Callable[[], None] = lambda: None) -> None:
+        writer.begin(
+            self.model, self.optimizer, self.schedule, progress=progress_at(step), once_durable=once_durable
         )  # fmt: skip
+
+    def save(self, folder: Path, step: int) -> Path:
+        """Begin a checkpoint and wait until it is durable."""
+        with closing(CheckpointWriter(folder, ranks=self.ranks, keep=2)) as writer:
+            self.begin(writer, step)
+            writer.wait()
+        return folder / f"step_{step:06d}"
 
     def load(self, path: Path) -> Progress:
         return load(path, model=self.model, optimizer=self.optimizer, schedule=self.schedule)
@@ -132,10 +145,95 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, tiny: Path, ra
         wider.load(path)
 
 
-def test_a_full_disk_leaves_the_older_checkpoint_whole(tmp_path: Path, tiny: Path, ranks: Ranks) -> None:
-    learner = make_learner(tiny, ranks)
+def test_a_full_disk_leaves_the_older_checkpoint_whole_and_is_told_later(
+    tmp_path: Path, tiny: Path, ranks: Ranks
+) -> None:
+    learner, covered = make_learner(tiny, ranks), []
     older = learner.save(tmp_path, 1)
-    with largest_file(bytes_allowed=50_000), pytest.raises(ValueError, match="make room"):
-        learner.save(tmp_path, 2)
-    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
-    assert learner.load(older) == progress_at(1)
+    with closing(CheckpointWriter(tmp_path, ranks=ranks, keep=2)) as writer:
+        with largest_file(bytes_allowed=50_000):
+            learner.begin(writer, 2, lambda: covered.append(2))
+            with pytest.raises(ValueError, match="make room"):
+                raise_failure_in_time(writer)
+        assert covered == []
+        assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
+        assert learner.load(older) == progress_at(1)
+        learner.begin(writer, 2, lambda: covered.append(2))
+        writer.wait()
+        assert covered == [2]
+
+
+def raise_failure_in_time(writer: CheckpointWriter) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        writer.raise_failure()
+        time.sleep(0.01)
+
+
+def test_what_training_changes_after_the_copy_is_not_in_the_checkpoint(
+    tmp_path: Path, tiny: Path, ranks: Ranks
+) -> None:
+    learner = make_learner(tiny, ranks)
+    learner.train(0)
+    before = learner.weights()
+    stager = DefaultStager(
+        StagingOptions(
+            use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+        )
+    )
+    snapshot = take_snapshot(
+        learner.model, learner.optimizer, learner.schedule, progress=progress_at(1), stager=stager
+    )  # fmt: skip
+    expected = learner.train(1)
+    assert not torch.equal(learner.weights()["model.norm.weight"], before["model.norm.weight"])
+    assert dist.group.WORLD is not None
+    write(tmp_path, snapshot, group=dist.group.WORLD, keep=2)
+    resumed = make_learner(tiny, ranks)
+    assert resumed.load(tmp_path / "step_000001") == progress_at(1)
+    torch.testing.assert_close(resumed.weights(), before, rtol=0, atol=0)
+    assert resumed.train(1) == expected
+
+
+def test_a_checkpoint_is_written_while_training_goes_on_and_the_next_one_waits_for_it(
+    tmp_path: Path, tiny: Path, ranks: Ranks
+) -> None:
+    learner, told, happened = make_learner(tiny, ranks), threading.Event(), []
+
+    def wait_to_be_told() -> None:
+        told.wait(60)
+        happened.append("the first is durable")
+
+    def begin_the_next() -> None:
+        learner.begin(writer, 2)
+        happened.append("the next has begun")
+
+    with closing(CheckpointWriter(tmp_path, ranks=ranks, keep=2)) as writer:
+        learner.begin(writer, 1, wait_to_be_told)
+        learner.train(1)
+        writer.raise_failure()  # there is none, and it waits for none
+        assert happened == []
+        following = threading.Thread(target=begin_the_next)
+        following.start()
+        following.join(0.5)
+        assert happened == []
+        told.set()
+        following.join(60)
+        assert happened == ["the first is durable", "the next has begun"]
+        writer.wait()
+    assert latest_checkpoint(tmp_path) == tmp_path / "step_000002"
+
+
+def test_what_follows_a_checkpoint_finds_it_durable_and_its_failure_is_told(
+    tmp_path: Path, tiny: Path, ranks: Ranks
+) -> None:
+    learner = make_learner(tiny, ranks)
+
+    def fail() -> None:
+        raise LookupError(str(latest_checkpoint(tmp_path)))
+
+    with closing(CheckpointWriter(tmp_path, ranks=ranks, keep=2)) as writer:
+        learner.begin(writer, 1, fail)
+        with pytest.raises(LookupError, match="step_000001"):
+            learner.begin(writer, 2)
+        writer.wait()
+    assert latest_checkpoint(tmp_path) == tmp_path / "step_000001"

@@ -50,6 +50,8 @@ def test_there_is_a_preset_for_every_surrogate() -> None:
         (["advantage=reinforce_pp", "allocation_discount=0.5"], "no effect with objective.allocation last_token",
          "choose discounted"),
         (["gamma=0.9"], "it has no effect with objective.advantage group_standardised", "leave it out"),
+        (["same_state_weight=2"], "it has no effect with objective.advantage group_standardised",
+         "choose gigpo or gigpo_centred"),
         (["surrogate=cispo", "clip_high=0.3"], "no effect with objective.surrogate cispo", "gspo or ppo_clip"),
         (["correction=none", "mask_high=3"], "no effect with objective.correction none", "choose token_mask"),
         (["normalisation_tokens=64"], "no effect with objective.normalisation tokens", "choose constant"),

@@ -83,8 +83,10 @@ def test_every_config_that_comes_with_slipstream_loads() -> None:
         (["model.max_tokens=8"], "`model.max_tokens` must be >= 16, got 8"),
         (["env.max_turns=0"], "`env.max_turns` must be >= 1, got 0"),
         (["sampling.temperature=0"], "`sampling.temperature` must be > 0, got 0.0; training episodes are sampled"),
-        (["sampling.top_p=0.9"], "`sampling.top_p, sampling.top_k` must be 1 and 0, got (0.9, 0)"),
-        (["sampling.top_k=20"], "`sampling.top_p, sampling.top_k` must be 1 and 0"),
+        (["sampling.top_p=0.9"], "`sampling.top_k` must be > 0 where sampling.top_p is below 1, got 0; the kept set"),
+        (["sampling.top_p=0", "sampling.top_k=5"], "`sampling.top_p` must be in (0, 1], got 0.0; 1 is off"),
+        (["sampling.top_k=1"], "`sampling.top_k` must be 0, or in [2, 256], got 1"),
+        (["sampling.top_k=257"], "`sampling.top_k` must be 0, or in [2, 256], got 257"),
         (
             ["replay.group_size=1"],
             "`replay.group_size` must be >= 2, got 1; group-relative advantages compare siblings",
@@ -96,7 +98,7 @@ def test_every_config_that_comes_with_slipstream_loads() -> None:
             "`objective.correction` must be none, token_mask, sequence_mask, geometric_mask, truncated_is or decoupled",
         ),
         (["objective.advantage=gae"], "got 'gae'; it needs a critic, and there is none yet; use reinforce_pp or"),
-        (["objective.advantage=gigpo"], "a trajectory does not record its environment's state_key; use group_"),
+        (["objective.same_state_weight=-1"], "`objective.same_state_weight` must be >= 0, got -1.0; 0 is off"),
         (["objective.surrogate=vtrace"], "got 'vtrace'; its targets need a critic, and there is none yet; use aipo"),
         (
             ["objective.kl_place=reward"],
@@ -132,6 +134,10 @@ def test_every_config_that_comes_with_slipstream_loads() -> None:
         ),
         (["replay.max_uses=4"], "learner.publish_every + replay.max_uses - 2 = 5, got 4; else work would be dropped"),
         (["learner.publish_every=4"], "learner.publish_every + replay.max_uses - 2 = 5, got 4"),
+        (
+            ["sampling.top_k=200", "replay.max_trajectory_bytes=524288"],
+            "`sampling.top_k` must be at most replay.max_trajectory_bytes / 8 / model.max_tokens = 128, got 200; an",
+        ),
         (["sampling.max_turn_tokens=512"], "`sampling.max_turn_tokens` must be < model.max_tokens = 512, got 512"),
         (["model.max_tokens=4096"], "`learner.micro_batch_tokens` must be >= model.max_tokens = 4096, got 2048"),
     ],

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from common.config import Config, load_config
 from learner.critic import critic_shards
-from learner.learner import Learner, save_checkpoint
+from learner.learner import Learner
 from learner.measure import measure
 from learner.model import full_tensors
 from learner.pack import TokenSequence, pack, sequences_of
 from learner.ranks import Ranks
 from learner.return_scale import ReturnScale
 from learner.step import StepMetrics, train_step
-from tests.even_game import load_player, play, train
+from tests.even_game import load_player, play, save, train
 from tests.tiny_model import random_sequence, save_tiny_model
 
 PPO = ["objective.advantage=gae", "objective.allocation=per_turn", "optim.lr=3e-3", "optim.critic_lr=3e-3",
@@ -87,7 +87,7 @@ def test_a_resumed_learner_goes_on_to_the_same_bits(
     config = config_of(model_folder, critic, "optim.schedule=linear", "objective.critic_warmup_steps=1")
     learner, player = load_player(config, tmp_path, ranks)
     train(learner, player, steps=2)
-    save_checkpoint(learner)
+    save(learner)
     train(learner, player, steps=2)
     resumed, player = load_player(config, tmp_path, ranks)
     assert resumed.progress.step == 2

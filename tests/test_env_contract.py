@@ -211,7 +211,7 @@ def test_bytes_that_are_no_snapshot_are_refused_and_change_nothing(case: Case) -
         state[:-1],
         state + b"x",
         rng.randbytes(200),
-        b"SL\x01\x00\xff\xff\xff\xff" + state,
+        b"SL\x02\x00\xff\xff\xff\xff" + state,
     ):
         with pytest.raises(ValueError, match=r"frame|shorter|magic"):
             env.restore(garbage)
@@ -263,6 +263,40 @@ def test_garbage_is_an_observation_and_leaves_the_state_alone(case: Case) -> Non
             assert not observation.done
             assert list(observation.rewards.values()) == [0.0]
         assert (env.state_key(), env.admissible()) == (key, offered)
+
+
+@every_env
+def test_a_state_has_one_key_however_long_ago_it_was_reached(case: Case) -> None:
+    """No step counters: what was done in between leaves no trace in the key of a state that is there again."""
+    env, rng = case.make(), random.Random(14)
+    for index in range(10):
+        asyncio.run(some_actions(env, case.task("train", index), rng, 6))
+        state, key = env.snapshot(), env.state_key()
+        asyncio.run(env.step(rng.choice([action for action in env.admissible() or [] if "buy" not in action])))
+        env.restore(state)
+        assert env.state_key() == key
+        for _ in range(3):
+            asyncio.run(env.step("no such action"))
+        assert env.state_key() == key != ""
+
+
+@every_env
+def test_members_of_a_group_meet_the_same_states_again(case: Case) -> None:
+    """What GiGPO compares: two wanderers in one task, and every state that both were in."""
+    keys: list[set[str]] = []
+    for seed in range(2):
+        env, rng = case.make(), random.Random(seed)
+        asyncio.run(env.reset(case.task("train", 3)))
+        met = {env.state_key()}
+        for _ in range(30):
+            offered = [action for action in env.admissible() or [] if "buy" not in action]
+            if not offered:
+                break
+            asyncio.run(env.step(rng.choice(offered)))
+            met.add(env.state_key())
+        keys.append(met)
+    assert len(keys[0] & keys[1]) >= 2
+    assert len(keys[0]) > 2
 
 
 @every_env

@@ -31,6 +31,7 @@ def member(name: str, *, generated_tokens: int = 0) -> Member:
         kv_use=0.25,
         state=MemberState.SERVING,
         started_at_s=1.7e9,
+        served_s=60.0,
         last_pause_s=0.01,
         num_refreshes=2,
     )

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from safetensors.torch import load_file, save_file
 
 from common.config import OptimConfig, load_config
 from common.objective_config import ObjectiveConfig
-from learner.checkpoint import Progress, latest_checkpoint, load, save
+from learner.checkpoint import Progress, latest_checkpoint, load
+from learner.checkpoint_writer import CheckpointWriter
+from learner.clock import Clock
 from learner.critic import critic_shards
-from learner.learner import Clock, save_checkpoint, train_on
+from learner.learner import train_on
 from learner.model import PackedModel, full_tensors, load_model
 from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import count_loss_tokens, micro_batches
@@ -65,10 +68,10 @@ def train(model_folder: Path, out: Path, *, ranks: Ranks) -> None:
     schedule = make_schedule(optimizer, config=OPTIM, num_steps=len(STEPS))
     measured = [one_step(0, model, optimizer, schedule, ranks)]
     progress = Progress(step=1, policy_version=1, highest_published=1, next_group_id=0, tokens_trained=0)
-    save(
-        out / "checkpoints", model=model, optimizer=optimizer, schedule=schedule, progress=progress, ranks=ranks, keep=1
-    )
-    measured += [one_step(step, model, optimizer, schedule, ranks) for step in (1, 2)]
+    with closing(CheckpointWriter(out / "checkpoints", ranks=ranks, keep=1)) as checkpoints:
+        checkpoints.begin(model, optimizer, schedule, progress=progress, once_durable=lambda: None)
+        measured += [one_step(step, model, optimizer, schedule, ranks) for step in (1, 2)]
+        checkpoints.wait()
     write_down(model, out, ranks=ranks)
     if ranks.rank == 0:
         (out / "measured.json").write_text(json.dumps([metrics for metrics, _ in measured]))
@@ -128,11 +131,11 @@ def play(model_folder: Path, out: Path, *, critic: str, ranks: Ranks) -> None:
     batches = [even_game.play(learner, player, num_groups=groups) for groups in (3, 2, 1)]
     measured = []
     for batch in batches:
-        metrics = train_on(learner, batch, Clock())
+        metrics = train_on(learner, batch, Clock(ranks.device))
         assert metrics.values is not None
         measured.append(asdict(metrics.values) | {"policy_loss": metrics.loss, "policy_grad_norm": metrics.grad_norm})
         if learner.progress.step == 2:
-            save_checkpoint(learner)
+            even_game.save(learner)
     write_down(learner.model, out, ranks=ranks)
     assert learner.critic is not None
     weights = {name: parameter.detach().full_tensor() for name, parameter in critic_shards(learner.critic)}

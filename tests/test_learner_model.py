@@ -1,3 +1,4 @@
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, PreTrainedTokenizerFast
 
+from common.kept_sets import kept_sets
 from learner.model import PackedModel, full_tensors, load_model, save_hf
 from learner.pack import TokenSequence, pack
 from learner.ranks import Ranks
@@ -50,6 +52,23 @@ def assert_packed_equals_plain(model: PackedModel, folder: Path) -> None:
 
 def test_packed_sequences_get_the_logprobs_that_transformers_gives_each_alone(model: PackedModel, folder: Path) -> None:
     assert_packed_equals_plain(model, folder)
+
+
+def test_kept_sets_reach_the_softmax_of_the_token_that_they_belong_to(model: PackedModel, folder: Path) -> None:
+    causal_lm = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    sequences, expected = [], []
+    for length in (9, 12):  # the longer is packed first
+        bare = random_sequence(length, seed=length, prompt=2)
+        sets = [sorted({token, 7 * place, 3}) for place, token in enumerate(bare.tokens.tolist())][2:]
+        sequences.append(dataclasses.replace(bare, kept=kept_sets(sets)))
+        with torch.no_grad():
+            logits = causal_lm(input_ids=torch.from_numpy(bare.tokens).long()[None]).logits[0].double()
+        for place, kept in enumerate(sets, start=2):
+            of_kept = logits[place - 1, kept].log_softmax(-1)
+            expected.append((length, float(of_kept[kept.index(int(bare.tokens[place]))])))
+    found = model(pack(sequences), temperature=1.0, chunk_tokens=4).logprobs
+    longest_first = [logprob for _, logprob in sorted(expected, key=lambda pair: -pair[0])]
+    assert found.tolist() == pytest.approx(longest_first, abs=1e-5)
 
 
 def test_grouped_query_attention_and_an_untied_head_are_exact(tmp_path: Path, ranks: Ranks) -> None:

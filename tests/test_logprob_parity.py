@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import redis
@@ -16,6 +17,7 @@ import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from actors.orders import EngineSettings
+from actors.pin import Pin
 from actors.receive import ReceiverInfo
 from actors.refresh import RefreshCounts, keep_fresh, serving_version
 from actors.rollout import Allowance, rollout
@@ -23,7 +25,7 @@ from actors.tape import Attempt, Tape
 from actors.vllm_engine import EngineProcess, VllmEngine
 from common.action_format import FORMATS
 from common.config import EnvConfig, TinyModelConfig
-from common.trajectory import LogprobArray, MaskArray, Outcome, Provenance, Sampling, Task, Trajectory
+from common.trajectory import LogprobArray, MaskArray, Outcome, Provenance, Sampling, Task, Trajectory, check
 from envhub.catalogue import make_env
 from learner.model import PackedModel, full_tensors, load_model
 from learner.pack import pack, sequences_of
@@ -39,6 +41,7 @@ NUM_EPISODES = 12
 NUM_VERSIONS = 4
 OPTIONS = {"profile": "small"}
 SAMPLING = Sampling(temperature=0.9, top_p=1.0, top_k=0, max_turn_tokens=32)
+CUT_SAMPLING = Sampling(temperature=0.9, top_p=0.9, top_k=5, max_turn_tokens=32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +79,12 @@ def save_changed(folder: Path, changed: Path, *, seed: int) -> None:
     model.save_pretrained(changed)
 
 
-@pytest.mark.parametrize("kv_policy", ["recompute", "keep"])
+@pytest.mark.parametrize(
+    ("kv_policy", "sampling"), [("recompute", SAMPLING), ("keep", SAMPLING), ("recompute", CUT_SAMPLING)]
+)
 def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_generation(
     kv_policy: str,
+    sampling: Sampling,
     policies: Policies,
     redis_client: redis.Redis,
     redis_url: str,
@@ -105,7 +111,9 @@ def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_gen
     engine = VllmEngine(EngineProcess(), settings)
     counts = RefreshCounts()
     try:
-        trajectories = asyncio.run(episodes_under_refreshes(engine, publisher, policies, counts, redis_client, run_id))
+        trajectories = asyncio.run(
+            episodes_under_refreshes(engine, publisher, policies, counts, redis_client, run_id, sampling)
+        )
     finally:
         asyncio.run(engine.close())
         publisher.close()
@@ -129,8 +137,26 @@ def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_gen
     print(f"{kv_policy}: {num_checked} tokens agree to {worst:.1e} nats; {len(crossing)} generations crossed a change, "
           f"{num_mixed} tokens on older KV, pause {1e3 * counts.last_pause_s:.1f} ms")  # fmt: skip
     assert worst < TOLERANCE
+    for trajectory in trajectories:
+        check(trajectory, vocab_size=policies.models[0].vocab_size)
+    if sampling.is_cut:
+        check_kept_sets(trajectories, policies.models)
     another = [*policies.models[1:], policies.models[0]]
     assert np.abs(recomputed(another, trajectories[0]) - recomputed(policies.models, trajectories[0])).max() > 0.1
+
+
+def check_kept_sets(trajectories: list[Trajectory], models: list[PackedModel]) -> None:
+    """They cut something off, no more than the sampling says, and without them the learner would be far off."""
+    counts = np.concatenate([trajectory.kept.count_array() for trajectory in trajectories if trajectory.kept])
+    assert len(counts) == sum(int(trajectory.loss_mask_array().sum()) for trajectory in trajectories)
+    assert set(counts.tolist()) <= set(range(1, CUT_SAMPLING.top_k + 1))
+    whole = [msgspec.structs.replace(trajectory, kept=None) for trajectory in trajectories]
+    worst = max(
+        float(np.abs(recomputed(models, unmasked) - unmasked.behaviour_logprob_array()).max()) for unmasked in whole
+    )
+    print(f"kept sets of {counts.mean():.2f} tokens; without them the learner is off by {worst:.2f} nats")
+    assert counts.mean() > 1.5
+    assert worst > 0.1
 
 
 async def episodes_under_refreshes(
@@ -140,6 +166,7 @@ async def episodes_under_refreshes(
     counts: RefreshCounts,
     client: redis.Redis,
     run_id: str,
+    sampling: Sampling,
 ) -> list[Trajectory]:
     """Every episode of NUM_EPISODES players who go on until the last version is served."""
     bulletin = Bulletin(client, run_id)
@@ -147,9 +174,11 @@ async def episodes_under_refreshes(
     async with asyncio.timeout(120):
         while await asyncio.to_thread(bulletin.latest) is None:  # noqa: ASYNC110 - another process announces it
             await asyncio.sleep(0.05)
-    refreshing = asyncio.create_task(keep_fresh(engine, bulletin, counts))
+    refreshing = asyncio.create_task(keep_fresh(engine, bulletin, counts, Pin()))
     task_indices = itertools.count()
-    players = [asyncio.create_task(play(engine, policies.folder, task_indices, run_id)) for _ in range(NUM_EPISODES)]
+    players = [
+        asyncio.create_task(play(engine, policies.folder, task_indices, run_id, sampling)) for _ in range(NUM_EPISODES)
+    ]
     try:
         async with asyncio.timeout(240):
             for version in range(1, NUM_VERSIONS):
@@ -164,7 +193,9 @@ async def episodes_under_refreshes(
         await asyncio.gather(refreshing, return_exceptions=True)
 
 
-async def play(engine: VllmEngine, folder: Path, task_indices: Iterator[int], run_id: str) -> list[Trajectory]:
+async def play(
+    engine: VllmEngine, folder: Path, task_indices: Iterator[int], run_id: str, sampling: Sampling
+) -> list[Trajectory]:
     """One episode after another, until one began under the last version."""
     tokenizer, trajectories = AutoTokenizer.from_pretrained(folder), []
     is_last = False
@@ -178,7 +209,7 @@ async def play(engine: VllmEngine, folder: Path, task_indices: Iterator[int], ru
             member=0,
             attempt=0,
             actor="actor",
-            sampling=SAMPLING,
+            sampling=sampling,
             seed=7,
             provenance=Provenance(host="here", instance_kind="reserved", price_per_hour=0.0),
         )

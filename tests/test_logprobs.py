@@ -92,3 +92,84 @@ def test_the_entropys_gradient_is_that_of_differences_and_absent_unless_asked_fo
     probabilities = (hidden @ weight.T / 0.7).softmax(dim=-1)
     torch.testing.assert_close(entropies(hidden), -(probabilities * probabilities.log()).sum(dim=-1))
     assert not entropies(hidden.clone().requires_grad_(), entropy_gradient=False).requires_grad
+
+
+def test_a_kept_set_is_all_that_the_softmax_runs_over() -> None:
+    # One hidden unit; three words with logits (ln 3, 0, 0).
+    weight = torch.tensor([[math.log(3)], [0.0], [0.0]])
+    kept = torch.tensor([[0, 1], [0, 1], [2, -1], [0, 2]], dtype=torch.int32)
+    targets = torch.tensor([0, 1, 2, 2])
+    found = chunked_logprobs(torch.ones(4, 1), weight, None, targets, kept=kept, temperature=1.0, chunk_tokens=3)
+    assert found.logprobs.exp().tolist() == pytest.approx([0.75, 0.25, 1.0, 0.25])
+    assert found.entropies.tolist() == pytest.approx([0.562335, 0.562335, 0.0, 0.562335], rel=1e-5)
+
+
+def random_kept(*, tokens: int, words: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Targets, and sets of 1 to `width` words that hold them, filled up with -1."""
+    generator = torch.Generator().manual_seed(3)
+    kept = torch.stack([torch.randperm(words, generator=generator)[:width] for _ in range(tokens)])
+    sizes = torch.randint(1, width + 1, (tokens,), generator=generator)
+    return kept[:, 0], kept.masked_fill(torch.arange(width) >= sizes[:, None], -1).int()
+
+
+@pytest.mark.parametrize("chunk_tokens", [4, 64])
+def test_kept_sets_equal_a_softmax_whose_other_logits_are_minus_infinity(chunk_tokens: int) -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(11, 6, dtype=torch.float64), torch.randn(9, 6, dtype=torch.float64)
+    bias, upstream = torch.randn(9, dtype=torch.float64), torch.randn(2, 11, dtype=torch.float64)
+    targets, kept = random_kept(tokens=11, words=9, width=4)
+
+    leaves = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
+    found = chunked_logprobs(
+        leaves[0], leaves[1], leaves[2], targets, kept=kept, temperature=0.7, chunk_tokens=chunk_tokens,
+        entropy_gradient=True,
+    )  # fmt: skip
+    gradients = torch.autograd.grad(found.logprobs @ upstream[0] + found.entropies @ upstream[1], leaves)
+
+    others = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
+    logprobs, entropies = [], []
+    for row in range(11):  # one token after another, from the definition: p = exp(z) / sum over the set
+        words = [word for word in kept[row].tolist() if word >= 0]
+        exponentials = torch.stack(
+            [((others[0][row] @ others[1][word] + others[2][word]) / 0.7).exp() for word in words]
+        )
+        probabilities = exponentials / exponentials.sum()
+        logprobs.append(probabilities[words.index(int(targets[row]))].log())
+        entropies.append(-(probabilities * probabilities.log()).sum())
+    expected = torch.autograd.grad(torch.stack(logprobs) @ upstream[0] + torch.stack(entropies) @ upstream[1], others)
+
+    torch.testing.assert_close(found.logprobs, torch.stack(logprobs), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.entropies, torch.stack(entropies), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_a_word_that_was_not_kept_gets_no_gradient() -> None:
+    weight = torch.randn(5, 4, requires_grad=True)
+    kept = torch.tensor([[1, 3, -1], [1, 2, 3]], dtype=torch.int32)
+    found = chunked_logprobs(
+        torch.randn(2, 4), weight, None, torch.tensor([3, 1]), kept=kept, temperature=1.0, chunk_tokens=1,
+        entropy_gradient=True,
+    )  # fmt: skip
+    (found.logprobs.sum() + found.entropies.sum()).backward()
+    assert weight.grad is not None
+    assert (weight.grad.abs().sum(dim=1) > 0).tolist() == [False, True, True, True, False]
+
+
+def test_keeping_everything_equals_no_kept_sets() -> None:
+    torch.manual_seed(0)
+    hidden, weight, targets = torch.randn(7, 4), torch.randn(6, 4), torch.arange(7) % 6
+    everything = torch.arange(6, dtype=torch.int32).expand(7, 6)
+    masked = chunked_logprobs(hidden, weight, None, targets, kept=everything, temperature=0.8, chunk_tokens=3)
+    plain = chunked_logprobs(hidden, weight, None, targets, temperature=0.8, chunk_tokens=3)
+    torch.testing.assert_close(masked.logprobs, plain.logprobs, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(masked.entropies, plain.entropies, rtol=1e-6, atol=1e-6)
+
+
+def test_a_token_without_an_alternative_teaches_nothing() -> None:
+    """Where only one token could be sampled, nothing was chosen: log-probability 0, and nothing to learn."""
+    hidden, weight = torch.randn(2, 4), torch.randn(5, 4, requires_grad=True)
+    kept = torch.tensor([[4], [2]], dtype=torch.int32)
+    found = chunked_logprobs(hidden, weight, None, torch.tensor([4, 2]), kept=kept, temperature=1.0, chunk_tokens=8)
+    found.logprobs.sum().backward()
+    assert found.logprobs.tolist() == [0.0, 0.0]
+    assert weight.grad is not None and not weight.grad.any()

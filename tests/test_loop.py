@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,9 +16,11 @@ from common.metrics import read_metrics
 from common.run_dir import RunDir
 from replay.server import start_server
 from tests.processes import MARK, REPOSITORY, nothing_runs
+from tests.test_metrics_page import explained
 
 NUM_STEPS = 30
-TIMES = ("time/wait_s", "time/archive_s", "time/pack_s", "time/train_s", "time/publish_s")
+EVAL_EVERY = 8
+PARTS = ("wait", "archive", "pack", "forward", "backward", "optimizer", "publish", "record", "checkpoint")
 UP_TIMEOUT_S = 1000.0
 
 
@@ -25,7 +28,14 @@ UP_TIMEOUT_S = 1000.0
 def test_up_trains_from_nothing_to_a_better_policy_and_leaves_a_whole_account(run_id: str, tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path, run_id)
     said = slipstream(
-        ["up", "conf/quickstart.yaml", f"run.name={run_id}", f"run.root={tmp_path}", f"learner.steps={NUM_STEPS}"],
+        [
+            "up",
+            "conf/quickstart.yaml",
+            f"run.name={run_id}",
+            f"run.root={tmp_path}",
+            f"learner.steps={NUM_STEPS}",
+            f"eval.every={EVAL_EVERY}",
+        ],
         mark=run_id,
     )
     assert nothing_runs(run_id)
@@ -37,6 +47,8 @@ def test_up_trains_from_nothing_to_a_better_policy_and_leaves_a_whole_account(ru
     check_that_it_learned(summary, steps)
     check_the_summary(summary)
     check_that_times_add_up(steps)
+    check_the_evaluations_during_training(summary, records)
+    check_the_names(records)
     check_tensorboard(run_dir, steps)
     assert "held-out success, final" in said and "balanced" in said
     with start_server(run_dir.redis) as server:  # the run's own, on what it left
@@ -71,15 +83,43 @@ def check_the_summary(summary: dict[str, Any]) -> None:
 
 
 def check_that_times_add_up(steps: list[dict[str, float]]) -> None:
-    """The parts of a step are its whole: from one record to the next nothing is left but writing and checkpoints."""
-    for record in steps:
-        busy_s = sum(record[name] for name in TIMES if name != "time/wait_s")
-        whole_s = busy_s + record["time/wait_s"]
-        assert record["perf/learner_busy"] == pytest.approx(busy_s / whole_s, abs=1e-6)
+    """The parts of a step are its whole: from one record to the next nothing is left, checkpoints included."""
+    for record in steps[1:]:
+        whole_s = sum(record[f"time/{part}_s"] for part in PARTS)
+        assert record["perf/step_s"] == pytest.approx(whole_s, rel=1e-9)
+        assert record["perf/learner_busy"] == pytest.approx(1 - record["time/wait_s"] / whole_s, abs=1e-9)
+        assert all(record[f"time/{part}_s"] > 0 for part in PARTS)
     elapsed_s = steps[-1]["time"] - steps[0]["time"]
-    accounted_s = sum(record[name] for record in steps[1:] for name in TIMES)
-    assert accounted_s <= elapsed_s + 0.1
-    assert accounted_s > 0.5 * elapsed_s
+    accounted_s = sum(record["perf/step_s"] for record in steps[1:])
+    assert accounted_s == pytest.approx(elapsed_s, rel=0.01)  # the parts end where the line is made, not written
+    (after_checkpoint,) = [record["time/checkpoint_s"] for record in steps if record["step"] == 21]
+    assert after_checkpoint > 10 * min(record["time/checkpoint_s"] for record in steps[1:])  # the others made none
+
+
+def check_the_evaluations_during_training(summary: dict[str, Any], records: list[dict[str, float]]) -> None:
+    """Each is of one version, that of its step, and steps were made meanwhile."""
+    during = summary["eval_during"]
+    assert during
+    for result in during:
+        assert result["step"] >= EVAL_EVERY and 0 <= result["sampled"] <= 1 and result["num_tasks"] == 100
+        place, record = next(
+            (place, record)
+            for place, record in enumerate(records)
+            if record["step"] == result["step"] and "eval/success_sampled" in record
+        )
+        assert record["eval/success_sampled"] == result["sampled"] and record["eval/num_mixed"] == 0
+        meanwhile = [other["step"] for other in records[:place] if "reward/mean" in other]
+        assert max(meanwhile) > result["step"]
+    versions = [result["policy_version"] - result["step"] for result in during]
+    assert len(set(versions)) == 1  # a version a step, and the warm start's before them
+
+
+def check_the_names(records: list[dict[str, float]]) -> None:
+    """Whatever a run writes is on the page."""
+    known = [re.escape(name).replace("<>", r"\w+") for name in explained()]
+    written = {name for record in records for name in record} - {"step", "time"}
+    unknown = [name for name in written if not any(re.fullmatch(pattern, name) for pattern in known)]
+    assert unknown == []
 
 
 def check_tensorboard(run_dir: RunDir, steps: list[dict[str, float]]) -> None:

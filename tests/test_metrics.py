@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
 
 from common.metrics import Metrics, MetricsWriter, read_metrics
 
@@ -79,6 +80,21 @@ def test_a_resumed_run_rewrites_the_steps_that_it_makes_again(tmp_path: Path) ->
     expected = [(1, 0.125), (2, 0.25), (3, 0.375), (4, -1.0)]
     assert [(line["step"], line["reward"]) for line in read_metrics(jsonl)] == expected
     assert scalars(tensorboard, "reward") == expected
+
+
+def test_the_overview_lies_in_the_event_file_as_its_plugin_reads_it(tmp_path: Path) -> None:
+    writer = MetricsWriter(jsonl=tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tb")
+    writer.lay_out({"Reward": ["^reward/mean$", "^reward/success$"], "Lag": ["^lag/"]})
+    writer.write(1, of(reward=0.5))
+    writer.close()
+    events = EventAccumulator(str(tmp_path / "tb")).Reload()
+    assert events.PluginTagToContent("custom_scalars") == {"custom_scalars__config__": b""}
+    (event,) = events.Tensors("custom_scalars__config__")
+    layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
+    (category,) = layout.category
+    charts = {chart.title: list(chart.multiline.tag) for chart in category.chart}
+    assert charts == {"Reward": ["^reward/mean$", "^reward/success$"], "Lag": ["^lag/"]}
+    assert scalars(tmp_path / "tb", "reward") == [(1, 0.5)]
 
 
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:

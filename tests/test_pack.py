@@ -1,9 +1,11 @@
+import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.kept_sets import kept_sets
 from common.trajectory import Trajectory, pack_logprobs, pack_mask, pack_tokens
 from learner.pack import TokenSequence, balanced_bins, count_loss_tokens, micro_batches, pack, sequences_of
 from tests.tiny_model import a_trajectory, random_sequence
@@ -85,9 +87,58 @@ def test_bins_hold_every_sequence_once_and_are_never_too_full(
     assert bins == balanced_bins(lengths, max_tokens=max_tokens, num_ranks=num_ranks)
 
 
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.integers(40, 100), st.integers(1, 4))
+def test_ranks_wait_for_each_other_for_less_than_one_sequence(
+    lengths: list[int], max_tokens: int, num_ranks: int
+) -> None:
+    """The shortest sequence of a bin was put there last, when the bin was the emptiest of all."""
+    bins = balanced_bins(lengths, max_tokens=max_tokens, num_ranks=num_ranks)
+    loads = [sum(lengths[index] for index in members) for members in bins]
+    assert loads == sorted(loads, reverse=True)  # so that those of one round are neighbours
+    for load, members in zip(loads, bins, strict=True):
+        assert load - min(loads) <= min((lengths[index] for index in members), default=0)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.integers(40, 100), st.integers(1, 4))
+def test_there_is_a_round_more_only_where_every_bin_was_too_full_for_some_sequence(
+    lengths: list[int], max_tokens: int, num_ranks: int
+) -> None:
+    num_bins = len(balanced_bins(lengths, max_tokens=max_tokens, num_ranks=num_ranks))
+    assert (num_bins - num_ranks) * (max_tokens - max(lengths)) < sum(lengths)
+    if sum(lengths) <= (max_tokens - max(lengths)) * num_ranks:
+        assert num_bins == num_ranks
+
+
 def test_the_ranks_shares_make_up_the_batch() -> None:
     sequences: list[TokenSequence] = [random_sequence(4 + seed, seed=seed) for seed in range(9)]
     shares = [micro_batches(sequences, max_tokens=20, num_ranks=3, rank=rank) for rank in range(3)]
     tokens = torch.cat([packed.tokens for share in shares for packed in share])
     assert sorted(tokens.tolist()) == sorted(np.concatenate([part.tokens for part in sequences]).tolist())
     assert sum(int(packed.loss_mask.sum()) for share in shares for packed in share) == count_loss_tokens(sequences)
+
+
+def kept_branches() -> Trajectory:
+    """The two branches, chosen from {12}, {21, 30} and {7, 8, 22}."""
+    return msgspec.structs.replace(two_branches(), kept=kept_sets([[12], [30, 21], [22, 7, 8]]))
+
+
+def test_kept_sets_go_with_their_branch_and_lie_in_the_order_of_the_pack() -> None:
+    first, second = sequences_of(kept_branches(), advantage=1.0)
+    assert (first.kept, second.kept) == (kept_sets([[12]]), kept_sets([[21, 30], [7, 8, 22]]))
+    packed = pack([first, second, random_prompt(5)])
+    assert packed.kept is not None
+    assert packed.lengths == (5, 3, 3)
+    assert packed.tokens[packed.loss_mask].tolist() == [12, 21, 22]
+    assert packed.kept.tolist() == [[12, -1, -1], [21, 30, -1], [7, 8, 22]]
+    assert packed.to(torch.device("cpu")).kept is packed.kept
+    assert pack([random_prompt(5)]).kept is None
+
+
+def random_prompt(length: int) -> TokenSequence:
+    """Nothing sampled, so nothing kept."""
+    return random_sequence(length, seed=0, prompt=length)
+
+
+def test_sequences_that_were_not_sampled_alike_are_not_packed_together() -> None:
+    with pytest.raises(ValueError, match="2 of 3 sequences in a pack have kept sets: they were not sampled alike"):
+        pack([*sequences_of(kept_branches(), advantage=1.0), random_sequence(4, seed=0)])

@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from common.archive import read_frames, write_frames
+from common.kept_sets import kept_sets
 from common.wire import MAX_FRAME_BYTES, encode
 from replay.archive import Archive, ArchivedStep, ArchiveError, ArchiveWriter
 from replay.ticket import Group, Lease
-from tests.attempts import attempt_at, ticket
+from tests.attempts import SAMPLING, attempt_at, ticket
 from tests.full_disk import largest_file
 
 RUN = "run"
@@ -53,6 +54,21 @@ def test_steps_are_read_as_they_were_trained_in_their_order(folder: Path) -> Non
         assert archive.read(number, **LIMITS) == step(number)
         assert archive.conditions(number) == CONDITIONS
     assert [group.ticket.seed for group in archive.read(1, **LIMITS).groups] == [7, 7]
+
+
+def test_kept_sets_are_archived_with_their_trajectories(tmp_path: Path) -> None:
+    sampling = msgspec.structs.replace(SAMPLING, top_k=3)
+    cut = group(1)
+    cut = msgspec.structs.replace(
+        cut,
+        ticket=msgspec.structs.replace(cut.ticket, sampling=sampling),
+        trajectories=[
+            msgspec.structs.replace(trajectory, sampling=sampling, kept=kept_sets([[5, 7, 9], [5]]))
+            for trajectory in cut.trajectories
+        ],
+    )
+    ArchiveWriter(tmp_path, RUN, epoch=1).append(step(1, cut))
+    assert Archive(tmp_path, RUN).read(1, **LIMITS).groups == [cut]
 
 
 def test_a_run_without_an_archive_has_no_step(tmp_path: Path) -> None:
@@ -119,10 +135,10 @@ def test_a_damaged_or_foreign_file_is_refused_by_its_name(folder: Path, damaged,
 
 
 def test_a_step_under_another_number_or_of_another_run_is_refused(folder: Path) -> None:
-    with pytest.raises(ArchiveError, match=r"\(1, 'run', 1\), not \(1, 'other', 1\)"):
+    with pytest.raises(ArchiveError, match=r"\(2, 'run', 1\), not \(2, 'other', 1\)"):
         Archive(folder, "other").read(1, **LIMITS)
     file_of(folder, 1).replace(file_of(folder, 2))
-    with pytest.raises(ArchiveError, match=r"\(1, 'run', 1\), not \(1, 'run', 2\)"):
+    with pytest.raises(ArchiveError, match=r"\(2, 'run', 1\), not \(2, 'run', 2\)"):
         Archive(folder, RUN).conditions(2)
 
 

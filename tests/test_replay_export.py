@@ -32,6 +32,7 @@ def test_a_row_has_the_messages_of_its_trajectory_and_what_it_earned(inspected: 
         ],
         "tools": None,
         "rewards": [{"turn": 0, "name": "task", "value": 0.0}, {"turn": 1, "name": "task", "value": 1.0}],
+        "state_keys": ["state 0", "state 1"],
         "return": 1.0,
         "score": 1.0,
         "success": True,

@@ -27,6 +27,7 @@ def test_a_trajectory_is_shown_turn_by_turn(inspected: Inspected) -> None:
         "  | find plain dress<|im_end|>",
         "  | <|im_start|>assistant",
     ]
+    assert lines[lines.index("turn 0: state") + 1] == "  | state 0"
     assert f"  | click[1]{END}" in lines
     assert "  | red small<|im_end|>" in lines  # what the environment answered
     assert "log-probability -0.500 mean, -0.500 least, 0.25 s" in said
@@ -41,6 +42,8 @@ def test_a_program_gets_the_same_as_json(inspected: Inspected) -> None:
     first, second = facts["turns"]
     assert first["action"] == f"click[0]{END}" and second["rewards"] == {"task": 0.0}
     assert first["policy_versions"] == [4] and first["logprob_min"] == -0.5 and first["valid_action"]
+    assert [first["state_key"], second["state_key"]] == ["state 0", "state 1"]
+    assert facts["kept_tokens_mean"] is None
     assert facts["sampling"]["temperature"] == 1.0 and facts["instance_kind"] == "reserved"
 
 

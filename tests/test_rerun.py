@@ -162,6 +162,15 @@ def versions_left_out(run: Run) -> int:
 
 def curves(root: Path, name: str) -> list[tuple[float, ...]]:
     """What every step measured of its data and of the policy."""
-    names = ("step", "reward/mean", "reward/tokens", "lag/mean", "lag/max", "optim/loss", "optim/lr", "mismatch/kl")
+    names = (
+        "step",
+        "reward/mean",
+        "replay/consumed_tokens",
+        "lag/mean",
+        "lag/max",
+        "optim/loss",
+        "optim/lr",
+        "mismatch/kl",
+    )
     records = read_metrics(RunDir(root, name).metrics)
     return [tuple(record[name] for name in names) for record in records if "reward/mean" in record]

@@ -15,6 +15,7 @@ from actors.resume import resumed_tape
 from actors.rollout import EpisodeFailed
 from actors.scripted_engine import ScriptedEngine
 from actors.tape import Attempt, Tape
+from common.kept_sets import kept_sets
 from common.message import Message
 from common.trajectory import (
     Outcome,
@@ -74,7 +75,8 @@ WORLDS = {
 
 
 class Sampled:
-    """The scripted engine with log-probabilities and versions that depend on the seed. Notes what it was asked."""
+    """The scripted engine with log-probabilities, versions and kept sets that depend on the seed. Notes what it was
+    asked."""
 
     def __init__(self, engine: ScriptedEngine) -> None:
         self._engine = engine
@@ -85,8 +87,10 @@ class Sampled:
         completion = await self._engine.generate(tokens, sampling, seed=seed)
         chance, num_tokens = random.Random(seed), len(completion.tokens)
         middle = chance.randrange(1, num_tokens)
+        sets = [sorted({token, *(chance.randrange(20) for _ in range(3))}) for token in completion.tokens]
         return replace(
             completion,
+            kept=kept_sets(sets) if sampling.is_cut else None,
             logprobs=[-chance.random() for _ in completion.tokens],
             version_spans=[
                 VersionSpan(start=0, stop=middle, policy_version=4),
@@ -153,7 +157,8 @@ def timeless(trajectory: Trajectory) -> Trajectory:
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 def test_an_episode_cut_anywhere_and_gone_on_with_elsewhere_is_the_uninterrupted_one(world: World) -> None:
     """Cut once in each interval of CUT_EVERY_S: in the middle of a generation, of a step, and between them."""
-    attempt = attempt_on(max_turn_tokens=200)
+    cut_sampling = Sampling(temperature=1.0, top_p=0.9, top_k=5, max_turn_tokens=200)
+    attempt = replace(attempt_on(), sampling=cut_sampling)
 
     async def whole() -> tuple[Trajectory, list[tuple[list[int], int | None]], float]:
         asked: list[tuple[list[int], int | None]] = []
@@ -161,6 +166,7 @@ def test_an_episode_cut_anywhere_and_gone_on_with_elsewhere_is_the_uninterrupted
 
     uninterrupted, asked_once, took_s = run_skipping(whole())
     assert len(uninterrupted.turns) > 3
+    assert uninterrupted.kept is not None
     nums_of_turns, num_cut_in_steps = set(), 0
     for cut in range(1, int(took_s / CUT_EVERY_S)):
         tape = Tape(attempt=attempt)
@@ -219,10 +225,14 @@ def test_another_task_is_a_mismatch() -> None:
 class Changed(ShopEnv):
     """A shop whose second answer is not what it was."""
 
-    def __init__(self, **changes: Any) -> None:
+    def __init__(self, *, key: str = "", **changes: Any) -> None:
         super().__init__()
+        self._key = key
         self._changes = changes
         self._num_steps = 0
+
+    def state_key(self) -> str:
+        return self._key if self._key and self._num_steps == 2 else super().state_key()
 
     async def step(self, action: str) -> Observation:
         self._num_steps += 1
@@ -238,6 +248,7 @@ class Changed(ShopEnv):
         (Changed(rewards={}), r"turn 1 earns {}, and"),
         (Changed(rewards={"purchase": 0.0, "time": 0.0}), "turn 1 earns"),
         (Changed(valid_action=False), "the action of turn 1 was valid when it was recorded"),
+        (Changed(key="another room"), "turn 2 begins in another state than was recorded"),
         (Changed(terminated=True), "the episode ends with turn 1, and went on when it was recorded"),
         (Changed(truncated=True), "the episode ends with turn 1"),
         (ShopEnv(profile="full"), "the task opens with other words"),

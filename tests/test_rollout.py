@@ -12,7 +12,16 @@ from actors.rollout import EpisodeFailed
 from actors.scripted_engine import Schedule, ScriptedEngine
 from common.action_format import FORMATS
 from common.message import Message
-from common.trajectory import Outcome, Sampling, StopReason, Task, Trajectory, VersionSpan, check
+from common.trajectory import (
+    MAX_STATE_KEY,
+    Outcome,
+    Sampling,
+    StopReason,
+    Task,
+    Trajectory,
+    VersionSpan,
+    check,
+)
 from envhub.env import EnvError, Observation
 from envhub.shop import ShopEnv
 from learner.pack import sequences_of
@@ -197,6 +206,71 @@ def test_a_broken_environment_is_an_env_failure_and_never_a_reward_of_0(wrong: o
     with pytest.raises(EpisodeFailed, match=complaint) as failed:
         play(env, engine_of(script), allowance=replace(ALLOWANCE, max_turns=3))
     assert (failed.value.stop_reason, failed.value.outcome) == (StopReason.ENV_ERROR, Outcome.ENV_FAILURE)
+
+
+def test_every_turn_is_recorded_with_the_state_that_its_action_was_chosen_in() -> None:
+    trajectory, _ = buy()
+    env = ShopEnv()
+
+    async def keys() -> list[str]:
+        await env.reset(trajectory.task)
+        found = []
+        for _ in trajectory.turns:
+            found.append(env.state_key())
+            await env.step(env.expert())
+        return found
+
+    expected = run_skipping(keys())
+    assert [turn.state_key for turn in trajectory.turns] == expected
+    assert len(set(expected)) == 5
+    assert trajectory.turns[0].state_key.startswith("shop/train/0 ")
+
+
+class Keyed(ShopEnv):
+    """A shop whose state_key answers with whatever it is given, or raises it."""
+
+    def __init__(self, key: object) -> None:
+        super().__init__()
+        self.key = key
+
+    def state_key(self) -> str:
+        if isinstance(self.key, Exception):
+            raise self.key
+        return self.key  # type: ignore[return-value]
+
+
+def keys_of(key: object) -> list[str]:
+    script = saying(shop_tokenizer(), "search[dress]<|end|>", "click[red]<|end|>")
+    trajectory = play(Keyed(key), engine_of(script), allowance=replace(ALLOWANCE, max_turns=2))
+    check(trajectory, vocab_size=len(shop_tokenizer()))
+    return [turn.state_key for turn in trajectory.turns]
+
+
+def test_a_long_state_key_is_recorded_by_its_digest_and_stays_a_key() -> None:
+    assert keys_of("") == ["", ""]
+    assert keys_of("x" * MAX_STATE_KEY) == ["x" * MAX_STATE_KEY] * 2
+    long = keys_of("the same room, " + "a chair, " * 500)
+    other = keys_of("the same room, " + "a chair, " * 501)
+    assert long[0] == long[1] != other[0]
+    assert len(long[0]) == MAX_STATE_KEY
+    assert long[0].startswith("the same room, a chair, ")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        (EnvError("the shop burnt down"), "the shop burnt down"),
+        (NotImplementedError("later"), "gives no state_key: NotImplementedError: later"),
+        (None, "gives no state_key: AttributeError"),
+        (7, "gives no state_key: AttributeError"),
+        (b"bytes", "gives no state_key: AttributeError"),
+        ("half a pair \ud800", "gives no state_key: UnicodeEncodeError"),
+    ],
+)
+def test_a_state_key_that_is_no_text_is_an_env_failure(wrong: object, complaint: str) -> None:
+    with pytest.raises(EpisodeFailed, match=complaint) as failed:
+        keys_of(wrong)
+    assert failed.value.outcome is Outcome.ENV_FAILURE
 
 
 class BadStart(ShopEnv):

@@ -7,6 +7,7 @@ import pytest
 
 from actors.engine import EngineError
 from actors.scripted_engine import Schedule, ScriptedEngine
+from common.kept_sets import kept_sets
 from common.trajectory import Sampling, VersionSpan
 from common.weights import Manifest, Offer
 
@@ -34,6 +35,14 @@ def test_it_returns_what_the_script_writes() -> None:
     assert completion.logprobs == [0.0, 0.0, 0.0]
     assert completion.version_spans == [VersionSpan(start=0, stop=3, policy_version=4)]
     assert completion.finish_reason == "stop"
+
+
+def test_where_sampling_cuts_off_each_token_is_the_only_one_kept() -> None:
+    cut = Sampling(temperature=1.0, top_p=0.9, top_k=5, max_turn_tokens=20)
+    assert asyncio.run(engine_of().generate([9, 3], cut)).kept == kept_sets([[3], [2], [1]])
+    assert asyncio.run(engine_of().generate([9, 3], SAMPLING)).kept is None
+    greedy = Sampling(temperature=0.0, top_p=0.9, top_k=5, max_turn_tokens=20)
+    assert asyncio.run(engine_of().generate([9, 3], greedy)).kept is None
 
 
 def test_a_turn_is_cut_at_its_limit_and_at_the_end_of_the_context() -> None:

@@ -156,7 +156,7 @@ def test_a_step_is_held_back_by_the_reference_it_moves_away_from(
 def test_every_preset_makes_a_step(model_folder: Path, ranks: Ranks, preset: Path) -> None:
     objective = load_config(str(preset), []).objective
     reference = None
-    if objective.kl_coefficient:
+    if objective.kl_coefficient and objective.kl_place == "loss":
         reference = load_model(model_folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
     metrics, moved, _ = step(model_folder, ranks, objective, shift=0.1, reference=reference)
     assert not metrics.skipped

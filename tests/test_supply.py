@@ -223,6 +223,46 @@ def test_groups_without_variance_are_dropped_and_replaced(buffer: Buffer, run_id
     assert buffer.audit() == []
 
 
+def test_gigpo_keeps_groups_of_equal_returns_in_which_one_came_sooner(
+    buffer: Buffer, run_id: str, shutdown: Shutdown
+) -> None:
+    """Both members of groups 0 and 1 earn 1, from the same state; one of group 1 with the first of its two turns."""
+    settings = config("objective.advantage=gigpo", "objective.gamma=0.9", "learner.claim_timeout_s=0.2")
+    supply = Supply(buffer, settings, first_group_id=0)
+    supply.admit(1, [], published_version=0)
+    while (lease := buffer.lease("a")) is not None:
+        for member in (0, 1):
+            attempt = attempt_at(lease, member, run_id=run_id)
+            sooner = member == 1 and lease.ticket.group_id == 1
+            turns = [
+                msgspec.structs.replace(
+                    attempt.turns[0], start=start, stop=start + 1, state_key=state, rewards={"task": float(earns)}
+                )
+                for start, state, earns in ((2, "start", sooner), (3, "next", not sooner))
+            ]
+            buffer.insert(lease, msgspec.structs.replace(attempt, turns=turns))
+    with pytest.raises(SupplyDried):
+        supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
+    ledger = buffer.ledger()
+    assert ledger.dropped == {"zero_variance": 3}
+    assert ledger.claimed == 1
+
+
+def test_what_was_sampled_otherwise_than_the_learner_reckons_is_dropped(
+    buffer: Buffer, run_id: str, shutdown: Shutdown
+) -> None:
+    Supply(buffer, config("sampling.temperature=0.7"), first_group_id=0).admit(1, [], published_version=0)
+    work(buffer, run_id, returns=differ)
+    supply = Supply(buffer, config("learner.claim_timeout_s=0.2"), first_group_id=4)
+    with pytest.raises(SupplyDried):
+        supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
+    assert buffer.ledger().dropped == {"other_sampling": 4}
+    work(buffer, run_id, returns=differ)
+    batch = supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
+    assert batch is not None
+    assert {group.ticket.sampling.temperature for group in batch.groups} == {1.0}
+
+
 def test_a_batch_counts_what_was_dropped_on_its_way(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
     supply = Supply(buffer, config(), first_group_id=0)
     supply.admit(1, [], published_version=0)

@@ -12,6 +12,7 @@ from learner.surrogate import (
     Surrogate,
     clipped,
     gspo_ratio,
+    policy_gradient,
     surrogate,
     truncated_gradient,
     trust_region,
@@ -200,3 +201,12 @@ def test_at_zero_lag_every_surrogate_has_the_gradient_of_the_plain_policy_gradie
 
         found = gradient(loss_of, tokens.behaviour)
         assert found == pytest.approx([-advantage for advantage in tokens.advantages.tolist()], abs=1e-12)
+
+
+def test_the_policy_gradient_knows_no_ratio() -> None:
+    logprobs = float64(-0.5, -2.0).requires_grad_()
+    found = policy_gradient(logprobs, float64(2, -1))
+    found.losses.sum().backward()
+    assert losses(found) == [1.0, -2.0]
+    assert logprobs.grad is not None and logprobs.grad.tolist() == [-2.0, 1.0]
+    assert not found.held_back.any()

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from common.kept_sets import kept_sets
 from common.trajectory import (
     InvalidTrajectory,
     Outcome,
@@ -32,6 +33,7 @@ def a_turn(start: int, stop: int, *, rewards: dict[str, float] | None = None) ->
     return Turn(
         start=start,
         stop=stop,
+        state_key="a state",
         rewards={"task": 0.0, "format": 0.25} if rewards is None else rewards,
         finish_reason="stop",
         valid_action=True,
@@ -55,8 +57,17 @@ WHOLE: Trajectory = msgspec.structs.replace(
 )
 
 
+KEPT = kept_sets([[20], [21, 3], [99, 1, 2], [22], [50, 23], [0, 1]])
+CUT = msgspec.structs.replace(WHOLE.sampling, top_p=0.9, top_k=5)
+NUCLEUS = msgspec.structs.replace(WHOLE.sampling, top_p=0.9)
+CUT_OFF: Trajectory = msgspec.structs.replace(WHOLE, sampling=CUT, kept=KEPT)
+
+
 def test_a_whole_trajectory_passes() -> None:
     check(WHOLE, vocab_size=VOCAB_SIZE)
+    check(CUT_OFF, vocab_size=VOCAB_SIZE)
+    greedy = msgspec.structs.replace(CUT, temperature=0.0)
+    check(msgspec.structs.replace(WHOLE, sampling=greedy), vocab_size=VOCAB_SIZE)
 
 
 def test_the_arrays_read_back_as_they_were_packed() -> None:
@@ -73,9 +84,10 @@ def test_the_return_is_every_component_of_every_turn() -> None:
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_what_is_encoded_comes_back_equal(compress: bool) -> None:
-    frame = encode_trajectory(WHOLE, compress=compress)
-    assert decode_trajectory(frame, max_bytes=1 << 16, vocab_size=VOCAB_SIZE) == WHOLE
+@pytest.mark.parametrize("whole", [WHOLE, CUT_OFF], ids=["whole", "with kept sets"])
+def test_what_is_encoded_comes_back_equal(whole: Trajectory, compress: bool) -> None:
+    frame = encode_trajectory(whole, compress=compress)
+    assert decode_trajectory(frame, max_bytes=1 << 16, vocab_size=VOCAB_SIZE) == whole
 
 
 def test_a_trajectory_that_contradicts_itself_does_not_come_off_the_wire() -> None:
@@ -96,7 +108,7 @@ def test_no_field_may_be_missing_on_the_wire(field: str) -> None:
     ("changes", "complaint"),
     [
         # The arrays.
-        ({"schema": 2}, "schema 2, this program speaks 1"),
+        ({"schema": 1}, "schema 1, this program speaks 2"),
         ({"tokens": b""}, "tokens hold 0 bytes, not a positive multiple of 4"),
         ({"tokens": WHOLE.tokens[:-1]}, "tokens hold 39 bytes"),
         ({"tokens": WHOLE.tokens[:-4]}, "10 behaviour_logprobs for 9 tokens"),
@@ -132,6 +144,13 @@ def test_no_field_may_be_missing_on_the_wire(field: str) -> None:
         ({"turns": [a_turn(2, 5), a_turn(7, 7)]}, r"turn \[7, 7\)"),
         ({"turns": [a_turn(-3, 5), a_turn(7, 10)]}, r"turn \[-3, 5\)"),
         ({"turns": [a_turn(2, 5)]}, "loss_mask has 6 tokens, the turns sampled 3"),
+        ({"turns": [a_turn(2, 5), msgspec.structs.replace(a_turn(7, 10), state_key="x" * 257)]}, "257 characters"),
+        # What was kept.
+        ({"kept": KEPT}, r"^kept sets, and the sampling was Sampling\(temperature=1.0, top_p=1.0, top_k=0"),
+        ({"sampling": CUT}, r"^no kept sets, and the sampling was Sampling\(temperature=1.0, top_p=0.9, top_k=5"),
+        ({"sampling": NUCLEUS}, r"^no kept sets, and the sampling was"),
+        ({"sampling": CUT, "kept": KEPT.between(0, 5)}, "5 kept sets for 6 sampled tokens"),
+        ({"sampling": CUT, "kept": kept_sets([[20], [21], [98], [22], [23], [0]])}, "a sampled token is not in its"),
         # The mask, and what else must agree with it.
         ({"loss_mask": pack_mask([True] * 10)}, "loss_mask has 10 tokens, the turns sampled 6"),
         ({"loss_mask": pack_mask([False, True, True, True, False, False, False, True, True, True])}, "loss_mask has 6"),

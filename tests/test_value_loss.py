@@ -1,5 +1,6 @@
 """The critic's loss against hand-computed numbers and the published loop, and the unit that it predicts in."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.return_scale import DECAY, MIN_STD, ReturnScale, scale_of
-from learner.value_loss import value_loss
+from learner.value_loss import value_loss, value_metrics
 
 NUMBER = st.floats(-5, 5, allow_subnormal=False)
 TOKENS = st.lists(st.tuples(NUMBER, NUMBER, NUMBER), min_size=1, max_size=8)
@@ -66,11 +67,17 @@ def test_a_clip_never_makes_the_loss_smaller_and_a_wide_one_does_nothing(
     assert wide[0] == pytest.approx(plain[0]) and wide[1] == pytest.approx(plain[1])
 
 
-def test_what_was_measured_explains_the_variance() -> None:
-    zeros = torch.zeros(3)
-    found = value_loss(zeros, torch.tensor([1.0, 2.0, 2.0]), torch.tensor([1.0, 2.0, 3.0]), value_clip=0.0)
-    assert [float(x) for x in (found.num_loss_tokens, found.return_sum, found.return_square_sum)] == [3, 6, 14]
-    assert [float(x) for x in (found.missed_sum, found.missed_square_sum)] == [1, 1]
+@pytest.mark.parametrize(
+    ("expected", "explained"), [([1.0, 2.0], 0.75), ([1.0, 3.0], 1.0), ([2.0, 2.0], 0.0), ([3.0, 1.0], -3.0)]
+)
+def test_the_explained_variance_is_that_of_what_was_expected_before_the_step(
+    expected: list[float], explained: float
+) -> None:
+    found = value_loss(torch.zeros(2), torch.tensor(expected), torch.tensor([1.0, 3.0]), value_clip=0.0)
+    totals = {item.name: float(getattr(found, item.name)) for item in dataclasses.fields(found)}
+    metrics = value_metrics(totals, grad_norm=2.0, lr=0.1)
+    assert metrics.explained_variance == pytest.approx(explained)
+    assert (metrics.loss, metrics.mean, metrics.return_mean, metrics.grad_norm, metrics.lr) == (2.5, 0, 2, 2, 0.1)
 
 
 def test_the_first_step_sets_the_unit_and_later_ones_move_it_slowly() -> None:

@@ -9,12 +9,12 @@ import pytest
 from common.objective_config import ObjectiveConfig
 from common.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
 from learner.measure import Measured
-from learner.weigh import token_rewards, weighed_sequences
+from learner.weigh import teaches, token_rewards, weighed_sequences
 from replay.ticket import Group, Ticket
 from tests.tiny_model import a_trajectory
 
 
-def two_turns(first: float, second: float) -> Trajectory:
+def two_turns(first: float, second: float, *, states: tuple[str, str] = ("start", "end")) -> Trajectory:
     """Tokens 1 [2 3] 4 [5]; those in brackets were sampled, in turns that earned `first` and `second`."""
     bare = a_trajectory(
         tokens=pack_tokens([1, 2, 3, 4, 5]),
@@ -23,9 +23,9 @@ def two_turns(first: float, second: float) -> Trajectory:
         branch_starts=[0],
     )
     turns = [
-        Turn(start=start, stop=stop, rewards={"task": reward}, finish_reason="stop", valid_action=True,
+        Turn(start=start, stop=stop, state_key=state, rewards={"task": reward}, finish_reason="stop", valid_action=True,
              generate_s=0.0, env_s=0.0)
-        for start, stop, reward in ((1, 3, first), (4, 5, second))
+        for start, stop, state, reward in ((1, 3, states[0], first), (4, 5, states[1], second))
     ]  # fmt: skip
     return msgspec.structs.replace(bare, turns=turns)
 
@@ -183,3 +183,62 @@ def test_turns_pay_for_their_own_tokens_in_the_bi_level_estimate() -> None:
     first, _ = weighed_sequences(groups, objective=objective, measured=measured)
     assert first.returns is not None
     assert first.returns[first.loss_mask].tolist() == pytest.approx([1.0, 1.0, 1.05])
+
+
+def test_gigpo_adds_what_turns_from_the_same_state_earned_to_what_the_episode_did() -> None:
+    group = group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0), two_turns(0.0, 1.0, states=("start", "start")))
+    # Returns to go by turn at gamma 1/2: (1/2, 1), (0, 0), (1/2, 1). Episodes: 1, 0, 1, with a mean of 2/3. In "start"
+    # are 1/2, 0, 1/2 and 1, with a mean of 1/2; in "end" are 1 and 0.
+    found = advantages([group], advantage="gigpo_centred", gamma=0.5, same_state_weight=3.0)
+    assert found[0] == pytest.approx([1 / 3 + 0, 1 / 3 + 0, 1 / 3 + 3 / 2], rel=1e-5)
+    assert found[1] == pytest.approx([-2 / 3 - 3 / 2, -2 / 3 - 3 / 2, -2 / 3 - 3 / 2], rel=1e-5)
+    assert found[2] == pytest.approx([1 / 3 + 0, 1 / 3 + 0, 1 / 3 + 3 / 2], rel=1e-5)
+
+
+def test_gigpo_divides_both_by_their_own_deviation() -> None:
+    found = advantages([group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0, states=("start", "cul-de-sac")))],
+                       advantage="gigpo", gamma=0.5)  # fmt: skip
+    # Two values are always 1/sqrt(2) deviations away from their mean: the episodes', and those of "start".
+    assert found[0] == pytest.approx([math.sqrt(2), math.sqrt(2), math.sqrt(1 / 2)], rel=1e-5)
+    assert found[1] == pytest.approx([-math.sqrt(2), -math.sqrt(2), -math.sqrt(1 / 2)], rel=1e-5)
+
+
+def test_without_weight_or_without_states_gigpo_is_grpo() -> None:
+    known = [group_of(two_turns(0.0, 1.0), two_turns(0.5, 0.0))]
+    unknown = [group_of(two_turns(0.0, 1.0, states=("", "")), two_turns(0.5, 0.0, states=("", "")))]
+    grpo = advantages(known, advantage="group_standardised")
+    assert advantages(known, advantage="gigpo", same_state_weight=0.0) == grpo
+    assert advantages(unknown, advantage="gigpo", gamma=0.5) == grpo
+    assert advantages(known, advantage="gigpo", gamma=0.5) != grpo
+
+
+def test_groups_are_strangers_to_each_others_states() -> None:
+    first, second = group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0)), group_of(two_turns(1.0, 1.0), two_turns(0, 5))
+    together = advantages([first, second], advantage="gigpo", gamma=0.9)
+    assert together == advantages([first], advantage="gigpo", gamma=0.9) + advantages(
+        [second], advantage="gigpo", gamma=0.9
+    )
+
+
+def test_a_group_teaches_where_something_in_it_has_an_advantage() -> None:
+    same_end = group_of(two_turns(1.0, 0.0), two_turns(0.0, 1.0))  # the same return, one of them sooner
+    grpo, gigpo = ObjectiveConfig(), ObjectiveConfig(advantage="gigpo", gamma=0.9)
+    assert not teaches(same_end, objective=grpo)
+    assert teaches(same_end, objective=gigpo)
+    assert not teaches(same_end, objective=ObjectiveConfig(advantage="gigpo", gamma=0.9, same_state_weight=0.0))
+    for objective in (grpo, gigpo):
+        assert teaches(group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0)), objective=objective)
+        assert not teaches(group_of(two_turns(0.0, 1.0), two_turns(0.0, 1.0)), objective=objective)
+        assert not teaches(group_of(two_turns(0.0, 0.3), two_turns(0.0, 0.1 + 0.2)), objective=objective)
+
+
+def test_turns_pay_for_their_own_divergence_in_gigpo() -> None:
+    objective = ObjectiveConfig(
+        advantage="gigpo_centred", gamma=0.5, kl_coefficient=0.2, kl_place="reward", kl_estimator="k1"
+    )
+    # The first episode's divergence is 1 in its first turn and -1 in its second: rewards of -0.2 and 1.2.
+    reference = np.array([-2.0, -1.0, 0.0, -1.0, -1.0, -1.0])
+    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
+    first, _ = weighed_sequences(groups, objective=objective, measured=Measured(reference_logprobs=reference))
+    found = first.advantages[first.loss_mask].tolist()
+    assert found == pytest.approx([0.5 + 0.4 / 2, 0.5 + 0.4 / 2, 0.5 + 1.2 / 2], rel=1e-5)

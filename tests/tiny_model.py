@@ -41,6 +41,7 @@ def random_sequence(length: int, *, seed: int, prompt: int = 3) -> TokenSequence
         loss_mask=loss_mask,
         behaviour_logprobs=np.where(loss_mask, rng.normal(-5, 1, length), 0).astype(np.float32),
         advantages=np.full(length, rng.normal(), dtype=np.float32),
+        kept=None,
     )
 
 
@@ -58,6 +59,7 @@ def a_trajectory(*, tokens: bytes, behaviour_logprobs: bytes, loss_mask: bytes, 
         tokens=tokens,
         behaviour_logprobs=behaviour_logprobs,
         loss_mask=loss_mask,
+        kept=None,
         branch_starts=branch_starts,
         version_spans=[],
         stop_reason=StopReason.DONE,

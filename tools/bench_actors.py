@@ -280,7 +280,9 @@ async def _generate_offline(llm: Any, turns: list[TurnToMake]) -> None:
     llm.reset_prefix_cache()
     for number, turn in enumerate(turns):
         sampling = Sampling(temperature=turn.temperature, top_p=1.0, top_k=0, max_turn_tokens=turn.num_tokens)
-        params = sampling_params(sampling, num_tokens=turn.num_tokens, seed=turn.seed, stop_token_ids=[])
+        params = sampling_params(
+            sampling, num_tokens=turn.num_tokens, seed=turn.seed, stop_token_ids=[], num_candidates=0
+        )
         params.ignore_eos = True
         llm.add_request(str(number), {"type": "token", "prompt_token_ids": turn.prompt}, params)
     num_tokens = 0

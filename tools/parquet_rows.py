@@ -15,6 +15,7 @@ SCHEMA = pa.schema([
     ("messages", pa.list_(pa.struct([("role", _TEXT), ("content", _TEXT)]))),
     ("tools", _TEXT),  # JSON, as TRL reads it; null
     ("rewards", pa.list_(pa.struct([("turn", _INTEGER), ("name", _TEXT), ("value", pa.float64())]))),
+    ("state_keys", pa.list_(_TEXT)),  # one a turn
     ("return", pa.float64()),
     ("score", pa.float64()),
     ("success", pa.bool_()),

@@ -113,6 +113,7 @@ class NoisyExpert:
         return Completion(
             tokens=written,
             logprobs=[0.0] * len(written),
+            kept=None,
             version_spans=[VersionSpan(start=0, stop=len(written), policy_version=0)],
             finish_reason="stop",
         )

@@ -76,6 +76,7 @@ def row_of(group: RecordedGroup, trajectory: Trajectory, transcriber: Transcribe
             for index, turn in enumerate(trajectory.turns)
             for name, value in turn.rewards.items()
         ],
+        "state_keys": [turn.state_key for turn in trajectory.turns],
         "return": trajectory.total_reward,
         "score": trajectory.score,
         "success": trajectory.success,

@@ -42,7 +42,7 @@ def a_trajectory(*, seed: int = 0) -> Trajectory:
     for start, stop in zip(bounds[1::2], bounds[2::2], strict=True):
         mask[start:stop] = True
         turns.append(
-            Turn(start=start, stop=stop, rewards={"task": 0.0}, finish_reason="stop", valid_action=True,
+            Turn(start=start, stop=stop, state_key="", rewards={"task": 0.0}, finish_reason="stop", valid_action=True,
                  generate_s=1.0, env_s=0.1)
         )  # fmt: skip
         spans.append(VersionSpan(start=start, stop=stop, policy_version=3))
@@ -60,6 +60,7 @@ def a_trajectory(*, seed: int = 0) -> Trajectory:
         tokens=np.minimum(rng.zipf(1.3, NUM_TOKENS), VOCAB_SIZE - 1).astype("<i4").tobytes(),
         behaviour_logprobs=np.where(mask, -surprise, 0).astype("<f4").tobytes(),
         loss_mask=np.packbits(mask, bitorder="little").tobytes(),
+        kept=None,
         branch_starts=[0],
         version_spans=spans,
         stop_reason=StopReason.DONE,

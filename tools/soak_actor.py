@@ -163,6 +163,7 @@ class StandIn:
         turn = Turn(
             start=NUM_PROMPT_TOKENS,
             stop=num_tokens,
+            state_key="",
             rewards={"task": float(self._random.random() < 0.5)},
             finish_reason="stop",
             valid_action=True,
@@ -181,6 +182,7 @@ class StandIn:
             tokens=pack_tokens(tokens),
             behaviour_logprobs=pack_logprobs([0.0] * NUM_PROMPT_TOKENS + [-0.5] * num_sampled),
             loss_mask=pack_mask([False] * NUM_PROMPT_TOKENS + [True] * num_sampled),
+            kept=None,
             branch_starts=[0],
             version_spans=[VersionSpan(start=NUM_PROMPT_TOKENS, stop=num_tokens, policy_version=0)],
             stop_reason=stop_reason,

@@ -17,7 +17,8 @@ from torch import Tensor
 from common import archive
 from common.config import Config
 from common.run_dir import RunDir
-from learner.learner import Clock, Learner, begin, load_learner, train_on
+from learner.clock import Clock
+from learner.learner import Learner, begin, load_learner, train_on
 from learner.model import full_tensors, save_hf
 from learner.ranks import Ranks
 from learner.step import StepMetrics
@@ -64,7 +65,7 @@ class Practice:
         behaviour_version = max(0, before.policy_version - self.lag)
         self.stage.sampler.load(self.snapshots[0], behaviour_version)
         harvested = harvest(self.stage, first_group_id=before.next_group_id, policy_version=behaviour_version)
-        metrics = train_on(learner, harvested.batch, Clock())
+        metrics = train_on(learner, harvested.batch, Clock(learner.ranks.device))
         self.snapshots.append(snapshot(learner))
         return Step(batch=harvested.batch, success=harvested.success, metrics=metrics)
 
@@ -98,7 +99,8 @@ def run(config: Config, *, lag: int, ranks: Ranks) -> Run:
 
     A policy that has nothing left to learn from ends it early.
     """
-    success, steps = [], []
+    success: list[float] = []
+    steps: list[StepMetrics] = []
     with asyncio.Runner() as runner:
         practised = practice(config, lag=lag, ranks=ranks, runner=runner)
         with contextlib.suppress(NothingToLearn):

@@ -23,6 +23,8 @@ def _head(facts: dict[str, Any]) -> Text:
     """Who made it, when, how, and what it earned."""
     page = Text()
     sampling = facts["sampling"]
+    kept = facts["kept_tokens_mean"]
+    among = "" if kept is None else f", each among {kept:.1f} on average"
     claimed = "" if facts["step"] is None else f", claimed for step {facts['step']}"
     for line in (
         f"{facts['task']}: group {facts['group_id']}, member {facts['member']}, attempt {facts['attempt']}, "
@@ -32,7 +34,7 @@ def _head(facts: dict[str, Any]) -> Text:
         f"{facts['num_turns']} turns, {facts['num_tokens']} tokens in {facts['num_branches']} branch(es), policy "
         f"versions {facts['oldest_policy_version']} to {facts['newest_policy_version']}",
         f"sampled at temperature {sampling['temperature']:g}, top_p {sampling['top_p']:g}, top_k {sampling['top_k']}, "
-        f"at most {sampling['max_turn_tokens']} tokens a turn",
+        f"at most {sampling['max_turn_tokens']} tokens a turn{among}",
         f"{facts['duration_s']:.2f} s by {facts['actor']} on {facts['host']} ({facts['instance_kind']}, "
         f"${facts['price_per_hour']:g} an hour)",
     ):
@@ -44,6 +46,9 @@ def _add_turn(page: Text, index: int, turn: dict[str, Any], console: Console) ->
     again = ", a new branch: the chat template rewrote what stood" if turn["new_branch"] else ""
     page.append(f"\nturn {index}: prompt{again}\n", style="bold")
     _add_quoted(page, turn["prompt"], console, style="dim")
+    if turn["state_key"]:
+        page.append(f"turn {index}: state\n", style="bold")
+        _add_quoted(page, turn["state_key"], console, style="dim")
     versions = ", ".join(map(str, turn["policy_versions"]))
     page.append(
         f"turn {index}: action of {turn['num_tokens']} tokens by version {versions}, log-probability "

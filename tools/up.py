@@ -255,6 +255,10 @@ def summary_rows(summary: dict[str, Any]) -> dict[str, str]:
         )
         for name, result in summary["eval"].items()
     }
+    if summary["eval_during"]:
+        rows["held-out success, by step"] = ", ".join(
+            f"{result['step']}: {result['sampled']:.1%}" for result in summary["eval_during"]
+        )
     ledger = summary["ledger"]
     lost = ", ".join(f"{count} {reason}" for reason, count in ledger["dropped_trajectories"].items()) or "none"
     first_reward = summary["first_reward_s"]

@@ -30,10 +30,12 @@ class View:
 
     def render(self) -> RenderableType:
         """The whole picture, now."""
-        records = [record for record in read_metrics(self._run_dir.metrics) if "reward/mean" in record]
-        return Group(self._progress(records), self._actors())
+        records = read_metrics(self._run_dir.metrics)
+        steps = [record for record in records if "reward/mean" in record]
+        evaluations = [record for record in records if "eval/success_sampled" in record]
+        return Group(self._progress(steps, evaluations), self._actors())
 
-    def _progress(self, records: list[dict[str, Any]]) -> RenderableType:
+    def _progress(self, records: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> RenderableType:
         ledger = read_shards(self._shards, self._run_id)
         rows = {"state": self._state(), "step": f"{records[-1]['step'] if records else 0:.0f} of {self._num_steps}"}
         if records:
@@ -47,6 +49,12 @@ class View:
                 f"{last['perf/trained_tokens_per_s']:.0f} trained",
                 "who waits": who_waits(last),
             }
+        if evaluations:
+            newest = evaluations[-1]
+            rows["held out"] = (
+                f"{newest['eval/success_sampled']:.3f} sampled, {newest['eval/success_greedy']:.3f} greedy, "
+                f"at step {newest['step']:.0f}  {sparkline([e['eval/success_sampled'] for e in evaluations])}"
+            )
         dropped = ", ".join(f"{count} {reason}" for reason, count in ledger.dropped.items()) or "none"
         rows["buffer"] = (
             f"{ledger.queued} queued, {ledger.leased} leased, {ledger.ready} ready, {ledger.claimed} claimed, "

@@ -1,0 +1,170 @@
+"""However a batch is cut into micro-batches and dealt to ranks, a step comes to the same, to rounding.
+
+Every way of cutting is compared with one rank that takes the whole batch in one pack. This process is the one rank; two
+and three others are made once each, and leave what they found.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.distributed.fsdp import fully_shard
+from transformers import AttentionInterface, AutoModelForCausalLM, Starcoder2Config, Starcoder2ForCausalLM
+
+from common.config import OptimConfig
+from common.objective_config import ObjectiveConfig
+from learner.attention import packed_attention
+from learner.model import PACKED_ATTENTION, PackedModel, full_tensors, load_model
+from learner.optimizer import make_optimizer, make_schedule
+from learner.pack import Packed, TokenSequence, count_loss_tokens, count_sequences, micro_batches, pack
+from learner.ranks import Ranks, join_ranks, leave_ranks
+from learner.step import train_step
+from tests.tiny_model import VOCAB_SIZE, random_sequence, save_tiny_model
+
+# The lengths of each step's sequences. In the last step of three ranks two have nothing to do.
+STEPS = [(31, 7, 22, 13, 40), (12, 33, 18), (25,)]
+WAYS = {"one sequence at a time": 0, "medium packs": 45, "one pack": 1000}  # with at most so many tokens; 0 is special
+NORMALISATIONS = [("float32", "tokens"), ("float64", "tokens"), ("float64", "sequences"), ("float64", "constant")]
+TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
+CASES = [(way, normalisation, dtype) for way in WAYS for dtype, normalisation in NORMALISATIONS]
+LR = 1e-3
+pytestmark = pytest.mark.timeout(1800)  # hundreds of collectives, each of which waits for the slowest rank
+# Nothing is left out, however far the random log-probabilities are from the model's.
+OBJECTIVE = ObjectiveConfig(
+    correction="truncated_is", max_negative_kl=0, guard_min_ess=0, guard_max_ratio=0, normalisation_tokens=16
+)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Path:
+    """What one, two and three ranks found, each case in a folder of its own."""
+    path = tmp_path_factory.mktemp("results")
+    save_tiny_model(path / "float32")
+    save_model_without_float32(path / "float64")
+    train_all(path, ranks=ranks)
+    for num_ranks in (2, 3):
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = int(listener.getsockname()[1])
+        torch.multiprocessing.spawn(be_a_rank, args=(num_ranks, port, path), nprocs=num_ranks)
+    return path
+
+
+def be_a_rank(rank: int, num_ranks: int, port: int, path: Path) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    train_all(path, ranks=join_ranks(timeout_s=120))
+    leave_ranks()
+
+
+def train_all(path: Path, *, ranks: Ranks) -> None:
+    for way, normalisation, dtype in CASES:
+        train(path, way, normalisation, dtype, ranks=ranks)
+
+
+def folder_of(path: Path, num_ranks: int, way: str, normalisation: str, dtype: str) -> Path:
+    return path / f"{num_ranks} {way} {normalisation} {dtype}"
+
+
+def train(path: Path, way: str, normalisation: str, dtype: str, *, ranks: Ranks) -> None:
+    """Train STEPS, and write down every loss, every gradient, and the weights in the end."""
+    out = folder_of(path, ranks.num_ranks, way, normalisation, dtype)
+    model = load(path / dtype, ranks=ranks)
+    optimizer = make_optimizer(model, config=OptimConfig(lr=LR))
+    schedule = make_schedule(optimizer, config=OptimConfig(lr=LR), num_steps=len(STEPS))
+    gradients: list[dict[str, torch.Tensor]] = []
+    optimizer.register_step_pre_hook(
+        lambda *_: gradients.append({name: p.grad.full_tensor() for name, p in model.causal_lm.named_parameters()})
+    )
+    measured = []
+    for step, lengths in enumerate(STEPS):
+        sequences = [random_sequence(length, seed=100 * step + length) for length in lengths]
+        metrics = train_step(
+            model, optimizer, schedule, cut(sequences, way, ranks=ranks), reference=None, ranks=ranks,
+            objective=dataclasses.replace(OBJECTIVE, normalisation=normalisation),
+            global_num_loss_tokens=count_loss_tokens(sequences), global_num_sequences=count_sequences(sequences),
+            temperature=1.0, chunk_tokens=16, max_grad_norm=math.inf,
+        )  # fmt: skip
+        assert not metrics.skipped
+        measured.append({"loss": metrics.loss, "grad_norm": metrics.grad_norm})
+    weights = dict(full_tensors(model))
+    if ranks.rank == 0:
+        out.mkdir()
+        (out / "measured.json").write_text(json.dumps(measured))
+        for step, of_step in enumerate(gradients):
+            save_file(of_step, out / f"gradients_{step}.safetensors")
+        save_file(weights, out / "weights.safetensors")
+
+
+def cut(sequences: list[TokenSequence], way: str, *, ranks: Ranks) -> list[Packed]:
+    """This rank's micro-batches."""
+    num_ranks, rank = ranks.num_ranks, ranks.rank
+    if max_tokens := WAYS[way]:
+        return micro_batches(sequences, max_tokens=max_tokens, num_ranks=num_ranks, rank=rank)
+    num_rounds = -(-len(sequences) // num_ranks)
+    shares = [sequences[number : number + 1] for number in range(num_rounds * num_ranks)]
+    return [pack(share) for share in shares[rank::num_ranks]]
+
+
+def save_model_without_float32(folder: Path) -> None:
+    """A model that is in float64 what its weights are: RMS norms of transformers go by way of float32."""
+    torch.manual_seed(0)
+    config = Starcoder2Config(
+        vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=128, sliding_window=None, initializer_range=0.2,
+        use_bias=False,  # nothing depends on a key's bias: its gradient is rounding alone
+    )  # fmt: skip
+    Starcoder2ForCausalLM(config).save_pretrained(folder)
+
+
+def load(folder: Path, *, ranks: Ranks) -> PackedModel:
+    """The model in `folder`, in the dtype that the folder is named for."""
+    if folder.name == "float32":
+        return load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+    causal_lm = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation=PACKED_ATTENTION
+    )  # fmt: skip
+    model = PackedModel(causal_lm, folder=folder).eval()
+    for module in [*causal_lm.model.layers, model]:
+        fully_shard(module, mesh=ranks.mesh)
+    return model
+
+
+@pytest.mark.parametrize(("dtype", "normalisation"), NORMALISATIONS)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_losses_gradients_and_weights_do_not_depend_on_how_a_batch_is_cut(
+    results: Path, num_ranks: int, way: str, normalisation: str, dtype: str
+) -> None:
+    found = folder_of(results, num_ranks, way, normalisation, dtype)
+    expected = folder_of(results, 1, "one pack", normalisation, dtype)
+    tolerance = TOLERANCE[dtype]
+    found_steps, expected_steps = (json.loads((it / "measured.json").read_text()) for it in (found, expected))
+    for found_step, expected_step in zip(found_steps, expected_steps, strict=True):
+        assert found_step == pytest.approx(expected_step, rel=tolerance, abs=0)
+    for file in (*(f"gradients_{step}" for step in range(len(STEPS))), "weights"):
+        assert distance(found / f"{file}.safetensors", expected / f"{file}.safetensors") < tolerance, file
+
+
+@pytest.mark.parametrize("normalisation", ["tokens", "sequences", "constant"])
+def test_what_is_compared_has_been_trained(results: Path, normalisation: str) -> None:
+    trained = load_file(folder_of(results, 1, "one pack", normalisation, "float64") / "weights.safetensors")
+    begun = load_file(results / "float64" / "model.safetensors")
+    for name, tensor in begun.items():
+        assert trained[name].dtype == torch.float64
+        assert float((trained[name] - tensor).abs().max()) > LR
+
+
+def distance(found_file: Path, expected_file: Path) -> float:
+    """The largest of all tensors: the norm of the difference, relative to the norm."""
+    found, expected = load_file(found_file), load_file(expected_file)
+    assert found.keys() == expected.keys()
+    return max(float((found[name] - tensor).norm() / tensor.norm()) for name, tensor in expected.items())

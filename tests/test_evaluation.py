@@ -1,0 +1,157 @@
+"""Evaluations while training goes on, against a real buffer, with the actors' work done by hand."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+import redis
+
+from common.config import Config, load_config
+from common.config_error import ConfigError
+from learner.checkpoint import Progress
+from learner.evaluation import Evaluation, RegularEvaluation
+from replay.buffer import Buffer
+from replay.ticket import InsertResult
+from tests.attempts import attempt_at, make_buffer
+
+NUM_TASKS = 3
+
+
+@pytest.fixture
+def buffer(redis_client: redis.Redis, run_id: str) -> Buffer:
+    buffer = make_buffer(redis_client, run_id, stream="eval")
+    buffer.acquire_epoch()
+    return buffer
+
+
+def config(*overrides: str) -> Config:
+    return load_config(None, [f"eval.num_tasks={NUM_TASKS}", "eval.every=4", "learner.steps=20", *overrides])
+
+
+def at(step: int, *, version: int | None = None, published: int | None = None) -> Progress:
+    """Two versions more than steps, as after a warm start, and each is published."""
+    version = step + 2 if version is None else version
+    return Progress(
+        step=step, policy_version=version, highest_published=version if published is None else published,
+        next_group_id=0, tokens_trained=0,
+    )  # fmt: skip
+
+
+def play(
+    buffer: Buffer, run_id: str, *, version: int, number: int = 2 * NUM_TASKS,
+    succeeds: Callable[[int], bool] = lambda place: True,
+) -> None:  # fmt: skip
+    """Do what actors at `version` do with the next `number` tickets."""
+    for _ in range(number):
+        lease = buffer.lease("a")
+        assert lease is not None
+        attempt = attempt_at(lease, 0, run_id=run_id, policy_version=version)
+        attempt = msgspec.structs.replace(attempt, success=succeeds(lease.ticket.group_id))
+        assert buffer.insert(lease, attempt) is InsertResult.STORED
+
+
+def test_one_begins_when_it_is_due_and_its_result_is_of_the_step_that_it_began_at(buffer: Buffer, run_id: str) -> None:
+    regular = RegularEvaluation(buffer, config(), last_step=0)
+    assert regular.tend(at(3)) is None and buffer.ledger().opened == 0
+    assert regular.tend(at(4)) is None and buffer.ledger().queued == 6
+    play(buffer, run_id, version=6, number=4, succeeds=lambda place: place in (0, 3))
+    assert regular.tend(at(5)) is None
+    play(buffer, run_id, version=6, number=2, succeeds=lambda place: False)
+    finished = regular.tend(at(9))
+    assert finished is not None and (finished.step, finished.policy_version, finished.num_mixed) == (4, 6, 0)
+    result = finished.result()
+    assert result is not None
+    assert (result.sampled, result.greedy, result.num_tasks) == (pytest.approx(1 / 3), pytest.approx(1 / 3), 3)
+    # The next was due at step 8, while this one was under way; now it begins.
+    lease = buffer.lease("a")
+    assert lease is not None and lease.ticket.min_policy_version == 11
+    assert (buffer.ledger().trained, buffer.ledger().opened) == (6, 12)
+    assert buffer.audit() == []
+
+
+def test_one_that_nobody_has_begun_moves_on_to_the_version_that_is_published_next(buffer: Buffer, run_id: str) -> None:
+    regular = RegularEvaluation(buffer, config(), last_step=0)
+    regular.tend(at(4))
+    regular.tend(at(5, published=6))  # its own version is not on offer
+    assert buffer.ledger().opened == 6
+    regular.tend(at(6))
+    assert (buffer.ledger().queued, buffer.ledger().dropped) == (6, {"superseded": 6})
+    play(buffer, run_id, version=8)
+    finished = regular.tend(at(7))
+    assert finished is not None and (finished.step, finished.policy_version) == (6, 8)
+
+
+def test_one_that_was_begun_stays_at_its_version(buffer: Buffer, run_id: str) -> None:
+    regular = RegularEvaluation(buffer, config(), last_step=0)
+    regular.tend(at(4))
+    lease = buffer.lease("a")
+    for step in range(5, 13):
+        assert regular.tend(at(step)) is None
+    assert lease is not None and buffer.ledger().leased == 1 and buffer.ledger().opened == 6
+
+
+def test_one_that_stands_still_is_given_up_and_another_begins(
+    buffer: Buffer, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("learner.evaluation.time.monotonic", lambda: now)
+    regular = RegularEvaluation(buffer, config("replay.lease_ttl_s=10"), last_step=0)
+    regular.tend(at(4))
+    play(buffer, run_id, version=6, number=1)
+    regular.tend(at(5))
+    regular.tend(at(6))  # from here on it is seen to stand still
+    now += 9.0
+    regular.tend(at(7))
+    assert buffer.ledger().opened == 6
+    now += 2.0
+    assert regular.tend(at(8)) is None
+    assert (buffer.ledger().dropped, buffer.ledger().queued) == ({"superseded": 5}, 6)
+    lease = buffer.lease("a")
+    assert lease is not None and lease.ticket.min_policy_version == 10
+    assert buffer.audit() == []
+
+
+def test_an_episode_of_two_versions_does_not_count(buffer: Buffer, run_id: str) -> None:
+    evaluation = Evaluation(buffer, config(), at(4))
+    play(buffer, run_id, version=6, number=5)
+    play(buffer, run_id, version=7, number=1, succeeds=lambda place: False)
+    assert evaluation.collect() is False
+    result = evaluation.result()
+    assert result is not None and (result.greedy, result.num_tasks) == (1.0, 2)
+    assert evaluation.num_mixed == 1
+
+
+def test_what_a_learner_that_died_left_open_is_dropped_and_never_counted(buffer: Buffer, run_id: str) -> None:
+    Evaluation(buffer, config(), at(4))
+    play(buffer, run_id, version=6, number=2)
+    buffer.lease("a")
+    evaluation = Evaluation(buffer, config(), at(4, version=30))
+    assert (buffer.ledger().dropped, buffer.ledger().queued) == ({"superseded": 6}, 6)
+    play(buffer, run_id, version=30, succeeds=lambda place: False)
+    while evaluation.collect():
+        pass
+    result = evaluation.result()
+    assert result is not None and (result.sampled, result.greedy) == (0.0, 0.0)
+    assert buffer.audit() == []
+
+
+def test_the_last_step_has_an_evaluation_of_its_own(buffer: Buffer) -> None:
+    RegularEvaluation(buffer, config(), last_step=0).tend(at(20))
+    assert buffer.ledger().opened == 0
+
+
+def test_a_resumed_learner_makes_up_for_the_one_that_was_not_finished(buffer: Buffer) -> None:
+    RegularEvaluation(buffer, config(), last_step=4).tend(at(7))
+    assert buffer.ledger().opened == 0
+    RegularEvaluation(buffer, config(), last_step=4).tend(at(9))
+    assert buffer.ledger().opened == 6
+
+
+def test_without_eval_every_there_is_none(buffer: Buffer) -> None:
+    RegularEvaluation(buffer, config("eval.every=0"), last_step=0).tend(at(8))
+    assert buffer.ledger().opened == 0
+
+
+def test_regular_evaluations_want_tasks() -> None:
+    with pytest.raises(ConfigError, match=r"eval\.num_tasks"):
+        load_config(None, ["eval.every=4"])

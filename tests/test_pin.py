@@ -1,0 +1,186 @@
+"""An actor that plays an evaluation stays at its version; weights that are newer wait, training episodes do not."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from actors.act import act
+from actors.pin import Pin
+from common.config import ActorsConfig
+from common.shutdown import Shutdown
+from common.trajectory import Trajectory
+from common.weights import Manifest, Offer
+from replay.buffer import Buffer
+from replay.bulletin import Bulletin
+from replay.fleet import Fleet, RunState
+from tests.attempts import make_buffer, ticket
+from tests.processes import Gate
+from tests.test_group import Actor, shutdown, until
+
+__all__ = ["shutdown"]  # a fixture
+TURNS = 3
+
+
+class Scene:
+    """A run with evaluations and training groups, and one actor of it in this process, served from version 0."""
+
+    def __init__(self, client: redis.Redis, run_id: str, gate: Gate) -> None:
+        """Every turn waits for `gate`."""
+        self.train, self.evaluations = make_buffer(client, run_id), make_buffer(client, run_id, stream="eval")
+        self._epoch = self.train.acquire_epoch()
+        self.evaluations.adopt_epoch(self._epoch)
+        self.actor = Actor("actor", run_id, turns=TURNS, gate=str(gate))
+        self._bulletin, self._fleet = Bulletin(client, run_id), Fleet(client, run_id)
+        self._fleet.set_run_state(RunState.TRAINING)
+
+    @property
+    def version(self) -> int:
+        return self.actor.engine.policy_version
+
+    def opens(self, buffer: Buffer, *group_ids: int, version: int = 0) -> None:
+        buffer.open([ticket(group_id, num_members=1, min_policy_version=version) for group_id in group_ids])
+
+    async def offers(self, version: int) -> None:
+        """Announce the version, and return once the actor has staged it or serves it."""
+        manifest = Manifest(
+            policy_version=version, learner_epoch=self._epoch, kind="full", tensors=[], num_bytes=0, root=str(version)
+        )
+        self._bulletin.announce(Offer(manifest=manifest, pull_endpoint=""))
+        await until(lambda: version in (self.actor.engine._staged_version, self.version))
+
+    def plays(self, script: Callable[[], Coroutine[Any, Any, None]], shutdown: Shutdown) -> None:
+        """Run the actor, with room for three episodes, while `script` goes on beside it."""
+
+        async def play() -> int:
+            task = asyncio.create_task(
+                act(
+                    self.actor.stage,
+                    buffers={"eval": self.evaluations, "train": self.train},
+                    bulletin=self._bulletin,
+                    fleet=self._fleet,
+                    actors=ActorsConfig(max_episodes=3),
+                    shutdown=shutdown,
+                )
+            )
+            await script()
+            self._fleet.set_run_state(RunState.FINISHED)
+            return await task
+
+        assert asyncio.run(play()) == 0
+
+
+def episodes(buffer: Buffer, number: int) -> list[Trajectory]:
+    return [group.trajectories[0] for group in buffer.claim(1, number, policy_version=0, max_lag=0)]
+
+
+def versions(trajectory: Trajectory) -> tuple[int, int]:
+    return trajectory.oldest_policy_version, trajectory.newest_policy_version
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    """Closed at first."""
+    gate = Gate(tmp_path / "gate")
+    gate.close()
+    return gate
+
+
+def test_an_evaluation_is_of_one_version_though_newer_weights_come_and_training_goes_on(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    scene = Scene(redis_client, run_id, gate)
+    scene.opens(scene.evaluations, 0, 1, 2, 3)
+    scene.opens(scene.train, 0, 1)
+
+    async def script() -> None:
+        await until(lambda: len(scene.actor.seeds) == 3)  # three evaluation episodes stand in their first turn
+        await scene.offers(1)
+        await scene.offers(2)
+        assert scene.version == 0
+        gate.open()
+        await until(lambda: scene.version == 2)
+        assert scene.evaluations.ledger().ready == 4  # not before the last of them was over
+        await until(lambda: scene.train.ledger().ready == 2)
+
+    scene.plays(script, shutdown)
+    assert [versions(episode) for episode in episodes(scene.evaluations, 4)] == [(0, 0)] * 4
+    assert scene.evaluations.audit() == [] == scene.train.audit()
+
+
+def test_an_evaluation_of_another_version_is_left_to_others_until_the_actor_gets_there(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    scene = Scene(redis_client, run_id, gate)
+    gate.open()
+    scene.opens(scene.evaluations, 0, version=5)
+    scene.opens(scene.train, 0)
+
+    async def script() -> None:
+        await until(lambda: scene.train.ledger().ready == 1)
+        assert scene.evaluations.ledger().queued == 1
+        await scene.offers(5)
+        await until(lambda: scene.evaluations.ledger().ready == 1)
+        scene.opens(scene.evaluations, 1, version=4)
+        await scene.offers(6)
+        await until(lambda: scene.version == 6)  # an evaluation that it cannot play holds nothing up
+
+    scene.plays(script, shutdown)
+    assert [versions(episode) for episode in episodes(scene.evaluations, 1)] == [(5, 5)]
+    assert scene.evaluations.ledger().queued == 1
+
+
+def test_a_held_engine_takes_the_training_that_it_can_serve_and_leaves_the_rest_to_others(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    scene = Scene(redis_client, run_id, gate)
+    scene.opens(scene.evaluations, 0)
+
+    async def script() -> None:
+        await until(lambda: len(scene.actor.seeds) == 1)
+        await scene.offers(1)
+        scene.opens(scene.train, 0)
+        await until(lambda: len(scene.actor.seeds) == 2)  # a training episode beside the evaluation
+        scene.opens(scene.train, 1, version=1)
+        await asyncio.sleep(0.3)  # some polls
+        assert (scene.train.ledger().leased, scene.train.ledger().queued) == (1, 1)
+        gate.open()
+        await until(lambda: scene.train.ledger().ready == 2)
+
+    scene.plays(script, shutdown)
+    assert [versions(episode) for episode in episodes(scene.evaluations, 1)] == [(0, 0)]
+    assert versions(episodes(scene.train, 2)[1]) == (1, 1)
+
+
+def test_evaluations_that_are_dropped_under_an_actor_let_go_of_its_engine(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    scene = Scene(redis_client, run_id, gate)
+    scene.opens(scene.evaluations, 0, 1)
+
+    async def script() -> None:
+        await until(lambda: len(scene.actor.seeds) == 2)
+        await scene.offers(1)
+        scene.evaluations.drop([0, 1], "superseded")
+        scene.opens(scene.evaluations, 2, version=9)
+        await until(lambda: scene.version == 1)
+
+    scene.plays(script, shutdown)
+
+
+def test_nothing_is_committed_while_an_evaluation_is_asked_for_nor_the_reverse() -> None:
+    pin = Pin()
+    with pin.leasing():
+        assert pin.held
+    assert not pin.held
+    with pin.committing():
+        assert not pin.may_lease(0)
+    assert pin.may_lease(0)
+    pin.took()
+    pin.found_none()
+    assert pin.held
+    pin.ended()
+    assert not pin.held

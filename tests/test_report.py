@@ -1,0 +1,218 @@
+"""What a step reports: hand-made batches, and numbers worked out by hand."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from common.metrics import Metrics
+from common.trajectory import Task, Trajectory, VersionSpan
+from learner.clock import Clock
+from learner.flops import Flops, flops_of
+from learner.model import load_model
+from learner.publish import PublishStats
+from learner.ranks import Ranks
+from learner.report import add_cost, add_flow, add_system, step_metrics
+from learner.step import StepMetrics
+from learner.supply import Batch
+from learner.tally import Tally
+from replay.fleet import Member, MemberState
+from replay.ledger import ledger_of
+from replay.ticket import Group, Lease
+from tests.attempts import attempt_at, ticket
+from tests.tiny_model import save_tiny_model
+
+OF_TYPE: dict[Any, Any] = {int: 2, float: 0.5, bool: False}  # else None
+STEP = StepMetrics(**{field.name: OF_TYPE.get(field.type) for field in dataclasses.fields(StepMetrics)})
+TIMES_S = {"wait": 3.0, "forward": 0.5, "backward": 0.25, "checkpoint": 0.25}
+UNKNOWN = Flops(per_token=1.0, per_pair=1.0, peak=None)
+
+
+def made(member: int, *, rewards: dict[str, float], versions: tuple[int, int] = (7, 7), **changes: Any) -> Trajectory:
+    """Two prompt tokens and two sampled ones, the second by the second of `versions`."""
+    lease = Lease(ticket=ticket(0), fence=1, missing={member: 0}, partials={}, ttl_s=1.0)
+    attempt = attempt_at(lease, member, run_id="run")
+    turn = msgspec.structs.replace(attempt.turns[0], rewards=rewards)
+    spans = [
+        VersionSpan(start=2 + place, stop=3 + place, policy_version=version) for place, version in enumerate(versions)
+    ]
+    return msgspec.structs.replace(attempt, turns=[turn], version_spans=spans, **changes)
+
+
+def batch_of(*trajectories: Trajectory, num_uses: int = 1) -> Batch:
+    group = Group(ticket=ticket(0), num_uses=num_uses, trajectories=list(trajectories))
+    return Batch(groups=[group], num_dropped={"zero_variance": 3}, next_group_id=1)
+
+
+def report(batch: Batch, *, flops: Flops = UNKNOWN, tally: Tally | None = None) -> Metrics:
+    return step_metrics(
+        batch, STEP, policy_version=7, times_s=TIMES_S, flops=flops, tally=Tally() if tally is None else tally
+    )
+
+
+def test_rewards_are_means_over_trajectories_by_component_too() -> None:
+    means = report(batch_of(made(0, rewards={"task": 1.0, "style": 0.5}), made(1, rewards={"task": 0.5}))).means()
+    assert means["reward/mean"] == 1.0
+    assert (means["reward/task"], means["reward/style"]) == (0.75, 0.25)
+    assert "reward/success_in_shop" not in means
+
+
+def test_success_is_told_apart_where_environments_are_mixed() -> None:
+    other = made(1, rewards={"task": 0.0}, task=Task(env="household", split="train", index=0), success=False)
+    means = report(batch_of(made(0, rewards={"task": 1.0}), other)).means()
+    assert (means["reward/success_in_shop"], means["reward/success_in_household"]) == (1.0, 0.0)
+
+
+def test_lag_is_told_of_the_oldest_and_the_newest_token_and_reward_by_the_oldest() -> None:
+    tally = Tally()
+    metrics = report(
+        batch_of(
+            made(0, rewards={"task": 1.0}),
+            made(1, rewards={"task": 0.5}, versions=(3, 6)),
+            made(2, rewards={"task": 0.0}, versions=(4, 7)),
+        ),
+        tally=tally,
+    )
+    means = metrics.means()
+    assert (means["lag/mean"], means["lag/max"], means["lag/newest_mean"]) == (pytest.approx(7 / 3), 4, 1 / 3)
+    assert metrics.histograms == {"lag/oldest_token": [0, 4, 3], "lag/newest_token": [0, 1, 0]}
+    assert (means["reward/at_lag_0"], means["reward/at_lag_3_4"]) == (1.0, 0.25)
+    assert (means["lag/fraction_at_0"], means["lag/fraction_at_3_4"]) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
+    assert (means["lag/fraction_at_1"], means["lag/fraction_at_17_up"]) == (0.0, 0.0)
+    assert tally.lag == {"0": 1, "3": 1, "4": 1}
+
+
+@pytest.mark.parametrize(
+    ("lag", "bucket"), [(2, "2"), (5, "5_8"), (8, "5_8"), (9, "9_16"), (16, "9_16"), (17, "17_up"), (99, "17_up")]
+)
+def test_every_lag_has_a_bucket(lag: int, bucket: str) -> None:
+    old = made(0, rewards={"task": 1.0}, versions=(100 - lag, 100))
+    metrics = step_metrics(
+        batch_of(old), STEP, policy_version=100, times_s=TIMES_S, flops=UNKNOWN, tally=Tally()
+    )  # fmt: skip
+    assert metrics.means()[f"lag/fraction_at_{bucket}"] == 1.0
+
+
+def test_the_parts_of_the_time_are_its_whole() -> None:
+    tally = Tally()
+    means = report(batch_of(made(0, rewards={"task": 1.0}), made(1, rewards={"task": 0.0})), tally=tally).means()
+    assert means["perf/step_s"] == 4.0 == sum(means[f"time/{part}_s"] for part in TIMES_S)
+    assert (means["perf/learner_busy"], means["perf/trained_tokens_per_s"]) == (0.25, 2.0)
+    assert (tally.seconds, tally.tokens_trained) == (4.0, 8)
+
+
+def test_a_clock_leaves_nothing_out_and_adds_up_what_comes_again() -> None:
+    clock = Clock(torch.device("cpu"))
+    begun = clock._last
+    for part in ("forward", "backward", "forward"):
+        clock.lap(part)
+    first = clock.take()
+    clock.lap("wait")
+    second = clock.take()
+    assert (set(first), set(second)) == ({"forward", "backward"}, {"wait"})
+    assert sum(first.values()) + sum(second.values()) == pytest.approx(clock._last - begun, rel=1e-6)
+
+
+def test_utilisation_counts_matrix_products_of_real_tokens_against_the_wall_clock() -> None:
+    """Two sequences of 4 tokens: 2 * (4 * 100 + 10 * 3) = 860 operations, in 4 s that could have made 4,000."""
+    batch = batch_of(made(0, rewards={"task": 1.0}), made(1, rewards={"task": 0.0}))
+    means = report(batch, flops=Flops(per_token=100.0, per_pair=3.0, peak=1000.0)).means()
+    assert means["perf/mfu"] == pytest.approx(0.215)
+    assert "perf/mfu" not in report(batch).means()
+
+
+def test_branches_are_sequences_of_their_own() -> None:
+    """Two of 2 tokens: 4 * 100 + 2 * 3 * 3 = 418."""
+    branched = made(0, rewards={"task": 1.0}, branch_starts=[0, 2])
+    means = report(batch_of(branched), flops=Flops(per_token=100.0, per_pair=3.0, peak=1000.0)).means()
+    assert means["perf/mfu"] == pytest.approx(418 / 4000)
+
+
+@pytest.mark.parametrize(("tie", "num_embeddings"), [(True, 1), (False, 2)])
+def test_flops_are_of_the_model_as_it_is(tie: bool, num_embeddings: int, ranks: Ranks, tmp_path: Path) -> None:
+    model = load_model(save_tiny_model(tmp_path, tie=tie), ranks=ranks, dtype="float32", activation_checkpointing=False)
+    flops = flops_of(model, peak_tflops=2.0, device=torch.device("cpu"), num_ranks=3)
+    # By hand: q, k, v, o of 64 x 64, two norms of 64 and two of a head's 32, an MLP of three 64 x 128; twice.
+    layers = 2 * (4 * 64 * 64 + 2 * 64 + 2 * 32 + 3 * 64 * 128)
+    looked_up_and_multiplied = 200 * 64
+    assert flops.per_token == 6 * (layers + 64 + looked_up_and_multiplied)
+    assert flops.per_pair == 12 * 2 * 2 * 32
+    assert flops.peak == 6e12
+    assert flops_of(model, peak_tflops=0.0, device=torch.device("cpu"), num_ranks=3).peak is None
+
+
+def test_a_known_example_of_flops() -> None:
+    assert Flops(per_token=6e6, per_pair=12.0 * 2 * 4 * 8, peak=None).of([10]) == 60_042_240
+
+
+def books(**counters: int) -> dict[bytes, bytes]:
+    return {name.replace("__", ":").encode(): str(value).encode() for name, value in counters.items()}
+
+
+def test_what_was_produced_and_dropped_since_the_last_record_is_measured() -> None:
+    before = ledger_of(books(finished=4, tokens__finished=800, turns__finished=40, duration_ms__finished=9000,
+        trajectories__dropped__too_old=2, tokens__dropped__too_old=100, tokens__trained=300,
+    ))  # fmt: skip
+    now = ledger_of(books(finished=6, tokens__finished=1000, turns__finished=52, duration_ms__finished=13_000,
+        trajectories__dropped__too_old=4, tokens__dropped__too_old=110, turns__dropped__too_old=10,
+        trajectories__dropped__poison=1, tokens__dropped__poison=14, duration_ms__dropped__poison=6000,
+        tokens__trained=900,
+    ))  # fmt: skip
+    metrics = Metrics()
+    batch = batch_of(made(0, rewards={"task": 1.0}), made(1, rewards={"task": 0.0}))
+    add_flow(metrics, batch, before, now, group_size=2)
+    means = metrics.means()
+    assert (means["replay/produced_tokens"], means["replay/produced_turns"], means["replay/produced_s"]) == (50, 3, 1)
+    assert means["replay/dropped_tokens"] == 8.0  # 10 + 14 of three
+    assert (means["replay/dropped_turns"], means["replay/dropped_s"]) == (pytest.approx(10 / 3), 2.0)
+    assert means["perf/goodput"] == 8 / (8 + 24)
+    again = Metrics()
+    add_flow(again, batch_of(*batch.groups[0].trajectories, num_uses=2), before, now, group_size=2)
+    assert again.means()["perf/goodput"] == 0.0  # what is used again was counted when it was used first
+
+
+def test_nothing_produced_and_nothing_dropped_says_nothing() -> None:
+    metrics, empty = Metrics(), ledger_of({})
+    add_flow(metrics, batch_of(made(0, rewards={"task": 1.0})), empty, empty, group_size=2)
+    assert metrics.means() == {"perf/goodput": 1.0}
+
+
+def member(name: str, *, role: str = "actor", price_per_hour: float = 0.0, served_s: float = 0.0) -> Member:
+    return Member(
+        name=name, host="host", role=role, instance_kind="spot", price_per_hour=price_per_hour, transport="pull",
+        policy_version=3, num_episodes=8, generated_tokens=0, tokens_per_s=12.5, kv_use=0.25,
+        state=MemberState.SERVING, started_at_s=1.7e9, served_s=served_s, last_pause_s=0.01, num_refreshes=2,
+    )  # fmt: skip
+
+
+def test_the_cost_is_the_price_of_everyone_who_ever_served() -> None:
+    """Half an hour at 2 $ and a quarter at 4 $ make 2 $, for half a million tokens."""
+    metrics = Metrics()
+    everyone = [member("a", price_per_hour=2.0, served_s=1800), member("gone", price_per_hour=4.0, served_s=900)]
+    add_cost(metrics, everyone, tokens_trained=500_000)
+    assert metrics.means() == {"fleet/cost_dollars": 2.0, "fleet/dollars_per_million_tokens": 4.0}
+
+
+def test_without_prices_there_is_no_cost() -> None:
+    metrics = Metrics()
+    add_cost(metrics, [member("a", served_s=1800)], tokens_trained=500_000)
+    assert metrics.means() == {}
+
+
+def test_the_fleet_is_its_actors() -> None:
+    metrics = Metrics()
+    members = [member("a"), member("b"), member("learner", role="learner")]
+    ledger = ledger_of(books(ready=2, dropped__too_old=3, failed__env_failure=4))
+    add_system(metrics, ledger=ledger, members=members, publish=PublishStats())
+    means = metrics.means()
+    assert (means["fleet/num_actors"], means["fleet/num_episodes"], means["fleet/generated_tokens_per_s"]) == (
+        2,
+        16,
+        25,
+    )
+    assert (means["replay/ready"], means["replay/total_dropped_too_old"], means["replay/total_failed_env_failure"]) == (
+        2, 3, 4,
+    )  # fmt: skip
