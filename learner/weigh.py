@@ -154,7 +154,7 @@ def _weighed_by_turn(groups: Sequence[Sequence[Episode]], objective: ObjectiveCo
 
 
 def _turn_advantages(
-    trajectories: Sequence[Trajectory], rewards: Sequence[Numbers], objective: ObjectiveConfig
+    trajectories: Sequence[Trajectory], rewards: Sequence[npt.NDArray[np.float64]], objective: ObjectiveConfig
 ) -> list[Float[np.ndarray, " _turns"]]:
     return gigpo_advantages(
         rewards,
@@ -234,7 +234,7 @@ def _penalised_turn_rewards(episode: Episode) -> Numbers:
     return rewards
 
 
-def _standardised(numbers: Sequence[Numbers]) -> list[Numbers]:
+def _standardised(numbers: Sequence[npt.NDArray[np.float64]]) -> list[npt.NDArray[np.float64]]:
     """In standard deviations over all episodes together."""
     stops = np.cumsum([len(each) for each in numbers])[:-1]
     return np.split(batch_standardised_advantages(np.concatenate(numbers)), stops)

@@ -49,6 +49,7 @@ def test_recorded_logprobs_are_the_learners_for_episodes_of_many_turns(ranks: Ra
             recorded[len(begun) : len(begun) + len(turn.tokens)] = turn.logprobs
             sampled[len(begun) : len(begun) + len(turn.tokens)] = True
         packed = pack([TokenSequence(tokens=tokens, loss_mask=sampled, behaviour_logprobs=recorded,
+                                     kept=None,
                                      advantages=np.zeros(len(tokens), np.float32))])  # fmt: skip
         with torch.no_grad():
             again = model(packed, temperature=0.7, chunk_tokens=64).logprobs

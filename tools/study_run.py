@@ -100,7 +100,8 @@ def run(config: Config, *, lag: int, ranks: Ranks) -> Run:
 
     A policy that has nothing left to learn from ends it early.
     """
-    success, steps = list[float](), list[StepMetrics]()
+    success: list[float] = []
+    steps: list[StepMetrics] = []
     with asyncio.Runner() as runner:
         practised = practice(config, lag=lag, ranks=ranks, runner=runner)
         with contextlib.suppress(NothingToLearn):

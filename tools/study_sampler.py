@@ -196,7 +196,7 @@ class _Seat:
 
     async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
         """Continue `tokens`. Raises ValueError for a prompt without room, and for anything but plain sampling."""
-        if sampling.temperature <= 0 or sampling.top_p != 1 or sampling.top_k:
+        if sampling.temperature <= 0 or sampling.is_cut:
             raise ValueError(f"{sampling}: only temperature > 0, top_p 1 and top_k 0 are sampled here")
         goes_on = len(self._read) < len(tokens) and tokens[: len(self._read)] == self._read
         request = _Request(

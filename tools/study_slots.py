@@ -55,7 +55,9 @@ def slot_attention(
     **_: object,
 ) -> tuple[Float[Tensor, "1 new heads head_dim"], None]:
     """The attention function that a Hugging Face model calls in each layer; the signature is transformers'."""
-    layer, rows, columns = int(module.layer_idx), reading.rows, reading.columns  # type: ignore[arg-type]
+    layer = module.layer_idx
+    assert isinstance(layer, int)
+    rows, columns = reading.rows, reading.columns
     keys, values = reading.slots.keys[layer], reading.slots.values[layer]
     keys[rows, reading.positions] = key[0].transpose(0, 1)
     values[rows, reading.positions] = value[0].transpose(0, 1)
