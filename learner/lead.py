@@ -26,7 +26,7 @@ from learner.flops import Flops
 from learner.overview import OVERVIEW
 from learner.publish import Publisher
 from learner.report import add_cost, add_flow, add_system, step_metrics
-from learner.step import StepMetrics
+from learner.step_metrics import StepMetrics
 from learner.supply import Batch
 from learner.tally import EvalDuring, EvalResult, Tally, load_tally, save_tally
 from replay.archive import ArchivedStep, ArchiveWriter

@@ -35,7 +35,8 @@ from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import TokenSequence, count_loss_tokens, count_sequences, micro_batches, sequences_of
 from learner.ranks import Ranks
 from learner.reference import reference_at, reference_step
-from learner.step import StepMetrics, summed_over_ranks, train_step
+from learner.step import train_step
+from learner.step_metrics import StepMetrics, summed_over_ranks
 from learner.supply import Batch
 from learner.warm_start import WarmStartStep, imitate
 from learner.weigh import weighed_sequences

@@ -11,7 +11,7 @@ from common.metrics import Metrics
 from common.trajectory import Trajectory
 from learner.flops import Flops
 from learner.publish import PublishStats
-from learner.step import StepMetrics
+from learner.step_metrics import StepMetrics
 from learner.supply import Batch
 from learner.tally import Tally
 from replay.fleet import Member

@@ -35,7 +35,7 @@ from learner.learner import (
 from learner.overview import OVERVIEW
 from learner.ranks import Ranks
 from learner.report import step_metrics
-from learner.step import StepMetrics
+from learner.step_metrics import StepMetrics
 from learner.supply import Batch
 from learner.tally import load_tally, save_tally
 from replay.archive import Archive

@@ -7,11 +7,12 @@ import numpy as np
 
 from common.config import OptimConfig, WarmStartConfig
 from common.trajectory import Trajectory
+from learner.gradient import apply_gradient, backward
 from learner.model import PackedModel, expect_backward
 from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import TokenSequence, count_loss_tokens, micro_batches, sequences_of
 from learner.ranks import Ranks
-from learner.step import apply_gradient, backward, summed_over_ranks
+from learner.step_metrics import summed_over_ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

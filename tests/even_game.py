@@ -15,7 +15,7 @@ from learner.clock import Clock
 from learner.learner import Learner, begin, begin_checkpoint, load_learner, train_on
 from learner.model import full_tensors
 from learner.ranks import Ranks
-from learner.step import StepMetrics
+from learner.step_metrics import StepMetrics
 from learner.supply import Batch
 from replay.ticket import Group, Ticket
 from tests.tiny_model import a_trajectory

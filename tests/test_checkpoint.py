@@ -20,7 +20,8 @@ from learner.model import PackedModel, full_tensors, load_model
 from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import count_loss_tokens, micro_batches
 from learner.ranks import Ranks
-from learner.step import StepMetrics, train_step
+from learner.step import train_step
+from learner.step_metrics import StepMetrics
 from tests.full_disk import largest_file
 from tests.tiny_model import random_sequence, save_tiny_model
 

@@ -17,7 +17,8 @@ from learner.model import full_tensors
 from learner.pack import TokenSequence, pack, sequences_of
 from learner.ranks import Ranks
 from learner.return_scale import ReturnScale
-from learner.step import StepMetrics, train_step
+from learner.step import train_step
+from learner.step_metrics import StepMetrics
 from tests.even_game import load_player, play, save, train
 from tests.tiny_model import random_sequence, save_tiny_model
 

@@ -17,12 +17,13 @@ from learner.checkpoint import Progress, latest_checkpoint, load
 from learner.checkpoint_writer import CheckpointWriter
 from learner.clock import Clock
 from learner.critic import critic_shards
+from learner.gradient import apply_gradient, backward
 from learner.learner import train_on
 from learner.model import PackedModel, full_tensors, load_model
 from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import count_loss_tokens, micro_batches
 from learner.ranks import Ranks, join_ranks, leave_ranks
-from learner.step import apply_gradient, backward, train_step
+from learner.step import train_step
 from tests import even_game
 from tests.even_game import load_player
 from tests.tiny_model import random_sequence, save_tiny_model

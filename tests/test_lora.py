@@ -2,6 +2,7 @@
 
 import json
 import weakref
+from contextlib import closing
 from pathlib import Path
 
 import peft
@@ -12,14 +13,15 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM
 
 from common.config import LoraConfig, OptimConfig
-from learner.checkpoint import Progress, load, save
+from learner.checkpoint import Progress, load
+from learner.checkpoint_writer import CheckpointWriter
 from learner.export import save_adapters, save_hf
+from learner.gradient import apply_gradient, backward
 from learner.lora import Adapter, adapters_of
 from learner.model import PackedModel, full_tensors, load_model, named_shards
 from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import pack
 from learner.ranks import Ranks
-from learner.step import apply_gradient, backward
 from tests.small_tokenizer import CHATML, merging_tokenizer
 from tests.test_learner_model import plain_logprobs
 from tests.tiny_model import random_sequence, save_tiny_model
@@ -133,9 +135,10 @@ def test_a_checkpoint_holds_what_trains_and_resumes_bit_for_bit(folder: Path, ra
     optimizer, schedule = optimized(steady)
     train(steady, ranks, optimizer, schedule, steps=2)
     progress = Progress(step=2, policy_version=2, highest_published=2, next_group_id=0, tokens_trained=0)
-    path = save(
-        tmp_path, model=steady, optimizer=optimizer, schedule=schedule, progress=progress, ranks=ranks, keep=1
-    )  # fmt: skip
+    with closing(CheckpointWriter(tmp_path, ranks=ranks, keep=1)) as writer:
+        writer.begin(steady, optimizer, schedule, progress=progress, once_durable=lambda: None)
+        writer.wait()
+    path = tmp_path / "step_000002"
     with safe_open(next(path.glob("*.safetensors")), "pt") as file:
         held = {name for name in file.keys() if name != "rng"}  # noqa: SIM118 - not a dict
     assert all(".lora_" in name for name in held)

@@ -16,7 +16,7 @@ from learner.model import load_model
 from learner.publish import PublishStats
 from learner.ranks import Ranks
 from learner.report import add_cost, add_flow, add_system, step_metrics
-from learner.step import StepMetrics
+from learner.step_metrics import StepMetrics
 from learner.supply import Batch
 from learner.tally import Tally
 from replay.fleet import Member, MemberState

@@ -18,7 +18,8 @@ from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import TokenSequence, count_loss_tokens, count_sequences, micro_batches
 from learner.ranks import Ranks
 from learner.reference import reference_at
-from learner.step import StepMetrics, train_step
+from learner.step import train_step
+from learner.step_metrics import StepMetrics
 from tests.small_tokenizer import CHATML, merging_tokenizer
 from tests.tiny_model import random_sequence, save_tiny_model
 

@@ -24,13 +24,20 @@ class Rows:
     loss_mask: Tensor
 
 
-def full_rows(sequences: Sequence[TokenSequence], *, max_tokens: int, vocab_size: int) -> list[Rows]:
-    """As many tokens in rows of one length, which is that of the sequence that the mean token lies in.
+def mean_length(sequences: Sequence[TokenSequence]) -> int:
+    """Of a sequence."""
+    return round(sum(sequence.num_tokens for sequence in sequences) / len(sequences))
 
-    Attention then costs as much as on `sequences`: a token looks at as many others, in the mean.
-    """
+
+def length_around_a_token(sequences: Sequence[TokenSequence]) -> int:
+    """Of the sequence that the mean token lies in: rows of this length cost as much attention as `sequences` do."""
     num_tokens = sum(sequence.num_tokens for sequence in sequences)
-    length = round(sum(sequence.num_tokens**2 for sequence in sequences) / num_tokens)
+    return round(sum(sequence.num_tokens**2 for sequence in sequences) / num_tokens)
+
+
+def full_rows(sequences: Sequence[TokenSequence], *, length: int, max_tokens: int, vocab_size: int) -> list[Rows]:
+    """As many tokens as `sequences` have, in rows of one length."""
+    num_tokens = sum(sequence.num_tokens for sequence in sequences)
     num_rows = round(num_tokens / length)
     tokens = torch.randint(0, vocab_size, (num_rows, length), generator=torch.Generator().manual_seed(0))
     loss_mask = (torch.arange(length) % LOSS_EVERY == LOSS_EVERY - 1).expand(num_rows, length)

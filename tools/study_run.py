@@ -22,7 +22,7 @@ from learner.export import save_hf
 from learner.learner import Learner, begin, load_learner, train_on
 from learner.model import full_tensors
 from learner.ranks import Ranks
-from learner.step import StepMetrics
+from learner.step_metrics import StepMetrics
 from learner.supply import Batch
 from learner.warm_start import imitate
 from tools.prepare import load_tokenizer, prepare

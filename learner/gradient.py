@@ -1,0 +1,57 @@
+"""The gradient of one optimizer step: added up over micro-batches and ranks, clipped, applied and forgotten."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR
+
+from learner.ranks import Ranks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Update:
+    """What became of one optimizer step."""
+
+    grad_norm: float
+    lr: float
+    skipped: bool
+
+
+def backward(loss_sum: Tensor, *, ranks: Ranks, divisor: float) -> None:
+    """Add this micro-batch's part of the gradient of the sum over all ranks, divided by `divisor`."""
+    # FSDP averages gradients over the ranks where a sum is wanted: num_ranks undoes that, here and nowhere else.
+    torch.autograd.backward(loss_sum * (ranks.num_ranks / divisor))
+
+
+def gradient_norm(optimizer: torch.optim.Optimizer) -> Tensor:
+    """The global norm of the gradient of all that `optimizer` moves: whole, the same on every rank. Collective."""
+    norm = torch.nn.utils.get_total_norm([p.grad for p in _parameters(optimizer) if p.grad is not None])
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def apply_gradient(
+    optimizer: torch.optim.Optimizer, schedule: LambdaLR, *, max_grad_norm: float, scale: float = 1.0
+) -> Update:
+    """Clip the gradient to a global norm of `max_grad_norm`, update, move the schedule on, and forget the gradient.
+
+    `scale` is of the learning rate, for this update only; 0, like a gradient that is not finite, changes nothing.
+    """
+    lr = float(optimizer.param_groups[0]["lr"]) * scale
+    norm = gradient_norm(optimizer)
+    grad_norm = float(norm)
+    updates = math.isfinite(grad_norm) and scale > 0
+    if updates:
+        torch.nn.utils.clip_grads_with_norm_(_parameters(optimizer), max_grad_norm, norm)
+        for group in optimizer.param_groups:
+            group["lr"] *= scale
+        optimizer.step()
+        schedule.step()  # sets the next step's learning rate anew, from the schedule alone
+    optimizer.zero_grad(set_to_none=True)
+    return Update(grad_norm=grad_norm, lr=lr, skipped=not updates)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
