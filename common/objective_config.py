@@ -16,9 +16,9 @@ WITH_CRITIC = ("gae", "bi_level_gae", "vtrace")  # advantages that need values
 
 @dataclass(kw_only=True, slots=True)
 class ObjectiveConfig:
-    # group_standardised, group_centred, leave_one_out, gigpo, gigpo_centred, reinforce_pp; with a critic: gae,
-    # bi_level_gae, vtrace
-    advantage: str = "group_standardised"
+    advantage: str = (
+        "group_standardised"  # or group_centred, leave_one_out, gigpo, reinforce_pp, gae, bi_level_gae, vtrace
+    )
     allocation: str = "last_token"  # of rewards to tokens: last_token, uniform_positive, discounted, per_turn
     allocation_discount: float = 0.95  # discounted: what a turn's part of the return is of the next turn's
     gamma: float = 1.0  # discount of a reward: gigpo for each turn before it, all others for each sampled token
@@ -33,8 +33,7 @@ class ObjectiveConfig:
     value_clip: float = 0.2  # how far a value may move in a step, in standard deviations of returns; 0 is off
     value_coefficient: float = 0.5  # shared: weight of the critic's loss beside the policy's
     normalise_returns: bool = True  # the critic predicts returns less their running mean, in standard deviations
-    # ppo_clip, gspo, cispo, aipo, dppo_tv, dppo_kl, policy_gradient: see learner.surrogate
-    surrogate: str = "ppo_clip"
+    surrogate: str = "ppo_clip"  # or gspo, cispo, aipo, dppo_tv, dppo_kl, policy_gradient: see learner.surrogate
     clip_low: float = 0.2  # ppo_clip, gspo: the ratio's lower clip is 1 - clip_low
     clip_high: float = 0.28  # ppo_clip, gspo: the ratio's upper clip is 1 + clip_high
     dual_clip: float = 0.0  # ppo_clip, gspo: the ratio's upper clip where the advantage is negative; 0 is off
