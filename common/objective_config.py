@@ -16,9 +16,7 @@ WITH_CRITIC = ("gae", "bi_level_gae", "vtrace")  # advantages that need values
 
 @dataclass(kw_only=True, slots=True)
 class ObjectiveConfig:
-    advantage: str = (
-        "group_standardised"  # or group_centred, leave_one_out, gigpo, reinforce_pp, gae, bi_level_gae, vtrace
-    )
+    advantage: str = "group_standardised"  # or group_centred, leave_one_out, gigpo, reinforce_pp, gae, vtrace, ...
     allocation: str = "last_token"  # of rewards to tokens: last_token, uniform_positive, discounted, per_turn
     allocation_discount: float = 0.95  # discounted: what a turn's part of the return is of the next turn's
     gamma: float = 1.0  # discount of a reward: gigpo for each turn before it, all others for each sampled token

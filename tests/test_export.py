@@ -119,6 +119,7 @@ def next_logprobs(model: PackedModel, said: list[int]) -> torch.Tensor:
             loss_mask=loss_mask,
             behaviour_logprobs=zeros,
             advantages=zeros,
+            kept=None,
         )
         for token in range(model.vocab_size)
     ]

@@ -9,12 +9,15 @@ import redis
 
 from common.config import Config
 from common.run_dir import RunDir
+from common.weights import layout
 from learner.checkpoint import Progress
+from learner.flops import Flops
 from learner.lead import Lead, join_run
 from replay.buffer import Buffer
 from replay.keys import FencedOut
 from tests.attempts import attempt_at, ticket
 
+WEIGHTS = layout([("weight", "float32", (2,))])
 START = Progress(step=0, policy_version=0, highest_published=-1, next_group_id=0, tokens_trained=0)
 
 
@@ -30,7 +33,10 @@ def begin(client: redis.Redis, redis_url: str, run_id: str, root: Path) -> Lead:
     run_dir.create()
     config = config_of(run_id)
     links = join_run(client, config, model_folder=root, vocab_size=100)
-    return Lead(links, config, run_dir, progress=START, conditions={}, redis_url=redis_url, device="cpu")
+    return Lead(
+        links, config, run_dir, progress=START, conditions={}, weights=WEIGHTS, redis_url=redis_url, device="cpu",
+        flops=Flops(per_token=1.0, per_pair=1.0, peak=None),
+    )  # fmt: skip
 
 
 def claim_one(lead: Lead, run_id: str, *, step: int) -> None:
