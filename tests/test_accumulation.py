@@ -33,6 +33,8 @@ WAYS = {"one sequence at a time": 0, "medium packs": 45, "one pack": 1000}  # wi
 NORMALISATIONS = [("float32", "tokens"), ("float64", "tokens"), ("float64", "sequences"), ("float64", "constant")]
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 CASES = [(way, normalisation, dtype) for way in WAYS for dtype, normalisation in NORMALISATIONS]
+# Three ranks on two cores wait for one another most of the time.
+CASES_ON = {1: CASES, 2: CASES, 3: [case for case in CASES if case[0] == "medium packs"]}
 LR = 1e-3
 pytestmark = pytest.mark.timeout(1800)  # hundreds of collectives, each of which waits for the slowest rank
 # Nothing is left out, however far the random log-probabilities are from the model's.
@@ -65,7 +67,7 @@ def be_a_rank(rank: int, num_ranks: int, port: int, path: Path) -> None:
 
 
 def train_all(path: Path, *, ranks: Ranks) -> None:
-    for way, normalisation, dtype in CASES:
+    for way, normalisation, dtype in CASES_ON[ranks.num_ranks]:
         train(path, way, normalisation, dtype, ranks=ranks)
 
 
@@ -139,9 +141,10 @@ def load(folder: Path, *, ranks: Ranks) -> PackedModel:
     return model
 
 
-@pytest.mark.parametrize(("dtype", "normalisation"), NORMALISATIONS)
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("num_ranks", "way", "normalisation", "dtype"),
+    [(num_ranks, *case) for num_ranks, cases in CASES_ON.items() for case in cases],
+)
 def test_losses_gradients_and_weights_do_not_depend_on_how_a_batch_is_cut(
     results: Path, num_ranks: int, way: str, normalisation: str, dtype: str
 ) -> None:
