@@ -212,11 +212,15 @@ def named_shards(model: PackedModel) -> Iterator[tuple[str, nn.Parameter]]:
 
     A head that is tied to the embedding does not come twice.
     """
-    # A forward pass that no backward pass follows leaves parameters whole, in the forward pass's dtype.
+    _reshard(model)
+    yield from model.causal_lm.named_parameters()
+
+
+def _reshard(model: PackedModel) -> None:
+    """A forward pass that no backward pass follows leaves parameters whole, in the forward pass's dtype."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-    yield from model.causal_lm.named_parameters()
 
 
 def full_layout(model: PackedModel) -> list[TensorEntry]:
@@ -241,6 +245,7 @@ def full_tensors(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
 @torch.no_grad()
 def merged_shards(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
     """Every weight as this rank holds it, adapters merged in, under its name in the Hugging Face folder. Collective."""
+    _reshard(model)  # the adapters' parameters too are then the ranks' shards
     adapters = adapters_of(model.causal_lm)
     for name, shard in named_shards(model):
         if not is_of_adapter(name):

@@ -54,7 +54,7 @@ def optimized(model: PackedModel) -> tuple[torch.optim.AdamW, LambdaLR]:
 def train(model: PackedModel, ranks: Ranks, optimizer: torch.optim.AdamW, schedule: LambdaLR, *, steps: int) -> None:
     for _ in range(steps):
         backward(-logprobs_of(model).sum(), ranks=ranks, divisor=56)
-        apply_gradient(model, optimizer, schedule, max_grad_norm=1.0)
+        apply_gradient(optimizer, schedule, max_grad_norm=1.0)
 
 
 def shards(model: PackedModel) -> dict[str, torch.Tensor]:
