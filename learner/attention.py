@@ -53,16 +53,14 @@ def rows_of(lengths: Sequence[int]) -> tuple[Rows, ...]:
     return tuple(Rows(lengths=tuple(group)) for group in groups)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PackRows:
     """All rows of a pack, on their way through the layers.
 
-    Neither a tuple nor a dataclass: torch.compile looks into those, and would compile the layers for each pack anew.
+    As a bare tuple torch.compile would look at its length, and make the layers' code anew for each number of rows.
     """
 
-    __slots__ = ("rows",)
-
-    def __init__(self, rows: Sequence[Rows]) -> None:
-        self.rows = rows
+    rows: tuple[Rows, ...]
 
 
 @torch.compiler.disable(reason="it splits the pack at other places each time")  # type: ignore[no-untyped-call, untyped-decorator]

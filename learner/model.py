@@ -300,7 +300,7 @@ def _sequence_bounds(packed: Packed) -> dict[str, object]:
     """Where sequences begin and end, in the words of our attention and in those of flash-attn's varlen kernels."""
     bounds = torch.tensor([0, *packed.lengths], device=packed.tokens.device).cumsum(0).int()
     return {
-        "rows": PackRows(rows_of(packed.lengths)),
+        "rows": PackRows(rows=rows_of(packed.lengths)),
         "cu_seq_lens_q": bounds,
         "cu_seq_lens_k": bounds,
         "max_length_q": max(packed.lengths),
