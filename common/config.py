@@ -238,6 +238,7 @@ class LearnerConfig:
     keep_checkpoints: int = 2  # older ones are removed
     claim_timeout_s: float = 600.0  # no ready batch for this long ends the run with an explanation
     activation_checkpointing: bool = False  # recompute activations in the backward pass
+    compile: bool = False  # torch.compile each layer, once at the start; needs a C++ compiler on a CPU
     cpu_offload: bool = False  # weights, gradients and optimizer state in host memory; for models that do not fit a GPU
     peak_tflops: float = 0.0  # of one device, for perf/mfu; 0: a GPU's as its name says, none for a CPU
 

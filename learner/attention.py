@@ -53,6 +53,17 @@ def rows_of(lengths: Sequence[int]) -> tuple[Rows, ...]:
     return tuple(Rows(lengths=tuple(group)) for group in groups)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackRows:
+    """All rows of a pack, on their way through the layers.
+
+    As a bare tuple torch.compile would look at its length, and make the layers' code anew for each number of rows.
+    """
+
+    rows: tuple[Rows, ...]
+
+
+@torch.compiler.disable(reason="it splits the pack at other places each time")  # type: ignore[no-untyped-call, untyped-decorator]
 def packed_attention(
     module: nn.Module,
     query: Float[Tensor, "1 heads tokens head_dim"],
@@ -60,7 +71,7 @@ def packed_attention(
     value: Float[Tensor, "1 kv_heads tokens head_dim"],
     attention_mask: None,
     *,
-    rows: tuple[Rows, ...],
+    rows: PackRows,
     scaling: float,
     sliding_window: int | None = None,
     **_: object,
@@ -70,16 +81,16 @@ def packed_attention(
     `rows` comes from the caller of the model. What else transformers passes (position_ids, dropout and the like) has
     no part here: positions are in `query` and `key` already, and dropout would make the log-probabilities random.
     """
-    lengths = [length for row in rows for length in row.lengths]
+    lengths = [length for row in rows.rows for length in row.lengths]
     if query.device.type == "cpu" and (sliding_window is None or sliding_window >= max(lengths)):
         alone: Tensor = _CausalOnCpu.apply(query[0], key[0], value[0], lengths, scaling)  # type: ignore[no-untyped-call]
         return alone[None], None
     # Split, not sliced: the backward pass of a slice fills zeros as long as the whole pack.
-    sizes = [row.num_tokens for row in rows]
+    sizes = [row.num_tokens for row in rows.rows]
     parts = [torch.split_with_sizes(packed[0], sizes, dim=1) for packed in (query, key, value)]
     attended = [
         _attend(_batched(queries, row), _batched(keys, row), _batched(values, row), row, scaling, sliding_window)
-        for queries, keys, values, row in zip(*parts, rows, strict=True)
+        for queries, keys, values, row in zip(*parts, rows.rows, strict=True)
     ]
     return torch.cat(attended)[None], None
 

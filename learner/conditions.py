@@ -35,6 +35,7 @@ def settings_of(config: Config) -> dict[str, str]:
         "learner.micro_batch_tokens": learner.micro_batch_tokens,
         "learner.logprob_chunk_tokens": learner.logprob_chunk_tokens,
         "learner.activation_checkpointing": learner.activation_checkpointing,
+        "learner.compile": learner.compile,
     }
     for section in ("objective", "optim"):
         settings |= _section(config, section)

@@ -65,6 +65,7 @@ def load_critic(config: Config, model: PackedModel, *, ranks: Ranks) -> Critic |
                 ranks=ranks,
                 dtype=config.model.dtype,
                 activation_checkpointing=config.learner.activation_checkpointing,
+                compile=config.learner.compile,
                 cpu_offload=config.learner.cpu_offload,
             )
         case unknown:

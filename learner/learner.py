@@ -79,6 +79,7 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner
         ranks=ranks,
         dtype=config.model.dtype,
         activation_checkpointing=config.learner.activation_checkpointing,
+        compile=config.learner.compile,
         cpu_offload=config.learner.cpu_offload,
         lora=config.model.lora,
     )

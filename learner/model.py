@@ -17,7 +17,8 @@ from transformers.utils import logging as transformers_logging
 
 from common.config import LoraConfig
 from common.weights import TensorEntry, layout
-from learner.attention import packed_attention, rows_of
+from learner.attention import PackRows, packed_attention, rows_of
+from learner.compiler import check_compiler, compile_layers
 from learner.logprobs import TokenLogprobs, chunked_logprobs, predictions
 from learner.lora import adapters_of, add_adapters, folder_name, is_of_adapter
 from learner.pack import Packed
@@ -99,6 +100,7 @@ def load_model(
     ranks: Ranks,
     dtype: str,
     activation_checkpointing: bool,
+    compile: bool = False,
     cpu_offload: bool = False,
     lora: LoraConfig | None = None,
 ) -> PackedModel:
@@ -109,6 +111,7 @@ def load_model(
         ranks=ranks,
         dtype=dtype,
         activation_checkpointing=activation_checkpointing,
+        compile=compile,
         cpu_offload=cpu_offload,
         lora=lora,
     )
@@ -121,17 +124,22 @@ def load_kind(
     ranks: Ranks,
     dtype: str,
     activation_checkpointing: bool,
+    compile: bool = False,
     cpu_offload: bool = False,
     lora: LoraConfig | None = None,
 ) -> M:
     """Load the causal LM in folder `path`, float32 master weights, and shard it over `ranks`.
 
     `kind` is what is made of it: see `learner.value_model`.
-    `dtype` is that of the forward pass, float32 or bfloat16; logits are always float32. With `cpu_offload` weights,
-    gradients and optimizer state live in host memory, and a layer's weights come to the device as it is reached. With
-    a `lora` of some rank only adapters train, see `learner.lora`. Every rank calls it.
-    Raises ValueError for a folder that holds no causal LM, and for a model that does not read packed rows right.
+    `dtype` is that of the forward pass, float32 or bfloat16; logits are always float32. With `compile` the layers run
+    as compiled code, see `learner.compiler`. With `cpu_offload` weights, gradients and optimizer state live in host
+    memory, and a layer's weights come to the device as it is reached. With a `lora` of some rank only adapters train,
+    see `learner.lora`. Every rank calls it.
+    Raises ValueError for a folder that holds no causal LM, and for a model that does not read packed rows right;
+    ConfigError where the layers cannot be compiled.
     """
+    if compile:
+        check_compiler(ranks.device)
     folder = Path(path)
     tensors = _read_on_first_rank(folder, lora, ranks=ranks)
     causal_lm = skeleton_of(folder, attention=PACKED_ATTENTION)
@@ -141,6 +149,8 @@ def load_kind(
     # Always in evaluation mode: dropout would make the log-probabilities differ from the actors'.
     model = kind(causal_lm, folder=folder).eval()
     layers = _decoder_layers(causal_lm)
+    if compile:  # before a checkpoint, which then calls compiled code twice, and before FSDP, whose hooks stay outside
+        compile_layers(layers)
     if activation_checkpointing:
         for layer in layers:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
@@ -295,7 +305,7 @@ def _sequence_bounds(packed: Packed) -> dict[str, object]:
     """Where sequences begin and end, in the words of our attention and in those of flash-attn's varlen kernels."""
     bounds = torch.tensor([0, *packed.lengths], device=packed.tokens.device).cumsum(0).int()
     return {
-        "rows": rows_of(packed.lengths),
+        "rows": PackRows(rows=rows_of(packed.lengths)),
         "cu_seq_lens_q": bounds,
         "cu_seq_lens_k": bounds,
         "max_length_q": max(packed.lengths),

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from common.config import LoraConfig, OptimConfig, load_config
 from common.objective_config import ObjectiveConfig
+from learner import compiler
 from learner.checkpoint import Progress, latest_checkpoint, load
 from learner.checkpoint_writer import CheckpointWriter
 from learner.clock import Clock
@@ -58,16 +59,20 @@ def be_one_of_two(rank: int, port: int, path: Path) -> None:
         train(path / f"{name}_model", path / f"{name}_on_two", ranks=ranks)
     for critic in ("own", "shared"):
         play(path / "untied_model", path / f"{critic}_critic_on_two", critic=critic, ranks=ranks)
+    compiler.BACKEND = "aot_eager"  # this process's own
+    train(path / "tied_model", path / "compiled_on_two", ranks=ranks, compile=True)
     resume(path / "tied_model", path / "tied_on_one", path / "resumed_on_two", ranks=ranks)
     explode(path / "tied_model", path / f"explosion_{rank}.json", ranks=ranks)
     leave_ranks()
 
 
-def train(model_folder: Path, out: Path, *, ranks: Ranks) -> None:
+def train(model_folder: Path, out: Path, *, ranks: Ranks, compile: bool = False) -> None:
     """Train STEPS, with a checkpoint after the first, and write down all that came of it."""
     torch.manual_seed(0)  # for the adapters
     lora = LoraConfig(rank=4 if model_folder.name == "adapters_model" else 0)
-    model = load_model(model_folder, ranks=ranks, dtype="float32", activation_checkpointing=False, lora=lora)
+    model = load_model(
+        model_folder, ranks=ranks, dtype="float32", activation_checkpointing=False, compile=compile, lora=lora
+    )
     optimizer = make_optimizer(model, config=OPTIM)
     schedule = make_schedule(optimizer, config=OPTIM, num_steps=len(STEPS))
     measured = [one_step(0, model, optimizer, schedule, ranks)]
@@ -165,9 +170,9 @@ def explode(model_folder: Path, out: Path, *, ranks: Ranks) -> None:
     out.write_text(json.dumps({"skipped": skipped, "changed": changed, "schedule": schedule.last_epoch}))
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [*KINDS, "compiled"])
 def test_two_ranks_equal_one_in_losses_gradients_and_weights(results: Path, name: str) -> None:
-    one, two = results / f"{name}_on_one", results / f"{name}_on_two"
+    one, two = results / f"{'tied' if name == 'compiled' else name}_on_one", results / f"{name}_on_two"
     for file in ("gradients_0", "gradients_1", "gradients_2", "weights"):
         assert_tensors_close(two / f"{file}.safetensors", one / f"{file}.safetensors")
     found, expected = (json.loads((folder / "measured.json").read_text()) for folder in (two, one))

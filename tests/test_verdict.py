@@ -54,8 +54,9 @@ def test_settings_that_change_the_weights_are_told_from_those_that_do_not() -> N
     theirs, ours = Config(), Config()
     ours.run.name, ours.learner.checkpoint_every, ours.actors.count, ours.run.seed = "other", 3, 7, 5
     assert differences(settings_of(theirs), settings_of(ours)) == []
-    ours.optim.lr, ours.objective.clip_high = 2e-6, 0.3
+    ours.optim.lr, ours.objective.clip_high, ours.learner.compile = 2e-6, 0.3, True
     assert differences(settings_of(theirs), settings_of(ours)) == [
+        "learner.compile was False and is True",
         "objective.clip_high was 0.28 and is 0.3",
         "optim.lr was 1e-06 and is 2e-06",
     ]

@@ -1,14 +1,22 @@
 #!/usr/bin/env bash
-# System libraries that no wheel brings. Installs them where it may, else says what to install.
+# What no wheel brings. Installs it where it may, else says what to install.
 set -euo pipefail
 
-if ldconfig -p | grep -q 'libnuma\.so\.1'; then
+packages=()
+if ! ldconfig -p | grep -q 'libnuma\.so\.1'; then
+    packages+=(libnuma1)
+fi
+if ! command -v "${CXX:-g++}" >/dev/null; then
+    packages+=(g++)
+fi
+if [ ${#packages[@]} = 0 ]; then
     exit 0
 fi
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     apt-get update -qq
-    apt-get install -y -qq libnuma1
-else
-    echo "libnuma.so.1 is missing, which vLLM's CPU build loads: install it (Debian, Ubuntu: apt-get install libnuma1)" >&2
-    exit 1
+    apt-get install -y -qq "${packages[@]}"
+    exit 0
 fi
+echo "missing: ${packages[*]} (Debian, Ubuntu: apt-get install ${packages[*]})" >&2
+echo "vLLM's CPU build loads libnuma.so.1; learner.compile, and its test, need a C++ compiler" >&2
+[[ " ${packages[*]} " != *" libnuma1 "* ]]
