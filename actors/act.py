@@ -97,6 +97,8 @@ async def _lease_one(
             if stream == EVAL_STREAM:
                 pin.took()
                 task.add_done_callback(lambda _: pin.ended())
+            for _ in ("the group's task begins", "its members begin, and count as running"):
+                await asyncio.sleep(0)
             return True
     return False
 
