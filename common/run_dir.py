@@ -91,6 +91,15 @@ class RunDir:
         return float(started.read_text())
 
 
+def sync_path(path: Path) -> None:
+    """Return when a file's bytes, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_whole(path: Path, text: str) -> None:
     """Replace `path` in one go: a reader sees the old text or the new, also after a crash."""
     half = path.with_name(path.name + ".tmp")

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.staging import DefaultStager
 from torch.optim.lr_scheduler import LambdaLR
 
+from common.run_dir import sync_path
 from learner.critic import Critic, critic_shards
 from learner.model import PackedModel, named_shards
 from learner.return_scale import scale_of
@@ -220,10 +221,10 @@ def _write_manifest(path: Path, snapshot: Snapshot) -> None:
         stream.write(msgspec.json.format(msgspec.json.encode(manifest)))
         stream.flush()
         os.fsync(stream.fileno())
-    _sync_folder(path)  # the names of the shards, before that of the manifest
+    sync_path(path)  # the names of the shards, before that of the manifest
     unnamed.rename(path / MANIFEST)
-    _sync_folder(path)
-    _sync_folder(path.parent)
+    sync_path(path)
+    sync_path(path.parent)
 
 
 def _read_manifest(path: Path) -> _Manifest:
@@ -261,11 +262,3 @@ def _remove(path: Path) -> None:
     # The manifest first: a crash half-way must not leave a folder that looks whole.
     (path / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(path)
-
-
-def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

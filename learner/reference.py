@@ -3,7 +3,6 @@
 It is written down when it is taken, tied to its step, so that a resumed run and a re-run hold on to the very same one.
 """
 
-import os
 import shutil
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch.distributed as dist
 
 from common.config import Config
 from common.config_error import ConfigError
-from common.run_dir import RunDir
+from common.run_dir import RunDir, sync_path
 from learner.checkpoint import MANIFEST, step_of
 from learner.export import save_hf
 from learner.model import PackedModel, load_model
@@ -61,10 +60,10 @@ def _write(model: PackedModel, folder: Path, *, ranks: Ranks) -> None:
     save_hf(model, unnamed, ranks=ranks)
     if ranks.rank == 0:
         for path in (*unnamed.iterdir(), unnamed):
-            _sync(path)
+            sync_path(path)
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was resumed here: the same bits
         unnamed.rename(folder)
-        _sync(folder.parent)
+        sync_path(folder.parent)
     dist.barrier()  # the others read what rank 0 writes
 
 
@@ -75,11 +74,3 @@ def _remove_older(run_dir: RunDir, *, every: int) -> None:
     for path in run_dir.reference.glob("step_*[0-9]"):
         if step_of(path) < oldest:
             shutil.rmtree(path)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -9,7 +9,6 @@ claim writes beside its successor, not over it.
 """
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from common.archive import read_frames, write_frames
+from common.run_dir import sync_path
 from common.trajectory import InvalidTrajectory, Outcome, check
 from common.wire import SCHEMA, WireError, decode, encode
 from replay.ticket import Group, Ticket
@@ -82,7 +82,7 @@ class ArchiveWriter:
             return
         for path in [*self._unsynced, self._folder, self._folder.parent]:
             try:
-                _sync(path)
+                sync_path(path)
             except OSError as error:
                 raise _unwritten(path, error) from error
         self._unsynced.clear()
@@ -201,14 +201,6 @@ def _files(folder: Path) -> Iterator[tuple[int, int, Path]]:
     for path in folder.glob("step_*.bin"):
         if found := _NAME.fullmatch(path.name):
             yield int(found[1]), int(found[2]), path
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _unwritten(path: Path, error: OSError) -> ArchiveError:
