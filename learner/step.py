@@ -14,7 +14,7 @@ from common.objective_config import ObjectiveConfig
 from learner.clock import Clock
 from learner.critic import Critic, critic_loss
 from learner.gradient import apply_gradient, backward, gradient_norm
-from learner.guard import judge
+from learner.guard import Verdict, judge
 from learner.loss import PolicyLoss, policy_loss
 from learner.model import PackedModel, expect_backward
 from learner.normalisation import loss_divisor
@@ -83,14 +83,7 @@ def train_step(
             )
         )
     measured = measured_over_ranks(found)
-    ratio_sum, num_loss_tokens = measured["ratio_sum"], measured["num_loss_tokens"]
-    verdict = judge(
-        effective_sample_size=ratio_sum**2 / measured["ratio_square_sum"] / num_loss_tokens,
-        ratio_mean=ratio_sum / num_loss_tokens,
-        objective=objective,
-    )
-    if verdict.reason and ranks.rank == 0:
-        log.warning("guard: step scaled by %.3g: %s", verdict.scale, verdict.reason)
+    verdict = _judged(measured, objective=objective, ranks=ranks)
     optimizers = [optimizer] if critic is None else [optimizer, critic.optimizer]
     finite = all(math.isfinite(float(gradient_norm(each))) for each in optimizers)
     scale = verdict.scale if finite else 0.0
@@ -110,6 +103,18 @@ def train_step(
         guard_scale=verdict.scale,
         values=values,
     )
+
+
+def _judged(measured: dict[str, float], *, objective: ObjectiveConfig, ranks: Ranks) -> Verdict:
+    ratio_sum, num_loss_tokens = measured["ratio_sum"], measured["num_loss_tokens"]
+    verdict = judge(
+        effective_sample_size=ratio_sum**2 / measured["ratio_square_sum"] / num_loss_tokens,
+        ratio_mean=ratio_sum / num_loss_tokens,
+        objective=objective,
+    )
+    if verdict.reason and ranks.rank == 0:
+        log.warning("guard: step scaled by %.3g: %s", verdict.scale, verdict.reason)
+    return verdict
 
 
 def _forward_and_backward(
