@@ -1,7 +1,10 @@
 """A conversation only grows: what was sampled stays, what is new is rendered, and a rewritten past is a new branch."""
 
+from pathlib import Path
+
 import pytest
-from transformers import PreTrainedTokenizerBase
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from common.chat import Chat, end_of_turn_text
 from common.message import Message
@@ -43,6 +46,21 @@ def test_a_conversation_is_extended_to_what_the_template_renders_as_a_whole(
         tokens += sampled + extension.tokens
         said += [Message("assistant", content), ANSWER]
         assert tokens == rendered(tokenizer, *said)
+
+
+def test_a_tokenizer_file_that_asks_for_truncation_and_padding_gets_neither(tmp_path: Path) -> None:
+    written = merging_tokenizer(CHATML)
+    written.save_pretrained(tmp_path)
+    on_disk = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    on_disk.enable_truncation(4)
+    on_disk.enable_padding(length=400)
+    on_disk.save(str(tmp_path / "tokenizer.json"))
+    asking = AutoTokenizer.from_pretrained(tmp_path)
+    chat = Chat(asking)
+    assert chat.open((SYSTEM, ASK)) == rendered(written, SYSTEM, ASK)
+    sampled = ids(written, "search[red]" + END)
+    chat.reply(sampled)
+    assert len(chat.extend((Message("user", "x" * 300),)).tokens) > 300
 
 
 def test_the_tiny_template_costs_three_tokens_a_message() -> None:
