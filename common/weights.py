@@ -54,22 +54,6 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     invitation: Invitation | None = None  # None where nobody asked for broadcast
 
 
-class ChunkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A receiver asks for bytes of one version; the root hash says which, whoever serves it."""
-
-    root: str
-    offset: int  # bytes from the start of the buffer
-    num_bytes: int
-
-
-class ChunkReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The header of a reply; the bytes follow in a frame of their own, empty when the version is `gone`."""
-
-    root: str
-    offset: int
-    gone: bool
-
-
 def layout(shapes: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[TensorEntry]:
     """Place (name, dtype, shape) one after another, aligned. The hashes are still 0: see `sealed`."""
     entries, offset = [], 0

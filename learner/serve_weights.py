@@ -1,7 +1,7 @@
 """The publisher process: it hashes, announces and sends what the learner copied into shared memory.
 
-It is a process of its own so that a wedged collective or a slow receiver never touches the one that trains. It has two
-threads: one answers the learner and serves pulls, the other takes each version through seal, announce and broadcast.
+It is a process of its own so that a wedged collective or a slow receiver never touches the one that trains. One thread
+answers the learner, one serves pulls, one takes each version through seal, announce and broadcast.
 """
 
 import logging
@@ -17,12 +17,12 @@ from multiprocessing.connection import Connection
 import msgspec
 import redis
 import torch
-import zmq
 
-from common.config import MAX_CHUNK_BYTES
+from common.chunk_server import ChunkServer
+from common.chunks import ChunkRequest
 from common.connection import connect
 from common.shutdown import die_with_parent
-from common.weights import ChunkReply, ChunkRequest, Invitation, Manifest, Offer, TensorEntry, buffer_bytes, sealed
+from common.weights import Invitation, Manifest, Offer, TensorEntry, buffer_bytes, sealed
 from learner.broadcast import Broadcaster
 from replay.bulletin import Bulletin
 from replay.keys import FencedOut
@@ -30,10 +30,9 @@ from replay.keys import FencedOut
 log = logging.getLogger(__name__)
 
 NUM_SLOTS = 3  # one served, one that may be on its way out, one for the learner to write
-MAX_REQUEST_BYTES = 4096
 REDIS_PAUSE_S = 1.0
 REDIS_PATIENCE_S = 5.0  # then it looks whether a newer version has come
-POLL_MS = 100
+POLL_S = 0.1
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -96,7 +95,7 @@ ToLearner = Freed | Announced | Broadcasted | Refused
 
 
 class Shelf:
-    """Which slot holds which version, for both threads.
+    """Which slot holds which version, for all threads.
 
     A slot is in one of five states: free (the learner's), pending (submitted, not begun), in hand (being hashed),
     served (the newest that was hashed), previous (the one before it, for pulls that have begun).
@@ -169,7 +168,7 @@ class Shelf:
 
 
 class WeightServer:
-    """The publisher process's two threads and what they share."""
+    """The publisher process's threads and what they share."""
 
     def __init__(self, settings: Settings, connection: Connection, slot_fds: list[int]) -> None:
         self._settings = settings
@@ -187,25 +186,16 @@ class WeightServer:
             timeout_s=settings.broadcast_timeout_s,
             device=torch.device(settings.device),
         )
-        self._router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
-        self._router.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
-        self._router.setsockopt(zmq.LINGER, 0)
-        port: int = self._router.bind_to_random_port(f"tcp://{settings.host}")
-        self._endpoint = f"tcp://{settings.host}:{port}"
+        self._server = ChunkServer(settings.host, lambda request: self._shelf.read(request, self._views))
         self._publishing = threading.Thread(target=self._publish_versions, name="publish-versions", daemon=True)
 
     def run(self) -> None:
         """Serve until the learner says stop or is gone."""
         self._publishing.start()
-        poller = zmq.Poller()
-        poller.register(self._router, zmq.POLLIN)
-        poller.register(self._connection.fileno(), zmq.POLLIN)
         while self._publishing.is_alive():
-            ready = dict(poller.poll(POLL_MS))
-            if self._connection.fileno() in ready and not self._take_message():
+            if self._connection.poll(POLL_S) and not self._take_message():
                 break
-            if self._router in ready:
-                self._answer_pull()
+        self._server.close()
 
     def _take_message(self) -> bool:
         try:
@@ -225,20 +215,6 @@ class WeightServer:
         with self._reporting:
             for message in messages:
                 self._connection.send_bytes(msgspec.msgpack.encode(message))
-
-    def _answer_pull(self) -> None:
-        peer, *frames = self._router.recv_multipart()
-        try:
-            request = msgspec.msgpack.decode(frames[-1], type=ChunkRequest)
-        except (msgspec.MsgspecError, IndexError) as error:
-            log.warning("a request that is not a ChunkRequest: %s", error)
-            return
-        if request.offset < 0 or not 0 < request.num_bytes <= MAX_CHUNK_BYTES:
-            log.warning("a request out of range: %s", request)
-            return
-        chunk = self._shelf.read(request, self._views)
-        header = ChunkReply(root=request.root, offset=request.offset, gone=chunk is None)
-        self._router.send_multipart([peer, msgspec.msgpack.encode(header), chunk or b""])
 
     def _publish_versions(self) -> None:
         while (submitted := self._shelf.take()) is not None:
@@ -260,7 +236,9 @@ class WeightServer:
         while True:
             try:
                 invitation = self._broadcaster.invite()
-                self._bulletin.announce(Offer(manifest=manifest, pull_endpoint=self._endpoint, invitation=invitation))
+                self._bulletin.announce(
+                    Offer(manifest=manifest, pull_endpoint=self._server.endpoint, invitation=invitation)
+                )
                 self._report([Announced(policy_version=manifest.policy_version)])
                 if invitation is not None:
                     self._broadcast(invitation, manifest, buffer)

@@ -21,9 +21,10 @@ from pathlib import Path
 import msgspec
 import zstandard
 
+from common.chunks import ChunkRequest
 from common.connection import connect
 from common.trajectory import InvalidTrajectory, Trajectory, check
-from common.weights import ChunkRequest, Invitation, Manifest, Offer, TensorEntry
+from common.weights import Invitation, Manifest, Offer, TensorEntry
 from common.wire import SCHEMA, WireError, decode, encode
 from replay.fleet import Member, MemberState, RunFacts
 from replay.ticket import Failure, Quarantined

@@ -21,9 +21,10 @@ from actors.engine import Completion, EngineDied, WeightsRefused
 from actors.orders import EngineSettings
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
+from common.chunks import ChunkReply, ChunkRequest
 from common.config import TinyModelConfig
 from common.trajectory import Sampling, VersionSpan
-from common.weights import ChunkReply, ChunkRequest, Offer, buffer_bytes, layout, sealed
+from common.weights import Offer, buffer_bytes, layout, sealed
 from tools.tiny_model import make_tiny_model
 
 T = TypeVar("T")

@@ -21,8 +21,9 @@ from torch._C._distributed_c10d import HashStore
 from actors.broadcast import BroadcastMember, BroadcastMissed
 from actors.engine import WeightsRefused
 from actors.receive import Receiver, ReceiverInfo
+from common.chunks import ChunkReply, ChunkRequest
 from common.connection import connect
-from common.weights import ChunkReply, ChunkRequest, Invitation, Manifest, Offer, TensorEntry, layout, sealed
+from common.weights import Invitation, Manifest, Offer, TensorEntry, layout, sealed
 from learner.publish import Publisher
 from learner.serve_weights import Freed, Shelf, Submitted
 from replay import keys
@@ -468,7 +469,7 @@ def test_a_silent_publisher_is_given_up_at_the_deadline() -> None:
 
 
 def test_a_publisher_that_stops_answering_is_given_up_long_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.receive.SILENCE_S", 1.0)
+    monkeypatch.setattr("actors.pull.SILENCE_S", 1.0)
     with pytest.raises(WeightsRefused, match="6 of 6 chunks missing, no answer for 1 s"):
         pull_from(lambda request, number: None, timeout_s=3600)
 
