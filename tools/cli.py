@@ -1,6 +1,7 @@
 """`slipstream VERB [config.yaml] [section.key=value ...]`: one thin verb per process."""
 
 import argparse
+import functools
 import inspect
 import os
 import re
@@ -70,16 +71,21 @@ def _parsed(argv: list[str] | None) -> argparse.Namespace:
     return arguments
 
 
+class _Parser(argparse.ArgumentParser):
+    """Ends its help with every configuration key. They are read from the source, so only when somebody asks."""
+
+    def format_help(self) -> str:
+        return f"{super().format_help()}\n{_config_help()}\n"
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="slipstream", description=__doc__, epilog=_config_help(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = _Parser(
+        prog="slipstream", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )  # fmt: skip
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, summary in VERBS.items():
         one = verbs.add_parser(
-            verb, help=summary, description=summary, epilog=_config_help(),
-            parents=[] if verb == "replay" else [_settings()],
+            verb, help=summary, description=summary, parents=[] if verb == "replay" else [_settings()],
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
         if verb == "replay":
@@ -199,9 +205,14 @@ def _comment(path: str) -> str:
     for name in path.split(".")[:-1]:
         section = type(getattr(section(), name))
     found = re.search(
-        rf"^    {path.rsplit('.', 1)[-1]}: [^\n]*?  # (.+)$", inspect.getsource(section), re.MULTILINE
+        rf"^    {path.rsplit('.', 1)[-1]}: [^\n]*?  # (.+)$", _source(section), re.MULTILINE
     )  # fmt: skip
     return found.group(1) if found else ""
+
+
+@functools.cache
+def _source(section: type) -> str:
+    return inspect.getsource(section)
 
 
 if __name__ == "__main__":

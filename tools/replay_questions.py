@@ -38,7 +38,9 @@ SUMMARIES = {
 
 def add_questions(parser: argparse.ArgumentParser, settings: argparse.ArgumentParser) -> None:
     """Give `parser` one parser a question; each takes what `settings` takes."""
-    questions = parser.add_subparsers(dest="question", required=True, metavar="QUESTION")
+    questions = parser.add_subparsers(
+        dest="question", required=True, metavar="QUESTION", parser_class=argparse.ArgumentParser
+    )  # fmt: skip
     for name, summary in SUMMARIES.items():
         one = questions.add_parser(
             name, help=summary, description=summary, parents=[settings],
