@@ -50,30 +50,32 @@ local candidate = {
   end,
 }
 
--- A group is used once a step: what this step has claimed already is passed over.
+-- The groups to claim, each with its uses so far. One is used once a step: what this step has claimed is passed over.
 local function draw()
-  local ids = {}
+  local drawn = {}
   for i = 0, num_ready - 1 do
-    if #ids == num_groups then break end
+    if #drawn == num_groups then break end
     local id = candidate[order](i)
-    if (last_use(id) or -1) < step and num_uses(id) < max_uses then ids[#ids + 1] = id end
+    local uses = uses_of(id)
+    if (last_in(uses) or -1) < step and num_in(uses) < max_uses then drawn[#drawn + 1] = { id, uses } end
   end
-  return ids
+  return drawn
 end
 
 local function claim()
   num_ready = redis.call('ZCARD', base .. ':ready')
-  local ids = within_limit() and draw() or {}
+  local drawn = within_limit() and draw() or {}
   redis.call('DEL', last_claim)
   redis.call('RPUSH', last_claim, ARGV[1], number)
-  if #ids < num_groups then return end
-  for _, id in ipairs(ids) do
+  if #drawn < num_groups then return end
+  for _, each in ipairs(drawn) do
+    local id, uses = each[1], each[2] .. step .. ','
     redis.call('RPUSH', last_claim, id)
     leave(id, 'ready')
-    redis.call('HSET', group_key(id), 'uses', (redis.call('HGET', group_key(id), 'uses') or '') .. step .. ',')
-    if num_uses(id) < max_uses then enter_ready(id) else enter(id, 'claimed', step) end
-    count('claims', 1)
+    redis.call('HSET', group_key(id), 'uses', uses)
+    if num_in(uses) < max_uses then enter_ready(id) else enter(id, 'claimed', step) end
   end
+  count('claims', #drawn)
 end
 
 local last = redis.call('LRANGE', last_claim, 0, 1)
@@ -86,14 +88,13 @@ if number > last_number then
 end
 local claimed = {}
 for _, id in ipairs(redis.call('LRANGE', last_claim, 2, -1)) do
-  if last_use(id) == step then
-    local group = group_key(id)
+  local group = redis.call('HMGET', group_key(id), 'uses', 'num_members')
+  local uses = group[1] or ''
+  if last_in(uses) == step then
     local fields = { 'ticket' }
-    for member = 0, redis.call('HGET', group, 'num_members') - 1 do
-      fields[#fields + 1] = 'member:' .. member
-    end
-    claimed[#claimed + 1] = redis.call('HMGET', group, unpack(fields))
-    table.insert(claimed[#claimed], 2, num_uses(id))
+    for member = 0, group[2] - 1 do fields[#fields + 1] = 'member:' .. member end
+    claimed[#claimed + 1] = redis.call('HMGET', group_key(id), unpack(fields))
+    table.insert(claimed[#claimed], 2, num_in(uses))
   end
 end
 return claimed

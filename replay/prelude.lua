@@ -34,13 +34,25 @@ local function state_of(id)
 end
 
 -- The steps that a group was claimed for, as '3,5,', rise: each is later than those before.
-local function num_uses(id)
-  local _, num = string.gsub(redis.call('HGET', group_key(id), 'uses') or '', ',', '')
+local function uses_of(id)
+  return redis.call('HGET', group_key(id), 'uses') or ''
+end
+
+local function num_in(uses)
+  local _, num = string.gsub(uses, ',', '')
   return num
 end
 
+local function last_in(uses)
+  return tonumber(string.match(uses, '(%d+),$'))
+end
+
+local function num_uses(id)
+  return num_in(uses_of(id))
+end
+
 local function last_use(id)
-  return tonumber(string.match(redis.call('HGET', group_key(id), 'uses') or '', '(%d+),$'))
+  return last_in(uses_of(id))
 end
 
 -- A ready group is in more sorted sets, so that no verb has to walk all of them: by version, by score, and, once it was
@@ -146,7 +158,7 @@ end
 local function take_back(id, step)
   local before, kept = num_uses(id), ''
   if before == 0 then return 0 end
-  for use in string.gmatch(redis.call('HGET', group_key(id), 'uses') or '', '%d+') do
+  for use in string.gmatch(uses_of(id), '%d+') do
     if tonumber(use) <= tonumber(step) then kept = kept .. use .. ',' end
   end
   redis.call('HSET', group_key(id), 'uses', kept)
