@@ -98,9 +98,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settings() -> argparse.ArgumentParser:
+def _settings() -> _Parser:
     """What every verb takes, to be a parent of its parser."""
-    settings = argparse.ArgumentParser(add_help=False)
+    settings = _Parser(add_help=False)
     settings.set_defaults(replay_archive=None)
     settings.add_argument("settings", nargs="*", metavar="config.yaml | section.key=value",
                           help="YAML files of differences, each over those before it, then overrides")  # fmt: skip
