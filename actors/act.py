@@ -10,8 +10,8 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from actors.beat import Leases, keep_beating
-from actors.engine import Engine
+from actors.beat import Leases, Pulse, keep_beating
+from actors.engine import Engine, EngineDied
 from actors.group import Episodes, Stage, rollout_group
 from actors.pin import Pin
 from actors.refresh import RefreshCounts, keep_fresh
@@ -49,11 +49,8 @@ async def act(
     """
     leases, counts, pin = Leases(), RefreshCounts(), Pin()
     refreshing = asyncio.create_task(keep_fresh(stage.engine, bulletin, counts, pin))
-    beating = asyncio.create_task(
-        keep_beating(
-            stage, buffers=buffers, fleet=fleet, leases=leases, counts=counts, actors=actors, shutdown=shutdown
-        )
-    )
+    pulse = Pulse(stage, counts=counts, actors=actors, shutdown=shutdown)
+    beating = asyncio.create_task(keep_beating(pulse, actor=stage.actor, buffers=buffers, fleet=fleet, leases=leases))
     try:
         while not shutdown.requested.is_set() and not beating.done():
             _raise_first_error(refreshing, *leases.tasks())
@@ -61,9 +58,8 @@ async def act(
                 await asyncio.sleep(IDLE_S * random.uniform(0.5, 1.5))  # so that a fleet does not ask in step
         if beating.done():
             beating.result()
-        elif leases.playing:
-            log.info("draining %d groups for at most %.0f s", len(leases.playing), actors.drain_s)
-            await asyncio.wait(leases.tasks(), timeout=actors.drain_s)
+        else:
+            await _drain(stage, leases, actors)
     except RedisAway as error:
         if not shutdown.requested.is_set():
             raise
@@ -75,8 +71,18 @@ async def act(
         # Groups that are cancelled here give their missing members back before they end.
         await asyncio.gather(*background, return_exceptions=True)
         with contextlib.suppress(RedisAway):  # then it is missed
+            with contextlib.suppress(EngineDied):  # then its books end with the last beat
+                await asyncio.to_thread(fleet.beat, pulse.member())
             await asyncio.to_thread(fleet.leave, stage.actor)
     return EXIT_PREEMPTED if shutdown.requested.is_set() else 0
+
+
+async def _drain(stage: Stage, leases: Leases, actors: ActorsConfig) -> None:
+    """Let what is being played end, for as long as there is time, and keep nobody waiting for this actor meanwhile."""
+    stage.engine.leave_broadcasts()
+    if leases.playing:
+        log.info("draining %d groups for at most %.0f s", len(leases.playing), actors.drain_s)
+        await asyncio.wait(leases.tasks(), timeout=actors.drain_s)
 
 
 async def _lease_one(

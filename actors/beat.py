@@ -25,46 +25,56 @@ class Leases:
         return [task for _, task in self.playing.values()]
 
 
-async def keep_beating(
-    stage: Stage,
-    *,
-    buffers: dict[str, Buffer],
-    fleet: Fleet,
-    leases: Leases,
-    counts: RefreshCounts,
-    actors: ActorsConfig,
-    shutdown: Shutdown,
-) -> None:
+class Pulse:
+    """What an actor says of itself, from its first beat on."""
+
+    def __init__(self, stage: Stage, *, counts: RefreshCounts, actors: ActorsConfig, shutdown: Shutdown) -> None:
+        self._stage = stage
+        self._counts = counts
+        self._actors = actors
+        self._shutdown = shutdown
+        self._started_at_s = time.time()
+        self._first = self._last = time.monotonic()
+        self._last_tokens = 0
+
+    def member(self) -> Member:
+        """As of now. Raises EngineDied."""
+        stage, counts, load, now = self._stage, self._counts, self._stage.engine.load(), time.monotonic()
+        tokens_per_s = (load.generated_tokens - self._last_tokens) / max(now - self._last, 1e-6)
+        self._last_tokens, self._last = load.generated_tokens, now
+        return Member(
+            name=stage.actor,
+            host=stage.provenance.host,
+            role="actor",
+            zone=self._actors.zone,
+            instance_kind=stage.provenance.instance_kind,
+            price_per_hour=stage.provenance.price_per_hour,
+            engine=stage.engine.name,
+            transport=self._actors.transport,
+            policy_version=stage.engine.policy_version,
+            num_episodes=stage.episodes.num_running,
+            max_episodes=self._actors.max_episodes,
+            generated_tokens=load.generated_tokens,
+            kept_tokens=stage.episodes.kept_tokens,
+            tokens_per_s=tokens_per_s,
+            kv_use=load.kv_use,
+            state=MemberState.DRAINING if self._shutdown.requested.is_set() else MemberState.SERVING,
+            started_at_s=self._started_at_s,
+            served_s=now - self._first,
+            last_pause_s=counts.last_pause_s,
+            num_refreshes=counts.num_committed,
+        )
+
+
+async def keep_beating(pulse: Pulse, *, actor: str, buffers: dict[str, Buffer], fleet: Fleet, leases: Leases) -> None:
     """Renew the leases and the membership every BEAT_S. Returns when the run is over.
 
     A group whose lease was lost all the same is given up: others have it, and its tokens would count for nobody.
     """
-    started_at_s, last_tokens, last_beat = time.time(), 0, time.monotonic()
-    first_beat = last_beat
     while await asyncio.to_thread(fleet.run_state) in (RunState.STARTING, RunState.TRAINING):
         for stream, buffer in buffers.items():
-            await _renew(stream, buffer, leases, stage.actor)
-        load, now = stage.engine.load(), time.monotonic()
-        member = Member(
-            name=stage.actor,
-            host=stage.provenance.host,
-            role="actor",
-            instance_kind=stage.provenance.instance_kind,
-            price_per_hour=stage.provenance.price_per_hour,
-            transport=actors.transport,
-            policy_version=stage.engine.policy_version,
-            num_episodes=stage.episodes.num_running,
-            generated_tokens=load.generated_tokens,
-            tokens_per_s=(load.generated_tokens - last_tokens) / max(now - last_beat, 1e-6),
-            kv_use=load.kv_use,
-            state=MemberState.DRAINING if shutdown.requested.is_set() else MemberState.SERVING,
-            started_at_s=started_at_s,
-            served_s=now - first_beat,
-            last_pause_s=counts.last_pause_s,
-            num_refreshes=counts.num_committed,
-        )
-        last_tokens, last_beat = load.generated_tokens, now
-        await asyncio.to_thread(fleet.beat, member)
+            await _renew(stream, buffer, leases, actor)
+        await asyncio.to_thread(fleet.beat, pulse.member())
         await asyncio.sleep(BEAT_S)
 
 

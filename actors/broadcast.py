@@ -66,9 +66,13 @@ class BroadcastMember:
             self._leave()
             raise BroadcastMissed(f"group {sealed.number} broke: {error}") from error
 
-    def close(self) -> None:
-        """Leave, so that no further invitation comes. Idempotent."""
+    def leave(self) -> None:
+        """From now on no further invitation comes; a broadcast under way goes on. Idempotent, and does not wait."""
         self._closing.set()
+
+    def close(self) -> None:
+        """Leave, and let go of the group. Idempotent."""
+        self.leave()
         self._renewing.join()
         self._leave()
 

@@ -54,6 +54,10 @@ class Engine(Sampler, Protocol):
     """Serves generations, and takes new weights without aborting any."""
 
     @property
+    def name(self) -> str:
+        """What it is, its version and its kind of device, for people."""
+
+    @property
     def policy_version(self) -> int:
         """The version that the next token will come from."""
 
@@ -62,6 +66,9 @@ class Engine(Sampler, Protocol):
 
     async def commit(self, policy_version: int) -> float:
         """Swap the staged weights in at a token boundary; running requests go on. Return the pause in seconds."""
+
+    def leave_broadcasts(self) -> None:
+        """Take part in no further broadcast of weights: this actor is about to go. Does not wait."""
 
     def load(self) -> EngineLoad:
         """What is running now. Raises EngineDied, so that an actor learns of it which has nothing to generate."""

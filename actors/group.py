@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from actors.resume import resumed_tape
 from actors.rollout import Allowance, EpisodeFailed, fresh_env, rollout
 from actors.tape import Attempt, Tape
 from common.action_format import ActionFormat
-from common.trajectory import InvalidTrajectory, Provenance, StopReason, Trajectory
+from common.trajectory import InvalidTrajectory, Provenance, StopReason, Trajectory, Turn
 from replay.buffer import Buffer
 from replay.ticket import InsertResult, Lease
 
@@ -24,9 +25,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, slots=True)
 class Episodes:
-    """How many episodes an actor is playing."""
+    """How many episodes an actor is playing, and what came of those that it has played."""
 
     num_running: int = 0
+    kept_tokens: int = 0  # sampled here, in trajectories that are stored and in parts that were handed in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,15 +65,20 @@ async def rollout_group(lease: Lease, *, stage: Stage, buffer: Buffer) -> None:
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None  # where the engine died, each member says so
     finally:
-        await asyncio.shield(asyncio.to_thread(_give_back, lease, unstored, buffer))
+        stage.episodes.kept_tokens += await asyncio.shield(asyncio.to_thread(_give_back, lease, unstored, buffer))
 
 
-def _give_back(lease: Lease, unstored: Unstored, buffer: Buffer) -> None:
-    """Let go of the group at once, not when its lease expires, and first of what its members have so far."""
-    num_turns = 0
+def _give_back(lease: Lease, unstored: Unstored, buffer: Buffer) -> int:
+    """Let go of the group at once, not when its lease expires, and first of what its members have so far.
+
+    Return how many tokens of it were sampled here.
+    """
+    num_turns, num_tokens = 0, 0
     try:
         for made in unstored.values():
-            num_turns += _store_so_far(lease, made, buffer)
+            if _store_so_far(lease, made, buffer):
+                num_turns += len(made.turns)
+                num_tokens += _num_sampled_here(lease, made)
     finally:
         buffer.release(lease)
     if unstored:
@@ -81,18 +88,35 @@ def _give_back(lease: Lease, unstored: Unstored, buffer: Buffer) -> None:
             num_turns,
             len(unstored),
         )
+    return num_tokens
 
 
-def _store_so_far(lease: Lease, made: Tape | Trajectory, buffer: Buffer) -> int:
-    """Store what a member has; return its turns, 0 where there is none yet, no room for them, or nobody wants them."""
+def _store_so_far(lease: Lease, made: Tape | Trajectory, buffer: Buffer) -> bool:
+    """Store what a member has; False where that is no turn yet, or there is no room for it, or nobody wants it."""
     if not made.turns:
-        return 0
+        return False
     try:
         result = buffer.insert(lease, made) if isinstance(made, Trajectory) else buffer.hand_in(lease, made.partial())
     except InvalidTrajectory as error:
         log.warning("a member of group %d cannot be handed in: %s", lease.ticket.group_id, error)
-        return 0
-    return len(made.turns) if result in (InsertResult.STORED, InsertResult.DUPLICATE) else 0
+        return False
+    return result in (InsertResult.STORED, InsertResult.DUPLICATE)
+
+
+def _num_sampled_here(lease: Lease, made: Tape | Trajectory) -> int:
+    """The sampled tokens of an attempt, less those that it was handed over with."""
+    identity = made.attempt if isinstance(made, Tape) else made
+    earlier = lease.partials.get(identity.member) if _goes_on(lease, identity.member, identity.attempt) else None
+    return _num_sampled(made.turns) - (_num_sampled(earlier.turns) if earlier else 0)
+
+
+def _num_sampled(turns: Iterable[Turn]) -> int:
+    return sum(turn.stop - turn.start for turn in turns)
+
+
+def _goes_on(lease: Lease, member: int, attempt: int) -> bool:
+    """Whether the attempt is one that a preempted actor began; a later one is another."""
+    return member in lease.partials and attempt == lease.missing[member]
 
 
 async def _play_member(
@@ -128,7 +152,8 @@ async def _play_once(
                 allowance=stage.allowance,
             )
             unstored[member] = trajectory
-        await _insert(lease, trajectory, buffer)
+        if await _insert(lease, trajectory, buffer):
+            stage.episodes.kept_tokens += _num_sampled_here(lease, trajectory)
     except EpisodeFailed as failure:
         del unstored[member]
         log.warning("%s member %d: %s: %s", lease.ticket.task.task_id, member, failure.outcome.value, failure)
@@ -139,14 +164,18 @@ async def _play_once(
     return None
 
 
-async def _insert(lease: Lease, trajectory: Trajectory, buffer: Buffer) -> None:
-    """Insert, once the buffer has room. Raises EpisodeFailed for a record that it refuses: the engine's doing."""
+async def _insert(lease: Lease, trajectory: Trajectory, buffer: Buffer) -> bool:
+    """Insert, once the buffer has room; False where the lease was lost.
+
+    Raises EpisodeFailed for a record that the buffer refuses: the engine's doing.
+    """
     try:
-        while await asyncio.to_thread(buffer.insert, lease, trajectory) is InsertResult.FULL:
+        while (result := await asyncio.to_thread(buffer.insert, lease, trajectory)) is InsertResult.FULL:
             log.warning("the buffer is full: waiting with group %d member %d", trajectory.group_id, trajectory.member)
             await asyncio.sleep(FULL_RETRY_S)
     except InvalidTrajectory as error:
         raise EpisodeFailed(StopReason.INFRA_ERROR, str(error)) from error
+    return result is not InsertResult.FENCED
 
 
 def _tape(lease: Lease, member: int, attempt: int, stage: Stage) -> Tape:
@@ -162,6 +191,6 @@ def _tape(lease: Lease, member: int, attempt: int, stage: Stage) -> Tape:
         seed=lease.ticket.seed,
         provenance=stage.provenance,
     )
-    if member in lease.partials and attempt == lease.missing[member]:  # a later attempt is another
+    if _goes_on(lease, member, attempt):
         return resumed_tape(identity, lease.partials[member])
     return Tape(attempt=identity)

@@ -55,6 +55,10 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     policy_version: int
 
 
+class LeaveBroadcasts(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Take part in no further broadcast of weights: this actor is about to go. Not answered."""
+
+
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """End at once."""
 
@@ -63,6 +67,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The answer to EngineSettings: vLLM serves."""
 
     vocab_size: int
+    engine: str  # its name, version and kind of device
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -116,5 +121,5 @@ class Died(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     why: str
 
 
-Order = EngineSettings | Generate | Abort | Stage | Commit | Stop
+Order = EngineSettings | Generate | Abort | Stage | Commit | LeaveBroadcasts | Stop
 Answer = Started | Refused | Stepped | Staged | Committed | Died

@@ -69,6 +69,11 @@ class Receiver:
                 raise WeightsRefused(str(error)) from error
         return buffer
 
+    def leave_broadcasts(self) -> None:
+        """Take part in no further broadcast; weights can still be pulled. Does not wait."""
+        if self._member is not None:
+            self._member.leave()
+
     def close(self) -> None:
         """Leave the broadcasts and let go of the sockets. Idempotent."""
         if self._member is not None:

@@ -50,6 +50,10 @@ class ScriptedEngine:
         self._closed = False
 
     @property
+    def name(self) -> str:
+        return "scripted"
+
+    @property
     def policy_version(self) -> int:
         """The version that the next token will come from."""
         return self._versions[-1]
@@ -93,6 +97,9 @@ class ScriptedEngine:
         self._versions.append(policy_version)
         self._commit_times_s.append(asyncio.get_running_loop().time())
         return 0.0
+
+    def leave_broadcasts(self) -> None:
+        """There are none."""
 
     def load(self) -> EngineLoad:
         """What is running now; there is no KV."""

@@ -28,6 +28,7 @@ from actors.orders import (
     EngineSettings,
     Failed,
     Generate,
+    LeaveBroadcasts,
     Order,
     Refused,
     Stage,
@@ -36,7 +37,7 @@ from actors.orders import (
     Stepped,
     Stop,
 )
-from actors.vllm_start import over, sampling_params, start_vllm, stop_token_ids
+from actors.vllm_start import engine_name, over, sampling_params, start_vllm, stop_token_ids
 from common.wire import encode
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ def main(connection: Connection) -> None:
         except ValueError as error:
             say(Refused(why=" ".join(str(error).split())))
             return
-        say(Started(vocab_size=llm.model_config.get_vocab_size()))
+        say(Started(vocab_size=llm.model_config.get_vocab_size(), engine=engine_name()))
         Server(llm, settings, connection, say=say, stop_token_ids=stops).serve()
         llm.engine_core.shutdown()  # the receiver too, or broadcasts would still wait for this actor
     except (EOFError, ConnectionError):
@@ -116,6 +117,8 @@ class Server:
                     self._staging = stage
                 case Commit(call=call, policy_version=policy_version):
                     self._say(Committed(call=call, pause_s=self._commit(policy_version)))
+                case LeaveBroadcasts():
+                    self._rpc("leave_broadcasts")
                 case Stop():
                     return False
                 case unexpected:

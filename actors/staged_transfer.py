@@ -129,6 +129,10 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
             repack_embeddings(self.model)
         self._newest = None
 
+    def leave_broadcasts(self) -> None:
+        if self._receiver is not None:
+            self._receiver.leave_broadcasts()
+
     def shutdown(self) -> None:
         """Let go of the receiver, on its own thread and after a stage under way, which ends by its own deadline."""
         if self._receiver is not None:
@@ -153,6 +157,9 @@ class StagingWorker:
     def stage_refusal(self) -> str | None:
         """Why the newest stage failed; None when its weights are staged."""
         return self.weight_transfer_engine.refusal()
+
+    def leave_broadcasts(self) -> None:
+        self.weight_transfer_engine.leave_broadcasts()
 
 
 def tensor_of(entry: TensorEntry, buffer: torch.Tensor) -> torch.Tensor:

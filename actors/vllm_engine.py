@@ -29,6 +29,7 @@ from actors.orders import (
     EngineSettings,
     Failed,
     Generate,
+    LeaveBroadcasts,
     Order,
     Refused,
     Stage,
@@ -116,11 +117,17 @@ class VllmEngine:
         self._closing = False
         self._dying = threading.Lock()  # an order either comes before the end, and is told of it, or is refused
         try:
-            self._vocab_size = self._start(settings)
+            started = self._start(settings)
         except BaseException:
             process.end(timeout_s=0)
             raise
+        self._vocab_size, self._name = started.vocab_size, started.engine
         threading.Thread(target=self._hear, name="engine-answers", daemon=True).start()
+
+    @property
+    def name(self) -> str:
+        """As `vllm 0.32.0 cpu`."""
+        return self._name
 
     @property
     def policy_version(self) -> int:
@@ -183,6 +190,10 @@ class VllmEngine:
         self._policy_version = policy_version
         return committed.pause_s
 
+    def leave_broadcasts(self) -> None:
+        """Take part in no further broadcast of weights, so that none waits for this actor. Does not wait."""
+        self._send(LeaveBroadcasts())
+
     def load(self) -> EngineLoad:
         """What is running now; the tokens of a generation count when it ends. Raises EngineDied."""
         if self._death is not None:
@@ -198,12 +209,11 @@ class VllmEngine:
         await asyncio.to_thread(self._process.end, CLOSE_TIMEOUT_S)
         self._die(EngineDied("the engine ended: close() was called"))
 
-    def _start(self, settings: EngineSettings) -> int:
-        """The size of the vocabulary that is served."""
+    def _start(self, settings: EngineSettings) -> Started:
         self._send(settings)
         match self._process.hear(timeout_s=START_TIMEOUT_S):
-            case Started(vocab_size=vocab_size):
-                return vocab_size
+            case Started() as started:
+                return started
             case Refused(why=why):
                 raise ValueError(why)
             case unexpected:

@@ -8,10 +8,12 @@ from dataclasses import asdict
 
 import numpy as np
 import torch
+import vllm
 from transformers import AutoTokenizer, GenerationConfig
 from vllm import EngineArgs, SamplingParams
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.outputs import RequestOutput
+from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -61,6 +63,11 @@ def start_vllm(settings: EngineSettings) -> LLMEngine:
     llm.collective_rpc("init_weight_transfer_engine", args=(asdict(settings.receiver),))
     llm.set_weight_version(str(settings.policy_version))
     return llm
+
+
+def engine_name() -> str:
+    """vLLM's version and the kind of device that it runs on, for people."""
+    return f"vllm {vllm.__version__} {current_platform.device_type}"
 
 
 def sampling_params(

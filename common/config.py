@@ -187,18 +187,29 @@ class ActorsConfig:
     kv_cache_bytes: int = 64 << 20  # of each engine
     transport: str = "broadcast"  # how weights come: broadcast, or pull (spot actors, late joiners)
     instance_kind: str = "reserved"  # reserved or spot; recorded in every trajectory
-    price_per_hour: float = 0.0  # dollars, recorded in every trajectory
+    price_per_hour: float = 0.0  # dollars, of one actor's share of its host; recorded in every trajectory
+    zone: str = ""  # where the host is, as eu-west-1a, for whoever looks at the fleet
+    devices: list[str] = field(default_factory=list)  # GPUs, one engine each; empty: CUDA_VISIBLE_DEVICES, or all
     kv_policy: str = "keep"  # running requests after a refresh: keep old KV, or recompute it with the new weights
+    notices: str = "none"  # who says that this host will be taken away: aws, gcp or azure, whose service is then asked
+    notices_url: str = ""  # of the metadata service; empty: where the cloud has it
     join_timeout_s: float = 120.0  # an actor that was started first waits this long for its run to appear
-    drain_s: float = 10.0  # on SIGTERM: finish what is running for this long, then give the rest back
+    drain_s: float = 5.0  # on SIGTERM or a notice: finish what is running for this long, then give the rest back
 
     def __post_init__(self) -> None:
         require(self.count >= 0, "actors.count", ">= 0", self.count, "0 starts none")
+        require(not self.devices or self.count <= len(self.devices), "actors.count",
+                 f"<= {len(self.devices)}, the number of actors.devices", self.count,
+                 "one engine fills a GPU")  # fmt: skip
         require(self.max_episodes >= 1, "actors.max_episodes", ">= 1", self.max_episodes, "try 32")
         require(self.kv_cache_bytes >= 1, "actors.kv_cache_bytes", ">= 1", self.kv_cache_bytes,
                  "64 MiB is the default")  # fmt: skip
         require(self.join_timeout_s >= 0, "actors.join_timeout_s", ">= 0", self.join_timeout_s, "120 is the default")
         require(self.drain_s >= 0, "actors.drain_s", ">= 0", self.drain_s, "0 gives everything back at once")
+        require(self.notices in ("none", "aws", "gcp", "azure"), "actors.notices", "none, aws, gcp or azure",
+                 self.notices, "none asks nobody; SIGTERM is heard always")  # fmt: skip
+        require(not self.notices_url or self.notices_url.startswith("http://"), "actors.notices_url", "http://...",
+                 self.notices_url, "leave it empty for the cloud's own")  # fmt: skip
         require(self.transport in ("broadcast", "pull"), "actors.transport", "broadcast or pull", self.transport,
                  "use pull on spot instances")  # fmt: skip
         require(self.kv_policy in ("keep", "recompute"), "actors.kv_policy", "keep or recompute", self.kv_policy,

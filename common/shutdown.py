@@ -1,4 +1,4 @@
-"""How a process ends in order: the first signal asks, the second insists, and children never outlive their parent."""
+"""How a process ends in order: a signal asks, Ctrl-C after it insists, and children never outlive their parent."""
 
 import contextlib
 import ctypes
@@ -12,30 +12,42 @@ from types import FrameType
 
 EXIT_PREEMPTED = 75  # told to leave, and left in order: a supervisor may start it anew elsewhere
 LEAVE_S = 10.0  # beyond the drain: what it takes to hand in, give back and let go, when all goes wrong that may
-_EXIT_CODES = {int(signal.SIGTERM): EXIT_PREEMPTED, int(signal.SIGINT): 130}
+# SIGUSR1 is what Slurm's `--signal=USR1@60` sends to a job that is about to be taken down.
+_EXIT_CODES = {int(signal.SIGTERM): EXIT_PREEMPTED, int(signal.SIGUSR1): EXIT_PREEMPTED, int(signal.SIGINT): 130}
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Shutdown:
-    """Turns SIGTERM and SIGINT into a flag that loops look at; a second signal ends the process at once."""
+    """Turns SIGTERM, SIGUSR1 and SIGINT into a flag that loops look at; a SIGINT after it ends the process at once.
+
+    SIGTERM asks however often it comes: a scheduler that takes a host away signals a supervisor and its children alike,
+    and the supervisor signals them again.
+    """
 
     def __init__(self, *, at_once: Callable[[], None] = lambda: None) -> None:
-        """`at_once` is called before a second signal ends the process."""
+        """`at_once` is called before a SIGINT ends the process."""
         self.requested = threading.Event()
         self.signal: int | None = None
         self._at_once = at_once
         self._nothing_to_lose = False
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _EXIT_CODES:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self._nothing_to_lose:
             os._exit(_EXIT_CODES[number])
         if self.requested.is_set():
-            self._at_once()
-            os._exit(128 + number)
+            if number == signal.SIGINT:
+                self._at_once()
+                os._exit(128 + number)
+            return
         self.signal = number
+        self.requested.set()
+
+    def notice(self) -> None:
+        """Ask as SIGTERM does, from any thread: the host will be taken away."""
+        self.signal = self.signal or int(signal.SIGTERM)
         self.requested.set()
 
     @contextlib.contextmanager
@@ -62,7 +74,7 @@ class Shutdown:
 
     @property
     def exit_code(self) -> int:
-        """75 after SIGTERM, 130 after Ctrl-C, else 0."""
+        """75 after SIGTERM, SIGUSR1 or a notice, 130 after Ctrl-C, else 0."""
         return _EXIT_CODES.get(self.signal or 0, 0)
 
 

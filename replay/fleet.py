@@ -52,12 +52,16 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     name: str
     host: str
     role: str  # "actor" or "learner"
+    zone: str  # where the host is; "" when not given
     instance_kind: str  # "reserved" or "spot"
     price_per_hour: float  # dollars; 0 when not given
+    engine: str  # what generates, its version and its kind of device; "" for a learner
     transport: str  # how weights reach it: "broadcast" or "pull"; "" for a learner
     policy_version: int
     num_episodes: int  # running now
+    max_episodes: int  # that it would run at a time
     generated_tokens: int  # since its start
+    kept_tokens: int  # of these, in trajectories that are stored and in parts that were handed in
     tokens_per_s: float  # generated, over the last beat
     kv_use: float  # fraction of KV blocks held, in [0, 1]
     state: MemberState
@@ -127,6 +131,22 @@ class Fleet:
         if state is None:
             raise self._unknown_run()
         return RunState(state.decode())
+
+    def want_actors(self, host: str, count: int) -> None:
+        """Have the supervisor on `host` keep up so many actors from now on."""
+        self._notices.put(self._wanted_key(host), str(count))
+
+    def wanted_actors(self, host: str) -> int | None:
+        """What was last asked of `host`; None where nothing was since its supervisor started."""
+        wanted = self._notices.read(self._wanted_key(host))
+        return None if wanted is None else int(wanted)
+
+    def forget_wanted_actors(self, host: str) -> None:
+        """A supervisor that starts begins with its own number: what was asked of one before it is over."""
+        self._client.delete(self._wanted_key(host))
+
+    def _wanted_key(self, host: str) -> str:
+        return key(self._run_id, "fleet", "wanted", host)
 
     def _unknown_run(self) -> UnknownRun:
         names: set[Any] = self._client.smembers(RUNS_KEY)

@@ -23,7 +23,7 @@ _ACTORS_STREAM_KEYS = (
     ":partial:*", ":lease_request:*", ":failures",
 )  # fmt: skip
 _ACTORS_RUN_KEYS = (
-    "facts", "state", "fleet", "fleet:deadlines",
+    "facts", "state", "fleet", "fleet:deadlines", "fleet:wanted:*",
     "weights:latest", "weights:members", "weights:acknowledged:*", "weights:group:*",
 )  # fmt: skip
 

@@ -51,9 +51,10 @@ RECORDS: list[msgspec.Struct] = [
     ChunkRequest(root="root", offset=0, num_bytes=1 << 20),
     RunFacts(config_yaml="run:\n  name: a\n", model_path="model", vocab_size=100),
     Member(
-        name="a", host="h", role="actor", instance_kind="spot", price_per_hour=0.5, transport="pull", policy_version=3,
-        num_episodes=2, generated_tokens=100, tokens_per_s=10.0, kv_use=0.5, state=MemberState.SERVING,
-        started_at_s=1.7e9, served_s=60.0, last_pause_s=0.1, num_refreshes=2,
+        name="a", host="h", role="actor", zone="eu-1a", instance_kind="spot", price_per_hour=0.5, engine="scripted",
+        transport="pull", policy_version=3, num_episodes=2, max_episodes=4, generated_tokens=100, kept_tokens=50,
+        tokens_per_s=10.0, kv_use=0.5, state=MemberState.SERVING, started_at_s=1.7e9, served_s=60.0, last_pause_s=0.1,
+        num_refreshes=2,
     ),
 ]  # fmt: skip
 

@@ -143,6 +143,10 @@ class Run:
         mine = [setting for setting in self._settings if setting.startswith("actors.")]
         return self._started(name, ["-m", "actors", name, *self._common, *mine, *settings])
 
+    def start_host(self, *settings: str) -> Process:
+        """A supervisor of actors, which names them."""
+        return self._started("host", ["-m", "tools.cli", "actors", *self._common, *self._settings, *settings])
+
     def _started(self, name: str, arguments: list[str]) -> Process:
         process = Process(
             name, [sys.executable, *arguments], log=self.dir.log(f"test-{name}"), environment=self._environment

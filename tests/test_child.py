@@ -134,18 +134,22 @@ def test_a_process_whose_parent_is_gone_already_ends_and_one_whose_parent_is_the
 
 
 def test_the_first_signal_ends_a_process_that_has_nothing_to_lose() -> None:
-    for number, exit_code in ((signal.SIGTERM, EXIT_PREEMPTED), (signal.SIGINT, 130)):
+    for number, exit_code in ((signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)):
         with subprocess.Popen([sys.executable, "-c", STARTING], stdout=subprocess.PIPE, text=True) as starting:
             assert starting.stdout is not None and starting.stdout.readline() == "ready\n"
             starting.send_signal(number)
             assert starting.wait(DEADLINE_S) == exit_code
 
 
-def test_the_first_signal_asks_a_working_process_and_the_second_ends_it() -> None:
+def test_a_signal_asks_a_working_process_however_often_it_comes_and_ctrl_c_after_it_ends_it() -> None:
     with subprocess.Popen([sys.executable, "-c", WORKING], stdout=subprocess.PIPE, text=True) as working:
         assert working.stdout is not None and working.stdout.readline() == "ready\n"
-        working.send_signal(signal.SIGTERM)
+        working.send_signal(signal.SIGUSR1)
         assert working.stdout.readline() == "asked\n"
+        working.send_signal(signal.SIGTERM)
+        working.send_signal(signal.SIGUSR1)
+        with pytest.raises(subprocess.TimeoutExpired):
+            working.wait(0.2)
         working.send_signal(signal.SIGINT)
         assert working.stdout.readline() == "insisted\n"
         assert working.wait(DEADLINE_S) == 130

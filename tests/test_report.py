@@ -180,10 +180,14 @@ def test_nothing_produced_and_nothing_dropped_says_nothing() -> None:
     assert metrics.means() == {"perf/goodput": 1.0}
 
 
-def member(name: str, *, role: str = "actor", price_per_hour: float = 0.0, served_s: float = 0.0) -> Member:
+def member(
+    name: str, *, role: str = "actor", price_per_hour: float = 0.0, served_s: float = 0.0, generated_tokens: int = 0,
+    kept_tokens: int = 0,
+) -> Member:  # fmt: skip
     return Member(
-        name=name, host="host", role=role, instance_kind="spot", price_per_hour=price_per_hour, transport="pull",
-        policy_version=3, num_episodes=8, generated_tokens=0, tokens_per_s=12.5, kv_use=0.25,
+        name=name, host="host", role=role, zone="eu-1a", instance_kind="spot", price_per_hour=price_per_hour,
+        engine="scripted", transport="pull", policy_version=3, num_episodes=8, max_episodes=16,
+        generated_tokens=generated_tokens, kept_tokens=kept_tokens, tokens_per_s=12.5, kv_use=0.25,
         state=MemberState.SERVING, started_at_s=1.7e9, served_s=served_s, last_pause_s=0.01, num_refreshes=2,
     )  # fmt: skip
 

@@ -186,7 +186,7 @@ def test_an_actor_waits_aloud_for_scripts_that_a_restart_took(
 
     start_without_scripts(server)  # and now the learner is there, and loads them by itself
     assert played.heartbeat("a", [lease]) == {0}  # type: ignore[list-item]
-    assert "had forgotten the run's scripts: loaded again" in caplog.text
+    wait_until(lambda: "had forgotten the run's scripts: loaded again" in caplog.text)
     second.close()
 
 

@@ -1,60 +1,173 @@
 """`slipstream actors`: start this host's actors, keep them up, and take them down in order."""
 
+import contextlib
 import os
+import shutil
 import socket
+import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import redis
+
+from actors.notices import watch_notices
 from common.config import Config, dump_config
 from common.config_error import ConfigError
-from common.connection import connect_or_explain
+from common.connection import connect, connect_or_explain
 from common.run_dir import RunDir
 from common.shutdown import LEAVE_S, Shutdown
+from replay.fleet import Fleet
 from tools.child import Child, say_last_words
 
 POLL_S = 0.2
+ASK_EVERY_S = 1.0  # for the number of actors that is wanted here
 GRACE_S = LEAVE_S + 2.0  # after the drain; by then an actor has ended itself
+NVIDIA_SMI_TIMEOUT_S = 20.0
 
 
 def host_actors(config: Config) -> int:
-    """Run `actors.count` actors until their run is over; return the exit code."""
+    """Run `actors.count` actors, or as many as are wanted since, until their run is over; return the exit code.
+
+    When the host is about to be taken away, by a signal or a notice, they drain, and the code is 75.
+    """
     if not config.redis.url:
         raise ConfigError("`redis.url` is empty; say which Redis the run is on, as in redis.url=redis://host:6379")
     connect_or_explain(config.redis.url).close()
     shutdown = Shutdown()
+    if config.actors.notices != "none":
+        watch_notices(config.actors.notices, config.actors.notices_url, shutdown)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as settings:
         settings.write(dump_config(config))
         settings.flush()
-        actors = [_actor(config, Path(settings.name), number) for number in range(config.actors.count)]
-        for actor in actors:
-            actor.start()
-            print(f"actor {actor.name}: {actor.log}", flush=True)
-        failed = _watch(actors, shutdown)
-        for actor in actors:
-            actor.ask_to_end()
-        for actor in actors:
-            actor.wait(config.actors.drain_s + GRACE_S)
+        command = partial(actor_command, settings=Path(settings.name))
+        host = Host(config, command, devices=config.actors.devices or visible_devices())
+        threading.Thread(target=_follow, args=[host, config], name="follow", daemon=True).start()
+        failed = _watch(host, shutdown)
+        host.end()
         if failed:
             say_last_words("actors", failed)
             return failed.exit_code or 1
         return shutdown.exit_code
 
 
-def _actor(config: Config, settings: Path, number: int) -> Child:
-    name = f"{socket.gethostname()}-{os.getpid()}-{number}"
-    return Child(
-        name,
-        [sys.executable, "-m", "actors", name, str(settings)],
-        log=RunDir(config.run.root, config.run.name).log(f"actor-{number}"),
-        environment={"OMP_NUM_THREADS": "1"},
-    )
+class Host:
+    """The actors of this host, one in each slot. A slot is a GPU where there are GPUs, and holds one engine."""
+
+    def __init__(self, config: Config, command: Callable[[str], list[str]], *, devices: list[str]) -> None:
+        """`command` starts an actor of a name; `devices` are the GPUs, none on a CPU."""
+        self.count = config.actors.count
+        self._config = config
+        self._command = command
+        self._devices = devices
+        self._slots: dict[int, Child] = {}
+        self._leaving: set[int] = set()
+        self._num_named = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every actor that is wanted has ended with its run."""
+        return len(self._slots) == self.count and all(actor.exit_code == 0 for actor in self._slots.values())
+
+    def want(self, count: int) -> None:
+        """Keep up so many actors from now on: at least one, and no more than there are devices for."""
+        count = max(min(count, len(self._devices) or count), 1)
+        if count != self.count:
+            print(f"{count} actors are wanted, {self.count} were", flush=True)
+        self.count = count
+
+    def tend(self) -> Child | None:
+        """Start what is missing and what crashed, and ask to leave what is too many; return one that failed for good.
+
+        An actor that leaves has its slot until it is gone.
+        """
+        for slot in sorted(self._slots.keys() | range(self.count)):
+            actor = self._slots.get(slot)
+            if actor is None:
+                self._start(slot)
+            elif slot in self._leaving:
+                if actor.exit_code is not None:
+                    self._leaving.remove(slot)
+                    del self._slots[slot]
+            elif slot >= self.count:
+                actor.ask_to_end()
+                self._leaving.add(slot)
+            else:
+                if actor.exit_code not in (None, 0):
+                    actor.command = self._command(self._new_name())  # its former life keeps its own record and cost
+                if not actor.keep_up():
+                    return actor
+        return None
+
+    def end(self) -> None:
+        """Ask all to leave, and wait until they have."""
+        for actor in self._slots.values():
+            actor.ask_to_end()
+        deadline = time.monotonic() + self._config.actors.drain_s + GRACE_S
+        for actor in self._slots.values():
+            actor.wait(max(deadline - time.monotonic(), 0.0))
+
+    def _start(self, slot: int) -> None:
+        environment = {"OMP_NUM_THREADS": "1"}
+        if self._devices:
+            environment["CUDA_VISIBLE_DEVICES"] = self._devices[slot % len(self._devices)]
+        name, log = self._new_name(), RunDir(self._config.run.root, self._config.run.name).log(f"actor-{slot}")
+        actor = Child(f"actor-{slot}", self._command(name), log=log, environment=environment)
+        self._slots[slot] = actor
+        actor.start()
+        where = f" on GPU {environment['CUDA_VISIBLE_DEVICES']}" if self._devices else ""
+        print(f"actor {name}{where}: {log}", flush=True)
+
+    def _new_name(self) -> str:
+        self._num_named += 1
+        return f"{socket.gethostname()}-{os.getpid()}-{self._num_named - 1}"
 
 
-def _watch(actors: list[Child], shutdown: Shutdown) -> Child | None:
-    """Keep the actors up until all are done or a signal asks to stop; return one that failed for good."""
-    while any(actor.exit_code != 0 for actor in actors) and not shutdown.requested.wait(POLL_S):
-        for actor in actors:
-            if not actor.keep_up():
-                return actor
+def actor_command(name: str, settings: Path) -> list[str]:
+    """What starts the actor `name`."""
+    return [sys.executable, "-m", "actors", name, str(settings)]
+
+
+def visible_devices() -> list[str]:
+    """The GPUs that this process may use: those of CUDA_VISIBLE_DEVICES where it is set, else all; none on a CPU."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [device.strip() for device in visible.split(",") if device.strip()]
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return []
+    listed = subprocess.run(
+        [command, "--query-gpu=index", "--format=csv,noheader"],
+        capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S,
+    )  # fmt: skip
+    return listed.stdout.split() if listed.returncode == 0 else []
+
+
+def _watch(host: Host, shutdown: Shutdown) -> Child | None:
+    """Keep the actors up until all are done or they are asked to leave; return one that failed for good."""
+    while not host.is_done and not shutdown.requested.wait(POLL_S):
+        failed = host.tend()
+        if failed:
+            return failed
     return None
+
+
+def _follow(host: Host, config: Config) -> None:
+    """Keep `host` to the number of actors that is wanted of it: in a thread, as a Redis that hangs must not hold up a
+    notice."""
+    name = socket.gethostname()
+    with connect(config.redis.url, patience_s=0) as client:
+        fleet, is_begun = Fleet(client, config.run.name), False
+        while True:
+            with contextlib.suppress(redis.RedisError):  # away for a moment: as many as before
+                if not is_begun:
+                    fleet.forget_wanted_actors(name)
+                    is_begun = True
+                wanted = fleet.wanted_actors(name)
+                if wanted is not None:
+                    host.want(wanted)
+            time.sleep(ASK_EVERY_S)

@@ -16,6 +16,7 @@ from common.shutdown import die_with_parent
 
 MAX_RESTARTS = 5
 BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+WELL_S = 600.0  # what ran for so long was well: its earlier crashes count no more
 LOG_TAIL_LINES = 15
 EXIT_BAD_INPUT = 2
 
@@ -33,10 +34,12 @@ class Child:
         self._environment = {**os.environ, **environment}
         self._process: subprocess.Popen[bytes] | None = None
         self._num_restarts = 0
+        self._started_at = 0.0
         self._restart_at = 0.0
 
     def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._started_at = time.monotonic()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment,
@@ -52,9 +55,11 @@ class Child:
         """Start it again, after a pause, if it crashed; False once it has crashed too often or was given bad input."""
         if self.exit_code in (None, 0):
             return True
+        now = time.monotonic()
+        if self._restart_at == 0.0 and now - self._started_at > WELL_S:
+            self._num_restarts = 0
         if self.exit_code == EXIT_BAD_INPUT or self._num_restarts >= MAX_RESTARTS:
             return False
-        now = time.monotonic()
         if self._restart_at == 0.0:
             self._restart_at = now + BACK_OFF_S[self._num_restarts]
         elif now >= self._restart_at:

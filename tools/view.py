@@ -63,12 +63,17 @@ class View:
         return two_columns(f"Slipstream: {self._run_id}", rows)
 
     def _actors(self) -> RenderableType:
-        table = Table("actor", "state", "version", "episodes", "tokens/s", "KV", "pause ms", title_justify="left")
+        table = Table(
+            "actor", "state", "version", "episodes", "tokens/s", "KV", "pause ms", "kind", "zone", "$/h", "engine",
+            title_justify="left",
+        )  # fmt: skip
         for member in self._fleet.members():
             if member.role == "actor":
                 table.add_row(
-                    member.name, member.state.value, str(member.policy_version), str(member.num_episodes),
-                    f"{member.tokens_per_s:.0f}", f"{member.kv_use:.0%}", f"{1e3 * member.last_pause_s:.0f}",
+                    member.name, member.state.value, str(member.policy_version),
+                    f"{member.num_episodes} of {member.max_episodes}", f"{member.tokens_per_s:.0f}",
+                    f"{member.kv_use:.0%}", f"{1e3 * member.last_pause_s:.0f}", member.instance_kind,
+                    member.zone or "-", f"{member.price_per_hour:g}" if member.price_per_hour else "-", member.engine,
                 )  # fmt: skip
         return table
 
