@@ -8,7 +8,7 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup quickstart test check format lock clean bench-actors bench-learner bench-replay study-lag soak test-faults \
-  test-ledger
+  test-ledger test-envs
 
 setup: $(STAMP)
 
@@ -28,6 +28,10 @@ test: setup check
 # The buffer against its model, 50,000 examples of up to 30 actions; `make test` runs 2,000.
 test-ledger: setup
 	SLIPSTREAM_LEDGER_EXAMPLES=$${SLIPSTREAM_LEDGER_EXAMPLES:-50000} $(BIN)/pytest tests/test_ledger.py
+
+# The contract of environments at its full length: 200 random episodes of each, 1,000 for its memory, and so on.
+test-envs: setup
+	SLIPSTREAM_ENVS_IN_FULL=1 $(BIN)/pytest --timeout 3600 tests/test_env_contract.py
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -3,20 +3,25 @@
 import difflib
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from envhub.env import Env
+from envhub.grid import make_grid_env
 from envhub.household import HouseholdEnv
 from envhub.shop import ShopEnv
 
-ENVS: dict[str, type[Env]] = {"shop": ShopEnv, "household": HouseholdEnv}
+ENVS: dict[str, Callable[..., Env]] = {
+    "shop": ShopEnv,
+    "household": HouseholdEnv,
+    "grid": make_grid_env,
+}
 
 _MEMBERS = ("replay_only", "reset", "step", "close", "snapshot", "restore", "admissible", "state_key", "expert")
 
 
-def env_class(name: str) -> type[Env]:
-    """The class that `env.name` stands for: a key of ENVS, or `module:Class`, which is imported.
+def env_maker(name: str) -> Callable[..., Env]:
+    """What makes the environment of `env.name`: that of a key of ENVS, or `module:Class`, which is imported.
 
     Raises ValueError for a name that is neither, a module or class that is not there, and a class that lacks a part of
     `Env`, with the list of what is missing.
@@ -31,9 +36,9 @@ def env_class(name: str) -> type[Env]:
 
 
 def make_env(name: str, options: Mapping[str, Any]) -> Env:
-    """A new environment, `env_class(name)(**options)`. Raises ValueError for a name or options that do not fit."""
-    kind = env_class(name)
-    signature = inspect.signature(kind)
+    """A new environment, `env_maker(name)(**options)`. Raises ValueError for a name or options that do not fit."""
+    make = env_maker(name)
+    signature = inspect.signature(make)
     try:
         signature.bind(**options)
     except TypeError as error:
@@ -41,7 +46,7 @@ def make_env(name: str, options: Mapping[str, Any]) -> Env:
         raise ValueError(
             f"`env.options` {dict(options)} do not fit {name}: {error}; its options are: {known}"
         ) from None
-    return kind(**options)
+    return make(**options)
 
 
 def _imported(name: str) -> type[Env]:

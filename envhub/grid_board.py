@@ -1,0 +1,193 @@
+"""Games on a board of cells: push boxes on targets, cross a lake between holes, find a way through a maze.
+
+A board is drawn until it can be solved, and every state's distance from the goal is known: the expert goes down it, and
+a state from which the goal is out of reach (a hole, a box in a corner) is lost, and ends the episode.
+"""
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from common.message import Message
+from common.trajectory import Task
+from envhub.task_seed import split_of, task_rng
+from envhub.world import Change
+
+WALL, FLOOR, HOLE, GOAL, TARGET, BOX, YOU = "#", "_", "O", "G", "T", "X", "P"
+BOX_ON_TARGET, YOU_ON_TARGET = "V", "S"
+WHAT_NOW = "no such move"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Game:
+    obstacle: str  # what lies about
+    density: float  # how much of the board it covers
+    slips: float  # how many of the moves go elsewhere, the same ones every time
+    rules: str
+
+
+GAMES = {
+    "sokoban": Game(
+        obstacle=WALL,
+        density=0.15,
+        slips=0.0,
+        rules="Push every box X onto a target T; you are P (S on a target), # is a wall, V a box on a target. Boxes "
+        "can be pushed and not pulled, one at a time. If no target can be reached any more, you have lost.",
+    ),
+    "frozen_lake": Game(
+        obstacle=HOLE,
+        density=0.2,
+        slips=0.1,
+        rules="Cross the ice _ to G without falling into a hole O; you are P, # is the shore. The ice slopes: a few "
+        "moves lead elsewhere than they say, the same ones every time.",
+    ),
+    "maze": Game(
+        obstacle=WALL, density=0.3, slips=0.0, rules="Walk to G; you are P, # is a wall, _ is free."
+    ),
+}  # fmt: skip
+MOVES = ("up", "down", "left", "right")
+
+
+class BoardState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where everything is, as positions in the text of the board."""
+
+    you: int
+    boxes: tuple[int, ...]  # in order
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoardWorld:
+    """One board, and how far every state of it is from the goal."""
+
+    game: Game
+    profile: str
+    size: int
+    cells: str  # row by row; what never moves
+    slips: dict[tuple[int, int], int]  # (where you stand, the move's step) -> the step that it becomes
+    first: BoardState
+    distances: dict[BoardState, int]  # of every state from which the goal can be reached
+    secrets: tuple[str, ...] = ()
+
+    @property
+    def opening(self) -> tuple[Message, ...]:
+        rules = f"{self.game.rules} Say one of: {', '.join(MOVES)}."
+        system = (Message("system", rules),) if self.profile == "full" else ()
+        return (*system, Message("user", _drawn(self, self.first)))
+
+    async def act(self, state: BoardState, action: str) -> Change[BoardState]:
+        move = action.strip().lower()
+        if move not in MOVES:
+            return Change(state=state, text=WHAT_NOW, valid=False)
+        moved = _moved(self.cells, self.slips, state, _step(move, self.size))
+        distance = self.distances.get(moved)
+        return Change(
+            state=moved, text=_drawn(self, moved), over=not distance, score=float(distance == 0)
+        )  # fmt: skip
+
+    def admissible(self, state: BoardState) -> list[str]:
+        """The moves that move anything."""
+        return [move for move in MOVES if _moved(self.cells, self.slips, state, _step(move, self.size)) != state]
+
+    def expert(self, state: BoardState) -> str:
+        after = {move: _moved(self.cells, self.slips, state, _step(move, self.size)) for move in MOVES}
+        return min(MOVES, key=lambda move: self.distances.get(after[move], len(self.distances)))
+
+
+def make_board(task: Task, *, game: str, profile: str, size: int, num_boxes: int) -> BoardWorld:
+    """The board of `task`. Raises ValueError for a split that does not exist."""
+    num_boxes = num_boxes if game == "sokoban" else 0
+    rng = task_rng(task, world=f"grid/{game}/{size}/{num_boxes}")
+    while True:
+        world = _draw(rng, GAMES[game], profile, size, num_boxes)
+        if world.distances.get(world.first, 0) >= size - 2 and split_of(_drawn(world, world.first)) == task.split:
+            return world
+
+
+def _draw(rng: random.Random, game: Game, profile: str, size: int, num_boxes: int) -> BoardWorld:
+    """Any board, solvable or not."""
+    inside = [row * size + column for row in range(1, size - 1) for column in range(1, size - 1)]
+    # The border is obstacle for everyone, so that no move leaves the board.
+    cells = [FLOOR if position in inside else WALL for position in range(size * size)]
+    num_goals = max(num_boxes, 1)
+    chosen = rng.sample(inside, 1 + num_goals + num_boxes)
+    you, goals, boxes = chosen[0], chosen[1 : 1 + num_goals], chosen[1 + num_goals :]
+    for position in inside:
+        if position not in chosen and rng.random() < game.density:
+            cells[position] = game.obstacle
+    for position in goals:
+        cells[position] = TARGET if num_boxes else GOAL
+    steps = [_step(move, size) for move in MOVES]
+    slips = {(position, step): rng.choice(steps) for position in inside for step in steps if rng.random() < game.slips}
+    text, first = "".join(cells), BoardState(you=you, boxes=tuple(sorted(boxes)))
+    return BoardWorld(
+        game=game,
+        profile=profile,
+        size=size,
+        cells=text,
+        slips=slips,
+        first=first,
+        distances=_distances(
+            first,
+            after=lambda state: [_moved(text, slips, state, step) for step in steps],
+            is_solved=lambda state: _is_solved(text, state),
+        ),
+    )
+
+
+def _is_solved(cells: str, state: BoardState) -> bool:
+    return all(cells[box] == TARGET for box in state.boxes) if state.boxes else cells[state.you] == GOAL
+
+
+def _distances(
+    first: BoardState, *, after: Callable[[BoardState], Iterable[BoardState]], is_solved: Callable[[BoardState], bool]
+) -> dict[BoardState, int]:
+    """Moves to the nearest solved state, from every state that can be reached and can be solved."""
+    before: dict[BoardState, list[BoardState]] = {first: []}
+    queue = deque([first])
+    while queue:
+        state = queue.popleft()
+        for following in after(state):
+            if following not in before:
+                before[following] = []
+                queue.append(following)
+            before[following].append(state)
+    distances = {state: 0 for state in before if is_solved(state)}
+    queue = deque(distances)
+    while queue:
+        state = queue.popleft()
+        for earlier in before[state]:
+            if earlier not in distances:
+                distances[earlier] = distances[state] + 1
+                queue.append(earlier)
+    return distances
+
+
+def _step(move: str, size: int) -> int:
+    return {"up": -size, "down": size, "left": -1, "right": 1}[move]
+
+
+def _moved(cells: str, slips: dict[tuple[int, int], int], state: BoardState, step: int) -> BoardState:
+    if cells[state.you] == HOLE:
+        return state
+    step = slips.get((state.you, step), step)
+    to = state.you + step
+    if cells[to] == WALL:
+        return state
+    if to not in state.boxes:
+        return BoardState(you=to, boxes=state.boxes)
+    beyond = to + step
+    if cells[beyond] == WALL or beyond in state.boxes:
+        return state
+    return BoardState(you=to, boxes=tuple(sorted(beyond if box == to else box for box in state.boxes)))
+
+
+def _drawn(world: BoardWorld, state: BoardState) -> str:
+    cells = list(world.cells)
+    for box in state.boxes:
+        cells[box] = BOX_ON_TARGET if cells[box] == TARGET else BOX
+    cells[state.you] = YOU_ON_TARGET if cells[state.you] == TARGET else YOU
+    rows = [cells[start : start + world.size] for start in range(0, len(cells), world.size)]
+    return "\n".join(" ".join(row) for row in rows)

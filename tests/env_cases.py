@@ -1,0 +1,104 @@
+"""The environments that the contract is held against, with what is known of each, and ways to play them."""
+
+import os
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.trajectory import Task
+from envhub.catalogue import make_env
+from envhub.env import Env, Observation
+
+# `make test-envs` plays every count in full, and 1,000 episodes where memory is weighed; CI a share of them.
+FULL_LENGTH = "SLIPSTREAM_ENVS_IN_FULL" in os.environ
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One environment with options, and what is known of it."""
+
+    name: str
+    max_turns: int  # generous: for an expert that three times in ten is made to do something else
+    noisy_success: float  # of that expert, at least; 1.0 where no mistake is final
+    options: dict[str, Any] = field(default_factory=dict)
+    other_options: dict[str, Any] = field(default_factory=lambda: {"profile": "full"})  # whose snapshots do not fit
+    recovers: float = 0.95  # from a few random actions, at least
+    share: float = 0.2  # of the full counts that CI plays
+    samples: tuple[str, ...] = ()  # actions that are understood wherever it is, where none are listed
+    is_spaced: bool = True  # a word-level tokenizer can play it: white space between any two signs is free
+
+    def make(self) -> Env:
+        return make_env(self.name, self.options)
+
+    def task(self, split: str, index: int) -> Task:
+        return Task(env=self.name, split=split, index=index)
+
+    @property
+    def has_rules(self) -> bool:
+        return self.options.get("profile", "small") == "full"
+
+    def count(self, full: int) -> int:
+        return full if FULL_LENGTH else max(2, round(full * self.share))
+
+    def __str__(self) -> str:
+        return "-".join([self.name, *map(str, self.options.values())])
+
+
+CASES = [
+    Case(name="shop", max_turns=40, noisy_success=0.6),
+    Case(name="shop", max_turns=60, noisy_success=0.6, options={"profile": "full"}, share=0.05,
+         other_options={"profile": "small"}),
+    Case(name="household", max_turns=100, noisy_success=0.99),
+    Case(name="household", max_turns=150, noisy_success=0.99, options={"profile": "full"}, share=0.1,
+         other_options={"profile": "small"}),
+    Case(name="household", max_turns=100, noisy_success=0.99, options={"task_types": ["pick_two_obj"]}),
+    Case(name="grid", max_turns=60, noisy_success=0.7, recovers=0.7),
+    Case(name="grid", max_turns=150, noisy_success=0.4, recovers=0.6, share=0.05,
+         options={"size": 7, "boxes": 2, "profile": "full"}, other_options={}),
+    Case(name="grid", max_turns=60, noisy_success=0.6, recovers=0.7, options={"game": "frozen_lake"}),
+    Case(name="grid", max_turns=200, noisy_success=1.0, options={"game": "maze", "size": 9}),
+    Case(name="grid", max_turns=40, noisy_success=0.3, options={"game": "bandit"}),
+]  # fmt: skip
+
+
+def offered(env: Env, case: Case) -> list[str]:
+    """Actions that are understood now: those listed, else samples and what the expert would do."""
+    actions = env.admissible()
+    return [*case.samples, env.expert()] if actions is None else actions
+
+
+async def rollout(env: Env, case: Case, task: Task, rng: random.Random, *, noise: float) -> list[Observation]:
+    """The expert's episode, that with chance `noise` does something else. Every action must be understood."""
+    observations = [await env.reset(task)]
+    while not observations[-1].done and len(observations) <= case.max_turns:
+        action = rng.choice(offered(env, case)) if rng.random() < noise else env.expert()
+        observations.append(await env.step(action))
+        assert observations[-1].valid_action, f"{action!r} was offered, and not understood"
+    return observations
+
+
+async def do_all(env: Env, task: Task, actions: list[str]) -> list[Observation]:
+    return [await env.reset(task), *[await env.step(action) for action in actions]]
+
+
+async def some_actions(env: Env, case: Case, task: Task, rng: random.Random, count: int) -> list[str]:
+    """Up to `count` random actions that leave the episode unfinished, done."""
+    await env.reset(task)
+    actions: list[str] = []
+    final: set[str] = set()  # the actions that would end it here
+    while len(actions) < count:
+        choices = [action for action in offered(env, case) if action not in final]
+        if not choices:
+            break
+        action = rng.choice(choices)
+        if (await env.step(action)).done:
+            final.add(action)
+            await do_all(env, task, actions)
+            continue
+        actions.append(action)
+        final.clear()
+    return actions
+
+
+def texts(observations: list[Observation]) -> str:
+    return "\n".join(message.content for observation in observations for message in observation.messages)
