@@ -219,6 +219,17 @@ class ActorsConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class FleetConfig:
+    min_actors: int = 1  # fewer are never advised
+    max_actors: int = 64  # nor are more
+
+    def __post_init__(self) -> None:
+        require(self.min_actors >= 1, "fleet.min_actors", ">= 1", self.min_actors, "1 is the default")
+        require(self.max_actors >= self.min_actors, "fleet.max_actors", f">= fleet.min_actors = {self.min_actors}",
+                 self.max_actors, "64 is the default")  # fmt: skip
+
+
+@dataclass(kw_only=True, slots=True)
 class OptimConfig:
     lr: float = 1e-6  # AdamW learning rate at the top of its schedule
     critic_lr: float = 1e-5  # the critic's; all else is as for the policy
@@ -313,6 +324,7 @@ class Config:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     actors: ActorsConfig = field(default_factory=ActorsConfig)
+    fleet: FleetConfig = field(default_factory=FleetConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)

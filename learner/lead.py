@@ -4,6 +4,7 @@ import contextlib
 import copy
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,20 +20,23 @@ from common.patience import RedisAway
 from common.run_dir import RunDir, write_json
 from common.shutdown import Shutdown
 from common.weights import TensorEntry
+from learner.advice import WINDOW, Reading, advised_actors
 from learner.checkpoint import Progress
+from learner.cost import Cost, cost_of
 from learner.evaluation import STREAM as EVAL_STREAM
 from learner.evaluation import Evaluation, RegularEvaluation
 from learner.flops import Flops
 from learner.overview import OVERVIEW
 from learner.publish import Publisher
-from learner.report import add_cost, add_flow, add_system, step_metrics
+from learner.report import add_cost, add_flow, add_system, slots_used, step_metrics
 from learner.step_metrics import StepMetrics
 from learner.supply import Batch
 from learner.tally import EvalDuring, EvalResult, Tally, load_tally, save_tally
 from replay.archive import ArchivedStep, ArchiveWriter
 from replay.buffer import Buffer
 from replay.bulletin import Bulletin
-from replay.fleet import Fleet, RunFacts, RunState
+from replay.fleet import Fleet, Member, RunFacts, RunState
+from replay.ledger import Ledger
 from replay.repertoire import Repertoire
 from replay.shards import Epochs, Shards
 
@@ -141,6 +145,7 @@ class Lead:
         self._writer = MetricsWriter(jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=progress.step)
         self._writer.lay_out(OVERVIEW)
         self._ledger = links.shards.ledger()  # at the last record
+        self._readings: deque[Reading] = deque(maxlen=WINDOW)
         self._publisher = Publisher(
             weights,
             redis_url=redis_url,
@@ -244,10 +249,11 @@ class Lead:
         metrics = step_metrics(
             batch, step, policy_version=before.policy_version, times_s=times_s, flops=self._flops, tally=self._tally
         )
-        ledger, fleet = self._links.shards.ledger(), self._links.fleet
+        ledger, members = self._links.shards.ledger(), self._links.fleet.members()
         add_flow(metrics, batch, self._ledger, ledger, group_size=self._config.replay.group_size)
-        add_system(metrics, ledger=ledger, members=fleet.members(), publish=self._publisher.stats)
-        add_cost(metrics, fleet.everyone(), tokens_trained=self._tally.tokens_trained)
+        add_system(metrics, ledger=ledger, members=members, publish=self._publisher.stats)
+        add_cost(metrics, self._cost(ledger, members))
+        metrics.add("fleet/advised_actors", self._advise(ledger, members, times_s))
         self._ledger = ledger
         means = self._writer.write(before.step + 1, metrics)
         if self._tally.first_reward_s is None:
@@ -258,19 +264,38 @@ class Lead:
             times_s["wait"], sum(times_s.values()),
         )  # fmt: skip
 
+    def _cost(self, ledger: Ledger, members: Sequence[Member]) -> Cost:
+        everyone = self._links.fleet.everyone()
+        return cost_of(everyone, alive=members, ledger=ledger, tokens_trained=self._tally.tokens_trained)
+
+    def _advise(self, ledger: Ledger, members: Sequence[Member], times_s: dict[str, float]) -> int:
+        """How many actors there should be, with the step that took `times_s` in mind as well."""
+        actors = [member for member in members if member.role == "actor"]
+        reading = Reading(
+            num_actors=len(actors),
+            learner_wait=times_s["wait"] / sum(times_s.values()),
+            slots_used=slots_used(actors),
+            has_queue=ledger.queued > 0,
+        )
+        self._readings.append(reading)
+        fleet = self._config.fleet
+        return advised_actors(list(self._readings), min_actors=fleet.min_actors, max_actors=fleet.max_actors)
+
     def write_summary(self) -> None:
         """What a person judges the run by."""
         tally, wall_s = self._tally, time.time() - self._started_at_s
-        actors = [member for member in self._links.fleet.everyone() if member.role == "actor"]
+        ledger, fleet = self._links.shards.ledger(), self._links.fleet
+        actors = [member for member in fleet.everyone() if member.role == "actor"]
         summary = {
             "eval": msgspec.to_builtins(tally.evaluations),
             "eval_during": msgspec.to_builtins(tally.evaluations_during),
-            "ledger": self._links.shards.ledger().to_dict(),
+            "ledger": ledger.to_dict(),
             "lag": dict(sorted(tally.lag.items(), key=lambda item: int(item[0]))),
             "tokens_per_s": {
                 "generated": sum(actor.generated_tokens for actor in actors) / wall_s,
                 "trained": tally.tokens_trained / max(tally.seconds, 1e-9),
             },
+            "cost": self._cost(ledger, fleet.members()).to_dict(),
             "first_reward_s": tally.first_reward_s,
             "wall_s": wall_s,
             "run_dir": str(self._run_dir.path),

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from common.metrics import Metrics
 from common.trajectory import Trajectory
+from learner.cost import Cost
 from learner.flops import Flops
 from learner.publish import PublishStats
 from learner.step_metrics import StepMetrics
@@ -75,6 +76,7 @@ def add_system(metrics: Metrics, *, ledger: Ledger, members: Iterable[Member], p
     actors = [member for member in members if member.role == "actor"]
     metrics.add("fleet/num_actors", len(actors))
     metrics.add("fleet/num_episodes", sum(actor.num_episodes for actor in actors))
+    metrics.add("fleet/slots_used", slots_used(actors), min(len(actors), 1))
     metrics.add("fleet/generated_tokens_per_s", sum(actor.tokens_per_s for actor in actors))
     for actor in actors:
         metrics.add("fleet/kv_use", actor.kv_use)
@@ -83,12 +85,19 @@ def add_system(metrics: Metrics, *, ledger: Ledger, members: Iterable[Member], p
     metrics.add("time/broadcast_s", publish.broadcast_s)
 
 
-def add_cost(metrics: Metrics, everyone: Iterable[Member], *, tokens_trained: int) -> None:
-    """What the actors of the run cost so far, where they have prices."""
-    dollars = sum(member.price_per_hour * member.served_s / 3600 for member in everyone if member.role == "actor")
-    if dollars > 0 and tokens_trained > 0:
-        metrics.add("fleet/cost_dollars", dollars)
-        metrics.add("fleet/dollars_per_million_tokens", dollars / (tokens_trained / 1e6))
+def add_cost(metrics: Metrics, cost: Cost) -> None:
+    """What the actors of the run cost so far, where they have prices, and what of their work came to nothing."""
+    if cost.dollars_per_million_tokens is not None:
+        metrics.add("fleet/cost_dollars", cost.dollars)
+        metrics.add("fleet/dollars_per_hour", cost.dollars_per_hour)
+        metrics.add("fleet/dollars_per_million_tokens", cost.dollars_per_million_tokens)
+    for reason, tokens in cost.wasted_tokens.items():
+        metrics.add(f"fleet/wasted_tokens_{reason}", tokens)
+
+
+def slots_used(actors: Sequence[Member]) -> float:
+    """Episodes being played, of those that the actors would play at a time; 0 without actors."""
+    return sum(actor.num_episodes for actor in actors) / max(sum(actor.max_episodes for actor in actors), 1)
 
 
 def _finished(sums: dict[str, int]) -> int:

@@ -1,5 +1,6 @@
 """Rank 0's books: what a checkpoint covers is settled when it is durable, and nothing before."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from learner.checkpoint import Progress
 from learner.flops import Flops
 from learner.lead import Lead, join_run
 from replay.buffer import Buffer
+from replay.fleet import Fleet
 from replay.keys import FencedOut
 from tests.attempts import attempt_at, ticket
+from tests.every_verb import MEMBER
 
 WEIGHTS = layout([("weight", "float32", (2,))])
 START = Progress(step=0, policy_version=0, highest_published=-1, next_group_id=0, tokens_trained=0)
@@ -48,6 +51,22 @@ def claim_one(lead: Lead, run_id: str, *, step: int) -> None:
     for member in lease.missing:
         buffer.insert(lease, attempt_at(lease, member, run_id=run_id))
     assert len(buffer.claim(step, 1, policy_version=0, max_lag=10)) == 1
+
+
+def test_the_summary_tells_what_the_actors_cost_and_what_was_wasted(
+    lead: Lead, redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    fleet = Fleet(redis_client, run_id)
+    fleet.beat(msgspec.structs.replace(MEMBER, price_per_hour=2.0, served_s=1800, generated_tokens=50, kept_tokens=20))
+    fleet.leave(MEMBER.name)
+    claim_one(lead, run_id, step=1)
+    lead.shards[0].drop([1], "zero_variance")
+    lead.write_summary()
+    cost = json.loads(RunDir(tmp_path, run_id).summary.read_text())["cost"]
+    assert (cost["dollars"], cost["dollars_per_million_tokens"], cost["tokens_trained"]) == (1.0, None, 0)
+    assert cost["wasted_tokens"].keys() == {"preempted", "zero_variance"}
+    assert cost["wasted_tokens"]["preempted"] == 30
+    assert cost["wasted_tokens"]["zero_variance"] == lead.shards[0].ledger().tokens["dropped:zero_variance"] > 0
 
 
 def test_a_step_is_settled_when_its_checkpoint_is_durable_and_later_ones_are_not(

@@ -11,6 +11,7 @@ import torch
 from common.metrics import Metrics
 from common.trajectory import Task, Trajectory, VersionSpan
 from learner.clock import Clock
+from learner.cost import cost_of
 from learner.flops import Flops, flops_of
 from learner.model import load_model
 from learner.publish import PublishStats
@@ -195,15 +196,30 @@ def member(
 def test_the_cost_is_the_price_of_everyone_who_ever_served() -> None:
     """Half an hour at 2 $ and a quarter at 4 $ make 2 $, for half a million tokens."""
     metrics = Metrics()
-    everyone = [member("a", price_per_hour=2.0, served_s=1800), member("gone", price_per_hour=4.0, served_s=900)]
-    add_cost(metrics, everyone, tokens_trained=500_000)
-    assert metrics.means() == {"fleet/cost_dollars": 2.0, "fleet/dollars_per_million_tokens": 4.0}
+    everyone = [
+        member("a", price_per_hour=2.0, served_s=1800, generated_tokens=50, kept_tokens=10),
+        member("gone", price_per_hour=4.0, served_s=900, generated_tokens=100, kept_tokens=75),
+        member("learner", role="learner", price_per_hour=9.0, served_s=3600),
+    ]
+    books_of_all = ledger_of(books(tokens__dropped__too_old=70, tokens__trained=900, tokens__finished=1000))
+    cost = cost_of(everyone, alive=everyone[:1], ledger=books_of_all, tokens_trained=500_000)
+    add_cost(metrics, cost)
+    assert metrics.means() == {
+        "fleet/cost_dollars": 2.0, "fleet/dollars_per_hour": 2.0, "fleet/dollars_per_million_tokens": 4.0,
+        "fleet/wasted_tokens_too_old": 70.0, "fleet/wasted_tokens_preempted": 25.0,
+    }  # fmt: skip
+    assert cost.to_dict()["shares"] == [
+        {"instance_kind": "spot", "zone": "eu-1a", "price_per_hour": price, "num_actors": 1, "hours": hours,
+         "dollars": 1.0} for price, hours in ((2.0, 0.5), (4.0, 0.25))
+    ]  # fmt: skip
 
 
 def test_without_prices_there_is_no_cost() -> None:
     metrics = Metrics()
-    add_cost(metrics, [member("a", served_s=1800)], tokens_trained=500_000)
-    assert metrics.means() == {}
+    serving = [member("a", served_s=1800)]
+    cost = cost_of(serving, alive=serving, ledger=ledger_of({}), tokens_trained=500_000)
+    add_cost(metrics, cost)
+    assert metrics.means() == {} and cost.to_dict()["dollars_per_million_tokens"] is None
 
 
 def test_the_fleet_is_its_actors() -> None:

@@ -46,7 +46,7 @@ def host_actors(config: Config) -> int:
         settings.flush()
         command = partial(actor_command, settings=Path(settings.name))
         host = Host(config, command, devices=config.actors.devices or visible_devices())
-        threading.Thread(target=_follow, args=[host, config], name="follow", daemon=True).start()
+        threading.Thread(target=_follow, args=[host, config, shutdown.requested], name="follow", daemon=True).start()
         failed = _watch(host, shutdown)
         host.end()
         if failed:
@@ -156,13 +156,13 @@ def _watch(host: Host, shutdown: Shutdown) -> Child | None:
     return None
 
 
-def _follow(host: Host, config: Config) -> None:
+def _follow(host: Host, config: Config, ended: threading.Event) -> None:
     """Keep `host` to the number of actors that is wanted of it: in a thread, as a Redis that hangs must not hold up a
     notice."""
     name = socket.gethostname()
     with connect(config.redis.url, patience_s=0) as client:
         fleet, is_begun = Fleet(client, config.run.name), False
-        while True:
+        while not ended.is_set():
             with contextlib.suppress(redis.RedisError):  # away for a moment: as many as before
                 if not is_begun:
                     fleet.forget_wanted_actors(name)
@@ -170,4 +170,4 @@ def _follow(host: Host, config: Config) -> None:
                 wanted = fleet.wanted_actors(name)
                 if wanted is not None:
                     host.want(wanted)
-            time.sleep(ASK_EVERY_S)
+            ended.wait(ASK_EVERY_S)

@@ -19,10 +19,11 @@ from common.run_dir import RunDir
 from replay.fleet import UnknownRun
 from replay.listing import NotRecorded
 from replay.server import ServerError, password_of
+from tools import scale
 from tools.child import EXIT_BAD_INPUT
 from tools.replay_questions import add_questions, answer, take_operands
 
-JOINING = ("actors", "top", "replay", "eval")  # verbs about a run that another process began
+JOINING = ("actors", "top", "scale", "replay", "eval")  # verbs about a run that another process began
 
 # Verbs import what they need when they are called: `slipstream top` must not wait seconds for torch.
 VERBS = {
@@ -30,6 +31,7 @@ VERBS = {
     "learner": "train; one process, or one per rank under torchrun when learner.ranks > 1",
     "actors": "start actors.count actors that roll out episodes for a run",
     "top": "watch a run in the terminal",
+    "scale": "have a host keep up as many actors as are advised, or as told",
     "replay": "look into the buffer: its groups, trajectories, what was trained; audit, set aside, export",
     "acl": "print users for a shared Redis server, by role: `slipstream acl run.name=NAME | redis-cli`",
     "eval": "measure success on held-out tasks, of a run's trained model or of model.path",
@@ -93,6 +95,8 @@ def _parser() -> argparse.ArgumentParser:
         if verb == "learner":
             one.add_argument("--replay-archive", metavar="RUN", help="train again on what this run was trained on, by "
                              "its own config, without actors and Redis; run.name is RUN-rerun by default")  # fmt: skip
+        if verb == "scale":
+            scale.add_options(one)
         if verb == "up":
             one.add_argument("--dry-run", action="store_true", help="print what would be started and stop")
     return parser
@@ -170,6 +174,8 @@ def _verb(arguments: argparse.Namespace) -> Callable[[Config], int]:
             from tools.top import top
 
             return top
+        case "scale":
+            return lambda config: scale.scale(config, to=arguments.to, host=arguments.host, dry_run=arguments.dry_run)
         case "replay":
             return answer(arguments)
         case "acl":

@@ -261,7 +261,12 @@ def summary_rows(summary: dict[str, Any]) -> dict[str, str]:
         )
     ledger = summary["ledger"]
     lost = ", ".join(f"{count} {reason}" for reason, count in ledger["dropped_trajectories"].items()) or "none"
-    first_reward = summary["first_reward_s"]
+    first_reward, cost = summary["first_reward_s"], summary["cost"]
+    wasted = ", ".join(f"{tokens} {reason}" for reason, tokens in cost["wasted_tokens"].items()) or "none"
+    if cost["dollars_per_million_tokens"] is not None:
+        rows["actors cost"] = (
+            f"${cost['dollars']:.2f}, ${cost['dollars_per_million_tokens']:.2f} for a million trained tokens"
+        )
     return rows | {
         "trajectories produced": str(ledger["inserted"]),
         "trajectories trained": str(ledger["trained_trajectories"]),
@@ -270,6 +275,7 @@ def summary_rows(summary: dict[str, Any]) -> dict[str, str]:
         "lag (optimizer steps: trajectories)": ", ".join(f"{lag}: {n}" for lag, n in summary["lag"].items()),
         "tokens per second": f"{summary['tokens_per_s']['generated']:.0f} generated, "
         f"{summary['tokens_per_s']['trained']:.0f} trained",
+        "tokens wasted": f"{wasted}; {cost['tokens_trained']} were trained",
         "first reward line": f"after {first_reward:.0f} s" if first_reward is not None else "none",
         "whole run": f"{summary['wall_s']:.0f} s",
         "run directory": summary["run_dir"],

@@ -48,6 +48,7 @@ class View:
                 "tokens/s": f"{last['fleet/generated_tokens_per_s']:.0f} generated, "
                 f"{last['perf/trained_tokens_per_s']:.0f} trained",
                 "who waits": who_waits(last),
+                "actors": f"{last['fleet/num_actors']:.0f}, advised are {last['fleet/advised_actors']:.0f}",
             }
         if evaluations:
             newest = evaluations[-1]

@@ -1,0 +1,89 @@
+"""`slipstream scale`: what a host is told, and that its supervisor follows."""
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis
+
+from common.config import Config, load_config
+from common.config_error import ConfigError
+from common.run_dir import RunDir
+from replay.fleet import Fleet, MemberState
+from tests.every_verb import FACTS, MEMBER
+from tools.actor_host import Host, _follow
+from tools.scale import scale
+
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def config(redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path) -> Config:
+    """Of a run with three actors, on two hosts; a fourth is leaving."""
+    fleet = Fleet(redis_client, run_id)
+    fleet.describe_run(FACTS)
+    for name, host in (("a", "one"), ("b", "one"), ("c", "two"), ("d", "two")):
+        state = MemberState.DRAINING if name == "d" else MemberState.SERVING
+        fleet.beat(msgspec.structs.replace(MEMBER, name=name, host=host, state=state))
+    return load_config(None, [f"run.name={run_id}", f"run.root={tmp_path}", f"redis.url={redis_url}"])
+
+
+def advise(config: Config, *numbers: int) -> None:
+    run_dir = RunDir(config.run.root, config.run.name)
+    run_dir.create()
+    lines = [json.dumps({"step": step, "fleet/advised_actors": number}) for step, number in enumerate(numbers)]
+    run_dir.metrics.write_text("\n".join([*lines, json.dumps({"step": 9, "eval/num_tasks": 2}), ""]))
+
+
+def test_a_host_is_told_what_the_fleet_lacks_or_has_too_many_of(
+    config: Config, redis_client: redis.Redis, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = Fleet(redis_client, config.run.name)
+    advise(config, 3, 5)
+    assert scale(config, to=None, host="one", dry_run=True) == 0
+    assert fleet.wanted_actors("one") is None
+    assert "one: 2 actors now, 4 wanted (not told" in capsys.readouterr().out
+    scale(config, to=None, host="one", dry_run=False)
+    assert (fleet.wanted_actors("one"), fleet.wanted_actors("two")) == (4, None)
+    advise(config, 1)
+    scale(config, to=None, host="two", dry_run=False)
+    assert fleet.wanted_actors("two") == 1
+    scale(config, to=7, host="two", dry_run=False)
+    assert fleet.wanted_actors("two") == 7
+
+
+def test_what_cannot_be_done_is_refused(config: Config) -> None:
+    with pytest.raises(ConfigError, match="holds no advice yet"):
+        scale(config, to=None, host="one", dry_run=False)
+    with pytest.raises(ConfigError, match="is on three; hosts with actors: one, two"):
+        scale(config, to=1, host="three", dry_run=False)
+    with pytest.raises(ConfigError, match="--to must be >= 1, got 0"):
+        scale(config, to=0, host="one", dry_run=False)
+
+
+def test_a_supervisor_begins_with_its_own_number_and_follows_what_is_wanted_since(
+    config: Config, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.actor_host.ASK_EVERY_S", 0.01)
+    monkeypatch.setattr("socket.gethostname", lambda: "one")
+    fleet = Fleet(redis_client, config.run.name)
+    fleet.want_actors("one", 9)  # of the supervisor before it
+    host = Host(config, lambda name: ["true", name], devices=[])
+    ended = threading.Event()
+    following = threading.Thread(target=_follow, args=[host, config, ended], daemon=True)
+    following.start()
+    deadline = time.monotonic() + DEADLINE_S
+    while fleet.wanted_actors("one") is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert host.count == config.actors.count == 2
+    scale(config, to=6, host="one", dry_run=False)
+    while host.count != 6:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    ended.set()
+    following.join(DEADLINE_S)
+    assert not following.is_alive()
