@@ -9,7 +9,10 @@ that its width cannot hold is cut into escapes, the largest number of that width
 of changes that a step of RL leaves in bfloat16, a gap is 1.1 bytes and a change 3.1.
 """
 
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,7 +22,8 @@ import numpy.typing as npt
 from common.weights import DTYPE_BYTES, TensorEntry, WeightsError
 
 MAX_DENSITY = 0.25  # of elements changed; above it, whole weights are hardly larger and need no base
-SEGMENT_ELEMENTS = 1 << 24  # of one patch: what is compared at once, and bounds the memory that it takes
+STRETCH_ELEMENTS = 1 << 20  # of one patch: its comparison stays in the cache
+NUM_THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))  # beside a learner, which has the rest
 
 _LENGTH_BYTES = 8
 _GAP_TYPES: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16}
@@ -29,46 +33,33 @@ Bits = npt.NDArray[np.unsignedinteger[Any]]
 Indices = npt.NDArray[np.int64]
 
 
-class Patch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The changes within one stretch of one tensor."""
+class Stretch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of one tensor that is compared at once."""
 
     offset: int  # bytes from the start of the flat buffer
-    num_elements: int  # in the stretch
+    num_elements: int
     element_bytes: int  # 2 or 4
+
+
+class Patch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The changes within one stretch."""
+
+    stretch: Stretch
     num_changed: int
     gap_bytes: int  # the width of a gap: 1 or 2
     num_gaps: int  # escapes included
 
 
 def encode_delta(old: memoryview, new: memoryview, tensors: Sequence[TensorEntry]) -> bytes | None:
-    """What turns the flat buffer `old` into `new`, both laid out as `tensors`.
-
-    None where more than MAX_DENSITY of the elements changed; that is known before all are compared.
-    """
-    most = MAX_DENSITY * sum(entry.num_bytes // DTYPE_BYTES[entry.dtype] for entry in tensors)
-    patches, bodies, num_changed = [], [], 0
-    for offset, num_elements, element_bytes in _segments(tensors):
-        before, after = (_bits(buffer, offset, num_elements, element_bytes) for buffer in (old, new))
-        changed = _changed(before, after)
-        num_changed += len(changed)
-        if num_changed > most:
+    """What turns the flat buffer `old` into `new`, both laid out as `tensors`; None above MAX_DENSITY."""
+    stretches = list(_stretches(tensors))
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        num_changed = sum(pool.map(lambda stretch: int(np.count_nonzero(_differs(old, new, stretch))), stretches))
+        if num_changed > MAX_DENSITY * sum(stretch.num_elements for stretch in stretches):
             return None
-        if not len(changed):
-            continue
-        gaps = min((_gaps(changed, gap_bytes) for gap_bytes in _GAP_TYPES), key=lambda gaps: gaps.nbytes)
-        patches.append(
-            Patch(
-                offset=offset,
-                num_elements=num_elements,
-                element_bytes=element_bytes,
-                num_changed=len(changed),
-                gap_bytes=gaps.itemsize,
-                num_gaps=len(gaps),
-            )
-        )
-        bodies += [gaps.tobytes(), after[changed].tobytes()]
-    header = msgspec.msgpack.encode(patches)
-    return b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *bodies])
+        encoded = [each for each in pool.map(partial(_encode, old, new), stretches) if each is not None]
+    header = msgspec.msgpack.encode([patch for patch, _ in encoded])
+    return b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *(body for _, body in encoded)])
 
 
 def apply_delta(delta: memoryview, buffer: memoryview) -> None:
@@ -78,20 +69,19 @@ def apply_delta(delta: memoryview, buffer: memoryview) -> None:
     """
     patches, position = _header(delta)
     for patch in patches:
-        if patch.element_bytes not in _BIT_TYPES or patch.gap_bytes not in _GAP_TYPES:
-            raise WeightsError(f"a delta with elements of {patch.element_bytes} and gaps of {patch.gap_bytes} bytes")
+        stretch = patch.stretch
+        if stretch.element_bytes not in _BIT_TYPES or patch.gap_bytes not in _GAP_TYPES:
+            raise WeightsError(f"a delta with elements of {stretch.element_bytes} and gaps of {patch.gap_bytes} bytes")
         values_at = position + patch.num_gaps * patch.gap_bytes
-        end = values_at + patch.num_changed * patch.element_bytes
-        stretch_end = patch.offset + patch.num_elements * patch.element_bytes
-        if min(patch.offset, patch.num_gaps, patch.num_changed, patch.num_elements) < 0 or end > delta.nbytes:
-            raise WeightsError(f"a delta of {delta.nbytes} bytes that ends before its patch at {patch.offset}")
-        if stretch_end > buffer.nbytes:
-            raise WeightsError(f"a delta that changes byte {stretch_end} of a buffer of {buffer.nbytes}")
+        end = values_at + patch.num_changed * stretch.element_bytes
+        if min(stretch.offset, stretch.num_elements, patch.num_gaps, patch.num_changed) < 0 or end > delta.nbytes:
+            raise WeightsError(f"a delta of {delta.nbytes} bytes that ends before its patch at {stretch.offset}")
+        if stretch.offset + stretch.num_elements * stretch.element_bytes > buffer.nbytes:
+            raise WeightsError(f"a delta whose patch at {stretch.offset} is not within {buffer.nbytes} bytes")
         changed = _indices(np.frombuffer(delta[position:values_at], dtype=_GAP_TYPES[patch.gap_bytes]))
-        if len(changed) != patch.num_changed or (len(changed) and changed[-1] >= patch.num_elements):
-            raise WeightsError(f"a delta whose gaps at {patch.offset} do not lead to {patch.num_changed} elements")
-        values = np.frombuffer(delta[values_at:end], dtype=_BIT_TYPES[patch.element_bytes])
-        _bits(buffer, patch.offset, patch.num_elements, patch.element_bytes)[changed] = values
+        if len(changed) != patch.num_changed or (len(changed) and changed[-1] >= stretch.num_elements):
+            raise WeightsError(f"a delta whose gaps at {stretch.offset} do not lead to {patch.num_changed} elements")
+        _bits(buffer, stretch)[changed] = np.frombuffer(delta[values_at:end], dtype=_BIT_TYPES[stretch.element_bytes])
         position = end
     if position != delta.nbytes:
         raise WeightsError(f"a delta with {delta.nbytes - position} bytes behind its last patch")
@@ -108,34 +98,35 @@ def _header(delta: memoryview) -> tuple[list[Patch], int]:
         raise WeightsError(f"not the header of a delta: {error}") from error
 
 
-def _segments(tensors: Sequence[TensorEntry]) -> Iterator[tuple[int, int, int]]:
-    """(offset in bytes, elements, bytes of an element) of every stretch that is compared at once."""
+def _stretches(tensors: Sequence[TensorEntry]) -> Iterator[Stretch]:
     for entry in tensors:
         element_bytes = DTYPE_BYTES[entry.dtype]
         num_elements = entry.num_bytes // element_bytes
-        for start in range(0, num_elements, SEGMENT_ELEMENTS):
-            yield (
-                entry.offset + start * element_bytes,
-                min(SEGMENT_ELEMENTS, num_elements - start),
-                element_bytes,
+        for start in range(0, num_elements, STRETCH_ELEMENTS):
+            yield Stretch(
+                offset=entry.offset + start * element_bytes,
+                num_elements=min(STRETCH_ELEMENTS, num_elements - start),
+                element_bytes=element_bytes,
             )
 
 
-def _bits(buffer: memoryview, offset: int, num_elements: int, element_bytes: int) -> Bits:
-    return np.frombuffer(buffer, dtype=_BIT_TYPES[element_bytes], count=num_elements, offset=offset)
+def _bits(buffer: memoryview, stretch: Stretch) -> Bits:
+    dtype = _BIT_TYPES[stretch.element_bytes]
+    return np.frombuffer(buffer, dtype=dtype, count=stretch.num_elements, offset=stretch.offset)
 
 
-def _changed(old: Bits, new: Bits) -> Indices:
-    """The indices of elements that differ, rising. Whole words first: nearly all are alike, and are out in one look."""
-    in_word = 8 // old.itemsize
-    num_in_words = len(old) // in_word * in_word
-    old_words, new_words = old[:num_in_words].view(np.uint64), new[:num_in_words].view(np.uint64)
-    words = np.flatnonzero(old_words != new_words)
-    row, column = np.nonzero(old_words[words].view(old.dtype).reshape(-1, in_word)
-                             != new_words[words].view(new.dtype).reshape(-1, in_word))  # fmt: skip
-    rest = np.flatnonzero(old[num_in_words:] != new[num_in_words:]) + num_in_words
-    indices: Indices = np.concatenate([words[row] * in_word + column, rest])
-    return indices
+def _differs(old: memoryview, new: memoryview, stretch: Stretch) -> npt.NDArray[np.bool_]:
+    return np.not_equal(_bits(old, stretch), _bits(new, stretch))
+
+
+def _encode(old: memoryview, new: memoryview, stretch: Stretch) -> tuple[Patch, bytes] | None:
+    """The patch of one stretch and its body; None where nothing changed."""
+    changed = np.flatnonzero(_differs(old, new, stretch))
+    if not len(changed):
+        return None
+    gaps = min((_gaps(changed, gap_bytes) for gap_bytes in _GAP_TYPES), key=lambda gaps: gaps.nbytes)
+    patch = Patch(stretch=stretch, num_changed=len(changed), gap_bytes=gaps.itemsize, num_gaps=len(gaps))
+    return patch, gaps.tobytes() + _bits(new, stretch)[changed].tobytes()
 
 
 def _gaps(changed: Indices, gap_bytes: int) -> Bits:

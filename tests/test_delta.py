@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common import delta as delta_module
-from common.delta import Patch, apply_delta, encode_delta
+from common.delta import Patch, Stretch, apply_delta, encode_delta
 from common.weights import TensorEntry, WeightsError, buffer_bytes, layout
 
 
@@ -39,6 +39,10 @@ def applied(delta: bytes, old: bytes) -> bytes:
     return bytes(buffer)
 
 
+def stretch(offset: int, num_elements: int, element_bytes: int) -> Stretch:
+    return Stretch(offset=offset, num_elements=num_elements, element_bytes=element_bytes)
+
+
 def with_header(patch: Patch, body: bytes) -> bytes:
     header = msgspec.msgpack.encode([patch])
     return len(header).to_bytes(8, "little") + header + body
@@ -49,8 +53,8 @@ def test_a_delta_by_hand() -> None:
     old = bytes(buffer_bytes(entries))
     new = changed(old, entries, {(0, 2): 0x3F80, (0, 3): 0xBF80, (0, 300): 0x0001, (1, 7): 0x7FC00001})
     patches = [
-        Patch(offset=0, num_elements=1000, element_bytes=2, num_changed=3, gap_bytes=1, num_gaps=4),
-        Patch(offset=2048, num_elements=50, element_bytes=4, num_changed=1, gap_bytes=1, num_gaps=1),
+        Patch(stretch=stretch(0, 1000, 2), num_changed=3, gap_bytes=1, num_gaps=4),
+        Patch(stretch=stretch(2048, 50, 4), num_changed=1, gap_bytes=1, num_gaps=1),
     ]
     header = msgspec.msgpack.encode(patches)
     body = bytes([2, 0, 255, 41, 0x80, 0x3F, 0x80, 0xBF, 0x01, 0x00]) + bytes([7, 0x01, 0x00, 0xC0, 0x7F])
@@ -105,7 +109,7 @@ BUFFERS = st.lists(st.tuples(st.sampled_from(["bfloat16", "float16", "float32"])
 @settings(deadline=None, max_examples=200)
 @given(st.data(), BUFFERS, st.integers(1, 400), st.floats(0, 0.24))
 def test_any_delta_leads_from_the_old_bits_to_the_new(
-    data: st.DataObject, tensors: list[tuple[str, int]], segment_elements: int, density: float
+    data: st.DataObject, tensors: list[tuple[str, int]], stretch_elements: int, density: float
 ) -> None:
     entries = entries_of(*tensors)
     random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
@@ -117,15 +121,19 @@ def test_any_delta_leads_from_the_old_bits_to_the_new(
     }
     new = changed(old, entries, elements)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(delta_module, "SEGMENT_ELEMENTS", segment_elements)
+        patch.setattr(delta_module, "STRETCH_ELEMENTS", stretch_elements)
         delta = encoded(old, new, entries)
     assert applied(delta, old) == new
     half_done = changed(old, entries, dict(list(elements.items())[::2]))
     assert applied(delta, half_done) == new
 
 
-PATCH = Patch(offset=0, num_elements=10, element_bytes=2, num_changed=2, gap_bytes=1, num_gaps=2)
+PATCH = Patch(stretch=stretch(0, 10, 2), num_changed=2, gap_bytes=1, num_gaps=2)
 BODY = bytes([1, 2, 0, 0, 0, 0])
+
+
+def of(stretch: Stretch) -> Patch:
+    return msgspec.structs.replace(PATCH, stretch=stretch)
 
 
 @pytest.mark.parametrize(
@@ -135,12 +143,12 @@ BODY = bytes([1, 2, 0, 0, 0, 0])
         (b"\x03" + bytes(7) + b"\xc1\xc1\xc1", "not the header"),
         (with_header(PATCH, BODY[:-1]), "ends before its patch"),
         (with_header(PATCH, BODY + b"\x00"), "1 bytes behind"),
-        (with_header(msgspec.structs.replace(PATCH, num_elements=4), BODY), "do not lead to 2"),
+        (with_header(of(stretch(0, 4, 2)), BODY), "do not lead to 2"),
         (with_header(msgspec.structs.replace(PATCH, num_changed=1), BODY[:-2]), "do not lead to 1"),
-        (with_header(msgspec.structs.replace(PATCH, offset=-2), BODY), "ends before its patch"),
-        (with_header(msgspec.structs.replace(PATCH, num_elements=33), BODY), "byte 66 of a buffer of 64"),
+        (with_header(of(stretch(-2, 10, 2)), BODY), "ends before its patch"),
+        (with_header(of(stretch(0, 33, 2)), BODY), "not within 64 bytes"),
         (with_header(msgspec.structs.replace(PATCH, num_changed=2**62), BODY), "ends before its patch"),
-        (with_header(msgspec.structs.replace(PATCH, element_bytes=8), BODY), "elements of 8"),
+        (with_header(of(stretch(0, 10, 8)), BODY), "elements of 8"),
         (with_header(msgspec.structs.replace(PATCH, gap_bytes=0), BODY), "gaps of 0"),
     ],
 )
