@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import redis
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
 
+from common.chunks import Blob
 from common.weights import Invitation
 from replay.bulletin import Acknowledgement, BroadcastGroup, Bulletin
 
@@ -43,16 +45,18 @@ class BroadcastMember:
         self._renewing = threading.Thread(target=self._renew, name="renew-broadcast", daemon=True)
         self._renewing.start()
 
-    def receive(self, invitation: Invitation, buffer: torch.Tensor) -> None:
-        """Fill the flat uint8 `buffer` with the broadcast of `invitation`. Raises BroadcastMissed.
+    def receive(self, invitation: Invitation, *, root: str, place: Callable[[Blob], torch.Tensor]) -> Blob:
+        """Receive the broadcast of `invitation` and return what it was. Raises BroadcastMissed.
 
-        An invitation is good for one attempt: where that failed, another would wait for ranks that have gone on.
+        `root` is of the weights that are here, for a delta on them. `place` says where the blob's bytes go, flat and
+        uint8; it may raise BroadcastMissed. An invitation is good for one attempt: where that failed, another would
+        wait for ranks that have gone on.
         """
         if invitation.number == self._last_invitation:
             raise BroadcastMissed(f"invitation {invitation.number} was tried before")
         self._last_invitation = invitation.number
         held_group = self._held.number if self._held else 0
-        acknowledgement = Acknowledgement(held_group=held_group, device=self._device.type)
+        acknowledgement = Acknowledgement(held_group=held_group, device=self._device.type, root=root)
         self._bulletin.acknowledge(invitation.number, self._actor, acknowledgement)
         sealed = self._sealed(invitation)
         if self._actor not in sealed.actors:
@@ -61,10 +65,11 @@ class BroadcastMember:
         deadline = time.monotonic() + sealed.deadline_s
         try:
             self._join(sealed)
-            self._receive_chunks(sealed, buffer, deadline)
+            self._receive_chunks(sealed, place(sealed.blob), deadline)
         except RuntimeError as error:  # torch.distributed's errors have no closer class in common
             self._leave()
             raise BroadcastMissed(f"group {sealed.number} broke: {error}") from error
+        return sealed.blob
 
     def leave(self) -> None:
         """From now on no further invitation comes; a broadcast under way goes on. Idempotent, and does not wait."""

@@ -4,6 +4,7 @@ Old weights keep serving for as long as this takes and whenever it fails: nothin
 """
 
 import logging
+import time
 from dataclasses import dataclass
 
 import redis
@@ -15,7 +16,17 @@ from actors.engine import WeightsRefused
 from actors.pull import PullFailed, pull
 from common.chunks import Blob
 from common.connection import connect
-from common.weights import Offer, WeightsError, verify
+from common.delta import apply_delta
+from common.weights import (
+    Invitation,
+    Manifest,
+    Offer,
+    WeightsError,
+    anchor_blob,
+    check_blob,
+    deltas_from,
+    verify,
+)
 from replay.bulletin import Bulletin
 
 log = logging.getLogger(__name__)
@@ -36,11 +47,16 @@ class ReceiverInfo:
 
 
 class Receiver:
-    """Receives one version at a time. Its calls block: they belong on a background thread of the actor."""
+    """Receives one version at a time. Its calls block: they belong on a background thread of the actor.
+
+    It keeps the newest weights that it received, and changes them in place by a delta where there is one.
+    """
 
     def __init__(self, info: ReceiverInfo) -> None:
         self._info = info
         self._context = zmq.Context()
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._root = ""  # of what `_buffer` holds; empty where that is not known
         self._member: BroadcastMember | None = None
         if info.transport == "broadcast":
             bulletin = Bulletin(connect(info.redis_url, patience_s=REDIS_PATIENCE_S), info.run_id)
@@ -49,25 +65,17 @@ class Receiver:
     def receive(self, offer: Offer) -> torch.Tensor:
         """Return the offered weights, verified, as one flat uint8 tensor on the CPU of `manifest.num_bytes`.
 
-        Raises WeightsRefused: the version is no longer served, did not come in time, or is not what its hashes say.
+        The tensor is overwritten by the next call. Raises WeightsRefused: the version is no longer served, did not come
+        in time, or is not what its hashes say.
         """
-        buffer = torch.empty(offer.manifest.num_bytes, dtype=torch.uint8)
-        if not self._receive_broadcast(offer, buffer):
+        if not self._receive_broadcast(offer):
             try:
-                pull(
-                    self._context,
-                    offer.pull_endpoint,
-                    Blob(root=offer.manifest.root, num_bytes=offer.manifest.num_bytes),
-                    buffer.numpy().data,
-                    chunk_bytes=self._info.chunk_bytes,
-                    timeout_s=self._info.timeout_s,
-                )
-                verify(offer.manifest, buffer.numpy().data)
+                self._pull(offer)
             except PullFailed as error:
                 raise WeightsRefused(f"version {offer.manifest.policy_version}: {error}") from error
             except WeightsError as error:
                 raise WeightsRefused(str(error)) from error
-        return buffer
+        return self._buffer
 
     def leave_broadcasts(self) -> None:
         """Take part in no further broadcast; weights can still be pulled. Does not wait."""
@@ -80,14 +88,75 @@ class Receiver:
             self._member.close()
         self._context.destroy(linger=0)
 
-    def _receive_broadcast(self, offer: Offer, buffer: torch.Tensor) -> bool:
-        """True when `buffer` now holds the verified weights; whatever else happened, they can still be pulled."""
+    def _receive_broadcast(self, offer: Offer) -> bool:
+        """True when the verified weights are here; whatever else happened, they can still be pulled."""
         if self._member is None or offer.invitation is None or self._info.actor not in offer.invitation.actors:
             return False
         try:
-            self._member.receive(offer.invitation, buffer)
-            verify(offer.manifest, buffer.numpy().data)
+            self._take_broadcast(self._member, offer.invitation, offer.manifest)
         except (BroadcastMissed, WeightsError, redis.RedisError) as error:
             log.warning("%s pulls version %d: %s", self._info.actor, offer.manifest.policy_version, error)
             return False
         return True
+
+    def _take_broadcast(self, member: BroadcastMember, invitation: Invitation, manifest: Manifest) -> None:
+        delta = torch.empty(0, dtype=torch.uint8)
+
+        def place(blob: Blob) -> torch.Tensor:
+            nonlocal delta
+            if blob == Blob(root=manifest.root, num_bytes=manifest.num_bytes):
+                self._forget(num_bytes=manifest.num_bytes)
+                return self._buffer
+            if not manifest.deltas or blob != manifest.deltas[-1].blob or manifest.deltas[-1].base != self._root:
+                raise BroadcastMissed(f"blob {blob.root} is not the whole version, nor a delta on what is here")
+            delta = torch.empty(blob.num_bytes, dtype=torch.uint8)
+            return delta
+
+        blob = member.receive(invitation, root=self._root, place=place)
+        if delta.numel():
+            check_blob(manifest, blob, delta.numpy().data)
+            self._apply(delta.numpy().data)
+        self._verify(manifest)
+
+    def _pull(self, offer: Offer) -> None:
+        """By deltas from what is here, or else from the anchor: whichever is less."""
+        manifest, deadline = offer.manifest, time.monotonic() + self._info.timeout_s
+        deltas = deltas_from(manifest, self._root)
+        if deltas is None or sum(delta.blob.num_bytes for delta in deltas) > manifest.num_bytes:
+            anchor = anchor_blob(manifest)
+            self._forget(num_bytes=anchor.num_bytes)
+            self._fetch(offer, anchor, self._buffer, deadline)
+            deltas = deltas_from(manifest, anchor.root)
+            if deltas is None:
+                raise WeightsError(f"version {manifest.policy_version}: no delta leads on from its anchor")
+        for delta in deltas:
+            fetched = torch.empty(delta.blob.num_bytes, dtype=torch.uint8)
+            self._fetch(offer, delta.blob, fetched, deadline)
+            check_blob(manifest, delta.blob, fetched.numpy().data)
+            self._apply(fetched.numpy().data)
+        self._verify(manifest)
+
+    def _fetch(self, offer: Offer, blob: Blob, buffer: torch.Tensor, deadline: float) -> None:
+        pull(
+            self._context,
+            offer.pull_endpoint,
+            blob,
+            buffer.numpy().data,
+            chunk_bytes=self._info.chunk_bytes,
+            timeout_s=deadline - time.monotonic(),
+        )
+
+    def _forget(self, *, num_bytes: int) -> None:
+        """What is here is about to be overwritten by `num_bytes` of whole weights."""
+        self._root = ""
+        if self._buffer.numel() != num_bytes:
+            self._buffer = torch.empty(num_bytes, dtype=torch.uint8)
+
+    def _apply(self, delta: memoryview) -> None:
+        self._root = ""
+        apply_delta(delta, self._buffer.numpy().data)
+
+    def _verify(self, manifest: Manifest) -> None:
+        self._root = ""
+        verify(manifest, self._buffer.numpy().data)
+        self._root = manifest.root

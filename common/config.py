@@ -305,10 +305,12 @@ class WeightsConfig:
     host: str = "127.0.0.1"  # the publisher binds here; other hosts need an address they can reach
     broadcast_timeout_s: float = 20.0  # a member that takes longer is left out and pulls
     chunk_bytes: int = 4 << 20  # of a pull reply and of a broadcast
+    anchor_every: int = 10  # versions from one that newcomers can pull whole to the next; 1: none travels as a delta
 
     def __post_init__(self) -> None:
         require(0 < self.chunk_bytes <= MAX_CHUNK_BYTES, "weights.chunk_bytes", f"in [1, {MAX_CHUNK_BYTES}]",
                  self.chunk_bytes, "the publisher refuses to send more at once")  # fmt: skip
+        require(self.anchor_every >= 1, "weights.anchor_every", ">= 1", self.anchor_every, "10 is the default")
         require(self.broadcast_timeout_s > 0, "weights.broadcast_timeout_s", "> 0", self.broadcast_timeout_s,
                  "20 is the default")  # fmt: skip
 

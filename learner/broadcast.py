@@ -13,14 +13,15 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
 
-from common.weights import Invitation
+from common.chunks import Blob
+from common.weights import Invitation, Manifest
 from replay.bulletin import Acknowledgement, BroadcastGroup, Bulletin
 
 log = logging.getLogger(__name__)
 
 PREPARE_S = 3.0  # for an invited actor to see the offer and acknowledge it
 POLL_S = 0.01
-SLACK = 3.0  # a send may take this many times as long as the last one of the same group
+SLACK = 3.0  # a send may take this many times as long, by the byte, as the last one of the same group
 MIN_DEADLINE_S = 2.0
 
 
@@ -30,6 +31,15 @@ class BroadcastReport:
 
     seconds: float  # the sending alone: without the wait for acknowledgements, without joining
     num_receivers: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Payload:
+    """One version, both ways."""
+
+    whole: torch.Tensor  # flat, uint8
+    delta: bytes | None  # on the version before it; None where there is none
 
 
 class Broadcaster:
@@ -46,20 +56,26 @@ class Broadcaster:
         self._store = TCPStore(host, 0, None, True, timedelta(seconds=timeout_s), wait_for_workers=False)
         self._group: ProcessGroup | None = None
         self._held: BroadcastGroup | None = None
-        self._last_send_s = 0.0
+        self._last_byte_s = 0.0  # of the last send
 
     def invite(self) -> Invitation | None:
         """Whom to ask to this broadcast; None where nobody wants one."""
         actors = self._bulletin.broadcast_members()
         return Invitation(number=self._bulletin.next_invitation(), actors=actors) if actors else None
 
-    def broadcast(self, invitation: Invitation, buffer: torch.Tensor) -> BroadcastReport | None:
-        """Send `buffer` (flat, uint8) to those who acknowledge; say how it went.
+    def broadcast(self, invitation: Invitation, manifest: Manifest, payload: Payload) -> BroadcastReport | None:
+        """Send the delta to those who acknowledge, the whole weights if one of them lacks its base; say how it went.
 
         None where nobody acknowledged or the group broke: its members pull, and the next broadcast builds a new one.
         """
         answers = self._gather(invitation)
-        sealed = self._seal(invitation, answers)
+        if payload.delta is not None and all(answer.root == manifest.deltas[-1].base for answer in answers.values()):
+            blob = manifest.deltas[-1].blob
+            buffer = torch.frombuffer(bytearray(payload.delta), dtype=torch.uint8)
+        else:
+            blob = Blob(root=manifest.root, num_bytes=manifest.num_bytes)
+            buffer = payload.whole
+        sealed = self._seal(invitation, answers, blob)
         if not sealed.actors:
             return None
         start = time.monotonic()
@@ -71,8 +87,9 @@ class Broadcaster:
             log.warning("broadcast group %d of %s broke: %s", sealed.number, sealed.actors, error)
             self._leave()
             return None
-        self._last_send_s = time.monotonic() - joined
-        return BroadcastReport(seconds=self._last_send_s, num_receivers=len(sealed.actors))
+        seconds = time.monotonic() - joined
+        self._last_byte_s = seconds / blob.num_bytes
+        return BroadcastReport(seconds=seconds, num_receivers=len(sealed.actors), num_bytes=blob.num_bytes)
 
     def close(self) -> None:
         """Drop the group."""
@@ -89,11 +106,11 @@ class Broadcaster:
             time.sleep(POLL_S)
         return answers
 
-    def _seal(self, invitation: Invitation, answers: dict[str, Acknowledgement]) -> BroadcastGroup:
+    def _seal(self, invitation: Invitation, answers: dict[str, Acknowledgement], blob: Blob) -> BroadcastGroup:
         actors = sorted(answers)
         held = self._held
         if held and held.actors == actors and all(answer.held_group == held.number for answer in answers.values()):
-            deadline_s = min(self._timeout_s, max(SLACK * self._last_send_s, MIN_DEADLINE_S))
+            deadline_s = min(self._timeout_s, max(SLACK * self._last_byte_s * blob.num_bytes, MIN_DEADLINE_S))
             number = held.number
         else:
             self._leave()
@@ -106,6 +123,7 @@ class Broadcaster:
             store_host=self._host,
             store_port=self._store.port,
             actors=actors,
+            blob=blob,
             chunk_bytes=self._chunk_bytes,
             deadline_s=deadline_s,
         )

@@ -153,6 +153,7 @@ class Lead:
             learner_epoch=links.epoch,
             host=config.weights.host,
             chunk_bytes=config.weights.chunk_bytes,
+            anchor_every=config.weights.anchor_every,
             broadcast_timeout_s=config.weights.broadcast_timeout_s,
             log_path=run_dir.log("publisher"),
             device=device,

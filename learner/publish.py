@@ -21,7 +21,6 @@ import torch
 
 from common.weights import TensorEntry, buffer_bytes
 from learner.serve_weights import (
-    NUM_SLOTS,
     Announced,
     Broadcasted,
     Freed,
@@ -32,6 +31,7 @@ from learner.serve_weights import (
     ToLearner,
     ToProcess,
     Withdraw,
+    num_slots,
 )
 from replay.keys import FencedOut
 
@@ -51,6 +51,7 @@ class PublishStats:
     num_restarts: int = 0  # publisher processes that died and were replaced
     num_broadcasts: int = 0  # broadcasts that were whole
     announced_version: int = -1  # the newest one announced
+    num_bytes: int = 0  # of that one, for a receiver of the one before: its delta, or whole
     blocked_s: float = 0.0  # of the last publish: all that the learner waited for, the copy in it
     copy_s: float = 0.0  # of the last publish: the copy alone
     broadcast_s: float = 0.0  # of the last broadcast that was whole: the sending
@@ -60,8 +61,9 @@ class PublishStats:
 class Publisher:
     """Publishes weights from learner rank 0. Owns the publisher process and the shared memory between the two.
 
-    The memory has no name (memfd), so nothing is left behind however either side ends. Its size is NUM_SLOTS times the
-    weights. Construct it on a thread that lives as long as it: the process dies with the thread that started it.
+    The memory has no name (memfd), so nothing is left behind however either side ends. It is three times the weights,
+    four times where deltas are made. Construct it on a thread that lives as long as it: the process dies with the
+    thread that started it.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Publisher:
         learner_epoch: int,
         host: str,
         chunk_bytes: int,
+        anchor_every: int,
         broadcast_timeout_s: float,
         log_path: Path,
         device: str = "cpu",
@@ -84,6 +87,7 @@ class Publisher:
             learner_epoch=learner_epoch,
             host=host,
             chunk_bytes=chunk_bytes,
+            anchor_every=anchor_every,
             broadcast_timeout_s=broadcast_timeout_s,
             device=device,
             entries=entries,
@@ -92,7 +96,9 @@ class Publisher:
         self._log_path = log_path
         self._stats = PublishStats()
         self._refusal = ""
-        self._slot_fds = [os.memfd_create(f"slipstream-weights-{slot}") for slot in range(NUM_SLOTS)]
+        self._slot_fds = [
+            os.memfd_create(f"slipstream-weights-{slot}") for slot in range(num_slots(anchor_every=anchor_every))
+        ]
         self._entries = entries
         self._slots = [_mapped(fd, entries) for fd in self._slot_fds]
         self._free_slots: list[int] = []
@@ -150,7 +156,9 @@ class Publisher:
                 stderr=log_file,
             )
         self._connection = Connection(ours.detach())
-        self._free_slots = [slot for slot in range(NUM_SLOTS) if self._newest is None or slot != self._newest.slot]
+        self._free_slots = [
+            slot for slot in range(len(self._slots)) if self._newest is None or slot != self._newest.slot
+        ]
         self._send(self._settings)
         if self._newest is not None:
             self._send(self._newest)
@@ -218,8 +226,9 @@ class Publisher:
                 if self._newest is not None and slot == self._newest.slot:
                     self._newest = None  # its bytes are about to be another version's
                 self._stats.num_skipped += skipped
-            case Announced(policy_version=version):
+            case Announced(policy_version=version, num_bytes=num_bytes):
                 self._stats.num_published += 1
+                self._stats.num_bytes = num_bytes
                 self._stats.announced_version = version
             case Broadcasted(broadcast_s=broadcast_s, num_receivers=num_receivers):
                 self._stats.num_broadcasts += 1

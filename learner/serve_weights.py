@@ -1,7 +1,8 @@
 """The publisher process: it hashes, announces and sends what the learner copied into shared memory.
 
 It is a process of its own so that a wedged collective or a slow receiver never touches the one that trains. One thread
-answers the learner, one serves pulls, one takes each version through seal, announce and broadcast.
+answers the learner, one serves pulls, one takes each version through seal, delta, announce
+and broadcast.
 """
 
 import logging
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -21,15 +23,16 @@ import torch
 from common.chunk_server import ChunkServer
 from common.chunks import ChunkRequest
 from common.connection import connect
+from common.delta import encode_delta
 from common.shutdown import die_with_parent
 from common.weights import Invitation, Manifest, Offer, TensorEntry, buffer_bytes, sealed
-from learner.broadcast import Broadcaster
+from learner.broadcast import Broadcaster, Payload
+from learner.lineage import continued
 from replay.bulletin import Bulletin
 from replay.keys import FencedOut
 
 log = logging.getLogger(__name__)
 
-NUM_SLOTS = 3  # one served, one that may be on its way out, one for the learner to write
 REDIS_PAUSE_S = 1.0
 REDIS_PATIENCE_S = 5.0  # then it looks whether a newer version has come
 POLL_S = 0.1
@@ -43,6 +46,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     learner_epoch: int
     host: str
     chunk_bytes: int
+    anchor_every: int
     broadcast_timeout_s: float
     device: str
     entries: list[TensorEntry]  # where each tensor lies in a slot
@@ -74,6 +78,7 @@ class Announced(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """To the learner: `latest` says this version."""
 
     policy_version: int
+    num_bytes: int  # that a receiver of the version before it takes
 
 
 class Broadcasted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -94,20 +99,41 @@ ToProcess = Settings | Submitted | Withdraw | Stop
 ToLearner = Freed | Announced | Broadcasted | Refused
 
 
-class Shelf:
-    """Which slot holds which version, for all threads.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """A version and where its bytes are."""
 
-    A slot is in one of five states: free (the learner's), pending (submitted, not begun), in hand (being hashed),
-    served (the newest that was hashed), previous (the one before it, for pulls that have begun).
+    slot: int
+    manifest: Manifest
+
+
+def num_slots(*, anchor_every: int) -> int:
+    """The anchor, the newest (which may be it for good), one that is being hashed, one for the learner to write."""
+    return 3 if anchor_every == 1 else 4
+
+
+class Shelf:
+    """Which slot holds which version, for all threads, and the deltas between them.
+
+    A slot is in one of six states: free (the learner's), pending (submitted, not begun), in hand (being hashed),
+    newest (what the next delta is made on), anchor (for newcomers; the newest may be it), previous (the anchor before
+    it, for pulls that have begun).
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._pending: Submitted | None = None
         self._in_hand: Submitted | None = None
-        self._served: tuple[int, Manifest] | None = None
-        self._previous: tuple[int, Manifest] | None = None
+        self._newest: Held | None = None
+        self._anchor: Held | None = None
+        self._previous: Held | None = None
+        self._deltas: dict[str, bytes] = {}  # of the newest manifest, by root
         self._stopping = False
+
+    @property
+    def newest(self) -> Held | None:
+        """What was served last. Its slot stays as it is until the next `serve`."""
+        return self._newest
 
     def submit(self, submitted: Submitted) -> list[Freed]:
         """Make this version the pending one; an older one that was not begun is overtaken."""
@@ -135,14 +161,19 @@ class Shelf:
             self._in_hand, self._pending = self._pending, None
             return self._in_hand
 
-    def serve(self, manifest: Manifest) -> list[Freed]:
-        """The version in hand is hashed: serve it, keep the one before it, free the one before that."""
+    def serve(self, manifest: Manifest, delta: bytes | None) -> list[Freed]:
+        """The version in hand is `manifest`: serve it. `delta` is its last one, None where there are none."""
         with self._changed:
             assert self._in_hand is not None
-            freed = self._free_previous()
-            self._previous = self._served
-            self._served = (self._in_hand.slot, manifest)
+            newest = Held(slot=self._in_hand.slot, manifest=manifest)
             self._in_hand = None
+            freed = self._free_newest()
+            if manifest.anchor is None:
+                freed += self._free_previous()
+                self._previous, self._anchor = self._anchor, newest
+            self._newest = newest
+            known = self._deltas if delta is None else self._deltas | {manifest.deltas[-1].blob.root: delta}
+            self._deltas = {each.blob.root: known[each.blob.root] for each in manifest.deltas}
             return freed
 
     def overtaken(self) -> bool:
@@ -151,20 +182,27 @@ class Shelf:
             return self._pending is not None or self._stopping
 
     def read(self, request: ChunkRequest, slots: list[memoryview]) -> bytes | None:
-        """A copy of the bytes asked for; None when no such version is served. The slot cannot be freed meanwhile."""
+        """A copy of the bytes asked for; None when no such blob is served. The slot cannot be freed meanwhile."""
+        end = request.offset + request.num_bytes
         with self._changed:
-            for held in (self._served, self._previous):
-                if held and held[1].root == request.root:
-                    return bytes(slots[held[0]][request.offset : request.offset + request.num_bytes])
+            if (delta := self._deltas.get(request.root)) is not None:
+                return delta[request.offset : end]
+            for held in (self._anchor, self._previous):
+                if held and held.manifest.root == request.root:
+                    return bytes(slots[held.slot][request.offset : end])
         return None
 
     def _free_pending(self) -> list[Freed]:
         overtaken, self._pending = self._pending, None
         return [Freed(slot=overtaken.slot, skipped=True)] if overtaken else []
 
+    def _free_newest(self) -> list[Freed]:
+        newest, self._newest = self._newest, None
+        return [Freed(slot=newest.slot, skipped=False)] if newest and newest is not self._anchor else []
+
     def _free_previous(self) -> list[Freed]:
         previous, self._previous = self._previous, None
-        return [Freed(slot=previous[0], skipped=False)] if previous else []
+        return [Freed(slot=previous.slot, skipped=False)] if previous else []
 
 
 class WeightServer:
@@ -224,14 +262,26 @@ class WeightServer:
                 policy_version=submitted.policy_version,
                 learner_epoch=self._settings.learner_epoch,
             )
-            self._report(self._shelf.serve(manifest))
+            delta = self._delta(submitted)
+            if delta is not None:
+                assert self._shelf.newest is not None
+                previous = self._shelf.newest.manifest
+                manifest = continued(manifest, previous, delta, anchor_every=self._settings.anchor_every)
+            self._report(self._shelf.serve(manifest, delta))
             try:
-                self._offer(manifest, self._buffers[submitted.slot])
+                self._offer(manifest, Payload(whole=self._buffers[submitted.slot], delta=delta))
             except FencedOut as error:
                 log.error("fenced out: %s", error)
                 self._report([Refused(reason=str(error))])
 
-    def _offer(self, manifest: Manifest, buffer: torch.Tensor) -> None:
+    def _delta(self, submitted: Submitted) -> bytes | None:
+        """What turns the newest version into this one; None where there is none, or where too much has changed."""
+        newest = self._shelf.newest
+        if newest is None or self._settings.anchor_every == 1:
+            return None
+        return encode_delta(self._views[newest.slot], self._views[submitted.slot], self._settings.entries)
+
+    def _offer(self, manifest: Manifest, payload: Payload) -> None:
         """Announce and broadcast; while Redis is away try again, until a newer version takes this one's place."""
         while True:
             try:
@@ -239,9 +289,10 @@ class WeightServer:
                 self._bulletin.announce(
                     Offer(manifest=manifest, pull_endpoint=self._server.endpoint, invitation=invitation)
                 )
-                self._report([Announced(policy_version=manifest.policy_version)])
+                num_bytes = manifest.num_bytes if payload.delta is None else len(payload.delta)
+                self._report([Announced(policy_version=manifest.policy_version, num_bytes=num_bytes)])
                 if invitation is not None:
-                    self._broadcast(invitation, manifest, buffer)
+                    self._broadcast(invitation, manifest, payload)
                 return
             except redis.RedisError as error:
                 log.warning("version %d is not announced yet: %s", manifest.policy_version, error)
@@ -249,11 +300,14 @@ class WeightServer:
                     return
                 time.sleep(REDIS_PAUSE_S)
 
-    def _broadcast(self, invitation: Invitation, manifest: Manifest, buffer: torch.Tensor) -> None:
-        report = self._broadcaster.broadcast(invitation, buffer)
+    def _broadcast(self, invitation: Invitation, manifest: Manifest, payload: Payload) -> None:
+        report = self._broadcaster.broadcast(invitation, manifest, payload)
         if report is None:
             return
-        log.info("version %d broadcast to %d in %.3f s", manifest.policy_version, report.num_receivers, report.seconds)
+        log.info(
+            "version %d, %.1f MB, broadcast to %d in %.3f s",
+            manifest.policy_version, report.num_bytes / 1e6, report.num_receivers, report.seconds,
+        )  # fmt: skip
         self._report(
             [
                 Broadcasted(

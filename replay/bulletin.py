@@ -14,6 +14,7 @@ import msgspec
 import redis
 
 from common import wire
+from common.chunks import Blob
 from common.weights import Offer
 from replay import keys, scripts
 from replay.keys import FencedOut
@@ -27,6 +28,7 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     held_group: int  # the number of the group that it is still in; 0 for none
     device: str  # cpu or cuda: where it can receive
+    root: str  # of the weights that it holds, for a delta; empty for none
 
 
 class BroadcastGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,6 +39,7 @@ class BroadcastGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     store_host: str
     store_port: int
     actors: list[str]
+    blob: Blob  # what is sent: the version whole, or its last delta
     chunk_bytes: int
     deadline_s: float  # for joining and receiving, counted by each side from its own start
 

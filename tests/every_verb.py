@@ -3,6 +3,7 @@
 import msgspec
 import redis
 
+from common.chunks import Blob
 from common.trajectory import Outcome
 from common.weights import Offer, sealed
 from replay.audit import audit
@@ -21,8 +22,9 @@ MEMBER = Member(
     num_refreshes=2,
 )  # fmt: skip
 GROUP = BroadcastGroup(
-    number=1, backend="gloo", store_host="127.0.0.1", store_port=1, actors=["a"], chunk_bytes=1024, deadline_s=1.0
-)
+    number=1, backend="gloo", store_host="127.0.0.1", store_port=1, actors=["a"], blob=Blob(root="root", num_bytes=1),
+    chunk_bytes=1024, deadline_s=1.0,
+)  # fmt: skip
 
 
 def play_every_verb(run_id: str, *, learner: redis.Redis, actor: redis.Redis, viewer: redis.Redis) -> None:
@@ -75,7 +77,7 @@ def offer_and_take(learner: Bulletin, actor: Bulletin, epoch: int) -> None:
     latest = actor.latest()
     assert latest is not None and latest.pull_endpoint == "tcp://127.0.0.1:2"
     number = learner.next_invitation()
-    actor.acknowledge(number, "a", Acknowledgement(held_group=0, device="cpu"))
+    actor.acknowledge(number, "a", Acknowledgement(held_group=0, device="cpu", root=""))
     assert list(learner.acknowledgements(number)) == ["a"]
     learner.seal(number, GROUP)
     assert actor.sealed_group(number) == GROUP

@@ -21,10 +21,10 @@ from pathlib import Path
 import msgspec
 import zstandard
 
-from common.chunks import ChunkRequest
+from common.chunks import Blob, ChunkRequest
 from common.connection import connect
 from common.trajectory import InvalidTrajectory, Trajectory, check
-from common.weights import Invitation, Manifest, Offer, TensorEntry
+from common.weights import Anchor, Delta, Invitation, Manifest, Offer, TensorEntry
 from common.wire import SCHEMA, WireError, decode, encode
 from replay.fleet import Member, MemberState, RunFacts
 from replay.ticket import Failure, Quarantined
@@ -43,7 +43,9 @@ RECORDS: list[msgspec.Struct] = [
     Quarantined(group_id=1, member=0, actor="a", reason="why"),
     Offer(
         manifest=Manifest(
-            policy_version=7, learner_epoch=1, kind="full", tensors=[TENSOR, TENSOR], num_bytes=128, root="root"
+            policy_version=7, learner_epoch=1, tensors=[TENSOR, TENSOR], num_bytes=128, root="root",
+            anchor=Anchor(root="anchor", xxh3=[1, 2]),
+            deltas=[Delta(base="anchor", blob=Blob(root="delta", num_bytes=9))],
         ),
         pull_endpoint="tcp://127.0.0.1:1",
         invitation=Invitation(number=1, actors=["a", "b"]),

@@ -94,7 +94,7 @@ def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_gen
     publisher = Publisher(
         full_layout(policies.models[0]),
         redis_url=redis_url, run_id=run_id, learner_epoch=1, host="127.0.0.1", chunk_bytes=1 << 20,
-        broadcast_timeout_s=20.0, log_path=tmp_path / "publisher.log",
+        anchor_every=1, broadcast_timeout_s=20.0, log_path=tmp_path / "publisher.log",
     )  # fmt: skip
     settings = EngineSettings(
         model_path=str(policies.folder),

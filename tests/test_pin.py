@@ -47,7 +47,13 @@ class Scene:
     async def offers(self, version: int) -> None:
         """Announce the version, and return once the actor has staged it or serves it."""
         manifest = Manifest(
-            policy_version=version, learner_epoch=self._epoch, kind="full", tensors=[], num_bytes=0, root=str(version)
+            policy_version=version,
+            learner_epoch=self._epoch,
+            tensors=[],
+            num_bytes=0,
+            root=str(version),
+            anchor=None,
+            deltas=[],
         )
         self._bulletin.announce(Offer(manifest=manifest, pull_endpoint=""))
         await until(lambda: version in (self.actor.engine._staged_version, self.version))

@@ -538,9 +538,10 @@ def an_offer(*, learner_epoch: int, policy_version: int) -> Offer:
     manifest = Manifest(
         policy_version=policy_version,
         learner_epoch=learner_epoch,
-        kind="full",
         tensors=[],
         num_bytes=0,
         root=f"root of {policy_version}",
+        anchor=None,
+        deltas=[],
     )
     return Offer(manifest=manifest, pull_endpoint="tcp://127.0.0.1:1")

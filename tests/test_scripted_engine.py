@@ -25,7 +25,9 @@ def engine_of(*, token_time_s: float = 0.0, prefill_s: float = 0.0) -> ScriptedE
 
 
 def offer_of(policy_version: int) -> Offer:
-    manifest = Manifest(policy_version=policy_version, learner_epoch=1, kind="full", tensors=[], num_bytes=0, root="")
+    manifest = Manifest(
+        policy_version=policy_version, learner_epoch=1, tensors=[], num_bytes=0, root="", anchor=None, deltas=[]
+    )
     return Offer(manifest=manifest, pull_endpoint="")
 
 

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import HashStore
 from actors.broadcast import BroadcastMember, BroadcastMissed
 from actors.engine import WeightsRefused
 from actors.receive import Receiver, ReceiverInfo
-from common.chunks import ChunkReply, ChunkRequest
+from common.chunks import Blob, ChunkReply, ChunkRequest
 from common.connection import connect
 from common.weights import Invitation, Manifest, Offer, TensorEntry, layout, sealed
 from learner.publish import Publisher
@@ -97,7 +97,9 @@ def fail_in_mid_broadcast(info: ReceiverInfo, fault: int, received: "Queue[Recei
         time.sleep(0.02)
     assert offer.invitation is not None
     buffer = torch.zeros(offer.manifest.num_bytes, dtype=torch.uint8)
-    threading.Thread(target=member.receive, args=(offer.invitation, buffer), daemon=True).start()
+    threading.Thread(
+        target=member.receive, args=(offer.invitation,), kwargs={"root": "", "place": lambda blob: buffer}, daemon=True
+    ).start()
     while not buffer[:CHUNK_BYTES].any():
         pass
     os.kill(os.getpid(), fault)
@@ -129,6 +131,7 @@ def publishing(
     tmp_path: Path,
     *,
     learner_epoch: int = 0,
+    anchor_every: int = 1,
     broadcast_timeout_s: float = 20.0,
     num_rows: int = 1000,
 ) -> Iterator[Publisher]:
@@ -139,6 +142,7 @@ def publishing(
         learner_epoch=learner_epoch,
         host="127.0.0.1",
         chunk_bytes=CHUNK_BYTES,
+        anchor_every=anchor_every,
         broadcast_timeout_s=broadcast_timeout_s,
         log_path=tmp_path / "publisher.log",
     )
@@ -356,6 +360,10 @@ def test_a_member_that_leaves_or_falls_silent_is_not_invited(redis_client: redis
     wait_until(lambda: bulletin.broadcast_members() == ["staying"], "the silent one to expire")
 
 
+def nowhere(blob: Blob) -> torch.Tensor:
+    raise AssertionError("nothing was to be received")
+
+
 def test_an_invitation_is_good_for_one_attempt(redis_client: redis.Redis, run_id: str) -> None:
     bulletin = Bulletin(redis_client, run_id)
     member = BroadcastMember(bulletin, "a")
@@ -368,14 +376,15 @@ def test_an_invitation_is_good_for_one_attempt(redis_client: redis.Redis, run_id
             store_host="127.0.0.1",
             store_port=1,
             actors=["b"],
+            blob=Blob(root="root", num_bytes=1),
             chunk_bytes=CHUNK_BYTES,
             deadline_s=1.0,
         ),
     )
     with pytest.raises(BroadcastMissed, match="sealed without a"):
-        member.receive(invitation, torch.empty(1, dtype=torch.uint8))
+        member.receive(invitation, root="", place=nowhere)
     with pytest.raises(BroadcastMissed, match="tried before"):
-        member.receive(invitation, torch.empty(1, dtype=torch.uint8))
+        member.receive(invitation, root="", place=nowhere)
     member.close()
     assert bulletin.broadcast_members() == []
 
@@ -482,7 +491,7 @@ def test_the_newest_version_takes_the_place_of_one_that_was_not_begun() -> None:
     assert taken is not None and taken.policy_version == 1
     assert shelf.submit(Submitted(slot=1, policy_version=2)) == []
     assert shelf.submit(Submitted(slot=2, policy_version=3)) == [Freed(slot=1, skipped=True)]
-    assert shelf.serve(manifest) == []
+    assert shelf.serve(manifest, None) == []
     taken = shelf.take()
     assert taken is not None and taken.policy_version == 3
 
@@ -493,7 +502,7 @@ def test_a_learner_without_a_slot_gets_the_one_that_is_needed_least() -> None:
     for slot in (0, 1):
         shelf.submit(Submitted(slot=slot, policy_version=slot))
         shelf.take()
-        assert shelf.serve(manifest) == []  # 0 becomes the previous one, 1 the served one
+        assert shelf.serve(manifest, None) == []  # 0 becomes the previous one, 1 the served one
     shelf.submit(Submitted(slot=2, policy_version=2))
     assert shelf.withdraw() == [Freed(slot=2, skipped=True)]
     assert shelf.withdraw() == [Freed(slot=0, skipped=False)]

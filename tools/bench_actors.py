@@ -133,6 +133,7 @@ def _a_run(config: Config, folder: Path, root: Path) -> Iterator[ARun]:
             learner_epoch=links.epoch,
             host=config.weights.host,
             chunk_bytes=config.weights.chunk_bytes,
+            anchor_every=config.weights.anchor_every,
             broadcast_timeout_s=config.weights.broadcast_timeout_s,
             log_path=root / "publisher.log",
         )
