@@ -19,7 +19,7 @@ from learner.clock import Clock
 from learner.conditions import conditions_of
 from learner.lead import Lead, join_run, shard_buffer
 from learner.learner import Learner, begin, begin_checkpoint, export, imitate_expert, load_learner, train_on
-from learner.model import full_layout, full_tensors
+from learner.published import published_layout, published_tensors
 from learner.ranks import Ranks
 from learner.share import share
 from learner.supplies import Supplies, shards_of, whole_batch
@@ -113,7 +113,7 @@ def _take_the_lead(learner: Learner, shutdown: Shutdown) -> Lead:
         learner.run_dir,
         progress=learner.progress,
         conditions=conditions_of(config, ranks=learner.ranks),
-        weights=full_layout(learner.model),
+        weights=published_layout(learner.model, dtype=config.model.dtype),
         redis_url=config.redis.url,
         device=learner.ranks.device.type,
         flops=learner.flops,
@@ -167,7 +167,7 @@ def _evaluate_start(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> 
 def _publish(learner: Learner, lead: Lead | None) -> None:
     """Offer the weights as they are. Gathering is collective; only rank 0 copies them out."""
     version = learner.progress.policy_version
-    tensors = full_tensors(learner.model)
+    tensors = published_tensors(learner.model, dtype=learner.config.model.dtype)
     if lead:
         lead.publish(tensors, version)
     else:

@@ -27,7 +27,7 @@ from learner.skeleton import Refusal, agree, fill, skeleton_of, tensors_of
 
 M = TypeVar("M", bound="PackedModel")
 PACKED_ATTENTION = "slipstream_packed"
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class PackedModel(nn.Module):
@@ -154,7 +154,7 @@ def load_kind(
     if activation_checkpointing:
         for layer in layers:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-    policy = MixedPrecisionPolicy(param_dtype=_DTYPES[dtype], reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=DTYPES[dtype], reduce_dtype=torch.float32)
     offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if cpu_offload else OffloadPolicy()
     # One rank holds every weight anyway: to let go of its copy after each layer and make it anew would be for nothing.
     model.one_rank_holds_all = ranks.num_ranks == 1 and not cpu_offload

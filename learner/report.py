@@ -83,6 +83,7 @@ def add_system(metrics: Metrics, *, ledger: Ledger, members: Iterable[Member], p
         metrics.add("time/refresh_pause_s", actor.last_pause_s)
     metrics.add("time/publish_copy_s", publish.copy_s)
     metrics.add("time/broadcast_s", publish.broadcast_s)
+    metrics.add("perf/publish_mb", publish.num_bytes / 1e6)
 
 
 def add_cost(metrics: Metrics, cost: Cost) -> None:

@@ -23,8 +23,10 @@ from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
 from common.chunks import ChunkReply, ChunkRequest
 from common.config import TinyModelConfig
+from common.delta import encode_delta
 from common.trajectory import Sampling, VersionSpan
 from common.weights import Offer, buffer_bytes, layout, sealed
+from learner.lineage import continued
 from tools.tiny_model import make_tiny_model
 
 T = TypeVar("T")
@@ -60,6 +62,16 @@ class ChunkServer:
         manifest = sealed(entries, memoryview(buffer), policy_version=policy_version, learner_epoch=1)
         self._buffers[manifest.root] = buffer
         return Offer(manifest=manifest, pull_endpoint=self.endpoint)
+
+    def delta_offer(self, model: torch.nn.Module, last: Offer) -> Offer:
+        """Serve the weights of `model` as the version after `last`, by nothing but a delta on it."""
+        whole = self.offer(model, policy_version=last.manifest.policy_version + 1)
+        old, new = (self._buffers.pop(offer.manifest.root) for offer in (last, whole))
+        delta = encode_delta(memoryview(old), memoryview(new), whole.manifest.tensors)
+        assert delta is not None
+        manifest = continued(whole.manifest, last.manifest, delta, anchor_every=10)
+        self._buffers[manifest.deltas[-1].blob.root] = bytearray(delta)
+        return msgspec.structs.replace(whole, manifest=manifest)
 
     def corrupt(self, offer: Offer) -> None:
         """Flip one bit of what is served for `offer`."""
@@ -341,7 +353,7 @@ def test_generation_goes_on_during_a_slow_stage(keeping: VllmEngine, policies: P
 def test_corrupt_weights_are_refused_and_the_old_ones_serve_on(
     keeping: VllmEngine, policies: Policies, server: ChunkServer
 ) -> None:
-    offer = server.offer(policies.models[1], policy_version=1)
+    offer = server.offer(policies.models[2], policy_version=1)
     server.corrupt(offer)
     with pytest.raises(WeightsRefused, match="does not match its hash"):
         run(keeping.stage(offer))
@@ -438,6 +450,25 @@ def test_a_refresh_can_recompute_the_kv_of_running_requests(
         by_old = forward_logprobs(old, crossing.prompt, tokens)
         by_new = forward_logprobs(new, crossing.prompt, tokens)
         assert worst(crossing.completion, torch.cat([by_old[:boundary], by_new[boundary:]])) < TOLERANCE
+
+
+def test_a_delta_is_staged_beside_the_weights_that_serve_and_commits_to_what_was_published(
+    recomputing: VllmEngine, policies: Policies, server: ChunkServer
+) -> None:
+    last, nudged = server.offer(policies.models[2], policy_version=2), copy.deepcopy(policies.models[2])
+    with torch.no_grad():
+        for parameter in nudged.parameters():
+            parameter.view(-1)[::10] += 0.3
+    run(recomputing.stage(last))
+    run(recomputing.commit(2))
+    run(recomputing.stage(server.delta_offer(nudged, last)))
+    for version, model, other in ((2, policies.models[2], nudged), (3, nudged, policies.models[2])):
+        completion = run(recomputing.generate(PROMPT, ONES))
+        assert completion.version_spans == [VersionSpan(start=0, stop=len(completion.tokens), policy_version=version)]
+        assert worst(completion, forward_logprobs(model, PROMPT, completion.tokens)) < TOLERANCE
+        assert worst(completion, forward_logprobs(other, PROMPT, completion.tokens)) > 10 * TOLERANCE
+        if version == 2:
+            run(recomputing.commit(3))
 
 
 def test_what_fails_inside_the_process_is_told_to_all_who_wait(recomputing: VllmEngine) -> None:
