@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server for all tests: leave its settings as they are, and keep to keys of your own `run_id`."""
     with start_server(tmp_path_factory.mktemp("redis")) as server:
+        with connect(server.secret_url) as client:
+            client.config_set("appendfsync", "no")  # else every write of every test waits for the disk
         yield server
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from replay.bulk import Bulk
 from replay.keys import FencedOut, key
 from replay.ledger import read_ledger
 from replay.sampler import Order, Reuse
+from replay.server import start_server
 from replay.ticket import InsertResult, Lease
 from tests.attempts import attempt_at, make_buffer, partial_of, ticket
 from tests.replay_model import Model
@@ -393,11 +395,13 @@ class Books(RuleBasedStateMachine):
 
 @pytest.mark.timeout(max(1800, NUM_EXAMPLES))
 def test_the_books_balance_after_any_action_of_actors_learners_and_people(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("replay.buffer.MAX_QUARANTINED", MAX_QUARANTINED)
     monkeypatch.setattr("replay.payloads.Bulk", LossyBulk)
-    with connect(redis_url.removesuffix("/0") + "/1") as client:
+    # A server of its own that writes nothing to a disk: what survives its end is other tests' matter.
+    with start_server(tmp_path) as server, connect(server.secret_url) as client:
+        client.config_set("appendonly", "no")
         Books.client = LossyRedis(connection_pool=client.connection_pool)
         run_state_machine_as_test(
             Books,
