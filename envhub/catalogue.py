@@ -6,15 +6,19 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from envhub.craft import make_craft_env
 from envhub.env import Env
 from envhub.grid import make_grid_env
 from envhub.household import HouseholdEnv
+from envhub.kg import make_kg_env
 from envhub.shop import ShopEnv
 
 ENVS: dict[str, Callable[..., Env]] = {
     "shop": ShopEnv,
     "household": HouseholdEnv,
     "grid": make_grid_env,
+    "craft": make_craft_env,
+    "kg": make_kg_env,
 }
 
 _MEMBERS = ("replay_only", "reset", "step", "close", "snapshot", "restore", "admissible", "state_key", "expert")

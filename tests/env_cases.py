@@ -58,6 +58,11 @@ CASES = [
     Case(name="grid", max_turns=60, noisy_success=0.6, recovers=0.7, options={"game": "frozen_lake"}),
     Case(name="grid", max_turns=200, noisy_success=1.0, options={"game": "maze", "size": 9}),
     Case(name="grid", max_turns=40, noisy_success=0.3, options={"game": "bandit"}),
+    Case(name="craft", max_turns=80, noisy_success=1.0),
+    Case(name="craft", max_turns=200, noisy_success=1.0, options={"depth": 4, "distractors": 8, "profile": "full"},
+         other_options={}),
+    Case(name="kg", max_turns=60, noisy_success=0.4),
+    Case(name="kg", max_turns=80, noisy_success=0.3, options={"hops": 4, "profile": "full"}, other_options={}),
 ]  # fmt: skip
 
 

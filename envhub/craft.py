@@ -1,0 +1,201 @@
+"""`craft`: get raw things, craft them by recipes into others, until the one that is asked for is made.
+
+The task is TextCraft's (https://arxiv.org/abs/2311.05772), the recipes are drawn from the task.
+"""
+
+import math
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from common.message import Message
+from common.trajectory import Task
+from envhub.env import Env
+from envhub.options import check_choice, check_range
+from envhub.task_seed import split_of, task_rng
+from envhub.world import Change, WorldEnv
+
+RAW = ("log", "stone", "clay", "sand", "wool", "iron", "gold", "coal", "reed", "bone", "hide", "wax")
+CRAFTED = (
+    "plank", "brick", "glass", "string", "nail", "ring", "torch", "paper", "glue", "strap", "candle", "tile",
+    "table", "wall", "lamp", "rug", "hammer", "crown", "oven", "book", "flute", "saddle", "chest", "pot",
+    "cart", "tower", "mirror", "loom", "anvil", "clock", "forge", "library", "organ", "harness", "shop", "kiln",
+)  # fmt: skip
+MAX_GET = 9
+MAX_HELD = 99
+RULES = (
+    "You make things. `get N THING` gets raw things, those that no recipe makes. `craft N THING using N THING, ...` "
+    "does a recipe exactly as it is written, and uses up what it names. `inventory` tells what you have."
+)
+
+_GET = re.compile(r"\s*get\s+(\d+)\s+(\w+)\s*", re.IGNORECASE | re.ASCII)
+_CRAFT = re.compile(r"\s*craft\s+(\d+)\s+(\w+)\s+using\s+([\w\s,]+)", re.IGNORECASE | re.ASCII)
+_PART = re.compile(r"\s*(\d+)\s+(\w+)\s*", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    makes: int
+    item: str
+    uses: Mapping[str, int]
+
+    def __str__(self) -> str:
+        uses = ", ".join(f"{count} {item}" for item, count in self.uses.items())
+        return f"craft {self.makes} {self.item} using {uses}"
+
+
+class CraftState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    held: dict[str, int]  # at least one of each
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CraftWorld:
+    """One book of recipes, and what is to be made."""
+
+    profile: str
+    goal: str
+    recipes: dict[str, Recipe]  # by what they make, in the book's order
+    secrets: tuple[str, ...] = ()  # the book is open
+
+    @property
+    def raw(self) -> list[str]:
+        return sorted({item for recipe in self.recipes.values() for item in recipe.uses} - self.recipes.keys())
+
+    @property
+    def opening(self) -> tuple[Message, ...]:
+        system = (Message("system", RULES),) if self.profile == "full" else ()
+        return (*system, Message("user", _opening_text(self.goal, self.recipes)))
+
+    @property
+    def first(self) -> CraftState:
+        return CraftState(held={})
+
+    async def act(self, state: CraftState, action: str) -> Change[CraftState]:
+        if action.strip().lower() == "inventory":
+            held = ", ".join(f"{count} {item}" for item, count in sorted(state.held.items()))
+            return Change(state=state, text=held or "nothing")
+        if found := _GET.fullmatch(action):
+            return self._get(state, found[2].lower(), found[1])
+        if found := _CRAFT.fullmatch(action):
+            return self._craft(state, found[2].lower(), found[1], found[3])
+        return _refused(state, "no such action")
+
+    def admissible(self, state: CraftState) -> list[str]:
+        gets = [f"get 1 {item}" for item in self.raw if state.held.get(item, 0) < MAX_HELD]
+        crafts = [str(recipe) for recipe in self.recipes.values() if _can_make(state, recipe)]
+        return [*gets, *crafts, "inventory"]
+
+    def expert(self, state: CraftState) -> str:
+        return _plan(self.recipes, self.goal, state.held)[0]
+
+    def _get(self, state: CraftState, item: str, digits: str) -> Change[CraftState]:
+        if item not in self.raw or len(digits) > 2 or not 1 <= int(digits) <= MAX_GET:
+            return _refused(state, f"cannot get {item}")
+        if state.held.get(item, 0) + int(digits) > MAX_HELD:
+            return _refused(state, f"too many {item}")
+        return Change(state=_with(state, {item: int(digits)}), text=f"got {int(digits)} {item}")
+
+    def _craft(self, state: CraftState, item: str, digits: str, using: str) -> Change[CraftState]:
+        parts = [_PART.fullmatch(part) for part in using.split(",")]
+        said = {part[2].lower(): part[1] for part in parts if part is not None}
+        recipe = self.recipes.get(item)
+        if recipe is None or len(said) != len(parts) or digits != str(recipe.makes):
+            return _refused(state, "no such recipe")
+        if said != {used: str(count) for used, count in recipe.uses.items()}:
+            return _refused(state, "no such recipe")
+        if not _can_make(state, recipe):
+            return _refused(state, "not enough")
+        made = _with(state, {used: -count for used, count in recipe.uses.items()} | {item: recipe.makes})
+        over = item == self.goal
+        return Change(state=made, text=f"crafted {recipe.makes} {item}", over=over, score=float(over))
+
+
+def make_craft_env(*, profile: str = "small", depth: int = 2, distractors: int = 2) -> Env:
+    """An environment of recipes. Raises ValueError for options that do not fit.
+
+    `profile` is "small" (no system message) or "full" (the rules are told), `depth` how many crafts lie one after the
+    other from raw things to the goal, `distractors` how many recipes lead elsewhere.
+    """
+    check_choice("profile", profile, ("small", "full"))
+    check_range("depth", depth, 1, 4)
+    check_range("distractors", distractors, 0, 12)
+    return WorldEnv(
+        f"craft {profile} depth={depth} distractors={distractors}",
+        state=CraftState,
+        make_world=partial(make_craft, profile=profile, depth=depth, num_distractors=distractors),
+    )
+
+
+def make_craft(task: Task, *, profile: str, depth: int, num_distractors: int) -> CraftWorld:
+    """The recipes of `task`. Raises ValueError for a split that does not exist."""
+    rng = task_rng(task, world=f"craft/{depth}/{num_distractors}")
+    while True:
+        recipes = _draw_recipes(rng, depth, num_distractors)
+        goal = list(recipes)[depth - 1]
+        shuffled = list(recipes.values())
+        rng.shuffle(shuffled)
+        book = {recipe.item: recipe for recipe in shuffled}
+        if split_of(_opening_text(goal, book)) == task.split:
+            return CraftWorld(profile=profile, goal=goal, recipes=book)
+
+
+def _draw_recipes(rng: random.Random, depth: int, num_distractors: int) -> dict[str, Recipe]:
+    """A chain of `depth` recipes, each of which uses what the one before makes, and after it the distractors."""
+    names = rng.sample(CRAFTED, depth + num_distractors)
+    recipes: dict[str, Recipe] = {}
+    for position, item in enumerate(names):
+        before = names[position - 1 : position] if 0 < position < depth else []
+        # A distractor may use what the chain makes; the chain uses no distractor.
+        others = [*rng.sample(RAW, 3), *(names[:depth] if position >= depth else [])]
+        chosen = [*before, *rng.sample(others, rng.randint(0 if before else 1, 2))]
+        uses = {used: rng.randint(1, 2) for used in chosen}
+        recipes[item] = Recipe(makes=rng.choice((1, 1, 2)), item=item, uses=uses)
+    return recipes
+
+
+def _plan(recipes: Mapping[str, Recipe], goal: str, held: Mapping[str, int]) -> list[str]:
+    """What to do, in order, until `goal` has been crafted once more."""
+    stock, actions = dict(held), list[str]()
+
+    def provide(item: str, count: int) -> None:
+        used = min(stock.get(item, 0), count)
+        stock[item] = stock.get(item, 0) - used
+        missing = count - used
+        if not missing:
+            return
+        if item not in recipes:
+            actions.extend(f"get {min(MAX_GET, missing - got)} {item}" for got in range(0, missing, MAX_GET))
+            return
+        recipe = recipes[item]
+        times = math.ceil(missing / recipe.makes)
+        for part, each in recipe.uses.items():
+            provide(part, each * times)
+        actions.extend([str(recipe)] * times)
+        stock[item] += times * recipe.makes - missing
+
+    provide(goal, held.get(goal, 0) + 1)
+    return actions
+
+
+def _can_make(state: CraftState, recipe: Recipe) -> bool:
+    has_parts = all(state.held.get(item, 0) >= count for item, count in recipe.uses.items())
+    return has_parts and state.held.get(recipe.item, 0) + recipe.makes <= MAX_HELD
+
+
+def _with(state: CraftState, changes: Mapping[str, int]) -> CraftState:
+    held = dict(state.held)
+    for item, change in changes.items():
+        held[item] = held.get(item, 0) + change
+    return CraftState(held={item: count for item, count in held.items() if count})
+
+
+def _refused(state: CraftState, why: str) -> Change[CraftState]:
+    return Change(state=state, text=why, valid=False)
+
+
+def _opening_text(goal: str, recipes: Mapping[str, Recipe]) -> str:
+    return "\n".join([*map(str, recipes.values()), f"make {goal}"])

@@ -1,0 +1,68 @@
+"""A graph of who knows whom and what is made where: generated entities, relations between them, numbers about them."""
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+NAMES = {
+    "person": ("ada", "ben", "cleo", "dora", "emil", "fay", "gus", "hana", "igor", "june", "kai", "lena", "milo",
+               "nora", "otto", "pia", "quinn", "rosa", "sven", "tara", "ugo", "vera", "walt", "xena", "yara", "zeno",
+               "alma", "boris", "carla", "dino", "elsa", "felix", "greta", "hugo", "iris", "jonas", "klara", "leon", "mona",
+               "nils"),
+    "town": ("arden", "belmont", "corby", "dover", "elgin", "forest", "garston", "hilton", "irvine", "jarrow", "kelso",
+             "linton", "malton", "norwood", "oakham", "preston", "quorn", "ripley", "selby", "thirsk"),
+    "firm": ("acme", "borealis", "comet", "delta", "ember", "fulcrum", "granite", "horizon", "indigo", "juniper",
+             "kestrel", "lumen", "meridian", "nimbus", "orbit", "pinnacle"),
+    "good": ("boots", "cheese", "chairs", "clocks", "drums", "flour", "honey", "jam", "kettles", "lamps", "nails",
+             "paint", "pens", "rope", "soap", "tea"),
+}  # fmt: skip
+COUNTS = {"person": 10, "town": 5, "firm": 5, "good": 6}  # entities of a graph
+# relation -> (from, to, how many at most)
+RELATIONS = {
+    "friend": ("person", "person", 3),
+    "home": ("person", "town", 1),
+    "employer": ("person", "firm", 1),
+    "seat": ("firm", "town", 1),
+    "product": ("firm", "good", 3),
+    "rival": ("firm", "firm", 2),
+    "resident": ("town", "person", 0),  # the other way round of those above; filled in from them
+    "worker": ("firm", "person", 0),
+    "maker": ("good", "firm", 0),
+}
+INVERSES = {"home": "resident", "employer": "worker", "product": "maker"}
+ATTRIBUTES = {"person": "age", "town": "size", "firm": "staff", "good": "price"}
+
+Entities = tuple[str, ...]  # a set, in order
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Graph:
+    kinds: dict[str, str]  # entity -> person, town, firm or good
+    edges: dict[str, dict[str, Entities]]  # entity -> relation -> where it leads
+    numbers: dict[str, int]  # entity -> the value of its kind's one attribute; no two alike
+
+    def relations(self, entities: Iterable[str]) -> list[str]:
+        """The relations that lead away from any of `entities`."""
+        return sorted({relation for entity in entities for relation in self.edges[entity]})
+
+    def neighbours(self, entities: Iterable[str], relation: str) -> Entities:
+        return tuple(sorted({end for entity in entities for end in self.edges[entity].get(relation, ())}))
+
+
+def draw_graph(rng: random.Random) -> Graph:
+    members = {kind: rng.sample(names, COUNTS[kind]) for kind, names in NAMES.items()}
+    kinds = {entity: kind for kind, entities in members.items() for entity in entities}
+    found: dict[str, dict[str, set[str]]] = {entity: {} for entity in kinds}
+    for relation, (start_kind, end_kind, most) in RELATIONS.items():
+        for start in members[start_kind] if most else ():
+            others = [end for end in members[end_kind] if end != start]
+            for end in rng.sample(others, rng.randint(1, most)):
+                found[start].setdefault(relation, set()).add(end)
+                if relation in INVERSES:
+                    found[end].setdefault(INVERSES[relation], set()).add(start)
+    edges = {
+        entity: {relation: tuple(sorted(ends)) for relation, ends in by_relation.items()}
+        for entity, by_relation in found.items()
+    }
+    values = rng.sample(range(10, 100), len(kinds))
+    return Graph(kinds=kinds, edges=edges, numbers=dict(zip(kinds, values, strict=True)))
