@@ -12,6 +12,7 @@ from envhub.grid import make_grid_env
 from envhub.household import HouseholdEnv
 from envhub.kg import make_kg_env
 from envhub.shop import ShopEnv
+from envhub.sqldb import make_sqldb_env
 
 ENVS: dict[str, Callable[..., Env]] = {
     "shop": ShopEnv,
@@ -19,6 +20,7 @@ ENVS: dict[str, Callable[..., Env]] = {
     "grid": make_grid_env,
     "craft": make_craft_env,
     "kg": make_kg_env,
+    "sqldb": make_sqldb_env,
 }
 
 _MEMBERS = ("replay_only", "reset", "step", "close", "snapshot", "restore", "admissible", "state_key", "expert")

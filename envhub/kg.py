@@ -21,9 +21,9 @@ from envhub.world import Change, WorldEnv
 MAX_VARIABLES = 64
 RULES = (
     "Answer the question by calling tools over a knowledge graph. A call that finds entities stores them as #k, "
-    "counted from one; x is an entity or a #k. get_relations(x): the relations that lead away from it. get_neighbors(x, "
-    "relation): what it leads to. intersection(#k, #k). get_attributes(#k). argmax(#k, attribute), argmin(#k, "
-    "attribute): the one with the most or least. count(#k). End with answer(#k)."
+    "counted from one; x is an entity or a #k. get_relations(x): the relations that lead away from it. "
+    "get_neighbors(x, relation): what it leads to. intersection(#k, #k). get_attributes(#k). argmax(#k, attribute), "
+    "argmin(#k, attribute): the one with the most or least. count(#k). End with answer(#k)."
 )
 ARITY = {"get_relations": 1, "get_neighbors": 2, "intersection": 2, "get_attributes": 1, "argmax": 2, "argmin": 2,
          "count": 1, "answer": 1}  # fmt: skip

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 NAMES = {
     "person": ("ada", "ben", "cleo", "dora", "emil", "fay", "gus", "hana", "igor", "june", "kai", "lena", "milo",
                "nora", "otto", "pia", "quinn", "rosa", "sven", "tara", "ugo", "vera", "walt", "xena", "yara", "zeno",
-               "alma", "boris", "carla", "dino", "elsa", "felix", "greta", "hugo", "iris", "jonas", "klara", "leon", "mona",
-               "nils"),
+               "alma", "boris", "carla", "dino", "elsa", "felix", "greta", "hugo", "iris", "jonas", "klara", "leon",
+               "mona", "nils"),
     "town": ("arden", "belmont", "corby", "dover", "elgin", "forest", "garston", "hilton", "irvine", "jarrow", "kelso",
              "linton", "malton", "norwood", "oakham", "preston", "quorn", "ripley", "selby", "thirsk"),
     "firm": ("acme", "borealis", "comet", "delta", "ember", "fulcrum", "granite", "horizon", "indigo", "juniper",

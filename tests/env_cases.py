@@ -10,6 +10,8 @@ from envhub.catalogue import make_env
 from envhub.env import Env, Observation
 
 # `make test-envs` plays every count in full, and 1,000 episodes where memory is weighed; CI a share of them.
+DEFAULT_PROFILES = {"sqldb": "full"}  # where it is not small
+SQL_SAMPLES = ("sql SELECT name, sql FROM sqlite_master", "sql SELECT 1 UNION SELECT 2")
 FULL_LENGTH = "SLIPSTREAM_ENVS_IN_FULL" in os.environ
 
 
@@ -35,7 +37,7 @@ class Case:
 
     @property
     def has_rules(self) -> bool:
-        return self.options.get("profile", "small") == "full"
+        return self.options.get("profile", DEFAULT_PROFILES.get(self.name, "small")) == "full"
 
     def count(self, full: int) -> int:
         return full if FULL_LENGTH else max(2, round(full * self.share))
@@ -63,6 +65,10 @@ CASES = [
          other_options={}),
     Case(name="kg", max_turns=60, noisy_success=0.4),
     Case(name="kg", max_turns=80, noisy_success=0.3, options={"hops": 4, "profile": "full"}, other_options={}),
+    Case(name="sqldb", max_turns=40, noisy_success=0.95, is_spaced=False, samples=SQL_SAMPLES,
+         other_options={"level": 2}),
+    Case(name="sqldb", max_turns=40, noisy_success=0.95, is_spaced=False, samples=SQL_SAMPLES,
+         options={"level": 3, "profile": "small", "rows": 20}),
 ]  # fmt: skip
 
 

@@ -277,7 +277,7 @@ def test_members_of_a_group_meet_the_same_states_again(case: Case) -> None:
             met.add(env.state_key())
         keys.append(met)
     assert keys[0] & keys[1]
-    assert len(keys[0]) > 1
+    assert len(keys[0]) > 1 or case.samples  # those are looks, which move nothing
 
 
 @every_env
