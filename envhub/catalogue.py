@@ -13,6 +13,7 @@ from envhub.household import HouseholdEnv
 from envhub.kg import make_kg_env
 from envhub.shop import ShopEnv
 from envhub.sqldb import make_sqldb_env
+from envhub.tools import make_tools_env
 
 ENVS: dict[str, Callable[..., Env]] = {
     "shop": ShopEnv,
@@ -21,6 +22,7 @@ ENVS: dict[str, Callable[..., Env]] = {
     "craft": make_craft_env,
     "kg": make_kg_env,
     "sqldb": make_sqldb_env,
+    "tools": make_tools_env,
 }
 
 _MEMBERS = ("replay_only", "reset", "step", "close", "snapshot", "restore", "admissible", "state_key", "expert")

@@ -10,8 +10,9 @@ from envhub.catalogue import make_env
 from envhub.env import Env, Observation
 
 # `make test-envs` plays every count in full, and 1,000 episodes where memory is weighed; CI a share of them.
-DEFAULT_PROFILES = {"sqldb": "full"}  # where it is not small
+DEFAULT_PROFILES = {"sqldb": "full", "tools": "full"}  # where it is not small
 SQL_SAMPLES = ("sql SELECT name, sql FROM sqlite_master", "sql SELECT 1 UNION SELECT 2")
+TOOL_SAMPLES = ('{"name": "bank.list", "arguments": {}}', '{"name": "calendar.list", "arguments": {"day": "friday"}}')
 FULL_LENGTH = "SLIPSTREAM_ENVS_IN_FULL" in os.environ
 
 
@@ -69,6 +70,10 @@ CASES = [
          other_options={"level": 2}),
     Case(name="sqldb", max_turns=40, noisy_success=0.95, is_spaced=False, samples=SQL_SAMPLES,
          options={"level": 3, "profile": "small", "rows": 20}),
+    Case(name="tools", max_turns=60, noisy_success=0.95, is_spaced=False, samples=TOOL_SAMPLES,
+         other_options={"errands": 1}),
+    Case(name="tools", max_turns=80, noisy_success=0.95, is_spaced=False, samples=TOOL_SAMPLES,
+         options={"errands": 5, "profile": "small"}),
 ]  # fmt: skip
 
 
