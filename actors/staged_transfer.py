@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
@@ -27,20 +26,20 @@ from vllm.platforms import current_platform
 
 from actors.engine import WeightsRefused
 from actors.receive import Receiver, ReceiverInfo
-from common.weights import Manifest, Offer, TensorEntry
+from actors.staged_weights import ModelFolder
+from common.weights import Offer
 from common.wire import decode
 
 BACKEND = "slipstream"
 WORKER_EXTENSION = "actors.staged_transfer.StagingWorker"
-TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagedWeights:
     """A verified set of weights, waiting for its commit."""
 
-    manifest: Manifest
-    buffer: torch.Tensor  # uint8, the flat buffer of `manifest`, in host memory
+    policy_version: int
+    tensors: dict[str, torch.Tensor]  # in host memory, by the name that the model's loader knows
 
 
 @dataclass
@@ -75,8 +74,11 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stage-weights")
         self._receiver: Receiver | None = None
         self._newest: Future[StagedWeights] | None = None
-        self._shapes = checkpoint_shapes(Path(vllm_config.model_config.model))
-        self._tied = bool(vllm_config.model_config.hf_text_config.tie_word_embeddings)
+        self._folder = ModelFolder(
+            Path(vllm_config.model_config.model),
+            dtype=vllm_config.model_config.dtype,
+            tied=bool(vllm_config.model_config.hf_text_config.tie_word_embeddings),
+        )
 
     def init_transfer_engine(self, init_info: StagedInitInfo) -> None:
         """Connect the receiver."""
@@ -102,8 +104,9 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
     def _receive(self, offer: Offer) -> StagedWeights:
         assert self._receiver is not None, "stage before init_transfer_engine"
         # Before the bytes travel, and long before a commit: a name that the model does not have would break the worker.
-        check_manifest(offer.manifest, self._shapes, tied=self._tied)
-        return StagedWeights(manifest=offer.manifest, buffer=self._receiver.receive(offer))
+        self._folder.check(offer.manifest)
+        tensors = self._folder.tensors(offer.manifest, self._receiver.receive(offer))
+        return StagedWeights(policy_version=offer.manifest.policy_version, tensors=tensors)
 
     def start_weight_update(self) -> None:
         """Open the update session: vLLM's loaders now take whole checkpoint tensors, packed layers included."""
@@ -119,11 +122,11 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         """Load from memory; nothing travels here."""
         assert self._newest is not None and self._newest.done(), "commit before the stage has ended"
         staged = self._newest.result()
-        assert staged.manifest.policy_version == update_info.policy_version, "commit of another version than staged"
-        self.model.load_weights((entry.name, tensor_of(entry, staged.buffer)) for entry in staged.manifest.tensors)
+        assert staged.policy_version == update_info.policy_version, "commit of another version than staged"
+        self.model.load_weights(staged.tensors.items())
 
     def finish_weight_update(self) -> None:
-        """Close the session and let go of the staged buffer."""
+        """Close the session and let go of the staged tensors."""
         finalize_layerwise_reload(self.model, self.model_config)
         if current_platform.is_cpu():
             repack_embeddings(self.model)
@@ -160,39 +163,6 @@ class StagingWorker:
 
     def leave_broadcasts(self) -> None:
         self.weight_transfer_engine.leave_broadcasts()
-
-
-def tensor_of(entry: TensorEntry, buffer: torch.Tensor) -> torch.Tensor:
-    """The view of flat `buffer` that is `entry`: no copy."""
-    flat = buffer[entry.offset : entry.offset + entry.num_bytes]
-    return flat.view(TORCH_DTYPES[entry.dtype]).view(entry.shape)
-
-
-def checkpoint_shapes(folder: Path) -> dict[str, list[int]]:
-    """The shape of every tensor in a Hugging Face folder, by name. Raises ValueError where there are none."""
-    shapes: dict[str, list[int]] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as tensors:
-            shapes |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
-    if not shapes:
-        raise ValueError(f"`model.path` {folder} holds no *.safetensors; save the model with save_pretrained")
-    return shapes
-
-
-def check_manifest(manifest: Manifest, shapes: dict[str, list[int]], *, tied: bool) -> None:
-    """Raise WeightsRefused unless `manifest` describes exactly the tensors that the model was loaded from."""
-    offered = {entry.name: entry.shape for entry in manifest.tensors}
-    expected = dict(shapes)
-    if tied:  # the same tensor under a second name: a state_dict lists it, a saved folder does not
-        offered.pop("lm_head.weight", None)
-        expected.pop("lm_head.weight", None)
-    if offered == expected:
-        return
-    wrong = sorted(name for name in offered.keys() | expected.keys() if offered.get(name) != expected.get(name))
-    raise WeightsRefused(
-        f"version {manifest.policy_version} does not fit the model: {len(wrong)} tensors differ, first {wrong[0]} "
-        f"(offered {offered.get(wrong[0])}, expected {expected.get(wrong[0])}); is the learner training another model?"
-    )
 
 
 def repack_embeddings(model: torch.nn.Module) -> None:

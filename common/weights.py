@@ -14,6 +14,7 @@ from common.chunks import Blob
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ALIGN_BYTES = 64
+DOWN, UP = ".lora_A", ".lora_B"  # behind a weight's name, that of its adapter's A, [rank, in], and B, [out, rank]
 
 
 class WeightsError(ValueError):
@@ -45,6 +46,13 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     blob: Blob
 
 
+class Adapted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What published adapters belong to: the weight W stands for W + scaling B A."""
+
+    root: str  # of the model's folder, see `common.model_folder`
+    scaling: float  # alpha / rank
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a published version is made of, and out of what it can be made."""
 
@@ -53,6 +61,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     tensors: list[TensorEntry]
     num_bytes: int
     root: str  # xxh3-128 over the entries, in hex: names this version's bytes
+    adapted: Adapted | None  # None where the tensors are the weights themselves, else they are adapters
     anchor: Anchor | None  # what a newcomer begins with; None is this version itself, whole
     deltas: list[
         Delta
@@ -95,7 +104,14 @@ def buffer_bytes(entries: list[TensorEntry]) -> int:
     return entries[-1].offset + -(-entries[-1].num_bytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
-def sealed(entries: list[TensorEntry], buffer: memoryview, *, policy_version: int, learner_epoch: int) -> Manifest:
+def sealed(
+    entries: list[TensorEntry],
+    buffer: memoryview,
+    *,
+    policy_version: int,
+    learner_epoch: int,
+    adapted: Adapted | None = None,
+) -> Manifest:
     """Hash the bytes in `buffer` and return their manifest."""
     hashed = [
         msgspec.structs.replace(entry, xxh3=_digest(buffer[entry.offset : entry.offset + entry.num_bytes]))
@@ -107,6 +123,7 @@ def sealed(entries: list[TensorEntry], buffer: memoryview, *, policy_version: in
         tensors=hashed,
         num_bytes=buffer_bytes(entries),
         root=_root(hashed),
+        adapted=adapted,
         anchor=None,
         deltas=[],
     )

@@ -19,7 +19,7 @@ from common.metrics import Metrics, MetricsWriter
 from common.patience import RedisAway
 from common.run_dir import RunDir, write_json
 from common.shutdown import Shutdown
-from common.weights import TensorEntry
+from common.weights import Adapted, TensorEntry
 from learner.advice import WINDOW, Reading, advised_actors
 from learner.checkpoint import Progress
 from learner.cost import Cost, cost_of
@@ -121,6 +121,7 @@ class Lead:
         progress: Progress,
         conditions: dict[str, str],
         weights: list[TensorEntry],
+        adapted: Adapted | None,
         redis_url: str,
         device: str,
         flops: Flops,
@@ -148,6 +149,7 @@ class Lead:
         self._readings: deque[Reading] = deque(maxlen=WINDOW)
         self._publisher = Publisher(
             weights,
+            adapted=adapted,
             redis_url=redis_url,
             run_id=config.run.name,
             learner_epoch=links.epoch,

@@ -19,7 +19,7 @@ from learner.clock import Clock
 from learner.conditions import conditions_of
 from learner.lead import Lead, join_run, shard_buffer
 from learner.learner import Learner, begin, begin_checkpoint, export, imitate_expert, load_learner, train_on
-from learner.published import published_layout, published_tensors
+from learner.published import adapted_folder, published_layout, published_tensors
 from learner.ranks import Ranks
 from learner.share import share
 from learner.supplies import Supplies, shards_of, whole_batch
@@ -114,6 +114,7 @@ def _take_the_lead(learner: Learner, shutdown: Shutdown) -> Lead:
         progress=learner.progress,
         conditions=conditions_of(config, ranks=learner.ranks),
         weights=published_layout(learner.model, dtype=config.model.dtype),
+        adapted=adapted_folder(learner.model),
         redis_url=config.redis.url,
         device=learner.ranks.device.type,
         flops=learner.flops,

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from common.weights import TensorEntry, buffer_bytes
+from common.weights import Adapted, TensorEntry, buffer_bytes
 from learner.serve_weights import (
     Announced,
     Broadcasted,
@@ -78,9 +78,13 @@ class Publisher:
         anchor_every: int,
         broadcast_timeout_s: float,
         log_path: Path,
+        adapted: Adapted | None = None,
         device: str = "cpu",
     ) -> None:
-        """Lay out `entries` in shared memory; every version consists of these tensors, in their order."""
+        """Lay out `entries` in shared memory; every version consists of these tensors, in their order.
+
+        They are adapters where `adapted` says of what.
+        """
         self._settings = Settings(
             redis_url=redis_url,
             run_id=run_id,
@@ -91,6 +95,7 @@ class Publisher:
             broadcast_timeout_s=broadcast_timeout_s,
             device=device,
             entries=entries,
+            adapted=adapted,
         )
         self._close_timeout_s = 2 * broadcast_timeout_s
         self._log_path = log_path

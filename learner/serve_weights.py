@@ -25,7 +25,7 @@ from common.chunks import ChunkRequest
 from common.connection import connect
 from common.delta import encode_delta
 from common.shutdown import die_with_parent
-from common.weights import Invitation, Manifest, Offer, TensorEntry, buffer_bytes, sealed
+from common.weights import Adapted, Invitation, Manifest, Offer, TensorEntry, buffer_bytes, sealed
 from learner.broadcast import Broadcaster, Payload
 from learner.lineage import continued
 from replay.bulletin import Bulletin
@@ -50,6 +50,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     broadcast_timeout_s: float
     device: str
     entries: list[TensorEntry]  # where each tensor lies in a slot
+    adapted: Adapted | None
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -261,6 +262,7 @@ class WeightServer:
                 self._views[submitted.slot],
                 policy_version=submitted.policy_version,
                 learner_epoch=self._settings.learner_epoch,
+                adapted=self._settings.adapted,
             )
             delta = self._delta(submitted)
             if delta is not None:

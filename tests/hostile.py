@@ -24,7 +24,7 @@ import zstandard
 from common.chunks import Blob, ChunkRequest
 from common.connection import connect
 from common.trajectory import InvalidTrajectory, Trajectory, check
-from common.weights import Anchor, Delta, Invitation, Manifest, Offer, TensorEntry
+from common.weights import Adapted, Anchor, Delta, Invitation, Manifest, Offer, TensorEntry
 from common.wire import SCHEMA, WireError, decode, encode
 from replay.fleet import Member, MemberState, RunFacts
 from replay.ticket import Failure, Quarantined
@@ -44,7 +44,7 @@ RECORDS: list[msgspec.Struct] = [
     Offer(
         manifest=Manifest(
             policy_version=7, learner_epoch=1, tensors=[TENSOR, TENSOR], num_bytes=128, root="root",
-            anchor=Anchor(root="anchor", xxh3=[1, 2]),
+            adapted=Adapted(root="folder", scaling=2.0), anchor=Anchor(root="anchor", xxh3=[1, 2]),
             deltas=[Delta(base="anchor", blob=Blob(root="delta", num_bytes=9))],
         ),
         pull_endpoint="tcp://127.0.0.1:1",

@@ -37,8 +37,8 @@ def begin(client: redis.Redis, redis_url: str, run_id: str, root: Path) -> Lead:
     config = config_of(run_id)
     links = join_run(client, config, model_folder=root, vocab_size=100)
     return Lead(
-        links, config, run_dir, progress=START, conditions={}, weights=WEIGHTS, redis_url=redis_url, device="cpu",
-        flops=Flops(per_token=1.0, per_pair=1.0, peak=None),
+        links, config, run_dir, progress=START, conditions={}, weights=WEIGHTS, adapted=None, redis_url=redis_url,
+        device="cpu", flops=Flops(per_token=1.0, per_pair=1.0, peak=None),
     )  # fmt: skip
 
 

@@ -52,6 +52,7 @@ class Scene:
             tensors=[],
             num_bytes=0,
             root=str(version),
+            adapted=None,
             anchor=None,
             deltas=[],
         )

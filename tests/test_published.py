@@ -1,10 +1,18 @@
 """What is published of a model, and as what."""
 
+from pathlib import Path
+
+import msgspec
 import pytest
 import torch
 
+from actors.engine import WeightsRefused
+from actors.staged_weights import ModelFolder
+from common.config import LoraConfig
+from common.weights import Manifest, buffer_bytes, sealed
+from learner.lora import adapters_of
 from learner.model import PackedModel, full_tensors, load_model
-from learner.published import published_layout, published_tensors
+from learner.published import adapted_folder, published_layout, published_tensors
 from learner.ranks import Ranks
 from tests.tiny_model import save_tiny_model
 
@@ -22,3 +30,59 @@ def test_the_weights_are_published_as_the_forward_pass_has_them(model: PackedMod
     torch.testing.assert_close(published, rounded, rtol=0, atol=0)
     laid_out = [(entry.name, entry.dtype, tuple(entry.shape)) for entry in published_layout(model, dtype=dtype)]
     assert laid_out == [(name, dtype, tuple(tensor.shape)) for name, tensor in published.items()]
+
+
+@pytest.fixture(scope="module")
+def adapted(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> PackedModel:
+    """A model whose adapters are anything but 0."""
+    folder = save_tiny_model(tmp_path_factory.mktemp("tiny"))
+    model = load_model(
+        folder, ranks=ranks, dtype="float32", activation_checkpointing=False, lora=LoraConfig(rank=4, alpha=12)
+    )
+    with torch.no_grad():
+        for adapter in adapters_of(model.causal_lm).values():
+            adapter.up.add_(torch.randn(adapter.up.shape, generator=torch.Generator().manual_seed(1)))
+    return model
+
+
+def published(model: PackedModel) -> tuple[Manifest, torch.Tensor]:
+    """The manifest of what is published of `model`, and its flat buffer."""
+    entries, tensors = published_layout(model, dtype="bfloat16"), dict(published_tensors(model, dtype="bfloat16"))
+    buffer = torch.zeros(buffer_bytes(entries), dtype=torch.uint8)
+    for entry in entries:
+        data = tensors[entry.name].contiguous().flatten().view(torch.uint8)
+        buffer[entry.offset : entry.offset + entry.num_bytes] = data
+    adapted = adapted_folder(model)
+    return sealed(entries, buffer.numpy().data, policy_version=7, learner_epoch=1, adapted=adapted), buffer
+
+
+def test_of_a_model_with_adapters_these_alone_are_published(adapted: PackedModel) -> None:
+    manifest, _ = published(adapted)
+    names = [f"{name}{end}" for name in adapters_of(adapted.causal_lm) for end in (".lora_A", ".lora_B")]
+    assert [entry.name for entry in manifest.tensors] == names and len(names) == 28
+    assert {entry.dtype for entry in manifest.tensors} == {"float32"}
+    assert manifest.adapted is not None and manifest.adapted.scaling == 3
+    assert manifest.num_bytes < 0.3 * sum(tensor.nbytes for _, tensor in full_tensors(adapted))
+
+
+def test_the_actor_merges_adapters_to_the_learners_weights_bit_for_bit(adapted: PackedModel) -> None:
+    manifest, buffer = published(adapted)
+    for dtype in (torch.float32, torch.bfloat16):
+        folder = ModelFolder(adapted.folder, dtype=dtype, tied=True)
+        folder.check(manifest)
+        merged = folder.tensors(manifest, buffer)
+        for name, tensor in full_tensors(adapted):
+            assert torch.equal(merged[name].to(dtype), tensor.to(dtype))
+
+
+def test_adapters_of_another_folder_or_of_other_layers_are_refused(adapted: PackedModel, tmp_path: Path) -> None:
+    manifest, _ = published(adapted)
+    other = ModelFolder(save_tiny_model(tmp_path, seed=1), dtype=torch.float32, tied=True)
+    with pytest.raises(WeightsRefused, match="adapters of other weights than those in"):
+        other.check(manifest)
+    mine = ModelFolder(adapted.folder, dtype=torch.float32, tied=True)
+    with pytest.raises(WeightsRefused, match=r"adapters of \[4, 64\] and None do not fit"):
+        mine.check(msgspec.structs.replace(manifest, tensors=manifest.tensors[:1]))
+    narrow = [msgspec.structs.replace(manifest.tensors[0], shape=[4, 63]), manifest.tensors[1]]
+    with pytest.raises(WeightsRefused, match=r"adapters of \[4, 63\] and \[64, 4\] do not fit .* of \[64, 64\]"):
+        mine.check(msgspec.structs.replace(manifest, tensors=narrow))

@@ -541,6 +541,7 @@ def an_offer(*, learner_epoch: int, policy_version: int) -> Offer:
         tensors=[],
         num_bytes=0,
         root=f"root of {policy_version}",
+        adapted=None,
         anchor=None,
         deltas=[],
     )

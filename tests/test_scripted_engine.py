@@ -26,7 +26,14 @@ def engine_of(*, token_time_s: float = 0.0, prefill_s: float = 0.0) -> ScriptedE
 
 def offer_of(policy_version: int) -> Offer:
     manifest = Manifest(
-        policy_version=policy_version, learner_epoch=1, tensors=[], num_bytes=0, root="", anchor=None, deltas=[]
+        policy_version=policy_version,
+        learner_epoch=1,
+        tensors=[],
+        num_bytes=0,
+        root="",
+        adapted=None,
+        anchor=None,
+        deltas=[],
     )
     return Offer(manifest=manifest, pull_endpoint="")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -22,11 +23,16 @@ from actors.orders import EngineSettings
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
 from common.chunks import ChunkReply, ChunkRequest
-from common.config import TinyModelConfig
+from common.config import LoraConfig, TinyModelConfig
 from common.delta import encode_delta
 from common.trajectory import Sampling, VersionSpan
-from common.weights import Offer, buffer_bytes, layout, sealed
+from common.weights import Adapted, Offer, buffer_bytes, layout, sealed
 from learner.lineage import continued
+from learner.lora import adapters_of
+from learner.model import load_model
+from learner.pack import TokenSequence, pack
+from learner.published import adapted_folder, published_tensors
+from learner.ranks import Ranks
 from tools.tiny_model import make_tiny_model
 
 T = TypeVar("T")
@@ -55,11 +61,17 @@ class ChunkServer:
     def offer(self, model: torch.nn.Module, *, policy_version: int) -> Offer:
         """Serve the weights of `model` as `policy_version`."""
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}  # tied ones once
+        return self.offer_of(weights, policy_version=policy_version)
+
+    def offer_of(
+        self, weights: dict[str, torch.Tensor], *, policy_version: int, adapted: Adapted | None = None
+    ) -> Offer:
+        """Serve these tensors, all float32: whole weights, or adapters."""
         entries = layout((name, "float32", tuple(value.shape)) for name, value in weights.items())
         buffer = bytearray(buffer_bytes(entries))
         for entry in entries:
             buffer[entry.offset : entry.offset + entry.num_bytes] = weights[entry.name].numpy().tobytes()
-        manifest = sealed(entries, memoryview(buffer), policy_version=policy_version, learner_epoch=1)
+        manifest = sealed(entries, memoryview(buffer), policy_version=policy_version, learner_epoch=1, adapted=adapted)
         self._buffers[manifest.root] = buffer
         return Offer(manifest=manifest, pull_endpoint=self.endpoint)
 
@@ -469,6 +481,34 @@ def test_a_delta_is_staged_beside_the_weights_that_serve_and_commits_to_what_was
         assert worst(completion, forward_logprobs(other, PROMPT, completion.tokens)) > 10 * TOLERANCE
         if version == 2:
             run(recomputing.commit(3))
+
+
+def test_published_adapters_are_merged_by_the_engine_to_the_learners_log_probabilities(
+    recomputing: VllmEngine, policies: Policies, server: ChunkServer, ranks: Ranks
+) -> None:
+    model = load_model(
+        policies.folder, ranks=ranks, dtype="float32", activation_checkpointing=False,
+        lora=LoraConfig(rank=4, alpha=12, target_modules=["q_proj", "down_proj"]),
+    )  # fmt: skip
+    with torch.no_grad():
+        for adapter in adapters_of(model.causal_lm).values():
+            adapter.up.add_(0.1 * torch.randn(adapter.up.shape, generator=torch.Generator().manual_seed(1)))
+    tensors = dict(published_tensors(model, dtype="float32"))
+    offer = server.offer_of(tensors, policy_version=4, adapted=adapted_folder(model))
+    run(recomputing.stage(offer))
+    run(recomputing.commit(4))
+    completion = run(recomputing.generate(PROMPT, ONES))
+    sequence = TokenSequence(
+        tokens=np.array(PROMPT + completion.tokens, dtype=np.int32),
+        loss_mask=np.arange(len(PROMPT) + len(completion.tokens)) >= len(PROMPT),
+        behaviour_logprobs=np.zeros(len(PROMPT) + len(completion.tokens), dtype=np.float32),
+        advantages=np.zeros(len(PROMPT) + len(completion.tokens), dtype=np.float32),
+        kept=None,
+    )
+    with torch.no_grad():
+        learners = model(pack([sequence]), temperature=1.0, chunk_tokens=64).logprobs
+    assert worst(completion, learners[-len(completion.tokens) :]) < TOLERANCE
+    assert worst(completion, forward_logprobs(policies.models[0], PROMPT, completion.tokens)) > 10 * TOLERANCE
 
 
 def test_what_fails_inside_the_process_is_told_to_all_who_wait(recomputing: VllmEngine) -> None:
