@@ -2,7 +2,8 @@
 
     y = W x + (alpha / rank) B A x        A: [rank, in], random at first;  B: [out, rank], 0 at first
 
-Actors, checkpoints of others and vLLM know nothing of adapters: outside of training there is only the merged weight,
+What is exported, and what vLLM serves, is the merged weight; actors merge what is published of adapters themselves,
+by the same operation (`actors/staged_weights.py`):
 
     W + (alpha / rank) B A
 """

@@ -41,7 +41,7 @@ def adapted(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> PackedMod
     )
     with torch.no_grad():
         for adapter in adapters_of(model.causal_lm).values():
-            adapter.up.add_(torch.randn(adapter.up.shape, generator=torch.Generator().manual_seed(1)))
+            adapter.up.to_local().normal_(generator=torch.Generator().manual_seed(1))
     return model
 
 

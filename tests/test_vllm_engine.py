@@ -492,7 +492,7 @@ def test_published_adapters_are_merged_by_the_engine_to_the_learners_log_probabi
     )  # fmt: skip
     with torch.no_grad():
         for adapter in adapters_of(model.causal_lm).values():
-            adapter.up.add_(0.1 * torch.randn(adapter.up.shape, generator=torch.Generator().manual_seed(1)))
+            adapter.up.to_local().normal_(std=0.1, generator=torch.Generator().manual_seed(1))
     tensors = dict(published_tensors(model, dtype="float32"))
     offer = server.offer_of(tensors, policy_version=4, adapted=adapted_folder(model))
     run(recomputing.stage(offer))
