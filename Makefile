@@ -8,7 +8,7 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup quickstart test check format lock clean bench-actors bench-learner bench-replay study-lag soak test-faults \
-  test-ledger test-envs
+  test-ledger test-envs test-engines
 
 setup: $(STAMP)
 
@@ -65,6 +65,11 @@ soak: setup
 test-faults: setup
 	SLIPSTREAM_REDIS_KILLS=20 SLIPSTREAM_STOPPED_S=60 SLIPSTREAM_AOF_CUTS=100 SLIPSTREAM_MUTATIONS=100000 \
 	  $(BIN)/pytest tests/test_replay_faults.py tests/test_lost_replies.py tests/test_hostile_messages.py
+
+# What `slipstream launch` makes, on a real Ray cluster of three nodes on this machine, and by Kubernetes' own schemas.
+test-engines: setup
+	$(BIN)/pip install $(PIP_FLAGS) -r requirements/engines.txt
+	$(BIN)/pytest tests/test_ray.py tests/test_launch.py
 
 # Resolve the newest versions that the bounds in requirements/ allow, in an environment of its own.
 lock:

@@ -230,6 +230,32 @@ class FleetConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class LaunchConfig:
+    actor_hosts: int = 2  # hosts, pods or tasks, each of which runs `slipstream actors`
+    actor_gpus: int = 0  # of each of them
+    learner_gpus: int = 0  # of the learner's host
+    gpu: str = ""  # kind of GPU, as H100; empty: whichever there is
+    cpus: int = 4  # of each host at least
+    memory_gib: int = 16  # likewise
+    use_spot: bool = True  # SkyPilot takes spot instances for actors
+    infra: str = ""  # where SkyPilot looks, as aws/eu-west-1; empty: everywhere
+    image: str = ""  # container image with Slipstream in it; Kubernetes needs one
+    volume: str = ""  # claim of the Kubernetes volume that all pods share, where run.root and the model lie
+    sbatch: list[str] = field(default_factory=list)  # further options of Slurm's sbatch, as '--partition=gpu'
+    setup: str = ""  # shell commands that come first, by Slurm and SkyPilot, as `. /shared/.venv/bin/activate`
+
+    def __post_init__(self) -> None:
+        for name in ("actor_hosts", "cpus", "memory_gib"):
+            value = getattr(self, name)
+            require(value >= 1, f"launch.{name}", ">= 1", value, "leave it out for the default")
+        for name in ("actor_gpus", "learner_gpus"):
+            value = getattr(self, name)
+            require(value >= 0, f"launch.{name}", ">= 0", value, "0 is a host without GPUs")
+        require(all(re.fullmatch(r"--[a-z-]+(=\S+)?", option) for option in self.sbatch), "launch.sbatch",
+                 "options like --partition=gpu", self.sbatch, "one in each item")  # fmt: skip
+
+
+@dataclass(kw_only=True, slots=True)
 class OptimConfig:
     lr: float = 1e-6  # AdamW learning rate at the top of its schedule
     critic_lr: float = 1e-5  # the critic's; all else is as for the policy
@@ -327,6 +353,7 @@ class Config:
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     actors: ActorsConfig = field(default_factory=ActorsConfig)
     fleet: FleetConfig = field(default_factory=FleetConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)

@@ -131,23 +131,24 @@ class Run:
         self.client.close()
 
     def start_learner(self) -> Process:
-        return self._started("learner", ["-m", "tools.cli", "learner", *self._common, *self._settings])
+        return self.start("learner", ["-m", "tools.cli", "learner", *self._common, *self._settings])
 
     def start_rerun(self, name: str, *settings: str) -> Process:
         """Train again on this run's archive, as run `name`. Neither Redis nor actors are in its reach."""
         arguments = ["--replay-archive", self.name, f"run.root={self.dir.path.parent}", f"run.name={name}", *settings]
-        return self._started(name, ["-m", "tools.cli", "learner", *arguments])
+        return self.start(name, ["-m", "tools.cli", "learner", *arguments])
 
     def start_actor(self, name: str, *settings: str) -> Process:
         """An actor knows where the run is and what itself is like; the rest it hears from the run."""
         mine = [setting for setting in self._settings if setting.startswith("actors.")]
-        return self._started(name, ["-m", "actors", name, *self._common, *mine, *settings])
+        return self.start(name, ["-m", "actors", name, *self._common, *mine, *settings])
 
     def start_host(self, *settings: str) -> Process:
         """A supervisor of actors, which names them."""
-        return self._started("host", ["-m", "tools.cli", "actors", *self._common, *self._settings, *settings])
+        return self.start("host", ["-m", "tools.cli", "actors", *self._common, *self._settings, *settings])
 
-    def _started(self, name: str, arguments: list[str]) -> Process:
+    def start(self, name: str, arguments: list[str]) -> Process:
+        """`python ARGUMENTS`, named `name`, as a process of this run."""
         process = Process(
             name, [sys.executable, *arguments], log=self.dir.log(f"test-{name}"), environment=self._environment
         )

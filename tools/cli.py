@@ -19,7 +19,7 @@ from common.run_dir import RunDir
 from replay.fleet import UnknownRun
 from replay.listing import NotRecorded
 from replay.server import ServerError, password_of
-from tools import scale
+from tools import launch, scale
 from tools.child import EXIT_BAD_INPUT
 from tools.replay_questions import add_questions, answer, take_operands
 
@@ -32,6 +32,7 @@ VERBS = {
     "actors": "start actors.count actors that roll out episodes for a run",
     "top": "watch a run in the terminal",
     "scale": "have a host keep up as many actors as are advised, or as told",
+    "launch": "start a run on Kubernetes, Slurm, SkyPilot or Ray",
     "replay": "look into the buffer: its groups, trajectories, what was trained; audit, set aside, export",
     "acl": "print users for a shared Redis server, by role: `slipstream acl run.name=NAME | redis-cli`",
     "eval": "measure success on held-out tasks, of a run's trained model or of model.path",
@@ -87,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, summary in VERBS.items():
         one = verbs.add_parser(
-            verb, help=summary, description=summary, parents=[] if verb == "replay" else [_settings()],
+            verb, help=summary, description=summary, parents=_parents(verb),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
         if verb == "replay":
@@ -100,6 +101,16 @@ def _parser() -> argparse.ArgumentParser:
         if verb == "up":
             one.add_argument("--dry-run", action="store_true", help="print what would be started and stop")
     return parser
+
+
+def _parents(verb: str) -> list[_Parser]:
+    """Whose arguments come before a verb's own."""
+    if verb == "replay":
+        return []
+    operand = _Parser(add_help=False)
+    if verb == "launch":
+        launch.add_options(operand)
+    return [operand, _settings()]
 
 
 def _settings() -> _Parser:
@@ -175,7 +186,11 @@ def _verb(arguments: argparse.Namespace) -> Callable[[Config], int]:
 
             return top
         case "scale":
-            return lambda config: scale.scale(config, to=arguments.to, host=arguments.host, dry_run=arguments.dry_run)
+            return lambda config: scale.scale(
+                config, to=arguments.to, host=arguments.host, on=arguments.on, dry_run=arguments.dry_run
+            )
+        case "launch":
+            return lambda config: launch.launch(config, engine=arguments.engine, dry_run=arguments.dry_run)
         case "replay":
             return answer(arguments)
         case "acl":

@@ -1,0 +1,174 @@
+"""`slipstream launch`: what is written for Kubernetes, Slurm, SkyPilot and Ray is what each of them takes."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from common.config import Config, load_config
+from common.config_error import ConfigError
+from common.shutdown import EXIT_PREEMPTED
+from tools.launch import ENGINES, launch
+from tools.launch_kubernetes import manifest
+from tools.launch_skypilot import actors_task, learner_task
+from tools.launch_slurm import actors_script, learner_script
+
+DEADLINE_S = 60.0
+SETTINGS = Path("/shared/launch/demo/config.yaml")
+
+# https://docs.skypilot.co/en/latest/reference/yaml-spec.html
+SKY_KEYS = {"name", "workdir", "num_nodes", "resources", "envs", "secrets", "file_mounts", "setup", "run", "config"}
+SKY_RESOURCES = {"infra", "accelerators", "accelerator_args", "cpus", "memory", "instance_type", "use_spot",
+                 "disk_size", "disk_tier", "network_tier", "image_id", "ports", "labels", "autostop", "any_of",
+                 "ordered", "job_recovery"}  # fmt: skip
+# https://slurm.schedmd.com/sbatch.html, of those that take a value and that this program writes
+SBATCH_OPTIONS = {"--job-name", "--nodes", "--ntasks", "--cpus-per-task", "--mem", "--gpus-per-node", "--open-mode",
+                  "--output", "--signal", "--array", "--partition"}  # fmt: skip
+
+
+def configured(*settings: str) -> Config:
+    return load_config(None, ["run.name=Demo_1.x", "run.root=/shared/runs", "redis.url=redis://redis:6379",
+                              "launch.image=registry/slipstream:1", "launch.volume=runs", "launch.actor_hosts=3",
+                              "launch.actor_gpus=2", "launch.learner_gpus=4", "launch.gpu=H100",
+                              *settings])  # fmt: skip
+
+
+def objects(config: Config) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(manifest(config))}
+
+
+def test_kubernetes_gets_a_learner_and_any_number_of_actors_that_may_be_preempted() -> None:
+    made = objects(configured())
+    assert set(made) == {
+        ("ConfigMap", "slipstream-demo-1-x-settings"),
+        ("Job", "slipstream-demo-1-x-learner"),
+        ("Job", "slipstream-demo-1-x-actors"),
+    }
+    actors, learner = (
+        made["Job", "slipstream-demo-1-x-actors"]["spec"],
+        made["Job", "slipstream-demo-1-x-learner"]["spec"],
+    )
+    assert (learner["parallelism"], learner["completions"], actors["parallelism"]) == (1, 1, 3)
+    assert "completions" not in actors
+    for spec, gpus, grace_s in ((learner, "4", 60), (actors, "2", 20)):
+        (container,) = spec["template"]["spec"]["containers"]
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": gpus}
+        assert spec["template"]["spec"]["terminationGracePeriodSeconds"] == grace_s
+        left = {"containerName": container["name"], "operator": "In", "values": [EXIT_PREEMPTED]}
+        assert {"action": "Ignore", "onExitCodes": left} in spec["podFailurePolicy"]["rules"]
+        mounted = {mount["name"] for mount in container["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in spec["template"]["spec"]["volumes"]}
+    settings = made["ConfigMap", "slipstream-demo-1-x-settings"]["data"]["config.yaml"]
+    assert yaml.safe_load(settings)["redis"]["url"] == "redis://redis:6379"
+
+
+def test_kubernetes_own_schemas_take_every_object() -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    for each in objects(configured()).values():
+        kubernetes_validate.validate(each, "1.31", strict=True)
+    wrong = objects(configured())["Job", "slipstream-demo-1-x-actors"]
+    wrong["spec"]["paralelism"] = 2
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, "1.31", strict=True)
+
+
+@pytest.mark.parametrize("task", [learner_task, actors_task])
+def test_skypilot_gets_keys_that_it_knows(task: Any) -> None:
+    made = yaml.safe_load(task(configured("launch.infra=aws/eu-west-1", "launch.volume=s3://runs"), SETTINGS))
+    assert set(made) <= SKY_KEYS and set(made["resources"]) <= SKY_RESOURCES
+    assert made["resources"]["accelerators"] == ("H100:2" if task is actors_task else "H100:4")
+    assert made["resources"]["use_spot"] is (task is actors_task)
+    assert made["file_mounts"]["/shared/runs"] == {"source": "s3://runs", "mode": "MOUNT"}
+    assert made["secrets"] == {"SLIPSTREAM_REDIS_PASSWORD": None}
+    assert ("actors.instance_kind=spot" in made["run"]) is (task is actors_task)
+
+
+def test_what_an_engine_cannot_do_without_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match=r"`launch.image` is empty"):
+        manifest(configured("launch.image=''"))
+    for write in (manifest, lambda config: actors_task(config, SETTINGS)):
+        with pytest.raises(ConfigError, match=r"needs `launch.volume`"):
+            write(configured("launch.volume=''"))
+        with pytest.raises(ConfigError, match=r"`run.root` as the absolute path"):
+            write(configured("run.root=runs"))
+    with pytest.raises(ConfigError, match=r"`launch.gpu` is empty"):
+        actors_task(configured("launch.gpu=''"), SETTINGS)
+    with pytest.raises(ConfigError, match=r"`launch.sbatch` must be options like --partition=gpu"):
+        configured("launch.sbatch=['-p gpu']")
+
+
+@pytest.mark.parametrize("write", [learner_script, actors_script])
+def test_slurm_gets_options_that_it_knows_and_a_script_that_bash_reads(write: Any) -> None:
+    script = write(configured("launch.sbatch=['--partition=gpu']"), SETTINGS)
+    lines = script.splitlines()
+    options = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
+    assert lines[0] == "#!/bin/bash" and lines[1 : len(options) + 1] == [f"#SBATCH {option}" for option in options]
+    assert {option.partition("=")[0] for option in options if "=" in option} <= SBATCH_OPTIONS
+    assert [option for option in options if "=" not in option] == ["--requeue"]
+    assert "--signal=B:TERM@60" in options and "--partition=gpu" in options
+    assert ("--array=0-2" in options) is (write is actors_script)
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+@pytest.mark.parametrize(("code", "is_queued_again"), [(EXIT_PREEMPTED, True), (0, False), (1, False)])
+def test_a_slurm_job_hands_its_signal_on_and_is_queued_again_only_if_it_left(
+    tmp_path: Path, code: int, is_queued_again: bool
+) -> None:
+    """By a stand-in for slipstream, and one for Slurm's scontrol, on the PATH."""
+    stand_in(
+        tmp_path, "slipstream", f"trap 'exit {code}' TERM; echo $* > {tmp_path}/began; while true; do sleep 0.02; done"
+    )
+    stand_in(tmp_path, "scontrol", f"echo $* > {tmp_path}/queued")
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    job = subprocess.Popen(["bash", "-c", actors_script(configured(), SETTINGS)], env=environment)
+    deadline = time.monotonic() + DEADLINE_S
+    while not (tmp_path / "began").exists():
+        assert time.monotonic() < deadline and job.poll() is None
+        time.sleep(0.01)
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(DEADLINE_S) == code
+    assert (tmp_path / "began").read_text().startswith(f"actors {SETTINGS} weights.host=")
+    queued = tmp_path / "queued"
+    assert (queued.read_text() if queued.exists() else "") == ("requeue 7\n" if is_queued_again else "")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_dry_run_prints_everything_and_does_nothing(
+    engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = ENGINES[engine](configured("launch.volume=s3://runs"))
+    assert launch(configured("launch.volume=s3://runs"), engine=engine, dry_run=True) == 0
+    said = capsys.readouterr().out
+    for name, text in plan.files.items():
+        assert f"{name}\n{text}" in said
+    assert said.count("\n$ ") == len(plan.commands) > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_printed_is_written_and_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, "sbatch", f'cat "$1" >> {tmp_path}/submitted; test ! -e {tmp_path}/refuses')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    assert launch(configured(), engine="slurm", dry_run=False) == 0
+    folder = tmp_path / "launch" / "Demo_1.x"
+    written = [(folder / f"{verb}.sbatch").read_text() for verb in ("learner", "actors")]
+    assert (tmp_path / "submitted").read_text() == "".join(written)
+    assert str(folder / "config.yaml") in written[0]
+    assert load_config(str(folder / "config.yaml"), []) == configured()
+    (tmp_path / "refuses").touch()
+    assert launch(configured(), engine="slurm", dry_run=False) == 1
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="kubectl is not on this machine's PATH"):
+        launch(configured(), engine="kubernetes", dry_run=False)
+
+
+def stand_in(folder: Path, name: str, script: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o700)

@@ -1,0 +1,82 @@
+"""A run on a Ray cluster of three nodes, on this machine: `make test-engines` installs Ray and runs it."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.config import dump_config, load_config
+from common.shutdown import EXIT_PREEMPTED
+from replay.server import Server
+from tests.processes import GUESS, REPOSITORY, Run, nothing_runs
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+
+from ray.cluster_utils import Cluster  # noqa: E402
+
+GROUPS_PER_STEP = 4
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Three nodes of one CPU each, so that each has room for one process of the run."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    cluster = Cluster()
+    cluster.add_node(num_cpus=1, include_dashboard=False)
+    for _ in range(2):
+        cluster.add_node(num_cpus=1)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.mark.timeout(1200)
+def test_a_run_goes_on_when_a_node_is_removed_and_uses_one_that_is_added(
+    cluster: Any, redis_server: Server, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = [*GUESS, "env.options={step_s: 0.1}", "replay.lease_ttl_s=6", "learner.steps=100000",
+                "learner.checkpoint_every=100000", "launch.cpus=1", "launch.actor_hosts=2", "actors.count=1",
+                "actors.transport=pull", "replay.max_lag=1000", "actors.drain_s=1"]  # fmt: skip
+    with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
+        config = load_config(None, [f"run.name={run_id}", f"run.root={tmp_path}", f"redis.url={redis_server.url}",
+                                    *settings])  # fmt: skip
+        file = tmp_path / "config.yaml"
+        file.write_text(dump_config(config))
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        driver = run.start("driver", ["-m", "tools.ray_run", str(file)])
+        run.wait_until(lambda: run.last_step() >= 2 and len(nodes_of(run)) == 2, "both actors serve, on two nodes")
+
+        first = nodes_of(run)
+        assert learners_node(run) not in first
+        removed = next(node for node in cluster.worker_nodes if node.node_id[:8] in first)
+        before = run.last_step()
+        cluster.remove_node(removed, allow_graceful=False)
+        run.wait_until(lambda: nodes_of(run) == first - {removed.node_id[:8]}, "its actor is gone")
+        run.wait_until(lambda: run.last_step() >= max(before, 2) + 3, "the learner steps on without it")
+
+        added = cluster.add_node(num_cpus=1)
+        run.wait_until(lambda: added.node_id[:8] in nodes_of(run), "an actor serves on the node that was added")
+        after = run.last_step()
+        run.wait_until(lambda: run.last_step() >= after + 3, "the learner steps on with it")
+
+        driver.send(signal.SIGTERM)
+        assert driver.wait() == EXIT_PREEMPTED
+        run.wait_until(lambda: nothing_runs(run_id), "every process is gone", deadline_s=60)
+        ledger = run.ledger()
+        assert ledger.balanced and run.audit() == []
+        assert ledger.trained == GROUPS_PER_STEP * run.last_step() and ledger.leased == 0
+
+
+def nodes_of(run: Run) -> set[str]:
+    """The first letters of the ids of the nodes whose actors are alive."""
+    names = {member.name for member in run.fleet.members()}
+    return {log.stem.removeprefix("ray-actors-") for log in run.dir.path.glob("logs/ray-actors-*.log")
+            if any(name + ":" in log.read_text() for name in names)}  # fmt: skip
+
+
+def learners_node(run: Run) -> str:
+    (log,) = run.dir.path.glob("logs/ray-learner-*.log")
+    return log.stem.removeprefix("ray-learner-")
