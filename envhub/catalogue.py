@@ -1,6 +1,7 @@
 """The environments by name, and a user's own by `module:Class`."""
 
 import difflib
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -46,7 +47,7 @@ def env_maker(name: str) -> Callable[..., Env]:
 def make_env(name: str, options: Mapping[str, Any]) -> Env:
     """A new environment, `env_maker(name)(**options)`. Raises ValueError for a name or options that do not fit."""
     make = env_maker(name)
-    signature = inspect.signature(make)
+    signature = _signature(make)
     try:
         signature.bind(**options)
     except TypeError as error:
@@ -55,6 +56,11 @@ def make_env(name: str, options: Mapping[str, Any]) -> Env:
             f"`env.options` {dict(options)} do not fit {name}: {error}; its options are: {known}"
         ) from None
     return make(**options)
+
+
+@functools.cache  # episodes are short, and each makes an environment
+def _signature(make: Callable[..., Env]) -> inspect.Signature:
+    return inspect.signature(make)
 
 
 def _imported(name: str) -> type[Env]:

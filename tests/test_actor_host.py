@@ -134,6 +134,9 @@ def test_the_gpus_are_those_that_are_visible_else_all(tmp_path: Path, monkeypatc
     tool.write_text("#!/bin/sh\necho 0\necho 1\n")
     tool.chmod(0o700)
     assert visible_devices() == ["0", "1"]
+    tool.write_text("#!/bin/sh\necho no driver\nexit 9\n")
+    with pytest.raises(ConfigError, match=r"does not list the GPUs \(no driver\).*`actors.devices`"):
+        visible_devices()
 
 
 def test_more_actors_than_named_gpus_are_refused() -> None:

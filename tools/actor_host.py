@@ -144,7 +144,13 @@ def visible_devices() -> list[str]:
         [command, "--query-gpu=index", "--format=csv,noheader"],
         capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S,
     )  # fmt: skip
-    return listed.stdout.split() if listed.returncode == 0 else []
+    if listed.returncode:
+        said = (listed.stdout + listed.stderr).strip()
+        raise ConfigError(
+            f"{command} does not list the GPUs ({said}); mend it, or say which in `actors.devices`, or set "
+            "CUDA_VISIBLE_DEVICES, to nothing for none"
+        )
+    return listed.stdout.split()
 
 
 def _watch(host: Host, shutdown: Shutdown) -> Child | None:
