@@ -35,6 +35,10 @@ def play_every_verb(run_id: str, *, learner: redis.Redis, actor: redis.Redis, vi
     fleet.describe_run(FACTS)
     fleet.set_run_state(RunState.TRAINING)
     assert mine.run_facts() == FACTS and mine.run_state() is RunState.TRAINING
+    fleet.want_actors("host", 3)
+    assert mine.wanted_actors("host") == 3
+    mine.forget_wanted_actors("host")
+    assert fleet.wanted_actors("host") is None
     mine.beat(MEMBER)
     assert fleet.members() == fleet.everyone() == Fleet(viewer, run_id).members() == [MEMBER]
     offer_and_take(Bulletin(learner, run_id), Bulletin(actor, run_id), epoch)

@@ -66,6 +66,7 @@ class Host:
         self._devices = devices
         self._slots: dict[int, Child] = {}
         self._leaving: set[int] = set()
+        self._renamed: set[int | None] = set()  # processes that ended, and whose slot has its next name already
         self._num_named = 0
 
     @property
@@ -97,7 +98,8 @@ class Host:
                 actor.ask_to_end()
                 self._leaving.add(slot)
             else:
-                if actor.exit_code not in (None, 0):
+                if actor.exit_code not in (None, 0) and actor.pid not in self._renamed:
+                    self._renamed.add(actor.pid)
                     actor.command = self._command(self._new_name())  # its former life keeps its own record and cost
                 if not actor.keep_up():
                     return actor

@@ -19,7 +19,7 @@ from common.run_dir import RunDir
 from replay.fleet import UnknownRun
 from replay.listing import NotRecorded
 from replay.server import ServerError, password_of
-from tools import launch, scale
+from tools import drill, launch, scale
 from tools.child import EXIT_BAD_INPUT
 from tools.replay_questions import add_questions, answer, take_operands
 
@@ -32,6 +32,7 @@ VERBS = {
     "actors": "start actors.count actors that roll out episodes for a run",
     "top": "watch a run in the terminal",
     "scale": "have a host keep up as many actors as are advised, or as told",
+    "drill": "a run on this machine under one fault after another, and what was lost: nothing",
     "launch": "start a run on Kubernetes, Slurm, SkyPilot or Ray",
     "replay": "look into the buffer: its groups, trajectories, what was trained; audit, set aside, export",
     "acl": "print users for a shared Redis server, by role: `slipstream acl run.name=NAME | redis-cli`",
@@ -96,6 +97,8 @@ def _parser() -> argparse.ArgumentParser:
         if verb == "learner":
             one.add_argument("--replay-archive", metavar="RUN", help="train again on what this run was trained on, by "
                              "its own config, without actors and Redis; run.name is RUN-rerun by default")  # fmt: skip
+        if verb == "drill":
+            drill.add_options(one)
         if verb == "scale":
             scale.add_options(one)
         if verb == "up":
@@ -189,6 +192,8 @@ def _verb(arguments: argparse.Namespace) -> Callable[[Config], int]:
             return lambda config: scale.scale(
                 config, to=arguments.to, host=arguments.host, on=arguments.on, dry_run=arguments.dry_run
             )
+        case "drill":
+            return lambda config: drill.drill(config, faults=arguments.fault or list(drill.FAULTS))
         case "launch":
             return lambda config: launch.launch(config, engine=arguments.engine, dry_run=arguments.dry_run)
         case "replay":

@@ -96,8 +96,7 @@ def run(config: Config) -> int:
             fleet.forget_wanted_actors(RAY)
             while not shutdown.requested.wait(POLL_S):
                 if ray.wait([learner], timeout=0)[0]:
-                    ray.get(learner)  # raises what it failed with
-                    return 0
+                    return _code_of(learner)
                 actors.tend(_wanted(fleet))
         return shutdown.exit_code
     finally:
@@ -130,10 +129,17 @@ class _Actors:
             self.want(wanted)
         for task in ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0)[0] if self._tasks else []:
             self._tasks.remove(task)
-            try:
-                ray.get(task)
-            except ray.exceptions.RayError as error:
-                print(error, file=sys.stderr, flush=True)
+            _code_of(task)
+
+
+def _code_of(task: "ray.ObjectRef[None]") -> int:
+    """0 where it is done, 1 where it failed for good, which is said."""
+    try:
+        ray.get(task)
+    except ray.exceptions.RayError as error:
+        print(error, file=sys.stderr, flush=True)
+        return 1
+    return 0
 
 
 def _wanted(fleet: Fleet) -> int | None:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from common.metrics import read_metrics
 from common.run_dir import RunDir
-from replay.fleet import Fleet, UnknownRun
+from replay.fleet import Fleet, Member, UnknownRun
 from replay.shards import read_shards
 from tools.table import two_columns
 
@@ -65,7 +65,7 @@ class View:
 
     def _actors(self) -> RenderableType:
         table = Table(
-            "actor", "state", "version", "episodes", "tokens/s", "KV", "pause ms", "kind", "zone", "$/h", "engine",
+            "actor", "state", "version", "episodes", "tokens/s", "KV", "pause ms", "host", "engine",
             title_justify="left",
         )  # fmt: skip
         for member in self._fleet.members():
@@ -73,8 +73,7 @@ class View:
                 table.add_row(
                     member.name, member.state.value, str(member.policy_version),
                     f"{member.num_episodes} of {member.max_episodes}", f"{member.tokens_per_s:.0f}",
-                    f"{member.kv_use:.0%}", f"{1e3 * member.last_pause_s:.0f}", member.instance_kind,
-                    member.zone or "-", f"{member.price_per_hour:g}" if member.price_per_hour else "-", member.engine,
+                    f"{member.kv_use:.0%}", f"{1e3 * member.last_pause_s:.0f}", host_kind(member), member.engine,
                 )  # fmt: skip
         return table
 
@@ -83,6 +82,12 @@ class View:
             return self._fleet.run_state().value
         except UnknownRun:
             return "not there yet"
+
+
+def host_kind(member: Member) -> str:
+    """What is known of its host beside the name, which the actor's begins with."""
+    price = f"{member.price_per_hour:g} $/h" if member.price_per_hour else ""
+    return " ".join(filter(None, [member.instance_kind, member.zone, price]))
 
 
 def who_waits(step: Mapping[str, float]) -> str:

@@ -1,0 +1,113 @@
+"""`slipstream drill`: its link, its faults on a real run, and that its report tells what was lost."""
+
+from pathlib import Path
+
+import pytest
+import redis
+
+from common.config import Config, load_config
+from common.config_error import ConfigError
+from common.connection import connect
+from common.run_dir import RunDir
+from replay.archive import ArchivedStep, ArchiveWriter
+from replay.buffer import Buffer
+from replay.keys import key
+from replay.server import Server
+from replay.ticket import Group
+from tests.attempts import make_buffer, ticket
+from tests.every_verb import play
+from tests.processes import GUESS
+from tools.drill import drill, prepare, what_is_lost
+from tools.link import Link
+
+
+@pytest.fixture
+def config(run_id: str, tmp_path: Path) -> Config:
+    """Of a run that made two steps of one group each, whose archive `archive_steps` writes."""
+    return load_config(None, [f"run.name={run_id}", f"run.root={tmp_path}"])
+
+
+@pytest.fixture
+def buffer(redis_client: redis.Redis, run_id: str) -> Buffer:
+    """Four groups are stored; two are trained, of the others one is ready and one was dropped by the learner's wish."""
+    buffer = make_buffer(redis_client, run_id)
+    buffer.acquire_epoch()
+    buffer.open([ticket(group_id) for group_id in range(4)])
+    for _ in range(4):
+        play(buffer.lease("a"), buffer, run_id)
+    return buffer
+
+
+def train(buffer: Buffer, step: int) -> Group:
+    (group,) = buffer.claim(step, 1, policy_version=0, max_lag=0)
+    return group
+
+
+def archive_steps(config: Config, *groups: Group) -> None:
+    folder = RunDir(config.run.root, config.run.name).trajectories
+    writer = ArchiveWriter(folder, config.run.name, epoch=1)
+    for step, group in enumerate(groups, start=1):
+        writer.append(ArchivedStep(step=step, policy_version=0, conditions={}, groups=[group]))
+    writer.sync()
+
+
+def test_of_a_run_in_order_nothing_is_lost(buffer: Buffer, config: Config, redis_client: redis.Redis) -> None:
+    archive_steps(config, train(buffer, 1), train(buffer, 2))
+    buffer.drop([train(buffer, 3).ticket.group_id], "zero_variance")
+    buffer.settle(2)
+    assert what_is_lost(redis_client, config, last_step=2) == []
+
+
+def test_what_was_lost_given_up_or_trained_twice_is_said(
+    buffer: Buffer, config: Config, redis_client: redis.Redis, run_id: str
+) -> None:
+    first = train(buffer, 1)
+    archive_steps(config, first, first)
+    buffer.drop([train(buffer, 2).ticket.group_id], "lease_expired")
+    payload = next(redis_client.scan_iter(match=f"{key(run_id, 'train')}:blob:*", count=1000))
+    redis_client.delete(payload)
+    *contradictions, given_up, missing, twice = what_is_lost(redis_client, config, last_step=3)
+    assert contradictions
+    assert given_up == "1 groups were given up: lease_expired"
+    assert missing == "step 3 is not in the archive"
+    assert twice == f"group {first.ticket.group_id} was trained 2 times"
+
+
+def test_a_link_passes_everything_on_and_nothing_while_it_is_cut(redis_server: Server) -> None:
+    with Link(redis_server.port) as link:
+        url = f"redis://:{redis_server.password}@127.0.0.1:{link.port}/0"
+        with connect(url, patience_s=60) as through, connect(redis_server.secret_url) as direct:
+            name = f"link-{link.port}"
+            through.set(name, b"x" * 1_000_000)
+            assert through.strlen(name) == direct.strlen(name) == 1_000_000
+            link.is_cut = True
+            patient = connect(url, patience_s=0)
+            patient.get_connection_kwargs()["socket_timeout"] = 0.2
+            with patient, pytest.raises(redis.ConnectionError):
+                patient.set(name, "never")
+            assert link.num_held > 0 and direct.strlen(name) == 1_000_000
+            link.is_cut = False
+            assert through.delete(name) == 1
+
+
+def test_a_drill_wants_a_run_and_a_redis_of_its_own(config: Config) -> None:
+    config.redis.url = "redis://127.0.0.1:6379"
+    with pytest.raises(ConfigError, match=r"`redis.url` must be empty"):
+        prepare(config)
+    RunDir(config.run.root, config.run.name).create()
+    with pytest.raises(ConfigError, match="exists"):
+        prepare(config)
+
+
+@pytest.mark.timeout(900)
+def test_a_drill_on_a_real_run_loses_nothing(
+    config: Config, run_id: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two vLLM actors and a learner. `kill` is left to tests/test_faults.py, as it costs another start of an engine."""
+    settings = [f"run.name={run_id}", f"run.root={tmp_path}", *GUESS, "env.options={step_s: 0.1}"]
+    code = drill(load_config(None, settings), faults=["stop", "partition", "redis", "preempt"])
+    said = capfd.readouterr().out
+    assert code == 0, said
+    assert said.splitlines()[-1] == "lost: nothing"
+    for words in ("leases expired, and others got them", "everyone went on", "the host left with code 75"):
+        assert words in said
