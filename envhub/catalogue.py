@@ -12,6 +12,7 @@ from envhub.env import Env
 from envhub.grid import make_grid_env
 from envhub.household import HouseholdEnv
 from envhub.kg import make_kg_env
+from envhub.shell import make_shell_env
 from envhub.shop import ShopEnv
 from envhub.sqldb import make_sqldb_env
 from envhub.tools import make_tools_env
@@ -24,6 +25,7 @@ ENVS: dict[str, Callable[..., Env]] = {
     "kg": make_kg_env,
     "sqldb": make_sqldb_env,
     "tools": make_tools_env,
+    "shell": make_shell_env,
 }
 
 _MEMBERS = ("replay_only", "reset", "step", "close", "snapshot", "restore", "admissible", "state_key", "expert")

@@ -10,7 +10,7 @@ from envhub.catalogue import make_env
 from envhub.env import Env, Observation
 
 # `make test-envs` plays every count in full, and 1,000 episodes where memory is weighed; CI a share of them.
-DEFAULT_PROFILES = {"sqldb": "full", "tools": "full"}  # where it is not small
+DEFAULT_PROFILES = {"sqldb": "full", "tools": "full", "shell": "full"}  # where it is not small
 SQL_SAMPLES = ("sql SELECT name, sql FROM sqlite_master", "sql SELECT 1 UNION SELECT 2")
 TOOL_SAMPLES = ('{"name": "bank.list", "arguments": {}}', '{"name": "calendar.list", "arguments": {"day": "friday"}}')
 FULL_LENGTH = "SLIPSTREAM_ENVS_IN_FULL" in os.environ
@@ -28,6 +28,7 @@ class Case:
     recovers: float = 0.95  # from a few random actions, at least
     share: float = 0.2  # of the full counts that CI plays
     samples: tuple[str, ...] = ()  # actions that are understood wherever it is, where none are listed
+    max_walk: int = 1000  # random actions at a time that CI plays
     is_spaced: bool = True  # a word-level tokenizer can play it: white space between any two signs is free
 
     def make(self) -> Env:
@@ -74,6 +75,8 @@ CASES = [
          other_options={"errands": 1}),
     Case(name="tools", max_turns=80, noisy_success=0.95, is_spaced=False, samples=TOOL_SAMPLES,
          options={"errands": 5, "profile": "small"}),
+    Case(name="shell", max_turns=10, noisy_success=0.4, is_spaced=False, share=0.015, max_walk=2,
+         samples=("Act: bash\n```bash\nls -R\n```", "bash touch mine"), other_options={"files": 4}),
 ]  # fmt: skip
 
 
@@ -102,7 +105,7 @@ async def some_actions(env: Env, case: Case, task: Task, rng: random.Random, cou
     await env.reset(task)
     actions: list[str] = []
     final: set[str] = set()  # the actions that would end it here
-    while len(actions) < count:
+    while len(actions) < (count if FULL_LENGTH else min(count, case.max_walk)):
         choices = [action for action in offered(env, case) if action not in final]
         if not choices:
             break

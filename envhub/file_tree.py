@@ -1,0 +1,107 @@
+"""A tree of files as a value, and as the plain tar (ustar) that goes into a sandbox and comes out of it.
+
+What comes out was written by whoever ran inside, so it is read by rules of our own: forward only, bounded, and nothing
+of it ever touches this machine's disk.
+"""
+
+import io
+import tarfile
+
+import msgspec
+
+BLOCK = 512
+MAX_NODES = 2000
+MAX_PATH_CHARS = 200
+
+_FILE, _LINK, _FOLDER = b"0", b"2", b"5"
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file with its content, a link with its target, or a folder with nothing."""
+
+    kind: str  # "file", "link" or "folder"
+    content: bytes = b""
+    mode: int = 0o644
+
+
+Tree = dict[str, Node]  # by path, without a leading slash
+
+
+class TreeError(ValueError):
+    """Bytes that are no tree of ours."""
+
+
+def file(text: str, mode: int = 0o644) -> Node:
+    return Node(kind="file", content=text.encode(), mode=mode)
+
+
+def folder(mode: int = 0o755) -> Node:
+    return Node(kind="folder", mode=mode)
+
+
+def pack(tree: Tree) -> bytes:
+    """The tar of `tree`: the same bytes for equal trees."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for path in sorted(tree):
+            node, info = tree[path], tarfile.TarInfo(path)
+            info.mode = node.mode
+            if node.kind == "folder":
+                info.type = tarfile.DIRTYPE
+            elif node.kind == "link":
+                info.type, info.linkname = tarfile.SYMTYPE, node.content.decode(errors="surrogateescape")
+            else:
+                info.size = len(node.content)
+            archive.addfile(info, io.BytesIO(node.content))
+    return buffer.getvalue()
+
+
+def unpack(content: bytes) -> Tree:
+    """The tree in a tar; what is neither file, link nor folder is left out. Raises TreeError."""
+    tree: Tree = {}
+    start = 0
+    while start + BLOCK <= len(content):
+        header = content[start : start + BLOCK]
+        if header == bytes(BLOCK):
+            return tree
+        size, start = _octal(header[124:136]), start + BLOCK
+        if start + size > len(content):
+            break
+        node = _node(header, content[start : start + size])
+        start += -(-size // BLOCK) * BLOCK
+        path = _path(header)
+        if node is not None and path:
+            tree[path] = node
+        if len(tree) > MAX_NODES:
+            raise TreeError(f"more than {MAX_NODES} files")
+    raise TreeError("a tar that ends before its end")
+
+
+def _node(header: bytes, content: bytes) -> Node | None:
+    kind, mode = header[156:157], _octal(header[100:108]) & 0o777
+    if kind == _FILE:
+        return Node(kind="file", content=content, mode=mode)
+    if kind == _FOLDER:
+        return Node(kind="folder", mode=mode)
+    return Node(kind="link", content=_text(header[157:257]), mode=0o777) if kind == _LINK else None
+
+
+def _path(header: bytes) -> str:
+    """The path without `./`; empty for the root."""
+    prefix, name = _text(header[345:500]), _text(header[:100])
+    path = (prefix + b"/" + name if prefix else name).decode(errors="replace").strip("/").removeprefix(".")
+    path = path.strip("/")
+    if ".." in path.split("/") or len(path) > MAX_PATH_CHARS:
+        raise TreeError(f"a path that leads away or is too long: {path[:80]!r}")
+    return path
+
+
+def _text(field: bytes) -> bytes:
+    return field.split(b"\0", 1)[0]
+
+
+def _octal(field: bytes) -> int:
+    digits = field.strip(b" \0")
+    if len(digits) > 11 or not all(byte in b"01234567" for byte in digits):
+        raise TreeError(f"not an octal number: {field!r}")
+    return int(digits or b"0", 8)

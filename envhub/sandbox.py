@@ -1,0 +1,173 @@
+"""Commands that nobody vouches for, run by bubblewrap: no network, no files, no secrets and no processes of the host.
+
+A run is a function of a file tree: the tree goes in, a command runs on it, and what the command said and the tree as
+it left it come out. Nothing stays behind, and nothing of the tree is ever written to the host's disk. Whether an
+episode is solved is judged outside, by what came out.
+
+What is inside: /usr (without /usr/local) and the links in /etc/alternatives, read only; a home of limited size with the
+tree; a /tmp of limited size. Limits: see `Limits`. Memory is limited per process, as cgroups are not to be had
+everywhere: a run can take `max_processes` times `memory_bytes` at most.
+"""
+
+import asyncio
+import os
+import shutil
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envhub.env import EnvError
+from envhub.file_tree import Tree, TreeError, pack, unpack
+
+HOME = "/home/agent"
+MAX_COMMAND_CHARS = 20_000
+GRACE_S = 20.0  # beyond the command's own time: to start, to unpack and to pack, on a machine that is busy
+NOBODY = 65534
+
+_STARTED = b"+"
+# The command's own output, both streams of it, goes to the driver's stderr; stdout carries the tree. When the command
+# is over, everything that it left running is killed before the tree is read.
+_DRIVER = """
+ulimit -c 0 -u "$MAX_PROCESSES" -v "$MEMORY_KIB" -t "$CPU_S" -f "$FILE_KIB" || exit
+tar -x -f - -C "$HOME" || exit
+printf +
+exec 3>&2 2>/dev/null
+timeout --signal=KILL "$WALL_S" /bin/bash --noprofile --norc -c "$1" </dev/null >&3 2>&3 3>&-
+rc=$?
+kill -9 -1 2>/dev/null
+cd "$HOME" && chmod -R u+rX . 2>/dev/null
+tar -c --format=ustar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -f - . 2>/dev/null
+exit "$rc"
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """What one run may take."""
+
+    wall_s: float = 10.0
+    cpu_s: int = 5  # of each process
+    memory_bytes: int = 1 << 29  # of address space, of each process
+    max_processes: int = 32
+    file_bytes: int = 4 << 20  # of each file
+    tree_bytes: int = 8 << 20  # of the home, and once more of /tmp
+    output_bytes: int = 16_000  # of what is said; the rest is cut
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """What came of a run."""
+
+    exit_code: int  # 137: killed at a limit
+    output: str
+    tree: Tree | None  # None where the command left more than can be taken out
+
+
+def require_sandbox() -> None:
+    """Raise ValueError, with what to install, where a sandbox cannot be had: there is no other way to run a command."""
+    for program, package in (("bwrap", "bubblewrap"), ("prlimit", "util-linux")):
+        if shutil.which(program) is None:
+            raise ValueError(
+                f"this environment runs commands in a sandbox, and {program} is missing: install {package} "
+                f"(Debian, Ubuntu: apt-get install {package}); it never runs them without"
+            )
+
+
+async def run_in_sandbox(
+    command: str, tree: Tree, *, limits: Limits, mounts: Mapping[Path, str] | None = None
+) -> Finished:
+    """Run bash's `command` in the home that `tree` makes; `mounts` shows further folders, read only, at paths inside.
+
+    A run that exceeds its limits is cut and says so; EnvError where the sandbox itself does not start.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *_bubblewrap(limits, mounts or {}),
+        *("/bin/bash", "--noprofile", "--norc", "-c", _DRIVER, "driver", command),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={"PATH": os.environ.get("PATH", os.defpath)},
+        cwd="/",
+        **_unprivileged(),
+    )
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    try:
+        async with asyncio.timeout(limits.wall_s + GRACE_S):
+            packed, said, _ = await asyncio.gather(
+                _read(process.stdout, 4 * limits.tree_bytes),
+                _read(process.stderr, limits.output_bytes),
+                _write(process.stdin, pack(tree)),
+            )
+            exit_code = await process.wait()
+    except TimeoutError:
+        return Finished(exit_code=137, output="[killed: it outlived its time]", tree=None)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    output = said.decode(errors="replace").replace("\0", "")
+    if not packed.startswith(_STARTED):
+        raise EnvError(f"the sandbox does not start, exit code {exit_code}: {output[:500]}")
+    try:
+        left: Tree | None = unpack(packed[len(_STARTED) :])
+    except TreeError as error:
+        left, output = None, f"{output}\n[the files cannot be kept: {error}]"
+    cut = "\n[cut]" if len(said) == limits.output_bytes else ""
+    killed = f"\n[killed: more than {limits.wall_s:g} s or another limit]" if exit_code == 137 else ""
+    return Finished(exit_code=exit_code, output=output + cut + killed, tree=left)
+
+
+def _bubblewrap(limits: Limits, mounts: Mapping[Path, str]) -> list[str]:
+    size = str(limits.tree_bytes)
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": HOME,
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+        "MAX_PROCESSES": str(limits.max_processes),
+        "MEMORY_KIB": str(limits.memory_bytes >> 10),
+        "CPU_S": str(limits.cpu_s),
+        "FILE_KIB": str(limits.file_bytes >> 10),
+        "WALL_S": f"{limits.wall_s:g}",
+    }
+    arguments = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--clearenv"]
+    arguments += ["--uid", "1000", "--gid", "1000", "--cap-drop", "ALL", "--hostname", "sandbox"]
+    arguments += ["--ro-bind", "/usr", "/usr", "--tmpfs", "/usr/local"]
+    arguments += ["--ro-bind-try", "/etc/alternatives", "/etc/alternatives"]
+    for name in ("bin", "lib", "lib64"):
+        arguments += ["--symlink", f"usr/{name}", f"/{name}"]
+    arguments += ["--proc", "/proc", "--dev", "/dev", "--size", "1048576", "--tmpfs", "/dev/shm"]
+    arguments += ["--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", HOME]
+    for source, inside in mounts.items():
+        arguments += ["--ro-bind", str(source), inside]
+    # What bubblewrap made itself is memory without a limit until it is read only.
+    arguments += ["--remount-ro", "/usr/local", "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", HOME]
+    for name, value in environment.items():
+        arguments += ["--setenv", name, value]
+    return arguments
+
+
+def _unprivileged() -> dict[str, Any]:
+    """Root becomes nobody before anything starts: the kernel does not limit root's number of processes."""
+    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+
+
+async def _read(stream: StreamReader, max_bytes: int) -> bytes:
+    """The first `max_bytes`, and the rest to nowhere, so that the writer does not wait."""
+    kept = bytearray()
+    while chunk := await stream.read(1 << 16):
+        kept += chunk[: max_bytes - len(kept)]
+    return bytes(kept)
+
+
+async def _write(stream: StreamWriter, content: bytes) -> None:
+    try:
+        stream.write(content)
+        await stream.drain()
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # it died early; its exit code says of what
+    finally:
+        stream.close()

@@ -1,0 +1,234 @@
+"""The sandbox: what goes in and comes out, its limits, and attempts to get out of it."""
+
+import asyncio
+import os
+import socket
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from envhub.env import EnvError
+from envhub.file_tree import Node, Tree, TreeError, file, folder, pack, unpack
+from envhub.sandbox import HOME, Finished, Limits, require_sandbox, run_in_sandbox
+
+LIMITS = Limits(wall_s=20)
+TREE: Tree = {"a": folder(), "a/x.txt": file("hi\n"), "run.sh": file("echo yes\n", 0o755)}
+
+
+def run(command: str, tree: Tree = TREE, **limits: float) -> Finished:
+    return asyncio.run(run_in_sandbox(command, tree, limits=Limits(**{"wall_s": 20, **limits})))  # type: ignore[arg-type]
+
+
+def test_a_command_sees_the_tree_and_leaves_a_new_one() -> None:
+    finished = run("./run.sh; cat a/x.txt; echo new > b; rm -r a; ln -s b link; mkdir c; echo oops >&2; exit 3")
+    assert (finished.exit_code, finished.output) == (3, "yes\nhi\noops\n")
+    assert finished.tree == {
+        "b": file("new\n"),
+        "c": folder(),
+        "link": Node(kind="link", content=b"b", mode=0o777),
+        "run.sh": TREE["run.sh"],
+    }
+
+
+def test_a_tree_that_is_not_touched_comes_back_as_it_was() -> None:
+    assert run("true").tree == TREE
+    assert unpack(pack(TREE)) == TREE
+
+
+def test_the_same_command_on_the_same_tree_says_the_same() -> None:
+    commands = "ls -lR --time-style=+%Y; find . | sort; md5sum run.sh; id; hostname; pwd"
+    assert run(commands) == run(commands)
+
+
+def test_nothing_of_one_run_is_there_in_the_next() -> None:
+    run("echo x > /tmp/left; echo y > left; (sleep 1000 &)")
+    assert run("ls /tmp; ls; ps -e | wc -l").output == run("ls /tmp; ls; ps -e | wc -l").output
+    assert "left" not in run("ls -a /tmp .").output
+
+
+def test_the_hosts_files_are_not_there(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("s3cret")
+    said = run(
+        f"cat {tmp_path}/secret /etc/passwd /etc/shadow /root/.bashrc /proc/1/root/etc/passwd; ls / /home /etc"
+    ).output
+    assert "s3cret" not in said and "root:" not in said
+    assert run("ls /").output.split() == ["bin", "dev", "etc", "home", "lib", "lib64", "proc", "tmp", "usr"]
+    assert run("ls /usr/local").output == ""
+
+
+def test_the_hosts_environment_and_processes_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
+    said = run("env; cat /proc/*/environ | tr '\\0' '\\n'; cat /proc/*/cmdline | tr '\\0' ' '; ls /proc/*/fd").output
+    assert "s3cret" not in said and "AWS" not in said
+    assert str(Path.cwd()) not in said
+    numbers = [int(name) for name in run("ls /proc").output.split() if name.isdigit()]
+    assert max(numbers) < 20
+
+
+def test_there_is_no_network_no_metadata_address_and_no_host_socket(tmp_path: Path) -> None:
+    server = socket.socket()
+    server.bind(("127.0.0.1", 0))
+    server.listen()
+    port = server.getsockname()[1]
+    unix = socket.socket(socket.AF_UNIX)
+    unix.bind(f"\0slipstream-test-{os.getpid()}")  # abstract: reachable from any mount namespace
+    unix.listen()
+    code = f"""
+import socket
+for address in (("127.0.0.1", {port}), ("169.254.169.254", 80), ("8.8.8.8", 53)):
+    try:
+        socket.create_connection(address, timeout=3)
+        print("reached", address)
+    except OSError as error:
+        print("not reached")
+try:
+    socket.socket(socket.AF_UNIX).connect("\\0slipstream-test-{os.getpid()}")
+    print("reached unix")
+except OSError:
+    print("not reached")
+"""
+    with server, unix:
+        assert run(f"python3 -c '{code}'").output == "not reached\n" * 4
+
+
+def test_nothing_but_home_and_tmp_can_be_written() -> None:
+    for path in ("/", "/usr/bin", "/usr/local", "/dev", "/home", "/proc/sys/kernel", "/etc", "/sys"):
+        assert run(f"echo x > {path}/mine || echo refused").output.endswith("refused\n"), path
+    assert run("mount -t tmpfs none /usr || echo refused").output.endswith("refused\n")
+    assert (
+        run("unshare -Ur true || echo refused; echo 1 > /proc/sys/vm/drop_caches || echo refused").output.count(
+            "refused"
+        )
+        >= 1
+    )  # an own user namespace gives no power over what is outside
+
+
+def test_no_capability_is_left_and_none_is_got_from_a_setuid_program() -> None:
+    said = run("grep -E 'CapEff|CapBnd|NoNewPrivs' /proc/self/status").output
+    assert said.split() == ["CapEff:", "0" * 16, "CapBnd:", "0" * 16, "NoNewPrivs:", "1"]
+
+
+def test_a_command_that_goes_on_for_too_long_is_killed_with_all_its_children() -> None:
+    marker = f"{time.time_ns() % 10**6 + 10**6}"
+    started = time.monotonic()
+    finished = run(f"(setsid sleep {marker} &) ; echo half > b; sleep {marker}", wall_s=1)
+    assert (finished.exit_code, "killed" in finished.output) == (137, True)
+    assert time.monotonic() - started < 60
+    assert finished.tree is not None and finished.tree["b"] == file("half\n")
+    assert not [p for p in psutil.process_iter(["cmdline"]) if marker in (p.info["cmdline"] or [])]
+
+
+def test_a_cancelled_run_leaves_no_process() -> None:
+    marker = f"{time.time_ns() % 10**6 + 2 * 10**6}"
+
+    async def cancelled() -> None:
+        turn = asyncio.ensure_future(run_in_sandbox(f"sleep {marker}", TREE, limits=LIMITS))
+        while not [p for p in psutil.process_iter(["cmdline"]) if marker in (p.info["cmdline"] or [])]:
+            await asyncio.sleep(0.02)
+        turn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await turn
+
+    asyncio.run(cancelled())
+    deadline = time.monotonic() + 60
+    while [p for p in psutil.process_iter(["cmdline"]) if marker in (p.info["cmdline"] or [])]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_fork_bomb_stays_inside_its_number_of_processes() -> None:
+    most, stop = [0], threading.Event()
+
+    def watch() -> None:
+        while not stop.is_set():
+            names = [p.info["name"] for p in psutil.process_iter(["name"])]
+            most[0] = max(most[0], names.count("sleep"))
+            time.sleep(0.05)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    finished = run(
+        "for i in $(seq 200); do sleep 5 & done 2>/dev/null; :(){ :|:& };: ; wait", wall_s=2, max_processes=16
+    )
+    stop.set()
+    watcher.join()
+    assert 0 < most[0] <= 16
+    assert finished.tree == TREE
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("python3 -c 'x = bytearray(10**9)'", "MemoryError"),
+        ("head -c 30000000 /dev/zero > big", "File size limit exceeded"),
+        ("for i in 1 2 3 4 5 6; do head -c 3000000 /dev/zero > big$i; done", "No space left on device"),
+        ("for i in 1 2 3 4 5 6; do head -c 3000000 /dev/zero > /tmp/big$i; done", "No space left on device"),
+        ("head -c 30000000 /dev/zero > /dev/shm/big", "error writing|limit exceeded|No space"),
+    ],
+)
+def test_memory_files_and_disk_are_limited(command: str, said: str) -> None:
+    assert any(part in run(command).output for part in said.split("|"))
+
+
+def test_a_processor_that_is_burnt_is_taken_away() -> None:
+    finished = run("while :; do :; done; echo after", wall_s=20, cpu_s=1)
+    assert finished.exit_code == 137
+    assert "after" not in finished.output
+
+
+def test_what_is_said_is_cut_and_what_cannot_be_kept_is_not_kept() -> None:
+    loud = run("yes | head -c 3000000", output_bytes=1000)
+    assert loud.output == "y\n" * 500 + "\n[cut]"
+    many = run("for i in $(seq 3000); do > f$i; done")
+    assert (many.tree, "more than 2000 files" in many.output) == (None, True)
+
+
+def test_a_command_that_kills_everything_or_writes_over_the_tree_does_no_harm() -> None:
+    assert run("kill -9 -1; kill -9 $PPID; true").exit_code != 0
+    for garbage in ("echo garbage", "head -c 2000 /dev/urandom", "printf '%02000d' 7"):
+        forged = run(f"{garbage} > /proc/$(ps -o ppid= -p $PPID | tr -d ' ')/fd/1")
+        assert forged.tree is None or "x.txt" in str(forged.tree)
+
+
+@pytest.mark.parametrize("code", [1, 97, 98, 126, 127, 255])
+def test_no_exit_code_of_a_command_is_taken_for_the_sandboxs_own(code: int) -> None:
+    assert run(f"exit {code}").exit_code == code
+
+
+def test_hostile_tars_are_refused_and_never_waited_for() -> None:
+    good = pack(TREE)
+    header = good[:512]
+    for bad in (
+        b"",
+        good[:1200],
+        header[:124] + b"77777777777\0" + header[136:] + bytes(1024),
+        header[:124] + b"-0000000001\0" + header[136:] + bytes(1024),
+        header[:124] + b"\x80" + b"\xff" * 11 + header[136:] + bytes(1024),
+        b"../../etc/cron".ljust(100, b"\0") + header[100:] + bytes(1024),
+    ):
+        with pytest.raises(TreeError):
+            unpack(bad)
+    device = header[:156] + b"3" + header[157:] + bytes(1024)
+    assert unpack(device) == {}
+
+
+def test_a_machine_without_a_sandbox_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder_of_programs = Path(name)
+        folder_of_programs.chmod(0o755)  # nobody must find what is in it
+        monkeypatch.setenv("PATH", name)
+        with pytest.raises(ValueError, match=r"install bubblewrap .* it never runs them without"):
+            require_sandbox()
+        (folder_of_programs / "bwrap").write_text("#!/bin/sh\necho 'no user namespaces here' >&2; exit 1\n")
+        (folder_of_programs / "bwrap").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{name}:/usr/bin:/bin")
+        with pytest.raises(EnvError, match="does not start, exit code 1: no user namespaces here"):
+            run("true")
+
+
+def test_the_home_is_where_a_command_begins() -> None:
+    assert run("pwd").output.strip() == HOME

@@ -1,0 +1,89 @@
+"""The shell: how an action is read, and that every job's bash does what the job says."""
+
+import asyncio
+import random
+
+import pytest
+
+from common.trajectory import Task
+from envhub.file_tree import file, folder
+from envhub.sandbox import Limits, run_in_sandbox
+from envhub.shell import ShellState, ShellWorld, make_shell
+from envhub.shell_action import Act, parse_act, write_bash
+from envhub.shell_task import READS, WRITES, Job, draw_tree
+
+
+@pytest.mark.parametrize(
+    ("action", "act"),
+    [
+        ("Think: look first.\nAct: bash\n```bash\nls -l\n```", Act(verb="bash", text="ls -l")),
+        ("Act: bash\n\n```bash\ncat a\ncat b\n```\nthanks", Act(verb="bash", text="cat a\ncat b")),
+        ("bash ls", Act(verb="bash", text="ls")),
+        ("Act: answer(42)", Act(verb="answer", text="42")),
+        ("Think: f(x)\nAct: answer( a (b) )", Act(verb="answer", text="a (b)")),
+        ("Act: finish", Act(verb="finish")),
+        ("Act: bash", None),
+        ("Act: bash\n```bash\n\n```", None),
+        ("ls", None),
+        ("", None),
+        ("bash echo \0", None),
+        ("bash " + "x" * 30_000, None),
+    ],
+)
+def test_an_action_is_read_as_react_writes_it(action: str, act: Act | None) -> None:
+    assert parse_act(action) == act
+    if act is not None and act.verb == "bash":
+        assert parse_act(write_bash(act.text)) == act
+
+
+@pytest.mark.parametrize("draw", [*READS, *WRITES], ids=lambda draw: draw.__name__.strip("_"))
+def test_the_bash_of_every_job_gives_what_the_job_says(draw) -> None:  # type: ignore[no-untyped-def]
+    """The answers and results are computed here, in Python; bash must come to the same."""
+    checked = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        tree = draw_tree(rng, num_files=20)
+        job: Job = draw(rng, tree)
+        if job.answer in ("", "0") and job.result in (None, tree):
+            continue
+        finished = asyncio.run(run_in_sandbox(job.bash, tree, limits=Limits(wall_s=20)))
+        if job.result is None:
+            assert finished.output.split()[-1].split("=")[-1] == job.answer, job
+        else:
+            assert finished.tree == job.result, job
+        checked += 1
+        if checked == 4:
+            return
+    raise AssertionError("no such job could be drawn")
+
+
+def world(kind: str) -> ShellWorld:
+    task = Task(env="shell", split="train", index=2)
+    return make_shell(task, profile="small", kind=kind, num_files=8, limits=Limits(wall_s=20))
+
+
+def test_an_answer_must_be_exact_and_a_change_whole() -> None:
+    question, change = world("read"), world("write")
+    answer = asyncio.run(question.act(question.first, f"Act: answer({question.job.answer})"))
+    assert (answer.score, answer.over) == (1.0, True)
+    assert asyncio.run(question.act(question.first, "Act: answer(nothing)")).score == 0.0
+    assert asyncio.run(change.act(change.first, "Act: finish")).score == 0.0
+    assert change.job.result is not None
+    assert asyncio.run(change.act(ShellState(tree=change.job.result), "Act: finish")).score == 1.0
+    more = {**change.job.result, "mine": file("x")}
+    assert asyncio.run(change.act(ShellState(tree=more), "Act: finish")).score == 0.0
+
+
+def test_a_question_is_not_finished_and_a_change_is_not_answered() -> None:
+    question, change = world("read"), world("write")
+    assert not asyncio.run(question.act(question.first, "Act: finish")).valid
+    assert not asyncio.run(change.act(change.first, "Act: answer(1)")).valid
+
+
+def test_a_command_that_is_killed_leaves_what_it_had_done() -> None:
+    slow = make_shell(Task(env="shell", split="train", index=2), profile="small", kind="read", num_files=8,
+                      limits=Limits(wall_s=1))  # fmt: skip
+    change = asyncio.run(slow.act(slow.first, "bash mkdir mine; sleep 100"))
+    assert change.state.tree["mine"] == folder()
+    assert "killed" in change.text
+    assert not change.over
