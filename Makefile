@@ -29,6 +29,10 @@ test: setup check
 test-ledger: setup
 	SLIPSTREAM_LEDGER_EXAMPLES=$${SLIPSTREAM_LEDGER_EXAMPLES:-50000} $(BIN)/pytest tests/test_ledger.py
 
+# The episodes in docs/environments, played anew; a test says when they are no longer what is played.
+env-pages: setup
+	$(BIN)/python -m tools.env_pages
+
 # The contract of environments at its full length: 200 random episodes of each, 1,000 for its memory, and so on.
 test-envs: setup
 	SLIPSTREAM_ENVS_IN_FULL=1 $(BIN)/pytest --timeout 3600 tests/test_env_contract.py

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from envhub.code import make_code_env
 from envhub.craft import make_craft_env
 from envhub.env import Env
 from envhub.grid import make_grid_env
@@ -26,6 +27,7 @@ ENVS: dict[str, Callable[..., Env]] = {
     "sqldb": make_sqldb_env,
     "tools": make_tools_env,
     "shell": make_shell_env,
+    "code": make_code_env,
 }
 
 _MEMBERS = ("replay_only", "reset", "step", "close", "snapshot", "restore", "admissible", "state_key", "expert")

@@ -67,7 +67,7 @@ class Finished:
 
 def require_sandbox() -> None:
     """Raise ValueError, with what to install, where a sandbox cannot be had: there is no other way to run a command."""
-    for program, package in (("bwrap", "bubblewrap"), ("prlimit", "util-linux")):
+    for program, package in (("bwrap", "bubblewrap"), ("/usr/bin/python3", "python3")):
         if shutil.which(program) is None:
             raise ValueError(
                 f"this environment runs commands in a sandbox, and {program} is missing: install {package} "

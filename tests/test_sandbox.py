@@ -19,6 +19,11 @@ LIMITS = Limits(wall_s=20)
 TREE: Tree = {"a": folder(), "a/x.txt": file("hi\n"), "run.sh": file("echo yes\n", 0o755)}
 
 
+def _running(marker: str) -> list[psutil.Process]:
+    """The processes of this machine that have `marker` as an argument."""
+    return [process for process in psutil.process_iter(["cmdline"]) if marker in (process.info["cmdline"] or [])]
+
+
 def run(command: str, tree: Tree = TREE, **limits: float) -> Finished:
     return asyncio.run(run_in_sandbox(command, tree, limits=Limits(**{"wall_s": 20, **limits})))  # type: ignore[arg-type]
 
@@ -119,7 +124,7 @@ def test_a_command_that_goes_on_for_too_long_is_killed_with_all_its_children() -
     assert (finished.exit_code, "killed" in finished.output) == (137, True)
     assert time.monotonic() - started < 60
     assert finished.tree is not None and finished.tree["b"] == file("half\n")
-    assert not [p for p in psutil.process_iter(["cmdline"]) if marker in (p.info["cmdline"] or [])]
+    assert not _running(marker)
 
 
 def test_a_cancelled_run_leaves_no_process() -> None:
@@ -127,7 +132,7 @@ def test_a_cancelled_run_leaves_no_process() -> None:
 
     async def cancelled() -> None:
         turn = asyncio.ensure_future(run_in_sandbox(f"sleep {marker}", TREE, limits=LIMITS))
-        while not [p for p in psutil.process_iter(["cmdline"]) if marker in (p.info["cmdline"] or [])]:
+        while not _running(marker):  # noqa: ASYNC110 - another process's start is no event of ours
             await asyncio.sleep(0.02)
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -135,7 +140,7 @@ def test_a_cancelled_run_leaves_no_process() -> None:
 
     asyncio.run(cancelled())
     deadline = time.monotonic() + 60
-    while [p for p in psutil.process_iter(["cmdline"]) if marker in (p.info["cmdline"] or [])]:
+    while _running(marker):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

@@ -1,0 +1,87 @@
+"""Programs: what is run, what is judged, and that nothing but the right outputs earns anything."""
+
+import asyncio
+import random
+
+import pytest
+
+from common.trajectory import Task
+from envhub.code import CodeState, CodeWorld, make_code
+from envhub.code_task import ENDS, STEPS, draw_problem
+from envhub.sandbox import Limits
+from envhub.world import Change
+
+
+def world(index: int = 0, wall_s: float = 20.0) -> CodeWorld:
+    task = Task(env="code", split="train", index=index)
+    return make_code(task, profile="small", num_steps=2, num_tests=6, limits=Limits(wall_s=wall_s))
+
+
+def act(world: CodeWorld, action: str) -> Change[CodeState]:
+    return asyncio.run(world.act(world.first, action))
+
+
+def test_running_shows_what_is_printed_for_the_examples() -> None:
+    problem = world().problem
+    shown = act(world(), f"run\n```python\n{problem.program}```")
+    assert shown.text == "\n".join(f"Output: {output or '(nothing)'}" for _, output in problem.examples)
+    assert (shown.over, shown.state) == (False, world().first)
+
+
+def test_a_wrong_program_earns_what_it_gets_right() -> None:
+    problem = world().problem
+    constant = act(world(), f"submit print({problem.tests[0][1]!r})")
+    right = sum(output.split() == problem.tests[0][1].split() for _, output in problem.tests)
+    assert (constant.over, constant.score) == (True, right / 6)
+    assert act(world(), "submit raise SystemExit").score == sum(not output for _, output in problem.tests) / 6
+
+
+@pytest.mark.parametrize(
+    ("program", "shown"),
+    [
+        ("print(1", "SyntaxError"),
+        ("raise ValueError('no')", "ValueError: no"),
+        ("import socket; socket.create_connection(('169.254.169.254', 80), 2)", "unreachable"),
+        ("print(open('/etc/passwd').read())", "No such file"),
+        ("x = bytearray(10**10)", "MemoryError"),
+        ("pass", "(nothing)"),
+    ],
+)
+def test_what_goes_wrong_is_shown(program: str, shown: str) -> None:
+    assert shown in act(world(), f"run\n{program}").text
+
+
+def test_a_program_that_never_ends_is_cut_and_the_others_inputs_are_run() -> None:
+    slow = "v = input().split()\nwhile len(v) != 0: pass\nprint('end')"
+    change = act(world(wall_s=2), f"submit\n{slow}")
+    assert (change.over, change.text.endswith("of 6 passed")) == (True, True)
+
+
+def test_a_program_finds_no_right_output_to_print() -> None:
+    """It sees its own inputs, which tell it nothing, and of the outputs no more than it printed itself."""
+    peek = "import glob\nfor name in sorted(glob.glob('*')): print(name, len(open(name).read()))"
+    said = act(world(), f"run\n{peek}").text
+    assert sorted({line.split()[0] for line in said.replace("Output: ", "").splitlines()}) == [
+        "0.err", "0.in", "0.out", "1.err", "1.in", "1.out", "program.py",
+    ]  # fmt: skip
+
+
+def test_every_step_as_python_does_what_it_does_here() -> None:
+    """The reference programs against the outputs that judge them; the contract runs them in the sandbox as well."""
+    for draw in STEPS:
+        step = draw(random.Random(3))
+        for numbers in ([], [1], [4, -3, 4, 20, 7, 15]):
+            scope: dict[str, object] = {"v": list(numbers)}
+            exec(step.python, scope)
+            assert scope["v"] == step.run(list(numbers)), step.text
+
+
+def test_problems_differ_and_their_examples_are_not_their_tests() -> None:
+    texts = set()
+    for seed in range(50):
+        problem = draw_problem(random.Random(seed), num_steps=2, num_tests=6)
+        texts.add(problem.text)
+        assert len(problem.tests) == 6
+        assert not set(problem.examples) & set(problem.tests)
+    assert len(texts) == 50
+    assert len(ENDS) == 4

@@ -1,0 +1,35 @@
+"""The pages of docs/environments: one for each environment, with an episode as it is really played."""
+
+import inspect
+
+import pytest
+
+from envhub.catalogue import ENVS
+from tools.env_pages import PAGES, with_episodes
+
+
+def test_every_environment_has_a_page_and_every_page_an_environment() -> None:
+    assert {path.stem for path in PAGES.glob("*.md")} == set(ENVS)
+    index = (PAGES.parent / "environments.md").read_text()
+    for name in ENVS:
+        assert f"[`{name}`](environments/{name}.md)" in index
+        assert (PAGES / f"{name}.md").read_text().startswith(f"# {name}: ")
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_the_episode_on_the_page_is_the_one_that_is_played(name: str) -> None:
+    page = (PAGES / f"{name}.md").read_text()
+    assert f"<!-- episode of {name}: " in page
+    assert with_episodes(page) == page, "run make env-pages, and read what changed"
+
+
+def test_every_option_is_on_the_page() -> None:
+    for name, make in ENVS.items():
+        page = (PAGES / f"{name}.md").read_text()
+        for option in inspect.signature(make).parameters:
+            assert f"`{option}`" in page, f"{name} has an option {option} that its page does not name"
+
+
+def test_a_page_without_an_episode_is_refused() -> None:
+    with pytest.raises(ValueError, match="a page needs"):
+        with_episodes("# nothing here")
