@@ -19,6 +19,7 @@ from replay.ticket import Group, Ticket
 from tools.study_sampler import LockstepSampler
 
 MAX_WAVES = 10  # each of as many episodes as there are slots
+UNHURRIED_S = 1e6  # a study that was suspended goes on where it was
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +145,7 @@ async def _play(attempt: Attempt, stage: Stage) -> Trajectory:
                 allowance=Allowance(
                     max_turns=env_config.max_turns,
                     max_tokens=stage.config.model.max_tokens,
-                    step_timeout_s=env_config.step_timeout_s,
-                    episode_timeout_s=env_config.episode_timeout_s,
+                    step_timeout_s=UNHURRIED_S,
+                    episode_timeout_s=UNHURRIED_S,
                 ),
             )
