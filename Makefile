@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup quickstart test check format lock clean bench-actors bench-learner bench-replay study-lag soak test-faults \
+.PHONY: setup quickstart test check format lock clean bench-actors bench-learner bench-replay bench-envs study-lag soak test-faults \
   test-ledger test-envs test-engines
 
 setup: $(STAMP)
@@ -56,6 +56,10 @@ bench-learner: setup
 bench-replay: setup
 	bash tools/setup_bench_replay.sh $(PYTHON)
 	$(BIN)/python -m tools.bench_replay
+
+# 64 episodes of each environment at a time: steps a second.
+bench-envs: setup
+	$(BIN)/python -m tools.bench_envs
 
 # Lag against what is done about it: 72 runs, some hours on two cores; goes on where it was stopped.
 study-lag: setup
