@@ -11,7 +11,7 @@ import msgspec
 
 BLOCK = 512
 MAX_NODES = 2000
-MAX_PATH_CHARS = 200
+MAX_PATH_BYTES = 99  # what ustar takes in one field
 
 _FILE, _LINK, _FOLDER = b"0", b"2", b"5"
 
@@ -87,11 +87,11 @@ def _node(header: bytes, content: bytes) -> Node | None:
 
 
 def _path(header: bytes) -> str:
-    """The path without `./`; empty for the root."""
+    """The path without `./`; empty for the root. Bytes that are no text become signs that say so."""
     prefix, name = _text(header[345:500]), _text(header[:100])
-    path = (prefix + b"/" + name if prefix else name).decode(errors="replace").strip("/").removeprefix(".")
-    path = path.strip("/")
-    if ".." in path.split("/") or len(path) > MAX_PATH_CHARS:
+    path = (prefix + b"/" + name if prefix else name).decode(errors="replace").strip("/")
+    path = "" if path == "." else path.removeprefix("./").strip("/")
+    if ".." in path.split("/") or len(path.encode()) > MAX_PATH_BYTES:
         raise TreeError(f"a path that leads away or is too long: {path[:80]!r}")
     return path
 

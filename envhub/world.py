@@ -16,7 +16,7 @@ from common.trajectory import Task
 from common.wire import WireError, decode, encode
 from envhub.env import EnvError, Observation
 
-MAX_SNAPSHOT_BYTES = 8 << 20
+MAX_SNAPSHOT_BYTES = 32 << 20
 
 # Sets and dicts are written in one order, so that equal states are equal bytes.
 _CANONICAL = msgspec.msgpack.Encoder(order="deterministic")
@@ -140,10 +140,14 @@ class WorldEnv(Generic[S]):
         snapshot = decode(_Snapshot, sealed.snapshot, max_bytes=MAX_SNAPSHOT_BYTES)
         if snapshot.kind != self._kind:
             raise ValueError(f"a snapshot of {snapshot.kind} cannot go on in a world of {self._kind}")
+        try:
+            restored = msgspec.msgpack.decode(snapshot.state, type=self._state_type)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise WireError(f"not a state of {self._kind}: {error}") from error
         self._episode = _Episode(
             task=snapshot.task,
             world=self._make_world(snapshot.task),
-            state=msgspec.msgpack.decode(snapshot.state, type=self._state_type),
+            state=restored,
             observation=snapshot.observation,
         )
         return snapshot.observation

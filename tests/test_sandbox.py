@@ -41,7 +41,23 @@ def test_a_command_sees_the_tree_and_leaves_a_new_one() -> None:
 
 def test_a_tree_that_is_not_touched_comes_back_as_it_was() -> None:
     assert run("true").tree == TREE
-    assert unpack(pack(TREE)) == TREE
+    hidden: Tree = {
+        **TREE,
+        ".git": folder(),
+        ".git/config": file("[core]\n"),
+        "a/.x": Node(kind="link", content=b"\xff", mode=0o777),
+    }
+    assert unpack(pack(hidden)) == hidden
+    assert run("true", hidden).tree == hidden
+
+
+def test_names_that_are_no_text_or_too_long_do_no_harm_to_the_next_run() -> None:
+    odd = run("touch -- $'\\xff\\xfe' 'new\nline' '-rf' ' '")
+    assert odd.tree is not None and len(odd.tree) == len(TREE) + 4
+    assert run("ls | wc -l", odd.tree).output.strip() == "7"
+    for length in (95, 99, 120, 250):
+        left = run(f"touch $(printf 'x%.0s' $(seq {length})) $(printf '\\xff%.0s' $(seq {length}))").tree
+        assert left is None or run("ls", left).exit_code == 0
 
 
 def test_the_same_command_on_the_same_tree_says_the_same() -> None:
