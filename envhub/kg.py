@@ -68,7 +68,7 @@ class KgWorld:
                 score = f1(self._variable(state, arguments[0]), self.question.answer)
                 return Change(state=state, text="answered", over=True, score=score)
             if tool in ("get_relations", "get_attributes"):
-                return Change(state=state, text=" ".join(self._told(state, tool, arguments[0])))
+                return Change(state=state, text=" ".join(self._told(state, tool, arguments[0])) or "none")
             return self._stored(state, self._result(state, tool, arguments))
         except _NoSense as error:
             return Change(state=state, text=str(error), valid=False)

@@ -10,15 +10,16 @@ from envhub.kg_graph import ATTRIBUTES, Graph, draw_graph
 from envhub.kg_question import Call, Question, draw_question
 
 GRAPH = Graph(
-    kinds={"ada": "person", "ben": "person", "cleo": "person", "dover": "town", "elgin": "town"},
+    kinds={"ada": "person", "ben": "person", "cleo": "person", "dover": "town", "elgin": "town", "kelso": "town"},
     edges={
         "ada": {"friend": ("ben", "cleo"), "home": ("dover",)},
         "ben": {"friend": ("ada",), "home": ("elgin",)},
         "cleo": {"home": ("elgin",)},
         "dover": {"resident": ("ada",)},
         "elgin": {"resident": ("ben", "cleo")},
+        "kelso": {},
     },
-    numbers={"ada": 30, "ben": 50, "cleo": 20, "dover": 70, "elgin": 60},
+    numbers={"ada": 30, "ben": 50, "cleo": 20, "dover": 70, "elgin": 60, "kelso": 5},
 )
 QUESTION = Question(
     text="friend of ada with most age",
@@ -65,6 +66,10 @@ def test_each_tool_gives_what_the_graph_holds() -> None:
 )  # fmt: skip
 def test_a_call_about_what_is_not_there_is_refused(action: str) -> None:
     assert said(action)[0].startswith("refused: no ")
+
+
+def test_an_entity_that_leads_nowhere_says_so() -> None:
+    assert said("get_relations(kelso)") == ["none"]
 
 
 def test_a_number_is_no_set_of_entities() -> None:
