@@ -1,105 +1,113 @@
-"""How a blob is pulled: chunk by chunk, a few in flight, only the missing ones asked for again."""
+"""How a blob is pulled: from one source after another, until nothing is missing and all of it is right.
 
+What has come stays. A source that dies, stalls or sends rubbish is left, and the next one is asked for the missing
+chunks alone; so is whoever is there at the next call for the same blob, where one was given up.
+"""
+
+import logging
 import time
-from collections import deque
+from collections.abc import Callable
 
-import msgspec
+import redis
 import zmq
 
-from common.chunks import Blob, ChunkReply, ChunkRequest
+from actors.draw import Bytes, Corrupt, Full, Gone, Left, Partial, PullCounts, Silent, draw, empty_partial
+from actors.sources import Nobody, Sources
+from common.chunks import Blob
+from common.curve import CurveKey
+from common.weights import WeightsError
 
-WINDOW = 4  # requests in flight; more only fills the server's queue
-RETRY_S = 1.0  # chunks that were asked for and did not come in this time are asked for again
-SILENCE_S = 10.0  # a server answers in milliseconds; one that says nothing for this long is gone
-MAX_HEADER_BYTES = 4096
+GIVE_UP_S = 10.0  # with nobody to hope for during so long, a new publisher may have made its offer
+PUBLISHER_AGAIN_S = 0.5
+RELAY_AGAIN_S: dict[type[Left], float] = {Gone: 2.0, Silent: 10.0, Corrupt: 60.0}
+WAIT_S = 0.05
+
+log = logging.getLogger(__name__)
 
 
 class PullFailed(RuntimeError):
-    """The blob is no longer served, or did not come in time."""
+    """The blob is no longer served, did not come in time, or is not what its hashes say."""
 
 
-def pull(
-    context: "zmq.Context[zmq.Socket[bytes]]",
-    endpoint: str,
-    blob: Blob,
-    view: memoryview,
-    *,
-    chunk_bytes: int,
-    timeout_s: float,
-) -> None:
-    """Fill `view`, of `blob.num_bytes`, from the server at `endpoint`. Raises PullFailed."""
-    deadline = time.monotonic() + timeout_s
-    with context.socket(zmq.DEALER) as socket:
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, chunk_bytes + MAX_HEADER_BYTES)
-        socket.connect(endpoint)
-        under_way = _Pull(socket, blob, view, chunk_bytes)
-        while not under_way.done:
-            if time.monotonic() > deadline:
-                raise PullFailed(f"{under_way} at the deadline")
-            under_way.turn()
+class Puller:
+    """Pulls one blob at a time. Its calls block."""
 
-
-class _Pull:
-    """One blob on its way over one socket: which chunks wait, which are asked for, which have come."""
-
-    def __init__(self, socket: "zmq.Socket[bytes]", blob: Blob, view: memoryview, chunk_bytes: int) -> None:
-        self._socket = socket
-        self._blob = blob
-        self._view = view
+    def __init__(
+        self, sources: Sources, *, blame: Callable[[str], None], chunk_bytes: int, key: CurveKey | None
+    ) -> None:
+        """`blame` is told the endpoint of whoever sent what it should not have; it may raise RedisError."""
+        self.counts = PullCounts()
+        self._sources = sources
+        self._blame = blame
         self._chunk_bytes = chunk_bytes
-        self._waiting = deque(range(0, blob.num_bytes, chunk_bytes))
-        self._asked: set[int] = set()
-        self._last_reply = time.monotonic()
+        self._key = key
+        self._context = zmq.Context()
+        self._partial: Partial | None = None  # of a pull that was given up
 
-    def __str__(self) -> str:
-        missing = len(self._waiting) + len(self._asked)
-        return f"{missing} of {-(-self._blob.num_bytes // self._chunk_bytes)} chunks missing"
+    def pull(self, blob: Blob, *, publisher: str, check: Callable[[memoryview], None], timeout_s: float) -> Bytes:
+        """Return the bytes of `blob`, which `check` has found right: it raises WeightsError where they are not.
 
-    @property
-    def done(self) -> bool:
-        return not self._waiting and not self._asked
-
-    def turn(self) -> None:
-        """Fill the window, then take one reply; after RETRY_S without any, forget what was asked for.
-
-        Raises PullFailed after SILENCE_S without any: the publisher is gone, and a new one may have made its offer.
+        `publisher` is whom to ask where no relay helps. Raises PullFailed.
         """
-        while self._waiting and len(self._asked) < WINDOW:
-            self._ask(self._waiting.popleft())
-        if self._socket.poll(int(RETRY_S * 1000)):
-            self._take([frame.buffer for frame in self._socket.recv_multipart(copy=False)])
-            self._last_reply = time.monotonic()
-        elif time.monotonic() - self._last_reply > SILENCE_S:
-            raise PullFailed(f"{self}, no answer for {SILENCE_S:.0f} s")
-        else:
-            self._waiting.extendleft(sorted(self._asked, reverse=True))
-            self._asked.clear()
+        deadline = time.monotonic() + timeout_s
+        while True:
+            partial = self._partial
+            if partial is None or partial.blob != blob:
+                partial = self._partial = empty_partial(blob, self._chunk_bytes)
+            self._fill(partial, publisher, deadline)
+            self._partial = None
+            try:
+                check(partial.buffer.data)
+                return partial.buffer
+            except WeightsError as error:
+                self._refuse(partial.givers)
+                if partial.givers <= {publisher}:
+                    raise PullFailed(str(error)) from error
+                log.warning("pulled again from others than %s: %s", ", ".join(sorted(partial.givers)), error)
+                for relay in partial.givers - {publisher}:
+                    self._sources.shun(relay, RELAY_AGAIN_S[Corrupt])
 
-    def _ask(self, offset: int) -> None:
-        request = ChunkRequest(root=self._blob.root, offset=offset, num_bytes=self._num_bytes(offset))
-        self._asked.add(offset)
-        self._socket.send(msgspec.msgpack.encode(request))
+    def close(self) -> None:
+        """Let go of the sockets. Idempotent."""
+        self._context.destroy()
 
-    def _num_bytes(self, offset: int) -> int:
-        return min(self._chunk_bytes, self._blob.num_bytes - offset)
+    def _fill(self, partial: Partial, publisher: str, deadline: float) -> None:
+        begun = hoped_at = time.monotonic()
+        while partial.missing:
+            now = time.monotonic()
+            if now > deadline:
+                raise PullFailed(f"{partial} at the deadline")
+            if now - hoped_at > GIVE_UP_S:
+                raise PullFailed(f"{partial}, and nobody to hope for in {GIVE_UP_S:.0f} s")
+            source = self._sources.choose(partial.blob.root, publisher, begun=begun)
+            if isinstance(source, Nobody):
+                hoped_at = now if source is Nobody.YET else hoped_at
+                time.sleep(WAIT_S)
+            elif self._draw(partial, source, deadline, is_last=source == publisher):
+                hoped_at = time.monotonic()
 
-    def _take(self, frames: list[memoryview]) -> None:
-        reply = _reply(frames)
-        if reply.root != self._blob.root or reply.offset not in self._asked:
-            return  # a chunk that was asked for twice
-        if reply.gone:
-            raise PullFailed("no longer served; a newer version is")
-        if frames[1].nbytes != self._num_bytes(reply.offset):
-            raise PullFailed(f"chunk at {reply.offset} holds {frames[1].nbytes} bytes, not what was asked for")
-        self._view[reply.offset : reply.offset + frames[1].nbytes] = frames[1]
-        self._asked.remove(reply.offset)
+    def _draw(self, partial: Partial, source: str, deadline: float, *, is_last: bool) -> bool:
+        """Whether there is hope in `source`. Raises PullFailed where the last resort has nothing to offer."""
+        fetched_before = self.counts.fetched_bytes
+        try:
+            draw(partial, source, context=self._context, key=self._key, deadline=deadline, counts=self.counts)
+        except Full:
+            self._sources.turned_away(source)
+            return True
+        except Left as left:
+            log.warning("%s: %s", partial, left)
+            if isinstance(left, Corrupt):
+                self._refuse({source})
+            if is_last and not isinstance(left, Silent):
+                raise PullFailed(str(left)) from left
+            self._sources.shun(source, PUBLISHER_AGAIN_S if is_last else RELAY_AGAIN_S[type(left)])
+        return self.counts.fetched_bytes > fetched_before
 
-
-def _reply(frames: list[memoryview]) -> ChunkReply:
-    if len(frames) != 2:
-        raise PullFailed(f"a reply of {len(frames)} frames, not a header and its bytes")
-    try:
-        return msgspec.msgpack.decode(frames[0], type=ChunkReply)
-    except msgspec.MsgspecError as error:
-        raise PullFailed(f"a reply that is not a ChunkReply: {error}") from error
+    def _refuse(self, givers: set[str]) -> None:
+        """Count, here and for everyone, what was not what it should be."""
+        self.counts.num_corrupt += 1
+        for giver in givers:
+            try:
+                self._blame(giver)
+            except redis.RedisError as error:
+                log.warning("%s sent what it should not have, and Redis does not hear of it: %s", giver, error)

@@ -4,18 +4,20 @@ Old weights keep serving for as long as this takes and whenever it fails: nothin
 """
 
 import logging
+import socket
 import time
 from dataclasses import dataclass
 
 import redis
 import torch
-import zmq
 
 from actors.broadcast import BroadcastMember, BroadcastMissed
 from actors.engine import WeightsRefused
-from actors.pull import PullFailed, pull
+from actors.pull import Puller, PullFailed
+from actors.sources import Sources
 from common.chunks import Blob
 from common.connection import connect
+from common.curve import key_from_environment
 from common.delta import apply_delta
 from common.weights import (
     Invitation,
@@ -32,6 +34,8 @@ from replay.bulletin import Bulletin
 log = logging.getLogger(__name__)
 
 REDIS_PATIENCE_S = 5.0  # without Redis there is no broadcast, and weights are pulled
+RELAYS_PATIENCE_S = 1.0  # without Redis, the relays that were known last are asked, and the publisher
+RELAY_PATIENCE_S = 5.0  # a relay that gets no nearer to having the weights for this long is not waited for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +58,7 @@ class Receiver:
 
     def __init__(self, info: ReceiverInfo) -> None:
         self._info = info
-        self._context = zmq.Context()
+        self._puller: Puller | None = None
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._root = ""  # of what `_buffer` holds; empty where that is not known
         self._member: BroadcastMember | None = None
@@ -86,7 +90,8 @@ class Receiver:
         """Leave the broadcasts and let go of the sockets. Idempotent."""
         if self._member is not None:
             self._member.close()
-        self._context.destroy(linger=0)
+        if self._puller is not None:
+            self._puller.close()
 
     def _receive_broadcast(self, offer: Offer) -> bool:
         """True when the verified weights are here; whatever else happened, they can still be pulled."""
@@ -124,27 +129,26 @@ class Receiver:
         deltas = deltas_from(manifest, self._root)
         if deltas is None or sum(delta.blob.num_bytes for delta in deltas) > manifest.num_bytes:
             anchor = anchor_blob(manifest)
-            self._forget(num_bytes=anchor.num_bytes)
-            self._fetch(offer, anchor, self._buffer, deadline)
+            self._forget(num_bytes=0)
+            self._buffer = self._fetch(offer, anchor, deadline)
             deltas = deltas_from(manifest, anchor.root)
             if deltas is None:
                 raise WeightsError(f"version {manifest.policy_version}: no delta leads on from its anchor")
         for delta in deltas:
-            fetched = torch.empty(delta.blob.num_bytes, dtype=torch.uint8)
-            self._fetch(offer, delta.blob, fetched, deadline)
-            check_blob(manifest, delta.blob, fetched.numpy().data)
-            self._apply(fetched.numpy().data)
+            self._apply(self._fetch(offer, delta.blob, deadline).numpy().data)
         self._verify(manifest)
 
-    def _fetch(self, offer: Offer, blob: Blob, buffer: torch.Tensor, deadline: float) -> None:
-        pull(
-            self._context,
-            offer.pull_endpoint,
+    def _fetch(self, offer: Offer, blob: Blob, deadline: float) -> torch.Tensor:
+        """The bytes of `blob`, checked."""
+        if self._puller is None:  # an engine that serves one folder, as in `slipstream eval`, is offered nothing
+            self._puller = _puller(self._info)
+        fetched = self._puller.pull(
             blob,
-            buffer.numpy().data,
-            chunk_bytes=self._info.chunk_bytes,
+            publisher=offer.pull_endpoint,
+            check=lambda data: check_blob(offer.manifest, blob, data),
             timeout_s=deadline - time.monotonic(),
         )
+        return torch.from_numpy(fetched)
 
     def _forget(self, *, num_bytes: int) -> None:
         """What is here is about to be overwritten by `num_bytes` of whole weights."""
@@ -160,3 +164,13 @@ class Receiver:
         self._root = ""
         verify(manifest, self._buffer.numpy().data)
         self._root = manifest.root
+
+
+def _puller(info: ReceiverInfo) -> Puller:
+    bulletin = Bulletin(connect(info.redis_url, patience_s=RELAYS_PATIENCE_S), info.run_id)
+    return Puller(
+        Sources(bulletin.relays, name=info.actor, host=socket.gethostname(), patience_s=RELAY_PATIENCE_S),
+        blame=bulletin.blame,
+        chunk_bytes=info.chunk_bytes,
+        key=key_from_environment(),
+    )

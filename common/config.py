@@ -186,6 +186,7 @@ class ActorsConfig:
     max_episodes: int = 32  # concurrent episodes in one actor
     kv_cache_bytes: int = 64 << 20  # of each engine
     transport: str = "broadcast"  # how weights come: broadcast, or pull (spot actors, late joiners)
+    relay: bool = False  # start a relay as well, at weights.host: one copy of weights for the host
     instance_kind: str = "reserved"  # reserved or spot; recorded in every trajectory
     price_per_hour: float = 0.0  # dollars, of one actor's share of its host; recorded in every trajectory
     zone: str = ""  # where the host is, as eu-west-1a, for whoever looks at the fleet
@@ -328,15 +329,22 @@ class EvalConfig:
 
 @dataclass(kw_only=True, slots=True)
 class WeightsConfig:
-    host: str = "127.0.0.1"  # the publisher binds here; other hosts need an address they can reach
+    host: str = "127.0.0.1"  # the publisher, or a relay, binds here; other hosts need an address they can reach
     broadcast_timeout_s: float = 20.0  # a member that takes longer is left out and pulls
     chunk_bytes: int = 4 << 20  # of a pull reply and of a broadcast
     anchor_every: int = 10  # versions from one that newcomers can pull whole to the next; 1: none travels as a delta
+    fan_out: int = 8  # receivers that a publisher, or a relay, lets pull at a time
+    pull_bytes_per_s: int = 0  # that a publisher, or a relay, sends each of them at most; 0 is no limit
+    key_file: str = ""  # what `slipstream key` wrote, the same on every host; empty: who reaches it may pull
 
     def __post_init__(self) -> None:
         require(0 < self.chunk_bytes <= MAX_CHUNK_BYTES, "weights.chunk_bytes", f"in [1, {MAX_CHUNK_BYTES}]",
                  self.chunk_bytes, "the publisher refuses to send more at once")  # fmt: skip
         require(self.anchor_every >= 1, "weights.anchor_every", ">= 1", self.anchor_every, "10 is the default")
+        require(self.fan_out >= 1, "weights.fan_out", ">= 1", self.fan_out, "8 is the default")
+        require(self.pull_bytes_per_s == 0 or self.pull_bytes_per_s >= self.chunk_bytes, "weights.pull_bytes_per_s",
+                 f"0, or a chunk a second: weights.chunk_bytes is {self.chunk_bytes}", self.pull_bytes_per_s,
+                 "make the chunks smaller")  # fmt: skip
         require(self.broadcast_timeout_s > 0, "weights.broadcast_timeout_s", "> 0", self.broadcast_timeout_s,
                  "20 is the default")  # fmt: skip
 

@@ -156,6 +156,8 @@ class Lead:
             host=config.weights.host,
             chunk_bytes=config.weights.chunk_bytes,
             anchor_every=config.weights.anchor_every,
+            fan_out=config.weights.fan_out,
+            pull_bytes_per_s=config.weights.pull_bytes_per_s,
             broadcast_timeout_s=config.weights.broadcast_timeout_s,
             log_path=run_dir.log("publisher"),
             device=device,

@@ -25,6 +25,7 @@ from learner.serve_weights import (
     Broadcasted,
     Freed,
     Refused,
+    Served,
     Settings,
     Stop,
     Submitted,
@@ -50,6 +51,7 @@ class PublishStats:
     num_skipped: int = 0  # versions overtaken by a newer one before they were announced
     num_restarts: int = 0  # publisher processes that died and were replaced
     num_broadcasts: int = 0  # broadcasts that were whole
+    served_bytes: int = 0  # pulled from the process that runs now, up to its last announcement
     announced_version: int = -1  # the newest one announced
     num_bytes: int = 0  # of that one, for a receiver of the one before: its delta, or whole
     blocked_s: float = 0.0  # of the last publish: all that the learner waited for, the copy in it
@@ -79,6 +81,8 @@ class Publisher:
         broadcast_timeout_s: float,
         log_path: Path,
         adapted: Adapted | None = None,
+        fan_out: int = 8,
+        pull_bytes_per_s: int = 0,
         device: str = "cpu",
     ) -> None:
         """Lay out `entries` in shared memory; every version consists of these tensors, in their order.
@@ -92,6 +96,8 @@ class Publisher:
             host=host,
             chunk_bytes=chunk_bytes,
             anchor_every=anchor_every,
+            fan_out=fan_out,
+            pull_bytes_per_s=pull_bytes_per_s,
             broadcast_timeout_s=broadcast_timeout_s,
             device=device,
             entries=entries,
@@ -239,6 +245,8 @@ class Publisher:
                 self._stats.num_broadcasts += 1
                 self._stats.broadcast_s = broadcast_s
                 self._stats.num_receivers = num_receivers
+            case Served(total_bytes=total_bytes):
+                self._stats.served_bytes = total_bytes
             case Refused(reason=reason):
                 self._refusal = reason
 

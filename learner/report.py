@@ -84,6 +84,7 @@ def add_system(metrics: Metrics, *, ledger: Ledger, members: Iterable[Member], p
     metrics.add("time/publish_copy_s", publish.copy_s)
     metrics.add("time/broadcast_s", publish.broadcast_s)
     metrics.add("perf/publish_mb", publish.num_bytes / 1e6)
+    metrics.add("fleet/pulled_bytes", publish.served_bytes)
 
 
 def add_cost(metrics: Metrics, cost: Cost) -> None:

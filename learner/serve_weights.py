@@ -20,9 +20,10 @@ import msgspec
 import redis
 import torch
 
-from common.chunk_server import ChunkServer
+from common.chunk_server import ChunkServer, ServerLimits
 from common.chunks import ChunkRequest
 from common.connection import connect
+from common.curve import key_from_environment
 from common.delta import encode_delta
 from common.shutdown import die_with_parent
 from common.weights import Adapted, Invitation, Manifest, Offer, TensorEntry, buffer_bytes, sealed
@@ -47,6 +48,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     host: str
     chunk_bytes: int
     anchor_every: int
+    fan_out: int
+    pull_bytes_per_s: int
     broadcast_timeout_s: float
     device: str
     entries: list[TensorEntry]  # where each tensor lies in a slot
@@ -90,6 +93,12 @@ class Broadcasted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_receivers: int
 
 
+class Served(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """To the learner: so much had been pulled from this process when the next version was announced."""
+
+    total_bytes: int
+
+
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """To the learner: it is fenced out."""
 
@@ -97,7 +106,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 ToProcess = Settings | Submitted | Withdraw | Stop
-ToLearner = Freed | Announced | Broadcasted | Refused
+ToLearner = Freed | Announced | Broadcasted | Served | Refused
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,13 +234,20 @@ class WeightServer:
             timeout_s=settings.broadcast_timeout_s,
             device=torch.device(settings.device),
         )
-        self._server = ChunkServer(settings.host, lambda request: self._shelf.read(request, self._views))
+        self._server = ChunkServer(
+            settings.host,
+            lambda request: self._shelf.read(request, self._views),
+            limits=ServerLimits(
+                fan_out=settings.fan_out, bytes_per_s=settings.pull_bytes_per_s, chunk_bytes=settings.chunk_bytes
+            ),
+            key=key_from_environment(),
+        )
         self._publishing = threading.Thread(target=self._publish_versions, name="publish-versions", daemon=True)
 
     def run(self) -> None:
         """Serve until the learner says stop or is gone."""
         self._publishing.start()
-        while self._publishing.is_alive():
+        while self._publishing.is_alive() and self._server.alive:
             if self._connection.poll(POLL_S) and not self._take_message():
                 break
         self._server.close()
@@ -292,7 +308,8 @@ class WeightServer:
                     Offer(manifest=manifest, pull_endpoint=self._server.endpoint, invitation=invitation)
                 )
                 num_bytes = manifest.num_bytes if payload.delta is None else len(payload.delta)
-                self._report([Announced(policy_version=manifest.policy_version, num_bytes=num_bytes)])
+                served = Served(total_bytes=self._server.load.served_bytes)
+                self._report([served, Announced(policy_version=manifest.policy_version, num_bytes=num_bytes)])
                 if invitation is not None:
                     self._broadcast(invitation, manifest, payload)
                 return

@@ -6,9 +6,13 @@ written whole under a key of its own first; the script that moves `latest` only 
 A broadcast is agreed upon in three verbs. Actors `join_broadcast` and renew it while they live; the publisher invites
 those who did, in the offer; the invited `acknowledge`, each with the group it still holds; the publisher seals the
 `BroadcastGroup` of those who did in time, and the others pull.
+
+Who keeps weights for others to pull says so in a `RelayNotice`, again and again while it lives. A notice may be forged
+by any actor of the run; what is pulled is checked against the offer, which only a learner can make.
 """
 
-from typing import cast
+import logging
+from typing import Any, cast
 
 import msgspec
 import redis
@@ -21,6 +25,8 @@ from replay.keys import FencedOut
 from replay.notice import Notices
 
 TTL_S = 120  # of what belongs to one invitation
+
+log = logging.getLogger(__name__)
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,6 +48,21 @@ class BroadcastGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     blob: Blob  # what is sent: the version whole, or its last delta
     chunk_bytes: int
     deadline_s: float  # for joining and receiving, counted by each side from its own start
+
+
+class RelayNotice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One relay, as it last said of itself."""
+
+    name: str
+    host: str  # its machine's name: who runs there as well asks it first
+    endpoint: str  # ZeroMQ address
+    roots: list[str]  # of the blobs that it holds, verified
+    policy_version: int  # of the newest offer that it holds whole; -1 for none
+    num_children: int  # receivers that it serves now
+    fan_out: int  # receivers that it serves at a time
+    fetched_bytes: int  # since its start, like the next: while they grow, it is worth waiting for
+    served_bytes: int
+    num_corrupt: int  # times that what it fetched was not what it should be
 
 
 class Bulletin:
@@ -112,5 +133,39 @@ class Bulletin:
         frame = self._notices.read(self._key("group", number))
         return None if frame is None else wire.decode(BroadcastGroup, frame)
 
+    def announce_relay(self, notice: RelayNotice, *, ttl_s: float) -> None:
+        """Say that a relay lives, and what it holds, for `ttl_s` seconds of Redis time; call again to renew."""
+        self._client.set(self._key("relay", notice.name), wire.encode(notice), px=int(ttl_s * 1000))
+        self._join(keys=[self._key("relays")], args=[notice.name, int(ttl_s * 1000)])
+
+    def withdraw_relay(self, name: str) -> None:
+        """Say that the relay of this name serves nobody from now on."""
+        self._client.zrem(self._key("relays"), name)
+        self._client.delete(self._key("relay", name))
+
+    def relays(self) -> list[RelayNotice]:
+        """The relays that live now, by name."""
+        names = sorted(cast("list[bytes]", self._members(keys=[self._key("relays")])))
+        frames: Any = self._client.mget([self._key("relay", name.decode()) for name in names]) if names else []
+        return [notice for name, frame in zip(names, frames, strict=True) if (notice := _notice(name, frame))]
+
+    def blame(self, endpoint: str) -> None:
+        """Count that the bytes of the server at `endpoint` were not what they should be."""
+        self._client.hincrby(self._key("corrupt"), endpoint, 1)
+
+    def blamed(self) -> dict[str, int]:
+        """How often each server's bytes were refused, by endpoint."""
+        counts = cast("dict[bytes, bytes]", self._client.hgetall(self._key("corrupt")))
+        return {endpoint.decode(): int(count) for endpoint, count in counts.items()}
+
     def _key(self, *parts: str | int) -> str:
         return keys.key(self._run_id, "weights", *parts)
+
+
+def _notice(name: bytes, frame: bytes | None) -> RelayNotice | None:
+    """None where it has just expired, or is none: one relay's fault must not hide the others."""
+    try:
+        return None if frame is None else wire.decode(RelayNotice, frame)
+    except wire.WireError as error:
+        log.warning("relay %s is passed over: %s", name.decode(errors="replace"), error)
+        return None

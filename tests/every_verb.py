@@ -8,7 +8,7 @@ from common.trajectory import Outcome
 from common.weights import Offer, sealed
 from replay.audit import audit
 from replay.buffer import Buffer
-from replay.bulletin import Acknowledgement, BroadcastGroup, Bulletin
+from replay.bulletin import Acknowledgement, BroadcastGroup, Bulletin, RelayNotice
 from replay.fleet import Fleet, Member, MemberState, RunFacts, RunState
 from replay.ledger import read_ledger
 from replay.ticket import InsertResult, Lease
@@ -24,6 +24,10 @@ MEMBER = Member(
 GROUP = BroadcastGroup(
     number=1, backend="gloo", store_host="127.0.0.1", store_port=1, actors=["a"], blob=Blob(root="root", num_bytes=1),
     chunk_bytes=1024, deadline_s=1.0,
+)  # fmt: skip
+RELAY = RelayNotice(
+    name="r", host="host", endpoint="tcp://127.0.0.1:3", roots=["root"], policy_version=1, num_children=0, fan_out=8,
+    fetched_bytes=0, served_bytes=0, num_corrupt=0,
 )  # fmt: skip
 
 
@@ -85,6 +89,12 @@ def offer_and_take(learner: Bulletin, actor: Bulletin, epoch: int) -> None:
     assert list(learner.acknowledgements(number)) == ["a"]
     learner.seal(number, GROUP)
     assert actor.sealed_group(number) == GROUP
+    actor.announce_relay(RELAY, ttl_s=60)
+    assert learner.relays() == actor.relays() == [RELAY]
+    actor.blame(RELAY.endpoint)
+    assert learner.blamed() == {RELAY.endpoint: 1}
+    actor.withdraw_relay(RELAY.name)
+    assert learner.relays() == []
     actor.leave_broadcast("a")
     assert learner.broadcast_members() == []
 

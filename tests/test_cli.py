@@ -30,7 +30,7 @@ def test_help_lists_every_key_with_its_default_and_its_comment(capsys: pytest.Ca
     keys = [f"{path} = " for path in key_paths()]
     assert len(keys) > 60 and [key for key in keys if key not in said] == []
     assert "replay.max_lag = 4 groups with an older token than this are dropped at claim" in said
-    assert "weights.host = '127.0.0.1' the publisher binds here" in said
+    assert "weights.host = '127.0.0.1' the publisher, or a relay, binds here" in said
     starts = sorted(said.index(key) for key in keys)
     for start, stop in zip(starts, [*starts[1:], len(said)], strict=True):
         assert len(said[start:stop].split()) > 3, f"no comment: {said[start:stop]}"

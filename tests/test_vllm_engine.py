@@ -15,14 +15,14 @@ import numpy as np
 import psutil
 import pytest
 import torch
-import zmq
 from transformers import DynamicCache, Qwen3ForCausalLM
 
 from actors.engine import Completion, EngineDied, WeightsRefused
 from actors.orders import EngineSettings
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
-from common.chunks import ChunkReply, ChunkRequest
+from common.chunk_server import ChunkServer, ServerLimits
+from common.chunks import ChunkRequest
 from common.config import LoraConfig, TinyModelConfig
 from common.delta import encode_delta
 from common.trajectory import Sampling, VersionSpan
@@ -43,20 +43,15 @@ ONES = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=24)
 LONG = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=200)
 
 
-class ChunkServer:
-    """Serves versions over ZeroMQ as a publisher does; `gate` holds every reply back while it is clear."""
+class Offers:
+    """Serves versions as a publisher does; `gate` holds every reply back while it is clear."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.gate.set()
         self._buffers: dict[str, bytearray] = {}
-        self._context = zmq.Context()
-        socket = self._context.socket(zmq.ROUTER)
-        port = socket.bind_to_random_port("tcp://127.0.0.1")
-        self.endpoint = f"tcp://127.0.0.1:{port}"
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._serve, args=(socket,))
-        self._thread.start()
+        limits = ServerLimits(fan_out=8, bytes_per_s=0, chunk_bytes=1 << 16)
+        self._server = ChunkServer("127.0.0.1", self._read, limits=limits, key=None)
 
     def offer(self, model: torch.nn.Module, *, policy_version: int) -> Offer:
         """Serve the weights of `model` as `policy_version`."""
@@ -73,7 +68,7 @@ class ChunkServer:
             buffer[entry.offset : entry.offset + entry.num_bytes] = weights[entry.name].numpy().tobytes()
         manifest = sealed(entries, memoryview(buffer), policy_version=policy_version, learner_epoch=1, adapted=adapted)
         self._buffers[manifest.root] = buffer
-        return Offer(manifest=manifest, pull_endpoint=self.endpoint)
+        return Offer(manifest=manifest, pull_endpoint=self._server.endpoint)
 
     def delta_offer(self, model: torch.nn.Module, last: Offer) -> Offer:
         """Serve the weights of `model` as the version after `last`, by nothing but a delta on it."""
@@ -90,22 +85,12 @@ class ChunkServer:
         self._buffers[offer.manifest.root][1000] ^= 1
 
     def close(self) -> None:
-        self._stopping.set()
         self.gate.set()
-        self._thread.join(timeout=10)
-        self._context.term()
+        self._server.close()
 
-    def _serve(self, socket: "zmq.Socket[bytes]") -> None:
-        with socket:
-            while not self._stopping.is_set():
-                if not socket.poll(50):
-                    continue
-                identity, frame = socket.recv_multipart()
-                self.gate.wait(60)
-                request = msgspec.msgpack.decode(frame, type=ChunkRequest)
-                header = ChunkReply(root=request.root, offset=request.offset, gone=False)
-                chunk = self._buffers[request.root][request.offset : request.offset + request.num_bytes]
-                socket.send_multipart([identity, msgspec.msgpack.encode(header), bytes(chunk)])
+    def _read(self, request: ChunkRequest) -> bytes:
+        self.gate.wait(60)
+        return bytes(self._buffers[request.root][request.offset : request.offset + request.num_bytes])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +111,8 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ChunkServer]:
-    server = ChunkServer()
+def server() -> Iterator[Offers]:
+    server = Offers()
     yield server
     server.close()
 
@@ -346,7 +331,7 @@ def test_a_cancelled_generate_frees_its_request(keeping: VllmEngine) -> None:
     run(cancelled())
 
 
-def test_generation_goes_on_during_a_slow_stage(keeping: VllmEngine, policies: Policies, server: ChunkServer) -> None:
+def test_generation_goes_on_during_a_slow_stage(keeping: VllmEngine, policies: Policies, server: Offers) -> None:
     async def generated_meanwhile() -> int:
         server.gate.clear()
         staging = asyncio.create_task(keeping.stage(server.offer(policies.models[1], policy_version=1)))
@@ -363,7 +348,7 @@ def test_generation_goes_on_during_a_slow_stage(keeping: VllmEngine, policies: P
 
 
 def test_corrupt_weights_are_refused_and_the_old_ones_serve_on(
-    keeping: VllmEngine, policies: Policies, server: ChunkServer
+    keeping: VllmEngine, policies: Policies, server: Offers
 ) -> None:
     offer = server.offer(policies.models[2], policy_version=1)
     server.corrupt(offer)
@@ -377,7 +362,7 @@ def test_corrupt_weights_are_refused_and_the_old_ones_serve_on(
 
 
 def test_weights_of_another_model_are_refused_before_they_travel(
-    keeping: VllmEngine, policies: Policies, server: ChunkServer
+    keeping: VllmEngine, policies: Policies, server: Offers
 ) -> None:
     offer = server.offer(policies.models[1].model.layers, policy_version=1)
     server.gate.clear()
@@ -387,7 +372,7 @@ def test_weights_of_another_model_are_refused_before_they_travel(
 
 
 def test_a_refresh_in_mid_generation_keeps_requests_and_their_kv(
-    keeping: VllmEngine, policies: Policies, server: ChunkServer
+    keeping: VllmEngine, policies: Policies, server: Offers
 ) -> None:
     old, new = policies.models[0], policies.models[1]
     offer = server.offer(new, policy_version=1)
@@ -403,7 +388,7 @@ def test_a_refresh_in_mid_generation_keeps_requests_and_their_kv(
 
 
 def test_after_a_refresh_new_requests_are_of_the_new_weights_alone(
-    keeping: VllmEngine, policies: Policies, server: ChunkServer
+    keeping: VllmEngine, policies: Policies, server: Offers
 ) -> None:
     """The prompt was served before: neither its cached prefix nor a packed output layer may survive a commit."""
     run(keeping.generate(PROMPT * 16, ONES))
@@ -417,7 +402,7 @@ def test_after_a_refresh_new_requests_are_of_the_new_weights_alone(
 
 
 def test_a_request_that_a_commit_overtakes_begins_with_the_new_weights(
-    keeping: VllmEngine, policies: Policies, server: ChunkServer
+    keeping: VllmEngine, policies: Policies, server: Offers
 ) -> None:
     """Ordered before the commit, and with a prompt whose KV the old weights left in the prefix cache."""
 
@@ -452,7 +437,7 @@ def test_when_its_process_is_killed_all_who_wait_hear_of_it(keeping: VllmEngine)
 
 
 def test_a_refresh_can_recompute_the_kv_of_running_requests(
-    recomputing: VllmEngine, policies: Policies, server: ChunkServer
+    recomputing: VllmEngine, policies: Policies, server: Offers
 ) -> None:
     old, new = policies.models[0], policies.models[1]
     crossings, _ = run(refreshed_in_mid_generation(recomputing, server.offer(new, policy_version=1)))

@@ -13,13 +13,14 @@ import xxhash
 
 from actors.engine import WeightsRefused
 from actors.receive import Receiver
-from common.chunk_server import ChunkServer
+from common.chunk_server import ChunkServer, ServerLimits
 from common.chunks import Blob, ChunkRequest
 from common.delta import encode_delta
 from common.weights import Manifest, Offer, WeightsError, check_blob, sealed
 from learner.lineage import continued
 from replay.bulletin import Bulletin
 from tests.test_weights import (
+    CHUNK_BYTES,
     Tensors,
     entries_of,
     flat_bytes,
@@ -94,7 +95,8 @@ def history(versions: list[Tensors], *, anchor_every: int) -> Iterator[History]:
             asked.append(request.root)
         return blobs[request.root][request.offset : request.offset + request.num_bytes]
 
-    server = ChunkServer("127.0.0.1", read)
+    limits = ServerLimits(fan_out=8, bytes_per_s=0, chunk_bytes=CHUNK_BYTES)
+    server = ChunkServer("127.0.0.1", read, limits=limits, key=None)
     try:
         yield History(manifests=manifests, blobs=blobs, endpoint=server.endpoint, asked=asked)
     finally:

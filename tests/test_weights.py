@@ -11,17 +11,15 @@ from contextlib import contextmanager
 from multiprocessing.queues import Queue
 from pathlib import Path
 
-import msgspec
 import pytest
 import redis
 import torch
-import zmq
 from torch._C._distributed_c10d import HashStore
 
 from actors.broadcast import BroadcastMember, BroadcastMissed
 from actors.engine import WeightsRefused
 from actors.receive import Receiver, ReceiverInfo
-from common.chunks import Blob, ChunkReply, ChunkRequest
+from common.chunks import Blob
 from common.connection import connect
 from common.weights import Invitation, Manifest, Offer, TensorEntry, layout, sealed
 from learner.publish import Publisher
@@ -387,100 +385,6 @@ def test_an_invitation_is_good_for_one_attempt(redis_client: redis.Redis, run_id
         member.receive(invitation, root="", place=nowhere)
     member.close()
     assert bulletin.broadcast_members() == []
-
-
-Answer = Callable[[ChunkRequest, int], "tuple[ChunkReply, bytes] | None"]
-
-
-@contextmanager
-def chunk_server(answer: Answer) -> Iterator[str]:
-    """A publisher of the test's own, at the address that it yields; `answer` gets the request and its number."""
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        router.setsockopt(zmq.LINGER, 0)
-        port = router.bind_to_random_port("tcp://127.0.0.1")
-        closing = threading.Event()
-
-        def serve() -> None:
-            num_requests = 0
-            while not closing.is_set():
-                if not router.poll(50):
-                    continue
-                peer, request = router.recv_multipart()
-                reply = answer(msgspec.msgpack.decode(request, type=ChunkRequest), num_requests)
-                num_requests += 1
-                if reply is not None:
-                    router.send_multipart([peer, msgspec.msgpack.encode(reply[0]), reply[1]])
-
-        serving = threading.Thread(target=serve)
-        serving.start()
-        try:
-            yield f"tcp://127.0.0.1:{port}"
-        finally:
-            closing.set()
-            serving.join()
-
-
-def pull_from(answer: Answer, timeout_s: float = 20.0) -> bytes:
-    receiver = Receiver(receiver_info("redis://unused", "unused", "a", "pull", timeout_s))
-    manifest = manifest_of(weights(1), policy_version=1, learner_epoch=0)
-    try:
-        with chunk_server(answer) as endpoint:
-            return bytes(receiver.receive(Offer(manifest=manifest, pull_endpoint=endpoint)).numpy())
-    finally:
-        receiver.close()
-
-
-def true_answer(request: ChunkRequest) -> tuple[ChunkReply, bytes]:
-    data = flat_bytes(weights(1))[request.offset : request.offset + request.num_bytes]
-    return ChunkReply(root=request.root, offset=request.offset, gone=False), data
-
-
-def test_a_flipped_byte_is_refused() -> None:
-    def answer(request: ChunkRequest, number: int) -> tuple[ChunkReply, bytes]:
-        reply, data = true_answer(request)
-        return reply, (bytes([data[0] ^ 1]) + data[1:] if number == 3 else data)
-
-    with pytest.raises(WeightsRefused, match="embed does not match its hash"):
-        pull_from(answer)
-
-
-def test_a_truncated_chunk_is_refused() -> None:
-    def answer(request: ChunkRequest, number: int) -> tuple[ChunkReply, bytes]:
-        reply, data = true_answer(request)
-        return reply, data[:-1]
-
-    with pytest.raises(WeightsRefused, match="not what was asked for"):
-        pull_from(answer)
-
-
-def test_a_version_that_is_gone_is_refused_at_once() -> None:
-    def answer(request: ChunkRequest, number: int) -> tuple[ChunkReply, bytes]:
-        return ChunkReply(root=request.root, offset=request.offset, gone=True), b""
-
-    with pytest.raises(WeightsRefused, match="no longer served"):
-        pull_from(answer)
-
-
-def test_only_the_chunks_that_were_lost_are_asked_for_again() -> None:
-    asked: list[int] = []
-
-    def answer(request: ChunkRequest, number: int) -> tuple[ChunkReply, bytes] | None:
-        asked.append(request.offset)
-        return None if number in (1, 2) else true_answer(request)
-
-    assert pull_from(answer) == flat_bytes(weights(1))
-    assert sorted(asked) == sorted([*range(0, len(flat_bytes(weights(1))), CHUNK_BYTES), CHUNK_BYTES, 2 * CHUNK_BYTES])
-
-
-def test_a_silent_publisher_is_given_up_at_the_deadline() -> None:
-    with pytest.raises(WeightsRefused, match="6 of 6 chunks missing at the deadline"):
-        pull_from(lambda request, number: None, timeout_s=1.5)
-
-
-def test_a_publisher_that_stops_answering_is_given_up_long_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.pull.SILENCE_S", 1.0)
-    with pytest.raises(WeightsRefused, match="6 of 6 chunks missing, no answer for 1 s"):
-        pull_from(lambda request, number: None, timeout_s=3600)
 
 
 def test_the_newest_version_takes_the_place_of_one_that_was_not_begun() -> None:
