@@ -333,6 +333,7 @@ def test_a_cancelled_generate_frees_its_request(keeping: VllmEngine) -> None:
 
 def test_generation_goes_on_during_a_slow_stage(keeping: VllmEngine, policies: Policies, server: Offers) -> None:
     async def generated_meanwhile() -> int:
+        await keeping.generate(PROMPT, ONES, seed=0)  # the first is slow, and a publisher that is silent is given up
         server.gate.clear()
         staging = asyncio.create_task(keeping.stage(server.offer(policies.models[1], policy_version=1)))
         before = keeping.load().generated_tokens
