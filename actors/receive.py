@@ -34,7 +34,7 @@ from replay.bulletin import Bulletin
 log = logging.getLogger(__name__)
 
 REDIS_PATIENCE_S = 5.0  # without Redis there is no broadcast, and weights are pulled
-RELAYS_PATIENCE_S = 1.0  # without Redis, the relays that were known last are asked, and the publisher
+RELAYS_PATIENCE_S = 0.0  # without Redis, the relays that were known last are asked, and the publisher, at once
 RELAY_PATIENCE_S = 5.0  # a relay that gets no nearer to having the weights for this long is not waited for
 
 

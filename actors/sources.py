@@ -11,7 +11,7 @@ import redis
 from replay.bulletin import RelayNotice
 
 FULL_S = 0.3  # on average; a place is free when one receiver has all it wants
-ASK_REDIS_AGAIN_S = 5.0  # after a failure; until then what was known last counts
+ASK_REDIS_AGAIN_S = 1.0  # after a failure; until then what was known last counts
 
 
 class Nobody(enum.Enum):
