@@ -210,6 +210,8 @@ async def refreshed_in_mid_generation(engine: VllmEngine, offer: Offer) -> tuple
     """
     prompts = [[*PROMPT, member] for member in range(8)]
     running = [asyncio.create_task(engine.generate(prompt, LONG)) for prompt in prompts]
+    while engine.load().kv_use == 0:  # noqa: ASYNC110 - a stage may be over before they have begun
+        await asyncio.sleep(0.005)
     await engine.stage(offer)
     pause_s = await engine.commit(offer.manifest.policy_version)
     completions = await asyncio.gather(*running)
