@@ -7,27 +7,25 @@ import asyncio
 import logging
 import os
 import sys
-import tempfile
-import time
 import zlib
 from pathlib import Path
 
 from actors.act import act, make_stage
 from actors.engine import EngineDied
+from actors.join import checked_key, run_config, wait_for_run
 from actors.orders import EngineSettings
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
 from common.config import Config, load_config
 from common.config_error import ConfigError
 from common.connection import RedisUnreachable, connect, connect_shards, without_password
+from common.curve import load_key
 from common.shutdown import LEAVE_S, Shutdown
 from envhub.catalogue import make_env
 from replay.buffer import Buffer
 from replay.bulletin import Bulletin
-from replay.fleet import Fleet, RunFacts, RunState, UnknownRun
+from replay.fleet import Fleet, RunFacts, UnknownRun
 from replay.keys import shard_name
-
-JOIN_POLL_S = 0.2
 
 log = logging.getLogger("actors")
 
@@ -39,12 +37,14 @@ def main(name: str, settings: list[str]) -> int:
     try:
         with shutdown.nothing_to_lose():
             mine = own_config(settings)
+            load_key(mine.weights.key_file)
             client = connect(mine.redis.url, ending=shutdown.requested)
             fleet = Fleet(client, mine.run.name)
             # It takes 10 s to import vLLM; the learner meanwhile makes the model that this actor waits for.
             process = EngineProcess()
             facts = wait_for_run(fleet, mine.actors.join_timeout_s)
             run = run_config(facts)
+            checked_key(run)  # the engine's process finds it in the environment
             check_host(run, Path(facts.model_path))
             engine = start_engine(process, name, run=run, mine=mine, facts=facts)
     except (ConfigError, RedisUnreachable, UnknownRun) as error:
@@ -98,28 +98,6 @@ def own_config(settings: list[str]) -> Config:
     return config
 
 
-def wait_for_run(fleet: Fleet, timeout_s: float) -> RunFacts:
-    """What the run's learner says about it. Raises UnknownRun after `timeout_s`.
-
-    Actors may be started first, so a run that is not there yet, or whose learner failed and may come back, is waited
-    for, aloud.
-    """
-    deadline, said = time.monotonic() + timeout_s, False
-    while True:
-        try:
-            if fleet.run_state() is not RunState.FAILED:
-                return fleet.run_facts()
-            missing = UnknownRun("the run's learner ended with an error; see its log, and start it again")
-        except UnknownRun as error:
-            missing = error
-        if time.monotonic() > deadline:
-            raise missing
-        if not said:
-            log.info("waiting up to %.0f s for the learner: %s", timeout_s, missing)
-            said = True
-        time.sleep(JOIN_POLL_S)
-
-
 def check_host(run: Config, model_folder: Path) -> None:
     """Raise ConfigError unless this host has what the run needs of it: the model's folder and the environment."""
     if not (model_folder / "config.json").is_file():
@@ -128,14 +106,6 @@ def check_host(run: Config, model_folder: Path) -> None:
         asyncio.run(make_env(run.env.name, run.env.options).close())
     except ValueError as error:
         raise ConfigError(str(error)) from None
-
-
-def run_config(facts: RunFacts) -> Config:
-    """The run's configuration, as its learner has it."""
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        file.write(facts.config_yaml)
-        file.flush()
-        return load_config(file.name, [])
 
 
 def start_engine(process: EngineProcess, name: str, *, run: Config, mine: Config, facts: RunFacts) -> VllmEngine:

@@ -43,6 +43,7 @@ class Puller:
         self._key = key
         self._context = zmq.Context()
         self._partial: Partial | None = None  # of a pull that was given up
+        self._abandoned = False
 
     def pull(self, blob: Blob, *, publisher: str, check: Callable[[memoryview], None], timeout_s: float) -> Bytes:
         """Return the bytes of `blob`, which `check` has found right: it raises WeightsError where they are not.
@@ -67,6 +68,10 @@ class Puller:
                 for relay in partial.givers - {publisher}:
                     self._sources.shun(relay, RELAY_AGAIN_S[Corrupt])
 
+    def abandon(self) -> None:
+        """Have a pull under way in another thread fail, within draw.SILENCE_S, and all later ones."""
+        self._abandoned = True
+
     def close(self) -> None:
         """Let go of the sockets. Idempotent."""
         self._context.destroy()
@@ -75,6 +80,8 @@ class Puller:
         begun = hoped_at = time.monotonic()
         while partial.missing:
             now = time.monotonic()
+            if self._abandoned:
+                raise PullFailed(f"{partial}, and no longer wanted")
             if now > deadline:
                 raise PullFailed(f"{partial} at the deadline")
             if now - hoped_at > GIVE_UP_S:

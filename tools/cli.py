@@ -15,6 +15,7 @@ from redis.exceptions import NoPermissionError
 from common.config import Config, dump_config, key_paths, load_config
 from common.config_error import ConfigError
 from common.connection import PASSWORD_VARIABLE, RedisUnreachable, without_password
+from common.curve import load_key
 from common.run_dir import RunDir
 from replay.fleet import UnknownRun
 from replay.listing import NotRecorded
@@ -23,18 +24,21 @@ from tools import drill, launch, scale
 from tools.child import EXIT_BAD_INPUT
 from tools.replay_questions import add_questions, answer, take_operands
 
-JOINING = ("actors", "top", "scale", "replay", "eval")  # verbs about a run that another process began
+JOINING = ("actors", "relay", "top", "scale", "replay", "eval")  # verbs about a run that another process began
+MOVING_WEIGHTS = ("up", "learner", "actors", "relay")
 
 # Verbs import what they need when they are called: `slipstream top` must not wait seconds for torch.
 VERBS = {
     "up": "start Redis, a learner, actors and TensorBoard on this machine, and watch them",
     "learner": "train; one process, or one per rank under torchrun when learner.ranks > 1",
     "actors": "start actors.count actors that roll out episodes for a run",
+    "relay": "keep a run's newest weights for actors to pull, so that the publisher sends one copy",
     "top": "watch a run in the terminal",
     "scale": "have a host keep up as many actors as are advised, or as told",
     "drill": "a run on this machine under one fault after another, and what was lost: nothing",
     "launch": "start a run on Kubernetes, Slurm, SkyPilot or Ray",
     "replay": "look into the buffer: its groups, trajectories, what was trained; audit, set aside, export",
+    "key": "make the key that weights travel under where the network is not trusted, at weights.key_file",
     "acl": "print users for a shared Redis server, by role: `slipstream acl run.name=NAME | redis-cli`",
     "eval": "measure success on held-out tasks, of a run's trained model or of model.path",
     "doctor": "check this machine: packages, Redis, memory, shared memory",
@@ -155,6 +159,8 @@ def _load(arguments: argparse.Namespace) -> Config:
     own = password_of(RunDir(config.run.root, config.run.name).redis, config.redis.url)
     if own is not None:
         os.environ[PASSWORD_VARIABLE] = own
+    if arguments.verb in MOVING_WEIGHTS:
+        load_key(config.weights.key_file)
     return config
 
 
@@ -184,6 +190,14 @@ def _verb(arguments: argparse.Namespace) -> Callable[[Config], int]:
             from tools.actor_host import host_actors
 
             return host_actors
+        case "relay":
+            from actors.relay import relay
+
+            return relay
+        case "key":
+            from tools.key import make_key
+
+            return make_key
         case "top":
             from tools.top import top
 
