@@ -18,12 +18,14 @@ import zmq
 from actors.relay import Relay, RelayInfo
 from common.chunk_server import ChunkServer, ServerLimits
 from common.chunks import ChunkRequest
+from common.config import dump_config, load_config
 from common.curve import KEY_VARIABLE, CurveKey
 from common.weights import Manifest, Offer, buffer_bytes, layout, sealed
 from replay.bulletin import Bulletin, RelayNotice
 from replay.fleet import Fleet, RunFacts, RunState
 from tests.processes import Process
 from tests.stalling_proxy import StallingProxy
+from tools.actor_host import host_relay
 from tools.cli import main
 
 CHUNK_BYTES = 64 << 10
@@ -318,3 +320,28 @@ def test_a_relay_leaves_when_it_is_told_to_and_when_its_run_is_over(plane: Plane
     plane.fleet.set_run_state(RunState.FINISHED)
     assert left.wait() == 0
     assert plane.bulletin.relays() == []
+
+
+def test_an_actor_host_keeps_its_own_relay_up(
+    plane: Plane, redis_url: str, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.child.BACK_OFF_S", (0.0,) * 5)
+    config = load_config(
+        None, [f"run.root={tmp_path}", f"run.name={run_id}", f"redis.url={redis_url}", "actors.relay=true"]
+    )
+    settings = tmp_path / "settings.yaml"
+    settings.write_text(dump_config(config))
+    with host_relay(config, settings) as child:
+        assert child is not None
+        plane.wait_for_relays()
+        first = plane.relay()
+        child.send(signal.SIGKILL)
+
+        def another() -> bool:
+            assert child.keep_up()
+            return any(first is not None and relay.name != first.name for relay in plane.bulletin.relays())
+
+        wait_until(another, "the relay that takes its place")
+    wait_until(lambda: plane.relay() is None, "both to be gone")
+    with host_relay(load_config(None, []), settings) as child:
+        assert child is None

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -47,8 +47,9 @@ def host_actors(config: Config) -> int:
         command = partial(actor_command, settings=Path(settings.name))
         host = Host(config, command, devices=config.actors.devices or visible_devices())
         threading.Thread(target=_follow, args=[host, config, shutdown.requested], name="follow", daemon=True).start()
-        failed = _watch(host, shutdown)
-        host.end()
+        with host_relay(config, Path(settings.name)) as relay:
+            failed = _watch(host, relay, shutdown)
+            host.end()
         if failed:
             say_last_words("actors", failed)
             return failed.exit_code or 1
@@ -155,12 +156,35 @@ def visible_devices() -> list[str]:
     return listed.stdout.split()
 
 
-def _watch(host: Host, shutdown: Shutdown) -> Child | None:
-    """Keep the actors up until all are done or they are asked to leave; return one that failed for good."""
+@contextlib.contextmanager
+def host_relay(config: Config, settings: Path) -> Iterator[Child | None]:
+    """This host's relay, which leaves after its actors; None where it is to have none."""
+    if not config.actors.relay:
+        yield None
+        return
+    relay = Child(
+        "relay",
+        [sys.executable, "-m", "tools.cli", "relay", str(settings)],
+        log=RunDir(config.run.root, config.run.name).log("relay"),
+        environment={"OMP_NUM_THREADS": "1"},
+    )
+    relay.start()
+    print(f"relay: {relay.log}", flush=True)
+    try:
+        yield relay
+    finally:
+        relay.ask_to_end()
+        relay.wait(GRACE_S)
+
+
+def _watch(host: Host, relay: Child | None, shutdown: Shutdown) -> Child | None:
+    """Keep all up until the actors are done or they are asked to leave; return who failed for good."""
     while not host.is_done and not shutdown.requested.wait(POLL_S):
         failed = host.tend()
         if failed:
             return failed
+        if relay and not relay.keep_up():
+            return relay
     return None
 
 
