@@ -76,6 +76,8 @@ class ChunkServer:
         self._gate = key.guard_server(self._router, self._context) if key else None
         port: int = self._router.bind_to_random_port(f"tcp://{host}")
         self.endpoint = f"tcp://{host}:{port}"
+        if key is None and not host.startswith("127."):
+            log.warning("whoever reaches %s may pull what is served there; `slipstream key` makes a key", self.endpoint)
         self._closing = threading.Event()
         self._serving = threading.Thread(target=self._serve, name="serve-chunks", daemon=True)
         self._serving.start()
