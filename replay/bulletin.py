@@ -137,6 +137,7 @@ class Bulletin:
         """Say that a relay lives, and what it holds, for `ttl_s` seconds of Redis time; call again to renew."""
         self._client.set(self._key("relay", notice.name), wire.encode(notice), px=int(ttl_s * 1000))
         self._join(keys=[self._key("relays")], args=[notice.name, int(ttl_s * 1000)])
+        self._members(keys=[self._key("relays")])  # forgets the names of those that are silent
 
     def withdraw_relay(self, name: str) -> None:
         """Say that the relay of this name serves nobody from now on."""
@@ -144,8 +145,8 @@ class Bulletin:
         self._client.delete(self._key("relay", name))
 
     def relays(self) -> list[RelayNotice]:
-        """The relays that live now, by name."""
-        names = sorted(cast("list[bytes]", self._members(keys=[self._key("relays")])))
+        """The relays that live now, by name. Reads only, so that a viewer may ask."""
+        names = sorted(cast("list[bytes]", self._client.zrange(self._key("relays"), 0, -1)))
         frames: Any = self._client.mget([self._key("relay", name.decode()) for name in names]) if names else []
         return [notice for name, frame in zip(names, frames, strict=True) if (notice := _notice(name, frame))]
 

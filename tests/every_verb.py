@@ -46,6 +46,7 @@ def play_every_verb(run_id: str, *, learner: redis.Redis, actor: redis.Redis, vi
     mine.beat(MEMBER)
     assert fleet.members() == fleet.everyone() == Fleet(viewer, run_id).members() == [MEMBER]
     offer_and_take(Bulletin(learner, run_id), Bulletin(actor, run_id), epoch)
+    relay_and_find(Bulletin(actor, run_id), Bulletin(viewer, run_id))
 
     assert books.open([ticket(group_id) for group_id in range(4)]) == 4
     for _ in range(2):
@@ -89,14 +90,17 @@ def offer_and_take(learner: Bulletin, actor: Bulletin, epoch: int) -> None:
     assert list(learner.acknowledgements(number)) == ["a"]
     learner.seal(number, GROUP)
     assert actor.sealed_group(number) == GROUP
-    actor.announce_relay(RELAY, ttl_s=60)
-    assert learner.relays() == actor.relays() == [RELAY]
-    actor.blame(RELAY.endpoint)
-    assert learner.blamed() == {RELAY.endpoint: 1}
-    actor.withdraw_relay(RELAY.name)
-    assert learner.relays() == []
     actor.leave_broadcast("a")
     assert learner.broadcast_members() == []
+
+
+def relay_and_find(actor: Bulletin, viewer: Bulletin) -> None:
+    actor.announce_relay(RELAY, ttl_s=60)
+    assert viewer.relays() == actor.relays() == [RELAY]
+    actor.blame(RELAY.endpoint)
+    assert viewer.blamed() == {RELAY.endpoint: 1}
+    actor.withdraw_relay(RELAY.name)
+    assert viewer.relays() == []
 
 
 def play(lease: Lease | None, buffer: Buffer, run_id: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 import redis
 import xxhash
 import zmq
+from rich.console import Console
 
 from actors.relay import Relay, RelayInfo
 from common.chunk_server import ChunkServer, ServerLimits
@@ -27,6 +28,7 @@ from tests.processes import Process
 from tests.stalling_proxy import StallingProxy
 from tools.actor_host import host_relay
 from tools.cli import main
+from tools.view import relays_table
 
 CHUNK_BYTES = 64 << 10
 NUM_CHUNKS = 48
@@ -335,11 +337,15 @@ def test_an_actor_host_keeps_its_own_relay_up(
         assert child is not None
         plane.wait_for_relays()
         first = plane.relay()
+        console = Console(width=200)
+        with console.capture() as shown:
+            console.print(relays_table(plane.bulletin.relays()))
+        assert first is not None and first.endpoint in shown.get() and "0 of 8" in shown.get()
         child.send(signal.SIGKILL)
 
         def another() -> bool:
             assert child.keep_up()
-            return any(first is not None and relay.name != first.name for relay in plane.bulletin.relays())
+            return any(relay.name != first.name for relay in plane.bulletin.relays())
 
         wait_until(another, "the relay that takes its place")
     wait_until(lambda: plane.relay() is None, "both to be gone")

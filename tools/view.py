@@ -9,6 +9,7 @@ from rich.table import Table
 
 from common.metrics import read_metrics
 from common.run_dir import RunDir
+from replay.bulletin import Bulletin, RelayNotice
 from replay.fleet import Fleet, Member, UnknownRun
 from replay.shards import read_shards
 from tools.table import two_columns
@@ -24,6 +25,7 @@ class View:
         """`shards` are the clients of the run's servers."""
         self._shards = shards
         self._fleet = Fleet(shards[0], run_id)
+        self._bulletin = Bulletin(shards[0], run_id)
         self._run_dir = run_dir
         self._run_id = run_id
         self._num_steps = num_steps
@@ -33,7 +35,9 @@ class View:
         records = read_metrics(self._run_dir.metrics)
         steps = [record for record in records if "reward/mean" in record]
         evaluations = [record for record in records if "eval/success_sampled" in record]
-        return Group(self._progress(steps, evaluations), self._actors())
+        relays = self._bulletin.relays()
+        shown = [self._progress(steps, evaluations), self._actors()]
+        return Group(*shown, relays_table(relays)) if relays else Group(*shown)
 
     def _progress(self, records: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> RenderableType:
         ledger = read_shards(self._shards, self._run_id)
@@ -105,3 +109,16 @@ def sparkline(values: list[float]) -> str:
     shown = values[-NUM_SPARKS:]
     low, span = min(shown), max(shown) - min(shown) or 1.0
     return "".join(SPARKS[round((value - low) / span * (len(SPARKS) - 1))] for value in shown)
+
+
+def relays_table(relays: Sequence[RelayNotice]) -> Table:
+    """What each relay holds, and whom it serves."""
+    table = Table(
+        "relay", "address", "version", "serves", "fetched MB", "served MB", "wrong bytes met", title_justify="left"
+    )
+    for relay in relays:
+        table.add_row(
+            relay.name, relay.endpoint, str(relay.policy_version), f"{relay.num_children} of {relay.fan_out}",
+            f"{relay.fetched_bytes / 1e6:.1f}", f"{relay.served_bytes / 1e6:.1f}", str(relay.num_corrupt),
+        )  # fmt: skip
+    return table
