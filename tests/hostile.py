@@ -21,11 +21,12 @@ from pathlib import Path
 import msgspec
 import zstandard
 
-from common.chunks import Blob, ChunkRequest
+from common.chunks import Answer, Blob, ChunkReply, ChunkRequest
 from common.connection import connect
 from common.trajectory import InvalidTrajectory, Trajectory, check
 from common.weights import Adapted, Anchor, Delta, Invitation, Manifest, Offer, TensorEntry
 from common.wire import SCHEMA, WireError, decode, encode
+from replay.bulletin import RelayNotice
 from replay.fleet import Member, MemberState, RunFacts
 from replay.ticket import Failure, Quarantined
 from tests.attempts import make_buffer, ticket
@@ -51,6 +52,11 @@ RECORDS: list[msgspec.Struct] = [
         invitation=Invitation(number=1, actors=["a", "b"]),
     ),
     ChunkRequest(root="root", offset=0, num_bytes=1 << 20),
+    ChunkReply(root="root", offset=0, answer=Answer.HERE, xxh3=1 << 63),
+    RelayNotice(
+        name="r", host="h", endpoint="tcp://127.0.0.1:3", roots=["root"], policy_version=1, num_children=0, fan_out=8,
+        fetched_bytes=0, served_bytes=0, num_corrupt=0,
+    ),
     RunFacts(config_yaml="run:\n  name: a\n", model_path="model", vocab_size=100),
     Member(
         name="a", host="h", role="actor", zone="eu-1a", instance_kind="spot", price_per_hour=0.5, engine="scripted",
