@@ -160,7 +160,7 @@ def _load(arguments: argparse.Namespace) -> Config:
     if own is not None:
         os.environ[PASSWORD_VARIABLE] = own
     if arguments.verb in MOVING_WEIGHTS:
-        pass
+        load_key(config.weights.key_file)
     return config
 
 
