@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors.engine import Engine, WeightsRefused
 from actors.pin import Pin
-from replay.bulletin import Bulletin
+from common.weights import Offer
 
 POLL_S = 0.1
 RETRY_S = 1.0
@@ -23,16 +24,16 @@ class RefreshCounts:
     last_pause_s: float = 0.0
 
 
-async def keep_fresh(engine: Engine, bulletin: Bulletin, counts: RefreshCounts, pin: Pin) -> None:
+async def keep_fresh(engine: Engine, newest: Callable[[], Offer | None], counts: RefreshCounts, pin: Pin) -> None:
     """Refresh `engine` for as long as this runs.
 
-    Consumes the latest offer; waits until it is newer than what the engine serves, and to commit until no evaluation
+    Consumes the newest offer, for which it asks Redis by `newest`; waits until it is newer than what the engine serves, and to commit until no evaluation
     holds the engine where it is; produces commits. A refused offer leaves the old weights serving, and is tried again
     after RETRY_S or when a newer one comes.
     """
     staged = -1
     while True:
-        offer = await asyncio.to_thread(bulletin.latest)
+        offer = await asyncio.to_thread(newest)
         if offer is not None and offer.manifest.policy_version > max(staged, engine.policy_version):
             version, staged = offer.manifest.policy_version, -1
             try:

@@ -78,13 +78,20 @@ class Bulletin:
 
     def announce(self, offer: Offer) -> None:
         """Make `offer` the latest. Raises FencedOut."""
+        self._move("latest", "version", offer)
+
+    def announce_stored(self, offer: Offer) -> None:
+        """Make `offer` the latest of those that can be read on `weights.disk`. Raises FencedOut."""
+        self._move("stored", "stored_version", offer)
+
+    def _move(self, board: str, version: str, offer: Offer) -> None:
         manifest = offer.manifest
-        staged = self._key("staged", manifest.learner_epoch, manifest.policy_version)
+        staged = self._key("staged", board, manifest.learner_epoch, manifest.policy_version)
         self._notices.put(staged, wire.encode(offer), ttl_s=TTL_S)
         refusal = cast(
             bytes,
             self._announce(
-                keys=[keys.epoch_key(self._run_id), self._key("version"), self._key("latest"), staged],
+                keys=[keys.epoch_key(self._run_id), self._key(version), self._key(board), staged],
                 args=[manifest.learner_epoch, manifest.policy_version, manifest.root],
             ),
         )
@@ -93,7 +100,14 @@ class Bulletin:
 
     def latest(self) -> Offer | None:
         """The newest offer; None before the first."""
-        frame = self._notices.read(self._key("latest"))
+        return self._read("latest")
+
+    def stored(self) -> Offer | None:
+        """The newest offer whose blobs are on `weights.disk`; None before the first."""
+        return self._read("stored")
+
+    def _read(self, board: str) -> Offer | None:
+        frame = self._notices.read(self._key(board))
         return None if frame is None else wire.decode(Offer, frame)
 
     def join_broadcast(self, actor: str, *, ttl_s: float) -> None:

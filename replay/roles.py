@@ -24,7 +24,7 @@ _ACTORS_STREAM_KEYS = (
 )  # fmt: skip
 _ACTORS_RUN_KEYS = (
     "facts", "state", "fleet", "fleet:deadlines", "fleet:wanted:*",
-    "weights:latest", "weights:members", "weights:acknowledged:*", "weights:group:*",
+    "weights:latest", "weights:stored", "weights:members", "weights:acknowledged:*", "weights:group:*",
     "weights:relays", "weights:relay:*", "weights:corrupt",
 )  # fmt: skip
 

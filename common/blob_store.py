@@ -1,0 +1,63 @@
+"""Blobs as files, each named by its root, on a path or an object store: whatever fsspec knows by its URL."""
+
+from collections.abc import Iterable
+
+import fsspec
+
+from common.chunks import Blob
+
+READ_BYTES = 16 << 20  # at a time
+
+
+class StoreError(RuntimeError):
+    """The store cannot be reached, is full, or does not have what it should."""
+
+
+class BlobStore:
+    """A folder of blobs. Nothing here looks into them: who reads one checks it."""
+
+    def __init__(self, url: str) -> None:
+        """`url` is a path or what fsspec takes, such as s3://bucket/folder; it may hold no secret, as errors name it.
+
+        Raises ValueError for a URL of a kind that cannot be had here.
+        """
+        try:
+            self._files, self._folder = fsspec.url_to_fs(url)
+        except (ValueError, ImportError) as error:
+            raise ValueError(f"`weights.disk` {url}: {error}; use a path, or install what fsspec asks for") from error
+
+    def write(self, blob: Blob, chunks: Iterable[bytes]) -> None:
+        """Write `blob`; until that is done it may be there in part. Raises StoreError, and what `chunks` raises."""
+        try:
+            self._files.makedirs(self._folder, exist_ok=True)
+            with self._files.open(self._path(blob.root), "wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+        except OSError as error:
+            raise StoreError(f"{self._path(blob.root)}: {error}") from error
+
+    def read(self, blob: Blob, buffer: memoryview) -> None:
+        """Fill `buffer`, of `blob.num_bytes`. Raises StoreError."""
+        position = 0
+        try:
+            with self._files.open(self._path(blob.root), "rb", block_size=READ_BYTES) as file:
+                while position < blob.num_bytes and (data := file.read(min(READ_BYTES, blob.num_bytes - position))):
+                    buffer[position : position + len(data)] = data
+                    position += len(data)
+        except OSError as error:
+            raise StoreError(f"{self._path(blob.root)}: {error}") from error
+        if position != blob.num_bytes:
+            raise StoreError(f"{self._path(blob.root)} ends after {position} of {blob.num_bytes} bytes")
+
+    def keep(self, roots: set[str]) -> None:
+        """Remove every other blob. Raises StoreError."""
+        try:
+            self._files.invalidate_cache()
+            for path in self._files.ls(self._folder, detail=False):
+                if path.rsplit("/", 1)[-1] not in roots:
+                    self._files.rm_file(path)
+        except OSError as error:
+            raise StoreError(f"{self._folder}: {error}") from error
+
+    def _path(self, root: str) -> str:
+        return f"{self._folder}/{root}"
