@@ -110,6 +110,9 @@ def check_host(run: Config, model_folder: Path) -> None:
 
 def start_engine(process: EngineProcess, name: str, *, run: Config, mine: Config, facts: RunFacts) -> VllmEngine:
     """A vLLM engine that will serve from the first offered version on: what the folder holds has no number."""
+    disk = mine.weights.disk or run.weights.disk
+    if mine.actors.transport == "disk" and not disk:
+        raise ConfigError("`actors.transport` is disk, and the run has no `weights.disk`; use broadcast or pull")
     settings = EngineSettings(
         model_path=facts.model_path,
         policy_version=-1,
@@ -126,6 +129,7 @@ def start_engine(process: EngineProcess, name: str, *, run: Config, mine: Config
             transport=mine.actors.transport,
             chunk_bytes=run.weights.chunk_bytes,
             timeout_s=2 * run.weights.broadcast_timeout_s,
+            disk=disk,
         ),
     )
     try:

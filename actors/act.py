@@ -48,7 +48,8 @@ async def act(
     Unblocked by tickets that the learner opens. Raises EngineDied: its groups go back, and the process must end.
     """
     leases, counts, pin = Leases(), RefreshCounts(), Pin()
-    refreshing = asyncio.create_task(keep_fresh(stage.engine, bulletin, counts, pin))
+    newest = bulletin.stored if actors.transport == "disk" else bulletin.latest
+    refreshing = asyncio.create_task(keep_fresh(stage.engine, newest, counts, pin))
     pulse = Pulse(stage, counts=counts, actors=actors, shutdown=shutdown)
     beating = asyncio.create_task(keep_beating(pulse, actor=stage.actor, buffers=buffers, fleet=fleet, leases=leases))
     try:

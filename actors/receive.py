@@ -15,6 +15,7 @@ from actors.broadcast import BroadcastMember, BroadcastMissed
 from actors.engine import WeightsRefused
 from actors.pull import Puller, PullFailed
 from actors.sources import Sources
+from common.blob_store import BlobStore, StoreError, run_store
 from common.chunks import Blob
 from common.connection import connect
 from common.curve import key_from_environment
@@ -45,9 +46,10 @@ class ReceiverInfo:
     redis_url: str
     run_id: str
     actor: str
-    transport: str  # broadcast or pull
+    transport: str  # broadcast, pull or disk
     chunk_bytes: int
     timeout_s: float  # for pulling one version; a broadcast has its group's own deadline, and comes before
+    disk: str  # `weights.disk`, a path or fsspec URL
 
 
 class Receiver:
@@ -59,6 +61,7 @@ class Receiver:
     def __init__(self, info: ReceiverInfo) -> None:
         self._info = info
         self._puller: Puller | None = None
+        self._store = run_store(info.disk, info.run_id) if info.transport == "disk" else None
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._root = ""  # of what `_buffer` holds; empty where that is not known
         self._member: BroadcastMember | None = None
@@ -75,7 +78,7 @@ class Receiver:
         if not self._receive_broadcast(offer):
             try:
                 self._pull(offer)
-            except PullFailed as error:
+            except (PullFailed, StoreError) as error:
                 raise WeightsRefused(f"version {offer.manifest.policy_version}: {error}") from error
             except WeightsError as error:
                 raise WeightsRefused(str(error)) from error
@@ -140,6 +143,8 @@ class Receiver:
 
     def _fetch(self, offer: Offer, blob: Blob, deadline: float) -> torch.Tensor:
         """The bytes of `blob`, checked."""
+        if self._store is not None:
+            return self._read(self._store, offer, blob)
         if self._puller is None:  # an engine that serves one folder, as in `slipstream eval`, is offered nothing
             self._puller = _puller(self._info)
         fetched = self._puller.pull(
@@ -149,6 +154,12 @@ class Receiver:
             timeout_s=deadline - time.monotonic(),
         )
         return torch.from_numpy(fetched)
+
+    def _read(self, store: BlobStore, offer: Offer, blob: Blob) -> torch.Tensor:
+        buffer = torch.empty(blob.num_bytes, dtype=torch.uint8)
+        store.read(blob, buffer.numpy().data)
+        check_blob(offer.manifest, blob, buffer.numpy().data)
+        return buffer
 
     def _forget(self, *, num_bytes: int) -> None:
         """What is here is about to be overwritten by `num_bytes` of whole weights."""

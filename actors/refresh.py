@@ -27,9 +27,9 @@ class RefreshCounts:
 async def keep_fresh(engine: Engine, newest: Callable[[], Offer | None], counts: RefreshCounts, pin: Pin) -> None:
     """Refresh `engine` for as long as this runs.
 
-    Consumes the newest offer, for which it asks Redis by `newest`; waits until it is newer than what the engine serves, and to commit until no evaluation
-    holds the engine where it is; produces commits. A refused offer leaves the old weights serving, and is tried again
-    after RETRY_S or when a newer one comes.
+    Consumes the newest offer, for which it asks by `newest`; waits until that is newer than what the engine serves, and
+    to commit until no evaluation holds the engine where it is; produces commits. A refused offer leaves the old weights
+    serving, and is tried again after RETRY_S or when a newer one comes.
     """
     staged = -1
     while True:

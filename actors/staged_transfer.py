@@ -52,6 +52,7 @@ class StagedInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     transport: str
     chunk_bytes: int
     timeout_s: float
+    disk: str
 
 
 @dataclass

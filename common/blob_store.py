@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import fsspec
 
 from common.chunks import Blob
+from common.config_error import ConfigError
 
 READ_BYTES = 16 << 20  # at a time
 
@@ -19,12 +20,12 @@ class BlobStore:
     def __init__(self, url: str) -> None:
         """`url` is a path or what fsspec takes, such as s3://bucket/folder; it may hold no secret, as errors name it.
 
-        Raises ValueError for a URL of a kind that cannot be had here.
+        Raises ConfigError for a URL of a kind that cannot be had here.
         """
         try:
             self._files, self._folder = fsspec.url_to_fs(url)
         except (ValueError, ImportError) as error:
-            raise ValueError(f"`weights.disk` {url}: {error}; use a path, or install what fsspec asks for") from error
+            raise ConfigError(f"`weights.disk` {url}: {error}; use a path, or install what fsspec asks for") from error
 
     def write(self, blob: Blob, chunks: Iterable[bytes]) -> None:
         """Write `blob`; until that is done it may be there in part. Raises StoreError, and what `chunks` raises."""
@@ -61,3 +62,8 @@ class BlobStore:
 
     def _path(self, root: str) -> str:
         return f"{self._folder}/{root}"
+
+
+def run_store(url: str, run_id: str) -> BlobStore:
+    """What the run of this name keeps under `weights.disk`."""
+    return BlobStore(f"{url.rstrip('/')}/{run_id}")

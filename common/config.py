@@ -185,7 +185,7 @@ class ActorsConfig:
     count: int = 2  # actor processes that `slipstream up` and `slipstream actors` start
     max_episodes: int = 32  # concurrent episodes in one actor
     kv_cache_bytes: int = 64 << 20  # of each engine
-    transport: str = "broadcast"  # how weights come: broadcast, or pull (spot actors, late joiners)
+    transport: str = "broadcast"  # how weights come: broadcast, pull (spot actors, late joiners), or from weights.disk
     relay: bool = False  # start a relay as well, at weights.host: one copy of weights for the host
     instance_kind: str = "reserved"  # reserved or spot; recorded in every trajectory
     price_per_hour: float = 0.0  # dollars, of one actor's share of its host; recorded in every trajectory
@@ -211,8 +211,8 @@ class ActorsConfig:
                  self.notices, "none asks nobody; SIGTERM is heard always")  # fmt: skip
         require(not self.notices_url or self.notices_url.startswith("http://"), "actors.notices_url", "http://...",
                  self.notices_url, "leave it empty for the cloud's own")  # fmt: skip
-        require(self.transport in ("broadcast", "pull"), "actors.transport", "broadcast or pull", self.transport,
-                 "use pull on spot instances")  # fmt: skip
+        require(self.transport in ("broadcast", "pull", "disk"), "actors.transport", "broadcast, pull or disk",
+                 self.transport, "use pull on spot instances")  # fmt: skip
         require(self.kv_policy in ("keep", "recompute"), "actors.kv_policy", "keep or recompute", self.kv_policy,
                  "keep is cheaper")  # fmt: skip
         require(self.instance_kind in ("reserved", "spot"), "actors.instance_kind", "reserved or spot",
@@ -333,6 +333,7 @@ class WeightsConfig:
     broadcast_timeout_s: float = 20.0  # a member that takes longer is left out and pulls
     chunk_bytes: int = 4 << 20  # of a pull reply and of a broadcast
     anchor_every: int = 10  # versions from one that newcomers can pull whole to the next; 1: none travels as a delta
+    disk: str = ""  # path or fsspec URL where versions are written too, for actors.transport=disk; empty for none
     fan_out: int = 8  # receivers that a publisher, or a relay, lets pull at a time
     pull_bytes_per_s: int = 0  # that a publisher, or a relay, sends each of them at most; 0 is no limit
     key_file: str = ""  # what `slipstream key` wrote, the same on every host; empty: who reaches it may pull

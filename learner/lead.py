@@ -150,6 +150,7 @@ class Lead:
         self._publisher = Publisher(
             weights,
             adapted=adapted,
+            disk=config.weights.disk,
             redis_url=redis_url,
             run_id=config.run.name,
             learner_epoch=links.epoch,

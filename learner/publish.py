@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from common.blob_store import run_store
 from common.weights import Adapted, TensorEntry, buffer_bytes
 from learner.serve_weights import (
     Announced,
@@ -81,14 +82,17 @@ class Publisher:
         broadcast_timeout_s: float,
         log_path: Path,
         adapted: Adapted | None = None,
+        disk: str = "",
         fan_out: int = 8,
         pull_bytes_per_s: int = 0,
         device: str = "cpu",
     ) -> None:
         """Lay out `entries` in shared memory; every version consists of these tensors, in their order.
 
-        They are adapters where `adapted` says of what.
+        They are adapters where `adapted` says of what. `disk` is where they are written as well, a path or fsspec URL.
         """
+        if disk:
+            run_store(disk, run_id)  # what cannot be had is refused here, and not in the process, again and again
         self._settings = Settings(
             redis_url=redis_url,
             run_id=run_id,
@@ -102,6 +106,7 @@ class Publisher:
             device=device,
             entries=entries,
             adapted=adapted,
+            disk=disk,
         )
         self._close_timeout_s = 2 * broadcast_timeout_s
         self._log_path = log_path

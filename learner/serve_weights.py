@@ -20,6 +20,7 @@ import msgspec
 import redis
 import torch
 
+from common.blob_store import run_store
 from common.chunk_server import ChunkServer, ServerLimits
 from common.chunks import ChunkRequest
 from common.connection import connect
@@ -29,6 +30,7 @@ from common.shutdown import die_with_parent
 from common.weights import Adapted, Invitation, Manifest, Offer, TensorEntry, buffer_bytes, sealed
 from learner.broadcast import Broadcaster, Payload
 from learner.lineage import continued
+from learner.store_weights import StoreWriter
 from replay.bulletin import Bulletin
 from replay.keys import FencedOut
 
@@ -51,6 +53,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     fan_out: int
     pull_bytes_per_s: int
     broadcast_timeout_s: float
+    disk: str  # `weights.disk`
     device: str
     entries: list[TensorEntry]  # where each tensor lies in a slot
     adapted: Adapted | None
@@ -242,15 +245,27 @@ class WeightServer:
             ),
             key=key_from_environment(),
         )
+        self._store = self._start_store() if settings.disk else None
         self._publishing = threading.Thread(target=self._publish_versions, name="publish-versions", daemon=True)
 
     def run(self) -> None:
         """Serve until the learner says stop or is gone."""
         self._publishing.start()
-        while self._publishing.is_alive() and self._server.alive:
+        while self._publishing.is_alive() and self._server.alive and (self._store is None or self._store.alive):
             if self._connection.poll(POLL_S) and not self._take_message():
                 break
+        if self._store is not None:
+            self._store.close()
         self._server.close()
+
+    def _start_store(self) -> StoreWriter:
+        settings = self._settings
+        return StoreWriter(
+            run_store(settings.disk, settings.run_id),
+            Bulletin(connect(settings.redis_url, patience_s=REDIS_PATIENCE_S), settings.run_id),
+            lambda request: self._shelf.read(request, self._views),
+            chunk_bytes=settings.chunk_bytes,
+        )
 
     def _take_message(self) -> bool:
         try:
@@ -310,6 +325,8 @@ class WeightServer:
                 num_bytes = manifest.num_bytes if payload.delta is None else len(payload.delta)
                 served = Served(total_bytes=self._server.load.served_bytes)
                 self._report([served, Announced(policy_version=manifest.policy_version, num_bytes=num_bytes)])
+                if self._store is not None:
+                    self._store.submit(manifest)
                 if invitation is not None:
                     self._broadcast(invitation, manifest, payload)
                 return

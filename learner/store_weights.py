@@ -1,7 +1,7 @@
 """What the publisher keeps on disk: the newest version's blobs, for actors that read them there.
 
-It goes on beside the broadcasts and pulls, as slowly as the disk is. A version that was not begun when a newer one comes
-is overtaken. Blobs are written first; then the version is announced, on a board of its own; then older blobs go.
+It goes on beside the broadcasts and pulls, as slowly as the disk is. A version that was not begun when a newer one
+comes is overtaken. Blobs are written first; then the version is announced, on a board of its own; then older blobs go.
 """
 
 import logging
@@ -50,7 +50,7 @@ class StoreWriter:
         self._writing.start()
 
     @property
-    def is_alive(self) -> bool:
+    def alive(self) -> bool:
         return self._writing.is_alive()
 
     def submit(self, manifest: Manifest) -> None:

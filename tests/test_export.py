@@ -92,7 +92,13 @@ def test_vllm_says_greedily_what_the_trained_learner_thinks_likeliest(tmp_path: 
 
 async def greedy(folder: Path) -> tuple[list[int], list[float]]:
     receiver = ReceiverInfo(
-        redis_url="redis://127.0.0.1:1", run_id="test", actor="a0", transport="pull", chunk_bytes=1 << 16, timeout_s=60
+        redis_url="redis://127.0.0.1:1",
+        run_id="test",
+        actor="a0",
+        transport="pull",
+        chunk_bytes=1 << 16,
+        timeout_s=60,
+        disk="",
     )
     settings = EngineSettings(
         model_path=str(folder), policy_version=0, seed=11, max_tokens=128, dtype="float32", kv_cache_bytes=64 << 20,

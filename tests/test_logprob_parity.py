@@ -106,7 +106,13 @@ def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_gen
         max_episodes=32,
         kv_policy=kv_policy,
         receiver=ReceiverInfo(
-            redis_url=redis_url, run_id=run_id, actor="actor", transport="pull", chunk_bytes=1 << 20, timeout_s=60.0
+            redis_url=redis_url,
+            run_id=run_id,
+            actor="actor",
+            transport="pull",
+            chunk_bytes=1 << 20,
+            timeout_s=60.0,
+            disk="",
         ),
     )
     engine = VllmEngine(EngineProcess(), settings)
@@ -175,7 +181,7 @@ async def episodes_under_refreshes(
     async with asyncio.timeout(120):
         while await asyncio.to_thread(bulletin.latest) is None:  # noqa: ASYNC110 - another process announces it
             await asyncio.sleep(0.05)
-    refreshing = asyncio.create_task(keep_fresh(engine, bulletin, counts, Pin()))
+    refreshing = asyncio.create_task(keep_fresh(engine, bulletin.latest, counts, Pin()))
     task_indices = itertools.count()
     players = [
         asyncio.create_task(play(engine, policies.folder, task_indices, run_id, sampling)) for _ in range(NUM_EPISODES)

@@ -144,7 +144,7 @@ def started(policies: Policies, *, kv_policy: str) -> VllmEngine:
         kv_policy=kv_policy,
         receiver=ReceiverInfo(
             redis_url="redis://127.0.0.1:1", run_id="test", actor="a0", transport="pull", chunk_bytes=1 << 16,
-            timeout_s=60.0,
+            timeout_s=60.0, disk="",
         ),
     )  # fmt: skip
     return VllmEngine(EngineProcess(), settings)
@@ -529,7 +529,8 @@ def test_after_its_close_every_call_says_so(policies: Policies) -> None:
 def test_sizes_that_vllm_refuses_are_a_value_error_and_leave_no_process(policies: Policies) -> None:
     process = EngineProcess()
     receiver = ReceiverInfo(
-        redis_url="", run_id="test", actor="a0", transport="pull", chunk_bytes=1 << 16, timeout_s=1.0
+        redis_url="", run_id="test", actor="a0", transport="pull", chunk_bytes=1 << 16, timeout_s=1.0,
+        disk="",
     )  # fmt: skip
     settings = EngineSettings(
         model_path=str(policies.folder), policy_version=0, seed=11, max_tokens=1 << 20, dtype="float32",

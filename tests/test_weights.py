@@ -58,7 +58,9 @@ def flat_bytes(tensors: Tensors) -> bytes:
     return flat
 
 
-def receiver_info(redis_url: str, run_id: str, actor: str, transport: str, timeout_s: float = 30.0) -> ReceiverInfo:
+def receiver_info(
+    redis_url: str, run_id: str, actor: str, transport: str, timeout_s: float = 30.0, *, disk: str = ""
+) -> ReceiverInfo:
     return ReceiverInfo(
         redis_url=redis_url,
         run_id=run_id,
@@ -66,6 +68,7 @@ def receiver_info(redis_url: str, run_id: str, actor: str, transport: str, timeo
         transport=transport,
         chunk_bytes=CHUNK_BYTES,
         timeout_s=timeout_s,
+        disk=disk,
     )
 
 
@@ -130,6 +133,7 @@ def publishing(
     *,
     learner_epoch: int = 0,
     anchor_every: int = 1,
+    disk: str = "",
     broadcast_timeout_s: float = 20.0,
     num_rows: int = 1000,
 ) -> Iterator[Publisher]:
@@ -141,6 +145,7 @@ def publishing(
         host="127.0.0.1",
         chunk_bytes=CHUNK_BYTES,
         anchor_every=anchor_every,
+        disk=disk,
         broadcast_timeout_s=broadcast_timeout_s,
         log_path=tmp_path / "publisher.log",
     )

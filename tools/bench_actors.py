@@ -111,6 +111,7 @@ def _a_run(config: Config, folder: Path, root: Path) -> Iterator[ARun]:
             transport="pull",
             chunk_bytes=config.weights.chunk_bytes,
             timeout_s=TIMEOUT_S,
+            disk="",
         )
         settings = EngineSettings(
             model_path=str(folder),

@@ -47,7 +47,7 @@ def evaluate(config: Config) -> int:
         max_episodes=config.actors.max_episodes,
         kv_policy=config.actors.kv_policy,
         receiver=ReceiverInfo(
-            redis_url="", run_id="eval", actor="eval", transport="pull", chunk_bytes=1, timeout_s=1.0
+            redis_url="", run_id="eval", actor="eval", transport="pull", chunk_bytes=1, timeout_s=1.0, disk=""
         ),  # nothing is ever offered to it
     )
     engine = VllmEngine(EngineProcess(), settings)

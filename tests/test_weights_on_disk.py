@@ -1,0 +1,160 @@
+"""Weights on disk: what the publisher leaves there, and what a receiver makes of it."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+from actors.engine import WeightsRefused
+from actors.receive import Receiver
+from common.blob_store import BlobStore, StoreError, run_store
+from common.chunks import Blob
+from common.config_error import ConfigError
+from common.weights import Manifest, Offer
+from replay import keys
+from replay.bulletin import Bulletin
+from replay.keys import FencedOut
+from tests.test_weight_deltas import nudged_versions
+from tests.test_weights import (
+    flat_bytes,
+    latest_version,
+    manifest_of,
+    publishing,
+    receiver_info,
+    wait_until,
+    weights,
+)
+
+
+def files(folder: Path, run_id: str) -> set[str]:
+    return {file.name for file in (folder / run_id).iterdir()}
+
+
+def roots(manifest: Manifest) -> set[str]:
+    anchor = manifest.anchor.root if manifest.anchor else manifest.root
+    return {anchor, *(delta.blob.root for delta in manifest.deltas)}
+
+
+@contextmanager
+def a_reader(run_id: str, folder: Path) -> Iterator[Receiver]:
+    receiver = Receiver(receiver_info("redis://unused", run_id, "a", "disk", disk=str(folder)))
+    try:
+        yield receiver
+    finally:
+        receiver.close()
+
+
+def stored(bulletin: Bulletin, version: int) -> Offer:
+    """The offer of `version`, once it is on disk."""
+
+    def newest() -> int:
+        offer = bulletin.stored()
+        return -1 if offer is None else offer.manifest.policy_version
+
+    wait_until(lambda: newest() == version, f"version {version} on disk")
+    offer = bulletin.stored()
+    assert offer is not None
+    return offer
+
+
+def test_a_reader_has_every_version_from_disk_alone_and_old_blobs_go(
+    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    bulletin, disk, versions = Bulletin(redis_client, run_id), tmp_path / "disk", nudged_versions(6)
+    with (
+        publishing(redis_url, run_id, tmp_path, anchor_every=2, disk=f"file://{disk}") as publisher,
+        a_reader(run_id, disk) as reader,
+        a_reader(run_id, disk) as newcomer,
+    ):
+        before: set[str] = set()
+        for version, tensors in enumerate(versions):
+            publisher.publish(tensors, policy_version=version)
+            offer = stored(bulletin, version)
+            assert bytes(reader.receive(offer).numpy()) == flat_bytes(tensors)
+            here = roots(offer.manifest)
+            wait_until(lambda expected=here | before: files(disk, run_id) == expected, "older blobs to go")
+            before = here
+        assert offer.manifest.anchor is not None and len(offer.manifest.deltas) == 3
+        assert bytes(newcomer.receive(offer).numpy()) == flat_bytes(versions[-1])
+
+
+def test_what_an_ended_publisher_left_on_disk_goes_and_its_version_is_there_again(
+    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    bulletin, disk = Bulletin(redis_client, run_id), tmp_path / "disk"
+    (disk / run_id).mkdir(parents=True)
+    (disk / run_id / "half a blob").write_bytes(b"x")
+    with publishing(redis_url, run_id, tmp_path, disk=str(disk)) as publisher, a_reader(run_id, disk) as reader:
+        publisher.publish(weights(1), policy_version=1)
+        manifest = stored(bulletin, 1).manifest
+        wait_until(lambda: files(disk, run_id) == {manifest.root}, "what was left there to go")
+        (disk / run_id / manifest.root).write_bytes(b"truncated")
+        with pytest.raises(WeightsRefused, match="ends after 9 of"):
+            reader.receive(stored(bulletin, 1))
+        (disk / run_id / manifest.root).write_bytes(bytes(manifest.num_bytes))
+        with pytest.raises(WeightsRefused, match="embed does not match its hash"):
+            reader.receive(stored(bulletin, 1))
+        os.kill(publisher.pid, signal.SIGKILL)
+        wait_until(lambda: publisher.stats.num_restarts == 1, "the death to be noticed")
+
+        def readable() -> bool:
+            return (disk / run_id / manifest.root).read_bytes() == flat_bytes(weights(1))
+
+        wait_until(readable, "version 1 again")
+        assert bytes(reader.receive(stored(bulletin, 1)).numpy()) == flat_bytes(weights(1))
+
+
+def test_a_disk_that_cannot_be_written_holds_up_nobody_and_is_tried_again(
+    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    bulletin, disk = Bulletin(redis_client, run_id), tmp_path / "disk"
+    disk.write_text("a file, not a folder")
+    with publishing(redis_url, run_id, tmp_path, disk=str(disk)) as publisher:
+        for version in (1, 2):
+            publisher.publish(weights(version), policy_version=version)
+            wait_until(lambda expected=version: latest_version(bulletin) == expected, f"version {version} by pull")
+        wait_until(lambda: "not on disk yet" in (tmp_path / "publisher.log").read_text(), "the failure to be told")
+        assert bulletin.stored() is None
+        disk.unlink()
+        assert stored(bulletin, 2).manifest == bulletin.latest().manifest  # type: ignore[union-attr]
+
+
+def test_what_is_on_disk_moves_forward_only_and_for_the_newest_learner_only(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    bulletin = Bulletin(redis_client, run_id)
+
+    def announce(version: int, *, learner_epoch: int) -> None:
+        manifest = manifest_of(weights(version), policy_version=version, learner_epoch=learner_epoch)
+        bulletin.announce_stored(Offer(manifest=manifest, pull_endpoint=""))
+
+    announce(5, learner_epoch=1)
+    assert bulletin.latest() is None, "the boards are two"
+    with pytest.raises(FencedOut, match="4 is not newer"):
+        announce(4, learner_epoch=1)
+    redis_client.set(keys.epoch_key(run_id), 2)
+    with pytest.raises(FencedOut, match="epoch 2 has taken over"):
+        announce(6, learner_epoch=1)
+    assert stored(bulletin, 5).manifest.learner_epoch == 1
+
+
+def test_a_blob_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
+    store = run_store(str(tmp_path), "run")
+    with pytest.raises(StoreError, match="run/missing"):
+        store.read(Blob(root="missing", num_bytes=1), memoryview(bytearray(1)))
+
+
+def test_a_url_that_nothing_here_can_reach_is_refused_by_the_learner(
+    redis_url: str, run_id: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"`weights\.disk` nosuch://bucket"):
+        BlobStore("nosuch://bucket")
+    with (
+        pytest.raises(ConfigError, match=r"`weights\.disk` nosuch://bucket"),
+        publishing(redis_url, run_id, tmp_path, disk="nosuch://bucket"),
+    ):
+        pass
