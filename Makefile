@@ -7,8 +7,8 @@ STAMP := $(VENV)/.installed
 PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup quickstart test check format lock clean bench-actors bench-learner bench-replay bench-envs study-lag soak test-faults \
-  test-ledger test-envs test-engines
+.PHONY: setup quickstart test check format lock clean bench-actors bench-learner bench-replay bench-envs bench-weights \
+  study-lag soak test-faults test-ledger test-envs test-engines
 
 setup: $(STAMP)
 
@@ -52,6 +52,9 @@ bench-actors: setup
 
 bench-learner: setup
 	$(BIN)/python -m tools.bench_learner
+
+bench-weights: setup
+	$(BIN)/python -m tools.bench_weights
 
 bench-replay: setup
 	bash tools/setup_bench_replay.sh $(PYTHON)

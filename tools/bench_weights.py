@@ -1,0 +1,259 @@
+"""`make bench-weights`: what publishing costs the learner, and what weights cost on their way, beside their limits.
+
+Three parts: a publish beside a copy of the same weights, a broadcast beside gloo's own, and deltas of a real
+fine-tuning beside whole weights. docs/benchmarks.md says how. The pause of a commit is a row of `make bench-actors`.
+"""
+
+import logging
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from actors.receive import Receiver, ReceiverInfo
+from common.config import WeightsConfig
+from common.connection import connect
+from common.weights import Offer, buffer_bytes, layout
+from learner.publish import Publisher
+from replay.bulletin import Bulletin
+from replay.server import start_server
+from tools import benchmark
+from tools.bench_deltas import Trace, delta_speed
+from tools.benchmark import Benchmark, Row
+
+WEIGHTS = WeightsConfig()
+TENSOR_SHAPE = (4096, 2048)  # bfloat16: 16 MiB, as a projection of a model of a few billion weights
+NUM_TENSORS = 16
+REPEATS = 9
+NUM_RECEIVERS = 2
+NUM_VERSIONS = 100
+TIMEOUT_S = 300.0
+SPAWN = multiprocessing.get_context("spawn")
+
+Tensors = list[tuple[str, torch.Tensor]]
+
+
+def main() -> int:
+    """Measure, print, and write docs/benchmarks/weights.json; return 0 when every goal holds, else 1."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    torch.set_num_threads(1)
+    load_before, started = os.getloadavg()[0], time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="bench-weights-") as root, start_server(Path(root) / "redis") as server:
+        bench = Bench(redis_url=server.secret_url, root=Path(root))
+        rows = [publish(bench), broadcast(bench), delta_speed(REPEATS), *deltas(bench)]
+    result = Benchmark(
+        name="weights",
+        date=benchmark.today(),
+        command="make bench-weights",
+        machine=benchmark.describe_machine(
+            gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+            versions={"torch": str(torch.__version__)},
+            load_before=load_before,
+        ),
+        wall_s=round(time.perf_counter() - started, 1),
+        rows=rows,
+    )
+    benchmark.show(result)
+    print(f"written to {benchmark.write(result)}")
+    return 0 if all(row.holds in (True, None) for row in rows) else 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bench:
+    """Where the runs of this benchmark have their Redis and their logs."""
+
+    redis_url: str
+    root: Path
+
+    @contextmanager
+    def publishing(self, run: str, tensors: Tensors, *, anchor_every: int) -> Iterator[Publisher]:
+        publisher = Publisher(
+            layout((name, _dtype(tensor), tuple(tensor.shape)) for name, tensor in tensors),
+            redis_url=self.redis_url,
+            run_id=run,
+            learner_epoch=0,
+            host=WEIGHTS.host,
+            chunk_bytes=WEIGHTS.chunk_bytes,
+            anchor_every=anchor_every,
+            broadcast_timeout_s=TIMEOUT_S,
+            log_path=self.root / f"{run}.log",
+        )
+        try:
+            yield publisher
+        finally:
+            publisher.close()
+
+    def bulletin(self, run: str) -> Bulletin:
+        return Bulletin(connect(self.redis_url), run)
+
+    def receiver_info(self, run: str, actor: str, transport: str) -> ReceiverInfo:
+        return ReceiverInfo(
+            redis_url=self.redis_url,
+            run_id=run,
+            actor=actor,
+            transport=transport,
+            chunk_bytes=WEIGHTS.chunk_bytes,
+            timeout_s=TIMEOUT_S,
+            disk="",
+        )
+
+
+def publish(bench: Bench) -> Row:
+    """What a learner waits for in `publish`, beside a copy of the same tensors into memory that is there already."""
+    tensors = _large_tensors()
+    copies = [torch.zeros_like(tensor) for _, tensor in tensors]
+    blocked_s, copied_s = [], []
+    with bench.publishing("publish", tensors, anchor_every=1) as publisher:
+        for version in range(REPEATS + 1):
+            started = time.perf_counter()
+            publisher.publish(tensors, policy_version=version)
+            blocked_s.append(time.perf_counter() - started)
+            _wait(partial(_is_announced, publisher, version))
+            started = time.perf_counter()
+            for copy, (_, tensor) in zip(copies, tensors, strict=True):
+                copy.copy_(tensor)
+            copied_s.append(time.perf_counter() - started)
+    return Row.of(
+        "publish: what the learner waits for, against a memcpy of the weights",
+        [1e3 * seconds for seconds in blocked_s[1:]],  # the first waits for the process to start
+        unit="ms",
+        against=[1e3 * seconds for seconds in copied_s[1:]],
+        goal="ratio <= 1.2",
+    )
+
+
+def broadcast(bench: Bench) -> Row:
+    """Whole weights to processes that receive, beside one gloo broadcast of as many bytes to the same processes."""
+    tensors, bulletin = _large_tensors(), bench.bulletin("broadcast")
+    num_bytes = sum(tensor.nbytes for _, tensor in tensors)
+    flat = torch.zeros(num_bytes, dtype=torch.uint8)
+    store = TCPStore(WEIGHTS.host, 0, None, True, timedelta(seconds=TIMEOUT_S), wait_for_workers=False)
+    receivers = [
+        SPAWN.Process(target=_receive_by_turns, args=(bench, rank, store.port, num_bytes), daemon=True)
+        for rank in range(1, NUM_RECEIVERS + 1)
+    ]
+    ours_s, gloo_s = [], []
+    try:
+        for receiver in receivers:
+            receiver.start()
+        dist.init_process_group("gloo", store=store, rank=0, world_size=NUM_RECEIVERS + 1)
+        _wait(lambda: len(bulletin.broadcast_members()) == NUM_RECEIVERS)
+        with bench.publishing("broadcast", tensors, anchor_every=1) as publisher:
+            for version in range(REPEATS + 1):
+                publisher.publish(tensors, policy_version=version)
+                _wait(partial(_is_broadcast, publisher, version))
+                ours_s.append(publisher.stats.broadcast_s)
+                dist.barrier()
+                started = time.perf_counter()
+                dist.broadcast(flat, src=0)
+                gloo_s.append(time.perf_counter() - started)
+    finally:
+        for receiver in receivers:
+            receiver.kill()
+            receiver.join()
+        dist.destroy_process_group()
+    return Row.of(
+        f"broadcast: whole weights to {NUM_RECEIVERS} receivers, against gloo alone",
+        [num_bytes / 1e6 / seconds for seconds in ours_s[1:]],  # the first builds the group
+        unit="MB/s",
+        against=[num_bytes / 1e6 / seconds for seconds in gloo_s[1:]],
+        goal="ratio >= 0.7",
+    )
+
+
+def _receive_by_turns(bench: Bench, rank: int, store_port: int, num_bytes: int) -> None:
+    """A process that receives each version as an actor does, and then as many bytes from gloo, until it is killed."""
+    torch.set_num_threads(1)
+    store = TCPStore(WEIGHTS.host, store_port, None, False, timedelta(seconds=TIMEOUT_S))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RECEIVERS + 1)
+    receiver = Receiver(bench.receiver_info("broadcast", f"actor{rank}", "broadcast"))
+    bulletin, flat = bench.bulletin("broadcast"), torch.zeros(num_bytes, dtype=torch.uint8)
+    for version in range(REPEATS + 1):
+        receiver.receive(_offered(bulletin, version))
+        dist.barrier()
+        dist.broadcast(flat, src=0)
+
+
+def deltas(bench: Bench) -> tuple[Row, Row]:
+    """A real fine-tuning, published after every step and pulled: what a version weighs whole, and as a delta."""
+    trace = Trace()
+    bulletin, receiver = bench.bulletin("deltas"), Receiver(bench.receiver_info("deltas", "actor", "pull"))
+    whole_bytes, delta_bytes, num_exact = [], [], 0
+    with bench.publishing("deltas", trace.published(), anchor_every=WEIGHTS.anchor_every) as publisher:
+        for version in range(NUM_VERSIONS + 1):
+            tensors = trace.published()
+            publisher.publish(tensors, policy_version=version)
+            offer = _offered(bulletin, version)
+            received = receiver.receive(offer)
+            if version:  # the first travels whole: there is none before it
+                num_exact += _is_exact(received, tensors)
+                whole_bytes.append(float(offer.manifest.num_bytes))
+                delta_bytes.append(float(publisher.stats.num_bytes))
+            trace.step()
+    receiver.close()
+    return (
+        Row.of(
+            "deltas: bytes of a version whole, against its delta, lr 1e-6 in bfloat16", whole_bytes,
+            unit="bytes", against=delta_bytes, goal="ratio >= 60",
+        ),
+        Row.of(
+            "deltas: versions that arrived bit for bit, of those published", [num_exact],
+            unit="versions", against=[NUM_VERSIONS], goal="ratio >= 1",
+        ),
+    )  # fmt: skip
+
+
+def _is_exact(received: torch.Tensor, tensors: Tensors) -> bool:
+    """Whether the flat buffer `received` holds `tensors`, compared without the hashes that were sent along."""
+    entries = layout((name, _dtype(tensor), tuple(tensor.shape)) for name, tensor in tensors)
+    sent = torch.zeros(buffer_bytes(entries), dtype=torch.uint8)
+    for entry, (_, tensor) in zip(entries, tensors, strict=True):
+        sent[entry.offset : entry.offset + entry.num_bytes] = tensor.contiguous().flatten().view(torch.uint8)
+    return torch.equal(received, sent)
+
+
+def _large_tensors() -> Tensors:
+    return [(f"w{index}", torch.randn(TENSOR_SHAPE).to(torch.bfloat16)) for index in range(NUM_TENSORS)]
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _offered(bulletin: Bulletin, policy_version: int) -> Offer:
+    while True:
+        offer = bulletin.latest()
+        if offer is not None and offer.manifest.policy_version == policy_version:
+            return offer
+        time.sleep(0.002)
+
+
+def _is_announced(publisher: Publisher, version: int) -> bool:
+    return publisher.stats.announced_version == version
+
+
+def _is_broadcast(publisher: Publisher, version: int) -> bool:
+    return publisher.stats.num_broadcasts == version + 1
+
+
+def _wait(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the publisher process has not got there in {TIMEOUT_S:.0f} s")
+        time.sleep(0.002)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
