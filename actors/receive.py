@@ -134,10 +134,12 @@ class Receiver:
             anchor = anchor_blob(manifest)
             self._forget(num_bytes=0)
             self._buffer = self._fetch(offer, anchor, deadline)
+            self._root = anchor.root
             deltas = deltas_from(manifest, anchor.root)
             if deltas is None:
                 raise WeightsError(f"version {manifest.policy_version}: no delta leads on from its anchor")
         for delta in deltas:
+            self._root = delta.base  # where this one does not come, another attempt goes on from here
             self._apply(self._fetch(offer, delta.blob, deadline).numpy().data)
         self._verify(manifest)
 

@@ -161,6 +161,17 @@ def test_a_corrupt_delta_is_refused_and_what_is_held_stays_good() -> None:
         assert past.receive(receiver, 2) == (flat_bytes(versions[2]), [past.delta_to(2)])
 
 
+def test_an_attempt_that_broke_off_goes_on_behind_the_last_delta_that_came() -> None:
+    versions = nudged_versions(4)
+    with history(versions, anchor_every=9) as past, a_receiver() as receiver:
+        missing = past.blobs[past.delta_to(3)]
+        past.blobs[past.delta_to(3)] = missing[:-1] + b"?"
+        with pytest.raises(WeightsRefused, match="does not match its hash"):
+            past.receive(receiver, 3)
+        past.blobs[past.delta_to(3)] = missing
+        assert past.receive(receiver, 3) == (flat_bytes(versions[3]), [past.delta_to(3)])
+
+
 def test_a_delta_that_does_not_lead_to_the_published_bytes_is_refused_and_the_anchor_is_pulled_next() -> None:
     versions = nudged_versions(3)
     entries = entries_of(versions[0])
