@@ -95,7 +95,7 @@ def test_every_config_that_comes_with_slipstream_loads() -> None:
             "`replay.group_size` must be >= 2, got 1; group-relative advantages compare siblings",
         ),
         (["replay.max_lag=-3"], "`replay.max_lag` must be >= 0, got -3; use 0 for synchronous training"),
-        (["actors.transport=smoke"], "`actors.transport` must be broadcast or pull, got 'smoke'"),
+        (["actors.transport=smoke"], "`actors.transport` must be broadcast, pull or disk, got 'smoke'"),
         (
             ["objective.correction=clip"],
             "`objective.correction` must be none, token_mask, sequence_mask, geometric_mask, truncated_is or decoupled",
