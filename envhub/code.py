@@ -61,7 +61,7 @@ class CodeWorld:
             return Change(state=state, text="say run or submit, and the program behind it", valid=False)
         if found[1].lower() == "run":
             outputs = await self._outputs(program, [given for given, _ in self.problem.examples])
-            return Change(state=state, text="\n".join(f"Output: {output}" for output in outputs))
+            return Change(state=state, text="\n".join(f"Output: {output or '(nothing)'}" for output in outputs))
         outputs = await self._outputs(program, [given for given, _ in self.problem.tests])
         passed = sum(
             output.split() == right.split()
@@ -131,5 +131,5 @@ def _output(finished: Finished, number: int) -> str:
         for name in (f"{number}.out", f"{number}.err")
     )
     if printed.strip() or not complained.strip():
-        return printed.strip()[:MAX_SHOWN_CHARS] or "(nothing)"
+        return printed.strip()[:MAX_SHOWN_CHARS]
     return f"({complained.strip().splitlines()[-1]})"[:MAX_SHOWN_CHARS]

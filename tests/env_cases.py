@@ -76,7 +76,7 @@ CASES = [
          other_options={"errands": 1}),
     Case(name="tools", max_turns=80, noisy_success=0.95, is_spaced=False, samples=TOOL_SAMPLES,
          options={"errands": 5, "profile": "small"}),
-    Case(name="shell", max_turns=10, noisy_success=0.4, is_spaced=False, share=0.015, max_walk=2,
+    Case(name="shell", max_turns=10, noisy_success=0.4, recovers=0.4, is_spaced=False, share=0.015, max_walk=2,
          samples=("Act: bash\n```bash\nls -R\n```", "bash touch mine"), other_options={"files": 4}),
     Case(name="code", max_turns=10, noisy_success=0.95, is_spaced=False, share=0.015, max_walk=2,
          samples=("run print(1)", "run\n```python\nprint(input())\n```"), other_options={"tests": 1}),

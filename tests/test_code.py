@@ -28,6 +28,11 @@ def test_running_shows_what_is_printed_for_the_examples() -> None:
     assert (shown.over, shown.state) == (False, world().first)
 
 
+def test_a_right_program_earns_all_also_where_it_has_nothing_to_print() -> None:
+    empty = next(w for w in map(world, range(60)) if any(not output for _, output in w.problem.tests))
+    assert act(empty, empty.expert(empty.first)).score == 1.0
+
+
 def test_a_wrong_program_earns_what_it_gets_right() -> None:
     problem = world().problem
     constant = act(world(), f"submit print({problem.tests[0][1]!r})")
