@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import redis
+from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 
@@ -68,16 +69,16 @@ class View:
         return two_columns(f"Slipstream: {self._run_id}", rows)
 
     def _actors(self) -> RenderableType:
-        table = Table(
-            "actor", "state", "version", "episodes", "tokens/s", "KV", "pause ms", "host", "engine",
-            title_justify="left",
-        )  # fmt: skip
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for column in ("actor", "state", "version", "episodes", "tokens/s", "KV", "pause ms"):
+            table.add_column(column, no_wrap=True)  # what a terminal of 80 columns must show whole
+        table.add_column("runs on")
         for member in self._fleet.members():
             if member.role == "actor":
                 table.add_row(
                     member.name, member.state.value, str(member.policy_version),
                     f"{member.num_episodes} of {member.max_episodes}", f"{member.tokens_per_s:.0f}",
-                    f"{member.kv_use:.0%}", f"{1e3 * member.last_pause_s:.0f}", host_kind(member), member.engine,
+                    f"{member.kv_use:.0%}", f"{1e3 * member.last_pause_s:.0f}", runs_on(member),
                 )  # fmt: skip
         return table
 
@@ -88,10 +89,10 @@ class View:
             return "not there yet"
 
 
-def host_kind(member: Member) -> str:
-    """What is known of its host beside the name, which the actor's begins with."""
+def runs_on(member: Member) -> str:
+    """What is known of its host beside the name, which the actor's begins with, and of its engine."""
     price = f"{member.price_per_hour:g} $/h" if member.price_per_hour else ""
-    return " ".join(filter(None, [member.instance_kind, member.zone, price]))
+    return " ".join(filter(None, [member.instance_kind, member.zone, price, member.engine]))
 
 
 def who_waits(step: Mapping[str, float]) -> str:
