@@ -80,7 +80,7 @@ test-faults: setup
 # What `slipstream launch` makes, on a real Ray cluster of three nodes on this machine, and by Kubernetes' own schemas.
 test-engines: setup
 	$(BIN)/pip install $(PIP_FLAGS) -r requirements/engines.txt
-	$(BIN)/pytest tests/test_ray.py tests/test_launch.py
+	$(BIN)/pytest tests/engines
 
 # Resolve the newest versions that the bounds in requirements/ allow, in an environment of its own.
 lock:

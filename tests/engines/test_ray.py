@@ -6,16 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.cluster_utils import Cluster
 
 from common.config import dump_config, load_config
 from common.shutdown import EXIT_PREEMPTED
 from replay.server import Server
 from tests.processes import GUESS, REPOSITORY, Run, nothing_runs
 
-pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
-
-from ray.cluster_utils import Cluster  # noqa: E402
 
 GROUPS_PER_STEP = 4
 
