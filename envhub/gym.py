@@ -6,15 +6,16 @@ Toy-text's own (FrozenLake, Taxi, CliffWalking, Blackjack) speak by themselves; 
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from common.message import Message
 from common.trajectory import Task
-from envhub.env import EnvError, Observation
+from envhub.env import Observation
 from envhub.gym_speech import Ending, Moment, Speech
 from envhub.gym_toys import TOYS
 from envhub.own_thread import OwnThread
 from envhub.package import named_object, require_package
+from envhub.replayed_env import ReplayedEnv
 from envhub.task_seed import task_rng
 
 INSTALL = "'gymnasium==1.4.*'"
@@ -28,14 +29,12 @@ class _Episode:
     is_over: bool = False
 
 
-class GymEnv:
+class GymEnv(ReplayedEnv[_Episode]):
     """One environment of Gymnasium. The reward component is `gym`: Gymnasium's own; the score is what `Speech` says.
 
     Options: `game`, its id (`FrozenLake-v1`, or `module:Id-v0` for one that importing `module` registers), `settings`,
     what `gymnasium.make` is given beside it, and `speech`, `module:NAME` of a `Speech`, for all but toy-text's.
     """
-
-    replay_only: ClassVar[bool] = True
 
     def __init__(
         self, *, game: str = "FrozenLake-v1", speech: str = "", settings: Mapping[str, Any] | None = None
@@ -51,7 +50,7 @@ class GymEnv:
         self._speech: Speech = named_object("speech", speech, Speech) if speech else TOYS[self._game]
         self._thread: OwnThread | None = None
         self._env: Any = None  # lives in the thread
-        self._episode: _Episode | None = None
+        super().__init__()
 
     async def reset(self, task: Task) -> Observation:
         """Start `task`. Raises ValueError for a split that does not exist."""
@@ -97,12 +96,6 @@ class GymEnv:
         finally:
             thread.end()
 
-    def snapshot(self) -> bytes:
-        raise NotImplementedError("not every environment of Gymnasium can be copied; its actions are done again")
-
-    def restore(self, state: bytes) -> Observation:
-        raise NotImplementedError("not every environment of Gymnasium can be copied; its actions are done again")
-
     def admissible(self) -> list[str] | None:
         """What makes sense now, none after the end; None where `Speech` does not list it."""
         episode = self._started()
@@ -132,17 +125,6 @@ class GymEnv:
         env, self._env = self._env, None
         if env is not None:
             env.close()
-
-    def _started(self) -> _Episode:
-        if self._episode is None:
-            raise EnvError(f"{self._game} has no episode; call reset first")
-        return self._episode
-
-    def _running(self) -> _Episode:
-        episode = self._started()
-        if episode.is_over:
-            raise EnvError(f"the episode of {episode.task.task_id} is over; call reset first")
-        return episode
 
 
 def _known_game(gymnasium: Any, game: str) -> str:

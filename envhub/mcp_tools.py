@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -15,6 +15,7 @@ from envhub.asset import asset_path, item_of, named_files, read_lines
 from envhub.env import EnvError, Observation
 from envhub.mcp_session import INSTALL, McpSession, Server
 from envhub.package import require_package
+from envhub.replayed_env import ReplayedEnv
 
 MAX_ACTION_CHARS = 20_000
 MAX_SHOWN_CHARS = 4000
@@ -74,7 +75,7 @@ class _Episode:
     is_over: bool = False
 
 
-class McpEnv:
+class McpEnv(ReplayedEnv[_Episode]):
     """The tools of one MCP server. The reward component is `solved`, on the turn that ends it: every check holds.
 
     Options: `train` and `held_out`, paths of files of tasks; `command`, which starts a server for each episode, or
@@ -82,8 +83,6 @@ class McpEnv:
     `secrets`, which says by name (a variable of the command's environment, a header of HTTP) in which environment
     variable of the actor its value is.
     """
-
-    replay_only: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -109,7 +108,7 @@ class McpEnv:
         self._server = Server(command=tuple(command), url=url, secrets=_values(secrets or {}))
         self._hidden = frozenset(hidden)
         self._session: McpSession | None = None
-        self._episode: _Episode | None = None
+        super().__init__()
 
     async def reset(self, task: Task) -> Observation:
         """Connect and set `task` up. Raises ValueError for a split without tasks, EnvError where the server fails."""
@@ -159,12 +158,6 @@ class McpEnv:
         if session is not None:
             await session.close()
 
-    def snapshot(self) -> bytes:
-        raise NotImplementedError("the state is the server's; the actions are done again")
-
-    def restore(self, state: bytes) -> Observation:
-        raise NotImplementedError("the state is the server's; the actions are done again")
-
     def admissible(self) -> list[str] | None:
         """None: calls cannot be listed; none after the end. Raises EnvError before a reset."""
         return [] if self._started().is_over else None
@@ -200,17 +193,6 @@ class McpEnv:
             score=score,
             success=right,
         )
-
-    def _started(self) -> _Episode:
-        if self._episode is None:
-            raise EnvError("mcp has no episode; call reset first")
-        return self._episode
-
-    def _running(self) -> _Episode:
-        episode = self._started()
-        if episode.is_over:
-            raise EnvError(f"the episode of {episode.task.task_id} is over; call reset first")
-        return episode
 
 
 def _values(secrets: Mapping[str, str]) -> dict[str, str]:

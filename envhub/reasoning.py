@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from common.message import Message
 from common.trajectory import Task
@@ -12,6 +12,7 @@ from envhub.env import EnvError, Observation
 from envhub.global_chance import GlobalChance
 from envhub.own_thread import OwnThread
 from envhub.package import require_package
+from envhub.replayed_env import ReplayedEnv
 from envhub.task_seed import split_of, task_rng
 
 INSTALL = "'reasoning-gym==0.1.19'"
@@ -48,13 +49,11 @@ class _Episode:
     is_over: bool = False
 
 
-class ReasoningEnv:
+class ReasoningEnv(ReplayedEnv[_Episode]):
     """The user asks, the policy's first action is the answer. The reward component is `solved`, the data set's score.
 
     Options: `dataset`, its name in reasoning-gym, and `settings`, the fields of its configuration.
     """
-
-    replay_only: ClassVar[bool] = True
 
     def __init__(self, *, dataset: str = "chain_sum", settings: Mapping[str, Any] | None = None) -> None:
         """Raises ValueError where reasoning-gym is missing, and for a data set or settings that do not fit."""
@@ -73,7 +72,7 @@ class ReasoningEnv:
             self._data(seed=0)
         except (TypeError, AssertionError) as error:
             raise ValueError(f"`env.options.settings` {self._settings} do not fit {dataset}: {error}") from error
-        self._episode: _Episode | None = None
+        super().__init__()
 
     async def reset(self, task: Task) -> Observation:
         """Start `task`. Raises ValueError for a split that does not exist."""
@@ -114,12 +113,6 @@ class ReasoningEnv:
     async def close(self) -> None:
         self._episode = None
 
-    def snapshot(self) -> bytes:
-        raise NotImplementedError("an episode is one action; play it again")
-
-    def restore(self, state: bytes) -> Observation:
-        raise NotImplementedError("an episode is one action; play it again")
-
     def admissible(self) -> list[str] | None:
         """None: answers cannot be listed; none after the end. Raises EnvError before a reset."""
         return [] if self._started().is_over else None
@@ -152,14 +145,3 @@ class ReasoningEnv:
             return float(episode.data.score_answer(answer, episode.entry))
         except (ValueError, TypeError, LookupError, AttributeError):
             return 0.0  # a few scorers read no answer but one of the form that they expect
-
-    def _started(self) -> _Episode:
-        if self._episode is None:
-            raise EnvError("reasoning_gym has no episode; call reset first")
-        return self._episode
-
-    def _running(self) -> _Episode:
-        episode = self._started()
-        if episode.is_over:
-            raise EnvError(f"the episode of {episode.task.task_id} is over; call reset first")
-        return episode

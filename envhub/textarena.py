@@ -6,13 +6,14 @@ An observation is what the game said since the last one; TextArena's own wrapper
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from common.message import Message
 from common.trajectory import Task
 from envhub.env import EnvError, Observation
 from envhub.global_chance import GlobalChance
 from envhub.package import require_package
+from envhub.replayed_env import ReplayedEnv
 from envhub.task_seed import task_rng
 
 INSTALL = "'textarena==0.7.4'"
@@ -27,14 +28,12 @@ class _Episode:
     is_over: bool = False
 
 
-class TextArenaEnv:
+class TextArenaEnv(ReplayedEnv[_Episode]):
     """One game for one player. The reward component is `game`: its own, at the end; the score is that in [0, 1].
 
     Options: `game`, its id, and `settings`, what `textarena.make` is given beside it. What is not understood follows
     the game's own rule: most let it pass once, and a second one in a row ends the game.
     """
-
-    replay_only: ClassVar[bool] = True
 
     def __init__(self, *, game: str = "GuessTheNumber-v0", settings: Mapping[str, Any] | None = None) -> None:
         """Raises ValueError where TextArena is missing, and for a game that one player cannot play here."""
@@ -48,7 +47,7 @@ class TextArenaEnv:
                 f"did you mean {', '.join(near) or 'GuessTheNumber-v0'}?"
             )
         self._check_playable()
-        self._episode: _Episode | None = None
+        super().__init__()
 
     async def reset(self, task: Task) -> Observation:
         """Start `task`. Raises ValueError for a split that does not exist."""
@@ -88,12 +87,6 @@ class TextArenaEnv:
     async def close(self) -> None:
         self._episode = None
 
-    def snapshot(self) -> bytes:
-        raise NotImplementedError("TextArena's games cannot be written down; its actions are done again")
-
-    def restore(self, state: bytes) -> Observation:
-        raise NotImplementedError("TextArena's games cannot be written down; its actions are done again")
-
     def admissible(self) -> list[str] | None:
         """None: TextArena does not list them; none after the end. Raises EnvError before a reset."""
         return [] if self._started().is_over else None
@@ -128,17 +121,6 @@ class TextArenaEnv:
             raise ValueError(
                 f"`env.options.game` {self._game} cannot be played by one player here: {_first_lines(error)}"
             ) from error
-
-    def _started(self) -> _Episode:
-        if self._episode is None:
-            raise EnvError("textarena has no episode; call reset first")
-        return self._episode
-
-    def _running(self) -> _Episode:
-        episode = self._started()
-        if episode.is_over:
-            raise EnvError(f"the episode of {episode.task.task_id} is over; call reset first")
-        return episode
 
 
 def _first_lines(error: Exception) -> str:

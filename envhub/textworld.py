@@ -7,7 +7,7 @@ import functools
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -17,6 +17,7 @@ from envhub.asset import asset_path, item_of, named_files, read_json
 from envhub.env import EnvError, Observation
 from envhub.own_thread import OwnThread
 from envhub.package import require_package
+from envhub.replayed_env import ReplayedEnv
 
 INSTALL = "'textworld==1.7.0'"
 INSTALL_ALFWORLD = "'textworld[pddl]==1.7.0' 'alfworld==0.4.2'"
@@ -41,14 +42,12 @@ class _Episode:
     is_over: bool = False
 
 
-class TextWorldEnv:
+class TextWorldEnv(ReplayedEnv[_Episode]):
     """One game. The reward component is `game`: by how much its own score rises; the score is whether it is won.
 
     Options: `train` and `held_out`, folders of games, used by turns in the order of their paths. An action is one of
     the commands that make sense, which the opening does not list.
     """
-
-    replay_only: ClassVar[bool] = True
 
     def __init__(self, *, train: str = "", held_out: str = "") -> None:
         """Raises ValueError where TextWorld, for ALFWorld's games ALFWorld, or a game is missing."""
@@ -63,7 +62,7 @@ class TextWorldEnv:
             self._wrappers = [alfred.AlfredDemangler]
         self._thread: OwnThread | None = None
         self._game: Any = None  # lives in the thread
-        self._episode: _Episode | None = None
+        super().__init__()
 
     async def reset(self, task: Task) -> Observation:
         """Start `task`. Raises ValueError for a split that does not exist."""
@@ -104,12 +103,6 @@ class TextWorldEnv:
         finally:
             thread.end()
 
-    def snapshot(self) -> bytes:
-        raise NotImplementedError("the state is the engine's; the actions are done again")
-
-    def restore(self, state: bytes) -> Observation:
-        raise NotImplementedError("the state is the engine's; the actions are done again")
-
     def admissible(self) -> list[str]:
         """The commands that make sense now, none after the end. Raises EnvError before a reset."""
         episode = self._started()
@@ -140,17 +133,6 @@ class TextWorldEnv:
         game, self._game = self._game, None
         if game is not None:
             game.close()
-
-    def _started(self) -> _Episode:
-        if self._episode is None:
-            raise EnvError("textworld has no episode; call reset first")
-        return self._episode
-
-    def _running(self) -> _Episode:
-        episode = self._started()
-        if episode.is_over:
-            raise EnvError(f"the episode of {episode.task.task_id} is over; call reset first")
-        return episode
 
 
 @functools.lru_cache(maxsize=8)
