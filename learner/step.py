@@ -22,7 +22,7 @@ from learner.normalisation import loss_divisor
 from learner.pack import Packed
 from learner.ranks import Ranks
 from learner.step_metrics import Part, StepMetrics, critic_metrics_of, measured_over_ranks, step_metrics_of
-from learner.value_loss import ValueLoss
+from learner.value_loss import ValueLoss, ValueMetrics
 
 log = logging.getLogger(__name__)
 
@@ -81,12 +81,8 @@ def train_step(
     optimizers = [optimizer] if critic is None else [optimizer, critic.optimizer]
     finite = all(math.isfinite(float(gradient_norm(each))) for each in optimizers)
     scale = verdict.scale if finite else 0.0
-    policy_scale = 0.0 if critic_only else scale
-    update = apply_gradient(optimizer, schedule, max_grad_norm=max_grad_norm, scale=policy_scale)
-    values = None
-    if critic is not None:
-        critic_update = apply_gradient(critic.optimizer, critic.schedule, max_grad_norm=max_grad_norm, scale=scale)
-        values = critic_metrics_of([part.value_loss for part in found if part.value_loss is not None], critic_update)
+    update = apply_gradient(optimizer, schedule, max_grad_norm=max_grad_norm, scale=0.0 if critic_only else scale)
+    values = _critic_stepped(critic, found, max_grad_norm=max_grad_norm, scale=scale)
     _lap(clock, "optimizer")
     return step_metrics_of(
         measured,
@@ -97,6 +93,15 @@ def train_step(
         guard_scale=verdict.scale,
         values=values,
     )
+
+
+def _critic_stepped(
+    critic: Critic | None, found: Sequence[Part], *, max_grad_norm: float, scale: float
+) -> ValueMetrics | None:
+    if critic is None:
+        return None
+    update = apply_gradient(critic.optimizer, critic.schedule, max_grad_norm=max_grad_norm, scale=scale)
+    return critic_metrics_of([part.value_loss for part in found if part.value_loss is not None], update)
 
 
 def _announced(micro_batches: Sequence[Packed], model: PackedModel, critic: Critic | None) -> Iterator[Packed]:

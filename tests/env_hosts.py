@@ -57,6 +57,18 @@ class EnvHost:
         wait_until(lambda: holds(self.health()), what)
 
 
+@contextmanager
+def stub_server(module: str, folder: Path) -> Iterator[str]:
+    """The URL of `python -m module`, a server as strict as theirs; it must have raised nothing by the end."""
+    process = Process("stub", [sys.executable, "-m", module], log=folder / "log", environment={})
+    wait_until(lambda: bool(re.search(r"port \d+\n", process.said())), "the stub")
+    found = re.search(r"port (\d+)\n", process.said())
+    assert found is not None
+    yield f"http://127.0.0.1:{found[1]}"
+    process.kill()
+    assert "Traceback" not in process.said(), process.said()
+
+
 def wait_until(holds: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not holds():

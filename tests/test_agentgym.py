@@ -5,8 +5,6 @@ Their client package is not on PyPI (`agentenv` there is an empty one), so none 
 
 import asyncio
 import json
-import re
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,8 +16,7 @@ from common.message import Message
 from common.trajectory import Task
 from envhub.catalogue import make_env
 from envhub.env import Env, EnvError, Observation
-from tests.env_hosts import EnvHost, env_host, wait_until
-from tests.processes import Process
+from tests.env_hosts import EnvHost, env_host, stub_server, wait_until
 
 TASK = Task(env="agentgym", split="train", index=1)
 FORMS = ("webshop", "alfworld", "sciworld", "textcraft", "wordle", "weather", "webarena")
@@ -29,14 +26,8 @@ UNRULY = "tests.unruly:UnrulyEnv"
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of servers that are as strict as theirs."""
-    log = tmp_path_factory.mktemp("agentgym") / "log"
-    process = Process("stub", [sys.executable, "-m", "tests.agentgym_stub"], log=log, environment={})
-    wait_until(lambda: bool(re.search(r"port \d+\n", process.said())), "the stub")
-    found = re.search(r"port (\d+)\n", process.said())
-    assert found is not None
-    yield f"http://127.0.0.1:{found[1]}"
-    process.kill()
-    assert "Traceback" not in process.said(), process.said()
+    with stub_server("tests.agentgym_stub", tmp_path_factory.mktemp("agentgym")) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

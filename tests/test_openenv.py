@@ -6,8 +6,6 @@
 import asyncio
 import contextlib
 import json
-import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,7 @@ from common.message import Message
 from common.trajectory import Task
 from envhub.catalogue import make_env
 from envhub.env import Env, EnvError, Observation
-from tests.env_hosts import EnvHost, env_host, wait_until
-from tests.processes import Process
+from tests.env_hosts import EnvHost, env_host, stub_server
 
 TASK = Task(env="openenv", split="train", index=1)
 
@@ -28,14 +25,8 @@ TASK = Task(env="openenv", split="train", index=1)
 @pytest.fixture(scope="module")
 def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a server that is as strict as theirs."""
-    log = tmp_path_factory.mktemp("openenv") / "log"
-    process = Process("stub", [sys.executable, "-m", "tests.openenv_stub"], log=log, environment={})
-    wait_until(lambda: bool(re.search(r"port \d+\n", process.said())), "the stub")
-    found = re.search(r"port (\d+)\n", process.said())
-    assert found is not None
-    yield f"http://127.0.0.1:{found[1]}"
-    process.kill()
-    assert "Traceback" not in process.said(), process.said()
+    with stub_server("tests.openenv_stub", tmp_path_factory.mktemp("openenv")) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

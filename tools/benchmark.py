@@ -118,9 +118,10 @@ def today() -> str:
 class Run:
     """A benchmark under way, begun when it is made."""
 
-    def __init__(self, name: str) -> None:
-        """It is called by `make bench-NAME`."""
+    def __init__(self, name: str, *, command: str = "") -> None:
+        """`command` is what runs it; `make bench-NAME` where it is empty."""
         self._name = name
+        self._command = command or f"make bench-{name}"
         self._load_before = os.getloadavg()[0]
         self._started = time.perf_counter()
 
@@ -129,7 +130,7 @@ class Run:
         result = Benchmark(
             name=self._name,
             date=today(),
-            command=f"make bench-{self._name}",
+            command=self._command,
             machine=describe_machine(gpu=gpu, versions=versions, load_before=self._load_before),
             wall_s=round(time.perf_counter() - self._started, 1),
             rows=rows,

@@ -8,7 +8,6 @@ was told about its inserts, and everything that is in the model, is compared wit
 """
 
 import argparse
-import os
 import random
 import signal
 import statistics
@@ -25,7 +24,7 @@ import redis
 
 from common.connection import connect
 from replay.server import start_server
-from tools.benchmark import Benchmark, Row, describe_machine, show, today, write
+from tools.benchmark import Row, Run
 from tools.child import Child
 from tools.soak_accounts import Accounts
 from tools.soak_cast import Cast
@@ -268,7 +267,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--actors", type=int, default=4)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     chosen = parser.parse_args(arguments)
-    load_before = os.getloadavg()[0]
+    run = Run("soak", command=f"SOAK_MINUTES={chosen.minutes:g} make soak")
     print(f"soaking for {chosen.minutes:g} minutes, seed {chosen.seed}", flush=True)
     with TemporaryDirectory(prefix="slipstream-soak-") as directory:
         soak = Soak(Path(directory), mean_s=chosen.mean_s, num_actors=chosen.actors, seed=chosen.seed)
@@ -276,17 +275,7 @@ def main(arguments: list[str]) -> int:
     for line in report.unasked + report.accounts.lost + report.accounts.twice + report.accounts.wrong:
         print(line)
     print(report.accounts.ledger)
-    benchmark = Benchmark(
-        name="soak",
-        date=today(),
-        command=f"SOAK_MINUTES={chosen.minutes:g} make soak",
-        machine=describe_machine(gpu="", versions={"redis-py": redis.__version__}, load_before=load_before),
-        wall_s=report.wall_s,
-        rows=rows_of(report, max_growth=1.1),
-    )
-    show(benchmark)
-    write(benchmark)
-    return 0 if all(row.holds is not False for row in benchmark.rows) else 1
+    return run.end(rows_of(report, max_growth=1.1), versions={"redis-py": redis.__version__})
 
 
 if __name__ == "__main__":
