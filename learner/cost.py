@@ -29,8 +29,8 @@ class Cost:
     dollars_per_hour: float  # of those that serve now
     tokens_trained: int  # prompt and sampled, like those that were dropped
     wasted_tokens: dict[str, int]
-    """By reason: of trajectories that were dropped, by the group's; "preempted" are tokens that were sampled by actors
-    that are gone, and are in no trajectory and no part that they handed in."""
+    """By reason: of trajectories that were dropped, by the group's; of parts that were handed in and then discarded, by
+    that; "preempted" are tokens that were sampled by actors that are gone, and are in neither of these."""
 
     @property
     def dollars(self) -> float:
@@ -66,8 +66,9 @@ def cost_of(everyone: Iterable[Member], *, alive: Iterable[Member], ledger: Ledg
         else:
             wasted["preempted"] += member.generated_tokens - member.kept_tokens
     for account, tokens in ledger.tokens.items():
-        if account.startswith("dropped:"):
-            wasted[account.removeprefix("dropped:")] += tokens
+        what, _, reason = account.partition(":")
+        if what in ("dropped", "discarded"):
+            wasted[reason] += tokens
     return Cost(
         shares=sorted(shares.values(), key=lambda share: -share.dollars),
         dollars_per_hour=dollars_per_hour,

@@ -305,9 +305,7 @@ class Buffer:
                 frame = self._payloads.encode(lease.ticket, trajectory, outcome=outcome)
                 identity = (trajectory.group_id, trajectory.member, trajectory.attempt, lease.fence)
                 name = self._payloads.name(kind, *identity)
-                facts = [len(frame)]
-                if outcome is Outcome.POLICY:
-                    facts = [trajectory.oldest_policy_version, len(frame), *_work(trajectory)]
+                facts = (trajectory.oldest_policy_version, len(frame), *_work(trajectory))
                 keys = [self._base, name]
                 arguments: list[int | str] = [*identity, *facts, trajectory.actor]
                 calls.append((keys, arguments))

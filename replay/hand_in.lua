@@ -1,5 +1,6 @@
--- hand_in: (group_id, member, attempt, fence, num_bytes, actor), payload in KEYS[2]. Commits a partial that was SET just
--- before; the member is still missing, and the next lease gives the partial out.
+-- hand_in: (group_id, member, attempt, fence, oldest_policy_version, num_bytes, num_tokens, num_turns, duration_ms,
+-- actor), payload in KEYS[2]. Commits a partial that was SET just before; the member is still missing, and the next lease
+-- gives the partial out.
 local id, member, attempt, fence = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local group = group_key(id)
 local payload = attempt .. ':' .. fence
@@ -17,7 +18,7 @@ end
 if redis.call('PERSIST', KEYS[2]) == 0 then return 'full' end
 
 remove_partial(id, member, 'discarded:superseded')
-redis.call('HSET', group, 'partial:' .. member, payload .. ':' .. ARGV[5] .. ':' .. ARGV[6])
+redis.call('HSET', group, 'partial:' .. member, payload .. ':' .. table.concat(ARGV, ':', 5, 10))
 count('partials:handed_in', 1)
 count('partials:held', 1)
 return 'stored'

@@ -47,7 +47,9 @@ class Ledger:
     fenced_inserts: int  # inserts and partials under a lease that was lost
     expired_leases: int
     redone_members: int  # attempts that were made again
-    tokens: dict[str, int]  # of trajectories, by account: trained, dropped:REASON, and finished, of groups made ready
+    # By account: trained, dropped:REASON and finished, of groups made ready; discarded:REASON, of partials that nobody
+    # went on from.
+    tokens: dict[str, int]
     turns: dict[str, int]  # like tokens
     duration_ms: dict[str, int]  # like tokens: the wall clock of their episodes
     last_group_id: int  # the highest ever opened; -1 before the first

@@ -95,8 +95,8 @@ local function holds(id, fence)
   return redis.call('ZSCORE', base .. ':leased', id) and redis.call('HGET', group_key(id), 'fence') == fence
 end
 
--- The record of a member is attempt:fence:oldest_policy_version:num_bytes:num_tokens:num_turns:duration_ms:actor, that
--- of a partial is attempt:fence:num_bytes:actor; the first two name the payload.
+-- The record of a member or its partial is attempt:fence:oldest_policy_version:num_bytes:num_tokens:num_turns:
+-- duration_ms:actor; the first two name the payload.
 local function payload_key(kind, id, member, record)
   return base .. ':' .. kind .. ':' .. id .. ':' .. member .. ':' .. string.match(record, '^%d+:%d+')
 end
@@ -110,7 +110,7 @@ local function stored_records(id)
   return records
 end
 
--- What the members took to make, added up in `account`.
+-- What the members or partials took to make, added up in `account`.
 local function count_work(account, records)
   local sums = { 0, 0, 0 }
   for _, record in pairs(records) do
@@ -120,7 +120,8 @@ local function count_work(account, records)
   for i, name in ipairs({ 'tokens:', 'turns:', 'duration_ms:' }) do count(name .. account, sums[i]) end
 end
 
--- What a missing member has so far leaves Redis, and is counted in `account`.
+-- What a missing member has so far leaves Redis, and is counted in `account`. Others go on from what was resumed or
+-- superseded, so that no work was lost by these.
 local function remove_partial(id, member, account)
   local record = redis.call('HGET', group_key(id), 'partial:' .. member)
   if not record then return end
@@ -128,6 +129,7 @@ local function remove_partial(id, member, account)
   redis.call('HDEL', group_key(id), 'partial:' .. member)
   count('partials:held', -1)
   count('partials:' .. account, 1)
+  if account ~= 'resumed' and account ~= 'discarded:superseded' then count_work(account, { record }) end
 end
 
 -- The group and its payloads leave Redis; the members are counted in `account` from now on.

@@ -43,7 +43,9 @@ class Model:
         self.counts: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self.dropped_trajectories: Counter[str] = Counter()
-        self.work: Counter[str] = Counter()  # trajectories, by the account that their tokens and turns are in
+        self.work: Counter[str] = (
+            Counter()
+        )  # trajectories and partials, by the account that their tokens and turns are in
         self.discarded: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
         self.last_step_made = NO_STEP  # as the newest learner knows
@@ -136,7 +138,7 @@ class Model:
         group = self.groups[group_id]
         self.failed[outcome] += 1
         if group.partials.pop(member, None):
-            self.discarded[outcome] += 1
+            self._discard(outcome, 1)
         if attempt + 1 == self.max_attempts:
             self._close(group_id, outcome)
             return None
@@ -301,4 +303,8 @@ class Model:
 
     def _discard_all(self, group: ModelGroup, reason: str) -> None:
         if group.partials:
-            self.discarded[reason] += len(group.partials)
+            self._discard(reason, len(group.partials))
+
+    def _discard(self, reason: str, number: int) -> None:
+        self.discarded[reason] += number
+        self.work[f"discarded:{reason}"] += number

@@ -616,6 +616,7 @@ def test_an_attempt_whose_replay_does_not_match_begins_anew_and_is_counted(buffe
     assert (lease.missing, lease.partials) == ({0: 1, 1: 0}, {})
     ledger = buffer.ledger()
     assert (ledger.failed, ledger.partials_discarded) == ({"replay_mismatch": 1}, {"replay_mismatch": 1})
+    assert ledger.tokens == {"discarded:replay_mismatch": 4}
     assert buffer.audit() == []
 
 

@@ -201,12 +201,14 @@ def test_the_cost_is_the_price_of_everyone_who_ever_served() -> None:
         member("gone", price_per_hour=4.0, served_s=900, generated_tokens=100, kept_tokens=75),
         member("learner", role="learner", price_per_hour=9.0, served_s=3600),
     ]
-    books_of_all = ledger_of(books(tokens__dropped__too_old=70, tokens__trained=900, tokens__finished=1000))
+    books_of_all = ledger_of(
+        books(tokens__dropped__too_old=70, tokens__discarded__poison=8, tokens__trained=900, tokens__finished=1000)
+    )
     cost = cost_of(everyone, alive=everyone[:1], ledger=books_of_all, tokens_trained=500_000)
     add_cost(metrics, cost)
     assert metrics.means() == {
         "fleet/cost_dollars": 2.0, "fleet/dollars_per_hour": 2.0, "fleet/dollars_per_million_tokens": 4.0,
-        "fleet/wasted_tokens_too_old": 70.0, "fleet/wasted_tokens_preempted": 25.0,
+        "fleet/wasted_tokens_too_old": 70.0, "fleet/wasted_tokens_poison": 8.0, "fleet/wasted_tokens_preempted": 25.0,
     }  # fmt: skip
     assert cost.to_dict()["shares"] == [
         {"instance_kind": "spot", "zone": "eu-1a", "price_per_hour": price, "num_actors": 1, "hours": hours,
