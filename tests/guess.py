@@ -18,12 +18,18 @@ class GuessEnv:
 
     replay_only: ClassVar[bool] = True
 
-    def __init__(self, turns: int = 3, step_s: float = 0.0, gate: str = "", gate_turn: int = 0) -> None:
-        """Each step takes `step_s`, and from turn `gate_turn` on as long as a file `gate` exists."""
+    def __init__(
+        self, turns: int = 3, step_s: float = 0.0, gate: str = "", gate_turn: int = 0, worth: float = 1.0
+    ) -> None:
+        """Each step takes `step_s`, and from turn `gate_turn` on as long as a file `gate` exists.
+
+        `worth` is what a turn of nothing but the wanted word earns.
+        """
         self._num_turns = turns
         self._step_s = step_s
         self._gate = Path(gate) if gate else None
         self._gate_turn = gate_turn
+        self._worth = worth
         self._wanted = ""
         self._shares: list[float] = []
 
@@ -44,7 +50,7 @@ class GuessEnv:
         score = sum(self._shares) / self._num_turns
         return Observation(
             messages=(Message("user", "again"),),
-            rewards={"said": self._shares[-1]},
+            rewards={"said": self._worth * self._shares[-1]},
             terminated=len(self._shares) == self._num_turns,
             valid_action=bool(words) and set(words) <= set(WORDS),
             score=score,

@@ -103,8 +103,11 @@ def test_a_drill_wants_a_run_and_a_redis_of_its_own(config: Config) -> None:
 def test_a_drill_on_a_real_run_loses_nothing(
     config: Config, run_id: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Two vLLM actors and a learner. `kill` is left to tests/test_faults.py, as it costs another start of an engine."""
-    settings = [f"run.name={run_id}", f"run.root={tmp_path}", *GUESS, "env.options={step_s: 0.1}"]
+    """Two vLLM actors and a learner, and nothing to earn.
+
+    `kill` is left to tests/test_faults.py, as it costs another start of an engine.
+    """
+    settings = [f"run.name={run_id}", f"run.root={tmp_path}", *GUESS, "env.options={step_s: 0.1, worth: 0}"]
     code = drill(load_config(None, settings), faults=["stop", "partition", "redis", "preempt"])
     said = capfd.readouterr().out
     assert code == 0, said

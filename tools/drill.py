@@ -12,6 +12,7 @@ import redis
 
 from common.config import Config, RunConfig
 from common.config_error import ConfigError
+from common.objective_config import ObjectiveConfig
 from common.run_dir import RunDir
 from common.shutdown import EXIT_PREEMPTED
 from replay.archive import Archive
@@ -65,7 +66,7 @@ def drill(config: Config, *, faults: list[str]) -> int:
 
 
 def prepare(config: Config) -> None:
-    """Make it a drill's: endless, short leases, and a name of its own. Raises ConfigError for a run that exists."""
+    """Make it a drill's: endless, short leases, a step from any groups, a name of its own. Raises ConfigError."""
     if config.run.name == RunConfig().name:
         config.run.name = "drill-" + time.strftime("%Y%m%d-%H%M%S")
     config.run.root = str(Path(config.run.root).resolve())
@@ -77,6 +78,8 @@ def prepare(config: Config) -> None:
     config.replay.lease_ttl_s, config.replay.archive = LEASE_TTL_S, True
     config.actors.count, config.actors.drain_s = 1, 0.0  # so that episodes are handed over in their middle
     config.eval.num_tasks, config.eval.every = 0, 0
+    if config.objective.compares_siblings:  # groups of equal returns would be dropped, and a fault wait for luck
+        config.objective = ObjectiveConfig(advantage="reinforce_pp")
 
 
 def what_is_lost(client: redis.Redis, config: Config, *, last_step: int) -> list[str]:
