@@ -2,7 +2,9 @@
 
 vLLM's own engines load while they receive, so a transfer that dies half-way leaves a worker that can serve nothing.
 Here a worker first receives the whole buffer into memory and verifies it, while it goes on generating; only then does
-vLLM's weight-update session (start, update, finish) open, and it reads from memory only.
+vLLM's weight-update session (start, update, finish) open. On a CPU the weights are loaded into a twin of the model
+before that, and the session swaps the two. On a GPU, where graphs of kernels hold the addresses of the weights and
+memory is short, the session loads from host memory.
 
 Importing this module registers the engine with vLLM; `worker_extension_cls` makes every worker process import it.
 """
@@ -27,6 +29,7 @@ from vllm.platforms import current_platform
 from actors.engine import WeightsRefused
 from actors.receive import Receiver, ReceiverInfo
 from actors.staged_weights import ModelFolder
+from actors.twin import swap, twin_of
 from common.weights import Offer
 from common.wire import decode
 
@@ -39,7 +42,8 @@ class StagedWeights:
     """A verified set of weights, waiting for its commit."""
 
     policy_version: int
-    tensors: dict[str, torch.Tensor]  # in host memory, by the name that the model's loader knows
+    tensors: dict[str, torch.Tensor]  # in host memory, by the name that the model's loader knows; empty beside a twin
+    twin: torch.nn.Module | None  # the model with these weights in it, on a CPU
 
 
 @dataclass
@@ -106,12 +110,23 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         assert self._receiver is not None, "stage before init_transfer_engine"
         # Before the bytes travel, and long before a commit: a name that the model does not have would break the worker.
         self._folder.check(offer.manifest)
-        tensors = self._folder.tensors(offer.manifest, self._receiver.receive(offer))
-        return StagedWeights(policy_version=offer.manifest.policy_version, tensors=tensors)
+        version, tensors = (
+            offer.manifest.policy_version,
+            self._folder.tensors(offer.manifest, self._receiver.receive(offer)),
+        )
+        if not current_platform.is_cpu():
+            return StagedWeights(policy_version=version, tensors=tensors, twin=None)
+        twin: Any = twin_of(self.model)
+        initialize_layerwise_reload(twin)
+        twin.load_weights(tensors.items())
+        finalize_layerwise_reload(twin, self.model_config)
+        repack_embeddings(twin)
+        return StagedWeights(policy_version=version, tensors={}, twin=twin)
 
     def start_weight_update(self) -> None:
-        """Open the update session: vLLM's loaders now take whole checkpoint tensors, packed layers included."""
-        initialize_layerwise_reload(self.model)
+        """Open the update session: on a GPU vLLM's loaders now take whole tensors of a checkpoint."""
+        if not current_platform.is_cpu():
+            initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Load the staged weights. The base class would end in an accelerator's synchronize, which a CPU lacks."""
@@ -120,17 +135,19 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: StagedUpdateInfo) -> None:
-        """Load from memory; nothing travels here."""
+        """Load from memory, or take the twin's; nothing travels here."""
         assert self._newest is not None and self._newest.done(), "commit before the stage has ended"
         staged = self._newest.result()
         assert staged.policy_version == update_info.policy_version, "commit of another version than staged"
-        self.model.load_weights(staged.tensors.items())
+        if staged.twin is None:
+            self.model.load_weights(staged.tensors.items())
+        else:
+            swap(self.model, staged.twin)
 
     def finish_weight_update(self) -> None:
-        """Close the session and let go of the staged tensors."""
-        finalize_layerwise_reload(self.model, self.model_config)
-        if current_platform.is_cpu():
-            repack_embeddings(self.model)
+        """Close the session and let go of what was staged."""
+        if not current_platform.is_cpu():
+            finalize_layerwise_reload(self.model, self.model_config)
         self._newest = None
 
     def leave_broadcasts(self) -> None:

@@ -66,8 +66,8 @@ def cost_of(everyone: Iterable[Member], *, alive: Iterable[Member], ledger: Ledg
         else:
             wasted["preempted"] += member.generated_tokens - member.kept_tokens
     for account, tokens in ledger.tokens.items():
-        what, _, reason = account.partition(":")
-        if what in ("dropped", "discarded"):
+        kind, _, reason = account.partition(":")
+        if kind in ("dropped", "discarded"):
             wasted[reason] += tokens
     return Cost(
         shares=sorted(shares.values(), key=lambda share: -share.dollars),

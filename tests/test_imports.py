@@ -56,4 +56,4 @@ def test_the_learner_imports_without_vllm_and_the_actors_too_but_for_their_engin
     import_without("vllm", [*learner, *actors])
 
 
-ENGINE_FILES = ("actors.vllm_start", "actors.staged_transfer", "actors.serve_engine")
+ENGINE_FILES = ("actors.vllm_start", "actors.staged_transfer", "actors.twin", "actors.serve_engine")
