@@ -29,6 +29,7 @@ from envhub.shell import make_shell_env
 from envhub.shop import ShopEnv
 from envhub.sqldb import make_sqldb_env
 from envhub.swe import make_swe_env
+from envhub.swebench import make_swebench_env
 from envhub.textarena import TextArenaEnv
 from envhub.textcraft import make_textcraft_env
 from envhub.textworld import TextWorldEnv
@@ -66,6 +67,7 @@ ASSETS: dict[str, Callable[..., Env]] = {
     "bird": make_bird_env,
     "dbbench": make_dbbench_env,
     "gaia": make_gaia_env,
+    "swebench": make_swebench_env,
     "textcraft": make_textcraft_env,
     "webshop": make_webshop_env,
 }

@@ -5,7 +5,8 @@ it left it come out. Nothing stays behind, and nothing of the tree is ever writt
 episode is solved is judged outside, by what came out.
 
 What is inside: /usr (without /usr/local) and the links in /etc/alternatives, read only; a home of limited size with the
-tree, and a /tmp of limited size, or instead of both a root directory (`Place`). Limits: see `Limits`. Memory is limited
+tree, and a /tmp of limited size, or instead of both a root directory (`Place`). The tree may be a layer over a folder
+of the host's that is too large to go in and out each time (`envhub/layer.py`). Limits: see `Limits`. Memory is limited
 per process, as cgroups are not to be had everywhere: a run can take `max_processes` times `memory_bytes` at most.
 """
 
@@ -22,6 +23,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from envhub import layer
 from envhub.env import EnvError
 from envhub.file_tree import Tree, TreeError, pack, unpack
 
@@ -31,6 +33,8 @@ GRACE_S = 20.0  # beyond the command's own time: to start, to unpack and to pack
 NOBODY = 65534
 
 _STARTED = b"+"
+_BASE = "/opt/base"
+_LAYER = Path(layer.__file__).read_text()
 _BESIDE_A_ROOT = ("/proc", "/dev", "/bin", "/lib", "/lib64", "/sbin", "/etc/alternatives")
 # The command's own output, both streams of it, goes to the driver's stderr; stdout carries the tree. When the command
 # is over, everything that it left running is killed before the tree is read. A root without capabilities needs modes
@@ -50,9 +54,11 @@ lives() {
     done
     return 1
 }
+umask 022
 ulimit -c 0 -u "$MAX_PROCESSES" -v "$MEMORY_KIB" -t "$CPU_S" -f "$FILE_KIB" || exit
 read -r -a processes; read -r -d "" command
 tar -x -f - -C "$TREE" || exit
+[ -z "$BASE" ] || /usr/bin/python3 -I -S -c "$1" lay "$BASE" "$TREE" || exit
 printf +
 exec 3>&2 2>/dev/null
 beside=()
@@ -69,11 +75,12 @@ timeout --signal=KILL "$WALL_S" /bin/bash --noprofile --norc -c "$command" </dev
 rc=$?
 for pid in "${beside[@]}"; do lives "$pid" && printf 1 || printf 0; done
 kill -9 -1 2>/dev/null
-cd "$TREE" && if [ "$TREE" = / ]; then
+cd "$TREE" && if [ "$TREE" = / ] || [ -n "$BASE" ]; then
     find . -xdev \\( -type d ! -perm -u+rwx -o -type f ! -perm -u+r \\) -exec chmod u+rwX {} \\; 2>/dev/null
 else
     chmod -R u+rX . 2>/dev/null
 fi
+[ -z "$BASE" ] || /usr/bin/python3 -I -S -c "$1" peel "$BASE" . 2>/dev/null || exit "$rc"
 tar -c $NOT_OF_THE_TREE --format=ustar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -f - . 2>/dev/null
 exit "$rc"
 """
@@ -86,6 +93,8 @@ class Place(Enum):
     # In / itself, whose user is called root: all of it can be written but what the host's /usr brings. That root has no
     # capability and is nobody outside, as the user of the home is: no other users, no packages, no mounts.
     ROOT = "/"
+    # In a folder where SWE-bench's own images have the repository, beside the home, which is empty.
+    TESTBED = "/testbed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +106,8 @@ class Limits:
     memory_bytes: int = 1 << 29  # of address space, of each process
     max_processes: int = 32
     file_bytes: int = 4 << 20  # of each file
-    tree_bytes: int = 8 << 20  # of the home, and once more of /tmp; or of the root directory
+    tree_bytes: int = 8 << 20  # of the home, and as much of /tmp and of a testbed; or of the root directory
+    kept_bytes: int = 32 << 20  # of the tar in which the tree comes out
     output_bytes: int = 16_000  # of what is said; the rest is cut
 
 
@@ -129,20 +139,22 @@ async def run_in_sandbox(
     mounts: Mapping[Path, str] | None = None,
     place: Place = Place.HOME,
     processes: Sequence[str] = (),
+    base: Path | None = None,
 ) -> Finished:
     """Run bash's `command` at the `place` that `tree` fills; `mounts` shows further folders, read only, inside.
 
+    With a `base`, `tree` is a layer over that folder, and so is the tree that comes out.
     `processes` are the names of processes that do nothing beside it, until it ends them; "" is one that has ended.
 
     A run that exceeds its limits is cut and says so; EnvError where the sandbox itself does not start.
     """
     names = " ".join(name or "-" for name in processes)
-    async with _bubblewrapped(_arguments(limits, mounts or {}, place)) as process:
+    async with _bubblewrapped(_arguments(limits, mounts or {}, place, base)) as process:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         try:
             async with asyncio.timeout(limits.wall_s + GRACE_S):
                 packed, said, _ = await asyncio.gather(
-                    _read(process.stdout, 4 * limits.tree_bytes),
+                    _read(process.stdout, limits.kept_bytes),
                     _read(process.stderr, limits.output_bytes),
                     _write(process.stdin, f"{names}\n{command}\0".encode() + pack(tree)),
                 )
@@ -177,7 +189,7 @@ async def _bubblewrapped(arguments: list[str]) -> AsyncIterator[Process]:
     starting = asyncio.create_task(
         asyncio.create_subprocess_exec(
             *arguments,
-            *("/bin/bash", "--noprofile", "--norc", "-c", _DRIVER),
+            *("/bin/bash", "--noprofile", "--norc", "-c", _DRIVER, "driver", _LAYER),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -209,13 +221,14 @@ async def _end(process: Process) -> None:
     )
 
 
-def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place) -> list[str]:
+def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place, base: Path | None) -> list[str]:
     is_root = place is Place.ROOT
     of_the_host = _usr_without_local() if is_root else []
     environment = {
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin" if is_root else "/usr/bin:/bin",
         "HOME": "/root" if is_root else HOME,
         "TREE": place.value,
+        "BASE": "" if base is None else _BASE,
         "LANG": "C.UTF-8",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",
@@ -241,7 +254,9 @@ def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place) -> list
     arguments += ["--proc", "/proc", "--dev", "/dev", "--size", "1048576", "--tmpfs", "/dev/shm"]
     if not is_root:
         arguments += ["--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", HOME]
-    for source, inside in mounts.items():
+    if place is Place.TESTBED:
+        arguments += ["--size", size, "--tmpfs", place.value]
+    for source, inside in (*mounts.items(), *([(base, _BASE)] if base is not None else [])):
         arguments += ["--ro-bind", str(source), inside]
     # What bubblewrap made itself is memory without a limit until it is read only.
     read_only = ("/dev",) if is_root else ("/usr/local", "/dev", "/")

@@ -17,6 +17,7 @@ from common.trajectory import Task
 from envhub.env import Env
 from envhub.options import check_choice, check_range
 from envhub.sandbox import Limits
+from envhub.swe_edit import edited, lines_of, numbered
 from envhub.swe_pytest import passed_tests, require_pytest, run_tests
 from envhub.swe_repo import Repo, draw_name, draw_repo
 from envhub.task_seed import split_of, task_rng
@@ -36,7 +37,6 @@ _ACTION = re.compile(
     r"edit\s+(?P<edited>\S+)[ \t]+(?P<first>\d{1,5})(?:-(?P<last>\d{1,5}))?[ \t]*(?P<text>\n.*)?)\s*",
     re.IGNORECASE | re.DOTALL,
 )
-_FENCED = re.compile(r"\n```(?:python)?[ \t]*\n(.*?)```\s*", re.DOTALL)
 
 
 class SweState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -85,7 +85,7 @@ class SweWorld:
         if path not in files:
             return Change(state=state, text=f"no file {path}"[:80], valid=False)
         if found["viewed"]:
-            text = _numbered(files[path].splitlines(), first=1)
+            text = numbered(lines_of(files[path]), first=1)
             return Change(state=msgspec.structs.replace(state, seen=state.seen | {path}), text=text or "(empty)")
         return self._edited(state, path, files[path], found)
 
@@ -108,17 +108,15 @@ class SweWorld:
         return self.repo.fail_to_pass | self.repo.pass_to_pass <= passed
 
     def _edited(self, state: SweState, path: str, content: str, found: re.Match[str]) -> Change[SweState]:
-        lines, first = content.splitlines(), int(found["first"])
-        last = int(found["last"] or first)
-        if not (1 <= first <= len(lines) + 1 and first - 1 <= last <= len(lines)):
-            return Change(state=state, text=f"{path} has the lines 1 to {len(lines)}", valid=False)
-        new_lines = _new_lines(found["text"] or "")
-        new = "".join(f"{line}\n" for line in (*lines[: first - 1], *new_lines, *lines[last:]))
-        if len(new) > MAX_FILE_CHARS or new.encode(errors="replace").decode() != new:
-            return Change(state=state, text="a file is text, and not as long as that", valid=False)
-        edits = {other: text for other, text in {**state.edits, path: new}.items() if text != self.repo.files[other]}
-        changed = SweState(edits=edits, seen=state.seen, is_tested=state.is_tested and new == content)
-        return Change(state=changed, text=_numbered(new_lines, first=first) or "deleted")
+        first = int(found["first"])
+        done = edited(path, content, first=first, last=int(found["last"] or first), text=found["text"] or "",
+                      max_chars=MAX_FILE_CHARS)  # fmt: skip
+        if done.content is None:
+            return Change(state=state, text=done.said, valid=False)
+        files = {**state.edits, path: done.content}
+        edits = {other: text for other, text in files.items() if text != self.repo.files[other]}
+        is_tested = state.is_tested and done.content == content
+        return Change(state=SweState(edits=edits, seen=state.seen, is_tested=is_tested), text=done.said)
 
 
 def make_swe_env(
@@ -168,15 +166,6 @@ def _opening_text(repo: Repo, issue: str) -> str:
         "none": ("some tests fail",),
     }[issue]
     return "\n".join(["files: " + " ".join(path for path in repo.files if not path.endswith("__init__.py")), *told])
-
-
-def _new_lines(text: str) -> list[str]:
-    fenced = _FENCED.fullmatch(text)
-    return (fenced[1] if fenced else text.removeprefix("\n").rstrip()).splitlines()
-
-
-def _numbered(lines: list[str], *, first: int) -> str:
-    return "\n".join(f"{number} {line}".rstrip() for number, line in enumerate(lines, first))
 
 
 def _diff(before: Mapping[str, str], after: Mapping[str, str]) -> str:

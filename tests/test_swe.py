@@ -222,11 +222,17 @@ def test_what_the_tests_do_to_the_files_is_not_kept() -> None:
     assert state == SweState(edits=edits, is_tested=True)
 
 
+def test_tests_that_end_pytest_are_the_policys_own_fault() -> None:
+    here = world()
+    edits = {path: "import os\nos._exit(1)\n" for path in here.repo.files if path.startswith("tests/")}
+    assert act(here, "test", SweState(edits=edits)).text == "(no output)"
+
+
 def test_a_pytest_that_does_not_start_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swe_pytest, "PACKAGES", ())
     swe_pytest._mounts.cache_clear()
     try:
         with pytest.raises(EnvError, match=r"pytest does not start in the sandbox: .*No module named pytest"):
-            act(world(), "submit")
+            act(world(), "test")
     finally:
         swe_pytest._mounts.cache_clear()
