@@ -21,7 +21,7 @@ import torch
 
 from common.blob_store import run_store
 from common.weights import Adapted, TensorEntry, buffer_bytes
-from learner.serve_weights import (
+from learner.publish_orders import (
     Announced,
     Broadcasted,
     Freed,
@@ -33,8 +33,8 @@ from learner.serve_weights import (
     ToLearner,
     ToProcess,
     Withdraw,
-    num_slots,
 )
+from learner.shelf import num_slots
 from replay.keys import FencedOut
 
 log = logging.getLogger(__name__)
