@@ -242,6 +242,7 @@ def test_broadcast_and_pull_bring_deltas_to_who_has_the_base_and_whole_weights_t
             return bytes(far.receive(offer).numpy())
 
         with spawned((receive_all, (near,))) as received:
+            wait_until(lambda: bulletin.broadcast_members() == ["near"], "a member, to be invited to version 0")
             for version in (0, 1, 2):
                 publisher.publish(versions[version], policy_version=version)
                 assert next_of(received, "near") == (version, flat_bytes(versions[version]))
