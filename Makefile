@@ -88,13 +88,18 @@ test-engines: setup
 	$(BIN)/pytest tests/engines
 
 # The adapters with the packages that they adapt, each set of them in an environment of its own: their pins clash.
-test-adapters: $(addprefix test-adapters-,games mcp1 mcp2 textworld alfworld freebase openenv)
+test-adapters: $(addprefix test-adapters-,games mcp1 mcp2 textworld alfworld freebase openenv verifiers)
 
 # Two environments, as it is two programs that speak with each other: theirs, and ours without their packages.
 test-adapters-openenv: setup
 	test -x build/adapters-openenv/bin/python || $(PYTHON) -m venv build/adapters-openenv
 	build/adapters-openenv/bin/pip install $(PIP_FLAGS) -r requirements/adapters-openenv.txt
 	OPENENV_PYTHON=build/adapters-openenv/bin/python $(BIN)/pytest tests/adapters/openenv
+
+test-adapters-verifiers: setup
+	test -x build/adapters-verifiers/bin/python || $(PYTHON) -m venv build/adapters-verifiers
+	build/adapters-verifiers/bin/pip install $(PIP_FLAGS) -r requirements/adapters-verifiers.txt
+	VERIFIERS_PYTHON=build/adapters-verifiers/bin/python $(BIN)/pytest tests/adapters/verifiers
 
 test-adapters-%:
 	test -x build/adapters-$*/bin/python || $(PYTHON) -m venv build/adapters-$*

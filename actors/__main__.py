@@ -21,7 +21,7 @@ from common.config_error import ConfigError
 from common.connection import RedisUnreachable, connect, connect_shards, without_password
 from common.curve import load_key
 from common.shutdown import LEAVE_S, Shutdown
-from envhub.catalogue import make_env
+from envhub.catalogue import make_any_env
 from replay.buffer import Buffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunFacts, UnknownRun
@@ -104,7 +104,7 @@ def check_host(run: Config, model_folder: Path) -> None:
         raise ConfigError(f"the run's model folder {model_folder} is not on this host; share or copy it")
     try:
         for part in run.env.parts().values():
-            asyncio.run(make_env(part.name, part.options).close())
+            asyncio.run(make_any_env(part.name, part.options).close())
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

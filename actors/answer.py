@@ -3,13 +3,16 @@
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from common.message import Message
 from common.trajectory import MAX_REWARD, MAX_STATE_KEY
 from envhub.env import Env, EnvError, Observation
 
+Observed = TypeVar("Observed", bound=Observation)
 
-async def answer(ask: Callable[[], Awaitable[Observation]], *, timeout_s: float) -> Observation:
+
+async def answer(ask: Callable[[], Awaitable[Observed]], *, timeout_s: float) -> Observed:
     """The observation that `ask()` gives. Whatever else it does within or beyond `timeout_s` becomes an EnvError."""
     try:
         async with asyncio.timeout(timeout_s):

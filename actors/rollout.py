@@ -11,6 +11,7 @@ from functools import partial
 from transformers import PreTrainedTokenizerBase
 
 from actors.answer import answer, state_key
+from actors.drive import drive, terms_of
 from actors.engine import EngineDied, EngineError, Sampler
 from actors.resume import ReplayMismatch, replay
 from actors.tape import Tape
@@ -19,8 +20,9 @@ from common.chat import Chat, Extension
 from common.env_config import PartConfig
 from common.message import Message
 from common.trajectory import OUTCOME_OF, StopReason, Task, Trajectory
-from envhub.catalogue import make_env
+from envhub.catalogue import make_any_env
 from envhub.env import Env, EnvError
+from envhub.verifiers_env import VerifiersEnv
 
 HASTY_CLOSE_S = 2.0
 
@@ -47,13 +49,15 @@ class Allowance:
 
 
 @contextlib.asynccontextmanager
-async def fresh_env(envs: Mapping[str, PartConfig], task: Task, *, timeout_s: float) -> AsyncIterator[Env]:
+async def fresh_env(
+    envs: Mapping[str, PartConfig], task: Task, *, timeout_s: float
+) -> AsyncIterator[Env | VerifiersEnv]:
     """The environment of `task`, for one episode, closed behind it. Raises EpisodeFailed where it cannot be made."""
     if (part := envs.get(task.env)) is None:
         known = ", ".join(envs)
         raise EpisodeFailed(StopReason.ENV_ERROR, f"the run has no environment {task.env!r}, only {known}")
     try:
-        env = make_env(part.name, part.options)
+        env = make_any_env(part.name, part.options)
     except Exception as error:
         raise EpisodeFailed(StopReason.ENV_ERROR, f"cannot be made: {type(error).__name__}: {error}") from error
     try:
@@ -72,7 +76,7 @@ async def fresh_env(envs: Mapping[str, PartConfig], task: Task, *, timeout_s: fl
 async def rollout(
     tape: Tape,
     *,
-    env: Env,
+    env: Env | VerifiersEnv,
     sampler: Sampler,
     tokenizer: PreTrainedTokenizerBase,
     action_format: ActionFormat,
@@ -85,6 +89,11 @@ async def rollout(
     """
     try:
         async with asyncio.timeout(allowance.episode_timeout_s):
+            if isinstance(env, VerifiersEnv):
+                terms = terms_of(
+                    tokenizer, tape.attempt.sampling, max_tokens=allowance.max_tokens, max_turns=allowance.max_turns
+                )
+                return await drive(tape, env=env, sampler=sampler, terms=terms, step_timeout_s=allowance.step_timeout_s)
             return await _play(tape, env, sampler, Chat(tokenizer), action_format, allowance)
     except TimeoutError:
         raise EpisodeFailed(StopReason.TIME_LIMIT, f"longer than {allowance.episode_timeout_s} s") from None

@@ -5,7 +5,7 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from envhub.agentbench_kg import make_agentbench_kg_env
 from envhub.agentbench_os import make_agentbench_os_env
@@ -34,6 +34,7 @@ from envhub.textarena import TextArenaEnv
 from envhub.textcraft import make_textcraft_env
 from envhub.textworld import TextWorldEnv
 from envhub.tools import make_tools_env
+from envhub.verifiers_env import VerifiersEnv
 from envhub.web import make_web_env
 from envhub.webshop import make_webshop_env
 
@@ -79,6 +80,11 @@ ELSEWHERE: dict[str, Callable[..., Env]] = {
     "agentgym": AgentGymClient,
 }
 
+# What plays its episodes by itself and asks for tokens (envhub/driving.py).
+DRIVING: dict[str, Callable[..., VerifiersEnv]] = {"verifiers": VerifiersEnv}
+
+Made = TypeVar("Made")
+
 _MEMBERS = ("replay_only", "reset", "step", "close", "snapshot", "restore", "admissible", "state_key", "expert")
 
 
@@ -90,17 +96,31 @@ def env_maker(name: str) -> Callable[..., Env]:
     """
     if ":" in name:
         return _imported(name)
+    if name in DRIVING:
+        raise ValueError(
+            f"`env.name` {name!r} plays its episodes by itself: it has no expert, and is not served to others"
+        )
     known = ENVS | ADAPTERS | ASSETS | ELSEWHERE
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(name, [*known, *DRIVING], n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else "write module:Class for one of your own"
-        raise ValueError(f"`env.name` must be one of {', '.join(known)}, got {name!r}; {hint}")
+        raise ValueError(f"`env.name` must be one of {', '.join([*known, *DRIVING])}, got {name!r}; {hint}")
     return known[name]
 
 
 def make_env(name: str, options: Mapping[str, Any]) -> Env:
     """A new environment, `env_maker(name)(**options)`. Raises ValueError for a name or options that do not fit."""
-    make = env_maker(name)
+    return _made(env_maker(name), name, options)
+
+
+def make_any_env(name: str, options: Mapping[str, Any]) -> Env | VerifiersEnv:
+    """As `make_env`, and of the kind that plays its episodes by itself as well."""
+    if name in DRIVING:
+        return _made(DRIVING[name], name, options)
+    return make_env(name, options)
+
+
+def _made(make: Callable[..., Made], name: str, options: Mapping[str, Any]) -> Made:
     signature = _signature(make)
     try:
         signature.bind(**options)
@@ -113,7 +133,7 @@ def make_env(name: str, options: Mapping[str, Any]) -> Env:
 
 
 @functools.cache  # episodes are short, and each makes an environment
-def _signature(make: Callable[..., Env]) -> inspect.Signature:
+def _signature(make: Callable[..., object]) -> inspect.Signature:
     return inspect.signature(make)
 
 

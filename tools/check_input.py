@@ -11,7 +11,7 @@ from common.action_format import FORMATS
 from common.config import Config
 from common.config_error import ConfigError
 from common.env_config import EnvConfig
-from envhub.catalogue import make_env
+from envhub.catalogue import DRIVING, make_any_env
 from learner.coherence import check_coherence
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
@@ -22,6 +22,12 @@ def check_input(config: Config) -> None:
     """Check what a learner needs that its configuration only names. Raises ConfigError."""
     check_coherence(config)
     check_env(config.env)
+    for part in config.env.parts().values():
+        if part.name in DRIVING and (config.warm_start.episodes or not config.model.path):
+            raise ConfigError(
+                f"`env.name` {part.name} has no expert to imitate, or to learn a tiny model's words from; set "
+                "`model.path`, and leave `warm_start.episodes` at 0"
+            )
     if config.model.path:
         check_model_folder(Path(config.model.path), max_tokens=config.model.max_tokens)
     _check_host(config.weights.host)
@@ -35,7 +41,7 @@ def check_env(env: EnvConfig) -> None:
         raise ConfigError(f"`env.action_format` must be one of {', '.join(FORMATS)}, got {env.action_format!r}; {hint}")
     for part in env.parts().values():
         try:
-            asyncio.run(make_env(part.name, part.options).close())
+            asyncio.run(make_any_env(part.name, part.options).close())
         except ValueError as error:
             raise ConfigError(str(error)) from None
         except Exception as error:  # a user's own code, whatever it raises

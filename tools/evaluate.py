@@ -18,7 +18,7 @@ from common.config import Config
 from common.config_error import ConfigError
 from common.run_dir import RunDir
 from common.trajectory import Sampling, Task, Trajectory
-from envhub.catalogue import make_env
+from envhub.catalogue import make_any_env
 from tools.check_input import check_env, check_model_folder
 from tools.prepare import load_tokenizer
 
@@ -90,7 +90,7 @@ async def _play(
         provenance=stage.provenance,
     )
     async with room:
-        env = make_env(stage.envs[task.env].name, stage.envs[task.env].options)
+        env = make_any_env(stage.envs[task.env].name, stage.envs[task.env].options)
         try:
             return await rollout(
                 Tape(attempt=attempt),

@@ -1,0 +1,194 @@
+"""The endpoint that verifiers asks, by requests as they were recorded and by such as nobody should send."""
+
+import asyncio
+import contextlib
+import io
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from common.trajectory import Sampling
+from envhub.driving import Reply
+from envhub.env import EnvError
+from envhub.generate_server import GenerateServer
+from envhub.verifiers_session import Question, Session
+
+SAMPLING = Sampling(temperature=0.7, top_p=0.9, top_k=20, max_turn_tokens=32)
+SHOWN = {"Authorization": "Bearer hidden", "X-Session-ID": "episode"}
+ASKED = {
+    "model": "policy",
+    "token_ids": [5, 6, 7],
+    "sampling_params": {
+        "temperature": 0.7, "top_p": 0.9, "top_k": 20, "max_tokens": 32,
+        "stop_token_ids": [2], "logprobs": 1, "skip_special_tokens": False,
+    },
+}  # fmt: skip
+
+
+class Asking:
+    """A server with one session, and a client of it."""
+
+    def __init__(self, url: str, session: Session, client: aiohttp.ClientSession) -> None:
+        self.url, self.session, self._client = url, session, client
+
+    async def post(self, body: object, headers: dict[str, str] = SHOWN) -> tuple[int, str]:
+        data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
+        async with self._client.post(f"{self.url}/inference/v1/generate", data=data, headers=headers) as reply:
+            return reply.status, await reply.text()
+
+    async def models(self, headers: dict[str, str] = SHOWN) -> tuple[int, str]:
+        async with self._client.get(f"{self.url}/v1/models", headers=headers) as reply:
+            return reply.status, await reply.text()
+
+
+@contextlib.asynccontextmanager
+async def asking() -> AsyncIterator[Asking]:
+    session = Session(sampling=SAMPLING)
+    server = GenerateServer({"episode": session}, max_tokens=16, end_tokens=frozenset({2, 3}), secret="hidden")
+    async with server.listening() as url, aiohttp.ClientSession() as client:
+        yield Asking(url, session, client)
+
+
+def test_what_is_asked_reaches_its_session_and_the_answer_has_the_recorded_form() -> None:
+    async def ask() -> None:
+        async with asking() as side:
+            posted = asyncio.create_task(side.post(ASKED))
+            question = await side.session.next()
+            assert question.prompt == [5, 6, 7]
+            side.session.answer(Reply(tokens=[8, 2], logprobs=[-0.5, -0.0], finish_reason="stop"))
+            status, text = await posted
+        content = [{"token": "token_id:8", "logprob": -0.5}, {"token": "token_id:2", "logprob": -0.0}]
+        choice = {"index": 0, "token_ids": [8, 2], "finish_reason": "stop", "logprobs": {"content": content}}
+        assert (status, json.loads(text)) == (200, {"request_id": "", "choices": [choice]})
+        assert side.session.answered == [[8, 2]]
+
+    asyncio.run(ask())
+
+
+def test_the_models_card_tells_the_longest_prompt_that_leaves_room() -> None:
+    async def ask() -> None:
+        async with asking() as side:
+            status, text = await side.models()
+        card = {"id": "policy", "object": "model", "max_model_len": 15}
+        assert (status, json.loads(text)) == (200, {"object": "list", "data": [card]})
+
+    asyncio.run(ask())
+
+
+def test_two_questions_at_a_time_are_answered_one_after_the_other() -> None:
+    async def ask() -> None:
+        async with asking() as side:
+            posted = [asyncio.create_task(side.post(ASKED | {"token_ids": [number]})) for number in (5, 6)]
+            for _ in range(2):
+                prompt = (await side.session.next()).prompt
+                side.session.answer(Reply(tokens=[prompt[0] + 1, 2], logprobs=[0.0, 0.0], finish_reason="stop"))
+            told = [json.loads(text)["choices"][0]["token_ids"] for _, text in await asyncio.gather(*posted)]
+        assert told == [[6, 2], [7, 2]]
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"X-Session-ID": "episode"},
+        SHOWN | {"Authorization": "Bearer guessed"},
+        SHOWN | {"Authorization": "hidden"},
+        SHOWN | {"Origin": "https://a.page"},
+    ],
+)
+def test_nobody_asks_without_the_secret_and_no_web_page_does(headers: dict[str, str]) -> None:
+    async def ask() -> None:
+        async with asking() as side:
+            assert (await side.post(ASKED, headers))[0] == 401
+            assert (await side.models(headers))[0] == 401
+            assert side.session.events.empty()
+
+    asyncio.run(ask())
+
+
+def test_an_episode_that_there_is_not_is_refused_and_nobody_hears_of_it() -> None:
+    async def ask() -> None:
+        async with asking() as side:
+            for headers in (SHOWN | {"X-Session-ID": "another"}, {"Authorization": "Bearer hidden"}):
+                assert (await side.post(ASKED, headers))[0] == 403
+            assert side.session.events.empty()
+
+    asyncio.run(ask())
+
+
+def sampling(**changes: Any) -> dict[str, Any]:
+    params = {**ASKED["sampling_params"], **changes}
+    return ASKED | {"sampling_params": {name: value for name, value in params.items() if value != "left out"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        (b"{", "truncated"),
+        (b"[]", "Expected `object`, got `array`"),
+        (b"\xff\xfe", "asked for what cannot be had"),
+        (ASKED | {"token_ids": [-1]}, "`int` >= 0"),
+        (ASKED | {"token_ids": [True]}, "Expected `int`, got `bool`"),
+        (ASKED | {"token_ids": [1.5]}, "Expected `int`, got `float`"),
+        (ASKED | {"token_ids": [1 << 40]}, "`int` <="),
+        (ASKED | {"token_ids": []}, "length >= 1"),
+        (ASKED | {"model": "other"}, "the model is policy, not 'other'"),
+        (ASKED | {"content_parts": []}, "unknown field `content_parts`"),
+        (sampling(temperature=1.0), r"temperature is 0\.7 in this run, and 1\.0 was asked for"),
+        (sampling(temperature="left out"), r"temperature is 0\.7 in this run, and 1\.0 was asked for"),
+        (sampling(top_p="left out"), r"top_p is 0\.9"),
+        (sampling(top_k=-1), "top_k is 20 in this run, and 0 was asked for"),
+        (sampling(max_tokens="left out"), "max_tokens is 32 in this run, and None was asked for"),
+        (sampling(stop_token_ids=[2, 4]), r"tokens \[4\] are to end a turn, and the engine ends it with \[2, 3\]"),
+        (sampling(skip_special_tokens=True), "every token is told"),
+        (sampling(logprobs=5), "every token is told"),
+        (sampling(min_p=0.1), "unknown field `min_p`"),
+        (sampling(seed=1), "unknown field `seed`"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_and_fails_its_episode(body: object, complaint: str) -> None:
+    async def ask() -> None:
+        async with asking() as side:
+            assert (await side.post(body))[0] == 400
+            with pytest.raises(EnvError, match=complaint):
+                await side.session.next()
+
+    asyncio.run(ask())
+
+
+def test_a_prompt_over_the_context_is_refused_in_the_words_that_harnesses_know_and_fails_nobody() -> None:
+    async def ask() -> None:
+        async with asking() as side:
+            status, text = await side.post(ASKED | {"token_ids": [1] * 16})
+            assert status == 400 and "maximum context length" in text
+            assert side.session.events.empty()
+
+    asyncio.run(ask())
+
+
+def test_a_body_that_no_prompt_needs_is_not_read() -> None:
+    async def ask() -> None:
+        async with asking() as side:
+            assert (await side.post(ASKED | {"cache_salt": "x" * (2 << 20)}))[0] == 413
+
+    asyncio.run(ask())
+
+
+def test_a_question_that_nobody_waits_for_any_more_cannot_be_answered() -> None:
+    async def ask() -> None:
+        async with asking() as side:
+            posted = asyncio.create_task(side.post(ASKED))
+            await side.session.next()
+            question = side.session.question
+            assert isinstance(question, Question)
+            posted.cancel()
+            async with asyncio.timeout(60):
+                await asyncio.wait([question.answer])
+            with pytest.raises(EnvError, match="did not wait for its answer"):
+                side.session.answer(Reply(tokens=[2], logprobs=[0.0], finish_reason="stop"))
+
+    asyncio.run(ask())
