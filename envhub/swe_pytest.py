@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from envhub.env import EnvError
-from envhub.file_tree import Tree, file, folder
+from envhub.file_tree import Tree, file
 from envhub.sandbox import Limits, require_sandbox, run_in_sandbox
 from envhub.swe_repo import Test
 
@@ -22,13 +22,14 @@ PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygm
 INSIDE = "/opt/pytest"
 MAX_SHOWN_CHARS = 1500
 
-# Neither site's start nor those of pytest's own plugins that nothing here uses: two fifths of the time of a run.
+# Neither site's start nor those of pytest's own plugins that nothing here uses: a sixth of a run's time.
 _UNUSED = ("legacypath", "doctest", "junitxml", "pastebin", "debugging", "faulthandler", "stepwise", "setuponly",
            "setupplan", "pytester", "unraisableexception", "threadexception", "cacheprovider")  # fmt: skip
 _PYTEST = (
     f"PYTHONPATH={INSIDE}:. PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 COLUMNS=60 /usr/bin/python3 -S -m pytest "
     f"-q --tb=short --no-header -rN --color=no {' '.join(f'-p no:{name}' for name in _UNUSED)} "
 )
+PATHS = {"PYTHONPATH": f"{INSIDE}:."}  # by which `python3 -m pytest` is this one
 _ENDS = re.compile(r"\d+ (passed|failed|skipped|error|deselected|warning)|no tests ran")
 _VARYING = re.compile(r" in \d+\.\d+s|(?<=0x)[0-9a-f]{6,}")
 _JUDGE = """\
@@ -67,26 +68,26 @@ def require_pytest() -> None:
         raise ValueError("this environment runs pytest in a sandbox, and pytest is missing: pip install pytest")
 
 
-async def run_tests(files: Mapping[str, str], *, limits: Limits) -> str:
-    """What pytest says of the tests in `files`, by path; nothing that a run changes is kept.
+async def run_tests(tree: Tree, *, limits: Limits) -> str:
+    """What pytest says of the tests in `tree`; nothing that a run changes is kept.
 
     Raises EnvError where pytest itself does not start.
     """
-    finished = await run_in_sandbox(f"{_PYTEST} tests", _tree(files), limits=limits, mounts=_mounts())
+    finished = await run_in_sandbox(f"{_PYTEST} tests", tree, limits=limits, mounts=pytest_mounts())
     if _ENDS.search(finished.output) is None:  # stopped from inside, or no pytest: that is nobody's fault in there
-        started = await run_in_sandbox(f"{_PYTEST} --version", {}, limits=limits, mounts=_mounts())
+        started = await run_in_sandbox(f"{_PYTEST} --version", {}, limits=limits, mounts=pytest_mounts())
         if started.exit_code != 0:
             raise EnvError(f"pytest does not start in the sandbox: {started.output.strip()[-500:]}")
     return without_durations(finished.output).strip()[-MAX_SHOWN_CHARS:] or "(no output)"
 
 
-async def passed_tests(files: Mapping[str, str], tests: Mapping[str, Test], *, limits: Limits) -> frozenset[str]:
-    """The names of those of `tests` all of whose calls give, with the modules in `files`, what they should.
+async def passed_tests(modules: Tree, tests: Mapping[str, Test], *, limits: Limits) -> frozenset[str]:
+    """The names of those of `tests` all of whose calls give, with these `modules`, what they should.
 
     Raises EnvError where Python itself does not start.
     """
     calls = {name: {"module": test.module, "calls": test.calls} for name, test in tests.items()}
-    tree = _tree({**files, "calls.json": json.dumps(calls), "judge.py": _JUDGE})
+    tree = modules | {"calls.json": file(json.dumps(calls)), "judge.py": file(_JUDGE)}
     finished = await run_in_sandbox("/usr/bin/python3 -S judge.py", tree, limits=limits)
     left = finished.tree or {}
     passed = frozenset(name for name, test in tests.items() if _said(left, name) == test.right)
@@ -95,11 +96,6 @@ async def passed_tests(files: Mapping[str, str], tests: Mapping[str, Test], *, l
         if started.exit_code != 0:
             raise EnvError(f"Python does not start in the sandbox: {started.output.strip()[-500:]}")
     return passed
-
-
-def _tree(files: Mapping[str, str]) -> Tree:
-    tree: Tree = {path.split("/")[0]: folder() for path in files if "/" in path}
-    return tree | {path: file(content) for path, content in files.items()}
 
 
 def _said(tree: Tree, name: str) -> Any:
@@ -111,7 +107,7 @@ def _said(tree: Tree, name: str) -> Any:
 
 
 @functools.cache
-def _mounts() -> dict[Path, str]:
+def pytest_mounts() -> dict[Path, str]:
     """Where what pytest needs is here, and where in the sandbox; `py` is one file, the others are folders."""
     mounts = {}
     for name in PACKAGES:

@@ -23,10 +23,11 @@ from envhub.layer import gone
 from envhub.options import check_choice
 from envhub.sandbox import Place, require_sandbox
 from envhub.swe_edit import edited, lines_of, numbered
-from envhub.swebench_checkout import Checkout, check_out, require_git
+from envhub.swe_git import of_a_policy, require_git
+from envhub.swebench_checkout import Checkout, check_out
 from envhub.swebench_instance import Playable, read_playable
 from envhub.swebench_judge import is_resolved
-from envhub.swebench_run import diff_command, of_a_policy, run_in_testbed, shown
+from envhub.swebench_run import diff_command, run_in_testbed, shown
 from envhub.world import Change, WorldEnv
 
 MAX_ACTION_BYTES = 100_000  # a command is one argument to bash, which the kernel limits to 128 KiB

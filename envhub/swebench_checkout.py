@@ -16,15 +16,11 @@ from pathlib import Path
 from envhub.env import EnvError
 from envhub.file_tree import Node, Tree
 from envhub.layer import gone
+from envhub.swe_git import PLAIN_INDEX
 from envhub.swebench_instance import Playable
 
 # A clone may be somebody else's, and a commit need not be at the end of a branch of it.
 _UPLOAD_PACK = "git -c safe.directory=* -c uploadpack.allowAnySHA1InWant=true upload-pack"
-# The index without times and numbers of files: the same bytes for the same content. `git` finds out anew what changed.
-PLAIN_INDEX = (
-    "git ls-files -s -z > /tmp/index.list && GIT_INDEX_FILE=.git/index.new git update-index -z --index-info "
-    "< /tmp/index.list && mv .git/index.new .git/index"
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,12 +32,6 @@ class Checkout:
     commit_time: int  # s since 1970
     tests: Tree  # what the test patch leaves
     repaired: Tree  # what the people's patch leaves
-
-
-def require_git() -> None:
-    """Raise ValueError, with what to install, where git is missing, here or in the sandbox, which shows /usr."""
-    if shutil.which("git") is None or not Path("/usr/bin/git").exists():
-        raise ValueError("this environment needs git in /usr/bin, and it is missing: apt-get install git")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -89,7 +89,8 @@ CASES = [
          samples=("Act: bash\n```bash\nls -R\n```", "bash touch mine"), other_options={"files": 4}),
     Case(name="code", max_turns=10, noisy_success=0.95, is_spaced=False, share=0.015, max_walk=2,
          samples=("run print(1)", "run\n```python\nprint(input())\n```"), other_options={"tests": 1}),
-    Case(name="swe", max_turns=40, noisy_success=0.95, is_spaced=False, share=0.01, max_walk=2, samples=("diff",),
+    Case(name="swe", max_turns=40, noisy_success=0.95, is_spaced=False, share=0.01, max_walk=2,
+         samples=("diff", "bash git status"),
          other_options={"files": 1}),
 ]  # fmt: skip
 

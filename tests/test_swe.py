@@ -11,9 +11,11 @@ import pytest
 from common.trajectory import Task
 from envhub import swe_pytest
 from envhub.env import EnvError
+from envhub.file_tree import Tree, file, folder
 from envhub.sandbox import Limits
 from envhub.swe import SweState, SweWorld, make_swe
 from envhub.swe_bug import draw_bug
+from envhub.swe_git import laid, peeled
 from envhub.swe_parts import PARTS
 from envhub.swe_repo import NUM_SHOWN, Repo, draw_repo
 from envhub.world import Change
@@ -31,6 +33,14 @@ def act(world: SweWorld, action: str, state: SweState | None = None) -> Change[S
     return asyncio.run(world.act(world.first if state is None else state, action))
 
 
+def changed(files: dict[str, str], *, is_tested: bool = False) -> SweState:
+    return SweState(layer={path: file(content) for path, content in files.items()}, is_tested=is_tested)
+
+
+def tree_of(files: dict[str, str]) -> Tree:
+    return {path.split("/")[0]: folder() for path in files} | {path: file(text) for path, text in files.items()}
+
+
 def source_path(world: SweWorld) -> str:
     return next(path for path in world.repo.files if path.startswith(world.repo.package) and "__init__" not in path)
 
@@ -44,7 +54,7 @@ def submitted(world: SweWorld, **contents: str) -> float:
         "tests": f"tests/test_{Path(path).name}",
     }
     edits = {path: world.repo.right_files[path]} | {paths[name]: content for name, content in contents.items()}
-    return act(world, "submit", SweState(edits=edits)).score
+    return act(world, "submit", changed(edits)).score
 
 
 def whole_repo(num_bugs: int) -> Repo:
@@ -74,8 +84,8 @@ def test_a_bug_changes_one_line_of_a_function_and_is_python() -> None:
 def test_exactly_the_tests_that_the_bugs_break_fail_before_and_all_pass_after() -> None:
     """What was found here, when the repository was drawn, against pytest in the sandbox."""
     repo = whole_repo(num_bugs=3)
-    before = asyncio.run(swe_pytest.passed_tests(repo.files, repo.tests, limits=LIMITS))
-    after = asyncio.run(swe_pytest.passed_tests(repo.right_files, repo.tests, limits=LIMITS))
+    before = asyncio.run(swe_pytest.passed_tests(tree_of(repo.files), repo.tests, limits=LIMITS))
+    after = asyncio.run(swe_pytest.passed_tests(tree_of(repo.right_files), repo.tests, limits=LIMITS))
     assert before == repo.pass_to_pass
     assert after == repo.pass_to_pass | repo.fail_to_pass == set(repo.tests)
     assert set(repo.broken) <= repo.fail_to_pass
@@ -83,10 +93,10 @@ def test_exactly_the_tests_that_the_bugs_break_fail_before_and_all_pass_after() 
 
 def test_the_repositorys_own_tests_show_every_bug_and_nothing_else() -> None:
     repo = whole_repo(num_bugs=3)
-    said = asyncio.run(swe_pytest.run_tests(repo.files, limits=LIMITS))
+    said = asyncio.run(swe_pytest.run_tests(tree_of(repo.files), limits=LIMITS))
     assert all(f" test_{name} _" in said for name in repo.broken)
     assert said.endswith(" passed")
-    right = asyncio.run(swe_pytest.run_tests(repo.right_files, limits=LIMITS))
+    right = asyncio.run(swe_pytest.run_tests(tree_of(repo.right_files), limits=LIMITS))
     assert right.splitlines()[-1] == f"{len(repo.tests)} passed"
 
 
@@ -123,7 +133,7 @@ def test_a_file_is_shown_with_its_numbers_and_edited_by_them() -> None:
     def edited(action: str) -> list[str]:
         change = act(here, f"edit {path} {action}")
         assert change.valid, change.text
-        return change.state.edits.get(path, here.repo.files[path]).splitlines()
+        return laid(here.tree, change.state.layer)[path].content.decode().splitlines()
 
     assert edited("1-2\n```python\ndef f():\n```") == ["def f():", *lines[2:]]
     assert edited("2\n    x = 1") == [lines[0], "    x = 1", *lines[2:]]
@@ -153,9 +163,70 @@ def test_a_diff_is_what_was_changed() -> None:
     path, bug = source_path(here), here.repo.bugs[0]
     assert act(here, "diff").text == "nothing is changed"
     right = here.repo.right_files[path]
-    said = act(here, "diff", SweState(edits={path: right})).text.splitlines()
+    said = act(here, "diff", changed({path: right})).text.splitlines()
     assert said[:2] == [f"--- {path}", f"+++ {path}"]
     assert said[3:] == [f"-{bug.wrong}", f"+{bug.right}"]
+
+
+def test_it_is_a_git_repository_and_commands_go_on_where_the_last_one_ended() -> None:
+    here = world()
+    path, state = source_path(here), here.first
+    for action, said in (
+        ("bash git log --format=%s; git status --short", "first"),
+        (f"bash\n```bash\nsed -i 1d {path}; echo 1 > new; git status --short\n```",
+         f" M {path}\n?? new"),
+        ("bash git add -A; git commit -q -m mine; git log --format=%s; git status --short", "mine\nfirst"),
+        ("bash rm new; git rm -q -r tests; git stash -q; git status --short; git stash pop -q; git status --short",
+         " D new\n D " + next(name for name in here.repo.files if name.startswith("tests/"))),
+        ("bash python3 -m pytest --version; exit 3", f"pytest {pytest.__version__}"),
+        ("view new", "no file new"),
+        ("bash git reset -q --hard HEAD~1; git stash clear", "(no output, exit code 0)"),
+    ):  # fmt: skip
+        change = act(here, action, state)
+        assert (change.text, change.valid) == (said, said != "no file new")
+        state = change.state
+    assert act(here, "diff", state).text == "nothing is changed"
+    assert act(here, "bash git diff --stat HEAD", state).text == "(no output, exit code 0)"
+
+
+def test_the_same_commands_lead_to_the_same_state_and_so_do_edits() -> None:
+    here = world()
+    path = source_path(here)
+    commands = [f"edit {path} 1-0\n# mine", "bash git add -A", "bash git commit -q -m mine; git gc -q; git status"]
+    states = []
+    for _ in range(2):
+        state = here.first
+        for command in commands:
+            state = act(here, command, state).state
+        states.append(state)
+    assert states[0] == states[1]
+    by_edit = act(here, f"edit {path} 1-0\n# mine").state
+    by_bash = act(here, f"bash sed -i '1i # mine' {path}; rm -r .git").state
+    assert by_edit == by_bash != here.first
+
+
+def test_a_repair_by_a_command_is_one_too_and_what_else_it_leaves_does_not_matter() -> None:
+    here = world()
+    path, bug = source_path(here), here.repo.bugs[0]
+    lines = here.repo.files[path].splitlines()
+    repair = f"bash sed -i '{lines.index(bug.wrong) + 1}c\\{bug.right}' {path}"
+    for beside, score in (("true", 1.0), ("rm -r tests .git", 1.0), (f"rm -r {here.repo.package}", 0.0),
+                          (f"mv {here.repo.package} /tmp; ln -s /tmp {here.repo.package}", 0.0)):  # fmt: skip
+        assert act(here, "submit", act(here, f"{repair}; {beside}").state).score == score
+
+
+def test_a_command_changes_whether_the_files_are_tested_only_if_it_changes_them() -> None:
+    here = world()
+    tested = act(here, "test").state
+    assert act(here, "bash git log", tested).state.is_tested
+    assert not act(here, "bash touch new", tested).state.is_tested
+
+
+def test_trees_are_what_they_were_when_their_layers_are_laid_again() -> None:
+    base: Tree = {"a": folder(), "a/x": file("1\n"), "b": file("2\n")}
+    for tree in ({}, base, {"a": file("")}, {**base, "a/y": file("3\n")}, {"b": folder(), "b/z": file("2\n")}):
+        assert laid(base, peeled(base, tree)) == tree
+    assert peeled(base, base) == {}
 
 
 def test_a_repair_in_other_words_is_one_too() -> None:
@@ -206,11 +277,11 @@ def test_a_table_of_what_the_tests_show_earns_nothing_and_neither_do_changed_tes
         for name in here.repo.tests
     )
     edits = {source_path(here): table + functions}
-    assert act(here, "test", SweState(edits=edits)).text.endswith("passed")
-    assert act(here, "submit", SweState(edits=edits)).score == 0.0
+    assert act(here, "test", changed(edits)).text.endswith("passed")
+    assert act(here, "submit", changed(edits)).score == 0.0
     tests = {path: "def test_all():\n    pass\n" for path in here.repo.files if path.startswith("tests/")}
-    assert act(here, "test", SweState(edits=tests)).text.splitlines()[-1] == "1 passed"
-    assert act(here, "submit", SweState(edits=tests)).score == 0.0
+    assert act(here, "test", changed(tests)).text.splitlines()[-1] == "1 passed"
+    assert act(here, "submit", changed(tests)).score == 0.0
 
 
 def test_what_the_tests_do_to_the_files_is_not_kept() -> None:
@@ -218,21 +289,21 @@ def test_what_the_tests_do_to_the_files_is_not_kept() -> None:
     path = source_path(here)
     mine = f"open({path!r}, 'w').write('')\n"
     edits = {f"tests/test_{Path(path).name}": mine}
-    state = act(here, "test", SweState(edits=edits)).state
-    assert state == SweState(edits=edits, is_tested=True)
+    state = act(here, "test", changed(edits)).state
+    assert state == changed(edits, is_tested=True)
 
 
 def test_tests_that_end_pytest_are_the_policys_own_fault() -> None:
     here = world()
     edits = {path: "import os\nos._exit(1)\n" for path in here.repo.files if path.startswith("tests/")}
-    assert act(here, "test", SweState(edits=edits)).text == "(no output)"
+    assert act(here, "test", changed(edits)).text == "(no output)"
 
 
 def test_a_pytest_that_does_not_start_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swe_pytest, "PACKAGES", ())
-    swe_pytest._mounts.cache_clear()
+    swe_pytest.pytest_mounts.cache_clear()
     try:
         with pytest.raises(EnvError, match=r"pytest does not start in the sandbox: .*No module named pytest"):
             act(world(), "test")
     finally:
-        swe_pytest._mounts.cache_clear()
+        swe_pytest.pytest_mounts.cache_clear()

@@ -10,7 +10,7 @@ if ! command -v "${CXX:-g++}" >/dev/null; then
     packages+=(g++)
 fi
 # Environments that run commands (shell, code, research, swe) do so in bubblewrap, with the system's own Python inside, or not at all;
-# swebench works in git repositories.
+# swe and swebench work in git repositories.
 if ! command -v bwrap >/dev/null; then
     packages+=(bubblewrap)
 fi
@@ -30,5 +30,5 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
 fi
 echo "missing: ${packages[*]} (Debian, Ubuntu: apt-get install ${packages[*]})" >&2
 echo "vLLM's CPU build loads libnuma.so.1; learner.compile, and its test, need a C++ compiler;" >&2
-echo "the environments shell, code, research and swe refuse to be made without bubblewrap and /usr/bin/python3, swebench without /usr/bin/git" >&2
+echo "the environments shell, code, research and swe refuse to be made without bubblewrap and /usr/bin/python3, swe and swebench without /usr/bin/git" >&2
 [[ " ${packages[*]} " != *" libnuma1 "* ]]
