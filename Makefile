@@ -8,7 +8,7 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup quickstart test check format lock clean bench-actors bench-learner bench-replay bench-envs bench-weights \
-  study-lag soak test-faults test-ledger test-fleet test-envs test-engines test-adapters
+  study-lag soak test-faults test-ledger test-fleet test-envs test-engines test-adapters setup-browser
 
 setup: $(STAMP)
 
@@ -88,7 +88,7 @@ test-engines: setup
 	$(BIN)/pytest tests/engines
 
 # The adapters with the packages that they adapt, each set of them in an environment of its own: their pins clash.
-test-adapters: $(addprefix test-adapters-,games mcp1 mcp2 textworld alfworld freebase openenv verifiers)
+test-adapters: $(addprefix test-adapters-,games mcp1 mcp2 textworld alfworld browser freebase openenv verifiers)
 
 # Two environments, as it is two programs that speak with each other: theirs, and ours without their packages.
 test-adapters-openenv: setup
@@ -100,6 +100,12 @@ test-adapters-verifiers: setup
 	test -x build/adapters-verifiers/bin/python || $(PYTHON) -m venv build/adapters-verifiers
 	build/adapters-verifiers/bin/pip install $(PIP_FLAGS) -r requirements/adapters-verifiers.txt
 	VERIFIERS_PYTHON=build/adapters-verifiers/bin/python $(BIN)/pytest tests/adapters/verifiers
+
+# With Debian's Chromium, which no wheel brings.
+test-adapters-browser: setup-browser
+
+setup-browser:
+	bash tools/setup_browser.sh
 
 test-adapters-%:
 	test -x build/adapters-$*/bin/python || $(PYTHON) -m venv build/adapters-$*

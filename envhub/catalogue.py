@@ -11,6 +11,7 @@ from envhub.agentbench_kg import make_agentbench_kg_env
 from envhub.agentbench_os import make_agentbench_os_env
 from envhub.agentgym_client import AgentGymClient
 from envhub.bird import make_bird_env
+from envhub.browsergym import BrowserGymEnv
 from envhub.code import make_code_env
 from envhub.craft import make_craft_env
 from envhub.dbbench import make_dbbench_env
@@ -22,6 +23,7 @@ from envhub.gym import GymEnv
 from envhub.household import HouseholdEnv
 from envhub.kg import make_kg_env
 from envhub.mcp_tools import McpEnv
+from envhub.miniwob import MiniWobEnv
 from envhub.openenv_client import OpenEnvClient
 from envhub.reasoning import ReasoningEnv
 from envhub.research import make_research_env
@@ -54,8 +56,10 @@ ENVS: dict[str, Callable[..., Env]] = {
 }
 # To what others have made: each needs a package that only making it imports (docs/adapters.md).
 ADAPTERS: dict[str, Callable[..., Env]] = {
+    "browsergym": BrowserGymEnv,
     "gymnasium": GymEnv,
     "mcp": McpEnv,
+    "miniwob": MiniWobEnv,
     "reasoning_gym": ReasoningEnv,
     "textarena": TextArenaEnv,
     "textworld": TextWorldEnv,

@@ -1,0 +1,181 @@
+"""BrowserGym with Debian's Chromium, really played: `make test-adapters-browser` installs both and runs it."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from actors.answer import answer
+from common.trajectory import Task
+from envhub.catalogue import make_env
+from envhub.env import Env, EnvError, Observation
+from tests.adapters.browser.left import folders_of, processes_of, until
+from tests.adapters.held import ALWAYS
+from tests.env_cases import Case
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Gymnasium's own
+
+CASE = Case(name="browsergym", max_turns=20, noisy_success=0, share=0.01, max_walk=2,
+            options={"train": ["browsergym/miniwob.enter-text"]}, samples=("noop(1)", "clear('14')"))  # fmt: skip
+
+
+def task(index: int = 0, split: str = "train") -> Task:
+    return Task(env="browsergym", split=split, index=index)
+
+
+def page(observation: Observation) -> str:
+    return observation.messages[-1].content
+
+
+async def play(env: Env, actions: Callable[[str], list[str]], index: int = 0) -> list[Observation]:
+    observations = [await env.reset(task(index))]
+    for action in actions(page(observations[0])):
+        observations.append(await env.step(action))
+    return observations
+
+
+def bid(text: str, pattern: str) -> str:
+    found = re.search(rf"\[(\w+)\] {pattern}", text)
+    assert found is not None, f"no {pattern} in\n{text}"
+    return found[1]
+
+
+@pytest.mark.parametrize("check", [*ALWAYS[:1], *ALWAYS[2:4], *ALWAYS[6:]], ids=lambda check: check.__name__)
+def test_browsergym_keeps_the_contract(check: Callable[[Case], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.env_cases.offered", lambda env, case: list(case.samples))  # there are no experts
+    check(CASE)
+
+
+def test_scripts_solve_pages_of_two_tasks_by_turns() -> None:
+    def click_one(text: str) -> list[str]:
+        one = bid(text, "button 'ONE'")
+        return [f"click('{one}')"]
+
+    def enter(text: str) -> list[str]:
+        wanted = re.search(r'Enter "(.*)" into', text)
+        assert wanted is not None
+        return [f"fill('{bid(text, 'textbox')}', {wanted[1]!r})", f"I say click('{bid(text, 'button')}')"]
+
+    async def solve() -> None:
+        games = ["browsergym/miniwob.click-test-2", "browsergym/miniwob.enter-text"]
+        env = make_env("browsergym", {"train": games})
+        for index, player in enumerate((click_one, enter)):
+            observations = await play(env, player, index)
+            assert "click(bid: str" in observations[0].messages[0].content
+            assert "upload_file" not in observations[0].messages[0].content
+            end = observations[-1]
+            assert (end.terminated, end.success, end.score, end.rewards) == (True, True, 1.0, {"task": 1.0})
+        with pytest.raises(EnvError, match="is over; call reset first"):
+            await env.step("noop(1)")
+        await env.close()
+
+    asyncio.run(solve())
+
+
+def test_what_is_not_understood_is_said_and_nothing_is_handed_out_or_run() -> None:
+    async def ask() -> None:
+        env = make_env("browsergym", {})
+        start = page(await env.reset(task()))
+        for action, why in (
+            ("hello", "Received an empty action"),
+            ("click('999')", "Could not find element with bid"),
+            ("upload_file('13', '/etc/passwd')", "Invalid action type 'upload_file'"),
+            ("click('13') click('14')", "Received a multi-action"),
+            ("noop(60000)", "noop waits for 5000 ms at most"),
+            ("goto('javascript:core.endEpisode(1)')", "goto takes an address"),
+            ("page.evaluate('core.endEpisode(1)')", "Invalid action type 'evaluate'"),
+            ("[" * 3000, "Received an empty action"),
+        ):
+            observation = await env.step(action)
+            assert (observation.valid_action, observation.done, observation.rewards) == (False, False, {"task": 0.0})
+            assert why in page(observation), action
+            assert page(observation).endswith(start.split("\n\n", 1)[1])
+        await env.close()
+
+    asyncio.run(ask())
+
+
+@contextlib.contextmanager
+def site() -> Iterator[int]:
+    """A loopback site of one page that says where it was asked for; its port."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = f"<button>{self.path}</button>".encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+def test_only_the_sites_that_are_named_are_reached() -> None:
+    async def surf(mine: int, other: int) -> None:
+        url = f"http://127.0.0.1:{mine}/start"
+        settings = {"task_kwargs": {"start_url": url, "goal": "Look around."}}
+        options = {"train": ["browsergym/openended"], "settings": settings}
+        env = make_env("browsergym", {**options, "sites": [f"127.0.0.1:{mine}"]})
+        assert "button '/start'" in page(await env.reset(task()))
+        elsewhere = await env.step(f"goto('http://127.0.0.1:{other}/')")
+        assert not elsewhere.valid_action and "net::ERR_PROXY_CONNECTION_FAILED" in page(elsewhere)
+        assert "button '/there'" in page(await env.step(f"goto('http://127.0.0.1:{mine}/there')"))
+        tabs = page(await env.step("new_tab()"))
+        assert f"tab 0: http://127.0.0.1:{mine}/there\ntab 1: about:blank\nshown: about:blank" in tabs
+        told = await env.step("send_msg_to_user('done')")
+        assert (told.valid_action, told.done) == (True, False)
+        given_up = await env.step("report_infeasible('no goal')")
+        assert (given_up.terminated, given_up.success) == (True, False)
+        await env.close()
+        alone = make_env("browsergym", options)
+        with pytest.raises(EnvError, match=r"net::ERR_INTERNET_DISCONNECTED|net::ERR_CONNECTION_REFUSED"):
+            await alone.reset(task())
+        await alone.close()
+
+    with site() as mine, site() as other:
+        asyncio.run(surf(mine, other))
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_what_dies_or_hangs_fails_the_episode_and_nothing_is_left(sent: signal.Signals) -> None:
+    async def disturbed() -> None:
+        env = make_env("browsergym", {})
+        start = await env.reset(task())
+        for pid in processes_of("browsergym") - before:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, sent)
+        with pytest.raises(EnvError, match=r"BrowserGym's process is lost|no answer within"):
+            await answer(partial(env.step, "noop(1)"), timeout_s=2)
+        await env.close()
+        until(lambda: processes_of("browsergym") <= before)
+        assert folders_of("browsergym") <= folders
+        assert await env.reset(task()) == start
+        await env.close()
+        until(lambda: processes_of("browsergym") <= before)
+
+    before, folders = processes_of("browsergym"), folders_of("browsergym")
+    asyncio.run(disturbed())
+
+
+def test_a_task_that_nobody_registers_is_refused() -> None:
+    for game, why in (
+        ("browsergym/miniwob.click-tets", "which BrowserGym has not"),
+        ("browsergym/webarena.4", "needs the package browsergym.webarena.*pip install browsergym-webarena"),
+        ("click-test", "name tasks by BrowserGym's ids, such as browsergym/webarena.4, got 'click-test'"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            make_env("browsergym", {"train": [game]})
