@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import redis
 
+from actors.drive import terms_of
 from actors.group import Episodes, Stage, rollout_group
 from actors.resume import resumed_tape
 from actors.rollout import EpisodeFailed, fresh_env
@@ -28,6 +29,9 @@ from common.config_error import ConfigError
 from common.env_config import PartConfig
 from common.trajectory import Outcome, StopReason, Task, Trajectory, VersionSpan, check
 from envhub.catalogue import make_any_env, make_env
+from envhub.driving import Reply
+from envhub.env import EnvError
+from envhub.verifiers_env import VerifiersEnv
 from tests.attempts import make_buffer, ticket
 from tests.episodes import ALLOWANCE, attempt_on, rollout_of
 from tests.small_tokenizer import CHATML, merging_tokenizer
@@ -251,6 +255,27 @@ def test_a_process_that_dies_takes_its_episodes_along_and_the_next_has_a_new_one
             await again
 
     asyncio.run(kill_it())
+    assert not any(is_running(pid) for pid in pids.read_text().split())
+
+
+def test_an_episode_that_was_lost_and_is_not_yet_closed_keeps_nobody_at_a_dead_process(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    lost, next_one = (make_any_env("verifiers", part(pids=str(pids)).options) for _ in range(2))
+    terms = terms_of(TOKENIZER, attempt_on().sampling, max_tokens=256, max_turns=8)
+    task = Task(env="verifiers", split="train", index=0)
+
+    async def lose_one() -> None:
+        assert isinstance(lost, VerifiersEnv) and isinstance(next_one, VerifiersEnv)
+        asked = await lost.begin(task, terms)
+        os.kill(int(pids.read_text()), 9)
+        with pytest.raises(EnvError, match="its process ended"):
+            await lost.answer(Reply(tokens=[END], logprobs=[0.0], finish_reason="stop"))
+        assert (await next_one.begin(task, terms)).prompt == asked.prompt
+        await next_one.close()
+        await lost.close()
+
+    asyncio.run(lose_one())
+    assert len(pids.read_text().split()) == 2
     assert not any(is_running(pid) for pid in pids.read_text().split())
 
 
