@@ -128,8 +128,9 @@ class _CausalOnCpu(torch.autograd.Function):
             _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(*part, 0.0, True, scale=ctx.scaling)
             for part in parts
         ]
-        joined = [torch.cat(part, dim=2)[0] for part in zip(*found, strict=True)]
-        return *joined, None, None
+        # The kernel's gradients lie token by token, whatever their shape says, and so do the projections behind them.
+        joined = [torch.cat([part[0].transpose(0, 1) for part in parts]) for parts in zip(*found, strict=True)]
+        return *(gradient.transpose(0, 1) for gradient in joined), None, None
 
 
 _ATEN = torch.ops.aten

@@ -78,21 +78,24 @@ def train_step(
     found = [one_pass(packed.to(ranks.device)) for packed in _announced(micro_batches, model, critic)]
     measured = measured_over_ranks(found)
     verdict = _judged(measured, objective=objective, ranks=ranks)
-    optimizers = [optimizer] if critic is None else [optimizer, critic.optimizer]
-    finite = all(math.isfinite(float(gradient_norm(each))) for each in optimizers)
-    scale = verdict.scale if finite else 0.0
+    scale = verdict.scale if critic is None or _both_finite(optimizer, critic) else 0.0
     update = apply_gradient(optimizer, schedule, max_grad_norm=max_grad_norm, scale=0.0 if critic_only else scale)
     values = _critic_stepped(critic, found, max_grad_norm=max_grad_norm, scale=scale)
     _lap(clock, "optimizer")
     return step_metrics_of(
         measured,
-        dataclasses.replace(update, skipped=scale == 0.0),
+        dataclasses.replace(update, skipped=update.skipped if critic is None else scale == 0.0),
         divisor=divisor,
         num_micro_batches=len(micro_batches),
         num_sequences=global_num_sequences,
         guard_scale=verdict.scale,
         values=values,
     )
+
+
+def _both_finite(optimizer: torch.optim.Optimizer, critic: Critic) -> bool:
+    """Whether policy and critic may move: neither does without the other. A policy alone is looked at as it moves."""
+    return all(math.isfinite(float(gradient_norm(each))) for each in (optimizer, critic.optimizer))
 
 
 def _critic_stepped(
