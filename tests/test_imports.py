@@ -40,6 +40,7 @@ def modules_of(room: str) -> list[str]:
 
 def test_common_replay_and_envhub_import_without_torch() -> None:
     modules = modules_of("common") + modules_of("replay") + modules_of("envhub")
+    modules.remove("envhub.verifiers_driver")  # a program for another Python, which has that package and not ours
     assert len(modules) > 30
     import_without("torch,vllm,transformers", modules)
 
