@@ -144,19 +144,6 @@ class BrowserGymEnv(ReplayedEnv[_Episode]):
         if worker is not None:
             await asyncio.to_thread(worker.end)
 
-    def admissible(self) -> list[str] | None:
-        """None: what may be typed cannot be listed; none after the end. Raises EnvError before a reset."""
-        return [] if self._started().is_over else None
-
-    def state_key(self) -> str:
-        """Empty: a site knows what its pages do not show."""
-        self._started()
-        return ""
-
-    def expert(self) -> str:
-        self._running()
-        raise NotImplementedError("BrowserGym's tasks have no experts here; warm-start from demonstrations of your own")
-
 
 def _check_registered(game: str) -> None:
     """Raise ValueError unless a package of BrowserGym's registers `game`."""

@@ -158,15 +158,6 @@ class McpEnv(ReplayedEnv[_Episode]):
         if session is not None:
             await session.close()
 
-    def admissible(self) -> list[str] | None:
-        """None: calls cannot be listed; none after the end. Raises EnvError before a reset."""
-        return [] if self._started().is_over else None
-
-    def state_key(self) -> str:
-        """Empty: the server does not tell its state."""
-        self._started()
-        return ""
-
     def expert(self) -> str:
         """The next call of the task's `solution`, then the end. Raises NotImplementedError where it has none."""
         episode = self._running()

@@ -82,16 +82,3 @@ class MiniWobEnv(ReplayedEnv[_Episode]):
         browser, self._browser, self._episode = self._browser, None, None
         if browser is not None:
             await asyncio.to_thread(browser.end)
-
-    def admissible(self) -> list[str] | None:
-        """None: what may be typed cannot be listed; none after the end. Raises EnvError before a reset."""
-        return [] if self._started().is_over else None
-
-    def state_key(self) -> str:
-        """Empty: a page's scripts know what it does not show."""
-        self._started()
-        return ""
-
-    def expert(self) -> str:
-        self._running()
-        raise NotImplementedError("MiniWoB++ has no experts; warm-start from demonstrations of your own")

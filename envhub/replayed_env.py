@@ -30,6 +30,19 @@ class ReplayedEnv(Generic[E]):
     def restore(self, state: bytes) -> Observation:
         raise NotImplementedError("its states cannot be written down; its actions are done again")
 
+    def admissible(self) -> list[str] | None:
+        """None: what may be said cannot be listed; none after the end. Raises EnvError before a reset."""
+        return [] if self._started().is_over else None
+
+    def state_key(self) -> str:
+        """Empty: the package knows of its state what it does not show. Raises EnvError before a reset."""
+        self._started()
+        return ""
+
+    def expert(self) -> str:
+        self._running()
+        raise NotImplementedError(f"{type(self).__name__} has no expert; warm-start from demonstrations of your own")
+
     def _started(self) -> E:
         """The episode, over or not. Raises EnvError before the first reset."""
         if self._episode is None:

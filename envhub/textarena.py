@@ -87,19 +87,6 @@ class TextArenaEnv(ReplayedEnv[_Episode]):
     async def close(self) -> None:
         self._episode = None
 
-    def admissible(self) -> list[str] | None:
-        """None: TextArena does not list them; none after the end. Raises EnvError before a reset."""
-        return [] if self._started().is_over else None
-
-    def state_key(self) -> str:
-        """Empty: a game's state counts its turns."""
-        self._started()
-        return ""
-
-    def expert(self) -> str:
-        self._running()
-        raise NotImplementedError("TextArena has no experts; warm-start from demonstrations of your own")
-
     def _start(self, seed: int) -> Any:
         game = self._textarena.make(f"{self._game}{_RAW}", **self._settings)
         game.reset(num_players=1, seed=seed)

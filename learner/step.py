@@ -63,18 +63,10 @@ def train_step(
         num_loss_tokens=global_num_loss_tokens, num_sequences=global_num_sequences, objective=objective
     )
     one_pass = partial(
-        _forward_and_backward,
-        model,
-        reference=reference,
-        critic=critic,
-        ranks=ranks,
-        objective=objective,
-        temperature=temperature,
-        chunk_tokens=chunk_tokens,
-        divisor=divisor,
-        num_loss_tokens=global_num_loss_tokens,
+        _forward_and_backward, model, reference=reference, critic=critic, ranks=ranks, objective=objective,
+        temperature=temperature, chunk_tokens=chunk_tokens, divisor=divisor, num_loss_tokens=global_num_loss_tokens,
         clock=clock,
-    )
+    )  # fmt: skip
     found = [one_pass(packed.to(ranks.device)) for packed in _announced(micro_batches, model, critic)]
     measured = measured_over_ranks(found)
     verdict = _judged(measured, objective=objective, ranks=ranks)
