@@ -28,7 +28,7 @@ test: setup check
 
 # The buffer against its model, 50,000 examples of up to 30 actions; `make test` runs 2,000.
 test-ledger: setup
-	SLIPSTREAM_LEDGER_EXAMPLES=$${SLIPSTREAM_LEDGER_EXAMPLES:-50000} $(BIN)/pytest tests/test_ledger.py
+	SLIPSTREAM_LEDGER_EXAMPLES=$${SLIPSTREAM_LEDGER_EXAMPLES:-50000} $(BIN)/pytest -n 2 -v tests/test_ledger.py
 
 # The episodes in docs/environments, played anew; a test says when they are no longer what is played.
 env-pages: setup

@@ -25,19 +25,53 @@ TTL_S = 6.0  # an actor silent for this long is not invited
 RENEW_S = 2.0
 SEAL_TIMEOUT_S = 10.0  # the publisher seals a group well within this, or is gone
 POLL_S = 0.01
+CHUNK_POLL_S = 0.0005
 
 
 class BroadcastMissed(RuntimeError):
     """This actor is not in the group, or the group broke; the version can still be pulled."""
 
 
+class TimedGroup:
+    """A process group whose broadcasts end by a deadline; vLLM's engines can take it for a communicator of theirs."""
+
+    def __init__(self, group: ProcessGroup, deadline: float) -> None:
+        """`deadline` is of the monotonic clock."""
+        self._group = group
+        self._deadline = deadline
+
+    def broadcast(self, tensor: torch.Tensor, src: int) -> None:
+        """Receive `tensor` from rank `src`. Raises RuntimeError past the deadline, or where the group broke."""
+        left = timedelta(seconds=max(self._deadline - time.monotonic(), 0.001))
+        options = BroadcastOptions()
+        options.rootRank, options.timeout = src, left
+        work = self._group.broadcast([tensor], options)
+        # On a GPU `wait` is of the stream alone, and has no end when a peer has died.
+        while tensor.is_cuda and not work.is_completed():
+            if time.monotonic() > self._deadline:
+                raise RuntimeError(f"a chunk of {tensor.nbytes} bytes did not come by the group's deadline")
+            time.sleep(CHUNK_POLL_S)
+        work.wait(left)
+
+
+ReceiveChunks = Callable[[TimedGroup, torch.Tensor, int], None]
+"""Fills a flat buffer with what rank 0 sends, so many bytes at a time."""
+
+
+def receive_chunks(group: TimedGroup, buffer: torch.Tensor, chunk_bytes: int) -> None:
+    """Over gloo, whose bytes land in place."""
+    for chunk in torch.split(buffer, chunk_bytes):
+        group.broadcast(chunk, src=0)
+
+
 class BroadcastMember:
     """One actor's membership. Owns a thread that renews it, and the group while one is held."""
 
-    def __init__(self, bulletin: Bulletin, actor: str) -> None:
+    def __init__(self, bulletin: Bulletin, actor: str, over_nccl: ReceiveChunks | None = None) -> None:
+        """`over_nccl` is how chunks come to a GPU; without it this member is asked to groups over gloo alone."""
         self._bulletin = bulletin
         self._actor = actor
-        self._device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
+        self._over_nccl = over_nccl
         self._group: ProcessGroup | None = None
         self._held: BroadcastGroup | None = None
         self._last_invitation = 0
@@ -56,7 +90,8 @@ class BroadcastMember:
             raise BroadcastMissed(f"invitation {invitation.number} was tried before")
         self._last_invitation = invitation.number
         held_group = self._held.number if self._held else 0
-        acknowledgement = Acknowledgement(held_group=held_group, device=self._device.type, root=root)
+        device = "cpu" if self._over_nccl is None else "cuda"
+        acknowledgement = Acknowledgement(held_group=held_group, device=device, root=root)
         self._bulletin.acknowledge(invitation.number, self._actor, acknowledgement)
         sealed = self._sealed(invitation)
         if self._actor not in sealed.actors:
@@ -65,7 +100,7 @@ class BroadcastMember:
         deadline = time.monotonic() + sealed.deadline_s
         try:
             self._join(sealed)
-            self._receive_chunks(sealed, place(sealed.blob), deadline)
+            self._receive(sealed, place(sealed.blob), deadline)
         except RuntimeError as error:  # torch.distributed's errors have no closer class in common
             self._leave()
             raise BroadcastMissed(f"group {sealed.number} broke: {error}") from error
@@ -98,17 +133,11 @@ class BroadcastMember:
         self._group = _process_group(sealed, PrefixStore(f"group{sealed.number}", store), self._actor, timeout)
         self._held = sealed
 
-    def _receive_chunks(self, sealed: BroadcastGroup, buffer: torch.Tensor, deadline: float) -> None:
+    def _receive(self, sealed: BroadcastGroup, buffer: torch.Tensor, deadline: float) -> None:
         assert self._group is not None
-        device = torch.device("cuda" if sealed.backend == "nccl" else "cpu")
-        for piece in torch.split(buffer, sealed.chunk_bytes):
-            left = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
-            options = BroadcastOptions()
-            options.timeout = left
-            staged = piece.to(device)  # the piece itself on a CPU, where the bytes land in place
-            self._group.broadcast([staged], options).wait(left)
-            if staged is not piece:
-                piece.copy_(staged)
+        receive = self._over_nccl if sealed.backend == "nccl" else receive_chunks
+        assert receive is not None, "a group over NCCL is sealed only for those who said that they can"
+        receive(TimedGroup(self._group, deadline), buffer, sealed.chunk_bytes)
 
     def _leave(self) -> None:
         if self._group is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import redis
 import torch
 
-from actors.broadcast import BroadcastMember, BroadcastMissed
+from actors.broadcast import BroadcastMember, BroadcastMissed, ReceiveChunks
 from actors.engine import WeightsRefused
 from actors.pull import Puller, PullFailed
 from actors.sources import Sources
@@ -58,7 +58,8 @@ class Receiver:
     It keeps the newest weights that it received, and changes them in place by a delta where there is one.
     """
 
-    def __init__(self, info: ReceiverInfo) -> None:
+    def __init__(self, info: ReceiverInfo, over_nccl: ReceiveChunks | None = None) -> None:
+        """`over_nccl` is how a broadcast's chunks come to a GPU, where the actor has one."""
         self._info = info
         self._puller: Puller | None = None
         self._store = run_store(info.disk, info.run_id) if info.transport == "disk" else None
@@ -67,7 +68,7 @@ class Receiver:
         self._member: BroadcastMember | None = None
         if info.transport == "broadcast":
             bulletin = Bulletin(connect(info.redis_url, patience_s=REDIS_PATIENCE_S), info.run_id)
-            self._member = BroadcastMember(bulletin, info.actor)
+            self._member = BroadcastMember(bulletin, info.actor, over_nccl)
 
     def receive(self, offer: Offer) -> torch.Tensor:
         """Return the offered weights, verified, as one flat uint8 tensor on the CPU of `manifest.num_bytes`.

@@ -27,6 +27,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 
 from actors.engine import WeightsRefused
+from actors.packed_nccl import PackedNccl
 from actors.receive import Receiver, ReceiverInfo
 from actors.staged_weights import ModelFolder
 from actors.twin import swap, twin_of
@@ -87,7 +88,8 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
 
     def init_transfer_engine(self, init_info: StagedInitInfo) -> None:
         """Connect the receiver."""
-        self._receiver = Receiver(ReceiverInfo(**vars(init_info)))
+        over_nccl = PackedNccl(self.vllm_config, self.device) if self.device.type == "cuda" else None
+        self._receiver = Receiver(ReceiverInfo(**vars(init_info)), over_nccl)
 
     def stage(self, offer: Offer) -> None:
         """Begin to receive and verify `offer` in the background; it takes the place of an earlier stage."""

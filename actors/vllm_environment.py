@@ -9,6 +9,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "HF_HUB_OFFLINE": "1",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # a broadcast that broke ends its group; torch's default ends the process
 }
 CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # several actors share the cores: more threads each were 12 to 15 times slower

@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 PREPARE_S = 3.0  # for an invited actor to see the offer and acknowledge it
 POLL_S = 0.01
+CHUNK_POLL_S = 0.0005
 SLACK = 3.0  # a send may take this many times as long, by the byte, as the last one of the same group
 MIN_DEADLINE_S = 2.0
 
@@ -82,7 +83,9 @@ class Broadcaster:
         try:
             self._join(sealed)
             joined = time.monotonic()
-            self._send_chunks(buffer, start + sealed.deadline_s)
+            assert self._group is not None
+            device = self._device if sealed.backend == "nccl" else torch.device("cpu")
+            send_chunks(self._group, buffer, sealed.chunk_bytes, device, start + sealed.deadline_s)
         except RuntimeError as error:  # torch.distributed's errors have no closer class in common
             log.warning("broadcast group %d of %s broke: %s", sealed.number, sealed.actors, error)
             self._leave()
@@ -138,19 +141,30 @@ class Broadcaster:
         self._group = _process_group(sealed, store, timeout)
         self._held = sealed
 
-    def _send_chunks(self, buffer: torch.Tensor, deadline: float) -> None:
-        assert self._group is not None and self._held is not None
-        device = self._device if self._held.backend == "nccl" else torch.device("cpu")
-        for piece in torch.split(buffer, self._chunk_bytes):
-            left = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
-            options = BroadcastOptions()
-            options.timeout = left
-            self._group.broadcast([piece.to(device)], options).wait(left)
-
     def _leave(self) -> None:
         if self._group is not None:
             self._group.abort()
         self._group = self._held = None
+
+
+def send_chunks(
+    group: ProcessGroup, buffer: torch.Tensor, chunk_bytes: int, device: torch.device, deadline: float
+) -> None:
+    """Broadcast flat `buffer` as rank 0, so many bytes at a time and by way of `device`.
+
+    Raises RuntimeError past the deadline, of the monotonic clock, or where the group broke.
+    """
+    for piece in torch.split(buffer, chunk_bytes):
+        left = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
+        options = BroadcastOptions()
+        options.timeout = left
+        work = group.broadcast([piece.to(device)], options)
+        # On a GPU `wait` is of the stream alone, and has no end when a receiver has died.
+        while device.type == "cuda" and not work.is_completed():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"a chunk of {piece.nbytes} bytes was not sent by the group's deadline")
+            time.sleep(CHUNK_POLL_S)
+        work.wait(left)
 
 
 def _process_group(sealed: BroadcastGroup, store: Store, timeout: timedelta) -> ProcessGroup:

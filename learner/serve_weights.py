@@ -191,6 +191,8 @@ class WeightServer:
 def main(arguments: list[str]) -> None:
     """`python -m learner.serve_weights CONNECTION_FD SLOT_FD...`; the rest comes over the connection."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    # A broadcast that broke ends its group; torch's default would end this process.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the learner closes this process
     die_with_parent(os.getppid())  # a learner that is gone already has closed the connection
     connection_fd, *slot_fds = map(int, arguments)

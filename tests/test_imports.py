@@ -57,4 +57,6 @@ def test_the_learner_imports_without_vllm_and_the_actors_too_but_for_their_engin
     import_without("vllm", [*learner, *actors])
 
 
-ENGINE_FILES = ("actors.vllm_start", "actors.staged_transfer", "actors.twin", "actors.serve_engine")
+ENGINE_FILES = tuple(
+    f"actors.{name}" for name in ("vllm_start", "staged_transfer", "packed_nccl", "twin", "serve_engine")
+)

@@ -1,17 +1,14 @@
 """`make bench-actors`: what the actors' own code costs, beside what the engine alone would take.
 
-Three parts, each measured by turns with its limit: the episode loop against the scripted engine's schedule, the whole
-loop against vLLM generating the same tokens offline, and the pause of a refresh against the time of a token.
-docs/benchmarks.md says how.
+Two parts, each measured by turns with its limit: the episode loop against the scripted engine's schedule, and the whole
+loop against vLLM generating the same tokens offline. docs/benchmarks.md says how.
 """
 
 import asyncio
 import gc
 import importlib.metadata
-import itertools
 import logging
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -23,25 +20,19 @@ from typing import Any
 
 import psutil
 import torch
-from safetensors.torch import load_file
 
 from actors.act import act, make_stage
 from actors.group import Stage
-from actors.orders import EngineSettings
-from actors.receive import ReceiverInfo
-from actors.vllm_engine import EngineProcess, VllmEngine
+from actors.vllm_engine import VllmEngine
 from actors.vllm_environment import vllm_environment
 from common.config import Config, load_config
-from common.connection import connect
 from common.shutdown import Shutdown
 from common.trajectory import Sampling, Task, Trajectory
-from common.weights import Offer, layout
-from learner.lead import Links, join_run
-from learner.publish import Publisher
+from learner.lead import Links
 from replay.fleet import RunState
-from replay.server import start_server
 from replay.ticket import Ticket
 from tools import benchmark
+from tools.an_engine import an_engine
 from tools.bench_episode_loop import episode_loop
 from tools.benchmark import Cost, Row, cost_of
 from tools.prepare import load_tokenizer, model_folder, prepare
@@ -50,8 +41,6 @@ CONFIG = Path(__file__).parent.parent / "conf" / "quickstart.yaml"
 NUM_GROUPS = 32  # in one repeat of the whole loop: its end, when episodes run out, must not weigh
 NUM_WARM_UP_GROUPS = 8
 WHOLE_REPEATS = 7
-NUM_RUNNING = 16  # generations at a time, under a refresh
-NUM_REFRESHES = 15
 POLL_S = 0.1
 TIMEOUT_S = 300.0
 
@@ -65,7 +54,7 @@ def main() -> int:
         folder = model_folder(config, prepare(config))
         rows = [*episode_loop(config, load_tokenizer(folder))]
         with _a_run(config, folder, Path(root)) as run:
-            rows += [*whole_loop(run), refresh(run)]
+            rows += whole_loop(run)
     return measuring.end(
         rows,
         gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else "",
@@ -75,15 +64,13 @@ def main() -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ARun:
-    """What a learner and an actor would have, in one process."""
+    """What a learner and an actor would have, in one process, and vLLM beside them."""
 
     config: Config
-    folder: Path
     links: Links
     stage: Stage
     engine: VllmEngine
     offline: Any  # vLLM's LLMEngine, started as the actor's is
-    publisher: Publisher
     shutdown: Shutdown
 
 
@@ -91,53 +78,13 @@ class ARun:
 def _a_run(config: Config, folder: Path, root: Path) -> Iterator[ARun]:
     from actors.vllm_start import start_vllm  # vLLM reads the environment while it is imported
 
-    tokenizer = load_tokenizer(folder)
-    with start_server(root / "redis") as server:
-        links = join_run(connect(server.secret_url), config, model_folder=folder, vocab_size=len(tokenizer))
-        receiver = ReceiverInfo(
-            redis_url=server.secret_url,
-            run_id=config.run.name,
-            actor="actor",
-            transport="pull",
-            chunk_bytes=config.weights.chunk_bytes,
-            timeout_s=TIMEOUT_S,
-            disk="",
-        )
-        settings = EngineSettings(
-            model_path=str(folder),
-            policy_version=0,
-            seed=config.run.seed,
-            max_tokens=config.model.max_tokens,
-            dtype=config.model.dtype,
-            kv_cache_bytes=config.actors.kv_cache_bytes,
-            max_episodes=config.actors.max_episodes,
-            kv_policy=config.actors.kv_policy,
-            receiver=receiver,
-        )
-        engine = VllmEngine(EngineProcess(), settings)
+    with an_engine(config, folder, root) as (links, engine, settings):
         offline = start_vllm(settings)
-        weights = load_file(folder / "model.safetensors")
-        publisher = Publisher(
-            layout((name, "float32", tuple(tensor.shape)) for name, tensor in weights.items()),
-            redis_url=server.secret_url,
-            run_id=config.run.name,
-            learner_epoch=links.epoch,
-            host=config.weights.host,
-            chunk_bytes=config.weights.chunk_bytes,
-            anchor_every=config.weights.anchor_every,
-            broadcast_timeout_s=config.weights.broadcast_timeout_s,
-            log_path=root / "publisher.log",
-        )
         stage = make_stage(engine, name="actor", run=config, actors=config.actors, model_path=folder)
         try:
-            yield ARun(
-                config=config, folder=folder, links=links, stage=stage, engine=engine, offline=offline,
-                publisher=publisher, shutdown=Shutdown(),
-            )  # fmt: skip
+            yield ARun(config=config, links=links, stage=stage, engine=engine, offline=offline, shutdown=Shutdown())
         finally:
-            publisher.close()
             offline.engine_core.shutdown()
-            asyncio.run(engine.close())
 
 
 def whole_loop(run: ARun) -> tuple[Row, Row, Row]:
@@ -283,54 +230,6 @@ async def _generate_offline(llm: Any, turns: list[TurnToMake]) -> None:
     while llm.has_unfinished_requests():
         num_tokens += sum(len(output.outputs[0].token_ids) for output in llm.step())
     assert num_tokens == sum(turn.num_tokens for turn in turns), "vLLM ended a turn early"
-
-
-def refresh(run: ARun) -> Row:
-    """The pause of a commit under NUM_RUNNING generations, beside the time between two of their tokens."""
-    pauses_s, token_times_s = asyncio.run(_refreshed(run))
-    return Row.of(
-        "refresh: pause, in token times", [1e3 * pause_s for pause_s in pauses_s], unit="ms",
-        against=[1e3 * token_time_s for token_time_s in token_times_s], goal="ratio <= 2",
-    )  # fmt: skip
-
-
-async def _refreshed(run: ARun) -> tuple[list[float], list[float]]:
-    weights = list(load_file(run.folder / "model.safetensors").items())
-    fresh_times_s: list[float] = []  # of generations that no refresh fell into, since the last one
-    pauses_s, token_times_s, seeds = [], [], itertools.count()
-    lanes = [asyncio.create_task(_generate_on(run, fresh_times_s, seeds)) for _ in range(NUM_RUNNING)]
-    async with asyncio.timeout(TIMEOUT_S):
-        for version in range(1, NUM_REFRESHES + 1):
-            fresh_times_s.clear()
-            while len(fresh_times_s) < NUM_RUNNING:  # noqa: ASYNC110 - the lanes fill it
-                await asyncio.sleep(POLL_S)
-            token_times_s.append(statistics.median(fresh_times_s))
-            run.publisher.publish(weights, policy_version=version)
-            await run.engine.stage(await _offered(run, version))
-            pauses_s.append(await run.engine.commit(version))
-    for lane in lanes:
-        lane.cancel()
-    await asyncio.gather(*lanes, return_exceptions=True)
-    return pauses_s, token_times_s
-
-
-async def _offered(run: ARun, policy_version: int) -> Offer:
-    while True:
-        offer = await asyncio.to_thread(run.links.bulletin.latest)
-        if offer is not None and offer.manifest.policy_version == policy_version:
-            return offer
-        await asyncio.sleep(POLL_S)
-
-
-async def _generate_on(run: ARun, token_times_s: list[float], seeds: Iterator[int]) -> None:
-    """One generation after the other, each as long as the context allows; note the time of a token."""
-    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=run.config.model.max_tokens)
-    while True:
-        seed = next(seeds)
-        started = time.perf_counter()
-        completion = await run.engine.generate([5 + seed % 50] * 32, sampling, seed=seed)
-        if len(completion.version_spans) == 1:
-            token_times_s.append((time.perf_counter() - started) / len(completion.tokens))
 
 
 def _vllm_version() -> str:

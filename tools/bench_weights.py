@@ -1,11 +1,12 @@
 """`make bench-weights`: what publishing costs the learner, and what weights cost on their way, beside their limits.
 
-Five parts: a publish beside a copy of the weights, and while a receiver fails or joins; a broadcast beside gloo's own;
-what the publisher serves where a relay stands between; and deltas of a real fine-tuning beside whole weights.
-docs/benchmarks.md says how. The pause of a commit is a row of `make bench-actors`.
+Six parts: a publish beside a copy of the weights, and while a receiver fails or joins; a broadcast beside gloo's own;
+what the publisher serves where a relay stands between; deltas of a real fine-tuning beside whole weights; and the pause
+of a commit beside the time of a token. docs/benchmarks.md says how.
 """
 
 import logging
+import os
 import sys
 import tempfile
 import time
@@ -21,6 +22,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from actors.receive import Receiver
 from actors.relay import Relay, RelayInfo
+from actors.vllm_environment import vllm_environment
 from common.chunk_server import ServerLimits
 from common.weights import Offer, buffer_bytes, layout
 from replay.bulletin import Bulletin
@@ -28,6 +30,7 @@ from replay.server import start_server
 from tools import benchmark
 from tools.bench_deltas import Trace, delta_speed
 from tools.bench_disturbed import FAULTS, disturbed
+from tools.bench_refresh import refresh
 from tools.benchmark import Row
 from tools.weights_stage import (
     NUM_RECEIVERS,
@@ -63,6 +66,7 @@ def main() -> int:
             relayed(bench),
             delta_speed(REPEATS),
             *deltas(bench),
+            refresh(),
         ]
     return measuring.end(
         rows,
@@ -245,4 +249,5 @@ def _offered(bulletin: Bulletin, policy_version: int) -> Offer:
 
 
 if __name__ == "__main__":
+    os.environ.update(vllm_environment())
     sys.exit(main())

@@ -1,0 +1,51 @@
+"""An actor's engine for a benchmark: real vLLM in its own process, with a Redis server and a learner's links."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from actors.orders import EngineSettings
+from actors.receive import ReceiverInfo
+from actors.vllm_engine import EngineProcess, VllmEngine
+from common.config import Config
+from common.connection import connect
+from learner.lead import Links, join_run
+from replay.server import start_server
+from tools.prepare import load_tokenizer
+
+TIMEOUT_S = 300.0
+
+
+@contextmanager
+def an_engine(config: Config, folder: Path, root: Path) -> Iterator[tuple[Links, VllmEngine, EngineSettings]]:
+    """Yield the learner's links, the engine of the model in `folder`, and its settings; `root` is for the server."""
+    with start_server(root / "redis") as server:
+        links = join_run(
+            connect(server.secret_url), config, model_folder=folder, vocab_size=len(load_tokenizer(folder))
+        )
+        receiver = ReceiverInfo(
+            redis_url=server.secret_url,
+            run_id=config.run.name,
+            actor="actor",
+            transport="pull",
+            chunk_bytes=config.weights.chunk_bytes,
+            timeout_s=TIMEOUT_S,
+            disk="",
+        )
+        settings = EngineSettings(
+            model_path=str(folder),
+            policy_version=0,
+            seed=config.run.seed,
+            max_tokens=config.model.max_tokens,
+            dtype=config.model.dtype,
+            kv_cache_bytes=config.actors.kv_cache_bytes,
+            max_episodes=config.actors.max_episodes,
+            kv_policy=config.actors.kv_policy,
+            receiver=receiver,
+        )
+        engine = VllmEngine(EngineProcess(), settings)
+        try:
+            yield links, engine, settings
+        finally:
+            asyncio.run(engine.close())
