@@ -36,7 +36,7 @@ env-pages: setup
 
 # The contract of environments at its full length: 200 random episodes of each, 1,000 for its memory, and so on.
 test-envs: setup
-	SLIPSTREAM_ENVS_IN_FULL=1 $(BIN)/pytest --timeout 3600 tests/test_env_contract.py
+	SLIPSTREAM_ENVS_IN_FULL=1 $(BIN)/pytest -n 2 -v --timeout 3600 tests/test_env_contract.py
 
 check: setup
 	$(BIN)/ruff format --check .

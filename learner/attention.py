@@ -83,8 +83,8 @@ def packed_attention(
     """
     lengths = [length for row in rows.rows for length in row.lengths]
     if query.device.type == "cpu" and (sliding_window is None or sliding_window >= max(lengths)):
-        alone: Tensor = _CausalOnCpu.apply(query[0], key[0], value[0], lengths, scaling)  # type: ignore[no-untyped-call]
-        return alone[None], None
+        alone: Tensor = _CausalOnCpu.apply(query, key, value, lengths, scaling)  # type: ignore[no-untyped-call]
+        return alone, None
     # Split, not sliced: the backward pass of a slice fills zeros as long as the whole pack.
     sizes = [row.num_tokens for row in rows.rows]
     parts = [torch.split_with_sizes(packed[0], sizes, dim=1) for packed in (query, key, value)]
@@ -99,7 +99,8 @@ class _CausalOnCpu(torch.autograd.Function):
     """PyTorch's flash attention for CPUs, sequence after sequence, as one step of the backward pass.
 
     `F.scaled_dot_product_attention` calls the same kernel. Called here, its parts are neither padded nor recorded one
-    by one: in the quickstart's model that was a tenth of a training step.
+    by one: in the quickstart's model that was a tenth of a training step. What comes in and goes out has all four
+    dimensions: the backward pass of `query[0]` fills zeros and copies, a thirtieth of a step.
     """
 
     @staticmethod
@@ -111,14 +112,14 @@ class _CausalOnCpu(torch.autograd.Function):
         )
         ctx.save_for_backward(query, key, value, *attended, *normalisers)
         ctx.lengths, ctx.scaling = lengths, scaling
-        return torch.cat([part[0].transpose(0, 1) for part in attended])
+        return torch.cat([part.transpose(1, 2) for part in attended], dim=1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, *results = ctx.saved_tensors
         num = len(ctx.lengths)
         parts = zip(
-            _sequences(gradients[0].transpose(0, 1), ctx.lengths),
+            _sequences(gradients[0].transpose(1, 2), ctx.lengths),
             *(_sequences(packed, ctx.lengths) for packed in (query, key, value)),
             results[:num],
             results[num:],
@@ -129,8 +130,8 @@ class _CausalOnCpu(torch.autograd.Function):
             for part in parts
         ]
         # The kernel's gradients lie token by token, whatever their shape says, and so do the projections behind them.
-        joined = [torch.cat([part[0].transpose(0, 1) for part in parts]) for parts in zip(*found, strict=True)]
-        return *(gradient.transpose(0, 1) for gradient in joined), None, None
+        joined = [torch.cat([part.transpose(1, 2) for part in parts], dim=1) for parts in zip(*found, strict=True)]
+        return *(gradient.transpose(1, 2) for gradient in joined), None, None
 
 
 _ATEN = torch.ops.aten
@@ -138,7 +139,7 @@ _ATEN = torch.ops.aten
 
 def _sequences(packed: Tensor, lengths: list[int]) -> tuple[Tensor, ...]:
     """Views of [1, heads, length, head_dim]."""
-    return torch.split_with_sizes(packed[None], lengths, dim=2)
+    return torch.split_with_sizes(packed, lengths, dim=2)
 
 
 def _batched(packed: Float[Tensor, "heads tokens head_dim"], row: Rows) -> Float[Tensor, "rows heads longest head_dim"]:
