@@ -17,8 +17,9 @@ from common.shutdown import Shutdown
 from learner.checkpoint import Progress
 from learner.clock import Clock
 from learner.conditions import conditions_of
-from learner.lead import Lead, join_run, shard_buffer
+from learner.lead import Lead
 from learner.learner import Learner, begin, begin_checkpoint, export, imitate_expert, load_learner, train_on
+from learner.links import join_run, shard_buffer
 from learner.published import adapted_folder, published_layout, published_tensors
 from learner.ranks import Ranks
 from learner.share import share

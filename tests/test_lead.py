@@ -13,7 +13,8 @@ from common.run_dir import RunDir
 from common.weights import layout
 from learner.checkpoint import Progress
 from learner.flops import Flops
-from learner.lead import Lead, join_run
+from learner.lead import Lead
+from learner.links import join_run
 from replay.buffer import Buffer
 from replay.fleet import Fleet
 from replay.keys import FencedOut

@@ -16,7 +16,7 @@ from common.config_error import ConfigError
 from common.connection import RedisUnreachable, check_servers, connect, connect_shards
 from common.shutdown import Shutdown
 from learner.checkpoint import Progress
-from learner.lead import shard_buffer
+from learner.links import shard_buffer
 from learner.ranks import join_ranks, leave_ranks
 from learner.supplies import Supplies, shards_of, whole_batch
 from replay.buffer import Buffer

@@ -10,7 +10,7 @@ from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
 from common.config import Config
 from common.connection import connect
-from learner.lead import Links, join_run
+from learner.links import Links, join_run
 from replay.server import start_server
 from tools.prepare import load_tokenizer
 

@@ -28,7 +28,7 @@ from actors.vllm_environment import vllm_environment
 from common.config import Config, load_config
 from common.shutdown import Shutdown
 from common.trajectory import Sampling, Task, Trajectory
-from learner.lead import Links
+from learner.links import Links
 from replay.fleet import RunState
 from replay.ticket import Ticket
 from tools import benchmark

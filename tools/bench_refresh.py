@@ -14,7 +14,7 @@ from actors.vllm_engine import VllmEngine
 from common.config import Config, load_config
 from common.trajectory import Sampling
 from common.weights import Offer, layout
-from learner.lead import Links
+from learner.links import Links
 from learner.publish import Publisher
 from tools.an_engine import TIMEOUT_S, an_engine
 from tools.benchmark import Row
