@@ -7,8 +7,8 @@ STAMP := $(VENV)/.installed
 PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup quickstart test check format lock clean bench-actors bench-learner bench-replay bench-envs bench-weights \
-  study-lag soak test-faults test-ledger test-fleet test-envs test-engines test-adapters setup-browser
+.PHONY: setup setup-gpu quickstart test check format lock clean \
+  bench-actors bench-learner bench-replay bench-envs bench-weights study-lag soak test-faults test-ledger test-fleet test-envs test-engines test-adapters setup-browser
 
 setup: $(STAMP)
 
@@ -16,6 +16,14 @@ $(STAMP): requirements/lock.txt pyproject.toml tools/setup_system.sh
 	bash tools/setup_system.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install $(PIP_FLAGS) --no-deps -r requirements/lock.txt
+	$(BIN)/pip install $(PIP_FLAGS) --no-deps --editable .
+	touch $(STAMP)
+
+# For CUDA, instead of `make setup`: vLLM's own build. Its dependencies can be resolved, so there is no lock.
+setup-gpu:
+	bash tools/setup_system.sh
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install $(PIP_FLAGS) -r requirements/gpu.txt -r requirements/dev.in
 	$(BIN)/pip install $(PIP_FLAGS) --no-deps --editable .
 	touch $(STAMP)
 
