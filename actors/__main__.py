@@ -122,6 +122,7 @@ def start_engine(process: EngineProcess, name: str, *, run: Config, mine: Config
         dtype=run.model.dtype,
         kv_cache_bytes=mine.actors.kv_cache_bytes,
         max_episodes=mine.actors.max_episodes,
+        tensor_parallel=mine.actors.tensor_parallel,
         kv_policy=mine.actors.kv_policy,
         receiver=ReceiverInfo(
             redis_url=mine.redis.url,

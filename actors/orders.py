@@ -21,6 +21,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     dtype: str
     kv_cache_bytes: int  # for a CPU; on a GPU the KV cache takes what the weights leave of 90 %
     max_episodes: int
+    tensor_parallel: int  # workers that share each layer
     kv_policy: str  # what a commit does with running requests' KV: "keep" it, or "recompute" it with the new weights
     receiver: ReceiverInfo
 

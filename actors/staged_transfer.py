@@ -10,7 +10,7 @@ Importing this module registers the engine with vLLM; `worker_extension_cls` mak
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,10 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
     def init_transfer_engine(self, init_info: StagedInitInfo) -> None:
         """Connect the receiver."""
         over_nccl = PackedNccl(self.vllm_config, self.device) if self.device.type == "cuda" else None
-        self._receiver = Receiver(ReceiverInfo(**vars(init_info)), over_nccl)
+        info = ReceiverInfo(**vars(init_info))
+        if self.parallel_config.rank > 0 and info.transport == "broadcast":
+            info = replace(info, transport="pull")  # an actor is one member of a broadcast: its first worker
+        self._receiver = Receiver(info, over_nccl)
 
     def stage(self, offer: Offer) -> None:
         """Begin to receive and verify `offer` in the background; it takes the place of an earlier stage."""

@@ -13,6 +13,7 @@ ENVIRONMENT = {
 }
 CPU_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # several actors share the cores: more threads each were 12 to 15 times slower
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else an engine of several workers asks for as many NUMA nodes
     "TORCHDYNAMO_DISABLE": "1",  # else the first request for log-probabilities compiles for 4 to 9 s
 }
 

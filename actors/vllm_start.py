@@ -47,6 +47,7 @@ def start_vllm(settings: EngineSettings) -> LLMEngine:
             dtype=settings.dtype,
             max_model_len=settings.max_tokens,
             max_num_seqs=settings.max_episodes,
+            tensor_parallel_size=settings.tensor_parallel,
             kv_cache_memory_bytes=None if on_gpu else settings.kv_cache_bytes,
             skip_tokenizer_init=True,  # tokens in, tokens out
             generation_config="vllm",  # else the folder's temperature, top-p and top-k would bend ours

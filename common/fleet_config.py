@@ -10,13 +10,14 @@ from common.config_error import require
 class ActorsConfig:
     count: int = 2  # actor processes that `slipstream up` and `slipstream actors` start
     max_episodes: int = 32  # concurrent episodes in one actor
-    kv_cache_bytes: int = 64 << 20  # of each engine
+    kv_cache_bytes: int = 64 << 20  # of each engine on a CPU
+    tensor_parallel: int = 1  # GPUs of one engine, which share each of its layers; divides the model's heads
     transport: str = "broadcast"  # how weights come: broadcast, pull (spot actors, late joiners), or from weights.disk
     relay: bool = False  # start a relay as well, at weights.host: one copy of weights for the host
     instance_kind: str = "reserved"  # reserved or spot; recorded in every trajectory
     price_per_hour: float = 0.0  # dollars, of one actor's share of its host; recorded in every trajectory
     zone: str = ""  # where the host is, as eu-west-1a, for whoever looks at the fleet
-    devices: list[str] = field(default_factory=list)  # GPUs, one engine each; empty: CUDA_VISIBLE_DEVICES, or all
+    devices: list[str] = field(default_factory=list)  # GPUs for engines; empty: CUDA_VISIBLE_DEVICES, or all
     kv_policy: str = "keep"  # running requests after a refresh: keep old KV, or recompute it with the new weights
     notices: str = "none"  # who says that this host will be taken away: aws, gcp or azure, whose service is then asked
     notices_url: str = ""  # of the metadata service; empty: where the cloud has it
@@ -25,9 +26,11 @@ class ActorsConfig:
 
     def __post_init__(self) -> None:
         require(self.count >= 0, "actors.count", ">= 0", self.count, "0 starts none")
-        require(not self.devices or self.count <= len(self.devices), "actors.count",
-                 f"<= {len(self.devices)}, the number of actors.devices", self.count,
-                 "one engine fills a GPU")  # fmt: skip
+        require(self.tensor_parallel >= 1, "actors.tensor_parallel", ">= 1", self.tensor_parallel, "1 is the default")
+        num_engines = len(self.devices) // self.tensor_parallel
+        require(not self.devices or self.count <= num_engines, "actors.count",
+                 f"<= {num_engines}, the number of actors.devices by actors.tensor_parallel", self.count,
+                 "one engine fills its GPUs")  # fmt: skip
         require(self.max_episodes >= 1, "actors.max_episodes", ">= 1", self.max_episodes, "try 32")
         require(self.kv_cache_bytes >= 1, "actors.kv_cache_bytes", ">= 1", self.kv_cache_bytes,
                  "64 MiB is the default")  # fmt: skip

@@ -34,8 +34,9 @@ class Stage:
         self.journal.touch()
         self.stays = folder / "journal.stays"  # while it is there, nobody leaves
 
-    def host(self, *, count: int, devices: list[str], script: str = STAND_IN) -> Host:
-        config = load_config(None, [f"run.root={self._folder}", f"actors.count={count}", "actors.drain_s=0"])
+    def host(self, *, count: int, devices: list[str], tensor_parallel: int = 1, script: str = STAND_IN) -> Host:
+        settings = [f"actors.count={count}", f"actors.tensor_parallel={tensor_parallel}", "actors.drain_s=0"]
+        config = load_config(None, [f"run.root={self._folder}", *settings])
         self._hosts.append(Host(config, lambda name: ["sh", "-c", script, str(self.journal), name], devices=devices))
         return self._hosts[-1]
 
@@ -69,6 +70,15 @@ def test_each_gpu_has_an_engine_of_its_own(stage: Stage) -> None:
     host = stage.host(count=3, devices=["0", "1", "GPU-5d3f"])
     stage.tended(host, lambda: len(stage.started()) == 3)
     assert stage.started() == ["0 gpu=0", "1 gpu=1", "2 gpu=GPU-5d3f"]
+
+
+def test_an_engine_may_have_several_gpus_and_what_is_left_over_stays_idle(stage: Stage) -> None:
+    host = stage.host(count=1, devices=["0", "1", "2", "3", "4"], tensor_parallel=2)
+    host.want(9)
+    stage.tended(host, lambda: len(stage.started()) == 2)
+    assert stage.started() == ["0 gpu=0,1", "1 gpu=2,3"]
+    with pytest.raises(ConfigError, match=r"`actors.tensor_parallel` is 4, and this host has 2 GPUs"):
+        stage.host(count=1, devices=["0", "1"], tensor_parallel=4)
 
 
 def test_more_are_started_and_the_last_are_told_to_leave_as_is_wanted(stage: Stage) -> None:
@@ -142,6 +152,8 @@ def test_more_actors_than_named_gpus_are_refused() -> None:
     assert load_config(None, ["actors.devices=[0,3]", "actors.count=2"]).actors.devices == ["0", "3"]
     with pytest.raises(ConfigError, match=r"`actors.count` must be <= 2, the number of actors.devices"):
         load_config(None, ["actors.devices=[0,3]", "actors.count=3"])
+    with pytest.raises(ConfigError, match=r"`actors.count` must be <= 1, the number of actors.devices"):
+        load_config(None, ["actors.devices=[0,3]", "actors.count=2", "actors.tensor_parallel=2"])
 
 
 def test_what_is_wanted_of_a_host_is_known_to_it_alone_until_it_starts_anew(

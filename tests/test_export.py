@@ -102,7 +102,7 @@ async def greedy(folder: Path) -> tuple[list[int], list[float]]:
     )
     settings = EngineSettings(
         model_path=str(folder), policy_version=0, seed=11, max_tokens=128, dtype="float32", kv_cache_bytes=64 << 20,
-        max_episodes=2, kv_policy="keep", receiver=receiver,
+        max_episodes=2, tensor_parallel=1, kv_policy="keep", receiver=receiver,
     )  # fmt: skip
     engine = VllmEngine(EngineProcess(), settings)
     try:

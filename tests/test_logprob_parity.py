@@ -105,6 +105,7 @@ def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_gen
         dtype="float32",
         kv_cache_bytes=64 << 20,
         max_episodes=32,
+        tensor_parallel=1,
         kv_policy=kv_policy,
         receiver=ReceiverInfo(
             redis_url=redis_url,

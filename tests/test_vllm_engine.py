@@ -141,6 +141,7 @@ def started(policies: Policies, *, kv_policy: str) -> VllmEngine:
         dtype="float32",
         kv_cache_bytes=64 << 20,
         max_episodes=32,
+        tensor_parallel=1,
         kv_policy=kv_policy,
         receiver=ReceiverInfo(
             redis_url="redis://127.0.0.1:1", run_id="test", actor="a0", transport="pull", chunk_bytes=1 << 16,
@@ -534,7 +535,7 @@ def test_sizes_that_vllm_refuses_are_a_value_error_and_leave_no_process(policies
     )  # fmt: skip
     settings = EngineSettings(
         model_path=str(policies.folder), policy_version=0, seed=11, max_tokens=1 << 20, dtype="float32",
-        kv_cache_bytes=64 << 20, max_episodes=32, kv_policy="keep", receiver=receiver,
+        kv_cache_bytes=64 << 20, max_episodes=32, tensor_parallel=1, kv_policy="keep", receiver=receiver,
     )  # fmt: skip
     with pytest.raises(ValueError, match="max_model_len"):
         VllmEngine(process, settings)

@@ -57,14 +57,23 @@ def host_actors(config: Config) -> int:
 
 
 class Host:
-    """The actors of this host, one in each slot. A slot is a GPU where there are GPUs, and holds one engine."""
+    """The actors of this host, one in each slot. Where there are GPUs, a slot has those of one engine."""
 
     def __init__(self, config: Config, command: Callable[[str], list[str]], *, devices: list[str]) -> None:
-        """`command` starts an actor of a name; `devices` are the GPUs, none on a CPU."""
+        """`command` starts an actor of a name; `devices` are the GPUs, none on a CPU.
+
+        Raises ConfigError for fewer GPUs than an engine is to have.
+        """
+        together = config.actors.tensor_parallel
+        if 0 < len(devices) < together:
+            raise ConfigError(
+                f"`actors.tensor_parallel` is {together}, and this host has {len(devices)} GPUs; lower it"
+            )
         self.count = config.actors.count
         self._config = config
         self._command = command
-        self._devices = devices
+        starts = range(0, len(devices) - together + 1, together)
+        self._devices = [",".join(devices[start : start + together]) for start in starts]
         self._slots: dict[int, Child] = {}
         self._leaving: set[int] = set()
         self._renamed: set[int | None] = set()  # processes that ended, and whose slot has its next name already

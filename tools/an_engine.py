@@ -41,6 +41,7 @@ def an_engine(config: Config, folder: Path, root: Path) -> Iterator[tuple[Links,
             dtype=config.model.dtype,
             kv_cache_bytes=config.actors.kv_cache_bytes,
             max_episodes=config.actors.max_episodes,
+            tensor_parallel=config.actors.tensor_parallel,
             kv_policy=config.actors.kv_policy,
             receiver=receiver,
         )

@@ -47,6 +47,7 @@ def evaluate(config: Config) -> int:
         dtype=config.model.dtype,
         kv_cache_bytes=config.actors.kv_cache_bytes,
         max_episodes=config.actors.max_episodes,
+        tensor_parallel=config.actors.tensor_parallel,
         kv_policy=config.actors.kv_policy,
         receiver=ReceiverInfo(
             redis_url="", run_id="eval", actor="eval", transport="pull", chunk_bytes=1, timeout_s=1.0, disk=""

@@ -1,0 +1,135 @@
+"""One engine of two workers that share every layer: what it says, and what becomes of it when weights come."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+import torch
+from transformers import Qwen3ForCausalLM
+
+from actors.engine import WeightsRefused
+from actors.orders import EngineSettings
+from actors.receive import ReceiverInfo
+from actors.vllm_engine import EngineProcess, VllmEngine
+from common.config import TinyModelConfig
+from common.weights import Offer, layout
+from learner.publish import Publisher
+from replay.bulletin import Bulletin
+from replay.server import Server
+from tests.test_vllm_engine import (
+    MAX_TOKENS,
+    ONES,
+    PROMPT,
+    TOLERANCE,
+    Offers,
+    Policies,
+    changed,
+    check_spans,
+    forward_logprobs,
+    refreshed_in_mid_generation,
+    run,
+    until,
+    worst,
+)
+from tools.tiny_model import make_tiny_model
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    words = [a + b for a in "abcdefghijklmnopqrstuvwxyz" for b in "abcdefghijklmnopqrstuvwxyz"]
+    heads = TinyModelConfig(num_heads=4, num_kv_heads=2)
+    make_tiny_model(folder, texts=words, config=heads, max_tokens=MAX_TOKENS, seed=3)
+    first = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return Policies(folder=folder, models={0: first, 1: changed(first, seed=1), 2: changed(first, seed=2)})
+
+
+@pytest.fixture(scope="module")
+def run_of_file() -> str:
+    return f"tensor-parallel-{os.getpid()}"
+
+
+@pytest.fixture(scope="module")
+def engine(policies: Policies, redis_server: Server, run_of_file: str) -> Iterator[VllmEngine]:
+    """For the whole file, which runs in order: version 0, then 1, which is broadcast, then its end."""
+    receiver = ReceiverInfo(
+        redis_url=redis_server.secret_url, run_id=run_of_file, actor="a0", transport="broadcast", chunk_bytes=1 << 16,
+        timeout_s=60.0, disk="",
+    )  # fmt: skip
+    settings = EngineSettings(
+        model_path=str(policies.folder), policy_version=0, seed=11, max_tokens=MAX_TOKENS, dtype="float32",
+        kv_cache_bytes=16 << 20, max_episodes=16, tensor_parallel=2, kv_policy="keep", receiver=receiver,
+    )  # fmt: skip
+    engine = VllmEngine(EngineProcess(), settings)
+    yield engine
+    asyncio.run(engine.close())
+
+
+def workers_of(engine: VllmEngine) -> list[psutil.Process]:
+    return psutil.Process(engine.pid).children(recursive=True)
+
+
+async def broadcast(bulletin: Bulletin, publisher: Publisher, model: Qwen3ForCausalLM) -> Offer:
+    """Publish `model` as version 1, once the engine's first worker wants broadcasts; return the offer."""
+    while bulletin.broadcast_members() != ["a0"]:  # noqa: ASYNC110 - another process joins
+        await asyncio.sleep(0.01)
+    publisher.publish([(name, value.detach()) for name, value in model.named_parameters()], policy_version=1)
+    while (offer := bulletin.latest()) is None:  # noqa: ASYNC110 - another process announces it
+        await asyncio.sleep(0.01)
+    return offer
+
+
+def test_two_workers_agree_with_one_forward_pass(engine: VllmEngine, policies: Policies) -> None:
+    completion = run(engine.generate(PROMPT, ONES))
+    assert worst(completion, forward_logprobs(policies.models[0], PROMPT, completion.tokens)) < TOLERANCE
+    assert len(workers_of(engine)) >= 2
+
+
+def test_corrupt_weights_are_refused_and_the_old_ones_serve(engine: VllmEngine, policies: Policies) -> None:
+    server = Offers()
+    offer = server.offer(policies.models[2], policy_version=1)
+    server.corrupt(offer)
+    with pytest.raises(WeightsRefused):
+        run(engine.stage(offer))
+    server.close()
+    completion = run(engine.generate(PROMPT, ONES))
+    assert worst(completion, forward_logprobs(policies.models[0], PROMPT, completion.tokens)) < TOLERANCE
+
+
+def test_the_first_worker_is_in_the_broadcast_the_other_pulls_and_both_commit_between_two_tokens(
+    engine: VllmEngine,
+    policies: Policies,
+    redis_url: str,
+    redis_client: redis.Redis,
+    run_of_file: str,
+    tmp_path: Path,
+) -> None:
+    new, bulletin = policies.models[1], Bulletin(redis_client, run_of_file)
+    publisher = Publisher(
+        layout((name, "float32", tuple(value.shape)) for name, value in new.named_parameters()),
+        redis_url=redis_url, run_id=run_of_file, learner_epoch=1, host="127.0.0.1", chunk_bytes=1 << 16,
+        anchor_every=1, broadcast_timeout_s=60.0, log_path=tmp_path / "publisher.log",
+    )  # fmt: skip
+    try:
+        offer = run(broadcast(bulletin, publisher, new))
+        crossings, _ = run(refreshed_in_mid_generation(engine, offer))
+        run(until(lambda: publisher.stats.num_receivers == 1))
+    finally:
+        publisher.close()
+    for crossing in crossings:
+        check_spans(crossing)
+    completion = run(engine.generate(PROMPT, ONES))
+    assert worst(completion, forward_logprobs(new, PROMPT, completion.tokens)) < TOLERANCE
+
+
+def test_workers_end_with_an_engine_that_is_killed(engine: VllmEngine) -> None:
+    workers = workers_of(engine)
+    assert len(workers) >= 2
+    os.kill(engine.pid, signal.SIGKILL)
+    gone, alive = psutil.wait_procs(workers, timeout=60)
+    assert not alive and len(gone) == len(workers)
