@@ -7,7 +7,6 @@ causal, so no token ever sees it. Every other layer works on the packed row.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -83,8 +82,7 @@ def packed_attention(
     """
     lengths = [length for row in rows.rows for length in row.lengths]
     if query.device.type == "cpu" and (sliding_window is None or sliding_window >= max(lengths)):
-        alone: Tensor = _CausalOnCpu.apply(query, key, value, lengths, scaling)  # type: ignore[no-untyped-call]
-        return alone, None
+        return _one_by_one(query, key, value, lengths, scaling), None
     # Split, not sliced: the backward pass of a slice fills zeros as long as the whole pack.
     sizes = [row.num_tokens for row in rows.rows]
     parts = [torch.split_with_sizes(packed[0], sizes, dim=1) for packed in (query, key, value)]
@@ -95,51 +93,28 @@ def packed_attention(
     return torch.cat(attended)[None], None
 
 
-class _CausalOnCpu(torch.autograd.Function):
-    """PyTorch's flash attention for CPUs, sequence after sequence, as one step of the backward pass.
-
-    `F.scaled_dot_product_attention` calls the same kernel. Called here, its parts are neither padded nor recorded one
-    by one: in the quickstart's model that was a tenth of a training step. What comes in and goes out has all four
-    dimensions: the backward pass of `query[0]` fills zeros and copies, a thirtieth of a step.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, lengths: list[int], scaling: float) -> Tensor:
-        parts = zip(*(_sequences(packed, lengths) for packed in (query, key, value)), strict=True)
-        attended, normalisers = zip(
-            *(_ATEN._scaled_dot_product_flash_attention_for_cpu(*part, 0.0, True, scale=scaling) for part in parts),
-            strict=True,
-        )
-        ctx.save_for_backward(query, key, value, *attended, *normalisers)
-        ctx.lengths, ctx.scaling = lengths, scaling
-        return torch.cat([part.transpose(1, 2) for part in attended], dim=1)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, *results = ctx.saved_tensors
-        num = len(ctx.lengths)
-        parts = zip(
-            _sequences(gradients[0].transpose(1, 2), ctx.lengths),
-            *(_sequences(packed, ctx.lengths) for packed in (query, key, value)),
-            results[:num],
-            results[num:],
-            strict=True,
-        )
-        found = [
-            _ATEN._scaled_dot_product_flash_attention_for_cpu_backward(*part, 0.0, True, scale=ctx.scaling)
-            for part in parts
-        ]
-        # The kernel's gradients lie token by token, whatever their shape says, and so do the projections behind them.
-        joined = [torch.cat([part.transpose(1, 2) for part in parts], dim=1) for parts in zip(*found, strict=True)]
-        return *(gradient.transpose(1, 2) for gradient in joined), None, None
-
-
-_ATEN = torch.ops.aten
-
-
-def _sequences(packed: Tensor, lengths: list[int]) -> tuple[Tensor, ...]:
-    """Views of [1, heads, length, head_dim]."""
-    return torch.split_with_sizes(packed, lengths, dim=2)
+def _one_by_one(
+    query: Float[Tensor, "1 heads tokens head_dim"],
+    key: Float[Tensor, "1 kv_heads tokens head_dim"],
+    value: Float[Tensor, "1 kv_heads tokens head_dim"],
+    lengths: list[int],
+    scaling: float,
+) -> Float[Tensor, "1 tokens heads head_dim"]:
+    # Split and joined where a sequence is one stretch of memory, as the projections before and behind it have it: the
+    # other way round, a training step of the quickstart's model took a tenth longer.
+    parts = (torch.split_with_sizes(packed.transpose(1, 2), lengths, dim=1) for packed in (query, key, value))
+    attended = [
+        F.scaled_dot_product_attention(
+            queries.transpose(1, 2),
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
+            is_causal=True,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        ).transpose(1, 2)
+        for queries, keys, values in zip(*parts, strict=True)
+    ]
+    return torch.cat(attended, dim=1)
 
 
 def _batched(packed: Float[Tensor, "heads tokens head_dim"], row: Rows) -> Float[Tensor, "rows heads longest head_dim"]:

@@ -51,7 +51,7 @@ from tools.learner_load import (
     sequences,
 )
 
-NUM_REPEATS = 5  # of a small model; a larger one has fewer
+NUM_REPEATS = 11  # of a small model; a larger one has fewer
 CHUNK_TOKENS = 1024
 # Dense bfloat16, from the makers' data sheets.
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
@@ -163,20 +163,14 @@ def speed_rows(stage: Stage, mix: Mix, *, num_repeats: int) -> Iterator[Row]:
         for length in (length_around_a_token(batch), mean_length(batch))
     )
     padded = padded_rows(batch, max_tokens=size.micro_batch_tokens)
-    steps: list[float] = []
-    limits: list[float] = []
-    short_limits: list[float] = []
-    paddeds: list[float] = []
-    for repeat in range(num_repeats + 1):
-        measured = (
-            num_tokens / seconds(lambda: stage.train(batch, stage.packs(batch))),
-            _num_tokens(full) / seconds(lambda: _plainly(stage, full)),
-            _num_tokens(short) / seconds(lambda: _plainly(stage, short)),
-            num_tokens / seconds(lambda: _plainly(stage, padded)),
-        )
-        if repeat:  # the first warms up
-            for numbers, number in zip((steps, limits, short_limits, paddeds), measured, strict=True):
-                numbers.append(number)
+    ours = (num_tokens, lambda: stage.train(batch, stage.packs(batch)))
+    steps, limits, short_limits = by_turns(
+        ours,
+        (_num_tokens(full), lambda: _plainly(stage, full)),
+        (_num_tokens(short), lambda: _plainly(stage, short)),
+        num_repeats=num_repeats,
+    )
+    steps_again, paddeds = by_turns(ours, (num_tokens, lambda: _plainly(stage, padded)), num_repeats=3)
     what = f"{size.name}, {mix.name}: whole step"
     yield Row.of(
         f"{what}, against forward and backward of full rows", steps, unit="tokens/s", against=limits,
@@ -187,7 +181,7 @@ def speed_rows(stage: Stage, mix: Mix, *, num_repeats: int) -> Iterator[Row]:
         against=short_limits,
     )  # fmt: skip
     yield Row.of(
-        f"{what}, beside forward and backward of a padded batch", steps, unit="tokens/s", against=paddeds,
+        f"{what}, beside forward and backward of a padded batch", steps_again, unit="tokens/s", against=paddeds,
         goal="" if mix is UNIFORM else "ratio >= 2.5",
     )  # fmt: skip
     peak = [flops for name, flops in PEAK_FLOPS.items() if torch.cuda.is_available() and name in gpu_name()]
@@ -199,6 +193,19 @@ def speed_rows(stage: Stage, mix: Mix, *, num_repeats: int) -> Iterator[Row]:
             unit="FLOP/s",
             against=[peak[0]] * len(steps),
         )
+
+
+def by_turns(*sides: tuple[int, Callable[[], None]], num_repeats: int) -> list[list[float]]:
+    """Tokens per second of each side, given its tokens and its work, in every repeat; forth and back."""
+    speeds: list[list[float]] = [[] for _ in sides]
+    for repeat in range(num_repeats + 1):
+        order = list(range(len(sides)))
+        for side in order if repeat % 2 else order[::-1]:
+            num_tokens, work = sides[side]
+            speed = num_tokens / seconds(work)
+            if repeat:  # the first warms up
+                speeds[side].append(speed)
+    return speeds
 
 
 def time_rows(stage: Stage, mix: Mix, *, num_repeats: int) -> Iterator[Row]:

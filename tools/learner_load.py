@@ -63,7 +63,7 @@ class Size:
 
 QUICKSTART = Size(
     name="quickstart", vocab_size=64, hidden_size=96, intermediate_size=256, num_layers=3, num_heads=3,
-    num_kv_heads=3, head_dim=32, num_sequences=64, micro_batch_tokens=1200,
+    num_kv_heads=3, head_dim=32, num_sequences=64, micro_batch_tokens=3072,
 )  # fmt: skip
 LARGER = Size(
     name="5M", vocab_size=8_192, hidden_size=256, intermediate_size=768, num_layers=4, num_heads=4,
