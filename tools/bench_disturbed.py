@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Barrier
 
 import torch
 
@@ -20,6 +21,7 @@ from tools.weights_stage import (
     POLL_S,
     REPEATS,
     SPAWN,
+    TIMEOUT_S,
     Bench,
     is_announced,
     is_broadcast,
@@ -60,19 +62,19 @@ def disturbed(bench: Bench, fault: str) -> Row:
 
 
 @contextmanager
-def _killed(receiver: BaseProcess, start: Callable[[str], BaseProcess]) -> Iterator[None]:
+def _killed(receiver: BaseProcess, start: Callable[[str, Barrier], BaseProcess]) -> Iterator[None]:
     receiver.kill()
     yield
 
 
 @contextmanager
-def _stopped(receiver: BaseProcess, start: Callable[[str], BaseProcess]) -> Iterator[None]:
+def _stopped(receiver: BaseProcess, start: Callable[[str, Barrier], BaseProcess]) -> Iterator[None]:
     _signal(receiver, signal.SIGSTOP)
     yield
 
 
 @contextmanager
-def _slowed(receiver: BaseProcess, start: Callable[[str], BaseProcess]) -> Iterator[None]:
+def _slowed(receiver: BaseProcess, start: Callable[[str, Barrier], BaseProcess]) -> Iterator[None]:
     """It runs for a tenth of the time."""
     over = threading.Event()
 
@@ -90,8 +92,10 @@ def _slowed(receiver: BaseProcess, start: Callable[[str], BaseProcess]) -> Itera
 
 
 @contextmanager
-def _joined(receiver: BaseProcess, start: Callable[[str], BaseProcess]) -> Iterator[None]:
-    newcomer = start("newcomer")
+def _joined(receiver: BaseProcess, start: Callable[[str, Barrier], BaseProcess]) -> Iterator[None]:
+    has_started = SPAWN.Barrier(2)
+    newcomer = start("newcomer", has_started)
+    has_started.wait(TIMEOUT_S)  # what an interpreter takes to start it would not take from the learner's host
     yield
     newcomer.kill()
     newcomer.join()
@@ -105,14 +109,16 @@ def _signal(process: BaseProcess, number: signal.Signals) -> None:
     os.kill(process.pid, number)
 
 
-def _receiver(bench: Bench, run: str, actor: str) -> BaseProcess:
-    process = SPAWN.Process(target=_receive_for_ever, args=(bench, run, actor), daemon=True)
+def _receiver(bench: Bench, run: str, actor: str, has_started: Barrier | None = None) -> BaseProcess:
+    process = SPAWN.Process(target=_receive_for_ever, args=(bench, run, actor, has_started), daemon=True)
     process.start()
     return process
 
 
-def _receive_for_ever(bench: Bench, run: str, actor: str) -> None:
+def _receive_for_ever(bench: Bench, run: str, actor: str, has_started: Barrier | None) -> None:
     torch.set_num_threads(1)
+    if has_started is not None:
+        has_started.wait(TIMEOUT_S)
     receiver, bulletin = Receiver(bench.receiver_info(run, actor, "broadcast")), bench.bulletin(run)
     version = -1
     while True:
