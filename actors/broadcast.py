@@ -100,7 +100,7 @@ class BroadcastMember:
         deadline = time.monotonic() + sealed.deadline_s
         try:
             self._join(sealed)
-            self._receive(sealed, place(sealed.blob), deadline)
+            self._receive_chunks(sealed, place(sealed.blob), deadline)
         except RuntimeError as error:  # torch.distributed's errors have no closer class in common
             self._leave()
             raise BroadcastMissed(f"group {sealed.number} broke: {error}") from error
@@ -133,7 +133,7 @@ class BroadcastMember:
         self._group = _process_group(sealed, PrefixStore(f"group{sealed.number}", store), self._actor, timeout)
         self._held = sealed
 
-    def _receive(self, sealed: BroadcastGroup, buffer: torch.Tensor, deadline: float) -> None:
+    def _receive_chunks(self, sealed: BroadcastGroup, buffer: torch.Tensor, deadline: float) -> None:
         assert self._group is not None
         receive = self._over_nccl if sealed.backend == "nccl" else receive_chunks
         assert receive is not None, "a group over NCCL is sealed only for those who said that they can"
