@@ -8,7 +8,8 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu quickstart test check format lock clean \
-  bench-actors bench-learner bench-replay bench-envs bench-weights study-lag soak test-faults test-ledger test-fleet test-envs test-engines test-adapters setup-browser
+  bench-actors bench-learner bench-replay bench-envs bench-weights \
+  study-lag soak test-faults test-ledger test-fleet test-envs test-engines test-adapters setup-browser
 
 setup: $(STAMP)
 

@@ -100,8 +100,8 @@ def _one_by_one(
     lengths: list[int],
     scaling: float,
 ) -> Float[Tensor, "1 tokens heads head_dim"]:
-    # Split and joined where a sequence is one stretch of memory, as the projections before and behind it have it: the
-    # other way round, a training step of the quickstart's model took a tenth longer.
+    # Split and joined where a sequence is one stretch of memory, as the projections before and behind it have it: along
+    # the other axis, the gradients of the parts would be joined by strided copies.
     parts = (torch.split_with_sizes(packed.transpose(1, 2), lengths, dim=1) for packed in (query, key, value))
     attended = [
         F.scaled_dot_product_attention(
