@@ -13,7 +13,7 @@ from pathlib import Path
 from actors.act import act, make_stage
 from actors.engine import EngineDied
 from actors.join import checked_key, run_config, wait_for_run
-from actors.orders import EngineSettings
+from actors.orders import engine_settings
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
 from common.config import Config, load_config
@@ -114,16 +114,12 @@ def start_engine(process: EngineProcess, name: str, *, run: Config, mine: Config
     disk = mine.weights.disk or run.weights.disk
     if mine.actors.transport == "disk" and not disk:
         raise ConfigError("`actors.transport` is disk, and the run has no `weights.disk`; use broadcast or pull")
-    settings = EngineSettings(
+    settings = engine_settings(
+        run,
+        mine.actors,
         model_path=facts.model_path,
         policy_version=-1,
         seed=zlib.crc32(f"{run.run.seed}/{name}".encode()),
-        max_tokens=run.model.max_tokens,
-        dtype=run.model.dtype,
-        kv_cache_bytes=mine.actors.kv_cache_bytes,
-        max_episodes=mine.actors.max_episodes,
-        tensor_parallel=mine.actors.tensor_parallel,
-        kv_policy=mine.actors.kv_policy,
         receiver=ReceiverInfo(
             redis_url=mine.redis.url,
             run_id=run.run.name,

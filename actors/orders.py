@@ -6,6 +6,8 @@
 import msgspec
 
 from actors.receive import ReceiverInfo
+from common.config import Config
+from common.fleet_config import ActorsConfig
 from common.kept_sets import KeptSets
 from common.trajectory import Sampling, VersionSpan
 from common.weights import Offer
@@ -24,6 +26,24 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tensor_parallel: int  # workers that share each layer
     kv_policy: str  # what a commit does with running requests' KV: "keep" it, or "recompute" it with the new weights
     receiver: ReceiverInfo
+
+
+def engine_settings(
+    run: Config, mine: ActorsConfig, *, model_path: str, policy_version: int, seed: int, receiver: ReceiverInfo
+) -> EngineSettings:
+    """Of an engine as the `run` wants it and `mine`, the settings of its host, allow."""
+    return EngineSettings(
+        model_path=model_path,
+        policy_version=policy_version,
+        seed=seed,
+        max_tokens=run.model.max_tokens,
+        dtype=run.model.dtype,
+        kv_cache_bytes=mine.kv_cache_bytes,
+        max_episodes=mine.max_episodes,
+        tensor_parallel=mine.tensor_parallel,
+        kv_policy=mine.kv_policy,
+        receiver=receiver,
+    )
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from actors.orders import EngineSettings
+from actors.orders import EngineSettings, engine_settings
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
 from common.config import Config
@@ -33,16 +33,12 @@ def an_engine(config: Config, folder: Path, root: Path) -> Iterator[tuple[Links,
             timeout_s=TIMEOUT_S,
             disk="",
         )
-        settings = EngineSettings(
+        settings = engine_settings(
+            config,
+            config.actors,
             model_path=str(folder),
             policy_version=0,
             seed=config.run.seed,
-            max_tokens=config.model.max_tokens,
-            dtype=config.model.dtype,
-            kv_cache_bytes=config.actors.kv_cache_bytes,
-            max_episodes=config.actors.max_episodes,
-            tensor_parallel=config.actors.tensor_parallel,
-            kv_policy=config.actors.kv_policy,
             receiver=receiver,
         )
         engine = VllmEngine(EngineProcess(), settings)

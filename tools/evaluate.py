@@ -9,7 +9,7 @@ from pathlib import Path
 from actors.act import make_stage
 from actors.engine import Engine
 from actors.group import Stage
-from actors.orders import EngineSettings
+from actors.orders import engine_settings
 from actors.receive import ReceiverInfo
 from actors.rollout import EpisodeFailed, rollout
 from actors.tape import Attempt, Tape
@@ -39,16 +39,12 @@ def evaluate(config: Config) -> int:
     check_env(config.env)
     check_model_folder(folder, max_tokens=config.model.max_tokens)
     load_tokenizer(folder)
-    settings = EngineSettings(
+    settings = engine_settings(
+        config,
+        config.actors,
         model_path=str(folder),
         policy_version=0,
         seed=config.run.seed,
-        max_tokens=config.model.max_tokens,
-        dtype=config.model.dtype,
-        kv_cache_bytes=config.actors.kv_cache_bytes,
-        max_episodes=config.actors.max_episodes,
-        tensor_parallel=config.actors.tensor_parallel,
-        kv_policy=config.actors.kv_policy,
         receiver=ReceiverInfo(
             redis_url="", run_id="eval", actor="eval", transport="pull", chunk_bytes=1, timeout_s=1.0, disk=""
         ),  # nothing is ever offered to it
