@@ -1,7 +1,7 @@
 -- audit: {counters, {state, group_id, score in that state, what the recount needs of the group's fields, {payload, its
 -- milliseconds to live ...}} for each, {ready groups by version, by score, by step}}, at one instant.
 local NEEDED = { num_members = true, num_stored = true, finished = true, oldest_policy_version = true, score = true,
-  uses = true }
+  uses = true, fence = true }
 local groups = {}
 for _, state in ipairs(STATES) do
   local found = redis.call('ZRANGE', base .. ':' .. state, 0, -1, 'WITHSCORES')

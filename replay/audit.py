@@ -31,6 +31,7 @@ class StoredGroup:
     oldest_policy_version: int  # -1 before the first member
     score: float  # infinite without one
     uses: list[int]  # the steps that it was claimed for
+    has_fence: bool  # somebody holds it
     members: dict[str, int]  # where the payloads of stored members must be, and the milliseconds that they have to live
     partials: dict[str, int]
 
@@ -81,6 +82,7 @@ def _stored_group(
         oldest_policy_version=int(row.get(b"oldest_policy_version", -1)),
         score=float(row.get(b"score", "inf")),
         uses=[int(step) for step in row.get(b"uses", b"").split(b",") if step],
+        has_fence=b"fence" in row,
         members={name: left for name, left in lifetimes.items() if name.startswith(f"{base}:blob:")},
         partials={name: left for name, left in lifetimes.items() if name.startswith(f"{base}:partial:")},
     )
@@ -116,6 +118,8 @@ def _wrong_groups(groups: list[StoredGroup]) -> list[str]:
             wrong.append(f"{name} keeps {len(group.partials)} partials that nobody can resume")
         if group.uses and not finished:
             wrong.append(f"{name} was used for steps {group.uses}")
+        if group.has_fence != (group.state == "leased"):
+            wrong.append(f"{name} has {'a' if group.has_fence else 'no'} fence")
         if group.place != _place(group):
             wrong.append(f"{name} is at {group.place:.0f} in its state and belongs at {_place(group):.0f}")
         payloads = group.members | group.partials

@@ -29,7 +29,7 @@ the same call once more, and it has one effect. Time is the server's. Payloads t
 import itertools
 import math
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import redis
@@ -41,7 +41,7 @@ from replay.audit import audit
 from replay.bulk import packed
 from replay.keys import FencedOut, key, shard_name
 from replay.ledger import Ledger, read_ledger
-from replay.payloads import Entry, LostPayload, Payloads, Unusable
+from replay.payloads import Entry, LostPayload, Payloads, Unusable, record_of, sender_of
 from replay.sampler import ONCE, Order, Reuse
 from replay.ticket import Failure, Group, InsertResult, Lease, Quarantined, Ticket
 
@@ -50,7 +50,6 @@ ORPHAN_TTL_S = 120  # a payload whose actor died before the commit is gone after
 BATCH_GROUPS = 256  # the most that one run of a script opens, drops, settles or reopens, so that others get a turn
 MAX_QUARANTINED = 16
 NO_STEP = 1 << 53  # later than any: no use is taken back
-MAX_DURATION_MS = 1e12  # of an episode; its clock may be wrong, the books are not
 MAX_REASON_CHARS = 2000  # of a failure: an environment's error may quote all that it read
 VERBS = (
     "acquire_epoch", "open", "claim", "prioritise", "drop", "settle", "reopen",
@@ -298,16 +297,15 @@ class Buffer:
         self, verb: str, kind: str, attempts: Iterable[tuple[Lease, Trajectory]], outcome: Outcome
     ) -> list[InsertResult]:
         script = self._scripts[verb]
-        calls: list[tuple[list[str], list[int | str]]] = []
+        calls: list[tuple[tuple[str, ...], tuple[int | str, ...]]] = []
 
         def requests() -> Iterator[bytes]:
             for lease, trajectory in attempts:
                 frame = self._payloads.encode(lease.ticket, trajectory, outcome=outcome)
-                identity = (trajectory.group_id, trajectory.member, trajectory.attempt, lease.fence)
-                name = self._payloads.name(kind, *identity)
-                facts = (trajectory.oldest_policy_version, len(frame), *_work(trajectory))
-                keys = [self._base, name]
-                arguments: list[int | str] = [*identity, *facts, trajectory.actor]
+                group_id, member = trajectory.group_id, trajectory.member
+                name = self._payloads.name(kind, group_id, member, trajectory.attempt, lease.fence)
+                record = record_of(trajectory, fence=lease.fence, num_bytes=len(frame))
+                keys, arguments = (self._base, name), (group_id, member, record)
                 calls.append((keys, arguments))
                 yield packed(
                     ("SET", name, frame, "EX", ORPHAN_TTL_S, "NX"),
@@ -352,8 +350,9 @@ class Buffer:
         if isinstance(why, LostPayload):
             self.drop([group_id], "lost_payload")
             return
-        actor = records[member].decode().split(":", 7)[7]
-        poison = Quarantined(group_id=group_id, member=member, actor=actor, reason=str(why)[:MAX_REASON_CHARS])
+        poison = Quarantined(
+            group_id=group_id, member=member, actor=sender_of(records[member]), reason=str(why)[:MAX_REASON_CHARS]
+        )
         self._call("quarantine", self._epoch, self._last_step_made, group_id, encode(poison), MAX_QUARANTINED)
 
     def _in_batches(self, verb: str, *arguments: int) -> int:
@@ -374,18 +373,12 @@ class Buffer:
             ) from None
 
 
-def _work(trajectory: Trajectory) -> tuple[int, int, int]:
-    """What it took to make: tokens, turns, milliseconds."""
-    duration_ms = min(max(0.0, 1000 * trajectory.duration_s), MAX_DURATION_MS)
-    return trajectory.num_tokens, len(trajectory.turns), round(duration_ms)
-
-
 def _batches(rows: list[T]) -> Iterable[list[T]]:
     return (rows[start : start + BATCH_GROUPS] for start in range(0, len(rows), BATCH_GROUPS))
 
 
 def _stored(
-    script: scripts.Script, keys: list[str], arguments: list[int | str], sent: Any, committed: Any
+    script: scripts.Script, keys: Sequence[str], arguments: Sequence[int | str], sent: Any, committed: Any
 ) -> InsertResult:
     if isinstance(committed, redis.exceptions.NoScriptError):
         committed = script(keys=keys, args=arguments)

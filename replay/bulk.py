@@ -50,11 +50,11 @@ class Bulk:
 
         def talk(connection: Any) -> None:
             for request in unanswered:  # on a connection that was lost
-                connection.send_packed_command([request])
+                _send(connection, request)
             while True:
                 for request in itertools.islice(to_send, WINDOW - len(unanswered)):
                     unanswered.append(request)
-                    connection.send_packed_command([request])
+                    _send(connection, request)
                 if not unanswered:
                     return
                 replies.append([_reply(connection) for _ in range(num_replies)])
@@ -77,7 +77,7 @@ class Bulk:
 
             def ask(num_requests: int) -> None:
                 for request in itertools.islice(to_ask, num_requests):
-                    connection.send_packed_command([packed(("MGET", *request))])
+                    _send(connection, packed(("MGET", *request)))
 
             ask(READ_AHEAD)
             # redis-py has no public way to the socket, nor from an error's words to its class.
@@ -118,6 +118,11 @@ def packed(*commands: Sequence[bytes | str | int]) -> bytes:
             data = argument if isinstance(argument, bytes) else str(argument).encode()
             pieces += (b"$%d\r\n" % len(data), data, b"\r\n")
     return b"".join(pieces)
+
+
+def _send(connection: Any, request: bytes) -> None:
+    """No check of its health first: the answer would be behind the replies that are under way."""
+    connection.send_packed_command([request], check_health=False)
 
 
 def _reply(connection: Any) -> Any:

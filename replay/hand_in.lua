@@ -1,11 +1,11 @@
--- hand_in: (group_id, member, attempt, fence, oldest_policy_version, num_bytes, num_tokens, num_turns, duration_ms,
--- actor), payload in KEYS[2]. Commits a partial that was SET just before; the member is still missing, and the next lease
--- gives the partial out.
-local id, member, attempt, fence = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+-- hand_in: (group_id, member, record), payload in KEYS[2]. Commits a partial that was SET just before; the member is
+-- still missing, and the next lease gives the partial out.
+local id, member, record = ARGV[1], ARGV[2], ARGV[3]
 local group = group_key(id)
-local payload = attempt .. ':' .. fence
+local payload, attempt, fence = read_record(record)
+if not payload then return redis.error_reply('ERR no record: ' .. record) end
 local held = redis.call('HGET', group, 'partial:' .. member)
-if held and string.match(held, '^%d+:%d+') == payload then
+if held and read_record(held) == payload then
   count('dedup_hits', 1)
   return 'duplicate'
 end
@@ -18,7 +18,7 @@ end
 if redis.call('PERSIST', KEYS[2]) == 0 then return 'full' end
 
 remove_partial(id, member, 'discarded:superseded')
-redis.call('HSET', group, 'partial:' .. member, payload .. ':' .. table.concat(ARGV, ':', 5, 10))
+redis.call('HSET', group, 'partial:' .. member, record)
 count('partials:handed_in', 1)
 count('partials:held', 1)
 return 'stored'

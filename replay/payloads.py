@@ -9,6 +9,8 @@ from common.wire import WireError, compressed
 from replay.bulk import Bulk, Payload
 from replay.ticket import Ticket
 
+MAX_DURATION_MS = 1e12  # of an episode; its clock may be wrong, the books are not
+
 
 class LostPayload(LookupError):
     """A payload that the books name is not there: the server lost what it had acknowledged."""
@@ -23,7 +25,21 @@ class Entry(NamedTuple):
 
     ticket: Ticket
     member: int
-    record: bytes  # attempt:fence:..., as the scripts write it
+    record: bytes  # as record_of() wrote it
+
+
+def record_of(trajectory: Trajectory, *, fence: int, num_bytes: int) -> str:
+    """What the books keep of a payload of `num_bytes`: where it lies, what it took to make, and who made it."""
+    duration_ms = round(min(max(0.0, 1000 * trajectory.duration_s), MAX_DURATION_MS))
+    return (
+        f"{trajectory.attempt}:{fence}:{trajectory.oldest_policy_version}:{num_bytes}:{trajectory.num_tokens}:"
+        f"{len(trajectory.turns)}:{duration_ms}:{trajectory.actor}"
+    )
+
+
+def sender_of(record: bytes) -> str:
+    """The actor that a record names."""
+    return record.decode().split(":", 7)[7]
 
 
 class Payloads:

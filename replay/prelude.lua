@@ -91,14 +91,20 @@ local function enter_ready(id)
   end
 end
 
+-- A group that is leased has a fence, and no other.
 local function holds(id, fence)
-  return redis.call('ZSCORE', base .. ':leased', id) and redis.call('HGET', group_key(id), 'fence') == fence
+  return redis.call('HGET', group_key(id), 'fence') == fence
 end
 
--- The record of a member or its partial is attempt:fence:oldest_policy_version:num_bytes:num_tokens:num_turns:
--- duration_ms:actor; the first two name the payload.
+-- The record of a member or its partial, made by record_of() in payloads.py, is attempt:fence:oldest_policy_version:
+-- num_bytes:num_tokens:num_turns:duration_ms:actor; the first two name the payload. Here they are, and the next three
+-- once more, each; nothing where it is no record.
+local function read_record(record)
+  return string.match(record, '^((%d+):(%d+)):(%d+):%d+:%d+:%d+:%d+:')
+end
+
 local function payload_key(kind, id, member, record)
-  return base .. ':' .. kind .. ':' .. id .. ':' .. member .. ':' .. string.match(record, '^%d+:%d+')
+  return base .. ':' .. kind .. ':' .. id .. ':' .. member .. ':' .. read_record(record)
 end
 
 -- Of the members that are stored, by member.

@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ class Script:
         self.text = text
         self.sha = hashlib.sha1(text.encode()).hexdigest()
 
-    def __call__(self, *, keys: list[str], args: Iterable[Any] = ()) -> Any:
+    def __call__(self, *, keys: Sequence[str], args: Iterable[Any] = ()) -> Any:
         """Run it, and return its reply. Raises RedisAway."""
         arguments = (*keys, *args)
         return patiently(self._client, lambda: self._run(*arguments, num_keys=len(keys)))

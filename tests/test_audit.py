@@ -121,3 +121,13 @@ def test_the_audit_names_a_use_that_no_group_should_have(
 ) -> None:
     redis_client.hset(key(run_id, "train", "group", 2), "uses", "3,")
     assert buffer.audit() == ["group 2 (queued) was used for steps [3]"]
+
+
+@pytest.mark.parametrize("group_id, wrong", [(1, "group 1 (leased) has no fence"), (2, "group 2 (queued) has a fence")])
+def test_the_audit_names_a_lease_without_a_fence_and_a_fence_without_a_lease(
+    buffer: Buffer, redis_client: redis.Redis, run_id: str, group_id: int, wrong: str
+) -> None:
+    group = key(run_id, "train", "group", group_id)
+    if not redis_client.hdel(group, "fence"):
+        redis_client.hset(group, "fence", 1)
+    assert buffer.audit() == [wrong]

@@ -209,6 +209,21 @@ def test_a_payload_without_a_commit_expires_and_is_never_seen(
     assert buffer.audit() == []
 
 
+@pytest.mark.parametrize("verb", ["insert", "hand_in"])
+@pytest.mark.parametrize("record", ["", "0:{fence}", "0:{fence}:0:7:5:1:x:a", "-1:{fence}:0:7:5:1:100:a", "::::::::"])
+def test_what_is_no_record_is_refused_and_changes_nothing(
+    buffer: Buffer, redis_client: redis.Redis, run_id: str, verb: str, record: str
+) -> None:
+    buffer.open([ticket(0, num_members=1)])
+    lease = leased(buffer)
+    blob = key(run_id, "train", "blob", 0, 0, 0, lease.fence)
+    redis_client.set(blob, b"payload", ex=60)
+    with pytest.raises(redis.ResponseError, match="no record"):
+        buffer._scripts[verb](keys=[buffer._base, blob], args=[0, 0, record.format(fence=lease.fence)])
+    assert (buffer.ledger().inserted, buffer.ledger().leased) == (0, 1)
+    assert buffer.audit() == []
+
+
 def test_every_verb_sent_twice_has_one_effect(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
     """What a client does that lost the reply: the same script with the same arguments, once more."""
 
@@ -237,7 +252,7 @@ def test_every_verb_sent_twice_has_one_effect(buffer: Buffer, redis_client: redi
         blob = key(run_id, "train", "blob", group_id, 0, 0, fence)
         redis_client.set(blob, b"payload", ex=60)
         for expected in (b"stored", b"duplicate"):
-            arguments = [group_id, 0, 0, fence, 0, 7, 5, 1, 100, "a"]
+            arguments = [group_id, 0, f"0:{fence}:0:7:5:1:100:a"]
             assert buffer._scripts["insert"](keys=[buffer._base, blob], args=arguments) == expected
     assert buffer.ledger().ready == 2
 

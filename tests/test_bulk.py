@@ -85,6 +85,21 @@ def test_reading_goes_on_from_where_a_cut_connection_left_off(
     redis_client.delete(*names)
 
 
+def test_replies_that_are_under_way_are_not_taken_for_the_answer_of_a_health_check(
+    redis_url: str, redis_client: redis.Redis, run_id: str
+) -> None:
+    """What comes slowly takes longer than the interval of redis-py's checks, which ask with the next request."""
+    names = [key(run_id, "blob", number) for number in range(4 * REQUEST_NAMES)]
+    redis_client.mset(dict.fromkeys(names, b"payload"))
+    with connect(redis_url) as client:
+        client.connection_pool.connection_kwargs["health_check_interval"] = 1e-9
+        bulk_path = Bulk(client, "home", max_bytes=MAX_BYTES)
+        assert read(bulk_path, names) == [b"payload"] * len(names)
+        replies = bulk_path.exchange((packed(("GET", name)) for name in names), num_replies=1)
+        assert replies == [[b"payload"]] * len(names)
+    redis_client.delete(*names)
+
+
 def test_what_is_larger_than_allowed_passes_by_unread_and_the_rest_comes(
     bulk_path: Bulk, redis_client: redis.Redis, run_id: str
 ) -> None:

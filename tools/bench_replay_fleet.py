@@ -179,10 +179,10 @@ async def play(orders: Orders, lease: tuple[int, int], *, phase: float, ready: a
             continue
         member = len(latencies_s)
         blob = f"{base}:blob:{group_id}:{member}:0:{fence}"
-        identity = (group_id, member, 0, fence, 3, len(FRAME), 1, 1, 1, actor)
+        record = f"0:{fence}:3:{len(FRAME)}:1:1:1:{actor}"
         request = packed(
             ("SET", blob, FRAME, "EX", ORPHAN_TTL_S, "NX"),
-            ("EVALSHA", orders.insert_sha, 2, base, blob, *identity),
+            ("EVALSHA", orders.insert_sha, 2, base, blob, group_id, member, record),
         )
         asked = time.perf_counter()
         _expect(await _ask(reader, writer, request, num_lines=3), b"stored")
