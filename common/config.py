@@ -18,6 +18,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationE
 from common.config_error import ConfigError, require
 from common.env_config import EnvConfig
 from common.env_server_config import EnvServerConfig
+from common.fit_config import FitConfig
 from common.fleet_config import ActorsConfig, FleetConfig, LaunchConfig
 from common.kept_sets import MAX_TOP_K
 from common.objective_config import ObjectiveConfig
@@ -273,6 +274,7 @@ class Config:
     optim: OptimConfig = field(default_factory=OptimConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    fit: FitConfig = field(default_factory=FitConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
 

@@ -63,21 +63,21 @@ def measure(
         asked["current_logprobs"] = logprobs(model)
     if not asked:
         return Measured()
-    found = _of_each_token(asked, sequences, micro_batch_tokens=micro_batch_tokens, ranks=ranks)
+    found = of_each_token(asked, sequences, micro_batch_tokens=micro_batch_tokens, ranks=ranks)
     if critic is not None:
         found["values"] = critic.scale.restored(found["values"])
     return Measured(**found)
 
 
 @torch.no_grad()
-def _of_each_token(
+def of_each_token(
     asked: dict[str, Callable[[Packed], Tensor]],
     sequences: Sequence[TokenSequence],
     *,
     micro_batch_tokens: int,
     ranks: Ranks,
 ) -> dict[str, Numbers]:
-    """Every answer at its token, on every rank. A token is in one pack of one rank, so that the sum is exact."""
+    """Every answer at its loss token, on every rank. A token is in one pack of one rank, so that the sum is exact."""
     stops = np.cumsum([sequence.loss_mask.sum() for sequence in sequences])
     starts = np.concatenate([[0], stops[:-1]])
     answers = torch.zeros((len(asked), int(stops[-1])), dtype=torch.float64, device=ranks.device)

@@ -44,6 +44,10 @@ class PackedModel(nn.Module):
     def vocab_size(self) -> int:
         return int(self.causal_lm.config.vocab_size)
 
+    def heads(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What trains and is written down with the causal LM, and is no part of it."""
+        return iter(())
+
     def forward(
         self, packed: Packed, *, temperature: float, chunk_tokens: int, entropy_gradient: bool = False
     ) -> TokenLogprobs:
@@ -224,6 +228,7 @@ def named_shards(model: PackedModel) -> Iterator[tuple[str, nn.Parameter]]:
     """
     _reshard(model)
     yield from model.causal_lm.named_parameters()
+    yield from model.heads()
 
 
 def _reshard(model: PackedModel) -> None:

@@ -40,6 +40,9 @@ VERBS = {
     "replay": "look into the buffer: its groups, trajectories, what was trained; audit, set aside, export",
     "key": "make the key that weights travel under where the network is not trusted, at weights.key_file",
     "acl": "print users for a shared Redis server, by role: `slipstream acl run.name=NAME | redis-cli`",
+    "sft": "imitate recorded conversations, those that earned enough: fit.data, from model.path",
+    "dpo": "learn from pairs of conversations which is preferred (DPO): fit.data, from model.path",
+    "reward": "fit a reward model to such pairs: fit.data, from model.path",
     "eval": "measure success on held-out tasks, of a run's trained model or of model.path",
     "envs": "serve environments to actors on other hosts: `slipstream envs serve`",
     "doctor": "check this machine: packages, Redis, memory, shared memory",
@@ -219,6 +222,10 @@ def _verb(arguments: argparse.Namespace) -> Callable[[Config], int]:
             from tools.acl import acl
 
             return acl
+        case "sft" | "dpo" | "reward" as goal:
+            from tools.fit import fit_model
+
+            return lambda config: fit_model(config, goal=goal)
         case "eval":
             from tools.evaluate import evaluate
 

@@ -79,4 +79,4 @@ def _prepare(config: Config, run_dir: RunDir, archive: Archive, original: RunDir
     run_dir.create()
     write_whole(run_dir.config, dump_config(config))
     if config.learner.ranks > 1:
-        become_torchrun(config, run_dir)
+        become_torchrun("learner", config, run_dir)

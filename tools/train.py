@@ -53,13 +53,13 @@ def _prepare(config: Config, run_dir: RunDir) -> None:
 
     prepare(config)
     if config.learner.ranks > 1:
-        become_torchrun(config, run_dir)
+        become_torchrun("learner", config, run_dir)
 
 
-def become_torchrun(config: Config, run_dir: RunDir) -> NoReturn:
-    """Torchrun starts this verb once a rank, and hands signals on."""
+def become_torchrun(verb: str, config: Config, run_dir: RunDir) -> NoReturn:
+    """Torchrun starts `verb` once a rank, and hands signals on."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.learner.ranks}",
-        "-m", "tools.cli", "learner", str(run_dir.config),
+        "-m", "tools.cli", verb, str(run_dir.config),
     ]  # fmt: skip
     os.execv(command[0], command)

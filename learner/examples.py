@@ -1,0 +1,46 @@
+"""What is learnt from: a conversation, or two of which one is preferred, as token sequences."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from common.dialogue import Branch
+from learner.pack import TokenSequence, count_loss_tokens
+
+Goal = Literal["sft", "dpo", "reward"]
+Example = tuple[list[TokenSequence], ...]
+"""One side; or two, the preferred one first. Each has a loss token, and comes in one sequence or more."""
+
+
+def example_of(sides: Sequence[Sequence[Branch]], goal: Goal) -> Example | None:
+    """The sides for `goal`; None where one of them has nothing to learn from.
+
+    For a reward model a conversation is what it ends with: its last branch, read at the last token.
+    """
+    read = tuple([_at_end(side[-1])] if goal == "reward" else _learnt(side) for side in sides)
+    return read if all(count_loss_tokens(side) for side in read) else None
+
+
+def longest(example: Example) -> int:
+    """Tokens of the longest sequence."""
+    return max(sequence.num_tokens for side in example for sequence in side)
+
+
+def _learnt(branches: Sequence[Branch]) -> list[TokenSequence]:
+    return [_sequence(branch, branch.loss_mask) for branch in branches if any(branch.loss_mask)]
+
+
+def _at_end(branch: Branch) -> TokenSequence:
+    return _sequence(branch, [False] * (len(branch.tokens) - 1) + [True])
+
+
+def _sequence(branch: Branch, loss_mask: Sequence[bool]) -> TokenSequence:
+    nothing = np.zeros(len(branch.tokens), dtype=np.float32)
+    return TokenSequence(
+        tokens=np.array(branch.tokens, dtype=np.int32),
+        loss_mask=np.array(loss_mask, dtype=np.bool_),
+        behaviour_logprobs=nothing,
+        advantages=nothing,  # a step puts the weights here
+        kept=None,
+    )

@@ -1,0 +1,98 @@
+"""`slipstream sft`, `dpo` and `reward`: fit a model to recorded conversations, in one process or one per rank."""
+
+import logging
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.config import Config, dump_config
+from common.config_error import ConfigError
+from common.dialogue import Tokeniser
+from common.run_dir import RunDir, write_whole
+from common.shutdown import Shutdown, die_with_parent
+from tools.check_input import check_model_folder
+from tools.fit_rows import Sample, read_samples
+from tools.train import RANK_TIMEOUT_S, become_torchrun
+
+if TYPE_CHECKING:
+    from learner.examples import Example, Goal
+
+log = logging.getLogger(__name__)
+
+
+def fit_model(config: Config, *, goal: "Goal") -> int:
+    """Return the exit code: 0 the model is exported, 75 or 130 told to stop; a checkpoint is written first."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    shutdown, run_dir = Shutdown(), RunDir(config.run.root, config.run.name)
+    with shutdown.nothing_to_lose():
+        if "RANK" in os.environ:
+            die_with_parent(os.getppid())  # torchrun
+        else:
+            _prepare(config, run_dir, goal=goal)
+        taught, held_out, left_out = read_samples(config.fit, pairs=goal != "sft")
+        examples, measured = _examples(config, goal, (taught, held_out), left_out)
+        from learner.fit import fit  # after the quick checks: it imports torch
+        from learner.ranks import join_ranks, leave_ranks
+
+        ranks = join_ranks(timeout_s=RANK_TIMEOUT_S)
+    if ranks.rank == 0:
+        for reason, number in left_out.items():
+            if number:
+                log.info("%d rows are left out: %s", number, reason)
+        log.info("%d to learn from, %d held out", len(examples), len(measured))
+    try:
+        finished = fit(goal, examples, measured, config=config, run_dir=run_dir, ranks=ranks, shutdown=shutdown)
+    finally:
+        leave_ranks()
+    if finished and ranks.rank == 0:
+        print(run_dir.trained_model)
+    return 0 if finished else shutdown.exit_code
+
+
+def _prepare(config: Config, run_dir: RunDir, *, goal: "Goal") -> None:
+    if not config.model.path:
+        raise ConfigError("`model.path` is empty; name the Hugging Face folder to begin with")
+    check_model_folder(Path(config.model.path), max_tokens=config.model.max_tokens)
+    run_dir.create()
+    write_whole(run_dir.config, dump_config(config))
+    if config.learner.ranks > 1:
+        read_samples(config.fit, pairs=goal != "sft")  # says what is wrong once, not once a rank
+        become_torchrun(goal, config, run_dir)
+
+
+def _examples(
+    config: Config, goal: "Goal", parts: Sequence[Sequence[Sample]], left_out: Counter[str]
+) -> "list[list[Example]]":
+    """Each part's samples as tokens. Raises ConfigError where none of the first is left."""
+    from learner.examples import longest
+    from tools.prepare import load_tokenizer  # it imports transformers
+
+    tokeniser = Tokeniser(load_tokenizer(Path(config.model.path)))
+    parts_read = []
+    for part in parts:
+        read = [example for sample in part if (example := _example(sample, tokeniser, goal, left_out)) is not None]
+        short = [example for example in read if longest(example) <= config.model.max_tokens]
+        left_out[f"longer than model.max_tokens, {config.model.max_tokens}"] += len(read) - len(short)
+        parts_read.append(short)
+    if not parts_read[0]:
+        why = ", ".join(f"{number} {reason}" for reason, number in left_out.items() if number)
+        raise ConfigError(f"`fit.data` {config.fit.data} leaves nothing to learn from: {why}")
+    return parts_read
+
+
+def _example(sample: Sample, tokeniser: Tokeniser, goal: "Goal", left_out: Counter[str]) -> "Example | None":
+    """None for what teaches nothing, which is counted."""
+    from learner.examples import example_of
+
+    try:
+        sides = [tokeniser.branches(side.messages, learn_from=side.learn_from) for side in sample.sides]
+    except ValueError as error:
+        left_out[str(error)] += 1
+        return None
+    example = example_of(sides, goal)
+    if example is None:
+        left_out["the assistant says nothing that is learnt from"] += 1
+    return example
