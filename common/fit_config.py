@@ -8,9 +8,7 @@ from common.config_error import require
 
 @dataclass(kw_only=True, slots=True)
 class FitConfig:
-    data: str = (
-        ""  # .jsonl or .parquet: rows of `slipstream collect`, of `slipstream replay export`, or in TRL's formats
-    )
+    data: str = ""  # a .jsonl or .parquet of `slipstream collect` or `replay export`, or in TRL's formats
     epochs: int = 1  # passes over the rows
     batch_rows: int = 32  # conversations, or pairs of them, in one optimizer step
     held_out: float = 0.05  # share of the groups that is not trained on but measured, before and after each epoch

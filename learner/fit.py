@@ -196,12 +196,7 @@ def _batch_at(step: int, num_examples: int, *, config: Config) -> tuple[list[int
 def _step(fitted: Fit, batch: Material) -> Metrics:
     """One optimizer step."""
     metrics, weights, divisor = _weights(fitted, batch)
-    sequences = [
-        dataclasses.replace(sequence, advantages=np.full(sequence.num_tokens, weight, dtype=np.float32))
-        for example, sides in zip(batch.examples, weights, strict=True)
-        for side, weight in zip(example, sides, strict=True)
-        for sequence in side
-    ]
+    sequences = _weighed(batch.examples, weights)
     said_sum = _backward(fitted, sequences, divisor=divisor)
     update = apply_gradient(fitted.optimizer, fitted.schedule, max_grad_norm=fitted.config.optim.max_grad_norm)
     num_tokens = sum(sequence.num_tokens for sequence in sequences)
@@ -226,6 +221,15 @@ def _weights(fitted: Fit, batch: Material) -> tuple[Metrics, Sequence[Sequence[f
     metrics = Metrics()
     _add_margins(metrics, margins)
     return metrics, [(slope, -slope) for slope in slopes.tolist()], len(batch.examples)
+
+
+def _weighed(examples: Sequence[Example], weights: Sequence[Sequence[float]]) -> list[TokenSequence]:
+    return [
+        dataclasses.replace(sequence, advantages=np.full(sequence.num_tokens, weight, dtype=np.float32))
+        for example, sides in zip(examples, weights, strict=True)
+        for side, weight in zip(example, sides, strict=True)
+        for sequence in side
+    ]
 
 
 def _margins(fitted: Fit, batch: Material) -> Margins:

@@ -9,7 +9,7 @@ import pytest
 from learner.overview import OVERVIEW
 
 REPOSITORY = Path(__file__).parents[1]
-GROUPS = ("reward", "eval", "lag", "mismatch", "replay", "fleet", "learner", "optim", "perf", "time")
+GROUPS = ("reward", "eval", "lag", "mismatch", "replay", "fleet", "learner", "optim", "perf", "time", "fit")
 
 
 def emitted() -> set[str]:
@@ -51,7 +51,7 @@ def test_every_metric_is_explained_and_what_is_explained_is_there() -> None:
     assert emitted() == set(explained())
 
 
-def test_every_name_is_in_one_of_the_ten_groups() -> None:
+def test_every_name_is_in_one_of_the_eleven_groups() -> None:
     assert {name.split("/")[0] for name in emitted()} == set(GROUPS)
 
 

@@ -28,11 +28,11 @@ def fit_model(config: Config, *, goal: "Goal") -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     shutdown, run_dir = Shutdown(), RunDir(config.run.root, config.run.name)
     with shutdown.nothing_to_lose():
+        taught, held_out, left_out = read_samples(config.fit, pairs=goal != "sft")
         if "RANK" in os.environ:
             die_with_parent(os.getppid())  # torchrun
         else:
             _prepare(config, run_dir, goal=goal)
-        taught, held_out, left_out = read_samples(config.fit, pairs=goal != "sft")
         examples, measured = _examples(config, goal, (taught, held_out), left_out)
         from learner.fit import fit  # after the quick checks: it imports torch
         from learner.ranks import join_ranks, leave_ranks
@@ -59,7 +59,6 @@ def _prepare(config: Config, run_dir: RunDir, *, goal: "Goal") -> None:
     run_dir.create()
     write_whole(run_dir.config, dump_config(config))
     if config.learner.ranks > 1:
-        read_samples(config.fit, pairs=goal != "sft")  # says what is wrong once, not once a rank
         become_torchrun(goal, config, run_dir)
 
 

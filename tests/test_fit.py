@@ -1,0 +1,254 @@
+"""Fitting to recorded conversations: each gradient against a second way to it, whatever the batch was cut into."""
+
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from common.config import Config, TinyModelConfig, load_config
+from common.dialogue import Branch
+from common.metrics import read_metrics
+from common.run_dir import RunDir
+from common.shutdown import Shutdown
+from learner import fit as fit_module
+from learner.examples import Example, Goal, example_of
+from learner.fit import fit
+from learner.pack import TokenSequence
+from learner.ranks import Ranks, join_ranks, leave_ranks
+from learner.reward_model import RewardModel
+from tools.tiny_model import make_tiny_model
+
+WORDS = [f"w{number}" for number in range(40)]
+GOALS: tuple[Goal, ...] = ("sft", "dpo", "reward")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("fit") / "model"
+    tiny = TinyModelConfig(hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, num_kv_heads=1)
+    make_tiny_model(path, texts=[" ".join(WORDS)], config=tiny, max_tokens=64, seed=0)
+    return path
+
+
+def branch(rng: np.random.Generator, length: int) -> Branch:
+    """Random tokens, of which every other stretch of three is learnt from."""
+    return Branch(
+        tokens=rng.integers(8, 48, length).tolist(), loss_mask=[place // 3 % 2 == 1 for place in range(length)]
+    )
+
+
+def examples(goal: Goal, number: int, *, seed: int = 0) -> list[Example]:
+    """The lengths of sides differ; the last comes in two branches."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for place in range(number):
+        sides = [[branch(rng, int(rng.integers(6, 30)))] for _ in range(1 if goal == "sft" else 2)]
+        if place == number - 1:
+            sides[0].append(branch(rng, 11))
+        example = example_of(sides, goal)
+        assert example is not None
+        made.append(example)
+    return made
+
+
+def config_for(folder: Path, *overrides: str) -> Config:
+    return load_config(
+        None,
+        [f"model.path={folder}", "model.max_tokens=64", "learner.micro_batch_tokens=64", "optim.lr=0.01",
+         "fit.batch_rows=4", *overrides],
+    )  # fmt: skip
+
+
+def gradient(goal: Goal, config: Config, ranks: Ranks, made: list[Example]) -> dict[str, Tensor]:
+    """Of one step, and nothing updated; a reward model's head, which begins at 0, is given weights first."""
+    fitted = loaded(goal, config, ranks)
+    material = fit_module._material(fitted, made)
+    if goal == "dpo":  # as if the policy had moved already
+        assert material.reference is not None
+        material = replace(material, reference=material.reference - np.linspace(-9, 9, len(made)))
+    _, weights, divisor = fit_module._weights(fitted, material)
+    fit_module._backward(fitted, fit_module._weighed(made, weights), divisor=divisor)
+    parameters = [*fitted.model.causal_lm.named_parameters(), *fitted.model.heads()]
+    return {name: whole(parameter.grad) for name, parameter in parameters if parameter.grad is not None}
+
+
+def loaded(goal: Goal, config: Config, ranks: Ranks) -> fit_module.Fit:
+    fitted = fit_module._load(goal, config, ranks=ranks, num_steps=3)
+    if isinstance(fitted.model, RewardModel):
+        with torch.no_grad():
+            torch.manual_seed(1)
+            fitted.model.score.weight.to_local().copy_(torch.randn(1, 32))
+    return fitted
+
+
+def whole(gradient: Tensor) -> Tensor:
+    return gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient  # type: ignore[no-any-return]
+
+
+# --- A second way: transformers' own model, one sequence at a time, the loss as it is printed in the paper.
+
+
+def plainly(goal: Goal, folder: Path, made: list[Example]) -> tuple[float, dict[str, Tensor]]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    torch.manual_seed(1)
+    head = torch.randn(1, 32).requires_grad_(True)
+
+    def said(side: list[TokenSequence]) -> Tensor:
+        total = torch.zeros(())
+        for sequence in side:
+            ids, places = torch.tensor(sequence.tokens).long()[None], np.flatnonzero(sequence.loss_mask)
+            if goal == "reward":
+                hidden = model.model(input_ids=ids).last_hidden_state[0]
+                total = total + (hidden[places] @ head[0]).sum()
+            else:
+                logprobs = model(input_ids=ids).logits[0].log_softmax(-1)
+                total = total + logprobs[places - 1, ids[0, places]].sum()
+        return total
+
+    if goal == "sft":
+        count = sum(int(sequence.loss_mask.sum()) for (side,) in made for sequence in side)
+        loss = -torch.stack([said(side) for (side,) in made]).sum() / count
+    else:
+        differences = torch.stack([said(chosen) - said(rejected) for chosen, rejected in made])
+        if goal == "dpo":
+            moved = differences.detach() - torch.linspace(-9, 9, len(made))
+            loss = -torch.nn.functional.logsigmoid(0.1 * (differences - moved)).mean()
+        else:
+            loss = -torch.nn.functional.logsigmoid(differences).mean()
+    loss.backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return float(loss.detach()), found | ({"score.weight": head.grad} if head.grad is not None else {})
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        assert torch.allclose(found[name], value, rtol=2e-4, atol=1e-5 * float(value.abs().max() + 1e-6)), name
+
+
+@pytest.mark.parametrize("goal", GOALS)
+def test_the_gradient_is_that_of_the_printed_loss(goal: Goal, folder: Path, ranks: Ranks) -> None:
+    made = examples(goal, 5)
+    _, expected = plainly(goal, folder, made)
+    for micro_batch_tokens in (64, 400):  # many micro-batches, the two sides of a pair apart; and one
+        config = config_for(folder, f"learner.micro_batch_tokens={micro_batch_tokens}")
+        assert_same(gradient(goal, config, ranks, made), expected)
+
+
+def test_a_side_that_ends_in_what_both_say_weighs_as_much_as_the_other(folder: Path, ranks: Ranks) -> None:
+    """At the reference every margin is 0: DPO's loss is ln 2, and the gradients of a pair of equal sides cancel."""
+    (chosen, _), *_ = examples("dpo", 1)
+    found = gradient("dpo", config_for(folder), ranks, [(chosen, chosen)])
+    assert all(float(value.abs().max()) < 1e-6 for value in found.values())
+
+
+# --- Two ranks.
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(folder: Path) -> Path:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = int(listener.getsockname()[1])
+    torch.multiprocessing.spawn(be_one_of_two, args=(port, folder), nprocs=2)
+    return folder.parent
+
+
+def be_one_of_two(rank: int, port: int, folder: Path) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    ranks = join_ranks(timeout_s=120)
+    for goal in GOALS:
+        train(goal, folder, folder.parent / f"{goal}_on_two", ranks)
+    leave_ranks()
+
+
+def train(goal: Goal, folder: Path, run: Path, ranks: Ranks, *overrides: str, shutdown: Shutdown | None = None) -> bool:
+    config = config_for(folder, f"run.root={run.parent}", f"run.name={run.name}", "fit.epochs=2", *overrides)
+    run_dir = RunDir(run.parent, run.name)
+    run_dir.create()
+    made = examples(goal, 9)
+    return fit(goal, made[:7], made[7:], config=config, run_dir=run_dir, ranks=ranks, shutdown=shutdown or Shutdown())
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    return load_file(run / "trained_model" / "model.safetensors")
+
+
+@pytest.mark.parametrize("goal", GOALS)
+def test_two_ranks_do_what_one_does(goal: Goal, folder: Path, on_two_ranks: Path, ranks: Ranks) -> None:
+    assert train(goal, folder, on_two_ranks / f"{goal}_on_one", ranks)
+    one, two = (weights(on_two_ranks / f"{goal}_on_{number}") for number in ("one", "two"))
+    assert set(one) == set(two)
+    assert all(torch.allclose(one[name], two[name], rtol=1e-3, atol=1e-4) for name in one)
+    first, second = (read_metrics(on_two_ranks / f"{goal}_on_{number}" / "metrics.jsonl") for number in ("one", "two"))
+    for here, there in zip(first, second, strict=True):
+        for name in set(here) - {"time"}:
+            assert here[name] == pytest.approx(there[name], rel=1e-3, abs=1e-4), name
+
+
+# --- A run.
+
+
+@pytest.mark.parametrize("goal", GOALS)
+def test_a_run_learns_measures_what_it_holds_out_and_goes_on_bit_for_bit(
+    goal: Goal, folder: Path, tmp_path: Path, ranks: Ranks
+) -> None:
+    assert train(goal, folder, tmp_path / "whole", ranks, "learner.checkpoint_every=3")
+    records = read_metrics(tmp_path / "whole" / "metrics.jsonl")
+    losses = [record["fit/loss"] for record in records if "fit/loss" in record]
+    assert len(losses) == 4  # two epochs of seven examples, four at a time
+    assert losses[-1] < losses[0]
+    held_out = [(record["step"], record["fit/held_out_loss"]) for record in records if "fit/held_out_loss" in record]
+    assert [step for step, _ in held_out] == [0, 2, 4]
+    if goal != "sft":
+        assert losses[0] == pytest.approx(np.log(2), rel=1e-5) == pytest.approx(held_out[0][1], rel=1e-5)
+
+    stopped = Shutdown()
+    stopped.requested.set()
+    while not train(goal, folder, tmp_path / "halting", ranks, shutdown=stopped):
+        pass  # a step at a time, each from the checkpoint of the one before
+    assert all(
+        torch.equal(weights(tmp_path / "whole")[name], value) for name, value in weights(tmp_path / "halting").items()
+    )
+    again = read_metrics(tmp_path / "halting" / "metrics.jsonl")
+    assert [record["step"] for record in again] == [record["step"] for record in records]
+
+
+def test_a_reward_model_scores_in_transformers_as_here(folder: Path, tmp_path: Path, ranks: Ranks) -> None:
+    assert train("reward", folder, tmp_path / "run", ranks)
+    trained = tmp_path / "run" / "trained_model"
+    theirs = AutoModelForSequenceClassification.from_pretrained(trained, dtype=torch.float32).eval()
+    assert theirs.config.num_labels == 1
+    ((side, _), *_) = examples("reward", 1)
+    ids = torch.tensor(side[0].tokens).long()[None]
+    plain = AutoModelForCausalLM.from_pretrained(trained, dtype=torch.float32)
+    hidden = plain.model(input_ids=ids).last_hidden_state[0, -1]
+    expected = float(hidden.detach() @ weights(tmp_path / "run")["score.weight"][0])
+    assert float(theirs(input_ids=ids).logits.detach()) == pytest.approx(expected, rel=1e-4)
+    assert expected != 0
+    assert AutoTokenizer.from_pretrained(trained).chat_template
+
+
+def test_adapters_alone_are_trained_where_that_is_asked_for(folder: Path, tmp_path: Path, ranks: Ranks) -> None:
+    assert train("dpo", folder, tmp_path / "run", ranks, "model.lora.rank=4")
+    assert (tmp_path / "run" / "trained_adapters" / "adapter_model.safetensors").is_file()
+    before, after = load_file(folder / "model.safetensors"), weights(tmp_path / "run")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed and all("proj" in name for name in changed)
+
+
+def test_every_example_is_seen_once_an_epoch_and_in_another_order_in_the_next(folder: Path) -> None:
+    config = config_for(folder, "fit.batch_rows=4")
+    batches = [fit_module._batch_at(step, 10, config=config) for step in range(6)]
+    for epoch in (batches[:3], batches[3:]):
+        assert sorted(place for places, _ in epoch for place in places) == list(range(10))
+        assert [ends for _, ends in epoch] == [False, False, True]
+    assert batches[0] != batches[3]

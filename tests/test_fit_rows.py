@@ -1,0 +1,165 @@
+"""Rows of conversations: which are learnt from, which are paired, which are held out, and what is said of bad ones."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from common.config_error import ConfigError
+from common.fit_config import FitConfig
+from common.message import Message
+from tools.fit_rows import Sample, read_samples
+
+Row = dict[str, Any]
+
+
+def said(*texts: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
+
+
+def earned(group: int, value: float, *texts: str) -> Row:
+    """As `slipstream replay export` writes it, in what matters here."""
+    return {"messages": said("find", *texts), "return": value, "task": f"shop/train/{group}", "group_id": group}
+
+
+def written(path: Path, rows: Sequence[object]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def read(
+    tmp_path: Path, rows: Sequence[object], *, pairs: bool, **settings: Any
+) -> tuple[list[Sample], dict[str, int]]:
+    config = FitConfig(data=written(tmp_path / "rows.jsonl", rows), **({"held_out": 0.0} | settings))
+    taught, held_out, left_out = read_samples(config, pairs=pairs)
+    assert bool(held_out) == bool(config.held_out)
+    return taught, {reason: number for reason, number in left_out.items() if number}
+
+
+def replies(sample: Sample) -> list[list[str]]:
+    """What is learnt from, of each side."""
+    return [
+        [message.content for message in side.messages[side.learn_from :] if message.role == "assistant"]
+        for side in sample.sides
+    ]
+
+
+def test_each_conversation_is_imitated_once(tmp_path: Path) -> None:
+    rows = [
+        {"messages": said("a", "b", "c", "d")},
+        {"messages": said("a", "b", "c", "d")},
+        {"messages": said("a", "e")},
+    ]
+    taught, left_out = read(tmp_path, rows, pairs=False)
+    assert [replies(sample) for sample in taught] == [[["b", "d"]], [["e"]]]
+    assert left_out == {"repeat another word for word": 1}
+
+
+def test_of_a_prompt_with_its_completion_only_that_is_learnt_from(tmp_path: Path) -> None:
+    taught, _ = read(tmp_path, [{"prompt": said("a", "b", "c"), "completion": said("", "d")[1:]}], pairs=False)
+    assert replies(taught[0]) == [["d"]]
+    assert [message.content for message in taught[0].sides[0].messages] == ["a", "b", "c", "d"]
+
+
+def test_rejection_sampling_takes_what_earned_enough_and_of_each_group_the_best(tmp_path: Path) -> None:
+    rows = [earned(1, 1.0, "a"), earned(1, 0.5, "b"), earned(1, 2.0, "c"), earned(2, 0.4, "d"), earned(2, 0.9, "e"),
+            earned(3, 0.1, "f"), earned(1, 2.0, "g")]  # fmt: skip
+    taught, left_out = read(tmp_path, rows, pairs=False, min_return=0.5, best_of_group=2)
+    assert [replies(sample)[0] for sample in taught] == [["c"], ["g"], ["e"]]
+    assert left_out == {"earned less than fit.min_return": 2, "not among the best of their group": 2}
+
+
+def test_of_each_group_the_best_is_paired_with_the_worst_and_learnt_from_behind_their_fork(tmp_path: Path) -> None:
+    rows = [
+        earned(1, 0.2, "search", "hats", "click"), earned(1, 1.0, "search", "hats", "buy"), earned(1, 0.5, "leave"),
+        earned(2, 0.0, "a"), earned(2, 0.0, "b"), earned(3, 1.0, "alone"),
+    ]  # fmt: skip
+    (pair,), left_out = read(tmp_path, rows, pairs=True)
+    assert replies(pair) == [["buy"], ["click"]]
+    assert [side.learn_from for side in pair.sides] == [3, 3]
+    assert left_out == {
+        "neither best nor worst of their group": 1,
+        "of groups in which all earned the same": 3,
+    }
+
+
+@pytest.mark.parametrize("has_prompt", [True, False])
+def test_pairs_of_others_are_taken_as_they_are(tmp_path: Path, has_prompt: bool) -> None:
+    prompt, chosen, rejected = said("a", "b", "c"), said("", "good")[1:], said("", "bad")[1:]
+    row = {"chosen": prompt + chosen, "rejected": prompt + rejected}
+    if has_prompt:
+        row = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+    (pair,), _ = read(tmp_path, [row], pairs=True)
+    assert replies(pair) == [["good"], ["bad"]]
+    assert pair.sides[0].messages[:3] == pair.sides[1].messages[:3] == tuple(Message(**message) for message in prompt)
+
+
+def test_what_is_held_out_is_whole_groups_and_the_same_whatever_else_is_there(tmp_path: Path) -> None:
+    rows = [earned(group, member, f"{group} {member}") for group in range(200) for member in range(3)]
+    path = written(tmp_path / "rows.jsonl", rows)
+    taught, held_out, _ = read_samples(FitConfig(data=path, held_out=0.2), pairs=False)
+    apart = {sample.group for sample in held_out}
+    assert 20 <= len(apart) <= 60 and len(held_out) == 3 * len(apart)
+    assert not apart & {sample.group for sample in taught}
+    some = written(tmp_path / "some.jsonl", rows[300:])
+    _, fewer, _ = read_samples(FitConfig(data=some, held_out=0.2), pairs=False)
+    assert {sample.group for sample in fewer} < apart
+
+
+def test_parquet_is_read_alike(tmp_path: Path) -> None:
+    rows = [earned(1, 1.0, "a"), earned(1, 0.0, "b")]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    from_parquet, *_ = read_samples(FitConfig(data=str(tmp_path / "rows.parquet"), held_out=0.0), pairs=True)
+    assert from_parquet == read(tmp_path, rows, pairs=True)[0]
+
+
+@pytest.mark.parametrize(
+    ("row", "pairs", "complaint"),
+    [
+        ({"text": "words"}, False, "row 2 has neither `messages` nor `prompt` and `completion`, but text"),
+        ({"prompt": "p", "completion": "c"}, False, "row 2: `prompt` must be a list of messages with role and content"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, False, "row 2: `messages` holds .*'robot'.* a message has"),
+        ({"messages": [{"role": "assistant", "content": None}]}, False, "row 2: `messages` holds"),
+        ({"messages": []}, False, r"row 2: `messages` must be a list of messages with role and content, got \[\]"),
+        ({"chosen": said("a", "b")}, True, "row 2: `rejected` must be a list"),
+        ({"messages": said("a", "b")}, True, "row 2: `return` must be a number, got None"),
+        ({"text": "words"}, True, "row 2 has neither `chosen` and `rejected` nor `messages`, but text"),
+        ([], False, "line 2 is a list, and must be an object"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, row: object, pairs: bool, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        read(tmp_path, [earned(1, 1.0, "a"), row], pairs=pairs)
+
+
+def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"messages": []\n')
+    with pytest.raises(ConfigError, match=r"rows\.jsonl, line 1 is not JSON"):
+        read_samples(FitConfig(data=str(path)), pairs=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"), [("", "must be a file"), ("x.jsonl", "must be a file"), (".", "a file")]
+)
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        read_samples(FitConfig(data=name and str(tmp_path / name)), pairs=False)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must end in .jsonl or .parquet"):
+        read_samples(FitConfig(data=written(tmp_path / "rows.csv", [])), pairs=False)
+
+
+def test_nothing_to_learn_from_is_said_with_the_reasons(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"leaves nothing to learn from: 2 earned less than fit\.min_return, 0 held out"
+    ):
+        read(tmp_path, [earned(1, 0.0, "a"), earned(1, 0.2, "b")], pairs=False, min_return=0.5)
+    with pytest.raises(ConfigError, match="the file is empty"):
+        read(tmp_path, [], pairs=False)
