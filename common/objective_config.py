@@ -52,6 +52,8 @@ class ObjectiveConfig:
     kl_estimator: str = "k3"  # of that divergence: k1, k2, k3; k1 in the reward only
     kl_place: str = "loss"  # where the divergence is counted: loss, or reward (of every sampled token)
     reference_every: int = 0  # steps after which that policy is replaced by the learner's; 0 keeps it frozen
+    reward_model: str = ""  # a folder of `slipstream reward`: its score is a reward of each episode's last turn
+    reward_model_weight: float = 1.0  # what is earned for each unit of that score
     entropy_bonus: float = 0.0  # weight of the entropy that is subtracted from the loss; 0 is off
     normalisation: str = "tokens"  # the loss is a mean over: tokens, sequences, constant (sequences of equal length)
     normalisation_tokens: int = 512  # constant: the length that every sequence counts as
@@ -62,6 +64,11 @@ class ObjectiveConfig:
     def compares_siblings(self) -> bool:
         """Whether attempts at one task are compared with each other alone: then equal ones teach nothing."""
         return self.advantage not in ("reinforce_pp", *WITH_CRITIC)
+
+    @property
+    def judges_later(self) -> bool:
+        """Whether what attempts earned is not known yet when they are claimed."""
+        return bool(self.reward_model)
 
     def __post_init__(self) -> None:
         for name, words in (
@@ -111,6 +118,10 @@ class ObjectiveConfig:
         for name in ("max_negative_kl", "kl_coefficient", "entropy_bonus", "value_clip", "same_state_weight"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"objective.{name}", ">= 0", value, "0 is off")
+        require(math.isfinite(self.reward_model_weight), "objective.reward_model_weight", "a number",
+                 self.reward_model_weight, "1 is the default")  # fmt: skip
+        require(self.reward_model != "" or self.reward_model_weight == 1, "objective.reward_model_weight",
+                 "1 without a reward_model", self.reward_model_weight, "there is no score to count")  # fmt: skip
         require(0 <= self.guard_min_ess < 1, "objective.guard_min_ess", "in [0, 1)", self.guard_min_ess,
                  "0.3 is the default, 0 is off")  # fmt: skip
         require(self.guard_max_ratio == 0 or self.guard_max_ratio > 1, "objective.guard_max_ratio", "0 or > 1",

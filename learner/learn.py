@@ -18,7 +18,7 @@ from learner.checkpoint import Progress
 from learner.clock import Clock
 from learner.conditions import conditions_of
 from learner.lead import Lead
-from learner.learner import Learner, begin, begin_checkpoint, export, imitate_expert, load_learner, train_on
+from learner.learner import Learner, begin, begin_checkpoint, export, imitate_expert, judged, load_learner, train_on
 from learner.links import join_run, shard_buffer
 from learner.published import adapted_folder, published_layout, published_tensors
 from learner.ranks import Ranks
@@ -86,6 +86,7 @@ def _step(learner: Learner, lead: Lead | None, supplies: Supplies | None, clock:
     if lead:
         lead.archive(batch, before)
     clock.lap("archive")
+    batch = judged(learner, batch)
     metrics = train_on(learner, batch, clock)
     step, last = learner.progress.step, config.steps
     if step % config.publish_every == 0 or step == last:

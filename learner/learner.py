@@ -35,6 +35,7 @@ from learner.optimizer import make_optimizer, make_schedule
 from learner.pack import TokenSequence, count_loss_tokens, count_sequences, micro_batches, sequences_of
 from learner.ranks import Ranks
 from learner.reference import reference_at, reference_step
+from learner.score import Judge, load_judge
 from learner.step import train_step
 from learner.step_metrics import StepMetrics, summed_over_ranks
 from learner.supply import Batch
@@ -58,6 +59,7 @@ class Learner:
     critic: Critic | None
     checkpoints: CheckpointWriter
     reference: PackedModel | None = None  # for objectives with a KL divergence; from the first step on
+    judge: Judge | None = None  # for objectives with a reward model; from the first step on
 
     @property
     def flops(self) -> Flops:
@@ -107,14 +109,20 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner
 
 
 def begin(learner: Learner) -> None:
-    """What reinforcement learning begins with, or goes on with: a critic of the policy's weights, and the reference.
+    """What reinforcement learning begins with, or goes on with: a critic of the policy's weights, reference and judge.
 
-    Before the first step both are the policy as it is then; later they come from the checkpoint and from the run's
-    folder. Every rank calls it. Raises ConfigError for a run that began without a reference.
+    Before the first step the first two are the policy as it is then; later they come from the checkpoint and from the
+    run's folder. Every rank calls it. Raises ConfigError for a run that began without a reference.
     """
     if learner.critic is not None and learner.progress.step == 0:
         begin_at(learner.critic, learner.model)
     _take_reference(learner)
+    learner.judge = load_judge(learner.config, learner.model, ranks=learner.ranks)
+
+
+def judged(learner: Learner, batch: Batch) -> Batch:
+    """The batch with all that its episodes earned. Every rank calls it."""
+    return learner.judge.scored(batch) if learner.judge else batch
 
 
 def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:

@@ -4,7 +4,7 @@ Each rank asks about its own packs, and hears from the others: every rank ends w
 that all that is made of them, down to a mean over the batch, is the same everywhere without another word.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,7 +71,7 @@ def measure(
 
 @torch.no_grad()
 def of_each_token(
-    asked: dict[str, Callable[[Packed], Tensor]],
+    asked: Mapping[str, Callable[[Packed], Tensor]],
     sequences: Sequence[TokenSequence],
     *,
     micro_batch_tokens: int,

@@ -29,6 +29,7 @@ from learner.learner import (
     begin_checkpoint,
     export,
     imitate_expert,
+    judged,
     load_learner,
     train_on,
 )
@@ -122,6 +123,7 @@ def _step(learner: Learner, archive: Archive, notes: "_Notes | None", clock: Clo
     learner.progress = before
     newest = max(group.ticket.group_id for group in archived.groups)
     batch = Batch(groups=archived.groups, num_dropped={}, next_group_id=max(before.next_group_id, newest + 1))
+    batch = judged(learner, batch)
     metrics = train_on(learner, batch, clock)
     if notes:
         notes.record_step(batch, metrics, before, clock.take())

@@ -6,14 +6,19 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
+from safetensors import safe_open
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
+from common.config_error import ConfigError
 from learner.export import save_hf
-from learner.model import PackedModel
+from learner.model import PackedModel, load_kind
 from learner.pack import Packed
 from learner.ranks import Ranks
+
+SCORE = "score.weight"  # by the name that transformers gives it
 
 
 class ScoreHead(nn.Module):
@@ -46,7 +51,7 @@ class RewardModel(PackedModel):
 
     def heads(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The score's weights, by their name in the folder."""
-        yield "score.weight", self.score.weight
+        yield SCORE, self.score.weight
 
 
 def save_reward_model(model: RewardModel, folder: Path, *, ranks: Ranks) -> None:
@@ -60,3 +65,30 @@ def save_reward_model(model: RewardModel, folder: Path, *, ranks: Ranks) -> None
             config["architectures"] = [name]
         config |= {"id2label": {"0": "reward"}, "label2id": {"reward": 0}}
         path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+@torch.no_grad()
+def load_reward_model(folder: Path, *, ranks: Ranks, dtype: str) -> RewardModel:
+    """What `save_reward_model` wrote, to ask and not to train. Every rank calls it, and reads the folder.
+
+    Raises ConfigError for a folder without a score of one number.
+    """
+    weight = _read_score(folder)
+    model = load_kind(RewardModel, folder, ranks=ranks, dtype=dtype, activation_checkpointing=False)
+    held = model.score.weight
+    assert isinstance(held, DTensor)
+    held.to_local().copy_(distribute_tensor(weight.to(ranks.device), ranks.mesh, held.placements).to_local())
+    return model.requires_grad_(False)
+
+
+def _read_score(folder: Path) -> Tensor:
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            if SCORE in file.keys():  # noqa: SIM118 - it is no mapping
+                weight: Tensor = file.get_tensor(SCORE).float()
+                if len(weight) == 1:
+                    return weight
+    raise ConfigError(
+        f"`objective.reward_model` {folder} holds no {SCORE} of one number; it must be a folder that `slipstream "
+        "reward` wrote, or a sequence classifier of one label"
+    )
