@@ -178,6 +178,15 @@ class OptimConfig:
         for name, usual in (("lr", "1e-6"), ("critic_lr", "1e-5")):
             value = getattr(self, name)
             require(math.isfinite(value) and value > 0, f"optim.{name}", "> 0", value, f"{usual} is usual for 7B")
+        for name in ("beta1", "beta2"):
+            value = getattr(self, name)
+            require(0 <= value < 1, f"optim.{name}", "in [0, 1)", value, "0.9 and 0.95 are the defaults")
+        for name in ("eps", "max_grad_norm"):
+            value = getattr(self, name)
+            require(value > 0, f"optim.{name}", "> 0", value, "inf never clips" if name == "max_grad_norm" else "1e-8")
+        for name in ("weight_decay", "warmup_steps"):
+            value = getattr(self, name)
+            require(value >= 0, f"optim.{name}", ">= 0", value, "0 is off")
         require(self.schedule in ("constant", "linear", "cosine"), "optim.schedule", "constant, linear or cosine",
                  self.schedule, "constant is usual for RL")  # fmt: skip
 

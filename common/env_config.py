@@ -31,16 +31,13 @@ class EnvConfig:
     step_timeout_s: float = 30.0  # a reset or step that takes longer is an env failure
     episode_timeout_s: float = 600.0  # an episode that takes longer is cut and redone
     num_train_tasks: int = 100_000  # train tasks, visited in a seeded order without repeats until all are seen
-    num_held_out_tasks: int = 10_000  # held-out tasks to choose from
 
     def __post_init__(self) -> None:
         require(self.max_turns >= 1, "env.max_turns", ">= 1", self.max_turns, "an episode has at least one turn")
         for name in ("step_timeout_s", "episode_timeout_s"):
             value = getattr(self, name)
             require(value > 0, f"env.{name}", "> 0", value, "leave it out for the default")
-        for name in ("num_train_tasks", "num_held_out_tasks"):
-            value = getattr(self, name)
-            require(value >= 1, f"env.{name}", ">= 1", value, "leave it out for the default")
+        require(self.num_train_tasks >= 1, "env.num_train_tasks", ">= 1", self.num_train_tasks, "100000 is the default")
         for label, part in self.mixture.items():
             require(LABEL.fullmatch(label) is not None, "env.mixture", "names of letters, digits and '_'", label,
                     "choose another; it becomes a part of metrics' names")  # fmt: skip

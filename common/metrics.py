@@ -18,6 +18,8 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from common.run_dir import write_whole
+
 
 class Metrics:
     """What one step measured. A mean is a sum and a count until `means` divides it."""
@@ -95,7 +97,7 @@ def read_metrics(jsonl: Path) -> list[dict[str, float]]:
 
 def _cut_after(jsonl: Path, step: int) -> None:
     kept = [record for record in read_metrics(jsonl) if record["step"] <= step]
-    jsonl.write_text("".join(json.dumps(record) + "\n" for record in kept))
+    write_whole(jsonl, "".join(json.dumps(record) + "\n" for record in kept))
 
 
 def _finite(means: dict[str, float]) -> dict[str, float | None]:

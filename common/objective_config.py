@@ -66,9 +66,9 @@ class ObjectiveConfig:
         return self.advantage not in ("reinforce_pp", *WITH_CRITIC)
 
     @property
-    def judges_later(self) -> bool:
-        """Whether what attempts earned is not known yet when they are claimed."""
-        return bool(self.reward_model)
+    def returns_come_later(self) -> bool:
+        """Whether what attempts earned is not known whole when they are claimed: a score or a divergence is missing."""
+        return bool(self.reward_model) or (self.kl_coefficient > 0 and self.kl_place == "reward")
 
     def __post_init__(self) -> None:
         for name, words in (

@@ -109,7 +109,7 @@ def write(folder: Path, snapshot: Snapshot, *, group: dist.ProcessGroup, keep: i
 
 def latest_checkpoint(folder: Path) -> Path | None:
     """The newest whole checkpoint; None where there is none, even if one was begun."""
-    return max(_whole_checkpoints(folder), default=None)
+    return max(_whole_checkpoints(folder), key=step_of, default=None)
 
 
 def step_of(path: Path) -> int:
@@ -178,7 +178,7 @@ def _fill(optimizer: torch.optim.AdamW) -> None:
         for parameter in group["params"]:
             if not optimizer.state[parameter]:
                 optimizer.state[parameter] = {
-                    "step": torch.tensor(0.0),
+                    "step": torch.zeros((), device=parameter.device),  # where fused AdamW looks for it
                     "exp_avg": torch.zeros_like(parameter),
                     "exp_avg_sq": torch.zeros_like(parameter),
                 }
@@ -248,7 +248,7 @@ def _read_manifest(path: Path) -> _Manifest:
 
 
 def _whole_checkpoints(folder: Path) -> list[Path]:
-    return sorted(manifest.parent for manifest in folder.glob(f"step_*/{MANIFEST}"))
+    return sorted((manifest.parent for manifest in folder.glob(f"step_*/{MANIFEST}")), key=step_of)
 
 
 def _keep_newest(folder: Path, keep: int) -> None:

@@ -61,7 +61,7 @@ def check_coherence(config: Config) -> None:
     if config.replay.max_uses > 1:
         _check_reuse(objective, config.replay.max_uses)
     _check_effect(objective)
-    if objective.judges_later and config.replay.keep_fraction < 1:
+    if objective.reward_model and config.replay.keep_fraction < 1:
         raise ConfigError(
             f"`replay.keep_fraction` must be 1 with objective.reward_model, got {config.replay.keep_fraction}: groups "
             "are chosen by what the environment gave, before they are judged; leave it out"

@@ -13,20 +13,25 @@ then find the two sides in different micro-batches.
 """
 
 import dataclasses
+import hashlib
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from common.config import Config
+from common.config_error import ConfigError
 from common.metrics import Metrics, MetricsWriter
-from common.run_dir import RunDir
+from common.run_dir import RunDir, write_json
 from common.shutdown import Shutdown
 from learner import checkpoint
 from learner.checkpoint import Progress
@@ -93,8 +98,9 @@ def fit(
 ) -> bool:
     """Fit a model to `examples` and export it; False when told to stop before. A run that stopped goes on.
 
-    Every rank passes all of the examples, in the same order. Raises ValueError for a checkpoint that does not fit.
+    Every rank passes all of the examples, in the same order. Raises ConfigError where the run is of something else.
     """
+    _check_identity(run_dir.path / "fit.json", _identity(goal, examples, config), ranks=ranks)
     num_steps = config.fit.epochs * -(-len(examples) // config.fit.batch_rows)
     fitted = _load(goal, config, ranks=ranks, num_steps=num_steps)
     # Before any checkpoint is read: now the policy is the reference.
@@ -117,6 +123,37 @@ def fit(
     if finished:
         _export(fitted, run_dir)
     return finished
+
+
+def _identity(goal: Goal, examples: Sequence[Example], config: Config) -> dict[str, object]:
+    """What a run is of: with anything else its checkpoints have nothing to do."""
+    digest = hashlib.sha256()
+    for example in examples:
+        for side in example:
+            for sequence in side:
+                digest.update(sequence.tokens.tobytes() + sequence.loss_mask.tobytes())
+    return {
+        "goal": goal,
+        "model.path": config.model.path,
+        "fit.data": digest.hexdigest(),
+        "fit.epochs": config.fit.epochs,
+        "fit.batch_rows": config.fit.batch_rows,
+        "fit.beta": config.fit.beta,
+        "run.seed": config.run.seed,
+    }
+
+
+def _check_identity(path: Path, identity: dict[str, object], *, ranks: Ranks) -> None:
+    if path.exists():
+        before = json.loads(path.read_text())
+        others = [name for name, value in identity.items() if before.get(name) != value]
+        if others:
+            raise ConfigError(
+                f"the run in {path.parent} was begun with another {' and '.join(others)}; choose another `run.name`"
+            )
+    dist.barrier()  # nobody looks after the first has written
+    if ranks.rank == 0:
+        write_json(path, identity)
 
 
 def _load(goal: Goal, config: Config, *, ranks: Ranks, num_steps: int) -> Fit:
@@ -317,8 +354,8 @@ def _export(fitted: Fit, run_dir: RunDir) -> None:
         save_reward_model(fitted.model, run_dir.trained_model, ranks=fitted.ranks)
     else:
         save_hf(fitted.model, run_dir.trained_model, ranks=fitted.ranks)
-    if fitted.config.model.lora.rank:
-        save_adapters(fitted.model, run_dir.trained_adapters, ranks=fitted.ranks)
+        if fitted.config.model.lora.rank:
+            save_adapters(fitted.model, run_dir.trained_adapters, ranks=fitted.ranks)
 
 
 def _nothing() -> None:

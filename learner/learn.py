@@ -34,11 +34,13 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
     Every rank calls it. Raises ConfigError, RedisAway, SupplyDried, ArchiveError, FencedOut.
     """
     learner, resumed = load_learner(config, run_dir, ranks)
+    durable_step = learner.progress.step if resumed else None
     lead = _take_the_lead(learner, shutdown) if ranks.rank == 0 else None
-    supplies = _supplies(learner, lead, shutdown)
     fresh = share(lead.with_fresh_version(learner.progress) if lead else None, Progress, ranks=ranks)
     assert fresh is not None
+    skipped_versions = fresh.policy_version - learner.progress.policy_version
     learner.progress = fresh
+    supplies = _supplies(learner, lead, shutdown, skipped_versions=skipped_versions)
     try:
         _publish(learner, lead)
         if not resumed and not _warm_up(learner, lead, shutdown):
@@ -46,14 +48,20 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
         begin(learner)
         if learner.progress.step == 0:
             _evaluate_start(learner, lead, shutdown)
-            _checkpoint(learner, lead)
+            if durable_step is None:
+                _checkpoint(learner, lead)
         if lead:
             lead.train_from_here()
         clock = Clock(ranks.device)
         while learner.progress.step < config.learner.steps and _step(learner, lead, supplies, clock, shutdown):
             pass
         finished = learner.progress.step >= config.learner.steps
-        if not finished and learner.progress.step % config.learner.checkpoint_every:
+        # What it was resumed from is not written anew: until that was done, there would be none.
+        if (
+            not finished
+            and learner.progress.step % config.learner.checkpoint_every
+            and (learner.progress.step != durable_step)
+        ):
             _checkpoint(learner, lead)
         learner.checkpoints.wait()
         if finished:
@@ -123,7 +131,7 @@ def _take_the_lead(learner: Learner, shutdown: Shutdown) -> Lead:
     )
 
 
-def _supplies(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> Supplies | None:
+def _supplies(learner: Learner, lead: Lead | None, shutdown: Shutdown, *, skipped_versions: int) -> Supplies | None:
     """Where this rank's part of every batch comes from; None where other ranks read all shards. Collective."""
     config, ranks, vocab_size = learner.config, learner.ranks, learner.model.vocab_size
     held = share(lead.epochs if lead else None, Epochs, ranks=ranks)
@@ -132,12 +140,13 @@ def _supplies(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> Suppli
         return None
     assert held is not None
     if lead:
-        return Supplies({shard: lead.shards[shard] for shard in mine}, config, progress=learner.progress)
+        buffers = {shard: lead.shards[shard] for shard in mine}
+        return Supplies(buffers, config, progress=learner.progress, skipped_versions=skipped_versions)
     clients = connect_shards(config.redis.url, config.redis.shards, ending=shutdown.requested)
     buffers = {shard: shard_buffer(clients[shard], config, vocab_size=vocab_size, shard=shard) for shard in mine}
     for shard, buffer in buffers.items():
         buffer.adopt_epoch(held.epochs[shard])
-    return Supplies(buffers, config, progress=learner.progress)
+    return Supplies(buffers, config, progress=learner.progress, skipped_versions=skipped_versions)
 
 
 def _warm_up(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:

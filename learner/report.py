@@ -119,9 +119,9 @@ def _add_rewards(metrics: Metrics, trajectories: list[Trajectory]) -> None:
         metrics.add("reward/branches", len(trajectory.branch_starts) - 1)
         for turn in trajectory.turns:
             for component, reward in turn.rewards.items():
-                metrics.add(f"reward/{component}", reward, 0)
+                metrics.add(f"reward/of_{component}", reward, 0)
     for component in {name for t in trajectories for turn in t.turns for name in turn.rewards}:
-        metrics.add(f"reward/{component}", 0.0, len(trajectories))  # a mean over trajectories, not over turns
+        metrics.add(f"reward/of_{component}", 0.0, len(trajectories))  # a mean over trajectories, not over turns
     if len({trajectory.task.env for trajectory in trajectories}) > 1:
         for trajectory in trajectories:
             metrics.add(f"reward/success_in_{trajectory.task.env}", float(trajectory.success))

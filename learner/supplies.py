@@ -28,8 +28,15 @@ def shards_of(rank: int, *, num_shards: int, num_ranks: int) -> range:
 class Supplies:
     """One supply for each shard that this rank reads."""
 
-    def __init__(self, buffers: Mapping[int, Buffer], config: Config, *, progress: Progress) -> None:
-        """`buffers` are this rank's, by shard."""
+    def __init__(
+        self, buffers: Mapping[int, Buffer], config: Config, *, progress: Progress, skipped_versions: int = 0
+    ) -> None:
+        """`buffers` are this rank's, by shard. A resumed learner leaves `skipped_versions` out, between that of its
+        checkpoint and its first: no step made them.
+        """
+        self._first_version = progress.policy_version
+        self._skipped_versions = skipped_versions
+        self._max_lag = config.replay.max_lag
         num_shards = config.redis.num_shards
         replay = dataclasses.replace(config.replay, groups_per_step=config.replay.groups_per_step // num_shards)
         part = dataclasses.replace(config, replay=replay)
@@ -48,7 +55,11 @@ class Supplies:
                 supply.admit(step, [], published_version=published)
             for supply in self._supplies:
                 batch = supply.next_batch(
-                    step, policy_version=progress.policy_version, published_version=published, shutdown=shutdown
+                    step,
+                    policy_version=progress.policy_version,
+                    published_version=published,
+                    shutdown=shutdown,
+                    skipped_versions=self._skipped_at(progress.policy_version),
                 )
                 if batch is None:
                     return None
@@ -59,6 +70,12 @@ class Supplies:
             log.warning("told to stop, without a batch: %s", error)
             return None
         return merged(batches)
+
+    def _skipped_at(self, policy_version: int) -> int:
+        """The skipped versions, while there may be groups from before them. Once a group of this life could be too old,
+        those were claimed long ago."""
+        none_too_old = policy_version - self._max_lag <= self._first_version
+        return self._skipped_versions if none_too_old else 0
 
 
 def whole_batch(part: Batch | None, *, num_shards: int, ranks: Ranks) -> Batch | None:

@@ -56,13 +56,15 @@ class Supply:
             error_buffer=self._num_candidates,
         )
 
-    def next_batch(self, step: int, *, policy_version: int, published_version: int, shutdown: Shutdown) -> Batch | None:
+    def next_batch(
+        self, step: int, *, policy_version: int, published_version: int, shutdown: Shutdown, skipped_versions: int = 0
+    ) -> Batch | None:
         """Return the groups that optimizer step `step` (counted from 1) learns from; None when told to stop.
 
         Consumes ready groups; waits for actors to finish enough of them; produces tickets, so that actors always find
         `target_lag` steps of work ahead. Groups that teach nothing (see `teaches`) are dropped and others take
         their place. Where there are more candidates than a step takes (`replay.keep_fraction`), those whose returns
-        differ least are dropped. Raises SupplyDried.
+        differ least are dropped. `skipped_versions` are no lag: see `Supplies`. Raises SupplyDried.
         """
         replay, started = self._config.replay, time.monotonic()
         wanted = self._num_candidates
@@ -75,7 +77,7 @@ class Supply:
                 step,
                 wanted - len(kept),
                 policy_version=policy_version,
-                max_lag=replay.max_lag,
+                max_lag=replay.max_lag + skipped_versions,
                 order=Order(replay.order),
                 seed=self._config.run.seed,
                 reuse=self._reuse,

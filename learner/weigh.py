@@ -75,8 +75,8 @@ def weighed_sequences(
 
 
 def teaches(group: Group, *, objective: ObjectiveConfig) -> bool:
-    """Whether anything in the group has an advantage; without, its gradient is zero. A judge's word may change that."""
-    if not objective.compares_siblings or objective.judges_later:
+    """Whether anything in the group may have an advantage; without, nothing of the surrogate reaches the gradient."""
+    if not objective.compares_siblings or objective.returns_come_later:
         return True
     if objective.advantage in TURN_RELATIVE:
         rewards = [_turn_rewards(trajectory) for trajectory in group.trajectories]

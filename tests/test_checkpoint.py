@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from common.config import OptimConfig
 from common.objective_config import ObjectiveConfig
+from learner import checkpoint
 from learner.checkpoint import Progress, latest_checkpoint, load, take_snapshot, write
 from learner.checkpoint_writer import CheckpointWriter
 from learner.model import PackedModel, full_tensors, load_model
@@ -117,6 +118,22 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path: Path, tiny: Path, ranks:
         learner.save(tmp_path, step)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_000002", "step_000010"]
     assert latest_checkpoint(tmp_path) == tmp_path / "step_000010"
+
+
+def test_a_checkpoint_is_newer_by_its_step_and_not_by_its_letters(tmp_path: Path, tiny: Path, ranks: Ranks) -> None:
+    learner = make_learner(tiny, ranks)
+    for step in (999_999, 1_000_000, 1_000_001):
+        learner.save(tmp_path, step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_1000000", "step_1000001"]
+    assert latest_checkpoint(tmp_path) == tmp_path / "step_1000001"
+
+
+def test_the_optimizers_counters_are_where_its_weights_are() -> None:
+    """Fused AdamW looks for them there; a CUDA device is not needed to see where they are put."""
+    parameter = torch.nn.Parameter(torch.zeros(3, device="meta"))
+    optimizer = torch.optim.AdamW([parameter])
+    checkpoint._fill(optimizer)
+    assert {value.device.type for value in optimizer.state[parameter].values()} == {"meta"}
 
 
 def test_a_half_written_checkpoint_is_never_resumed(tmp_path: Path, tiny: Path, ranks: Ranks) -> None:

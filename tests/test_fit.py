@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from common.config import Config, TinyModelConfig, load_config
+from common.config_error import ConfigError
 from common.dialogue import Branch
 from common.metrics import read_metrics
 from common.run_dir import RunDir
@@ -220,6 +221,14 @@ def test_a_run_learns_measures_what_it_holds_out_and_goes_on_bit_for_bit(
     )
     again = read_metrics(tmp_path / "halting" / "metrics.jsonl")
     assert [record["step"] for record in again] == [record["step"] for record in records]
+
+
+def test_a_run_of_something_else_is_not_gone_on_with(folder: Path, tmp_path: Path, ranks: Ranks) -> None:
+    assert train("sft", folder, tmp_path / "run", ranks)
+    with pytest.raises(ConfigError, match=r"was begun with another goal and fit\.data; choose another `run\.name`"):
+        train("dpo", folder, tmp_path / "run", ranks)
+    with pytest.raises(ConfigError, match=r"was begun with another fit\.epochs"):
+        train("sft", folder, tmp_path / "run", ranks, "fit.epochs=3")
 
 
 def test_a_reward_model_scores_in_transformers_as_here(folder: Path, tmp_path: Path, ranks: Ranks) -> None:

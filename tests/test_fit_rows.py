@@ -1,6 +1,7 @@
 """Rows of conversations: which are learnt from, which are paired, which are held out, and what is said of bad ones."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -102,12 +103,29 @@ def test_what_is_held_out_is_whole_groups_and_the_same_whatever_else_is_there(tm
     rows = [earned(group, member, f"{group} {member}") for group in range(200) for member in range(3)]
     path = written(tmp_path / "rows.jsonl", rows)
     taught, held_out, _ = read_samples(FitConfig(data=path, held_out=0.2), pairs=False)
-    apart = {sample.group for sample in held_out}
+    apart = {sample.task for sample in held_out}
     assert 20 <= len(apart) <= 60 and len(held_out) == 3 * len(apart)
-    assert not apart & {sample.group for sample in taught}
+    assert not apart & {sample.task for sample in taught}
     some = written(tmp_path / "some.jsonl", rows[300:])
     _, fewer, _ = read_samples(FitConfig(data=some, held_out=0.2), pairs=False)
-    assert {sample.group for sample in fewer} < apart
+    assert {sample.task for sample in fewer} < apart
+
+
+def test_a_task_that_comes_again_is_on_one_side_only(tmp_path: Path) -> None:
+    rows = [earned(task, member, f"{task} {again} {member}") | {"group_id": 100 * again + task}
+            for task in range(40) for again in range(3) for member in range(2)]  # fmt: skip
+    for pairs in (False, True):
+        taught, held_out, _ = read_samples(
+            FitConfig(data=written(tmp_path / "rows.jsonl", rows), held_out=0.3), pairs=pairs
+        )
+        assert len({sample.group for sample in taught + held_out}) == 120
+        assert held_out and not {sample.task for sample in held_out} & {sample.task for sample in taught}
+
+
+def test_a_repeat_is_not_among_the_best(tmp_path: Path) -> None:
+    rows = [earned(1, 1.0, "a"), earned(1, 1.0, "a"), earned(1, 0.9, "b"), earned(1, 0.1, "c")]
+    taught, _ = read(tmp_path, rows, pairs=False, best_of_group=2)
+    assert [replies(sample)[0] for sample in taught] == [["a"], ["b"]]
 
 
 def test_parquet_is_read_alike(tmp_path: Path) -> None:
@@ -127,6 +145,7 @@ def test_parquet_is_read_alike(tmp_path: Path) -> None:
         ({"messages": []}, False, r"row 2: `messages` must be a list of messages with role and content, got \[\]"),
         ({"chosen": said("a", "b")}, True, "row 2: `rejected` must be a list"),
         ({"messages": said("a", "b")}, True, "row 2: `return` must be a number, got None"),
+        (earned(1, math.nan, "a"), True, "row 2: `return` must be a number, got nan"),
         ({"text": "words"}, True, "row 2 has neither `chosen` and `rejected` nor `messages`, but text"),
         ([], False, "line 2 is a list, and must be an object"),
     ],

@@ -8,6 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from common.metrics import Metrics, MetricsWriter, read_metrics
+from tests.full_disk import largest_file
 
 
 def of(**values: float) -> Metrics:
@@ -80,6 +81,17 @@ def test_a_resumed_run_rewrites_the_steps_that_it_makes_again(tmp_path: Path) ->
     expected = [(1, 0.125), (2, 0.25), (3, 0.375), (4, -1.0)]
     assert [(line["step"], line["reward"]) for line in read_metrics(jsonl)] == expected
     assert scalars(tensorboard, "reward") == expected
+
+
+def test_a_resume_on_a_full_disk_leaves_what_was_written(tmp_path: Path) -> None:
+    jsonl, tensorboard = tmp_path / "metrics.jsonl", tmp_path / "tb"
+    writer = MetricsWriter(jsonl=jsonl, tensorboard=tensorboard)
+    for step in range(1, 201):
+        writer.write(step, of(reward=step / 8))
+    writer.close()
+    with pytest.raises(OSError), largest_file(bytes_allowed=2000):
+        MetricsWriter(jsonl=jsonl, tensorboard=tensorboard, resume_step=150)
+    assert len(read_metrics(jsonl)) == 200
 
 
 def test_the_overview_lies_in_the_event_file_as_its_plugin_reads_it(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def report(batch: Batch, *, flops: Flops = UNKNOWN, tally: Tally | None = None) 
 def test_rewards_are_means_over_trajectories_by_component_too() -> None:
     means = report(batch_of(made(0, rewards={"task": 1.0, "style": 0.5}), made(1, rewards={"task": 0.5}))).means()
     assert means["reward/mean"] == 1.0
-    assert (means["reward/task"], means["reward/style"]) == (0.75, 0.25)
+    assert (means["reward/of_task"], means["reward/of_style"]) == (0.75, 0.25)
     assert "reward/success_in_shop" not in means
 
 

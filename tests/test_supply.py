@@ -10,6 +10,8 @@ import redis
 from common.config import Config, load_config
 from common.shutdown import Shutdown
 from common.trajectory import Task
+from learner.checkpoint import Progress
+from learner.supplies import Supplies
 from learner.supply import Supply, SupplyDried, ticket_of
 from learner.task_order import task_index
 from replay.buffer import Buffer
@@ -58,6 +60,23 @@ def differ(group_id: int) -> tuple[float, float]:
 def under_way(buffer: Buffer) -> int:
     ledger = buffer.ledger()
     return ledger.queued + ledger.leased + ledger.ready + ledger.claimed
+
+
+def test_what_was_reopened_is_not_too_old_for_the_numbers_that_a_resume_leaves_out(
+    buffer: Buffer, run_id: str, shutdown: Shutdown
+) -> None:
+    """Sampled by version 0, of which the checkpoint is; 9 were published, so the resumed learner is at version 10."""
+    settings = config("replay.max_lag=2")
+    supply = Supply(buffer, settings, first_group_id=0)
+    supply.admit(1, [], published_version=0)
+    work(buffer, run_id, returns=differ)
+    at = Progress(step=0, policy_version=10, highest_published=9, next_group_id=4, tokens_trained=0)
+    supplies = Supplies({0: buffer}, settings, progress=at, skipped_versions=10)
+    batch = supplies.next_batch(at, shutdown)
+    assert batch is not None and len(batch.groups) == 2
+    assert buffer.ledger().dropped == {}
+    # Three steps on, the oldest groups of this life may be too old, and the skipped versions count for nothing.
+    assert [supplies._skipped_at(version) for version in (10, 12, 13)] == [10, 10, 0]
 
 
 def test_as_many_groups_are_admitted_as_the_lag_allows(buffer: Buffer, run_id: str) -> None:

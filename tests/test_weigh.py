@@ -232,6 +232,18 @@ def test_a_group_teaches_where_something_in_it_has_an_advantage() -> None:
         assert not teaches(group_of(two_turns(0.0, 0.3), two_turns(0.0, 0.1 + 0.2)), objective=objective)
 
 
+@pytest.mark.parametrize("advantage", ["group_standardised", "leave_one_out", "gigpo"])
+def test_a_group_may_teach_by_a_divergence_that_is_not_measured_yet(advantage: str) -> None:
+    """Equal returns, unlike divergences: the advantages are not 0, so the group must not be dropped before them."""
+    group = group_of(two_turns(0.0, 1.0), two_turns(0.0, 1.0))
+    paid = ObjectiveConfig(advantage=advantage, kl_coefficient=0.2, kl_place="reward", kl_estimator="k1")
+    reference = np.array([-2.0, -1.0, -1.0, -1.0, -1.0, -1.0])
+    first, _ = weighed_sequences([group], objective=paid, measured=Measured(reference_logprobs=reference))
+    assert abs(first.advantages).max() > 0.05
+    assert teaches(group, objective=paid)
+    assert not teaches(group, objective=ObjectiveConfig(advantage=advantage, kl_coefficient=0.2, kl_place="loss"))
+
+
 def test_turns_pay_for_their_own_divergence_in_gigpo() -> None:
     objective = ObjectiveConfig(
         advantage="gigpo_centred", gamma=0.5, kl_coefficient=0.2, kl_place="reward", kl_estimator="k1"

@@ -6,10 +6,12 @@ says of each row what it earned and which group it is of, so that pairs can be m
 earned most, preferred to the one that earned least.
 """
 
+import dataclasses
 import hashlib
 import json
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from common.config_error import ConfigError
 from common.fit_config import FitConfig
 from common.message import Message
 
+UNREAD = "without messages (see `fidelity`)"
 ROLES = ("system", "user", "assistant", "tool")
 Row = dict[str, Any]
 
@@ -36,9 +39,11 @@ class Conversation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One conversation to imitate, or two, the preferred one first. Those of one group are never split."""
+    """One conversation to imitate, or two, the preferred one first."""
 
+    task: str  # those of one task are all learnt from, or all held out
     group: str
+    earned: float
     sides: tuple[Conversation, ...]
 
 
@@ -51,16 +56,15 @@ def read_samples(config: FitConfig, *, pairs: bool) -> tuple[list[Sample], list[
     if not config.data or not path.is_file():
         raise ConfigError(f"`fit.data` must be a file of conversations, got {config.data!r}; see docs/fitting.md")
     left_out: Counter[str] = Counter()
-    numbered = list(enumerate(_rows(path), start=1))
+    numbered = enumerate(_rows(path), start=1)
     try:
         samples = _pairs(numbered, left_out) if pairs else _conversations(numbered, config, left_out)
     except BadRow as error:
         raise ConfigError(f"`fit.data` {path}, row {error}") from None
-    samples = list(_without_repeats(samples, left_out))
-    held_out = [sample for sample in samples if _place(sample.group) < config.held_out]
-    taught = [sample for sample in samples if _place(sample.group) >= config.held_out]
+    held_out = [sample for sample in samples if _place(sample.task) < config.held_out]
+    taught = [sample for sample in samples if _place(sample.task) >= config.held_out]
     if not taught:
-        why = ", ".join(f"{number} {reason}" for reason, number in left_out.items()) or "the file is empty"
+        why = ", ".join(f"{number} {reason}" for reason, number in left_out.items() if number) or "the file is empty"
         raise ConfigError(f"`fit.data` {path} leaves nothing to learn from: {why}, {len(held_out)} held out")
     return taught, held_out, left_out
 
@@ -90,25 +94,32 @@ def _parsed(path: Path, number: int, line: str) -> Row:
     return row
 
 
-def _conversations(rows: Sequence[tuple[int, Row]], config: FitConfig, left_out: Counter[str]) -> list[Sample]:
-    """To imitate: every row, or those that earned enough, or of each group the best."""
-    earned: dict[str, list[tuple[float, Sample]]] = defaultdict(list)
+def _conversations(rows: Iterable[tuple[int, Row]], config: FitConfig, left_out: Counter[str]) -> list[Sample]:
+    """To imitate: every row once, or those that earned enough, or of each group the best."""
+    compared = bool(config.best_of_group) or config.min_return > -math.inf
+    samples = []
     for number, row in rows:
         if "messages" in row and row["messages"] is None:
-            left_out["without messages (see `fidelity`)"] += 1
-        elif _return(number, row, needed=bool(config.best_of_group) or config.min_return > float("-inf")) < (
-            config.min_return
-        ):
+            left_out[UNREAD] += 1
+        elif (earned := _return(number, row, needed=compared)) < config.min_return:
             left_out["earned less than fit.min_return"] += 1
         else:
-            sample = Sample(group=_group(number, row), sides=(_conversation(number, row),))
-            earned[sample.group].append((_return(number, row, needed=False), sample))
-    chosen: list[Sample] = []
-    for group in earned.values():
-        best = sorted(group, key=lambda each: -each[0])[: config.best_of_group or None]  # stable: equals stay in order
-        left_out["not among the best of their group"] += len(group) - len(best)
-        chosen += [sample for _, sample in best]
-    return chosen
+            samples.append(_sample(number, row, earned, (_conversation(number, row),)))
+    once = list(_without_repeats(samples, left_out))
+    return list(_best_of_groups(once, config.best_of_group, left_out)) if config.best_of_group else once
+
+
+def _best_of_groups(samples: Sequence[Sample], number: int, left_out: Counter[str]) -> Iterator[Sample]:
+    for group in _grouped(samples):
+        yield from sorted(group, key=lambda sample: -sample.earned)[:number]  # stable: equals stay in order
+        left_out["not among the best of their group"] += max(0, len(group) - number)
+
+
+def _grouped(samples: Iterable[Sample]) -> Iterable[list[Sample]]:
+    groups: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        groups[sample.group].append(sample)
+    return groups.values()
 
 
 def _conversation(number: int, row: Row) -> Conversation:
@@ -120,27 +131,35 @@ def _conversation(number: int, row: Row) -> Conversation:
     raise BadRow(f"{number} has neither `messages` nor `prompt` and `completion`, but {', '.join(row) or 'nothing'}")
 
 
-def _pairs(rows: Sequence[tuple[int, Row]], left_out: Counter[str]) -> list[Sample]:
+def _pairs(rows: Iterable[tuple[int, Row]], left_out: Counter[str]) -> list[Sample]:
     """Rows that are pairs already, and of each group of other rows its best and its worst."""
-    samples, groups = [], defaultdict[str, list[tuple[float, tuple[Message, ...]]]](list)
+    pairs, singles = [], []
     for number, row in rows:
         if "chosen" in row:
-            samples.append(Sample(group=_group(number, row), sides=_sides(number, row)))
+            pairs.append(_sample(number, row, 0.0, _sides(number, row)))
         elif "messages" not in row:
             raise BadRow(f"{number} has neither `chosen` and `rejected` nor `messages`, but {', '.join(row)}")
         elif row["messages"] is None:
-            left_out["without messages (see `fidelity`)"] += 1
+            left_out[UNREAD] += 1
         else:
             earned = _return(number, row, needed=True)
-            groups[_group(number, row)].append((earned, _messages(number, row, "messages")))
-    for group, members in groups.items():
-        best, worst = max(members, key=lambda each: each[0]), min(members, key=lambda each: each[0])
-        left_out["neither best nor worst of their group"] += max(0, len(members) - 2)
-        if best[0] > worst[0]:
-            samples.append(Sample(group=group, sides=_split_at_fork(best[1], worst[1])))
+            singles.append(_sample(number, row, earned, (_conversation(number, row),)))
+    for group in _grouped(singles):
+        best, worst = max(group, key=lambda each: each.earned), min(group, key=lambda each: each.earned)
+        left_out["neither best nor worst of their group"] += max(0, len(group) - 2)
+        if best.earned > worst.earned:
+            sides = _split_at_fork(best.sides[0].messages, worst.sides[0].messages)
+            pairs.append(dataclasses.replace(best, sides=sides))
         else:
-            left_out["of groups in which all earned the same"] += min(2, len(members))
-    return samples
+            left_out["of groups in which all earned the same"] += min(2, len(group))
+    return list(_without_repeats(pairs, left_out))
+
+
+def _sample(number: int, row: Row, earned: float, sides: tuple[Conversation, ...]) -> Sample:
+    """A row that names no group stands alone, and so does one that names no task."""
+    task = str(row.get("task", f"row {number}"))
+    group = f"{task}/{row['group_id']}" if "task" in row and "group_id" in row else str(row.get("group_id", task))
+    return Sample(task=task if "task" in row else group, group=group, earned=earned, sides=sides)
 
 
 def _sides(number: int, row: Row) -> tuple[Conversation, ...]:
@@ -177,16 +196,11 @@ def _message(number: int, column: str, said: object) -> Message:
 
 def _return(number: int, row: Row, *, needed: bool) -> float:
     earned = row.get("return")
-    if isinstance(earned, int | float) and not isinstance(earned, bool):
+    if isinstance(earned, int | float) and not isinstance(earned, bool) and math.isfinite(earned):
         return float(earned)
     if needed:
         raise BadRow(f"{number}: `return` must be a number, got {earned!r:.80}; rows are compared by what they earned")
     return 0.0
-
-
-def _group(number: int, row: Row) -> str:
-    """Rows of one task belong together; a row that names none stands alone."""
-    return f"{row.get('task', '')}/{row['group_id']}" if "group_id" in row else f"row {number}"
 
 
 def _without_repeats(samples: Sequence[Sample], left_out: Counter[str]) -> Iterator[Sample]:
@@ -199,6 +213,6 @@ def _without_repeats(samples: Sequence[Sample], left_out: Counter[str]) -> Itera
             yield sample
 
 
-def _place(group: str) -> float:
-    """Where a group falls in [0, 1): the same in every run, whatever other rows there are."""
-    return int.from_bytes(hashlib.sha256(group.encode()).digest()[:6]) / (1 << 48)
+def _place(task: str) -> float:
+    """Where a task falls in [0, 1): the same in every run, whatever other rows there are."""
+    return int.from_bytes(hashlib.sha256(task.encode()).digest()[:6]) / (1 << 48)
