@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
@@ -139,8 +140,7 @@ class ReplayConfig:
     compress: bool = False  # trajectories travel and are held in zstd: about a third of the bytes, for CPU on both ends
 
     def __post_init__(self) -> None:
-        require(self.group_size >= 2, "replay.group_size", ">= 2", self.group_size,
-                 "group-relative advantages compare siblings")  # fmt: skip
+        require(self.group_size >= 1, "replay.group_size", ">= 1", self.group_size, "8 is the default")
         require(self.groups_per_step >= 1, "replay.groups_per_step", ">= 1", self.groups_per_step, "try 8")
         require(0 < self.keep_fraction <= 1, "replay.keep_fraction", "in (0, 1]", self.keep_fraction,
                  "1 keeps every group")  # fmt: skip
@@ -238,8 +238,6 @@ class EvalConfig:
     def __post_init__(self) -> None:
         require(self.num_tasks >= 0, "eval.num_tasks", ">= 0", self.num_tasks, "0 skips evaluation")
         require(self.every >= 0, "eval.every", ">= 0", self.every, "0 evaluates at the start and the end only")
-        require(self.every == 0 or self.num_tasks > 0, "eval.num_tasks", ">= 1 where `eval.every` is set",
-                 self.num_tasks, "try 100")  # fmt: skip
 
 
 @dataclass(kw_only=True, slots=True)
@@ -303,6 +301,9 @@ def check_sections(config: Config) -> None:
              f"at most replay.max_trajectory_bytes / 8 / model.max_tokens = "
              f"{replay.max_trajectory_bytes // 8 // config.model.max_tokens}", config.sampling.top_k,
              "an episode records what every token was chosen from; or raise replay.max_trajectory_bytes")  # fmt: skip
+    require(replay.group_size >= 2 or not config.objective.compares_siblings, "replay.group_size",
+             f">= 2 with objective.advantage {config.objective.advantage}", replay.group_size,
+             "it compares siblings; gae and reinforce_pp do not")  # fmt: skip
     num_shards = config.redis.num_shards
     require(replay.groups_per_step % num_shards == 0, "replay.groups_per_step", f"a multiple of {num_shards}",
              replay.groups_per_step, "a step takes as many from redis.url as from each of redis.shards")  # fmt: skip
@@ -324,13 +325,17 @@ def load_config(path: str | None, overrides: list[str], *, presets: Sequence[str
         for file in [*([path] if path is not None else []), *presets]:
             if not Path(file).is_file():
                 raise ConfigError(f"no config file at {file}; conf/ holds those that come with Slipstream")
-            structured = OmegaConf.merge(structured, OmegaConf.load(file))
-        structured = OmegaConf.merge(structured, OmegaConf.from_dotlist(overrides))
+            structured = _merged(structured, OmegaConf.load(file))
+        structured = _merged(structured, OmegaConf.from_dotlist(overrides))
         config = OmegaConf.to_object(structured)
     except ConfigKeyError as error:
         raise ConfigError(_unknown_key(str(error.full_key))) from None
     except ValidationError as error:
-        raise ConfigError(f"`{error.full_key or ' '.join(overrides)}`: {str(error).splitlines()[0]}") from None
+        told = str(error).splitlines()[0]
+        is_section = "is not a subclass" in told
+        hint = "; a section holds keys, as env.name=shop, and a preset is a file, as conf/objective/gspo.yaml"
+        where = error.full_key or " ".join(overrides) or path
+        raise ConfigError(f"`{where}`: {told}{hint if is_section else ''}") from None
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0]) from None
     except (yaml.YAMLError, OSError, TypeError) as error:  # TypeError: a list where sections are
@@ -339,6 +344,27 @@ def load_config(path: str | None, overrides: list[str], *, presets: Sequence[str
     assert isinstance(config, Config)
     check_sections(config)
     return config
+
+
+def _merged(config: Any, changes: Any) -> Any:
+    """`config` with `changes`. Options are of one environment: another name begins without those of the one before."""
+    name = OmegaConf.select(changes, "env.name") if OmegaConf.is_dict(changes) else None
+    if name is not None and name != config.env.name:
+        config.env.options = {}
+    return OmegaConf.merge(config, changes)
+
+
+def differences(before: Config, now: Config) -> list[str]:
+    """Every setting of `now` that is not as `before`, as `section.key: before -> now`."""
+    pairs = ((path, _value(before, path), _value(now, path)) for path in key_paths())
+    return [f"{path}: {old!r} -> {new!r}" for path, old, new in pairs if old != new]
+
+
+def _value(config: Config, path: str) -> object:
+    value: object = config
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
 
 
 def dump_config(config: Config) -> str:
@@ -359,9 +385,10 @@ def key_paths(section: type = Config, prefix: str = "") -> list[str]:
 
 
 def _unknown_key(key: str) -> str:
-    known = key_paths()
+    sections = [item.name for item in dataclasses.fields(Config)]
+    known = [path for path in key_paths() if "." in key] or sections
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    same_leaf = [path for path in known if path.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
+    same_leaf = [path for path in key_paths() if path.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
     suggestion = (same_leaf or near or [""])[0]
     hint = f"; did you mean `{suggestion}`?" if suggestion else "; `slipstream up --help` lists every key"
     return f"unknown config key `{key}`{hint}"

@@ -107,7 +107,7 @@ def env_maker(name: str) -> Callable[..., Env]:
     known = ENVS | ADAPTERS | ASSETS | ELSEWHERE
     if name not in known:
         near = difflib.get_close_matches(name, [*known, *DRIVING], n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else "write module:Class for one of your own"
+        hint = f"did you mean {near[0]}? One of your own is module:Class" if near else "one of your own is module:Class"
         raise ValueError(f"`env.name` must be one of {', '.join([*known, *DRIVING])}, got {name!r}; {hint}")
     return known[name]
 
@@ -148,9 +148,9 @@ def _imported(name: str) -> type[Env]:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise ValueError(
-            f"`env.name` {name!r}: cannot import {module_name}: {error}; is its folder on PYTHONPATH?"
-        ) from error
+        is_itself = error.name is not None and module_name.startswith(error.name)
+        hint = "is its folder on PYTHONPATH?" if is_itself else "it imports that itself"
+        raise ValueError(f"`env.name` {name!r}: cannot import {module_name}: {error}; {hint}") from error
     members = vars(module)
     if class_name not in members:
         near = difflib.get_close_matches(class_name, members, n=1)

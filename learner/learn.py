@@ -8,6 +8,8 @@ Rank 0 alone talks to Redis, but for claims where there are shards enough for ot
 same steps from the archive.
 """
 
+import logging
+
 import msgspec
 
 from common.config import Config
@@ -26,6 +28,8 @@ from learner.share import share
 from learner.supplies import Supplies, shards_of, whole_batch
 from replay.keys import FencedOut
 from replay.shards import Epochs
+
+log = logging.getLogger(__name__)
 
 
 def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) -> bool:
@@ -50,6 +54,8 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
             _evaluate_start(learner, lead, shutdown)
             if durable_step is None:
                 _checkpoint(learner, lead)
+        if learner.progress.step >= config.learner.steps:
+            log.info("nothing is left to do: %d steps of %d are made", learner.progress.step, config.learner.steps)
         if lead:
             lead.train_from_here()
         clock = Clock(ranks.device)

@@ -46,6 +46,7 @@ class Supply:
         self._next_group_id = first_group_id
         self._every = every
         self._curriculum = Curriculum(config.env, seed=config.run.seed)
+        self._last_alike = 0.0  # mean return of the last group whose members earned the same
         replay = config.replay
         # A step's groups are chosen from so many.
         self._num_candidates = math.ceil(replay.groups_per_step / replay.keep_fraction)
@@ -118,6 +119,7 @@ class Supply:
                 useful.append(group)
             else:
                 useless.setdefault("zero_variance", []).append(group)
+                self._last_alike = statistics.mean(_returns(group))
         return useful, useless
 
     def admit(self, step: int, kept: list[Group], *, published_version: int) -> None:
@@ -164,21 +166,31 @@ class Supply:
         now, timeout_s = time.monotonic(), self._config.learner.claim_timeout_s
         if now - started > timeout_s:
             raise SupplyDried(
-                f"step {step}: no whole batch within {timeout_s:.0f} s (learner.claim_timeout_s); the buffer holds "
-                f"{self._buffer.ledger()}; are actors running, and do their episodes end?{self._last_failure()}"
+                f"step {step}: no whole batch within {timeout_s:.0f} s (learner.claim_timeout_s): {self._why()}"
             )
         if now - last_said > EXPLAIN_EVERY_S:
-            log.info(
-                "step %d: waiting for actors since %.0f s: %s%s",
-                step, now - started, self._buffer.ledger(), self._last_failure(),
-            )  # fmt: skip
+            log.info("step %d: waiting for actors since %.0f s: %s", step, now - started, self._why())
             last_said = now
         time.sleep(POLL_S)
         return last_said
 
-    def _last_failure(self) -> str:
-        failures = self._buffer.failures()
-        return f" The last failure, {failures[0].outcome}: {failures[0].reason}" if failures else ""
+    def _why(self) -> str:
+        """What keeps a batch from coming, the likeliest first, and what the buffer holds."""
+        ledger, failures = self._buffer.ledger(), self._buffer.failures()
+        reasons = []
+        if num_alike := ledger.dropped.get("zero_variance", 0):
+            reasons.append(
+                f"in {num_alike} groups all members earned the same ({self._last_alike:.3g} in the last), which leaves "
+                "nothing to compare: warm-start, take easier tasks or larger groups, or an objective.advantage without "
+                "siblings, as reinforce_pp"
+            )
+        if failures:
+            num_failed = sum(ledger.failed.values())
+            reasons.append(f"{num_failed} attempts failed; the last, {failures[0].outcome}: {failures[0].reason}")
+        if not reasons:
+            reasons.append("are actors running, and do their episodes end?")
+        counts = f"{ledger.queued} groups queued, {ledger.leased} leased, {ledger.ready} ready"
+        return f"{'; '.join(reasons)} ({counts})"
 
 
 def ticket_of(group_id: int, task: Task, config: Config, *, min_policy_version: int) -> Ticket:

@@ -19,7 +19,7 @@ from tools.check_input import check_model_folder
 from tools.cli import main
 from tools.up import free_port
 
-REASON = "The last failure, env_failure: RuntimeError: the database is gone"
+REASON = "the last, env_failure: RuntimeError: the database is gone"
 CONFIG = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "max_position_embeddings": 128}
 
 
@@ -106,7 +106,7 @@ def test_a_redis_url_that_leads_nowhere_is_named_without_its_password(redis_serv
 
 
 def test_an_environment_that_cannot_be_had_is_named_before_anything_starts(refused: Refused) -> None:
-    assert "got 'shpo'; did you mean shop?" in refused("up", "env.name=shpo")
+    assert "got 'shpo'; did you mean shop? One of your own is module:Class" in refused("up", "env.name=shpo")
     assert "cannot import tests.nowhere" in refused("up", "env.name=tests.nowhere:Env")
     assert "UnmadeEnv' cannot be made: OSError: no such database" in refused("up", "env.name=tests.failing:UnmadeEnv")
     assert "`env.options` {'size': 3} do not fit shop" in refused("up", "env.options.size=3")
@@ -131,8 +131,9 @@ def test_a_port_in_use_is_passed_over_for_another() -> None:
 
 def test_a_model_folder_that_lacks_something_is_named_with_what_it_lacks(refused: Refused, tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    folder.mkdir()
     here = f"model.path={folder}"
+    assert "is no folder here; models are not downloaded" in refused("up", here)
+    folder.mkdir()
     assert "it has no config.json" in refused("up", here)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     assert "has no weights" in refused("up", here)

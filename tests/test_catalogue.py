@@ -85,7 +85,7 @@ def test_a_users_own_class_is_imported() -> None:
     ("name", "complaint"),
     [
         ("shpo", "got 'shpo'; did you mean shop?"),
-        ("chess", "write module:Class for one of your own"),
+        ("chess", "one of your own is module:Class"),
         ("nowhere.maze:Maze", "cannot import nowhere.maze: No module named 'nowhere'; is its folder on PYTHONPATH?"),
         ("os; rm:Maze", "must be module:Class, such as my_envs.maze:MazeEnv"),
         ("module:", "must be module:Class"),

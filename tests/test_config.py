@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common import config as config_module
-from common.config import Config, TinyModelConfig, dump_config, key_paths, load_config
+from common.config import Config, TinyModelConfig, differences, dump_config, key_paths, load_config
 from common.config_error import ConfigError
 from tools.cli import main
 
@@ -66,6 +66,8 @@ def test_every_config_that_comes_with_slipstream_loads() -> None:
     [
         (["replay.group_sise=4"], "unknown config key `replay.group_sise`; did you mean `replay.group_size`?"),
         (["group_size=4"], "unknown config key `group_size`; did you mean `replay.group_size`?"),
+        (["envs.name=shop"], "unknown config key `envs`; did you mean `env`?"),
+        (["objective=gspo"], "a preset is a file, as conf/objective/gspo.yaml"),
         (["learner.lr=1e-4"], "unknown config key `learner.lr`; did you mean `optim.lr`?"),
         (["model.tiny.hiden_size=4"], "did you mean `model.tiny.hidden_size`?"),
         (["qwertyuiop=1"], "`slipstream up --help` lists every key"),
@@ -98,7 +100,7 @@ def test_every_config_that_comes_with_slipstream_loads() -> None:
         (["sampling.top_k=257"], "`sampling.top_k` must be 0, or in [2, 256], got 257"),
         (
             ["replay.group_size=1"],
-            "`replay.group_size` must be >= 2, got 1; group-relative advantages compare siblings",
+            "`replay.group_size` must be >= 2 with objective.advantage group_standardised, got 1; it compares siblings",
         ),
         (["replay.max_lag=-3"], "`replay.max_lag` must be >= 0, got -3; use 0 for synchronous training"),
         (["actors.transport=smoke"], "`actors.transport` must be broadcast, pull or disk, got 'smoke'"),
@@ -206,3 +208,26 @@ def test_help_lists_every_key_with_its_default_and_its_comment(capsys: pytest.Ca
     assert "replay.max_lag = 4 groups with an older token than this are dropped at claim" in text
     assert "warm_start.lr = 0.001 AdamW learning rate" in text
     assert [path for path in key_paths() if f" {path} = " not in text] == []
+
+
+def test_another_environment_begins_without_the_options_of_the_one_before(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("env:\n  name: shop\n  options: {profile: small}\n")
+    (tmp_path / "own.yaml").write_text("env:\n  name: own:Env\n")
+    path = str(tmp_path / "run.yaml")
+    assert load_config(path, ["env.options.people=3"]).env.options == {"profile": "small", "people": 3}
+    assert load_config(path, ["env.name=own:Env", "env.options.people=3"]).env.options == {"people": 3}
+    assert load_config(path, [], presets=[str(tmp_path / "own.yaml")]).env.options == {}
+    assert load_config(path, ["env.name=shop"]).env.options == {"profile": "small"}
+
+
+def test_differences_are_told_by_key() -> None:
+    now = load_config(None, ["learner.steps=7", "env.options.people=3", "model.tiny.num_heads=6"])
+    assert differences(Config(), now) == [
+        "model.tiny.num_heads: 3 -> 6", "env.options: {} -> {'people': 3}", "learner.steps: 100 -> 7"
+    ]  # fmt: skip
+    assert differences(now, now) == []
+
+
+@pytest.mark.parametrize("advantage", ["gae", "reinforce_pp"])
+def test_where_no_siblings_are_compared_a_group_may_be_one(advantage: str) -> None:
+    assert load_config(None, ["replay.group_size=1", f"objective.advantage={advantage}"]).replay.group_size == 1

@@ -308,8 +308,16 @@ def test_groups_that_grew_too_old_are_dropped_and_replaced(buffer: Buffer, run_i
 
 def test_a_dry_supply_says_what_the_buffer_holds(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
     supply = Supply(buffer, config("learner.claim_timeout_s=0.1"), first_group_id=0)
-    with pytest.raises(SupplyDried, match=r"step 7: no whole batch within .*queued=4.*are actors running"):
+    with pytest.raises(SupplyDried, match=r"step 7: no whole batch within .*are actors running.*4 groups queued"):
         supply.next_batch(7, policy_version=0, published_version=0, shutdown=shutdown)
+
+
+def test_a_supply_of_groups_that_teach_nothing_says_so(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
+    supply = Supply(buffer, config("learner.claim_timeout_s=0.3"), first_group_id=0)
+    supply.admit(1, [], published_version=0)
+    work(buffer, run_id, returns=lambda _: (-0.15, -0.15))
+    with pytest.raises(SupplyDried, match=r"in 4 groups all members earned the same \(-0\.15 .*warm-start"):
+        supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
 
 
 def test_a_learner_that_is_told_to_stop_gets_no_batch(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:

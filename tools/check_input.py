@@ -50,6 +50,10 @@ def check_env(env: EnvConfig) -> None:
 
 def check_model_folder(folder: Path, *, max_tokens: int) -> None:
     """Raise ConfigError unless `folder` holds what a chat model of `max_tokens` needs."""
+    if not folder.is_dir():
+        raise ConfigError(
+            f"`model.path` {folder} is no folder here; models are not downloaded: `hf download NAME --local-dir FOLDER`"
+        )
     if not (folder / "config.json").is_file():
         raise ConfigError(f"`model.path` {folder} is not a Hugging Face model folder: it has no config.json")
     if not any(folder.glob("*.safetensors")):

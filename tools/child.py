@@ -65,6 +65,7 @@ class Child:
         elif now >= self._restart_at:
             self._num_restarts += 1
             self._restart_at = 0.0
+            print(f"{self.name} ended with code {self.exit_code}: started again, see {self.log}", flush=True)
             self.start()
         return True
 

@@ -24,7 +24,8 @@ from tools import drill, launch, scale
 from tools.child import EXIT_BAD_INPUT
 from tools.replay_questions import add_questions, answer, take_operands
 
-JOINING = ("actors", "relay", "top", "scale", "replay", "eval")  # verbs about a run that another process began
+# Verbs about a run that began before, perhaps in another process: without a YAML its own configuration is theirs.
+JOINING = ("learner", "actors", "relay", "top", "scale", "replay", "eval")
 MOVING_WEIGHTS = ("up", "learner", "actors", "relay")
 
 # Verbs import what they need when they are called: `slipstream top` must not wait seconds for torch.

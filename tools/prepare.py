@@ -1,6 +1,7 @@
 """What a run needs before it starts: its directory, its tiny model, and expert episodes for the warm start."""
 
 import asyncio
+import logging
 import random
 import shutil
 import socket
@@ -15,7 +16,7 @@ from actors.tape import Attempt, Tape
 from common import archive
 from common.action_format import FORMATS, ActionFormat
 from common.chat import end_of_turn_text
-from common.config import Config, dump_config
+from common.config import Config, differences, dump_config, load_config
 from common.config_error import ConfigError
 from common.env_config import EnvConfig
 from common.run_dir import RunDir, write_whole
@@ -25,11 +26,16 @@ from envhub.env import Env, EnvError
 from learner.curriculum import Curriculum
 from tools.tiny_model import make_tiny_model
 
+log = logging.getLogger(__name__)
+
 
 def prepare(config: Config) -> RunDir:
     """Make the run directory whole. What is there already stays, so that a resumed run goes on from it."""
     run_dir = RunDir(config.run.root, config.run.name)
     run_dir.create()
+    if run_dir.config.exists():
+        for change in differences(load_config(str(run_dir.config), []), config):
+            log.warning("the run goes on with another %s", change)
     write_whole(run_dir.config, dump_config(config))
     try:
         _make_what_is_missing(config, run_dir)

@@ -6,6 +6,7 @@ import redis
 from rich.console import Console
 from rich.live import Live
 
+from actors.join import run_config
 from common.config import Config
 from common.config_error import ConfigError
 from common.connection import check_servers, connect_shards
@@ -23,8 +24,8 @@ def top(config: Config) -> int:
         raise ConfigError("`redis.url` is empty; `slipstream up` prints the URL of the server that it started")
     check_servers(config.redis.url, config.redis.shards)
     shards = connect_shards(config.redis.url, config.redis.shards, patience_s=0)
-    Fleet(shards[0], config.run.name).run_facts()  # raises UnknownRun
-    view = View(shards, RunDir(config.run.root, config.run.name), config.run.name, num_steps=config.learner.steps)
+    run = run_config(Fleet(shards[0], config.run.name).run_facts())  # raises UnknownRun
+    view = View(shards, RunDir(config.run.root, config.run.name), config.run.name, num_steps=run.learner.steps)
     console = Console()
     if not console.is_terminal:
         console.print(view.render(), soft_wrap=True)

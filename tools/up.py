@@ -62,8 +62,8 @@ def _checked(config: Config, *, resume: bool) -> RunDir:
     run_dir = RunDir(config.run.root, config.run.name)
     if run_dir.config.exists() and not resume:
         raise ConfigError(
-            f"run {config.run.name!r} exists in {run_dir.path}; go on with it by `--resume {config.run.name}`, or "
-            "choose another run.name"
+            f"run {config.run.name!r} exists in {run_dir.path}; go on with it by `--resume {config.run.name}`, "
+            "with the settings that are to change behind it, or choose another run.name"
         )
     if config.run.rerun_of:
         raise ConfigError(
