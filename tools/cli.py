@@ -24,7 +24,9 @@ from tools import drill, launch, scale
 from tools.child import EXIT_BAD_INPUT
 from tools.replay_questions import add_questions, answer, take_operands
 
-JOINING = ("actors", "relay", "top", "scale", "replay", "eval")  # verbs about a run that another process began
+# Verbs about a run that another process began.
+JOINING = ("actors", "relay", "top", "scale", "replay", "eval", "collect")
+FIXED_POLICY = ("eval", "collect")  # verbs that play with what a run has trained, not with what it began with
 MOVING_WEIGHTS = ("up", "learner", "actors", "relay")
 
 # Verbs import what they need when they are called: `slipstream top` must not wait seconds for torch.
@@ -41,6 +43,7 @@ VERBS = {
     "key": "make the key that weights travel under where the network is not trusted, at weights.key_file",
     "acl": "print users for a shared Redis server, by role: `slipstream acl run.name=NAME | redis-cli`",
     "eval": "measure success on held-out tasks, of a run's trained model or of model.path",
+    "collect": "play train tasks with such a model, by a search if asked, and write what came of it to FILE",
     "envs": "serve environments to actors on other hosts: `slipstream envs serve`",
     "doctor": "check this machine: packages, Redis, memory, shared memory",
 }
@@ -106,6 +109,8 @@ def _parser() -> argparse.ArgumentParser:
             drill.add_options(one)
         if verb == "scale":
             scale.add_options(one)
+        if verb == "collect":
+            one.add_argument("--force", action="store_true", help="write over FILE if it is there")
         if verb == "up":
             one.add_argument("--dry-run", action="store_true", help="print what would be started and stop")
     return parser
@@ -118,6 +123,8 @@ def _parents(verb: str) -> list[_Parser]:
     operand = _Parser(add_help=False)
     if verb == "launch":
         launch.add_options(operand)
+    if verb == "collect":
+        operand.add_argument("file", type=Path, metavar="FILE", help="the file of rows, .jsonl or .parquet")
     if verb == "envs":
         operand.add_argument("service", choices=("serve",), help="what to do with them")
     return [operand, _settings()]
@@ -156,7 +163,7 @@ def _load(arguments: argparse.Namespace) -> Config:
         there = RunDir(root, named.get("run.name", Config().run.name)).config
         if there.is_file():
             files = [str(there)]
-            overrides = ["model.path=''", *overrides] if arguments.verb == "eval" else overrides
+            overrides = ["model.path=''", *overrides] if arguments.verb in FIXED_POLICY else overrides
     config = load_config(files[0] if files else None, overrides, presets=files[1:])
     config.redis.url = without_password(config.redis.url)
     own = password_of(RunDir(config.run.root, config.run.name).redis, config.redis.url)
@@ -223,6 +230,10 @@ def _verb(arguments: argparse.Namespace) -> Callable[[Config], int]:
             from tools.evaluate import evaluate
 
             return evaluate
+        case "collect":
+            from tools.collect import collect
+
+            return lambda config: collect(config, path=arguments.file, force=arguments.force)
         case "envs":
             from tools.serve_envs import serve_envs
 
