@@ -12,11 +12,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from actors.act import make_stage
 from actors.engine import Completion
 from actors.episode_tree import Collected, EpisodeTree
 from actors.group import Stage
+from actors.resume import resumed_tape
 from actors.scripted_engine import Schedule, ScriptedEngine
 from actors.stretch import play_stretch
 from actors.tape import Tape
@@ -30,7 +32,7 @@ from envhub.catalogue import make_env
 from envhub.env import Observation
 from tests.episodes import Script, attempt_on, ids
 from tests.guess import WORDS, GuessEnv
-from tests.small_tokenizer import CHATML, END, byte_tokenizer
+from tests.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, byte_tokenizer
 from tools.cli import main
 from tools.collect import check_collect, collect_on
 from tools.parquet_rows import SCHEMA
@@ -75,8 +77,10 @@ def settings(*overrides: str) -> Config:
     )  # fmt: skip
 
 
-def stage_of(config: Config, script: Script, folder: Path) -> Stage:
-    TOKENIZER.save_pretrained(folder / "tokenizer")
+def stage_of(
+    config: Config, script: Script, folder: Path, *, tokenizer: PreTrainedTokenizerBase = TOKENIZER
+) -> Stage:  # fmt: skip
+    tokenizer.save_pretrained(folder / "tokenizer")
     engine = Varied(
         script, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=config.model.max_tokens
     )  # fmt: skip
@@ -123,6 +127,14 @@ async def _plans(config: Config) -> dict[str, list[str]]:
             plan.append(env.expert())
             observation = await env.step(plan[-1])
     return plans
+
+
+def always_red(tokens: list[int], seed: int | None) -> list[int]:
+    return ids(TOKENIZER, "red" + END)
+
+
+def thinking(tokens: list[int], seed: int | None) -> list[int]:
+    return ids(TOKENIZER, f"<think>ab a</think>{random.Random(seed).choice(WORDS)}{END}")
 
 
 def guessing(tokens: list[int], seed: int | None) -> list[int]:
@@ -214,27 +226,57 @@ def test_children_have_their_parents_tokens_and_log_probabilities_bit_for_bit(tm
     assert tree.num_turns == collected.num_turns == 20 + 20 + 2
 
 
+def test_a_turn_that_failed_is_counted_so_that_a_budget_ends(tmp_path: Path) -> None:
+    config = settings("env.name=tests.test_collect:BreaksDown")
+    tree, _ = tree_on(config, guessing, tmp_path, index=1)
+    assert asyncio.run(tree.expand(START, width=3)) == []
+    assert tree.num_turns == 3
+    tree, collected = tree_on(config, guessing, tmp_path, index=2)
+    assert asyncio.run(tree.play_out(START, max_turns=3)) is None  # its second turn fails
+    assert (tree.num_turns, collected.num_turns, collected.num_failed) == (2, 2, 1)
+
+
 def test_an_action_that_was_sampled_before_is_no_other_child(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = settings(*GUESS, "collect.search=tree_of_thoughts", "collect.num_tasks=2")
-    rows = rows_of(config, lambda tokens, seed: ids(TOKENIZER, "red" + END), tmp_path)
+    rows = rows_of(config, always_red, tmp_path)
     assert [(row["group_id"], row["num_turns"]) for row in rows] == [(0, 3), (1, 3)]
     assert f"; {2 * 3 * 3} turns were generated" in capsys.readouterr().out
 
 
-def test_a_search_does_better_than_as_many_independent_turns(tmp_path: Path) -> None:
-    """A policy that says the wanted word one time in four, and so earns more than half in one episode of six."""
+def test_two_thoughts_before_one_action_are_one_child(tmp_path: Path) -> None:
+    def write(tokens: list[int], seed: int | None) -> list[int]:
+        return ids(TOKENIZER, f"{random.Random(seed).random()} <action>red</action>{END}")
 
-    def solved(*overrides: str) -> int:
-        config = settings(*GUESS, "collect.num_tasks=40", *overrides)
-        rows = rows_of(config, guessing, tmp_path)
-        return len({row["group_id"] for row in rows if row["success"]})
+    plain, _ = tree_on(settings(*GUESS), write, tmp_path)
+    assert len(asyncio.run(plain.expand(START, width=3))) == 3
+    tagged, _ = tree_on(settings(*GUESS, "env.action_format=action_tag"), write, tmp_path)
+    assert [child.actions for child in asyncio.run(tagged.expand(START, width=3))] == [("red",)]
 
-    (tmp_path / "rows.jsonl").unlink(missing_ok=True)
-    alone = solved("replay.group_size=6")  # 18 turns of each task
-    assert solved("collect.search=tree_of_thoughts", "collect.width=4", "collect.beam=2") > alone  # 20 at most
-    assert solved("collect.search=mcts", "collect.width=4", "collect.budget=18", "collect.exploration=0.3") > alone
+
+def test_an_end_that_was_come_to_before_is_no_other_row_but_in_independent_episodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = settings(*GUESS, "collect.search=mcts", "collect.num_tasks=1")
+    assert len(rows_of(config, always_red, tmp_path)) == 1
+    # At the start 3 turns for one child, whose episode takes 2; so on for the second, with 1, and for the third.
+    assert f"; {3 + 2 + 3 + 1 + 3} turns were generated" in capsys.readouterr().out
+    config = settings(*GUESS, "collect.num_tasks=1")
+    assert len(rows_of(config, always_red, tmp_path)) == 3
+
+
+def test_where_every_turn_earns_a_search_finds_more_successes_in_as_many_turns(tmp_path: Path) -> None:
+    """The policy says the wanted word one time in four, and so earns more than half in one episode of six."""
+
+    def num_successes(*overrides: str) -> int:
+        config = settings(*GUESS, "collect.num_tasks=40", "collect.width=4", *overrides)
+        return sum(row["success"] for row in rows_of(config, guessing, tmp_path))
+
+    alone = num_successes("replay.group_size=6")  # 18 turns of each task
+    assert 25 < alone < 50
+    assert num_successes("collect.search=mcts", "collect.budget=18", "collect.exploration=0.3") > 1.2 * alone
+    assert num_successes("collect.search=tree_of_thoughts", "collect.beam=2") > 2 * alone  # 20 turns at most
 
 
 def test_where_no_episode_ended_the_best_state_is_played_out(tmp_path: Path) -> None:
@@ -244,19 +286,26 @@ def test_where_no_episode_ended_the_best_state_is_played_out(tmp_path: Path) -> 
         assert [(row["group_id"], row["num_turns"]) for row in rows] == [(index, 3) for index in range(4)]
 
 
-def test_a_stretch_that_fills_the_context_is_the_end_of_the_episode(tmp_path: Path) -> None:
-    config = settings(*GUESS, "env.options.turns=9", "env.max_turns=9", "model.max_tokens=160")
-    stage = stage_of(config, guessing, tmp_path)
+@pytest.mark.parametrize("template", [CHATML, FORGETS_THOUGHTS], ids=["history stands", "history is rewritten"])
+@pytest.mark.parametrize(("max_tokens", "stop_reason"), [(4096, StopReason.DONE), (160, StopReason.MAX_TOKENS)])
+def test_an_episode_in_stretches_is_the_uninterrupted_one(
+    max_tokens: int, stop_reason: StopReason, template: str, tmp_path: Path
+) -> None:
+    """Also where the context is full at the end of a stretch."""
+    config = settings(*GUESS, "env.options.turns=9", "env.max_turns=9", f"model.max_tokens={max_tokens}")
+    stage = stage_of(config, thinking, tmp_path, tokenizer=byte_tokenizer(template))
     attempt = replace(attempt_on(), task=Task(env=config.env.name, split="train", index=0))
 
     async def in_stretches() -> Trajectory:
         tape = Tape(attempt=attempt)
         while not (stretch := await play_stretch(tape, stage=stage, num_turns=1)).is_over:
             assert stretch.record.stop_reason is StopReason.PREEMPTED
+            tape = resumed_tape(attempt, stretch.record)
         return stretch.record
 
     whole = asyncio.run(play_stretch(Tape(attempt=attempt), stage=stage, num_turns=9)).record
-    assert whole.stop_reason is StopReason.MAX_TOKENS
+    assert whole.stop_reason is stop_reason
+    assert len(whole.branch_starts) == (len(whole.turns) if template == FORGETS_THOUGHTS else 1)
     assert told(asyncio.run(in_stretches())) == told(whole)
 
 
@@ -362,6 +411,19 @@ def test_a_mistake_is_said_before_anything_is_played(tmp_path: Path, capsys: pyt
     assert "`collect.search` must be one of none, tree" in complaint(new, "collect.search=beam")
     assert "= 100000, got 100001; play fewer" in complaint(new, "collect.first_task=99901")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["there.jsonl"]
+
+
+@pytest.mark.usefixtures("own_environment")
+def test_a_run_is_gone_on_with_by_its_own_settings_and_the_model_that_it_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").write_text(
+        f"run: {{name: mine, root: {tmp_path}}}\nenv: {{max_turns: 7}}\nmodel: {{path: /began/with}}\n"
+    )
+    assert main(["collect", "rows.jsonl", "run.name=mine", f"run.root={tmp_path}", "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    assert "max_turns: 7" in printed and "path: ''" in printed
 
 
 def test_an_environment_that_plays_its_episodes_itself_cannot_be_searched() -> None:

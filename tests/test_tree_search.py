@@ -142,7 +142,7 @@ def test_mcts_plays_out_each_child_once_before_it_looks_deeper_and_ends_where_al
 DEEP = {
     "samples": {"": "ab", "a": "ab", "b": "ab", "aa": "ab", "ab": "ab", "ba": "ab", "bb": "ab"},
     "endings": {"a": ["aa"], "b": ["aa"], "aa": ["a"], "ab": ["a"], "ba": ["a"], "bb": ["a"]},
-    "rewards": {"aaa": 0.5, "aba": 0.5},
+    "rewards": {"baa": 0.5, "bba": 0.5},
     "ends": {"".join(path): False for path in itertools.product("ab", repeat=3)},
 }
 
@@ -150,18 +150,17 @@ DEEP = {
 def test_without_exploration_mcts_stays_where_it_has_earned() -> None:
     tree = HandMade(**DEEP)  # type: ignore[arg-type]
     searched(tree, mcts(tree, width=2, budget=12, exploration=0.0))
-    # Returns: a 0.5, b 0. Then all below a: aa 0.5, so a is 1.0 / 2; ab, which is unvisited; aa again, 0.5 and not
-    # worse than ab, is expanded: aaa is over.
-    assert tree.done == ["", "a>aa", "b>aa", "a", "aa>a", "ab>a", "aa"]
+    # a has earned 0 and b 0.5; then all is below b: ba with 0.5, bb, which nobody has seen, with 0.5, and ba again,
+    # which is no worse.
+    assert tree.done == ["", "a>aa", "b>aa", "b", "ba>a", "bb>a", "ba"]
     assert tree.num_turns == 12
 
 
 def test_with_much_exploration_mcts_goes_where_it_was_least() -> None:
     tree = HandMade(**DEEP)  # type: ignore[arg-type]
     searched(tree, mcts(tree, width=2, budget=12, exploration=10.0))
-    # After a, b and aa: a has 0.5 + 10 sqrt(ln 3 / 2) = 7.911 and b 10 sqrt(ln 3) = 10.481. Then both have two visits,
-    # and a has earned more.
-    assert tree.done == ["", "a>aa", "b>aa", "a", "aa>a", "b", "ba>a"]
+    # After a, b and ba: b has 0.5 + 10 sqrt(ln 3 / 2) = 7.911, and a 10 sqrt(ln 3) = 10.481.
+    assert tree.done == ["", "a>aa", "b>aa", "b", "ba>a", "a", "aa>a"]
     assert tree.num_turns == 12
 
 
