@@ -53,7 +53,8 @@ async def tree_of_thoughts(tree: Tree, *, width: int, beam: int) -> None:
 async def dfsdt(tree: Tree, *, width: int, budget: int) -> None:
     """Depth first with backtracking: go on from the newest state. Qin et al. 2023 (ToolLLM), arXiv 2307.16789.
 
-    An episode that ended without success, and a state in which `width` actions were tried, send it back. Ends with the
+    A state in which `width` actions were tried sends it back by one. An episode that ended without success sends it
+    back by two, past the state that it ended from, as in the authors' code, but never past the start. Ends with the
     first success, with `budget` turns, or when all is tried.
     """
     path, tries = [START], [0]
@@ -64,11 +65,14 @@ async def dfsdt(tree: Tree, *, width: int, budget: int) -> None:
             continue
         tries[-1] += 1
         for child in await tree.expand(path[-1], width=1):
-            if child.success and child.is_over:
-                return
             if not child.is_over:
                 path.append(child)
                 tries.append(0)
+            elif child.success:
+                return
+            elif len(path) > 1:
+                path.pop()
+                tries.pop()
 
 
 async def mcts(tree: Tree, *, width: int, budget: int, exploration: float) -> None:

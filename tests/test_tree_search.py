@@ -92,13 +92,19 @@ def test_tree_of_thoughts_keeps_the_order_of_what_nothing_tells_apart() -> None:
 
 def test_dfsdt_goes_deep_goes_back_and_stops_at_the_first_success() -> None:
     tree = HandMade(
-        {"": "abc", "a": "ab", "aa": "ab", "ab": "ab", "b": "ab"},
-        ends={"aaa": False, "aab": False, "aba": False, "abb": False, "ba": False, "bb": True},
+        {"": "abc", "a": "ab", "aa": "ab", "ab": "ab", "b": "ab", "ba": "b"},
+        ends={"aaa": False, "aba": False, "bab": True},
     )
-    assert searched(tree, dfsdt(tree, width=2, budget=60)) == [
-        "", "a", "aa", "aa", "a", "ab", "ab", "", "b", "b",
-    ]  # fmt: skip
-    assert tree.num_turns == 10
+    # aaa is over and sends it past aa, whose b is not tried, and aba past ab; in a, both are tried then.
+    assert searched(tree, dfsdt(tree, width=2, budget=60)) == ["", "a", "aa", "a", "ab", "", "b", "ba"]
+    assert tree.num_turns == 8
+
+
+def test_dfsdt_ends_where_all_is_tried_without_a_success() -> None:
+    tree = HandMade({"": "ab", "a": "a"}, ends={"aa": False, "b": False})
+    assert searched(tree, dfsdt(tree, width=2, budget=60)) == ["", "a", ""]
+    tree = HandMade({"": "abc"}, ends={"a": False, "b": False, "c": False})
+    assert searched(tree, dfsdt(tree, width=3, budget=60)) == ["", "", ""]
 
 
 def test_dfsdt_tries_an_action_again_as_one_of_the_width_and_does_not_go_there_twice() -> None:
