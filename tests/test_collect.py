@@ -165,7 +165,7 @@ def test_both_kinds_of_file_have_the_columns_of_an_export(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-@pytest.mark.parametrize("world", [SHOP, GRID], ids=["shop", "grid"])
+@pytest.mark.parametrize("world", [SHOP, [*GRID, "sampling.top_k=5"]], ids=["shop", "grid, kept sets recorded"])
 def test_what_is_collected_are_whole_trajectories_and_the_same_ones_again(
     world: list[str], search: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,6 +396,8 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_mistake_is_said_before_anything_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = tmp_path / "there.jsonl"
     there.write_text("precious")
+    folder = tmp_path / "folder.jsonl"
+    folder.mkdir()
 
     def complaint(*arguments: str) -> str:
         assert main(["collect", *arguments, f"run.root={tmp_path}"]) == 2
@@ -404,13 +406,14 @@ def test_a_mistake_is_said_before_anything_is_played(tmp_path: Path, capsys: pyt
     assert "is there already; choose another file, or write over it with --force" in complaint(str(there))
     assert f"no model at {tmp_path}/run/trained_model" in complaint(str(there), "--force")
     assert there.read_text() == "precious"
+    assert f"cannot write {tmp_path}/folder.jsonl: it is a folder" in complaint(str(folder), "--force")
     assert "must end in .jsonl or .parquet" in complaint(str(tmp_path / "rows.csv"))
     assert "there is no folder" in complaint(str(tmp_path / "nowhere" / "rows.jsonl"))
     new = str(tmp_path / "rows.jsonl")
     assert "no model at /nowhere; give `model.path`, or `run.name` of" in complaint(new, "model.path=/nowhere")
     assert "`collect.search` must be one of none, tree" in complaint(new, "collect.search=beam")
     assert "= 100000, got 100001; play fewer" in complaint(new, "collect.first_task=99901")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["there.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.jsonl", "there.jsonl"]
 
 
 @pytest.mark.usefixtures("own_environment")

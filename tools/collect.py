@@ -61,6 +61,7 @@ def collect_on(stage: Stage, config: Config, *, path: Path) -> int:
 
     Either way what had come to its end by then is written. Raises ConfigError where there is nothing at all.
     """
+    transcriber = Transcriber(stage.tokenizer)  # now, in case that the template is one that it cannot read
     collected, exit_code = Collected(), 0
     try:
         asyncio.run(_collect(stage, config, collected))
@@ -70,13 +71,9 @@ def collect_on(stage: Stage, config: Config, *, path: Path) -> int:
     except EngineDied as error:
         exit_code = 1
         _say(f"{error}; what is over is written")
-    trajectories = collected.trajectories
-    if config.collect.search != "none":
-        trajectories = _distinct(trajectories)
+    trajectories = _chosen(collected.trajectories, search=config.collect.search)
     if trajectories:
-        transcriber = Transcriber(stage.tokenizer)
-        ordered = sorted(trajectories, key=lambda trajectory: (trajectory.group_id, trajectory.member))
-        write_rows(path, (row_of(trajectory, transcriber, state=STATE, step=None) for trajectory in ordered))
+        write_rows(path, (row_of(trajectory, transcriber, state=STATE, step=None) for trajectory in trajectories))
         print(f"{path}: {_described(trajectories)}; {collected.num_turns} turns were generated")
     elif not exit_code:
         raise ConfigError("no episode could be had; the warnings above say why")
@@ -162,9 +159,15 @@ async def _search(tree: EpisodeTree, settings: CollectConfig) -> None:
             await mcts(tree, width=settings.width, budget=settings.budget, exploration=settings.exploration)
 
 
-def _distinct(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
-    """Each episode once: in a search, playing on may come to an end that another attempt had come to."""
-    return list({(trajectory.group_id, trajectory.tokens): trajectory for trajectory in trajectories}.values())
+def _chosen(trajectories: Iterable[Trajectory], *, search: str) -> list[Trajectory]:
+    """In order; and of a search each episode once, as playing on may come to an end that was come to before."""
+    ordered = sorted(trajectories, key=lambda trajectory: (trajectory.group_id, trajectory.member))
+    if search == "none":
+        return ordered
+    distinct: dict[tuple[int, bytes], Trajectory] = {}
+    for trajectory in ordered:
+        distinct.setdefault((trajectory.group_id, trajectory.tokens), trajectory)
+    return list(distinct.values())
 
 
 async def _tell(collected: Collected, *, num_tasks: int) -> None:

@@ -6,6 +6,7 @@ they cannot be told from the tokens, `messages` is null and `segments` has the t
 """
 
 import itertools
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -61,6 +62,8 @@ def check_free(path: Path, *, force: bool) -> None:
         raise ConfigError(f"{path} is there already; choose another file, or write over it with --force")
     if not path.parent.is_dir():
         raise ConfigError(f"there is no folder {path.parent}; make it, or choose another")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"cannot write {path}: it is a folder, or its folder may not be written to; choose another")
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
