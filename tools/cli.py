@@ -43,7 +43,7 @@ VERBS = {
     "key": "make the key that weights travel under where the network is not trusted, at weights.key_file",
     "acl": "print users for a shared Redis server, by role: `slipstream acl run.name=NAME | redis-cli`",
     "eval": "measure success on held-out tasks, of a run's trained model or of model.path",
-    "collect": "play train tasks with such a model, by a search if asked, and write what came of it to FILE",
+    "collect": "play train tasks with a run's trained model or model.path, and write the trajectories to FILE",
     "envs": "serve environments to actors on other hosts: `slipstream envs serve`",
     "doctor": "check this machine: packages, Redis, memory, shared memory",
 }
