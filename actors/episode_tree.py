@@ -58,11 +58,11 @@ class EpisodeTree:
 
     async def expand(self, state: State, *, width: int) -> list[State]:
         """Sample `width` actions in `state`, one turn each; return the states behind them that are new to the tree."""
-        stretches = await asyncio.gather(*(self._play(state, num_turns=1) for _ in range(width)))
+        played = await asyncio.gather(*(self._play(state, num_turns=1) for _ in range(width)))
         children = []
-        for stretch in stretches:
-            child = self._state(stretch, before=state) if stretch else None
-            if stretch and child and child.actions not in self._reached:
+        for stretch in (each for each in played if each is not None):
+            child = self._state(stretch, before=state)
+            if child.actions not in self._reached:
                 self._keep(child, stretch)
                 children.append(child)
         return children
