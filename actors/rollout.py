@@ -121,7 +121,7 @@ async def _play(
         )
     else:
         tape.add_prompt(Extension(tokens=opening, new_branch=False))
-    stop_reason = _spent(tape, allowance)
+    stop_reason = spent(tape, allowance)
     while stop_reason is None:
         chosen_in = state_key(env)
         turn_started = time.perf_counter()
@@ -146,7 +146,7 @@ async def _play(
             stop_reason = StopReason.DONE
         else:
             tape.add_prompt(chat.extend(observation.messages))
-            stop_reason = _spent(tape, allowance)
+            stop_reason = spent(tape, allowance)
     if not tape.turns:
         raise EnvError(f"its first prompt of {len(tape.tokens)} tokens leaves no room in {allowance.max_tokens}")
     return tape.trajectory(stop_reason)
@@ -162,7 +162,7 @@ def with_instructions(messages: tuple[Message, ...], action_format: ActionFormat
     return (Message(role="system", content=action_format.instructions), *messages)
 
 
-def _spent(tape: Tape, allowance: Allowance) -> StopReason | None:
+def spent(tape: Tape, allowance: Allowance) -> StopReason | None:
     """The allowance that leaves no room for another turn."""
     if len(tape.turns) >= allowance.max_turns:
         return StopReason.MAX_TURNS

@@ -16,6 +16,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
+from common.collect_config import CollectConfig
 from common.config_error import ConfigError, require
 from common.env_config import EnvConfig
 from common.env_server_config import EnvServerConfig
@@ -283,6 +284,7 @@ class Config:
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     fit: FitConfig = field(default_factory=FitConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    collect: CollectConfig = field(default_factory=CollectConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
 
 

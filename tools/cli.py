@@ -25,7 +25,8 @@ from tools.child import EXIT_BAD_INPUT
 from tools.replay_questions import add_questions, answer, take_operands
 
 # Verbs about a run that began before, perhaps in another process: without a YAML its own configuration is theirs.
-JOINING = ("learner", "actors", "relay", "top", "scale", "replay", "eval")
+JOINING = ("learner", "actors", "relay", "top", "scale", "replay", "eval", "collect")
+FIXED_POLICY = ("eval", "collect")  # verbs that play with what a run has trained, not with what it began with
 MOVING_WEIGHTS = ("up", "learner", "actors", "relay")
 
 # Verbs import what they need when they are called: `slipstream top` must not wait seconds for torch.
@@ -45,6 +46,7 @@ VERBS = {
     "dpo": "learn from pairs of conversations which is preferred (DPO): fit.data, from model.path",
     "reward": "fit a reward model to such pairs: fit.data, from model.path",
     "eval": "measure success on held-out tasks, of a run's trained model or of model.path",
+    "collect": "play train tasks with a run's trained model or model.path, and write the trajectories to FILE",
     "envs": "serve environments to actors on other hosts: `slipstream envs serve`",
     "doctor": "check this machine: packages, Redis, memory, shared memory",
 }
@@ -110,6 +112,8 @@ def _parser() -> argparse.ArgumentParser:
             drill.add_options(one)
         if verb == "scale":
             scale.add_options(one)
+        if verb == "collect":
+            one.add_argument("--force", action="store_true", help="write over FILE if it is there")
         if verb == "up":
             one.add_argument("--dry-run", action="store_true", help="print what would be started and stop")
     return parser
@@ -122,6 +126,8 @@ def _parents(verb: str) -> list[_Parser]:
     operand = _Parser(add_help=False)
     if verb == "launch":
         launch.add_options(operand)
+    if verb == "collect":
+        operand.add_argument("file", type=Path, metavar="FILE", help="the file of rows, .jsonl or .parquet")
     if verb == "envs":
         operand.add_argument("service", choices=("serve",), help="what to do with them")
     return [operand, _settings()]
@@ -160,7 +166,7 @@ def _load(arguments: argparse.Namespace) -> Config:
         there = RunDir(root, named.get("run.name", Config().run.name)).config
         if there.is_file():
             files = [str(there)]
-            overrides = ["model.path=''", *overrides] if arguments.verb == "eval" else overrides
+            overrides = ["model.path=''", *overrides] if arguments.verb in FIXED_POLICY else overrides
     config = load_config(files[0] if files else None, overrides, presets=files[1:])
     config.redis.url = without_password(config.redis.url)
     own = password_of(RunDir(config.run.root, config.run.name).redis, config.redis.url)
@@ -231,6 +237,10 @@ def _verb(arguments: argparse.Namespace) -> Callable[[Config], int]:
             from tools.evaluate import evaluate
 
             return evaluate
+        case "collect":
+            from tools.collect import collect
+
+            return lambda config: collect(config, path=arguments.file, force=arguments.force)
         case "envs":
             from tools.serve_envs import serve_envs
 

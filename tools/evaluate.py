@@ -4,23 +4,15 @@ import asyncio
 import json
 import logging
 import sys
-from pathlib import Path
 
-from actors.act import make_stage
-from actors.engine import Engine
 from actors.group import Stage
-from actors.orders import engine_settings
-from actors.receive import ReceiverInfo
 from actors.rollout import EpisodeFailed, rollout
 from actors.tape import Attempt, Tape
-from actors.vllm_engine import EngineProcess, VllmEngine
 from common.config import Config
 from common.config_error import ConfigError
-from common.run_dir import RunDir
 from common.trajectory import Sampling, Task, Trajectory
 from envhub.catalogue import make_any_env
-from tools.check_input import check_env, check_model_folder
-from tools.prepare import load_tokenizer
+from tools.fixed_policy import start_fixed_policy
 
 DEFAULT_NUM_TASKS = 100
 
@@ -33,29 +25,11 @@ def evaluate(config: Config) -> int:
     The model is `model.path`, else the trained model of `run.name`.
     """
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    folder = Path(config.model.path) if config.model.path else RunDir(config.run.root, config.run.name).trained_model
-    if not folder.is_dir():
-        raise ConfigError(f"no model at {folder}; give `model.path`, or `run.name` of a finished run")
-    check_env(config.env)
-    check_model_folder(folder, max_tokens=config.model.max_tokens)
-    load_tokenizer(folder)
-    settings = engine_settings(
-        config,
-        config.actors,
-        model_path=str(folder),
-        policy_version=0,
-        seed=config.run.seed,
-        receiver=ReceiverInfo(
-            redis_url="", run_id="eval", actor="eval", transport="pull", chunk_bytes=1, timeout_s=1.0, disk=""
-        ),  # nothing is ever offered to it
-    )
-    engine = VllmEngine(EngineProcess(), settings)
-    stage = make_stage(engine, name="eval", run=config, actors=config.actors, model_path=folder)
-    asyncio.run(_evaluate(config, stage, engine))
+    asyncio.run(_evaluate(config, start_fixed_policy(config, name="eval")))
     return 0
 
 
-async def _evaluate(config: Config, stage: Stage, engine: Engine) -> None:
+async def _evaluate(config: Config, stage: Stage) -> None:
     num_tasks = config.eval.num_tasks or DEFAULT_NUM_TASKS
     try:
         for name, temperature in (("sampled", config.sampling.temperature), ("greedy", 0.0)):
@@ -68,7 +42,7 @@ async def _evaluate(config: Config, stage: Stage, engine: Engine) -> None:
                     raise ConfigError("no episode could be had; the warnings above say why")
                 print(json.dumps({"env": label, "sampling": name, **_means(played)}), flush=True)
     finally:
-        await engine.close()
+        await stage.engine.close()
 
 
 async def _play(

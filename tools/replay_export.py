@@ -5,6 +5,8 @@ content, and `tools`, null because no environment here describes any. `fidelity`
 they cannot be told from the tokens, `messages` is null and `segments` has the text.
 """
 
+import itertools
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from common.transcript import Fidelity, Transcriber
 from replay.ledger import STATES
 from replay.listing import NotRecorded
 from tools.printable import json_line
-from tools.run_records import RecordedGroup, RunRecords
+from tools.run_records import RunRecords
 
 UNREADABLE = "unreadable"
 Row = dict[str, Any]
@@ -37,25 +39,14 @@ class Selection:
 
 def export(config: Config, *, path: Path, selection: Selection, stream: str, force: bool) -> int:
     """Write one row a trajectory to `path`, whole or not at all. Raises ConfigError, NotRecorded."""
-    write = _writer(path)
-    if path.exists() and not force:
-        raise ConfigError(f"{path} is there already; choose another file, or write over it with --force")
-    if not path.parent.is_dir():
-        raise ConfigError(f"there is no folder {path.parent}; make it, or choose another")
+    check_free(path, force=force)
     counts: Counter[str] = Counter()
-    half = path.with_name(path.name + ".tmp")
-    try:
-        write(half, _rows(RunRecords(config, stream=stream), selection, counts))
-        num_rows = counts.total() - counts[UNREADABLE]
-        if num_rows == 0:
-            raise NotRecorded(
-                f"nothing is written to {path}: no trajectory fits; ask for other states, steps or returns"
-            )
-        half.replace(path)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error}") from error
-    finally:
-        half.unlink(missing_ok=True)
+    rows = _rows(RunRecords(config, stream=stream), selection, counts)
+    first = next(rows, None)
+    if first is None:
+        raise NotRecorded(f"nothing is written to {path}: no trajectory fits; ask for other states, steps or returns")
+    write_rows(path, itertools.chain([first], rows))
+    num_rows = counts.total() - counts[UNREADABLE]
     print(f"{path}: {num_rows} trajectories, {counts[Fidelity.TOKENS.value]} of them to the token")
     if counts[Fidelity.NONE.value]:
         print(f"{counts[Fidelity.NONE.value]} have no messages, but segments: their tokens do not tell the messages")
@@ -64,8 +55,32 @@ def export(config: Config, *, path: Path, selection: Selection, stream: str, for
     return 0
 
 
-def row_of(group: RecordedGroup, trajectory: Trajectory, transcriber: Transcriber) -> Row:
-    """One trajectory. Every row has every column."""
+def check_free(path: Path, *, force: bool) -> None:
+    """Raise ConfigError unless rows may be written to `path`; with `force`, over what is there."""
+    _writer(path)
+    if path.exists() and not force:
+        raise ConfigError(f"{path} is there already; choose another file, or write over it with --force")
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no folder {path.parent}; make it, or choose another")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"cannot write {path}: it is a folder, or its folder may not be written to; choose another")
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write `rows` to `path`, whole or not at all. Raises ConfigError where it cannot be written."""
+    write = _writer(path)
+    half = path.with_name(path.name + ".tmp")
+    try:
+        write(half, rows)
+        half.replace(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error}") from error
+    finally:
+        half.unlink(missing_ok=True)
+
+
+def row_of(trajectory: Trajectory, transcriber: Transcriber, *, state: str, step: int | None) -> Row:
+    """One trajectory of a group in `state` that was last claimed for `step`. Every row has every column."""
     read = transcriber.read(trajectory)
     unread = read.fidelity is Fidelity.NONE
     return {
@@ -88,8 +103,8 @@ def row_of(group: RecordedGroup, trajectory: Trajectory, transcriber: Transcribe
         "member": trajectory.member,
         "attempt": trajectory.attempt,
         "actor": trajectory.actor,
-        "state": group.state,
-        "step": group.step,
+        "state": state,
+        "step": step,
         "policy_versions": sorted({span.policy_version for span in trajectory.version_spans}),
         "num_turns": len(trajectory.turns),
         "num_tokens": trajectory.num_tokens,
@@ -108,7 +123,7 @@ def _rows(records: RunRecords, selection: Selection, counts: Counter[str]) -> It
         counts[UNREADABLE] += len(group.unreadable)
         for trajectory in group.trajectories.values():
             if selection.min_return is None or trajectory.total_reward >= selection.min_return:
-                row = row_of(group, trajectory, records.transcriber)
+                row = row_of(trajectory, records.transcriber, state=group.state, step=group.step)
                 counts[row["fidelity"]] += 1
                 yield row
 

@@ -1,0 +1,155 @@
+"""Three ways to search an episode's turns for a good end, apart from engines and environments.
+
+What a search has found is what its tree has seen: every episode that came to its end there, and not one best of them.
+"""
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class State:
+    """Where an episode stands. In one tree, the same actions lead to the same state."""
+
+    actions: tuple[str, ...]
+    total_reward: float  # the return so far
+    mean_logprob: float  # of the tokens of the last action; 0 at the start
+    is_over: bool
+    success: bool
+
+
+START = State(actions=(), total_reward=0.0, mean_logprob=0.0, is_over=False, success=False)
+
+
+class Tree(Protocol):
+    """The states of one task, reached by playing."""
+
+    @property
+    def num_turns(self) -> int:
+        """How many turns were generated so far, whatever came of them."""
+
+    async def expand(self, state: State, *, width: int) -> list[State]:
+        """Sample `width` actions in `state`, one turn each; return the states behind them that are new to the tree."""
+
+    async def play_out(self, state: State, *, max_turns: int) -> State | None:
+        """Play one episode from `state` to its end, or for `max_turns`; None where it failed by no doing of its own."""
+
+
+async def tree_of_thoughts(tree: Tree, *, width: int, beam: int) -> None:
+    """Breadth first: of all states at one depth, go on from the `beam` best. Yao et al. 2023, arXiv 2305.10601.
+
+    The best are those with the highest return so far and, where that is equal, the likeliest last action. What is over
+    takes no place of the `beam`. Ends with the last episode.
+    """
+    states = [START]
+    while states:
+        expanded = await asyncio.gather(*(tree.expand(state, width=width) for state in states))
+        running = [child for children in expanded for child in children if not child.is_over]
+        states = sorted(running, key=lambda state: (state.total_reward, state.mean_logprob), reverse=True)[:beam]
+
+
+async def dfsdt(tree: Tree, *, width: int, budget: int) -> None:
+    """Depth first with backtracking: go on from the newest state. Qin et al. 2023 (ToolLLM), arXiv 2307.16789.
+
+    A state in which `width` actions were tried sends it back by one. An episode that ended without success sends it
+    back by two, past the state that it ended from, as in the authors' code, but never past the start. Ends with the
+    first success, with `budget` turns, or when all is tried.
+    """
+    path, tries = [START], [0]
+    while path and tree.num_turns < budget:
+        if tries[-1] == width:
+            path.pop()
+            tries.pop()
+            continue
+        tries[-1] += 1
+        for child in await tree.expand(path[-1], width=1):
+            if not child.is_over:
+                path.append(child)
+                tries.append(0)
+            elif child.success:
+                return
+            elif len(path) > 1:
+                path.pop()
+                tries.pop()
+
+
+async def mcts(tree: Tree, *, width: int, budget: int, exploration: float) -> None:
+    """Monte Carlo tree search by UCB1. Kocsis & Szepesvari 2006 (UCT); for agents Zhou et al. 2023, arXiv 2310.04406.
+
+    A state that is come to for the first time is played out once by the policy, and the return of that episode counts
+    for every state on the way; the second time it is expanded. What is over is not come to again, nor is a state below
+    which all is over. Ends with `budget` turns, or when nothing is left.
+    """
+    root = _Node(state=START, parent=None)
+    while not root.is_closed and tree.num_turns < budget:
+        node = _selected(root, exploration)
+        if node.visits or node is root:
+            children = await tree.expand(node.state, width=min(width, budget - tree.num_turns))
+            node.children = [_Node(state=child, parent=node) for child in children]
+        await _visit(tree, node.children[0] if node.children else node, budget=budget)
+
+
+def ucb1(mean_return: float, *, visits: int, parent_visits: int, exploration: float) -> float:
+    """How promising a child is: mean + c sqrt(ln N / n), infinite before the first visit. Auer et al. 2002.
+
+    Mean 0.5 of n = 2 visits of N = 10 with c = 1.4: 0.5 + 1.4 * sqrt(2.302585 / 2) = 2.002176.
+    """
+    if not visits:
+        return math.inf
+    return mean_return + exploration * math.sqrt(math.log(parent_visits) / visits)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Node:
+    """A state in the books of `mcts`."""
+
+    state: State
+    parent: "_Node | None"
+    children: list["_Node"] = field(default_factory=list)
+    visits: int = 0
+    returns: float = 0.0  # the sum over its visits
+    is_closed: bool = False  # there is nothing left to be played here
+
+    def bound(self, parent_visits: int, exploration: float) -> float:
+        mean_return = self.returns / max(1, self.visits)
+        return ucb1(mean_return, visits=self.visits, parent_visits=parent_visits, exploration=exploration)
+
+
+def _selected(root: _Node, exploration: float) -> _Node:
+    """From `root` down, the most promising child that is not closed, and of equal ones the first."""
+    node = root
+    while node.children:
+        open_children = [child for child in node.children if not child.is_closed]
+        node = max(open_children, key=lambda child: child.bound(node.visits, exploration))
+    return node
+
+
+async def _visit(tree: Tree, node: _Node, *, budget: int) -> None:
+    """Play `node` out and count the return on the way up; close it where there is nothing to play."""
+    if node.state.is_over:
+        _count(node, node.state.total_reward)
+        _close(node)
+    elif node.visits or node.parent is None:  # its expansion brought nothing new
+        _close(node)
+    elif tree.num_turns < budget:
+        end = await tree.play_out(node.state, max_turns=budget - tree.num_turns)
+        if end is None:
+            _close(node)
+        else:
+            _count(node, end.total_reward)
+
+
+def _count(node: _Node | None, total_reward: float) -> None:
+    while node is not None:
+        node.visits += 1
+        node.returns += total_reward
+        node = node.parent
+
+
+def _close(node: _Node) -> None:
+    """Close `node`, and every state above that has no open child left."""
+    node.is_closed = True
+    if node.parent is not None and all(sibling.is_closed for sibling in node.parent.children):
+        _close(node.parent)
