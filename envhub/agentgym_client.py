@@ -110,7 +110,7 @@ class AgentGymClient:
         return ""
 
     def expert(self) -> str:
-        raise NotImplementedError("AgentGym's servers have no experts; warm-start from demonstrations of your own")
+        raise NotImplementedError("AgentGym's servers have no experts; begin with `slipstream sft`")
 
     async def _reset(self, task_id: str, number: int) -> Observation:
         try:

@@ -82,7 +82,7 @@ class OpenEnvClient:
         return ""
 
     def expert(self) -> str:
-        raise NotImplementedError("OpenEnv has no experts; warm-start from demonstrations of your own")
+        raise NotImplementedError("OpenEnv has no experts; begin with `slipstream sft`")
 
     async def _reset(self, task_id: str, seed: int) -> Observation:
         await self._drop()

@@ -41,7 +41,7 @@ class ReplayedEnv(Generic[E]):
 
     def expert(self) -> str:
         self._running()
-        raise NotImplementedError(f"{type(self).__name__} has no expert; warm-start from demonstrations of your own")
+        raise NotImplementedError(f"{type(self).__name__} has no expert; begin with `slipstream sft`")
 
     def _started(self) -> E:
         """The episode, over or not. Raises EnvError before the first reset."""

@@ -19,7 +19,6 @@ from common.config import Config
 from common.config_error import ConfigError
 from common.trajectory import Trajectory
 from common.transcript import Fidelity, Transcriber
-from replay.ledger import STATES
 from replay.listing import NotRecorded
 from tools.printable import json_line
 from tools.run_records import RunRecords
@@ -30,10 +29,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """Which trajectories to export: of groups that Redis holds, or of steps in the archive."""
+    """Which trajectories to export: all that are recorded, of groups that Redis holds, or of steps in the archive."""
 
-    state: str | None  # None is every state
-    steps: tuple[int, int] | None  # first and last; None reads Redis
+    state: str | None  # of groups in Redis
+    steps: tuple[int, int] | None  # first and last, of the archive
     min_return: float | None  # None takes every return
 
 
@@ -117,8 +116,10 @@ def _rows(records: RunRecords, selection: Selection, counts: Counter[str]) -> It
     """One row after another, counted by fidelity: no more than one group is in memory."""
     if selection.steps:
         groups = records.archived(*selection.steps)
+    elif selection.state:
+        groups = records.held([selection.state])
     else:
-        groups = records.held([selection.state] if selection.state else STATES)
+        groups = records.everything()
     for group in groups:
         counts[UNREADABLE] += len(group.unreadable)
         for trajectory in group.trajectories.values():

@@ -24,7 +24,10 @@ class Shard:
 def shards_of(config: Config, *, stream: str) -> list[Shard]:
     """The shards of a stream; evaluations are on the first. Raises ConfigError, RedisUnreachable, UnknownRun."""
     if not config.redis.url:
-        raise ConfigError("`redis.url` is empty; say which Redis the run is on, as in redis.url=redis://host:6379")
+        raise ConfigError(
+            f"no run {config.run.name!r} under {config.run.root}/ and no `redis.url`; name the run by run.name, or say "
+            "which Redis it is on, as in redis.url=redis://host:6379"
+        )
     check_servers(config.redis.url, config.redis.shards)
     clients = connect_shards(config.redis.url, config.redis.shards)
     Fleet(clients[0], config.run.name).run_facts()

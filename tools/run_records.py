@@ -15,6 +15,7 @@ from common.transcript import Transcriber
 from common.wire import MAX_FRAME_BYTES, WireError
 from replay.archive import Archive, ArchiveError
 from replay.fleet import Fleet, UnknownRun
+from replay.ledger import STATES
 from replay.listing import ListedGroup, NotRecorded, find_group, list_groups, payloads
 from replay.ticket import Group, Ticket
 from tools.prepare import load_tokenizer, model_folder
@@ -101,6 +102,17 @@ class RunRecords:
             held = self._read(shard, group) if group.members else None
             if held:
                 yield held
+
+    def everything(self) -> Iterator[RecordedGroup]:
+        """Every group once: what was trained on, by its first step, and then what Redis holds besides."""
+        seen = set[int]()
+        for step in self._archived_steps():
+            for group in self._archived(step).groups:
+                if group.ticket.group_id not in seen:
+                    seen.add(group.ticket.group_id)
+                    yield group
+        if self._shards or not seen:
+            yield from (group for group in self.held(STATES) if group.ticket.group_id not in seen)
 
     def archived(self, first: int, last: int) -> Iterator[RecordedGroup]:
         """The groups of the steps from `first` to `last`, one after another. Raises NotRecorded for no step."""

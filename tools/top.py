@@ -21,7 +21,10 @@ REFRESH_S = 1.0
 def top(config: Config) -> int:
     """Show the run until Ctrl-C; once, where the output is no terminal."""
     if not config.redis.url:
-        raise ConfigError("`redis.url` is empty; `slipstream up` prints the URL of the server that it started")
+        raise ConfigError(
+            f"no run {config.run.name!r} under {config.run.root}/ and no `redis.url`; name the run by run.name, or the "
+            "URL that `slipstream up` prints"
+        )
     check_servers(config.redis.url, config.redis.shards)
     shards = connect_shards(config.redis.url, config.redis.shards, patience_s=0)
     run = run_config(Fleet(shards[0], config.run.name).run_facts())  # raises UnknownRun

@@ -35,7 +35,11 @@ def train(config: Config) -> int:
 
         ranks = join_ranks(timeout_s=RANK_TIMEOUT_S)
     try:
-        return 0 if learn(config, run_dir, ranks=ranks, shutdown=shutdown) else shutdown.exit_code
+        if not learn(config, run_dir, ranks=ranks, shutdown=shutdown):
+            return shutdown.exit_code
+        if ranks.rank == 0:
+            logging.info("finished: the trained model is in %s", run_dir.trained_model)
+        return 0
     except (SupplyDried, FencedOut) as error:  # another try would end alike, or fence the newer learner out
         print(f"slipstream learner: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
