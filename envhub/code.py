@@ -15,11 +15,11 @@ from envhub.code_task import Problem, draw_problem
 from envhub.env import Env
 from envhub.file_tree import Tree, file
 from envhub.options import check_choice, check_range
+from envhub.program import program_in
 from envhub.sandbox import Finished, Limits, require_sandbox, run_in_sandbox
 from envhub.task_seed import split_of, task_rng
 from envhub.world import Change, WorldEnv
 
-MAX_PROGRAM_CHARS = 20_000
 MAX_SHOWN_CHARS = 500  # of one output
 RULES = (
     "Write a Python 3 program that reads its input and prints its output. `run` with the program behind it shows what "
@@ -28,7 +28,6 @@ RULES = (
 )
 
 _ACTION = re.compile(r"\s*(run|submit)\b[:\s]*(.*)", re.IGNORECASE | re.DOTALL)
-_FENCED = re.compile(r".*?```(?:python)?[ \t]*\n(.*?)```.*", re.DOTALL)
 
 
 class CodeState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +55,7 @@ class CodeWorld:
 
     async def act(self, state: CodeState, action: str) -> Change[CodeState]:
         found = _ACTION.fullmatch(action)
-        program = _program(found[2]) if found else ""
+        program = program_in(found[2]) if found else ""
         if found is None or not program:
             return Change(state=state, text="say run or submit, and the program behind it", valid=False)
         if found[1].lower() == "run":
@@ -114,13 +113,6 @@ def make_code(task: Task, *, profile: str, num_steps: int, num_tests: int, limit
         problem = draw_problem(rng, num_steps=num_steps, num_tests=num_tests)
         if split_of(problem.text) == task.split:
             return CodeWorld(profile=profile, problem=problem, limits=limits)
-
-
-def _program(text: str) -> str:
-    fenced = _FENCED.fullmatch(text)
-    program = fenced[1] if fenced else text
-    is_text = program.encode(errors="replace").decode() == program
-    return program if is_text and len(program) <= MAX_PROGRAM_CHARS else ""
 
 
 def _output(finished: Finished, number: int) -> str:
