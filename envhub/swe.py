@@ -52,9 +52,9 @@ RULES = (
 )
 
 _ACTION = re.compile(
-    r"\s*(?:(?P<verb>test|diff|submit)|view\s+(?P<viewed>\S+)|"
+    r"(?:(?P<verb>test|diff|submit)|view\s+(?P<viewed>\S+)|"
     r"edit\s+(?P<edited>\S+)[ \t]+(?P<first>\d{1,5})(?:-(?P<last>\d{1,5}))?[ \t]*(?P<text>\n.*)?|"
-    r"bash\b:?\s*(?:```(?:bash|sh)?[ \t]*\n(?P<block>.*?)\n?```|(?P<command>\S.*?)))\s*",
+    r"bash\b:?\s*(?:```\w*[ \t]*\n(?P<block>.*?)\n?```|(?P<command>\S.*)))",
     re.IGNORECASE | re.DOTALL,
 )
 
@@ -88,7 +88,7 @@ class SweWorld:
         return SweState()
 
     async def act(self, state: SweState, action: str) -> Change[SweState]:
-        found = _ACTION.fullmatch(action)
+        found = _ACTION.fullmatch(action.strip())
         if found is None:
             said = "say view PATH, edit PATH FIRST-LAST, test, bash COMMAND, diff or submit"
             return Change(state=state, text=said, valid=False)

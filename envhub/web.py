@@ -29,8 +29,8 @@ RULES = (
 )
 
 _ACTION = re.compile(
-    r"\s*(?:(?P<verb>back|done)|goto\s*(?P<path>/[a-z0-9/?=&+\s]*)|(?P<on>click|submit)\s+(?P<number>\d{1,3})|"
-    r"type\s+(?P<field>\d{1,3})\s+(?P<text>\S.*?))\s*",
+    r"(?:(?P<verb>back|done)|goto\s*(?P<path>/[a-z0-9/?=&+\s]*)|(?P<on>click|submit)\s+(?P<number>\d{1,3})|"
+    r"type\s+(?P<field>\d{1,3})\s+(?P<text>\S.*))",
     re.IGNORECASE | re.DOTALL | re.ASCII,
 )
 
@@ -71,7 +71,7 @@ class WebWorld:
         return self.errands[-1].goal
 
     async def act(self, state: WebState, action: str) -> Change[WebState]:
-        found = _ACTION.fullmatch(action)
+        found = _ACTION.fullmatch(action.strip())
         try:
             if found is None:
                 raise _NoSense("say goto PATH, click NUMBER, type NUMBER TEXT, submit NUMBER, back or done")

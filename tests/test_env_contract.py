@@ -5,6 +5,7 @@ import gc
 import math
 import random
 import re
+import time
 import tracemalloc
 from functools import partial
 
@@ -38,6 +39,15 @@ GARBAGE = [
     "get -1 log",
     "{'name': 1}",
 ]
+
+BLANKS = " " * 20_000
+LONG = [
+    *(f"{opening}{BLANKS}x" for opening in (
+        "sql SELECT 1", "commit", "click", "type 1 a", "goto /", "view a", "edit a 1", "bash ls", "submit", "take mug",
+        "get", "craft 1 a using", "keep", "python", "Act: bash\n```bash\nls", "get_relations", "answer",
+    )),
+    *(f"{opening}{BLANKS}" for opening in ("search[", "click[", "get_relations(", "count (", "answer(", "bash\n```")),
+]  # fmt: skip
 
 # What the environments' own code has made, or had made for it; other tests of this process leave work behind too.
 ITS_OWN, NUM_FRAMES = tracemalloc.Filter(True, "*/envhub/*", all_frames=True), 12
@@ -248,6 +258,17 @@ def test_garbage_is_an_observation_and_leaves_the_state_alone(case: Case) -> Non
             assert set(observation.rewards.values()) == {0.0}
             assert all(message.content.encode() for message in observation.messages)
         assert (env.state_key(), env.admissible()) == (key, listed)
+
+
+@every_env
+def test_no_action_takes_long_to_read(case: Case) -> None:
+    """While one is read nothing else of the process runs: not even the timeout that would end it."""
+    env = case.make()
+    for action in LONG:
+        asyncio.run(env.reset(case.task("train", 0)))
+        began = time.process_time()
+        asyncio.run(env.step(action))
+        assert time.process_time() - began < 5, action[:30]
 
 
 @every_env

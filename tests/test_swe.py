@@ -173,7 +173,7 @@ def test_it_is_a_git_repository_and_commands_go_on_where_the_last_one_ended() ->
     path, state = source_path(here), here.first
     for action, said in (
         ("bash git log --format=%s; git status --short", "first"),
-        (f"bash\n```bash\nsed -i 1d {path}; echo 1 > new; git status --short\n```",
+        (f"bash\n```shell\nsed -i 1d {path}; echo 1 > new; git status --short\n```",
          f" M {path}\n?? new"),
         ("bash git add -A; git commit -q -m mine; git log --format=%s; git status --short", "mine\nfirst"),
         ("bash rm new; git rm -q -r tests; git stash -q; git status --short; git stash pop -q; git status --short",
