@@ -33,6 +33,8 @@ GRACE_S = 20.0  # beyond the command's own time: to start, to unpack and to pack
 NOBODY = 65534
 
 _STARTED = b"+"
+PAGE_BYTES = 4096  # what a file in memory takes is a whole number of these
+SPARE_BYTES = 1 << 20  # of memory beyond `tree_bytes`, for what is laid beside a tree that takes all of them
 _BASE = "/opt/base"
 _LAYER = Path(layer.__file__).read_text()
 _BESIDE_A_ROOT = ("/proc", "/dev", "/bin", "/lib", "/lib64", "/sbin", "/etc/alternatives")
@@ -81,7 +83,8 @@ else
     chmod -R u+rX . 2>/dev/null
 fi
 [ -z "$BASE" ] || /usr/bin/python3 -I -S -c "$1" peel "$BASE" . 2>/dev/null || exit "$rc"
-tar -c $NOT_OF_THE_TREE --format=ustar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -f - . 2>/dev/null
+tar -c $NOT_OF_THE_TREE --hard-dereference --format=ustar --sort=name \\
+    --mtime=@0 --owner=0 --group=0 --numeric-owner -f - . 2>/dev/null
 exit "$rc"
 """
 
@@ -170,13 +173,22 @@ async def run_in_sandbox(
     live = tuple(processes)
     if len(flags) == len(processes):
         live = tuple(name if flag == ord("1") else "" for name, flag in zip(processes, flags, strict=True))
+    left: Tree | None = None
     try:
-        left: Tree | None = unpack(packed)
+        left = unpack(packed)
+        require_room(left, limits=limits)
     except TreeError as error:
         left, output = None, f"{output}\n[the files cannot be kept: {error}]"
     cut = "\n[cut]" if len(said) == limits.output_bytes else ""
     killed = f"\n[killed: more than {limits.wall_s:g} s or another limit]" if exit_code == 137 else ""
     return Finished(exit_code=exit_code, output=output + cut + killed, tree=left, processes=live)
+
+
+def require_room(tree: Tree, *, limits: Limits) -> None:
+    """Raise TreeError where `tree` would not go into another run: files with holes in them take more than before."""
+    needed = sum(-(-len(node.content) // PAGE_BYTES) * PAGE_BYTES for node in tree.values())
+    if needed > limits.tree_bytes:
+        raise TreeError(f"they take {needed} bytes, the limit is {limits.tree_bytes}")
 
 
 @asynccontextmanager
@@ -239,7 +251,7 @@ def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place, base: P
         "WALL_S": f"{limits.wall_s:g}",
         "NOT_OF_THE_TREE": " ".join(f"--exclude=.{path}" for path in (*_BESIDE_A_ROOT, *of_the_host) if is_root),
     }
-    user, size = "0" if is_root else "1000", str(limits.tree_bytes)
+    user, size = "0" if is_root else "1000", str(limits.tree_bytes + SPARE_BYTES)
     arguments = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--clearenv"]
     arguments += ["--uid", user, "--gid", user, "--cap-drop", "ALL", "--hostname", "sandbox"]
     if is_root:

@@ -14,9 +14,9 @@ import msgspec
 from common.message import Message
 from common.trajectory import Task
 from envhub.env import Env
-from envhub.file_tree import Node, Tree, file, folder
+from envhub.file_tree import Node, Tree, TreeError, file, folder
 from envhub.options import check_choice, check_range
-from envhub.sandbox import MAX_COMMAND_CHARS, Limits, run_in_sandbox
+from envhub.sandbox import MAX_COMMAND_CHARS, Limits, require_room, run_in_sandbox
 from envhub.swe_edit import edited, lines_of, numbered
 from envhub.swe_git import (
     FIRST_COMMIT_TIME,
@@ -173,7 +173,12 @@ class SweWorld:
         if done.content is None:
             return Change(state=state, text=done.said, valid=False)
         tree = laid(self.tree, state.layer)
-        layer = peeled(self.tree, tree | {path: file(done.content, tree[path].mode)})
+        tree |= {path: file(done.content, tree[path].mode)}
+        try:
+            require_room(tree, limits=self.limits)
+        except TreeError as error:
+            return Change(state=state, text=f"the files cannot be kept: {error}", valid=False)
+        layer = peeled(self.tree, tree)
         is_tested = state.is_tested and done.content == content
         return Change(state=SweState(layer=layer, seen=state.seen, is_tested=is_tested), text=done.said)
 

@@ -189,6 +189,20 @@ def test_it_is_a_git_repository_and_commands_go_on_where_the_last_one_ended() ->
     assert act(here, "bash git diff --stat HEAD", state).text == "(no output, exit code 0)"
 
 
+def test_files_that_take_too_much_are_not_kept_and_the_end_is_judged() -> None:
+    here = world()
+    holes = act(here, f"bash truncate -s 4M {here.repo.package}/a {here.repo.package}/b {here.repo.package}/c")
+    assert "the files cannot be kept" in holes.text
+    assert act(here, "submit", holes.state).score == 0.0
+    path = source_path(here)
+    full = act(here, f"bash rm -r .git {path}; touch {path}; head -c 4M /dev/zero > a; "
+               "head -c $((8 * 2**20 - 2**12 * 10 - $(stat -c %s a))) /dev/zero > b").state  # fmt: skip
+    assert "b" in full.layer
+    assert act(here, "bash git log --format=%s; ls -d b", full).text.splitlines()[:2] == ["first", "b"]
+    assert not act(here, f"edit {path} 1-0\n{'x' * 20_000}", full).valid
+    assert act(here, "submit", full).over
+
+
 def test_the_same_commands_lead_to_the_same_state_and_so_do_edits() -> None:
     here = world()
     path = source_path(here)
