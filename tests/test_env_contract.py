@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 
 from actors.answer import answer
+from common.action_format import FORMATS
 from envhub.catalogue import ENVS, make_env
 from envhub.env import EnvError, Observation
 from envhub.world import WorldEnv
@@ -124,6 +125,19 @@ def test_the_expert_solves_its_tasks(case: Case, split: str) -> None:
     env, rng, count = case.make(), random.Random(3), case.count(100)
     ends = [asyncio.run(rollout(env, case, case.task(split, index), rng, noise=0))[-1] for index in range(count)]
     assert sum(end.success for end in ends) >= 0.95 * count
+
+
+@every_env
+def test_every_format_gives_back_what_the_expert_writes_in_it(case: Case) -> None:
+    env = case.make()
+    observation = asyncio.run(env.reset(case.task("train", 0)))
+    for _ in range(case.max_turns):
+        if observation.done:
+            break
+        action = env.expert()
+        for action_format in FORMATS.values():
+            assert action_format.parse(action_format.write(action)).text == action.strip()
+        observation = asyncio.run(env.step(action))
 
 
 @every_env
