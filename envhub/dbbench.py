@@ -170,7 +170,7 @@ def _can_be_played(item: DbItem) -> bool:
 
 def _texts(said: str) -> list[str] | None:
     try:
-        members = msgspec.json.decode(said, type=list[str | float])
+        members = msgspec.json.decode(said, type=list[str | int | float])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
     return [str(member) for member in members]

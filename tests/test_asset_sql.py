@@ -12,7 +12,7 @@ import pytest
 
 from common.trajectory import Task
 from envhub.catalogue import make_env
-from envhub.dbbench import is_right_answer
+from envhub.dbbench import _texts, is_right_answer
 from envhub.env import EnvError, Observation
 from tests import test_env_contract as contract
 from tests.adapters.held import ALWAYS
@@ -122,6 +122,7 @@ def test_answers_are_sets_of_texts_and_one_alone_is_a_number_where_it_is_one(dbb
     for (index, action), score in scores.items():
         end = played("dbbench", dbbench, index, [action])[-1]
         assert (end.terminated, end.score) == (True, score), action
+    assert _texts("[2, 2.5]") == ["2", "2.5"]
     assert is_right_answer(["nan"], ["nan"]) is False
 
 
