@@ -33,6 +33,7 @@ GRACE_S = 20.0  # beyond the command's own time: to start, to unpack and to pack
 NOBODY = 65534
 
 _STARTED = b"+"
+_CUT = "\n[cut]"
 PAGE_BYTES = 4096  # what a file in memory takes is a whole number of these
 SPARE_BYTES = 1 << 20  # of memory beyond `tree_bytes`, for what is laid beside a tree that takes all of them
 _BASE = "/opt/base"
@@ -119,9 +120,20 @@ class Finished:
     """What came of a run."""
 
     exit_code: int  # 137: killed at a limit
-    output: str
+    output: str  # the `notes` are its end
     tree: Tree | None  # None where the command left more than can be taken out
     processes: tuple[str, ...] = ()  # those that ran beside it and still do; "" for one that has ended
+    notes: str = ""  # what the sandbox has to say of the run
+
+    @property
+    def said(self) -> str:
+        """What the command itself said."""
+        return self.output.removesuffix(self.notes)
+
+    def shown(self, max_chars: int) -> str:
+        """The beginning of what the command said, and the notes, which stand behind whatever is cut off."""
+        cut = _CUT if len(self.said) > max_chars and _CUT not in self.notes else ""
+        return self.said[:max_chars] + cut + self.notes
 
 
 def require_sandbox() -> None:
@@ -163,9 +175,8 @@ async def run_in_sandbox(
                 )
                 exit_code = await process.wait()
         except TimeoutError:
-            return Finished(
-                exit_code=137, output="[killed: it outlived its time]", tree=None, processes=tuple(processes)
-            )
+            note = "[killed: it outlived its time]"
+            return Finished(exit_code=137, output=note, tree=None, processes=tuple(processes), notes=note)
     output = said.decode(errors="replace").replace("\0", "")
     if not packed.startswith(_STARTED):
         raise EnvError(f"the sandbox does not start, exit code {exit_code}: {output[:500]}")
@@ -174,14 +185,15 @@ async def run_in_sandbox(
     if len(flags) == len(processes):
         live = tuple(name if flag == ord("1") else "" for name, flag in zip(processes, flags, strict=True))
     left: Tree | None = None
+    notes = ""
     try:
         left = unpack(packed)
         require_room(left, limits=limits)
     except TreeError as error:
-        left, output = None, f"{output}\n[the files cannot be kept: {error}]"
-    cut = "\n[cut]" if len(said) == limits.output_bytes else ""
-    killed = f"\n[killed: more than {limits.wall_s:g} s or another limit]" if exit_code == 137 else ""
-    return Finished(exit_code=exit_code, output=output + cut + killed, tree=left, processes=live)
+        left, notes = None, f"\n[the files cannot be kept: {error}]"
+    notes += _CUT if len(said) == limits.output_bytes else ""
+    notes += f"\n[killed: more than {limits.wall_s:g} s or another limit]" if exit_code == 137 else ""
+    return Finished(exit_code=exit_code, output=output + notes, tree=left, processes=live, notes=notes)
 
 
 def require_room(tree: Tree, *, limits: Limits) -> None:

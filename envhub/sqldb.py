@@ -142,5 +142,5 @@ def shown_rows(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
     if not columns:
         return "done"
     lines = [" | ".join(columns), *(" | ".join(map(str, row)) for row in rows[:MAX_SHOWN_ROWS])]
-    more = [f"({len(rows) - MAX_SHOWN_ROWS} more rows)"] if len(rows) > MAX_SHOWN_ROWS else []
-    return "\n".join([*lines, *more])[:MAX_SHOWN_CHARS]
+    more = f"\n({len(rows) - MAX_SHOWN_ROWS} more rows)" if len(rows) > MAX_SHOWN_ROWS else ""
+    return "\n".join(lines)[: MAX_SHOWN_CHARS - len(more)] + more

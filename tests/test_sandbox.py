@@ -225,8 +225,10 @@ def test_a_processor_that_is_burnt_is_taken_away() -> None:
 def test_what_is_said_is_cut_and_what_cannot_be_kept_is_not_kept() -> None:
     loud = run("yes | head -c 3000000", output_bytes=1000)
     assert loud.output == "y\n" * 500 + "\n[cut]"
+    assert loud.shown(10) == "y\n" * 5 + "\n[cut]" == run("yes | head -c 3000").shown(10)
     many = run("for i in $(seq 3000); do > f$i; done")
     assert (many.tree, "more than 2000 files" in many.output) == (None, True)
+    assert "more than 2000 files" in many.shown(0)
 
 
 def test_files_that_would_not_go_in_again_are_not_kept() -> None:

@@ -88,6 +88,8 @@ def test_a_command_that_is_killed_leaves_what_it_had_done() -> None:
     change = asyncio.run(slow.act(slow.first, "bash mkdir mine; sleep 100"))
     assert change.state.tree["mine"] == folder()
     assert "killed" in change.text
+    loud = asyncio.run(slow.act(slow.first, "bash seq 9000; sleep 100")).text
+    assert "[cut]" in loud and "killed" in loud
     assert not change.over
 
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from common.trajectory import Task
-from envhub.sqldb import SqlWorld, make_sqldb
+from envhub.sqldb import SqlWorld, make_sqldb, shown_rows
 from envhub.sqldb_domain import DOMAINS, Tables, draw_tables
 from envhub.sqldb_engine import SqlError, run_sql
 from envhub.world import Change
@@ -101,6 +101,11 @@ def test_strange_values_are_shown_and_kept() -> None:
     assert run_sql(DOMAIN.schema, changed, "SELECT price, name FROM products").rows == [(None, "�")]
     with pytest.raises(SqlError, match="no column holds blobs"):
         rows("UPDATE products SET name = x'ff'")
+
+
+def test_how_many_rows_are_not_shown_is_told_however_long_those_are_that_are() -> None:
+    told = shown_rows(("a",) * 8, [("x" * 14,) * 8] * 50)
+    assert (len(told), told[-15:]) == (2000, "\n(30 more rows)")
 
 
 def world(kind: str, level: int = 1, index: int = 0) -> SqlWorld:
