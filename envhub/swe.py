@@ -219,7 +219,7 @@ def make_swe(task: Task, *, profile: str, num_files: int, num_bugs: int, issue: 
         package = draw_name(rng)
         if split_of(package) != task.split:  # the name is in every text about it
             continue
-        repo = draw_repo(rng, package=package, num_files=num_files, num_bugs=num_bugs)
+        repo = draw_repo(rng, split=task.split, package=package, num_files=num_files, num_bugs=num_bugs)
         if repo is not None:
             return SweWorld(profile=profile, issue=issue, repo=repo, limits=limits)
 

@@ -60,7 +60,7 @@ def submitted(world: SweWorld, **contents: str) -> float:
 def whole_repo(num_bugs: int) -> Repo:
     rng = random.Random(5)
     while True:
-        repo = draw_repo(rng, package="plain_drum", num_files=5, num_bugs=num_bugs)
+        repo = draw_repo(rng, split="train", package="plain_drum", num_files=5, num_bugs=num_bugs)
         if repo is not None:
             return repo
 
@@ -71,7 +71,7 @@ def test_a_bug_changes_one_line_of_a_function_and_is_python() -> None:
         for part in module:
             source = inspect.getsource(part.function)
             for seed in range(30):
-                bug = draw_bug(random.Random(seed), source)
+                bug = draw_bug(random.Random(seed), source, split=("train", "held_out")[seed % 2])
                 if bug is None:
                     continue
                 lines = source.splitlines()
@@ -79,6 +79,17 @@ def test_a_bug_changes_one_line_of_a_function_and_is_python() -> None:
                 ast.parse("\n".join([*lines[: bug.line - 1], bug.wrong, *lines[bug.line :]]))
                 changed.add(part.function.__name__)
     assert len(changed) == 28  # all but basket_total, which has nothing to mutate
+
+
+def test_no_bug_of_a_train_task_is_one_of_a_held_out_task() -> None:
+    bugs: dict[str, set[tuple[str, str]]] = {"train": set(), "held_out": set()}
+    for split, of_split in bugs.items():
+        for index in range(100):
+            task = Task(env="swe", split=split, index=index)
+            repo = make_swe(task, profile="small", issue="none", num_files=2, num_bugs=2, limits=LIMITS).repo
+            of_split |= {(name, bug.wrong) for name, bug in zip(repo.broken, repo.bugs, strict=True)}
+    assert not bugs["train"] & bugs["held_out"]
+    assert len(bugs["held_out"]) > 20
 
 
 def test_exactly_the_tests_that_the_bugs_break_fail_before_and_all_pass_after() -> None:
@@ -102,7 +113,7 @@ def test_the_repositorys_own_tests_show_every_bug_and_nothing_else() -> None:
 
 def test_the_judging_calls_are_not_those_that_are_shown() -> None:
     for seed in range(30):
-        repo = draw_repo(random.Random(seed), package="p", num_files=2, num_bugs=1)
+        repo = draw_repo(random.Random(seed), split="train", package="p", num_files=2, num_bugs=1)
         if repo is None:
             continue
         shown = "\n".join(repo.files.values())
