@@ -81,11 +81,11 @@ def test_what_a_statement_may_not_do_is_refused(statement: str) -> None:
         (ENDLESS + "SELECT max(i) FROM n", "too expensive"),
         (ENDLESS + "SELECT i FROM n", "more than 1000 rows"),
         (ENDLESS + "INSERT INTO products SELECT i + 100, 'x', 'y', 1 FROM n", "expensive|full"),
-        ("SELECT zeroblob(1000000000)", "too big"),
+        ("SELECT zeroblob(1000000000)", "not authorized"),
         ("SELECT group_concat(a.name || b.name || c.name) FROM customers a, customers b, customers c, customers d, "
          "customers e, customers f, customers g, customers h", "too big"),
         ("SELECT printf('%.*c', 1000000000, 'x')", "not authorized"),
-        ("SELECT hex(zeroblob(3000))", "too big"),
+        ("SELECT replace('" + "x" * 90 + "', 'x', '" + "y" * 90 + "')", "too big"),
         ("SELECT count(*) FROM customers a, customers b, customers c, customers d, customers e, customers f, "
          "customers g, customers h, customers i, customers j, customers k, customers l, customers m", "too expensive"),
     ],
