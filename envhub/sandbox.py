@@ -4,10 +4,11 @@ A run is a function of a file tree: the tree goes in, a command runs on it, and 
 it left it come out. Nothing stays behind, and nothing of the tree is ever written to the host's disk. Whether an
 episode is solved is judged outside, by what came out.
 
-What is inside: /usr (without /usr/local) and the links in /etc/alternatives, read only; a home of limited size with the
-tree, and a /tmp of limited size, or instead of both a root directory (`Place`). The tree may be a layer over a folder
-of the host's that is too large to go in and out each time (`envhub/layer.py`). Limits: see `Limits`. Memory is limited
-per process, as cgroups are not to be had everywhere: a run can take `max_processes` times `memory_bytes` at most.
+What is inside: /usr (without what of it is `HIDDEN`) and the links in /etc/alternatives, read only; a home of limited
+size with the tree, and a /tmp of limited size, or instead of both a root directory (`Place`). The tree may be a layer
+over a folder of the host's that is too large to go in and out each time (`envhub/layer.py`). Limits: see `Limits`.
+Memory is limited per process, as cgroups are not to be had everywhere: a run can take `max_processes` times
+`memory_bytes` at most.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ from envhub.env import EnvError
 from envhub.file_tree import Tree, TreeError, pack, unpack
 
 HOME = "/home/agent"
+HIDDEN = ("/usr/local", "/usr/src")  # of /usr: what a host has put there itself, and no package
 MAX_COMMAND_CHARS = 20_000
 GRACE_S = 20.0  # beyond the command's own time: to start, to unpack and to pack, on a machine that is busy
 NOBODY = 65534
@@ -137,13 +139,22 @@ class Finished:
 
 
 def require_sandbox() -> None:
-    """Raise ValueError, with what to install, where a sandbox cannot be had: there is no other way to run a command."""
+    """Raise ValueError, with what to do, where a sandbox cannot be had: there is no other way to run a command.
+
+    None can be had where the sandbox would show this package: what it says of a task is not for a policy to read.
+    """
     for program, package in (("bwrap", "bubblewrap"), ("/usr/bin/python3", "python3")):
         if shutil.which(program) is None:
             raise ValueError(
                 f"this environment runs commands in a sandbox, and {program} is missing: install {package} "
                 f"(Debian, Ubuntu: apt-get install {package}); it never runs them without"
             )
+    own = Path(__file__).resolve().parent
+    if own.is_relative_to("/usr") and not any(own.is_relative_to(path) for path in HIDDEN):
+        raise ValueError(
+            f"this environment runs commands in a sandbox that shows /usr, and {own} lies there: install Slipstream "
+            "elsewhere, in a virtual environment or in /usr/local"
+        )
 
 
 async def run_in_sandbox(
@@ -247,7 +258,8 @@ async def _end(process: Process) -> None:
 
 def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place, base: Path | None) -> list[str]:
     is_root = place is Place.ROOT
-    of_the_host = _usr_without_local() if is_root else []
+    of_the_host = _shown_of_usr() if is_root else []
+    hidden = [path for path in HIDDEN if Path(path).is_dir() and not Path(path).is_symlink()]
     environment = {
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin" if is_root else "/usr/bin:/bin",
         "HOME": "/root" if is_root else HOME,
@@ -271,7 +283,9 @@ def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place, base: P
         for path in of_the_host:
             arguments += ["--ro-bind", path, path]
     else:
-        arguments += ["--ro-bind", "/usr", "/usr", "--tmpfs", "/usr/local"]
+        arguments += ["--ro-bind", "/usr", "/usr"]
+        for path in hidden:
+            arguments += ["--tmpfs", path]
     arguments += ["--ro-bind-try", "/etc/alternatives", "/etc/alternatives"]
     for name in ("bin", "lib", "lib64", *(("sbin",) if is_root else ())):
         arguments += ["--symlink", f"usr/{name}", f"/{name}"]
@@ -283,7 +297,7 @@ def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place, base: P
     for source, inside in (*mounts.items(), *([(base, _BASE)] if base is not None else [])):
         arguments += ["--ro-bind", str(source), inside]
     # What bubblewrap made itself is memory without a limit until it is read only.
-    read_only = ("/dev",) if is_root else ("/usr/local", "/dev", "/")
+    read_only = ("/dev",) if is_root else (*hidden, "/dev", "/")
     for path in read_only:
         arguments += ["--remount-ro", path]
     arguments += ["--chdir", place.value]
@@ -292,10 +306,10 @@ def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place, base: P
     return arguments
 
 
-def _usr_without_local() -> list[str]:
+def _shown_of_usr() -> list[str]:
     """The folders of /usr, one by one: what lies beside them can then be written. No link that leads out of /usr."""
     folders = [path for path in Path("/usr").iterdir() if path.is_dir() and path.resolve().is_relative_to("/usr")]
-    return sorted(str(path) for path in folders if path.resolve() != Path("/usr/local") and path.name != "local")
+    return sorted(str(path) for path in folders if not {str(path), str(path.resolve())} & set(HIDDEN))
 
 
 def _unprivileged() -> dict[str, Any]:

@@ -7,6 +7,7 @@ import socket
 import tempfile
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -79,7 +80,9 @@ def test_the_hosts_files_are_not_there(tmp_path: Path) -> None:
     ).output
     assert "s3cret" not in said and "root:" not in said
     assert run("ls /").output.split() == ["bin", "dev", "etc", "home", "lib", "lib64", "proc", "tmp", "usr"]
-    assert run("ls /usr/local").output == ""
+    assert run("ls /usr/local /usr/src 2>/dev/null | grep -v :").output.strip() == ""
+    in_root = asyncio.run(run_in_sandbox("ls /usr/local /usr/src", {}, limits=LIMITS, place=Place.ROOT)).output
+    assert in_root.count("No such file") == 2
 
 
 def test_the_hosts_environment_and_processes_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,6 +295,13 @@ def test_a_machine_without_a_sandbox_is_told_what_to_install(monkeypatch: pytest
         monkeypatch.setenv("PATH", f"{name}:/usr/bin:/bin")
         with pytest.raises(EnvError, match="does not start, exit code 1: no user namespaces here"):
             run("true")
+
+
+def test_a_sandbox_that_would_show_this_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder_of_package, is_shown in (("/usr/lib/python3/dist-packages", True), ("/usr/local/lib", False)):
+        monkeypatch.setattr("envhub.sandbox.__file__", f"{folder_of_package}/envhub/sandbox.py")
+        with pytest.raises(ValueError, match="install Slipstream elsewhere") if is_shown else nullcontext():
+            require_sandbox()
 
 
 def test_the_home_is_where_a_command_begins() -> None:
