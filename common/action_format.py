@@ -3,6 +3,8 @@
 import re
 from dataclasses import dataclass
 
+_BLOCK = r"```\w+[ \t]*\n.*?```"  # within an action, as a program stands in one; its label tells it from a closing
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedAction:
@@ -36,7 +38,9 @@ class ActionFormat:
         if not self.opening:
             text = completion.strip()
             return ParsedAction(text=text, valid=bool(text))
-        found = re.findall(_spaced(self.opening) + r"(.*?)" + _spaced(self.closing), completion, re.DOTALL)
+        opening, closing = _spaced(self.opening), _spaced(self.closing)
+        inside = rf"((?:{_BLOCK}|(?!{opening}|{closing}).)*+)"
+        found = re.findall(opening + inside + closing, completion, re.DOTALL)
         if not found:
             return ParsedAction(text="", valid=False)
         text = found[-1].strip()

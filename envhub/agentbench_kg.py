@@ -36,7 +36,7 @@ RULES = (
     "argmax(#k, attribute), argmin(#k, attribute): the one with the most or least. count(#k). End with answer(#k)."
 )
 
-_CALL = re.compile(r"\s*([a-z_]+)\s*\(\s*([^()]*?)\s*\)\s*", re.ASCII)
+_CALL = re.compile(r"\s*([a-z_]+)\s*\(([^()]*)\)\s*", re.ASCII)
 
 
 class _Answer(msgspec.Struct):

@@ -88,7 +88,7 @@ class OsWorld:
         is_example = self.task.example is not None and act.text == _printing(self.task.example)
         shown = finished.output.strip() if is_example else state.shown
         left = tree if finished.tree is None else finished.tree
-        return Change(state=OsState(tree=left, shown=shown), text=_shown(finished.output))
+        return Change(state=OsState(tree=left, shown=shown), text=_shown(finished))
 
     def admissible(self, state: OsState) -> None:
         return None
@@ -207,8 +207,9 @@ def _checked(script: Script, arguments: list[str]) -> str:
     return f"{shlex.join(prefix)} {script.command(*arguments)}"
 
 
-def _shown(output: str) -> str:
-    """As AgentBench shows it, cut where it does."""
+def _shown(finished: Finished) -> str:
+    """As AgentBench shows it, cut where it does, and what the sandbox says of the run."""
     cut = "\n[truncated because the output is too long]"
-    said = output[: MAX_SHOWN_CHARS - 20] + cut if len(output) > MAX_SHOWN_CHARS else output
+    said = finished.said[: MAX_SHOWN_CHARS - 20] + cut if len(finished.said) > MAX_SHOWN_CHARS else finished.said
+    said += finished.notes
     return f"The output of the OS:\n\n{said}" if said.strip() else "The output of the OS is empty."

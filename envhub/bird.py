@@ -17,8 +17,8 @@ from common.message import Message
 from common.trajectory import Task
 from envhub.asset import asset_path, item_of, named_files, read_json
 from envhub.env import Env, EnvError
-from envhub.sqldb import RULES, shown_rows
-from envhub.sqldb_engine import SqlError, declarations, query_file
+from envhub.sqldb import RULES, shown_rows, verb_and_rest
+from envhub.sqldb_engine import OF_A_POLICY, OF_THE_USER, SqlError, declarations, query_file
 from envhub.world import Change, WorldEnv
 
 FETCH = (
@@ -29,8 +29,6 @@ FETCH_DATABASES = (
     "give the folder that holds DB_ID/DB_ID.sqlite, such as dev_databases of BIRD or database of Spider; "
     "it comes with the questions"
 )
-
-_ACTION = re.compile(r"\s*(sql|commit)\b\s*(.*?)\s*;?\s*", re.IGNORECASE | re.DOTALL)
 
 
 class BirdItem(msgspec.Struct):
@@ -72,17 +70,17 @@ class BirdWorld:
         return BirdState()
 
     async def act(self, state: BirdState, action: str) -> Change[BirdState]:
-        found = _ACTION.fullmatch(action)
-        if found is None or not found[2]:
+        verb, query = verb_and_rest(action)
+        if verb not in ("sql", "commit") or not query:
             return Change(state=state, text="say sql QUERY or commit QUERY", valid=False)
         try:
-            columns, rows = await asyncio.to_thread(query_file, self.database, found[2])
+            columns, rows = await asyncio.to_thread(query_file, self.database, query, limits=OF_A_POLICY)
         except SqlError as error:
             return Change(state=state, text=f"error: {error}", valid=False)
-        if found[1].lower() == "sql":
+        if verb == "sql":
             return Change(state=state, text=shown_rows(columns, rows))
         try:
-            _, true_rows = await asyncio.to_thread(query_file, self.database, self.item.true_sql)
+            _, true_rows = await asyncio.to_thread(query_file, self.database, self.item.true_sql, limits=OF_THE_USER)
         except SqlError as error:
             raise EnvError(f"the file's own query for {self.item.question!r} fails: {error}") from error
         return Change(state=state, text="committed", over=True, score=float(set(rows) == set(true_rows)))

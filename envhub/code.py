@@ -4,6 +4,7 @@ The right outputs never enter the sandbox, so a program can earn nothing but by 
 """
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,11 +16,11 @@ from envhub.code_task import Problem, draw_problem
 from envhub.env import Env
 from envhub.file_tree import Tree, file
 from envhub.options import check_choice, check_range
+from envhub.program import program_in
 from envhub.sandbox import Finished, Limits, require_sandbox, run_in_sandbox
 from envhub.task_seed import split_of, task_rng
 from envhub.world import Change, WorldEnv
 
-MAX_PROGRAM_CHARS = 20_000
 MAX_SHOWN_CHARS = 500  # of one output
 RULES = (
     "Write a Python 3 program that reads its input and prints its output. `run` with the program behind it shows what "
@@ -28,11 +29,26 @@ RULES = (
 )
 
 _ACTION = re.compile(r"\s*(run|submit)\b[:\s]*(.*)", re.IGNORECASE | re.DOTALL)
-_FENCED = re.compile(r".*?```(?:python)?[ \t]*\n(.*?)```.*", re.DOTALL)
 
 
 class CodeState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     is_over: bool = False  # what was run before leaves nothing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    """What came of a program and one input."""
+
+    printed: str
+    complained: str
+    is_whole: bool  # it came to its end, without an error: only then it may be right to have printed nothing
+
+    @property
+    def shown(self) -> str:
+        """What it printed, else the last line of what it complained of."""
+        if self.printed or not self.complained:
+            return self.printed[:MAX_SHOWN_CHARS]
+        return f"({self.complained.splitlines()[-1]})"[:MAX_SHOWN_CHARS]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,19 +72,19 @@ class CodeWorld:
 
     async def act(self, state: CodeState, action: str) -> Change[CodeState]:
         found = _ACTION.fullmatch(action)
-        program = _program(found[2]) if found else ""
+        program = program_in(found[2]) if found else ""
         if found is None or not program:
             return Change(state=state, text="say run or submit, and the program behind it", valid=False)
         if found[1].lower() == "run":
-            outputs = await self._outputs(program, [given for given, _ in self.problem.examples])
-            return Change(state=state, text="\n".join(f"Output: {output or '(nothing)'}" for output in outputs))
-        outputs = await self._outputs(program, [given for given, _ in self.problem.tests])
+            runs = await self._runs(program, [given for given, _ in self.problem.examples])
+            return Change(state=state, text="\n".join(f"Output: {run.shown or '(nothing)'}" for run in runs))
+        runs = await self._runs(program, [given for given, _ in self.problem.tests])
         passed = sum(
-            output.split() == right.split()
-            for output, (_, right) in zip(outputs, self.problem.tests, strict=True)
+            run.is_whole and run.printed.split() == right.split()
+            for run, (_, right) in zip(runs, self.problem.tests, strict=True)
         )  # fmt: skip
         score = passed / len(self.problem.tests)
-        return Change(state=CodeState(is_over=True), text=f"{passed} of {len(outputs)} passed", over=True, score=score)
+        return Change(state=CodeState(is_over=True), text=f"{passed} of {len(runs)} passed", over=True, score=score)
 
     def admissible(self, state: CodeState) -> None:
         return None
@@ -76,16 +92,15 @@ class CodeWorld:
     def expert(self, state: CodeState) -> str:
         return f"submit\n```python\n{self.problem.program}```"
 
-    async def _outputs(self, program: str, inputs: list[str]) -> list[str]:
-        """What `program` prints for each input, or how it failed."""
+    async def _runs(self, program: str, inputs: list[str]) -> list[_Run]:
         tree: Tree = {"program.py": file(program)} | {f"{number}.in": file(text) for number, text in enumerate(inputs)}
         each_s = self.limits.wall_s / len(inputs)
         command = (
             f"for i in $(seq 0 {len(inputs) - 1}); do timeout -s KILL {each_s:.3f} "
-            "/usr/bin/python3 -I program.py < $i.in > $i.out 2> $i.err; done"
+            "/usr/bin/python3 -I program.py < $i.in > $i.out 2> $i.err; echo $? > $i.code; done"
         )
         finished = await run_in_sandbox(command, tree, limits=self.limits)
-        return [_output(finished, number) for number in range(len(inputs))]
+        return [_run(finished, number) for number in range(len(inputs))]
 
 
 def make_code_env(*, profile: str = "full", steps: int = 2, tests: int = 6, timeout_s: float = 10.0) -> Env:
@@ -112,24 +127,17 @@ def make_code(task: Task, *, profile: str, num_steps: int, num_tests: int, limit
     rng = task_rng(task, world=f"code/{num_steps}/{num_tests}")
     while True:
         problem = draw_problem(rng, num_steps=num_steps, num_tests=num_tests)
-        if split_of(problem.text) == task.split:
+        outputs = Counter(right for _, right in problem.tests)
+        is_told_apart = max(outputs.values()) <= max(1, num_tests // 2)  # from a program that prints one thing always
+        # By the program: by the text, whose examples are drawn, one program would be asked for in both splits.
+        if is_told_apart and split_of(problem.program) == task.split:
             return CodeWorld(profile=profile, problem=problem, limits=limits)
 
 
-def _program(text: str) -> str:
-    fenced = _FENCED.fullmatch(text)
-    program = fenced[1] if fenced else text
-    is_text = program.encode(errors="replace").decode() == program
-    return program if is_text and len(program) <= MAX_PROGRAM_CHARS else ""
-
-
-def _output(finished: Finished, number: int) -> str:
-    """What it printed, else the last line of what it complained of."""
+def _run(finished: Finished, number: int) -> _Run:
     tree = finished.tree or {}
-    printed, complained = (
-        tree[name].content.decode(errors="replace") if name in tree else ""
-        for name in (f"{number}.out", f"{number}.err")
+    printed, complained, code = (
+        tree[name].content.decode(errors="replace").strip() if name in tree else ""
+        for name in (f"{number}.out", f"{number}.err", f"{number}.code")
     )
-    if printed.strip() or not complained.strip():
-        return printed.strip()[:MAX_SHOWN_CHARS]
-    return f"({complained.strip().splitlines()[-1]})"[:MAX_SHOWN_CHARS]
+    return _Run(printed=printed, complained=complained, is_whole=code == "0" and f"{number}.out" in tree)

@@ -33,7 +33,7 @@ RULES = (
 )
 
 _GET = re.compile(r"\s*get\s+(\d+)\s+(\w+)\s*", re.IGNORECASE | re.ASCII)
-_CRAFT = re.compile(r"\s*craft\s+(\d+)\s+(\w+)\s+using\s+([\w\s,]+)", re.IGNORECASE | re.ASCII)
+_CRAFT = re.compile(r"\s*craft\s+(\d+)\s+(\w+)\s+using\s([\w\s,]+)", re.IGNORECASE | re.ASCII)
 _PART = re.compile(r"\s*(\d+)\s+(\w+)\s*", re.ASCII)
 
 

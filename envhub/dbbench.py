@@ -8,7 +8,6 @@ file's own changes is no SQLite is left out.
 import functools
 import json
 import logging
-import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from common.message import Message
 from common.trajectory import Task
 from envhub.asset import asset_path, item_of, named_files, read_lines
 from envhub.env import Env
-from envhub.sqldb import shown_rows
+from envhub.sqldb import shown_rows, verb_and_rest
 from envhub.sqldb_domain import Schema, Tables
 from envhub.sqldb_engine import SqlError, run_sql
 from envhub.world import Change, WorldEnv
@@ -31,8 +30,6 @@ RULES = (
     "You have a SQLite database. `sql STATEMENT` executes one statement and shows what it returns. Answer a question "
     'by `answer ["...", "..."]`, a JSON list of texts; after a change that was asked for, say `commit` alone.'
 )
-
-_ACTION = re.compile(r"\s*(sql|answer|commit)\b\s*(.*?)\s*;?\s*", re.IGNORECASE | re.DOTALL)
 
 log = logging.getLogger(__name__)
 
@@ -94,10 +91,9 @@ class DbWorld:
         return (Message("system", RULES), Message("user", asked))
 
     async def act(self, state: DbState, action: str) -> Change[DbState]:
-        found = _ACTION.fullmatch(action)
-        if found is None:
+        verb, rest = verb_and_rest(action)
+        if verb not in ("sql", "answer", "commit"):
             return _refused(state, "say sql STATEMENT, answer [...] or commit")
-        verb, rest = found[1].lower(), found[2]
         if verb == "sql":
             try:
                 result = run_sql(self.schema, state.tables, rest)
@@ -174,7 +170,7 @@ def _can_be_played(item: DbItem) -> bool:
 
 def _texts(said: str) -> list[str] | None:
     try:
-        members = msgspec.json.decode(said, type=list[str | float])
+        members = msgspec.json.decode(said, type=list[str | int | float])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
     return [str(member) for member in members]

@@ -73,10 +73,12 @@ class Worker:
         """Until the server is gone."""
         decoder = msgspec.msgpack.Decoder(Order)
         while (order := await read_numbered(self._orders, decoder)) is not None:
-            episode = self._episodes.setdefault(order.episode, _Episode())
+            if isinstance(order.ask, Open):  # nothing else makes one: an ask may come after its episode was closed
+                self._episodes.setdefault(order.episode, _Episode())
+            episode = self._episodes.get(order.episode) or _Episode()
             before = episode.running
             if isinstance(order.ask, Close):
-                del self._episodes[order.episode]
+                self._episodes.pop(order.episode, None)
                 if before is not None:
                     before.cancel()
             episode.running = asyncio.create_task(self._answer(order, episode, before))

@@ -70,6 +70,8 @@ def unpack(content: bytes) -> Tree:
         node = _node(header, content[start : start + size])
         start += -(-size // BLOCK) * BLOCK
         path = _path(header)
+        if path in tree:
+            raise TreeError(f"a path that comes twice: {path!r}")
         if node is not None and path:
             tree[path] = node
         if len(tree) > MAX_NODES:
@@ -87,9 +89,13 @@ def _node(header: bytes, content: bytes) -> Node | None:
 
 
 def _path(header: bytes) -> str:
-    """The path without `./`; empty for the root. Bytes that are no text become signs that say so."""
+    """The path without `./`; empty for the root. Bytes that are no text are refused: two names could become one."""
     prefix, name = _text(header[345:500]), _text(header[:100])
-    path = (prefix + b"/" + name if prefix else name).decode(errors="replace").strip("/")
+    encoded = prefix + b"/" + name if prefix else name
+    try:
+        path = encoded.decode().strip("/")
+    except UnicodeDecodeError:
+        raise TreeError(f"a name that is no text: {encoded[:80]!r}") from None
     path = "" if path == "." else path.removeprefix("./").strip("/")
     if ".." in path.split("/") or len(path.encode()) > MAX_PATH_BYTES:
         raise TreeError(f"a path that leads away or is too long: {path[:80]!r}")

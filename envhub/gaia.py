@@ -20,11 +20,11 @@ from envhub.file_tree import Node, Tree, file
 from envhub.gaia_score import is_gaia_match
 from envhub.options import check_range
 from envhub.package import require_package
+from envhub.program import program_in
 from envhub.research_calculator import calculate
 from envhub.sandbox import Limits, require_sandbox, run_in_sandbox
 from envhub.world import Change, WorldEnv
 
-MAX_PROGRAM_CHARS = 20_000
 MAX_SHOWN_CHARS = 4000
 MAX_ATTACHMENT_BYTES = 48 << 20
 UNKNOWN = "?"  # what GAIA's test split says for an answer
@@ -39,7 +39,7 @@ RULES = (
 )
 
 _CALL = re.compile(r"\s*(read|calculate|answer)\s*\((.*)\)\s*", re.IGNORECASE | re.DOTALL)
-_PYTHON = re.compile(r"\s*python\b[:\s]*(?:```(?:python)?[ \t]*\n)?(.*?)(?:```\s*)?", re.IGNORECASE | re.DOTALL)
+_PYTHON = re.compile(r"\s*python\b[:\s]*(.*)", re.IGNORECASE | re.DOTALL)
 
 
 class GaiaItem(msgspec.Struct):
@@ -83,9 +83,8 @@ class GaiaWorld:
 
     async def act(self, state: GaiaState, action: str) -> Change[GaiaState]:
         if python := _PYTHON.fullmatch(action):
-            program = python[1].strip()
-            is_text = program.encode(errors="replace").decode() == program
-            if not program or not is_text or len(program) > MAX_PROGRAM_CHARS:
+            program = program_in(python[1])
+            if not program.strip():
                 return Change(state=state, text="a program is needed", valid=False)
             return Change(state=state, text=await self._printed(program))
         call = _CALL.fullmatch(action)

@@ -29,7 +29,7 @@ ARITY = {"get_relations": 1, "get_neighbors": 2, "intersection": 2, "get_attribu
          "count": 1, "answer": 1}  # fmt: skip
 NUMBER = "number"  # the kind of a count
 
-_CALL = re.compile(r"\s*([a-z][a-z_\s]*?)\s*\(([^()]*)\)\s*", re.IGNORECASE | re.ASCII)
+_CALL = re.compile(r"\s*([a-z][a-z_\s]*)\(([^()]*)\)\s*", re.IGNORECASE | re.ASCII)
 
 
 class KgState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -23,13 +23,15 @@ MAX_ANSWER_CHARS = 4000
 # run here. They get to see only answers that cannot call anything, nor cost more than they are long.
 _LISTED = re.compile(r"(?!.*\bfor\b)[\w\s\[\],'\"]{0,2000}", re.ASCII | re.DOTALL)
 _ARITHMETIC = re.compile(r"(?!.*\*\s*\*)[\d\s+\-*/()]{0,200}", re.ASCII | re.DOTALL)
+# And this one takes the distance to a number that is none for none at all.
+_COMPLEX = re.compile(r"[\d\s+\-.ij()]{0,200}", re.ASCII)
 SCREENS = {
     "binary_matrix": _LISTED,
     "n_queens": _LISTED,
     "spiral_matrix": _LISTED,
     "string_insertion": _LISTED,
     "countdown": _ARITHMETIC,
-    "puzzle24": _ARITHMETIC,
+    "complex_arithmetic": _COMPLEX,
 }
 REFUSED = {
     "simple_integration": "it evaluates what a policy wrote",
@@ -37,6 +39,8 @@ REFUSED = {
     "polynomial_multiplication": "it evaluates what a policy wrote",
     "isomorphic_strings": "it draws in the order of a set of texts, which is another in every process",
     "ransom_note": "it draws in the order of a set of texts, which is another in every process",
+    "game_of_life_halting": "every text that does not say True earns full marks",
+    "puzzle24": "any numbers that make 24 earn full marks, as 6 + 6 + 6 + 6, whichever were given",
     "composite": "name one of its data sets; tasks are mixed by the curriculum",
 }
 
@@ -57,10 +61,10 @@ class ReasoningEnv(ReplayedEnv[_Episode]):
 
     def __init__(self, *, dataset: str = "chain_sum", settings: Mapping[str, Any] | None = None) -> None:
         """Raises ValueError where reasoning-gym is missing, and for a data set or settings that do not fit."""
-        self._gym = require_package("reasoning_gym", install=INSTALL)
-        self._dataset, self._settings = dataset, dict(settings or {})
         if dataset in REFUSED:
             raise ValueError(f"`env.options.dataset` {dataset} is not played: {REFUSED[dataset]}")
+        self._gym = require_package("reasoning_gym", install=INSTALL)
+        self._dataset, self._settings = dataset, dict(settings or {})
         names = self._gym.factory.DATASETS
         if dataset not in names:
             near = difflib.get_close_matches(dataset, names, n=3, cutoff=0.3)

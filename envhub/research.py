@@ -16,6 +16,7 @@ from envhub.env import Env
 from envhub.file_tree import Tree, file
 from envhub.gaia_score import is_gaia_match
 from envhub.options import check_choice, check_range
+from envhub.program import program_in
 from envhub.research_calculator import calculate
 from envhub.research_corpus import Corpus, draw_corpus
 from envhub.research_question import MAX_RESULTS, Question, draw_question
@@ -23,7 +24,6 @@ from envhub.sandbox import Limits, require_sandbox, run_in_sandbox
 from envhub.task_seed import split_of, task_rng
 from envhub.world import Change, WorldEnv
 
-MAX_PROGRAM_CHARS = 20_000
 MAX_SHOWN_CHARS = 2000
 DRAWS_A_CORPUS = 50  # a small one may have no question for the task's split
 RULES = (
@@ -35,7 +35,6 @@ RULES = (
 
 _CALL = re.compile(r"\s*(search|open|read|calculate|answer)\s*\((.*)\)\s*", re.IGNORECASE | re.DOTALL)
 _PYTHON = re.compile(r"\s*python\b[:\s]*(.*)", re.IGNORECASE | re.DOTALL)
-_FENCED = re.compile(r".*?```(?:python)?[ \t]*\n(.*?)```.*", re.DOTALL)
 
 
 class ResearchState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,7 +69,7 @@ class ResearchWorld:
 
     async def act(self, state: ResearchState, action: str) -> Change[ResearchState]:
         if found := _PYTHON.fullmatch(action):
-            program = _program(found[1])
+            program = program_in(found[1])
             if not program:
                 return Change(state=state, text="a program is needed", valid=False)
             return self._computed(state, await self._printed(state, program))
@@ -171,10 +170,3 @@ def make_research(task: Task, *, profile: str, level: int, num_pages: int, limit
                 continue
             if not set(words(question.answer)) & set(words(question.text)):
                 return ResearchWorld(profile=profile, corpus=corpus, question=question, limits=limits)
-
-
-def _program(text: str) -> str:
-    fenced = _FENCED.fullmatch(text)
-    program = fenced[1] if fenced else text
-    is_text = program.encode(errors="replace").decode() == program
-    return program if is_text and len(program) <= MAX_PROGRAM_CHARS else ""

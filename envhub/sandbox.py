@@ -4,10 +4,11 @@ A run is a function of a file tree: the tree goes in, a command runs on it, and 
 it left it come out. Nothing stays behind, and nothing of the tree is ever written to the host's disk. Whether an
 episode is solved is judged outside, by what came out.
 
-What is inside: /usr (without /usr/local) and the links in /etc/alternatives, read only; a home of limited size with the
-tree, and a /tmp of limited size, or instead of both a root directory (`Place`). The tree may be a layer over a folder
-of the host's that is too large to go in and out each time (`envhub/layer.py`). Limits: see `Limits`. Memory is limited
-per process, as cgroups are not to be had everywhere: a run can take `max_processes` times `memory_bytes` at most.
+What is inside: /usr (without what of it is `HIDDEN`) and the links in /etc/alternatives, read only; a home of limited
+size with the tree, and a /tmp of limited size, or instead of both a root directory (`Place`). The tree may be a layer
+over a folder of the host's that is too large to go in and out each time (`envhub/layer.py`). Limits: see `Limits`.
+Memory is limited per process, as cgroups are not to be had everywhere: a run can take `max_processes` times
+`memory_bytes` at most.
 """
 
 import asyncio
@@ -28,11 +29,15 @@ from envhub.env import EnvError
 from envhub.file_tree import Tree, TreeError, pack, unpack
 
 HOME = "/home/agent"
+HIDDEN = ("/usr/local", "/usr/src")  # of /usr: what a host has put there itself, and no package
 MAX_COMMAND_CHARS = 20_000
 GRACE_S = 20.0  # beyond the command's own time: to start, to unpack and to pack, on a machine that is busy
 NOBODY = 65534
 
 _STARTED = b"+"
+_CUT = "\n[cut]"
+PAGE_BYTES = 4096  # what a file in memory takes is a whole number of these
+SPARE_BYTES = 1 << 20  # of memory beyond `tree_bytes`, for what is laid beside a tree that takes all of them
 _BASE = "/opt/base"
 _LAYER = Path(layer.__file__).read_text()
 _BESIDE_A_ROOT = ("/proc", "/dev", "/bin", "/lib", "/lib64", "/sbin", "/etc/alternatives")
@@ -81,7 +86,8 @@ else
     chmod -R u+rX . 2>/dev/null
 fi
 [ -z "$BASE" ] || /usr/bin/python3 -I -S -c "$1" peel "$BASE" . 2>/dev/null || exit "$rc"
-tar -c $NOT_OF_THE_TREE --format=ustar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -f - . 2>/dev/null
+tar -c $NOT_OF_THE_TREE --hard-dereference --format=ustar --sort=name \\
+    --mtime=@0 --owner=0 --group=0 --numeric-owner -f - . 2>/dev/null
 exit "$rc"
 """
 
@@ -116,19 +122,39 @@ class Finished:
     """What came of a run."""
 
     exit_code: int  # 137: killed at a limit
-    output: str
+    output: str  # the `notes` are its end
     tree: Tree | None  # None where the command left more than can be taken out
     processes: tuple[str, ...] = ()  # those that ran beside it and still do; "" for one that has ended
+    notes: str = ""  # what the sandbox has to say of the run
+
+    @property
+    def said(self) -> str:
+        """What the command itself said."""
+        return self.output.removesuffix(self.notes)
+
+    def shown(self, max_chars: int) -> str:
+        """The beginning of what the command said, and the notes, which stand behind whatever is cut off."""
+        cut = _CUT if len(self.said) > max_chars and _CUT not in self.notes else ""
+        return self.said[:max_chars] + cut + self.notes
 
 
 def require_sandbox() -> None:
-    """Raise ValueError, with what to install, where a sandbox cannot be had: there is no other way to run a command."""
+    """Raise ValueError, with what to do, where a sandbox cannot be had: there is no other way to run a command.
+
+    None can be had where the sandbox would show this package: what it says of a task is not for a policy to read.
+    """
     for program, package in (("bwrap", "bubblewrap"), ("/usr/bin/python3", "python3")):
         if shutil.which(program) is None:
             raise ValueError(
                 f"this environment runs commands in a sandbox, and {program} is missing: install {package} "
                 f"(Debian, Ubuntu: apt-get install {package}); it never runs them without"
             )
+    own = Path(__file__).resolve().parent
+    if own.is_relative_to("/usr") and not any(own.is_relative_to(path) for path in HIDDEN):
+        raise ValueError(
+            f"this environment runs commands in a sandbox that shows /usr, and {own} lies there: install Slipstream "
+            "elsewhere, in a virtual environment or in /usr/local"
+        )
 
 
 async def run_in_sandbox(
@@ -160,9 +186,8 @@ async def run_in_sandbox(
                 )
                 exit_code = await process.wait()
         except TimeoutError:
-            return Finished(
-                exit_code=137, output="[killed: it outlived its time]", tree=None, processes=tuple(processes)
-            )
+            note = "[killed: it outlived its time]"
+            return Finished(exit_code=137, output=note, tree=None, processes=tuple(processes), notes=note)
     output = said.decode(errors="replace").replace("\0", "")
     if not packed.startswith(_STARTED):
         raise EnvError(f"the sandbox does not start, exit code {exit_code}: {output[:500]}")
@@ -170,13 +195,23 @@ async def run_in_sandbox(
     live = tuple(processes)
     if len(flags) == len(processes):
         live = tuple(name if flag == ord("1") else "" for name, flag in zip(processes, flags, strict=True))
+    left: Tree | None = None
+    notes = ""
     try:
-        left: Tree | None = unpack(packed)
+        left = unpack(packed)
+        require_room(left, limits=limits)
     except TreeError as error:
-        left, output = None, f"{output}\n[the files cannot be kept: {error}]"
-    cut = "\n[cut]" if len(said) == limits.output_bytes else ""
-    killed = f"\n[killed: more than {limits.wall_s:g} s or another limit]" if exit_code == 137 else ""
-    return Finished(exit_code=exit_code, output=output + cut + killed, tree=left, processes=live)
+        left, notes = None, f"\n[the files cannot be kept: {error}]"
+    notes += _CUT if len(said) == limits.output_bytes else ""
+    notes += f"\n[killed: more than {limits.wall_s:g} s or another limit]" if exit_code == 137 else ""
+    return Finished(exit_code=exit_code, output=output + notes, tree=left, processes=live, notes=notes)
+
+
+def require_room(tree: Tree, *, limits: Limits) -> None:
+    """Raise TreeError where `tree` would not go into another run: files with holes in them take more than before."""
+    needed = sum(-(-len(node.content) // PAGE_BYTES) * PAGE_BYTES for node in tree.values())
+    if needed > limits.tree_bytes:
+        raise TreeError(f"they take {needed} bytes, the limit is {limits.tree_bytes}")
 
 
 @asynccontextmanager
@@ -223,7 +258,8 @@ async def _end(process: Process) -> None:
 
 def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place, base: Path | None) -> list[str]:
     is_root = place is Place.ROOT
-    of_the_host = _usr_without_local() if is_root else []
+    of_the_host = _shown_of_usr() if is_root else []
+    hidden = [path for path in HIDDEN if Path(path).is_dir() and not Path(path).is_symlink()]
     environment = {
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin" if is_root else "/usr/bin:/bin",
         "HOME": "/root" if is_root else HOME,
@@ -239,7 +275,7 @@ def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place, base: P
         "WALL_S": f"{limits.wall_s:g}",
         "NOT_OF_THE_TREE": " ".join(f"--exclude=.{path}" for path in (*_BESIDE_A_ROOT, *of_the_host) if is_root),
     }
-    user, size = "0" if is_root else "1000", str(limits.tree_bytes)
+    user, size = "0" if is_root else "1000", str(limits.tree_bytes + SPARE_BYTES)
     arguments = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--clearenv"]
     arguments += ["--uid", user, "--gid", user, "--cap-drop", "ALL", "--hostname", "sandbox"]
     if is_root:
@@ -247,7 +283,9 @@ def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place, base: P
         for path in of_the_host:
             arguments += ["--ro-bind", path, path]
     else:
-        arguments += ["--ro-bind", "/usr", "/usr", "--tmpfs", "/usr/local"]
+        arguments += ["--ro-bind", "/usr", "/usr"]
+        for path in hidden:
+            arguments += ["--tmpfs", path]
     arguments += ["--ro-bind-try", "/etc/alternatives", "/etc/alternatives"]
     for name in ("bin", "lib", "lib64", *(("sbin",) if is_root else ())):
         arguments += ["--symlink", f"usr/{name}", f"/{name}"]
@@ -259,7 +297,7 @@ def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place, base: P
     for source, inside in (*mounts.items(), *([(base, _BASE)] if base is not None else [])):
         arguments += ["--ro-bind", str(source), inside]
     # What bubblewrap made itself is memory without a limit until it is read only.
-    read_only = ("/dev",) if is_root else ("/usr/local", "/dev", "/")
+    read_only = ("/dev",) if is_root else (*hidden, "/dev", "/")
     for path in read_only:
         arguments += ["--remount-ro", path]
     arguments += ["--chdir", place.value]
@@ -268,10 +306,10 @@ def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place, base: P
     return arguments
 
 
-def _usr_without_local() -> list[str]:
+def _shown_of_usr() -> list[str]:
     """The folders of /usr, one by one: what lies beside them can then be written. No link that leads out of /usr."""
     folders = [path for path in Path("/usr").iterdir() if path.is_dir() and path.resolve().is_relative_to("/usr")]
-    return sorted(str(path) for path in folders if path.resolve() != Path("/usr/local") and path.name != "local")
+    return sorted(str(path) for path in folders if not {str(path), str(path.resolve())} & set(HIDDEN))
 
 
 def _unprivileged() -> dict[str, Any]:

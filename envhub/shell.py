@@ -69,7 +69,7 @@ class ShellWorld:
             else ShellState(tree=finished.tree, processes=finished.processes)
         )
         told = state.is_told or act.text == self.job.bash
-        text = finished.output[:MAX_SHOWN_CHARS].rstrip() or f"(no output, exit code {finished.exit_code})"
+        text = finished.shown(MAX_SHOWN_CHARS).rstrip() or f"(no output, exit code {finished.exit_code})"
         return Change(state=replace(left, is_told=told), text=text)
 
     def admissible(self, state: ShellState) -> None:

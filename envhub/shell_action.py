@@ -12,7 +12,7 @@ _ACT = re.compile(
     r"(?:(?P<bash>bash)\b[\s:]*(?P<command>.*)|answer\s*\((?P<answer>.*)\)\s*|(?P<finish>finish)\s*)",
     re.IGNORECASE | re.DOTALL,
 )
-_FENCED = re.compile(r"```(?:bash|sh)?[ \t]*\n?(.*?)\s*```.*", re.DOTALL)
+_FENCED = re.compile(r"```(?:\w*[ \t]*\n)?(.*?)```.*", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,8 +23,8 @@ class Act:
 
 def parse_act(action: str) -> Act | None:
     """What `action` wants done; None where that cannot be told."""
-    found = _ACT.fullmatch(action)
-    if found is None or len(action) > MAX_COMMAND_CHARS:
+    found = _ACT.fullmatch(action) if len(action) <= MAX_COMMAND_CHARS else None
+    if found is None:
         return None
     if found["finish"]:
         return Act(verb=FINISH)

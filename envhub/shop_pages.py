@@ -16,7 +16,7 @@ MAX_RESULTS = 50
 SEPARATOR = " [SEP] "
 
 # White space is free, so that a tokenizer which puts spaces around brackets can still be understood.
-_ACTION = re.compile(r"\s*(search|click)\s*\[\s*([^\[\]]*?)\s*\]\s*", re.IGNORECASE)
+_ACTION = re.compile(r"\s*(search|click)\s*\[([^\[\]]*)\]\s*", re.IGNORECASE)
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -25,7 +25,7 @@ RULES = (
     "that was asked for, say `commit` alone."
 )
 
-_ACTION = re.compile(r"\s*(sql|commit)\b\s*(.*?)\s*;?\s*", re.IGNORECASE | re.DOTALL)
+_WORD_AND_REST = re.compile(r"\s*(\w+)(.*)", re.DOTALL)
 
 
 class SqlState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,10 +53,9 @@ class SqlWorld:
         return tuple(str(cell) for row in self.right_rows for cell in row)
 
     async def act(self, state: SqlState, action: str) -> Change[SqlState]:
-        found = _ACTION.fullmatch(action)
-        if found is None:
+        verb, statement = verb_and_rest(action)
+        if verb not in ("sql", "commit"):
             return Change(state=state, text="say sql STATEMENT or commit", valid=False)
-        verb, statement = found[1].lower(), found[2]
         if verb == "commit" and self.request.writes != (not statement):
             needs = "a change is committed by commit alone" if self.request.writes else "commit QUERY is needed"
             return Change(state=state, text=needs, valid=False)
@@ -124,6 +123,15 @@ def make_sqldb(task: Task, *, profile: str, level: int, kind: str, num_rows: int
         )
 
 
+def verb_and_rest(action: str) -> tuple[str, str]:
+    """The first word of an action in lower case, and what stands behind it but for a semicolon at its end.
+
+    Both empty where it begins with no word. The ends are cut off here: a pattern that does so tries every way to.
+    """
+    found = _WORD_AND_REST.fullmatch(action)
+    return (found[1].lower(), found[2].strip().removesuffix(";").strip()) if found else ("", "")
+
+
 def _opening_text(domain: Domain, request: Request) -> str:
     tables = [f"{table}({', '.join(columns)})" for table, columns in domain.columns.items()]
     return "\n".join([*tables, request.text])
@@ -134,5 +142,5 @@ def shown_rows(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
     if not columns:
         return "done"
     lines = [" | ".join(columns), *(" | ".join(map(str, row)) for row in rows[:MAX_SHOWN_ROWS])]
-    more = [f"({len(rows) - MAX_SHOWN_ROWS} more rows)"] if len(rows) > MAX_SHOWN_ROWS else []
-    return "\n".join([*lines, *more])[:MAX_SHOWN_CHARS]
+    more = f"\n({len(rows) - MAX_SHOWN_ROWS} more rows)" if len(rows) > MAX_SHOWN_ROWS else ""
+    return "\n".join(lines)[: MAX_SHOWN_CHARS - len(more)] + more

@@ -5,6 +5,8 @@ for chance, as the same actions must get the same answers; and what it costs is 
 """
 
 import sqlite3
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,9 @@ MAX_PAGES = 128  # of 4 KiB: the database, when rows are added
 MAX_OPERATIONS = 300_000  # of sqlite's virtual machine: some tens of milliseconds
 MAX_ROWS = 1000
 MAX_FILE_OPERATIONS = 100_000_000  # on a database of the user's, of any size: some seconds
+MAX_FILE_CPU_S = 30.0  # beside the operations: one of them compares or copies as much as two cells hold
 MAX_FILE_ROWS = 100_000
-MAX_FILE_CELL_BYTES = 16 << 20
+MAX_FILE_ROWS_BYTES = 64 << 20  # of all of them, as Python holds them
 MAX_DECLARED_CHARS = 20_000
 
 _ALLOWED = {
@@ -31,11 +34,13 @@ _ALLOWED = {
     sqlite3.SQLITE_DELETE,
     sqlite3.SQLITE_TRANSACTION,  # what sqlite itself begins around a change; BEGIN is refused by its first word
 }
-# Those of chance, of the clock and of what the connection did before; and printf, whose width alone can cost seconds.
+# Those of chance, of the clock and of what the connection did before; and printf and zeroblob, which make much of a
+# number alone.
 _FORBIDDEN_FUNCTIONS = {"random", "randomblob", "load_extension", "date", "time", "datetime", "julianday", "strftime",
                         "unixepoch", "current_date", "current_time", "current_timestamp", "last_insert_rowid",
                         "changes", "total_changes", "fts3_tokenizer", "sqlite_offset", "printf",
-                        "format"}  # fmt: skip
+                        "format", "zeroblob"}  # fmt: skip
+_OPERATIONS_A_LOOK = 100  # so many between two looks at what a query on a file has cost
 _DATES = {"date", "time", "datetime", "julianday", "strftime"}
 _FORBIDDEN_WORDS = {"begin", "commit", "end", "rollback", "savepoint", "release"}
 
@@ -49,6 +54,18 @@ class Result:
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]]  # blobs among them
     tables: Tables  # as they are now
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileLimits:
+    """What a query on a database of the user's may hold."""
+
+    cell_bytes: int  # of one text or blob, those of the database too
+    like_bytes: int  # of a pattern
+
+
+OF_A_POLICY = FileLimits(cell_bytes=128 << 10, like_bytes=64)
+OF_THE_USER = FileLimits(cell_bytes=16 << 20, like_bytes=50_000)
 
 
 def run_sql(schema: Schema, tables: Tables, statement: str) -> Result:
@@ -74,24 +91,35 @@ def run_sql(schema: Schema, tables: Tables, statement: str) -> Result:
         connection.close()
 
 
-def query_file(path: Path, query: str) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+def query_file(path: Path, query: str, *, limits: FileLimits) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     """The columns and rows that `query` returns from the database in a file, which stays as it is. Raises SqlError."""
     connection = _opened(path)
     try:
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_FILE_CELL_BYTES)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limits.cell_bytes)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, limits.like_bytes)
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         connection.set_authorizer(_authorize_reading)
-        budget = iter(range(MAX_FILE_OPERATIONS // 10_000))
-        connection.set_progress_handler(lambda: next(budget, -1) < 0, 10_000)
+        budget, end_s = iter(range(MAX_FILE_OPERATIONS // _OPERATIONS_A_LOOK)), time.thread_time() + MAX_FILE_CPU_S
+        connection.set_progress_handler(lambda: next(budget, -1) < 0 or time.thread_time() > end_s, _OPERATIONS_A_LOOK)
         cursor = connection.execute(query)
-        rows = cursor.fetchmany(MAX_FILE_ROWS + 1)
-        if len(rows) > MAX_FILE_ROWS:
-            raise SqlError(f"more than {MAX_FILE_ROWS} rows")
+        rows = _fetched(cursor)
         return tuple(column[0] for column in cursor.description or ()), rows
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
         raise SqlError("interrupted: too expensive" if "interrupted" in str(error) else str(error)) from None
     finally:
         connection.close()
+
+
+def _fetched(cursor: sqlite3.Cursor) -> list[tuple[Any, ...]]:
+    """All rows, one by one, as few of them may be more than a machine holds. Raises SqlError."""
+    rows: list[tuple[Any, ...]] = []
+    held_bytes = 0
+    for row in cursor:
+        rows.append(row)
+        held_bytes += sum(map(sys.getsizeof, (row, *row)))
+        if len(rows) > MAX_FILE_ROWS or held_bytes > MAX_FILE_ROWS_BYTES:
+            raise SqlError(f"more than {MAX_FILE_ROWS} rows, or {MAX_FILE_ROWS_BYTES} bytes of them")
+    return rows
 
 
 def declarations(path: Path) -> list[str]:

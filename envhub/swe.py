@@ -14,9 +14,9 @@ import msgspec
 from common.message import Message
 from common.trajectory import Task
 from envhub.env import Env
-from envhub.file_tree import Node, Tree, file, folder
+from envhub.file_tree import Node, Tree, TreeError, file, folder
 from envhub.options import check_choice, check_range
-from envhub.sandbox import MAX_COMMAND_CHARS, Limits, run_in_sandbox
+from envhub.sandbox import MAX_COMMAND_CHARS, Limits, require_room, run_in_sandbox
 from envhub.swe_edit import edited, lines_of, numbered
 from envhub.swe_git import (
     FIRST_COMMIT_TIME,
@@ -52,9 +52,9 @@ RULES = (
 )
 
 _ACTION = re.compile(
-    r"\s*(?:(?P<verb>test|diff|submit)|view\s+(?P<viewed>\S+)|"
+    r"(?:(?P<verb>test|diff|submit)|view\s+(?P<viewed>\S+)|"
     r"edit\s+(?P<edited>\S+)[ \t]+(?P<first>\d{1,5})(?:-(?P<last>\d{1,5}))?[ \t]*(?P<text>\n.*)?|"
-    r"bash\b:?\s*(?:```(?:bash|sh)?[ \t]*\n(?P<block>.*?)\n?```|(?P<command>\S.*?)))\s*",
+    r"bash\b:?\s*(?:```\w*[ \t]*\n(?P<block>.*?)\n?```|(?P<command>\S.*)))",
     re.IGNORECASE | re.DOTALL,
 )
 
@@ -88,7 +88,7 @@ class SweWorld:
         return SweState()
 
     async def act(self, state: SweState, action: str) -> Change[SweState]:
-        found = _ACTION.fullmatch(action)
+        found = _ACTION.fullmatch(action.strip())
         if found is None:
             said = "say view PATH, edit PATH FIRST-LAST, test, bash COMMAND, diff or submit"
             return Change(state=state, text=said, valid=False)
@@ -173,7 +173,12 @@ class SweWorld:
         if done.content is None:
             return Change(state=state, text=done.said, valid=False)
         tree = laid(self.tree, state.layer)
-        layer = peeled(self.tree, tree | {path: file(done.content, tree[path].mode)})
+        tree |= {path: file(done.content, tree[path].mode)}
+        try:
+            require_room(tree, limits=self.limits)
+        except TreeError as error:
+            return Change(state=state, text=f"the files cannot be kept: {error}", valid=False)
+        layer = peeled(self.tree, tree)
         is_tested = state.is_tested and done.content == content
         return Change(state=SweState(layer=layer, seen=state.seen, is_tested=is_tested), text=done.said)
 
@@ -214,7 +219,7 @@ def make_swe(task: Task, *, profile: str, num_files: int, num_bugs: int, issue: 
         package = draw_name(rng)
         if split_of(package) != task.split:  # the name is in every text about it
             continue
-        repo = draw_repo(rng, package=package, num_files=num_files, num_bugs=num_bugs)
+        repo = draw_repo(rng, split=task.split, package=package, num_files=num_files, num_bugs=num_bugs)
         if repo is not None:
             return SweWorld(profile=profile, issue=issue, repo=repo, limits=limits)
 

@@ -4,6 +4,8 @@ import ast
 import random
 from dataclasses import dataclass
 
+from envhub.task_seed import split_of
+
 _SIGNS: dict[type[ast.AST], tuple[str, str]] = {  # what stands between two sides, and what it becomes
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Eq: ("==", "!="),
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "+"), ast.Div: ("/", "//"), ast.FloorDiv: ("//", "%"),
@@ -21,8 +23,8 @@ class Bug:
     wrong: str
 
 
-def draw_bug(rng: random.Random, source: str) -> Bug | None:
-    """A bug in `source`, one function; None where nothing in it can be mutated."""
+def draw_bug(rng: random.Random, source: str, *, split: str) -> Bug | None:
+    """A bug of `split` in `source`, one function; None where nothing in it can be mutated to one."""
     (function,) = ast.parse(source).body
     assert isinstance(function, ast.FunctionDef)
     lines = source.splitlines()
@@ -32,6 +34,7 @@ def draw_bug(rng: random.Random, source: str) -> Bug | None:
         for node in ast.walk(statement)
         if isinstance(node, ast.expr | ast.AugAssign) and (number := node.lineno) == node.end_lineno
         for wrong in _mutations(node, lines[number - 1])
+        if split_of(f"{function.name} {wrong.strip()}") == split
     ]
     return rng.choice(bugs) if bugs else None
 

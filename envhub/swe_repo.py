@@ -49,14 +49,14 @@ def draw_name(rng: random.Random) -> str:
     return f"{rng.choice(ADJECTIVES)}_{rng.choice(NOUNS)}"
 
 
-def draw_repo(rng: random.Random, *, package: str, num_files: int, num_bugs: int) -> Repo | None:
-    """A repository; None where the bugs that were drawn do not show in its tests, each of them."""
+def draw_repo(rng: random.Random, *, split: str, package: str, num_files: int, num_bugs: int) -> Repo | None:
+    """A repository with bugs of `split`; None where those that were drawn do not show in its tests, each of them."""
     modules = {name: _draw_parts(rng, name) for name in sorted(rng.sample(list(PARTS), num_files))}
     parts = {part.function.__name__: part for chosen in modules.values() for part in chosen}
     sources = {name: _source(part.function) for name, part in parts.items()}
     wrong_sources, bugs = dict(sources), {}
     for name in rng.sample(list(parts), num_bugs):
-        bug = draw_bug(rng, sources[name])
+        bug = draw_bug(rng, sources[name], split=split)
         if bug is None:
             return None
         bugs[name], wrong_sources[name] = bug, _with_bug(sources[name], bug)

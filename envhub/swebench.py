@@ -53,9 +53,9 @@ RULES = (
 )
 
 _ACTION = re.compile(
-    r"\s*(?:(?P<verb>diff|submit)|view\s+(?P<viewed>\S+)(?:\s+(?P<from>\d{1,6})-(?P<to>\d{1,6}))?|"
+    r"(?:(?P<verb>diff|submit)|view\s+(?P<viewed>\S+)(?:\s+(?P<from>\d{1,6})-(?P<to>\d{1,6}))?|"
     r"edit\s+(?P<edited>\S+)[ \t]+(?P<first>\d{1,6})(?:-(?P<last>\d{1,6}))?[ \t]*(?P<text>\n.*)?|"
-    r"bash\b:?\s*(?:```(?:bash|sh)?[ \t]*\n(?P<block>.*?)\n?```|(?P<command>\S.*?)))\s*",
+    r"bash\b:?\s*(?:```\w*[ \t]*\n(?P<block>.*?)\n?```|(?P<command>\S.*)))",
     re.IGNORECASE | re.DOTALL,
 )
 
@@ -86,9 +86,10 @@ class SwebenchWorld:
         return (Message("system", RULES), Message("user", f"{instance.repo}\n\n{instance.problem_statement}{hints}"))
 
     async def act(self, state: SwebenchState, action: str) -> Change[SwebenchState]:
-        found = _ACTION.fullmatch(action)
         encoded = action.encode(errors="replace")
-        if found is None or len(encoded) > MAX_ACTION_BYTES or encoded.decode() != action or "\0" in action:
+        is_text = len(encoded) <= MAX_ACTION_BYTES and encoded.decode() == action and "\0" not in action
+        found = _ACTION.fullmatch(action.strip()) if is_text else None
+        if found is None:
             said = "say view PATH, edit PATH FIRST-LAST, bash COMMAND, diff or submit"
             return Change(state=state, text=said, valid=False)
         checkout = await asyncio.to_thread(check_out, self.playable, self.checkouts)

@@ -28,9 +28,10 @@ RULES = (
     "Say done when all is done and nothing else has been changed."
 )
 
+MAX_PATH_CHARS = 1000  # what is longer the server may refuse before it has read it, and its refusal be lost
 _ACTION = re.compile(
-    r"\s*(?:(?P<verb>back|done)|goto\s*(?P<path>/[a-z0-9/?=&+\s]*)|(?P<on>click|submit)\s+(?P<number>\d{1,3})|"
-    r"type\s+(?P<field>\d{1,3})\s+(?P<text>\S.*?))\s*",
+    r"(?:(?P<verb>back|done)|goto\s*(?P<path>/[a-z0-9/?=&+\s]*)|(?P<on>click|submit)\s+(?P<number>\d{1,3})|"
+    r"type\s+(?P<field>\d{1,3})\s+(?P<text>\S.*))",
     re.IGNORECASE | re.DOTALL | re.ASCII,
 )
 
@@ -71,7 +72,7 @@ class WebWorld:
         return self.errands[-1].goal
 
     async def act(self, state: WebState, action: str) -> Change[WebState]:
-        found = _ACTION.fullmatch(action)
+        found = _ACTION.fullmatch(action.strip())
         try:
             if found is None:
                 raise _NoSense("say goto PATH, click NUMBER, type NUMBER TEXT, submit NUMBER, back or done")
@@ -199,7 +200,10 @@ def _typed(state: WebState, number: int, text: str) -> Change[WebState]:
 def _request(browser: Browser, found: re.Match[str]) -> tuple[str, dict[str, str] | None]:
     """Where an action leads, and the form that is posted there, if one is. Raises _NoSense."""
     if found["path"]:
-        return "".join(found["path"].lower().split()), None
+        path = "".join(found["path"].lower().split())
+        if len(path) > MAX_PATH_CHARS:
+            raise _NoSense(f"a path has at most {MAX_PATH_CHARS} characters")
+        return path, None
     if found["verb"]:
         if not browser.previous:
             raise _NoSense("there is no page before")

@@ -13,6 +13,7 @@ from envhub.web_server import TIMEOUT_S, Visit
 
 MAX_REDIRECTS = 5
 MAX_PAGE_BYTES = 100_000
+REFUSED = (400, 413, 414)  # what makes no sense to the server: to whoever asks there is no such page
 EMPTY = "_"  # what an empty field shows
 
 
@@ -73,7 +74,8 @@ def load(browser: Browser, visit: Visit, path: str, form: Mapping[str, str] | No
                 cookies[cookie.key] = cookie.value
             if response.status == 303:
                 path, form = response.headers["Location"], None
-            elif response.status in (200, 404):  # either is a page
+            elif response.status in (200, 404, *REFUSED):
+                body = "<p>no such page</p>" if response.status in REFUSED else body
                 previous = browser.page.path if browser.page else ""
                 return Browser(page=read_page(path, body), cookies=_kept(cookies), previous=previous)
             else:

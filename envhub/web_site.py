@@ -149,7 +149,8 @@ def _enter(site: Site, state: SiteState, request: Request, rest: str) -> Respons
         return _to(state, f"/login?{urllib.parse.urlencode({'next': where, 'wrong': '1'})}")
     entered = msgspec.structs.replace(state, sessions=state.sessions | {site.cookie})
     # `//host` would lead elsewhere
-    return replace(_to(entered, where if where[:1] == "/" != where[1:2] else "/"), cookie=site.cookie)
+    path = urllib.parse.quote(where, safe="/?=&") if where[:1] == "/" != where[1:2] else "/"
+    return replace(_to(entered, path), cookie=site.cookie)
 
 
 def _leave(site: Site, state: SiteState, request: Request, rest: str) -> Response:

@@ -1,5 +1,7 @@
 """Each way to write an action: asked for, written and parsed from the same constants."""
 
+import time
+
 import pytest
 
 from actors.rollout import with_instructions
@@ -15,6 +17,23 @@ every_format = pytest.mark.parametrize("action_format", FORMATS.values(), ids=FO
 def test_what_is_written_is_parsed_back(action_format: ActionFormat, action: str) -> None:
     parsed = action_format.parse(action_format.write(action))
     assert (parsed.text, parsed.valid) == (action, True)
+
+
+@every_format
+def test_a_block_in_an_action_does_not_end_it(action_format: ActionFormat) -> None:
+    action = "edit x.py 1-2\n```python\nx = '</p>'\n```"
+    written = f"Thought: so.\n{action_format.write(action)}"
+    assert action_format.parse(written).text.endswith(action)
+    if action_format.opening:
+        told = f"{action_format.write('look')} and then\n```\nnothing\n```"
+        assert action_format.parse(told).text == "look"
+
+
+@every_format
+def test_many_openings_are_read_at_once(action_format: ActionFormat) -> None:
+    began = time.process_time()
+    action_format.parse(action_format.opening * 20_000 + "<" * 20_000)
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize("name", FORMATS)

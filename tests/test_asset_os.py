@@ -165,12 +165,14 @@ def test_a_command_is_roots_in_a_root_directory_on_what_the_last_one_left(option
         "bash pwd; cat /etc/x; ls -d /srv/a /opt",
         "bash true",
         "bash seq 1000",
+        "bash seq 1000; exit 137",
     ]
-    first, second, third, fourth = [turn.messages[0].content for turn in played(options, WORD_AT, way)[1:]]
+    first, second, third, fourth, fifth = [turn.messages[0].content for turn in played(options, WORD_AT, way)[1:]]
     assert first == "The output of the OS:\n\nroot\n/\nplum\n"
     assert second.startswith("The output of the OS:\n\n/\nx\n") and "cannot access '/opt'" in second
     assert third == "The output of the OS is empty."
     assert fourth.endswith("[truncated because the output is too long]") and len(fourth) < 900
+    assert fifth.startswith(fourth) and "[killed" in fifth
 
 
 def test_what_a_sandbox_does_not_have_is_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

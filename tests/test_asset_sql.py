@@ -12,7 +12,7 @@ import pytest
 
 from common.trajectory import Task
 from envhub.catalogue import make_env
-from envhub.dbbench import is_right_answer
+from envhub.dbbench import _texts, is_right_answer
 from envhub.env import EnvError, Observation
 from tests import test_env_contract as contract
 from tests.adapters.held import ALWAYS
@@ -122,6 +122,7 @@ def test_answers_are_sets_of_texts_and_one_alone_is_a_number_where_it_is_one(dbb
     for (index, action), score in scores.items():
         end = played("dbbench", dbbench, index, [action])[-1]
         assert (end.terminated, end.score) == (True, score), action
+    assert _texts("[2, 2.5]") == ["2", "2.5"]
     assert is_right_answer(["nan"], ["nan"]) is False
 
 
@@ -171,16 +172,24 @@ def test_a_question_comes_with_its_tables_and_its_evidence(bird: dict[str, str])
     assert shown.messages[0].content == "CDSCode | Free Meals | opened\n03 | 9 | None"
 
 
+LONG_CELL = f"replace('{'x' * 300}', 'x', '{'x' * 330}')"  # 99,000 of them
+FEW = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 40) SELECT i FROM n"
+
+
 @pytest.mark.parametrize(
     "statement",
     ["DELETE FROM schools", "UPDATE schools SET opened = 1", "DROP TABLE schools", "ATTACH 'x.db' AS x",
      "PRAGMA user_version", "SELECT random()", "SELECT hex(zeroblob(100000000))", "SELECT * FROM nowhere",
-     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"],
+     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",
+     f"SELECT {LONG_CELL} FROM ({FEW}), ({FEW})",
+     f"SELECT max(instr({LONG_CELL} || a.i, substr({LONG_CELL}, 50000) || a.i || b.i)) FROM ({FEW}) a, ({FEW}) b",
+     f"SELECT replace({LONG_CELL}, 'x', 'xx')", f"SELECT 'x' LIKE '{'%x' * 40}'"],
 )  # fmt: skip
 def test_the_users_database_is_only_read_and_not_for_long(
     bird: dict[str, str], statement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("envhub.sqldb_engine.MAX_FILE_OPERATIONS", 1_000_000)  # a fraction of a second
+    monkeypatch.setattr("envhub.sqldb_engine.MAX_FILE_CPU_S", 1.0)
     database = Path(bird["databases"]) / "schools" / "schools.sqlite"
     before = database.read_bytes()
     answer = played("bird", bird, 0, [f"sql {statement}"])[-1]

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from functools import partial
 
 import pytest
 
@@ -41,6 +42,34 @@ def test_a_wrong_program_earns_what_it_gets_right() -> None:
     assert act(world(), "submit raise SystemExit").score == sum(not output for _, output in problem.tests) / 6
 
 
+@pytest.mark.parametrize("failing", ["while True: pass", "import os; os.kill(os.getpid(), 9)", "1 / 0", "import os\n"
+                                     "for name in os.listdir('.'): os.remove(name)"])  # fmt: skip
+def test_a_program_that_fails_is_not_right_to_have_printed_nothing(failing: str) -> None:
+    empty = next(w for w in map(partial(world, wall_s=2.0), range(60)) if any(not out for _, out in w.problem.tests))
+    assert act(empty, f"submit\n{failing}").score == 0.0
+
+
+@pytest.mark.parametrize("num_tests", [1, 2, 3, 6])
+def test_no_one_output_is_right_for_more_than_half_of_the_tests(num_tests: int) -> None:
+    for index in range(100):
+        task = Task(env="code", split="held_out", index=index)
+        problem = make_code(task, profile="small", num_steps=3, num_tests=num_tests, limits=Limits()).problem
+        outputs = [right for _, right in problem.tests]
+        assert max(map(outputs.count, outputs)) <= max(1, num_tests / 2)
+
+
+def test_no_program_is_asked_for_in_both_splits() -> None:
+    programs = {
+        split: {
+            make_code(Task(env="code", split=split, index=index), profile="small", num_steps=1, num_tests=6,
+                      limits=Limits()).problem.program
+            for index in range(200)
+        }
+        for split in ("train", "held_out")
+    }  # fmt: skip
+    assert not programs["train"] & programs["held_out"]
+
+
 @pytest.mark.parametrize(
     ("program", "shown"),
     [
@@ -67,7 +96,7 @@ def test_a_program_finds_no_right_output_to_print() -> None:
     peek = "import glob\nfor name in sorted(glob.glob('*')): print(name, len(open(name).read()))"
     said = act(world(), f"run\n{peek}").text
     assert sorted({line.split()[0] for line in said.replace("Output: ", "").splitlines()}) == [
-        "0.err", "0.in", "0.out", "1.err", "1.in", "1.out", "program.py",
+        "0.code", "0.err", "0.in", "0.out", "1.err", "1.in", "1.out", "program.py",
     ]  # fmt: skip
 
 

@@ -5,12 +5,14 @@ import gc
 import math
 import random
 import re
+import time
 import tracemalloc
 from functools import partial
 
 import pytest
 
 from actors.answer import answer
+from common.action_format import FORMATS
 from envhub.catalogue import ENVS, make_env
 from envhub.env import EnvError, Observation
 from envhub.world import WorldEnv
@@ -38,6 +40,15 @@ GARBAGE = [
     "get -1 log",
     "{'name': 1}",
 ]
+
+BLANKS = " " * 20_000
+LONG = [
+    *(f"{opening}{BLANKS}x" for opening in (
+        "sql SELECT 1", "commit", "click", "type 1 a", "goto /", "view a", "edit a 1", "bash ls", "submit", "take mug",
+        "get", "craft 1 a using", "keep", "python", "Act: bash\n```bash\nls", "get_relations", "answer",
+    )),
+    *(f"{opening}{BLANKS}" for opening in ("search[", "click[", "get_relations(", "count (", "answer(", "bash\n```")),
+]  # fmt: skip
 
 # What the environments' own code has made, or had made for it; other tests of this process leave work behind too.
 ITS_OWN, NUM_FRAMES = tracemalloc.Filter(True, "*/envhub/*", all_frames=True), 12
@@ -114,6 +125,19 @@ def test_the_expert_solves_its_tasks(case: Case, split: str) -> None:
     env, rng, count = case.make(), random.Random(3), case.count(100)
     ends = [asyncio.run(rollout(env, case, case.task(split, index), rng, noise=0))[-1] for index in range(count)]
     assert sum(end.success for end in ends) >= 0.95 * count
+
+
+@every_env
+def test_every_format_gives_back_what_the_expert_writes_in_it(case: Case) -> None:
+    env = case.make()
+    observation = asyncio.run(env.reset(case.task("train", 0)))
+    for _ in range(case.max_turns):
+        if observation.done:
+            break
+        action = env.expert()
+        for action_format in FORMATS.values():
+            assert action_format.parse(action_format.write(action)).text == action.strip()
+        observation = asyncio.run(env.step(action))
 
 
 @every_env
@@ -248,6 +272,17 @@ def test_garbage_is_an_observation_and_leaves_the_state_alone(case: Case) -> Non
             assert set(observation.rewards.values()) == {0.0}
             assert all(message.content.encode() for message in observation.messages)
         assert (env.state_key(), env.admissible()) == (key, listed)
+
+
+@every_env
+def test_no_action_takes_long_to_read(case: Case) -> None:
+    """While one is read nothing else of the process runs: not even the timeout that would end it."""
+    env = case.make()
+    for action in LONG:
+        asyncio.run(env.reset(case.task("train", 0)))
+        began = time.process_time()
+        asyncio.run(env.step(action))
+        assert time.process_time() - began < 5, action[:30]
 
 
 @every_env

@@ -7,6 +7,7 @@ import socket
 import tempfile
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
@@ -53,9 +54,9 @@ def test_a_tree_that_is_not_touched_comes_back_as_it_was() -> None:
 
 
 def test_names_that_are_no_text_or_too_long_do_no_harm_to_the_next_run() -> None:
-    odd = run("touch -- $'\\xff\\xfe' 'new\nline' '-rf' ' '")
-    assert odd.tree is not None and len(odd.tree) == len(TREE) + 4
-    assert run("ls | wc -l", odd.tree).output.strip() == "7"
+    odd = run("touch -- 'new\nline' '-rf' ' '")
+    assert odd.tree is not None and len(odd.tree) == len(TREE) + 3
+    assert run("ls | wc -l", odd.tree).output.strip() == "6"
     for length in (95, 99, 120, 250):
         left = run(f"touch $(printf 'x%.0s' $(seq {length})) $(printf '\\xff%.0s' $(seq {length}))").tree
         assert left is None or run("ls", left).exit_code == 0
@@ -79,7 +80,9 @@ def test_the_hosts_files_are_not_there(tmp_path: Path) -> None:
     ).output
     assert "s3cret" not in said and "root:" not in said
     assert run("ls /").output.split() == ["bin", "dev", "etc", "home", "lib", "lib64", "proc", "tmp", "usr"]
-    assert run("ls /usr/local").output == ""
+    assert run("ls /usr/local /usr/src 2>/dev/null | grep -v :").output.strip() == ""
+    in_root = asyncio.run(run_in_sandbox("ls /usr/local /usr/src", {}, limits=LIMITS, place=Place.ROOT)).output
+    assert in_root.count("No such file") == 2
 
 
 def test_the_hosts_environment_and_processes_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,8 +228,30 @@ def test_a_processor_that_is_burnt_is_taken_away() -> None:
 def test_what_is_said_is_cut_and_what_cannot_be_kept_is_not_kept() -> None:
     loud = run("yes | head -c 3000000", output_bytes=1000)
     assert loud.output == "y\n" * 500 + "\n[cut]"
+    assert loud.shown(10) == "y\n" * 5 + "\n[cut]" == run("yes | head -c 3000").shown(10)
     many = run("for i in $(seq 3000); do > f$i; done")
     assert (many.tree, "more than 2000 files" in many.output) == (None, True)
+    assert "more than 2000 files" in many.shown(0)
+
+
+def test_files_that_would_not_go_in_again_are_not_kept() -> None:
+    holes = run("truncate -s 4M a1 a2 a3")
+    assert (holes.tree, "they take 12591104 bytes" in holes.output) == (None, True)
+    full = run("rm -r a run.sh; head -c 4M /dev/zero > one; head -c 4M /dev/zero > two").tree
+    assert full is not None and run("ls", full).output == "one\ntwo\n"
+    assert "beside" in run("ls", full | {"beside": file("x" * 100_000)}).output
+
+
+def test_names_that_are_no_text_are_not_kept_as_two_could_become_one() -> None:
+    twins = run("mkdir $'a\\xfe'; touch $'a\\xfe/x'; ln -s /usr $'a\\xff'")
+    assert (twins.tree, "a name that is no text" in twins.output) == (None, True)
+    with pytest.raises(TreeError, match="comes twice"):
+        unpack(pack({"a": folder()})[:512] + pack({"a": folder()}))
+
+
+def test_names_of_one_file_are_all_kept() -> None:
+    linked = run("echo hello > f1; ln f1 f2").tree
+    assert linked is not None and linked["f1"] == linked["f2"] == file("hello\n")
 
 
 def test_a_command_that_kills_everything_or_writes_over_the_tree_does_no_harm() -> None:
@@ -270,6 +295,13 @@ def test_a_machine_without_a_sandbox_is_told_what_to_install(monkeypatch: pytest
         monkeypatch.setenv("PATH", f"{name}:/usr/bin:/bin")
         with pytest.raises(EnvError, match="does not start, exit code 1: no user namespaces here"):
             run("true")
+
+
+def test_a_sandbox_that_would_show_this_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder_of_package, is_shown in (("/usr/lib/python3/dist-packages", True), ("/usr/local/lib", False)):
+        monkeypatch.setattr("envhub.sandbox.__file__", f"{folder_of_package}/envhub/sandbox.py")
+        with pytest.raises(ValueError, match="install Slipstream elsewhere") if is_shown else nullcontext():
+            require_sandbox()
 
 
 def test_the_home_is_where_a_command_begins() -> None:

@@ -18,6 +18,8 @@ from envhub.shell_task import PROCESSES, READS, WRITES, Job, draw_tree
     [
         ("Think: look first.\nAct: bash\n```bash\nls -l\n```", Act(verb="bash", text="ls -l")),
         ("Act: bash\n\n```bash\ncat a\ncat b\n```\nthanks", Act(verb="bash", text="cat a\ncat b")),
+        ("Act: bash\n```shell\nls -l\n```", Act(verb="bash", text="ls -l")),
+        ("Act: bash ```ls -l```", Act(verb="bash", text="ls -l")),
         ("bash ls", Act(verb="bash", text="ls")),
         ("Act: answer(42)", Act(verb="answer", text="42")),
         ("Think: f(x)\nAct: answer( a (b) )", Act(verb="answer", text="a (b)")),
@@ -86,6 +88,8 @@ def test_a_command_that_is_killed_leaves_what_it_had_done() -> None:
     change = asyncio.run(slow.act(slow.first, "bash mkdir mine; sleep 100"))
     assert change.state.tree["mine"] == folder()
     assert "killed" in change.text
+    loud = asyncio.run(slow.act(slow.first, "bash seq 9000; sleep 100")).text
+    assert "[cut]" in loud and "killed" in loud
     assert not change.over
 
 

@@ -60,7 +60,7 @@ def submitted(world: SweWorld, **contents: str) -> float:
 def whole_repo(num_bugs: int) -> Repo:
     rng = random.Random(5)
     while True:
-        repo = draw_repo(rng, package="plain_drum", num_files=5, num_bugs=num_bugs)
+        repo = draw_repo(rng, split="train", package="plain_drum", num_files=5, num_bugs=num_bugs)
         if repo is not None:
             return repo
 
@@ -71,7 +71,7 @@ def test_a_bug_changes_one_line_of_a_function_and_is_python() -> None:
         for part in module:
             source = inspect.getsource(part.function)
             for seed in range(30):
-                bug = draw_bug(random.Random(seed), source)
+                bug = draw_bug(random.Random(seed), source, split=("train", "held_out")[seed % 2])
                 if bug is None:
                     continue
                 lines = source.splitlines()
@@ -79,6 +79,17 @@ def test_a_bug_changes_one_line_of_a_function_and_is_python() -> None:
                 ast.parse("\n".join([*lines[: bug.line - 1], bug.wrong, *lines[bug.line :]]))
                 changed.add(part.function.__name__)
     assert len(changed) == 28  # all but basket_total, which has nothing to mutate
+
+
+def test_no_bug_of_a_train_task_is_one_of_a_held_out_task() -> None:
+    bugs: dict[str, set[tuple[str, str]]] = {"train": set(), "held_out": set()}
+    for split, of_split in bugs.items():
+        for index in range(100):
+            task = Task(env="swe", split=split, index=index)
+            repo = make_swe(task, profile="small", issue="none", num_files=2, num_bugs=2, limits=LIMITS).repo
+            of_split |= {(name, bug.wrong) for name, bug in zip(repo.broken, repo.bugs, strict=True)}
+    assert not bugs["train"] & bugs["held_out"]
+    assert len(bugs["held_out"]) > 20
 
 
 def test_exactly_the_tests_that_the_bugs_break_fail_before_and_all_pass_after() -> None:
@@ -102,7 +113,7 @@ def test_the_repositorys_own_tests_show_every_bug_and_nothing_else() -> None:
 
 def test_the_judging_calls_are_not_those_that_are_shown() -> None:
     for seed in range(30):
-        repo = draw_repo(random.Random(seed), package="p", num_files=2, num_bugs=1)
+        repo = draw_repo(random.Random(seed), split="train", package="p", num_files=2, num_bugs=1)
         if repo is None:
             continue
         shown = "\n".join(repo.files.values())
@@ -173,7 +184,7 @@ def test_it_is_a_git_repository_and_commands_go_on_where_the_last_one_ended() ->
     path, state = source_path(here), here.first
     for action, said in (
         ("bash git log --format=%s; git status --short", "first"),
-        (f"bash\n```bash\nsed -i 1d {path}; echo 1 > new; git status --short\n```",
+        (f"bash\n```shell\nsed -i 1d {path}; echo 1 > new; git status --short\n```",
          f" M {path}\n?? new"),
         ("bash git add -A; git commit -q -m mine; git log --format=%s; git status --short", "mine\nfirst"),
         ("bash rm new; git rm -q -r tests; git stash -q; git status --short; git stash pop -q; git status --short",
@@ -187,6 +198,20 @@ def test_it_is_a_git_repository_and_commands_go_on_where_the_last_one_ended() ->
         state = change.state
     assert act(here, "diff", state).text == "nothing is changed"
     assert act(here, "bash git diff --stat HEAD", state).text == "(no output, exit code 0)"
+
+
+def test_files_that_take_too_much_are_not_kept_and_the_end_is_judged() -> None:
+    here = world()
+    holes = act(here, f"bash truncate -s 4M {here.repo.package}/a {here.repo.package}/b {here.repo.package}/c")
+    assert "the files cannot be kept" in holes.text
+    assert act(here, "submit", holes.state).score == 0.0
+    path = source_path(here)
+    full = act(here, f"bash rm -r .git {path}; touch {path}; head -c 4M /dev/zero > a; "
+               "head -c $((8 * 2**20 - 2**12 * 10 - $(stat -c %s a))) /dev/zero > b").state  # fmt: skip
+    assert "b" in full.layer
+    assert act(here, "bash git log --format=%s; ls -d b", full).text.splitlines()[:2] == ["first", "b"]
+    assert not act(here, f"edit {path} 1-0\n{'x' * 20_000}", full).valid
+    assert act(here, "submit", full).over
 
 
 def test_the_same_commands_lead_to_the_same_state_and_so_do_edits() -> None:

@@ -163,6 +163,24 @@ def test_a_page_that_is_not_there_says_so_and_leads_on() -> None:
     assert play(here, vanished.state, "click 1").text.startswith("/\n")
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/?" + "&".join(["a=1"] * 21), "/search?search=red&" + "&".join(["a=1"] * 20), "/" + "a" * 70_000, "//", "/?/?"],
+)
+def test_no_path_is_an_error_of_the_environment(path: str) -> None:
+    here = goal_of()
+    opened = play(here, here.first, "goto " + path)
+    assert opened.state == here.first if len(path) > 1000 else opened.valid
+    assert play(here, opened.state, "goto /").text.startswith("/\n")
+
+
+def test_a_login_leads_on_to_a_path_of_any_signs() -> None:
+    here = goal_of()
+    entered = play(here, here.first, "goto /login?next=/search?search=red+hat", *ENTER[1:])
+    assert "1 found" in entered.text
+    assert "no such page" in play(here, here.first, "goto /login?next=/a+b", *ENTER[1:]).text
+
+
 def test_a_choice_takes_its_own_values_only() -> None:
     here = goal_of()
     item = play(here, here.first, "goto /item/1").state

@@ -83,6 +83,11 @@ def test_an_answer_that_a_scorer_cannot_read_is_a_wrong_one() -> None:
     assert asyncio.run(answered("prime_factorization", None)).success
 
 
+def test_what_is_no_number_is_no_answer_in_complex_numbers() -> None:
+    assert [asyncio.run(answered("complex_arithmetic", said)).score for said in ("nan", "1e400")] == [0.0, 0.0]
+    assert asyncio.run(answered("complex_arithmetic", None)).success
+
+
 def test_an_answer_in_numbers_reaches_the_scorer_of_countdown() -> None:
     async def play() -> float:
         env = make_env("reasoning_gym", {"dataset": "countdown"})
@@ -96,6 +101,7 @@ def test_an_answer_in_numbers_reaches_the_scorer_of_countdown() -> None:
     ("options", "why"),
     [
         ({"dataset": "simple_integration"}, "it evaluates what a policy wrote"),
+        ({"dataset": "puzzle24"}, "any numbers that make 24"),
         ({"dataset": "ransom_note"}, "another in every process"),
         ({"dataset": "chain_summ"}, "did you mean chain_sum"),
         ({"dataset": "chain_sum", "settings": {"terms": 3}}, "do not fit chain_sum"),
