@@ -198,6 +198,15 @@ def answer(**changes: Any) -> Observation:
         (answer(score=float("nan")), "gave a score of nan"),
         (answer(messages=("fine",)), "said 'fine', not a Message"),
         (answer(messages=(Message("user", b"fine"),)), "not a Message"),  # type: ignore[arg-type]
+        (answer(messages=(Message(None, "fine"),)), "not a Message"),  # type: ignore[arg-type]
+        (answer(messages=(Message("user", "half \ud83d"),)), "not a Message of text"),
+        (answer(rewards={"half \ud83d": 0.0}), "not a text"),
+        (answer(rewards={3: 0.0}), "gave a reward the name 3, not a text"),
+        (answer(rewards={"purchase": True}), "gave True as reward"),
+        (answer(score=True), "gave a score of True"),
+        (answer(success=None), "says success=None, not True or False"),
+        (answer(success=1), "says success=1"),
+        (answer(valid_action=1), "says valid_action=1"),
     ],
 )
 def test_a_broken_environment_is_an_env_failure_and_never_a_reward_of_0(wrong: object, complaint: str) -> None:
