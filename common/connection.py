@@ -106,6 +106,12 @@ def node_of(client: redis.Redis, key: str) -> redis.Redis:
     return cast(redis.Redis, client.get_redis_connection(client.get_node_from_key(key)))
 
 
+def follow(client: redis.Redis, moved: redis.exceptions.MovedError) -> None:
+    """Let `node_of` know where a slot is now, as the client's own calls do for themselves."""
+    if isinstance(client, redis.RedisCluster):
+        client.nodes_manager.move_slot(moved)
+
+
 def _addresses(parts: SplitResult) -> list[tuple[str, int]]:
     """The `host:port` pairs of a URL that names more than one. Raises ValueError."""
     pairs = [address.rpartition(":") for address in parts.netloc.rpartition("@")[2].split(",")]

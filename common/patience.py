@@ -17,7 +17,7 @@ MAX_PAUSE_S = 1.0  # what a client adds, at most, to the time that the server is
 SAY_AFTER_S = 1.0  # a connection that was merely cut is mended before
 SAY_EVERY_S = 10.0
 REFUSALS = (
-    redis.ReadOnlyError, redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError, redis.exceptions.MovedError
+    redis.ReadOnlyError, redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError, redis.exceptions.AskError
 )  # fmt: skip
 REFUSING_WORDS = ("MISCONF", "READONLY", "NOREPLICAS", "BUSY Redis")  # a script's error quotes what it met
 
@@ -131,6 +131,8 @@ def passes(error: Exception) -> bool:
     """Whether waiting may mend `error`: nobody answers, the server loads its file, its disk or its master is away."""
     if isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError):
         return False
+    if isinstance(error, redis.exceptions.ClusterError):  # no node is done with what is being moved
+        return True
     if isinstance(error, redis.exceptions.RedisClusterException):  # no node answers, or no node has a slot
         return "not covered" in str(error) or (isinstance(error.__cause__, Exception) and passes(error.__cause__))
     if isinstance(error, redis.ResponseError):

@@ -47,7 +47,7 @@ def audit(client: redis.Redis, run_id: str, *, stream: str = "train") -> list[st
     are payloads; what they do not name is looked for afterwards, key by key, while others have their turns.
     """
     base = key(run_id, stream)
-    counters, rows, indexes = scripts.load(client, "prelude", "audit")(keys=[base])
+    counters, rows, indexes = scripts.load(client, "prelude", "audit")(keys=[base, f"{base}:counters"])
     stored = [
         (state.decode(), group_id.decode(), float(place), _pairs(row), payloads)
         for state, group_id, place, row, payloads in rows

@@ -83,6 +83,7 @@ class Buffer:
         self._max_attempts = max_attempts
         self._stream = stream
         self._base = key(self._shard_name, stream)
+        self._counters = key(self._shard_name, stream, "counters")
         self._payloads = Payloads(
             client,
             self._base,
@@ -362,7 +363,7 @@ class Buffer:
 
     def _call(self, verb: str, *arguments: Any) -> Any:
         try:
-            return self._scripts[verb](keys=[self._base], args=arguments)
+            return self._scripts[verb](keys=[self._base, self._counters], args=arguments)
         except redis.ResponseError as error:
             if not str(error).startswith("FENCEDOUT"):
                 raise
