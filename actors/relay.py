@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import redis
+
 from actors.draw import Bytes
 from actors.holdings import Holdings
 from actors.join import checked_key, run_config, wait_for_run
@@ -99,8 +101,13 @@ class Relay:
 
     def _keep(self, work: Callable[[], None]) -> None:
         while not self._closing.wait(POLL_S):
-            with contextlib.suppress(RedisAway):  # its client has said so
+            try:
                 work()
+            except RedisAway:  # its client has said so
+                pass
+            except redis.RedisError as error:  # its memory is full; what is here is served
+                log.warning("Redis refuses a relay, which goes on: %s", error)
+                self._closing.wait(RETRY_S)
 
     def _fetch(self) -> None:
         """Bring what the newest version is made of and is not here; where it does not come, the next look does."""
