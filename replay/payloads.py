@@ -39,7 +39,7 @@ def record_of(trajectory: Trajectory, *, fence: int, num_bytes: int) -> str:
 
 def sender_of(record: bytes) -> str:
     """The actor that a record names."""
-    return record.decode().split(":", 7)[7]
+    return record.decode(errors="replace").split(":", 7)[7]
 
 
 class Payloads:

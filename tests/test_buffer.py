@@ -15,6 +15,7 @@ from common.trajectory import InvalidTrajectory, Outcome, StopReason
 from replay.buffer import MAX_QUARANTINED, ORPHAN_TTL_S, Buffer
 from replay.bulk import Bulk
 from replay.keys import FencedOut, key
+from replay.listing import list_groups
 from replay.sampler import Order, Reuse
 from replay.server import start_server
 from replay.ticket import Group, InsertResult, Lease
@@ -709,6 +710,20 @@ def test_poison_is_set_aside_with_its_sender_and_the_claim_goes_on(
     ledger = buffer.ledger()
     assert (ledger.quarantined, ledger.claimed, ledger.held_trajectories) == (2, 1, 6)
     assert buffer.audit() == []
+
+
+def test_poison_is_set_aside_also_where_its_sender_is_no_unicode(
+    buffer: Buffer, redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer.open([ticket(0, num_members=1)])
+    lease = leased(buffer)
+    blob = key(run_id, "train", "blob", 0, 0, 0, lease.fence)
+    redis_client.set(blob, b"poison", ex=60)
+    record = b"0:%d:0:7:5:1:100:\xff" % lease.fence
+    assert buffer._scripts["insert"](keys=[buffer._base, blob], args=[0, 0, record]) == b"stored"
+    assert [group.members[0].actor for group in list_groups(redis_client, run_id)] == ["\ufffd"]
+    assert buffer.claim(1, 1, policy_version=0, max_lag=0) == []
+    assert buffer.quarantined()[0].actor == "\ufffd"
 
 
 def test_the_quarantine_is_bounded(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
