@@ -14,7 +14,7 @@ from replay.keys import key, shard_name
 STREAMS = ("train", "eval")
 
 _ACTORS_COMMANDS = (
-    "ping", "select", "time", "evalsha", "get", "mget", "set", "persist", "expire", "unlink", "del",
+    "ping", "select", "time", "multi", "exec", "evalsha", "get", "mget", "set", "persist", "expire", "unlink", "del",
     "hget", "hset", "hdel", "hmget", "hexists", "hincrby", "zadd", "zrem", "zscore", "zrange", "zrangebyscore",
     "zremrangebyscore", "lpush", "ltrim", "srandmember", "smembers",
 )  # fmt: skip
