@@ -7,11 +7,9 @@ from rich.console import Console
 from rich.live import Live
 
 from common.config import Config
-from common.config_error import ConfigError
-from common.connection import check_servers, connect_shards
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
-from replay.fleet import Fleet
+from tools.run_client import clients_of
 from tools.view import View
 
 REFRESH_S = 1.0
@@ -19,12 +17,12 @@ REFRESH_S = 1.0
 
 def top(config: Config) -> int:
     """Show the run until Ctrl-C; once, where the output is no terminal."""
-    if not config.redis.url:
-        raise ConfigError("`redis.url` is empty; `slipstream up` prints the URL of the server that it started")
-    check_servers(config.redis.url, config.redis.shards)
-    shards = connect_shards(config.redis.url, config.redis.shards, patience_s=0)
-    Fleet(shards[0], config.run.name).run_facts()  # raises UnknownRun
-    view = View(shards, RunDir(config.run.root, config.run.name), config.run.name, num_steps=config.learner.steps)
+    view = View(
+        clients_of(config, patience_s=0),
+        RunDir(config.run.root, config.run.name),
+        config.run.name,
+        num_steps=config.learner.steps,
+    )
     console = Console()
     if not console.is_terminal:
         console.print(view.render(), soft_wrap=True)
