@@ -134,6 +134,13 @@ def test_every_verb_works_behind_a_sentinel_and_on_the_replica_that_it_promotes(
         play(url, f"{run_id}-again")
 
 
+@pytest.mark.parametrize("scheme", ["redis", "redis+sentinel"])
+def test_a_user_name_may_hold_any_character(scheme: str) -> None:
+    with connect(f"{scheme}://us%40er:pass%2Fword@127.0.0.1:1/0") as client:
+        assert client.connection_pool.connection_kwargs["username"] == "us@er"
+        assert client.connection_pool.connection_kwargs["password"] == "pass/word"
+
+
 def test_the_password_may_come_from_a_file(
     redis_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
