@@ -11,7 +11,7 @@ from replay import scripts
 from replay.keys import key
 from replay.ledger import STATES, Ledger, ledger_of
 
-FOR_GOOD, LOST = -1, -2  # what PTTL says of a key without a time to live, and of one that is not there
+LOST = -2  # what PTTL says of a key that is not there
 SCAN_KEYS = 10_000  # looked at in one reply
 BATCH_KEYS = 1_000  # judged by one run of a script
 
