@@ -7,6 +7,7 @@ not the publisher and, for those who know it already, not Redis.
 import contextlib
 import logging
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -194,7 +195,8 @@ def relay(config: Config) -> int:
         RelayInfo(
             redis_url=config.redis.url,
             run_id=run.run.name,
-            name=f"{host}-{os.getpid()}",
+            # Containers may have one name, and the same process ids.
+            name=f"{host}-{os.getpid()}-{secrets.token_hex(4)}",
             host=host,
             address=config.weights.host,
             limits=ServerLimits(
