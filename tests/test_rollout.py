@@ -25,7 +25,17 @@ from common.trajectory import (
 from envhub.env import EnvError, Observation
 from envhub.shop import ShopEnv
 from learner.pack import sequences_of
-from tests.episodes import ALLOWANCE, attempt_on, engine_of, expert, ids, play, rollout_of, saying
+from tests.episodes import (
+    ALLOWANCE,
+    attempt_on,
+    engine_of,
+    expert,
+    ids,
+    play,
+    policy_versions,
+    rollout_of,
+    saying,
+)
 from tests.skipping_loop import run_skipping
 from tests.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
 from tests.test_scripted_engine import offer_of
@@ -365,7 +375,7 @@ def test_versions_land_on_the_tokens_that_they_sampled() -> None:
         VersionSpan(start=second.start + 2, stop=second.stop, policy_version=5),
         *[VersionSpan(start=turn.start, stop=turn.stop, policy_version=5) for turn in later],
     ]
-    versions = trajectory.policy_version_array()
+    versions = policy_versions(trajectory)
     assert np.array_equal(versions >= 0, trajectory.loss_mask_array())
     assert (trajectory.oldest_policy_version, trajectory.newest_policy_version) == (4, 5)
 
