@@ -3,7 +3,10 @@
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
+from numbers import Real
 from typing import TypeVar
+
+import numpy as np
 
 from common.message import Message
 from common.trajectory import MAX_REWARD, MAX_STATE_KEY
@@ -47,10 +50,25 @@ def _check(observation: object) -> None:
     if not isinstance(observation, Observation):
         raise EnvError(f"answered a {type(observation).__name__}, not an Observation")
     for message in observation.messages:
-        if not isinstance(message, Message) or not isinstance(message.content, str):
-            raise EnvError(f"said {message!r}, not a Message")
+        if not isinstance(message, Message) or not _is_text(message.role) or not _is_text(message.content):
+            raise EnvError(f"said {message!r}, not a Message of text")
     for name, reward in observation.rewards.items():
-        if not isinstance(reward, int | float) or not abs(reward) <= MAX_REWARD:
+        if not _is_text(name):
+            raise EnvError(f"gave a reward the name {name!r}, not a text")
+        if not _is_number(reward) or not abs(reward) <= MAX_REWARD:
             raise EnvError(f"gave {reward!r} as reward {name!r}, not a finite number")
-    if not 0.0 <= observation.score <= 1.0:
+    if not _is_number(observation.score) or not 0.0 <= observation.score <= 1.0:
         raise EnvError(f"gave a score of {observation.score!r}, not in [0, 1]")
+    for name, verdict in (("success", observation.success), ("valid_action", observation.valid_action)):
+        if not isinstance(verdict, bool | np.bool_):
+            raise EnvError(f"says {name}={verdict!r}, not True or False")
+
+
+def _is_text(said: object) -> bool:
+    """Half a character, as of a file that was read with surrogates, is none: no wire and no tokenizer takes it."""
+    return isinstance(said, str) and said.encode(errors="replace").decode() == said
+
+
+def _is_number(given: object) -> bool:
+    """Numpy's are; True is none."""
+    return isinstance(given, Real) and not isinstance(given, bool)

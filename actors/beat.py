@@ -2,7 +2,11 @@
 
 import asyncio
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from actors.group import Stage
 from actors.refresh import RefreshCounts
@@ -69,18 +73,36 @@ class Pulse:
 async def keep_beating(pulse: Pulse, *, actor: str, buffers: dict[str, Buffer], fleet: Fleet, leases: Leases) -> None:
     """Renew the leases and the membership every BEAT_S. Returns when the run is over.
 
-    A group whose lease was lost all the same is given up: others have it, and its tokens would count for nobody.
+    Each buffer by itself, in a thread that is nobody else's: a server that stands still, and the inserts that wait for
+    it, cost no lease on another. Raises EngineDied, RedisAway.
     """
-    while await asyncio.to_thread(fleet.run_state) in (RunState.STARTING, RunState.TRAINING):
-        for stream, buffer in buffers.items():
-            await _renew(stream, buffer, leases, actor)
-        await asyncio.to_thread(fleet.beat, pulse.member())
+    threads = ThreadPoolExecutor(1 + len(buffers), thread_name_prefix="beat")
+    call = partial(asyncio.get_running_loop().run_in_executor, threads)
+    try:
+        async with asyncio.TaskGroup() as group:
+            renewing = [
+                group.create_task(_keep_renewing(call, stream, buffer, leases, actor))
+                for stream, buffer in buffers.items()
+            ]
+            while await call(fleet.run_state) in (RunState.STARTING, RunState.TRAINING):
+                await call(fleet.beat, pulse.member())
+                await asyncio.sleep(BEAT_S)
+            for task in renewing:
+                task.cancel()
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        threads.shutdown(wait=False)
+
+
+async def _keep_renewing(
+    call: Callable[..., asyncio.Future[Any]], stream: str, buffer: Buffer, leases: Leases, actor: str
+) -> None:
+    """A group whose lease was lost all the same is given up: others have it, and its tokens would count for nobody."""
+    while True:
+        mine = [(lease, task) for (of, _), (lease, task) in leases.playing.items() if of == stream]
+        held = await call(buffer.heartbeat, actor, [lease for lease, _ in mine])
+        for lease, task in mine:
+            if lease.ticket.group_id not in held:
+                task.cancel()
         await asyncio.sleep(BEAT_S)
-
-
-async def _renew(stream: str, buffer: Buffer, leases: Leases, actor: str) -> None:
-    mine = [(lease, task) for (of, _), (lease, task) in leases.playing.items() if of == stream]
-    held = await asyncio.to_thread(buffer.heartbeat, actor, [lease for lease, _ in mine])
-    for lease, task in mine:
-        if lease.ticket.group_id not in held:
-            task.cancel()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from actors.engine import Engine
+from actors.engine import Engine, EngineDied
 from actors.refresh import serving_version
 from actors.resume import resumed_tape
 from actors.rollout import Allowance, EpisodeFailed, fresh_env, rollout
@@ -54,17 +54,22 @@ async def rollout_group(lease: Lease, *, stage: Stage, buffer: Buffer) -> None:
     """Play every missing member of `lease` and account for each.
 
     When this is cancelled or the engine dies, what the members have so far is stored for others to go on from, and the
-    rest goes back; nobody has failed. Raises EngineDied.
+    rest goes back; nobody has failed. Raises EngineDied. What nobody foresaw is raised as well, and leaves the lease to
+    expire, which counts the attempt: a task that ends its actors must not end all of them.
     """
     unstored: Unstored = {}
+    let_go = _give_back
     try:
         async with asyncio.TaskGroup() as members:
             for member, attempt in lease.missing.items():
                 members.create_task(_play_member(lease, member, attempt, unstored, stage, buffer))
     except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None  # where the engine died, each member says so
+        error = errors.exceptions[0]  # where the engine died, each member says so
+        if not isinstance(error, EngineDied):
+            let_go = _hand_in
+        raise error from None
     finally:
-        stage.episodes.kept_tokens += await asyncio.shield(asyncio.to_thread(_give_back, lease, unstored, buffer))
+        stage.episodes.kept_tokens += await asyncio.shield(asyncio.to_thread(let_go, lease, unstored, buffer))
 
 
 def _give_back(lease: Lease, unstored: Unstored, buffer: Buffer) -> int:
@@ -72,14 +77,19 @@ def _give_back(lease: Lease, unstored: Unstored, buffer: Buffer) -> int:
 
     Return how many tokens of it were sampled here.
     """
-    num_turns, num_tokens = 0, 0
     try:
-        for made in unstored.values():
-            if _store_so_far(lease, made, buffer):
-                num_turns += len(made.turns)
-                num_tokens += _num_sampled_here(lease, made)
+        return _hand_in(lease, unstored, buffer)
     finally:
         buffer.release(lease)
+
+
+def _hand_in(lease: Lease, unstored: Unstored, buffer: Buffer) -> int:
+    """Let go of what the members have so far; return how many tokens of it were sampled here."""
+    num_turns, num_tokens = 0, 0
+    for made in unstored.values():
+        if _store_so_far(lease, made, buffer):
+            num_turns += len(made.turns)
+            num_tokens += _num_sampled_here(lease, made)
     if unstored:
         log.info(
             "group %d goes back: %d whole turns of %d episodes are handed in; what was sampled since is lost",

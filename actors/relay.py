@@ -7,12 +7,15 @@ not the publisher and, for those who know it already, not Redis.
 import contextlib
 import logging
 import os
+import secrets
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import redis
 
 from actors.draw import Bytes
 from actors.holdings import Holdings
@@ -99,8 +102,13 @@ class Relay:
 
     def _keep(self, work: Callable[[], None]) -> None:
         while not self._closing.wait(POLL_S):
-            with contextlib.suppress(RedisAway):  # its client has said so
+            try:
                 work()
+            except RedisAway:  # its client has said so
+                pass
+            except redis.RedisError as error:  # its memory is full; what is here is served
+                log.warning("Redis refuses a relay, which goes on: %s", error)
+                self._closing.wait(RETRY_S)
 
     def _fetch(self) -> None:
         """Bring what the newest version is made of and is not here; where it does not come, the next look does."""
@@ -187,7 +195,8 @@ def relay(config: Config) -> int:
         RelayInfo(
             redis_url=config.redis.url,
             run_id=run.run.name,
-            name=f"{host}-{os.getpid()}",
+            # Containers may have one name, and the same process ids.
+            name=f"{host}-{os.getpid()}-{secrets.token_hex(4)}",
             host=host,
             address=config.weights.host,
             limits=ServerLimits(

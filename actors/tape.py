@@ -98,20 +98,23 @@ class Tape:
         generate_s: float,
         env_s: float,
     ) -> None:
-        """Close the turn whose completion came last; `state_key` is of the state that its action was chosen in."""
+        """Close the turn whose completion came last; `state_key` is of the state that its action was chosen in.
+
+        An environment's numbers may be numpy's, which no record holds.
+        """
         self.turns.append(
             Turn(
                 start=len(self.tokens) - len(completion.tokens),
                 stop=len(self.tokens),
                 state_key=state_key,
-                rewards=dict(observation.rewards),
+                rewards={name: float(reward) for name, reward in observation.rewards.items()},
                 finish_reason=completion.finish_reason,
-                valid_action=valid_action and observation.valid_action,
+                valid_action=valid_action and bool(observation.valid_action),
                 generate_s=generate_s,
                 env_s=env_s,
             )
         )
-        self.score, self.success = observation.score, observation.success
+        self.score, self.success = float(observation.score), bool(observation.success)
 
     def trajectory(self, stop_reason: StopReason) -> Trajectory:
         """The record. What was rendered behind the last turn is left out: nothing was sampled from it."""

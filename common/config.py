@@ -157,7 +157,7 @@ class ReplayConfig:
         require(self.samples_per_insert == 0 or 1 <= self.samples_per_insert <= self.max_uses,
                  "replay.samples_per_insert", f"0, or in [1, replay.max_uses = {self.max_uses}]",
                  self.samples_per_insert, "0 leaves it to max_uses alone")  # fmt: skip
-        require(self.lease_ttl_s >= 1, "replay.lease_ttl_s", ">= 1", self.lease_ttl_s, "try 10")
+        require(1 <= self.lease_ttl_s < math.inf, "replay.lease_ttl_s", ">= 1", self.lease_ttl_s, "try 10")
         require(self.max_attempts >= 1, "replay.max_attempts", ">= 1", self.max_attempts, "1 is no second try")
         require(self.max_trajectory_bytes >= 1, "replay.max_trajectory_bytes", ">= 1", self.max_trajectory_bytes,
                  "8 MiB is the default")  # fmt: skip

@@ -58,6 +58,10 @@ def connect(url: str, *, patience_s: float = PATIENCE_S, ending: threading.Event
             return redis.Redis.from_url(url, retry=patience, **options)
 
 
+def _user(parts: SplitResult) -> str | None:
+    return None if parts.username is None else unquote(parts.username)
+
+
 def _password(url: str) -> str | None:
     in_url, file = urlsplit(url).password, os.environ.get(PASSWORD_FILE_VARIABLE)
     if in_url is not None:
@@ -77,7 +81,7 @@ def _sentinel_client(url: str, options: dict[str, Any], patience: Patience) -> r
               "retry": Retry(NoBackoff(), 0)}  # fmt: skip
     sentinel = Sentinel(_addresses(parts), sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
     client: redis.Redis = sentinel.master_for(  # type: ignore[no-untyped-call]
-        service, username=parts.username, db=int(database or 0), retry=patience, **options, **_query_options(parts)
+        service, username=_user(parts), db=int(database or 0), retry=patience, **options, **_query_options(parts)
     )
     return client
 
@@ -94,7 +98,7 @@ def _cluster_client(url: str, options: dict[str, Any], patience: Patience) -> re
     """Asks any node for the others, at once. Its verbs are those of a single server's client."""
     parts = urlsplit(url)
     nodes = [ClusterNode(host, port) for host, port in _addresses(parts)]  # type: ignore[no-untyped-call]
-    settings = {**options, **_query_options(parts), "username": parts.username}
+    settings = {**options, **_query_options(parts), "username": _user(parts)}
     client = patience.persist(lambda: _PatientCluster(startup_nodes=nodes, retry=patience, **settings))
     return cast(redis.Redis, client)
 
@@ -104,6 +108,12 @@ def node_of(client: redis.Redis, key: str) -> redis.Redis:
     if not isinstance(client, redis.RedisCluster):
         return client
     return cast(redis.Redis, client.get_redis_connection(client.get_node_from_key(key)))
+
+
+def follow(client: redis.Redis, moved: redis.exceptions.MovedError) -> None:
+    """Let `node_of` know where a slot is now, as the client's own calls do for themselves."""
+    if isinstance(client, redis.RedisCluster):
+        client.nodes_manager.move_slot(moved)
 
 
 def _addresses(parts: SplitResult) -> list[tuple[str, int]]:

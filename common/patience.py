@@ -17,7 +17,7 @@ MAX_PAUSE_S = 1.0  # what a client adds, at most, to the time that the server is
 SAY_AFTER_S = 1.0  # a connection that was merely cut is mended before
 SAY_EVERY_S = 10.0
 REFUSALS = (
-    redis.ReadOnlyError, redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError, redis.exceptions.MovedError
+    redis.ReadOnlyError, redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError, redis.exceptions.AskError
 )  # fmt: skip
 REFUSING_WORDS = ("MISCONF", "READONLY", "NOREPLICAS", "BUSY Redis")  # a script's error quotes what it met
 
@@ -85,7 +85,7 @@ class Patience(Retry):
                     raise
                 num_failures += 1
                 failed(error, num_failures)
-                self._note(error, since=tried)
+                self._note(error, started=started, tried=tried)
                 self._give_up_in_time(error, started)
             else:
                 if self._since is not None and (num_failures or not self._refused):
@@ -95,18 +95,20 @@ class Patience(Retry):
                 self._thread.waits = False
             time.sleep(self._backoff.compute(num_failures))
 
-    def _note(self, error: Exception, *, since: float) -> None:
+    def _note(self, error: Exception, *, started: float, tried: float) -> None:
         with self._telling:
-            if self._since is None:
-                self._since = since
-            self._refused = isinstance(error, redis.ResponseError)
-            now = time.monotonic()
-            if now - self._since < SAY_AFTER_S or (self._said_at and now - self._said_at < SAY_EVERY_S):
+            is_refusal = isinstance(error, redis.ResponseError)
+            # A refusal that outlasted its call is not seen to end: what comes after it is another trouble.
+            if self._since is None or is_refusal is not self._refused:
+                self._since = tried
+            self._refused = is_refusal
+            now, since = time.monotonic(), min(started, self._since)
+            if now - since < SAY_AFTER_S or (self._said_at and now - self._said_at < SAY_EVERY_S):
                 return
             self._said_at = now
             log.warning(
                 "Redis at %s %s since %s, %.0f s ago: %s", self._where, self._trouble(),
-                time.strftime("%H:%M:%S", time.localtime(time.time() - (now - self._since))), now - self._since, error,
+                time.strftime("%H:%M:%S", time.localtime(time.time() - (now - since))), now - since, error,
             )  # fmt: skip
 
     def _note_end(self) -> None:
@@ -116,10 +118,10 @@ class Patience(Retry):
             self._since = self._said_at = None
 
     def _give_up_in_time(self, error: Exception, started: float) -> None:
-        """Raise RedisAway at the deadline. It is the outage's where nobody is answered, so that what a process does at
-        its end, once a call has waited in vain, does not wait as long again."""
+        """Raise RedisAway at the deadline: this call's or, where nobody is answered, that of the outage, so that what a
+        process does at its end, once a call has waited in vain, does not wait as long again."""
         limit_s = min(self._limit_s, ENDING_PATIENCE_S) if self._ending and self._ending.is_set() else self._limit_s
-        waited_s = time.monotonic() - (started if self._refused else self._since or started)
+        waited_s = time.monotonic() - (started if self._refused else min(started, self._since or started))
         if waited_s >= limit_s:
             raise RedisAway(f"Redis at {self._where} {self._trouble()} since {waited_s:.0f} s: {error}") from error
 
@@ -131,6 +133,8 @@ def passes(error: Exception) -> bool:
     """Whether waiting may mend `error`: nobody answers, the server loads its file, its disk or its master is away."""
     if isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError):
         return False
+    if isinstance(error, redis.exceptions.ClusterError):  # no node is done with what is being moved
+        return True
     if isinstance(error, redis.exceptions.RedisClusterException):  # no node answers, or no node has a slot
         return "not covered" in str(error) or (isinstance(error.__cause__, Exception) and passes(error.__cause__))
     if isinstance(error, redis.ResponseError):

@@ -83,11 +83,8 @@ class RunDir:
     def start_clock(self) -> float:
         """The unix time at which the run first started; the first caller says when."""
         started = self.path / "started_at"
-        try:
-            with started.open("x") as file:
-                file.write(repr(time.time()))
-        except FileExistsError:
-            pass
+        if not started.exists():
+            write_whole(started, repr(time.time()))
         return float(started.read_text())
 
 
@@ -100,10 +97,13 @@ def sync_path(path: Path) -> None:
         os.close(handle)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace `path` in one go: a reader sees the old text or the new, also after a crash."""
+def write_whole(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Replace `path` in one go: a reader sees the old text or the new, also after a crash, or on a full disk.
+
+    `mode` is of a new file, less what the process's umask takes from it.
+    """
     half = path.with_name(path.name + ".tmp")
-    with half.open("w") as file:
+    with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

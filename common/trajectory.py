@@ -195,13 +195,6 @@ class Trajectory(_Record, frozen=True, kw_only=True):
         bits = np.frombuffer(self.loss_mask, dtype=np.uint8)
         return np.unpackbits(bits, count=self.num_tokens, bitorder="little").astype(np.bool_)
 
-    def policy_version_array(self) -> TokenArray:
-        """The version of each token, -1 where it was not sampled."""
-        versions = np.full(self.num_tokens, -1, dtype=np.int32)
-        for span in self.version_spans:
-            versions[span.start : span.stop] = span.policy_version
-        return versions
-
 
 def pack_tokens(tokens: list[int]) -> bytes:
     return np.asarray(tokens, dtype="<i4").tobytes()

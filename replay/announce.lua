@@ -16,5 +16,7 @@ if redis.call('EXISTS', KEYS[4]) == 1 then
   redis.call('RENAME', KEYS[4], KEYS[3])
   redis.call('PERSIST', KEYS[3])
   redis.call('HSET', KEYS[2], 'policy_version', ARGV[2], 'root', ARGV[3])
+elseif tonumber(ARGV[2]) > version then
+  return redis.error_reply('ERR the offer of version ' .. ARGV[2] .. ' is gone: this server never had it, or lost it')
 end
 return ''

@@ -11,7 +11,7 @@ from replay import scripts
 from replay.keys import key
 from replay.ledger import STATES, Ledger, ledger_of
 
-FOR_GOOD, LOST = -1, -2  # what PTTL says of a key without a time to live, and of one that is not there
+LOST = -2  # what PTTL says of a key that is not there
 SCAN_KEYS = 10_000  # looked at in one reply
 BATCH_KEYS = 1_000  # judged by one run of a script
 
@@ -47,7 +47,7 @@ def audit(client: redis.Redis, run_id: str, *, stream: str = "train") -> list[st
     are payloads; what they do not name is looked for afterwards, key by key, while others have their turns.
     """
     base = key(run_id, stream)
-    counters, rows, indexes = scripts.load(client, "prelude", "audit")(keys=[base])
+    counters, rows, indexes = scripts.load(client, "prelude", "audit")(keys=[base, f"{base}:counters"])
     stored = [
         (state.decode(), group_id.decode(), float(place), _pairs(row), payloads)
         for state, group_id, place, row, payloads in rows

@@ -83,6 +83,7 @@ class Buffer:
         self._max_attempts = max_attempts
         self._stream = stream
         self._base = key(self._shard_name, stream)
+        self._counters = key(self._shard_name, stream, "counters")
         self._payloads = Payloads(
             client,
             self._base,
@@ -240,8 +241,9 @@ class Buffer:
         lease is no longer held, or the member is stored already. A partial of the member goes with the failed attempt.
         """
         group_id = lease.ticket.group_id
-        reason = reason[:MAX_REASON_CHARS]
-        failure = Failure(group_id=group_id, member=member, attempt=attempt, outcome=outcome.value, reason=reason)
+        failure = Failure(
+            group_id=group_id, member=member, attempt=attempt, outcome=outcome.value, reason=_told(reason)
+        )  # fmt: skip
         reply = self._call("fail", group_id, member, attempt, lease.fence, outcome.value, encode(failure))
         return None if reply is None else int(reply)
 
@@ -257,7 +259,7 @@ class Buffer:
         False where there is none, or a model learned from it: then it is retired. The learner does so with poison. Past
         MAX_QUARANTINED the oldest is dropped as `poison`.
         """
-        why = Quarantined(group_id=group_id, member=None, actor=None, reason=reason[:MAX_REASON_CHARS])
+        why = Quarantined(group_id=group_id, member=None, actor=None, reason=_told(reason))
         return bool(self._call("quarantine", "", NO_STEP, group_id, encode(why), MAX_QUARANTINED))
 
     def requeue(self, group_ids: Iterable[int]) -> int:
@@ -350,9 +352,7 @@ class Buffer:
         if isinstance(why, LostPayload):
             self.drop([group_id], "lost_payload")
             return
-        poison = Quarantined(
-            group_id=group_id, member=member, actor=sender_of(records[member]), reason=str(why)[:MAX_REASON_CHARS]
-        )
+        poison = Quarantined(group_id=group_id, member=member, actor=sender_of(records[member]), reason=_told(str(why)))
         self._call("quarantine", self._epoch, self._last_step_made, group_id, encode(poison), MAX_QUARANTINED)
 
     def _in_batches(self, verb: str, *arguments: int) -> int:
@@ -363,7 +363,7 @@ class Buffer:
 
     def _call(self, verb: str, *arguments: Any) -> Any:
         try:
-            return self._scripts[verb](keys=[self._base], args=arguments)
+            return self._scripts[verb](keys=[self._base, self._counters], args=arguments)
         except redis.ResponseError as error:
             if not str(error).startswith("FENCEDOUT"):
                 raise
@@ -371,6 +371,11 @@ class Buffer:
                 f"run {self._run_id}: this learner holds epoch {self._epoch} and was {error}; only one learner may "
                 "train a run, so this one stops"
             ) from None
+
+
+def _told(reason: str) -> str:
+    """What is kept of a reason: its beginning, and of half a character, which no wire takes, a question mark."""
+    return reason[:MAX_REASON_CHARS].encode(errors="replace").decode()
 
 
 def _batches(rows: list[T]) -> Iterable[list[T]]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import redis
 
-from common.connection import CALL_TIMEOUT_S, node_of
+from common.connection import CALL_TIMEOUT_S, follow, node_of
 from common.patience import passes, patiently
 from common.wire import WireError
 
@@ -100,8 +100,10 @@ class Bulk:
             connection: Any = pool.get_connection()
             try:
                 return talk(connection)
-            except BaseException:
+            except BaseException as error:
                 connection.disconnect()  # replies may be under way that nobody will read
+                if isinstance(error, redis.exceptions.MovedError):
+                    follow(self._client, error)
                 raise
             finally:
                 pool.release(connection)

@@ -130,8 +130,10 @@ class Bulletin:
     def acknowledge(self, number: int, actor: str, acknowledgement: Acknowledgement) -> None:
         """Answer invitation `number`."""
         name = self._key("acknowledged", number)
-        self._client.hset(name, actor, wire.encode(acknowledgement))
-        self._client.expire(name, TTL_S)
+        with self._client.pipeline(transaction=True) as transaction:  # killed in between, it would leave it for good
+            transaction.hset(name, actor, wire.encode(acknowledgement))
+            transaction.expire(name, TTL_S)
+            transaction.execute()
 
     def acknowledgements(self, number: int) -> dict[str, Acknowledgement]:
         """Who has answered invitation `number` so far."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import redis
 
+from common.connection import node_of
 from common.wire import decode
 from replay.keys import key
 from replay.ledger import STATES
@@ -68,7 +69,7 @@ def list_groups(
     """Yield the groups in `states`, each state in its own order: by id, deadline, time of finishing, last use."""
     base = key(run_id, stream)
     wanted = [state for state in STATES if state in states]
-    with client.pipeline(transaction=False) as all_states:
+    with node_of(client, base).pipeline(transaction=False) as all_states:
         for state in wanted:
             all_states.zrange(f"{base}:{state}", 0, -1, withscores=True)
         found: list[Any] = all_states.execute()
@@ -85,7 +86,7 @@ def list_groups(
 def find_group(client: redis.Redis, run_id: str, group_id: int, *, stream: str = "train") -> ListedGroup | None:
     """The group of that id; None when Redis does not hold it."""
     base = key(run_id, stream)
-    with client.pipeline(transaction=False) as all_states:
+    with node_of(client, base).pipeline(transaction=False) as all_states:
         for state in STATES:
             all_states.zscore(f"{base}:{state}", str(group_id))
         scores: list[Any] = all_states.execute()
@@ -101,7 +102,7 @@ def payloads(client: redis.Redis, run_id: str, group: ListedGroup, *, stream: st
 
 
 def _read(client: redis.Redis, base: str, places: list[tuple[str, int, float]]) -> Iterator[ListedGroup]:
-    with client.pipeline(transaction=False) as page:
+    with node_of(client, base).pipeline(transaction=False) as page:  # a cluster's own knows no TIME
         page.time()
         for _, group_id, _ in places:
             page.hgetall(f"{base}:group:{group_id}")
@@ -120,7 +121,7 @@ def _listed(state: str, score: float, row: dict[str, bytes], now_s: float) -> Li
         state=state,
         opened_s=now_s - int(row["opened_ms"]) / 1000,
         changed_s=now_s - int(row["changed_ms"]) / 1000,
-        holder=row.get("actor", b"").decode() if state == "leased" else "",
+        holder=row.get("actor", b"").decode(errors="replace") if state == "leased" else "",
         lease_left_s=score / 1000 - now_s if state == "leased" else None,
         attempts=max(attempts, default=0) + 1,
         oldest_policy_version=int(row["oldest_policy_version"]) if "oldest_policy_version" in row else None,
@@ -130,7 +131,9 @@ def _listed(state: str, score: float, row: dict[str, bytes], now_s: float) -> Li
 
 
 def _member(record: bytes) -> ListedMember:
-    attempt, fence, oldest, num_bytes, num_tokens, num_turns, duration_ms, actor = record.decode().split(":", 7)
+    attempt, fence, oldest, num_bytes, num_tokens, num_turns, duration_ms, actor = record.decode(
+        errors="replace"
+    ).split(":", 7)
     return ListedMember(
         attempt=int(attempt),
         fence=int(fence),

@@ -39,7 +39,7 @@ def record_of(trajectory: Trajectory, *, fence: int, num_bytes: int) -> str:
 
 def sender_of(record: bytes) -> str:
     """The actor that a record names."""
-    return record.decode().split(":", 7)[7]
+    return record.decode(errors="replace").split(":", 7)[7]
 
 
 class Payloads:
@@ -64,7 +64,10 @@ class Payloads:
         """The frame of an attempt at `ticket` that ended in `outcome`. Raises InvalidTrajectory."""
         check(trajectory, vocab_size=self._vocab_size)
         ticket.check_owns(trajectory, run_id=self._run_id, outcome=outcome)
-        frame = encode_trajectory(trajectory)
+        try:
+            frame = encode_trajectory(trajectory)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise InvalidTrajectory(f"cannot be written: {error}") from error
         if len(frame) > self._max_bytes:
             raise InvalidTrajectory(
                 f"{len(frame)} bytes, `replay.max_trajectory_bytes` is {self._max_bytes}; raise it, or lower "

@@ -1,4 +1,6 @@
--- What the scripts share. KEYS[1] names the stream; a group is one hash, and is a member of exactly one sorted set:
+-- What the scripts share. KEYS[1] names the stream; no key has that name, so there is always a second one in KEYS: with
+-- one alone, a cluster that moves the slot would run the script where nothing has arrived yet, instead of TRYAGAIN.
+-- A group is one hash, and is a member of exactly one sorted set:
 -- queued (by id), leased (by deadline), ready (by order of finishing), claimed (by the step of its last use) or
 -- quarantined (by order of arrival).
 local base = KEYS[1]

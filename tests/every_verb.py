@@ -11,6 +11,7 @@ from replay.buffer import Buffer
 from replay.bulletin import Acknowledgement, BroadcastGroup, Bulletin, RelayNotice
 from replay.fleet import Fleet, Member, MemberState, RunFacts, RunState
 from replay.ledger import read_ledger
+from replay.listing import find_group, list_groups
 from replay.ticket import InsertResult, Lease
 from tests.attempts import attempt_at, make_buffer, partial_of, ticket
 
@@ -67,6 +68,9 @@ def play_every_verb(run_id: str, *, learner: redis.Redis, actor: redis.Redis, vi
     assert books.quarantine(resumed.ticket.group_id, "to be looked at") and len(books.quarantined()) == 1
     assert books.requeue([resumed.ticket.group_id]) == 1
     assert len(books.failures()) == 1
+    assert [group.group_id for group in list_groups(viewer, run_id)] == [2, 3]
+    queued = find_group(viewer, run_id, 3)
+    assert queued is not None and queued.state == "queued"
     mine.leave("a")
     assert fleet.members() == []
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from os import getpid
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -43,7 +44,7 @@ class Node:
         )  # fmt: skip
         wait_until(self._answers)
 
-    def call(self, *command: str) -> object:
+    def call(self, *command: str) -> Any:
         with redis.Redis(port=self.port) as client:
             return client.execute_command(*command)
 

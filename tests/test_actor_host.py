@@ -1,6 +1,7 @@
 """The supervisor of a host: an actor in each slot, more and fewer of them, and what becomes of those that end."""
 
 import os
+import re
 import signal
 import socket
 import time
@@ -42,8 +43,8 @@ class Stage:
 
     def started(self) -> list[str]:
         """Name and GPU of every life so far, in order of their numbers."""
-        prefix = f"{socket.gethostname()}-{os.getpid()}-"
-        return sorted(line.removeprefix(prefix) for line in self.journal.read_text().splitlines())
+        prefix = re.escape(f"{socket.gethostname()}-{os.getpid()}-") + "[0-9a-f]{8}-"
+        return sorted(re.sub(prefix, "", line) for line in self.journal.read_text().splitlines())
 
     def tended(self, host: Host, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + DEADLINE_S
@@ -116,6 +117,14 @@ def test_what_crashed_is_started_again_under_a_new_name(stage: Stage) -> None:
     host._slots[0].send(signal.SIGKILL)
     stage.tended(host, lambda: len(stage.started()) == 2)
     assert [life.split()[0] for life in stage.started()] == ["0", "1"]
+
+
+def test_two_hosts_of_one_name_and_process_id_have_actors_of_different_names(stage: Stage) -> None:
+    """As containers may be."""
+    for host in (stage.host(count=1, devices=[]), stage.host(count=1, devices=[])):
+        before = len(stage.started())
+        stage.tended(host, lambda before=before: len(stage.started()) > before)  # type: ignore[misc]
+    assert len(set(stage.journal.read_text().splitlines())) == 2
 
 
 def test_a_host_is_done_when_every_actor_has_ended_with_its_run(stage: Stage) -> None:

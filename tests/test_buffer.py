@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import redis
 
@@ -14,6 +15,7 @@ from common.trajectory import InvalidTrajectory, Outcome, StopReason
 from replay.buffer import MAX_QUARANTINED, ORPHAN_TTL_S, Buffer
 from replay.bulk import Bulk
 from replay.keys import FencedOut, key
+from replay.listing import list_groups
 from replay.sampler import Order, Reuse
 from replay.server import start_server
 from replay.ticket import Group, InsertResult, Lease
@@ -555,6 +557,15 @@ def test_failed_attempts_are_redone_until_they_run_out(buffer: Buffer, run_id: s
     assert buffer.audit() == []
 
 
+def test_a_reason_that_is_no_unicode_is_kept_as_far_as_it_is(buffer: Buffer) -> None:
+    buffer.open([ticket(0)])
+    lease = leased(buffer)
+    assert buffer.fail(lease, 0, attempt=0, outcome=Outcome.ENV_FAILURE, reason="no item \ud83d") == 1
+    assert buffer.quarantine(0, "looks \ud83d")
+    assert buffer.failures()[0].reason == "no item ?"
+    assert buffer.quarantined()[0].reason == "looks ?"
+
+
 def test_an_attempt_reported_as_failed_can_no_longer_be_inserted(buffer: Buffer, run_id: str) -> None:
     buffer.open([ticket(0)])
     lease = leased(buffer)
@@ -701,6 +712,20 @@ def test_poison_is_set_aside_with_its_sender_and_the_claim_goes_on(
     assert buffer.audit() == []
 
 
+def test_poison_is_set_aside_also_where_its_sender_is_no_unicode(
+    buffer: Buffer, redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer.open([ticket(0, num_members=1)])
+    lease = leased(buffer)
+    blob = key(run_id, "train", "blob", 0, 0, 0, lease.fence)
+    redis_client.set(blob, b"poison", ex=60)
+    record = b"0:%d:0:7:5:1:100:\xff" % lease.fence
+    assert buffer._scripts["insert"](keys=[buffer._base, blob], args=[0, 0, record]) == b"stored"
+    assert [group.members[0].actor for group in list_groups(redis_client, run_id)] == ["\ufffd"]
+    assert buffer.claim(1, 1, policy_version=0, max_lag=0) == []
+    assert buffer.quarantined()[0].actor == "\ufffd"
+
+
 def test_the_quarantine_is_bounded(buffer: Buffer, redis_client: redis.Redis, run_id: str) -> None:
     num_poisoned = MAX_QUARANTINED + 3
     make_ready(buffer, run_id, *range(num_poisoned))
@@ -784,6 +809,12 @@ def test_an_insert_is_judged_before_it_is_sent(redis_client: redis.Redis, run_id
     hotter = msgspec.structs.replace(lease.ticket.sampling, temperature=2.0)
     with pytest.raises(InvalidTrajectory, match=r"temperature=2.0.*the ticket says.*temperature=1.0"):
         buffer.insert(lease, msgspec.structs.replace(attempt_at(lease, 0, run_id=run_id), sampling=hotter))
+    for beyond_msgpack in ({"purchase": np.float64(0.0)}, {"half \ud83d": 0.0}):
+        whole = attempt_at(lease, 0, run_id=run_id)
+        (turn,) = whole.turns
+        odd = msgspec.structs.replace(whole, turns=[msgspec.structs.replace(turn, rewards=beyond_msgpack)])
+        with pytest.raises(InvalidTrajectory, match="cannot be written: "):
+            buffer.insert(lease, odd)
     assert buffer.ledger().inserted == 0
     assert stored_keys(redis_client, run_id, "blob") == []
 

@@ -129,6 +129,7 @@ def test_every_config_that_comes_with_slipstream_loads() -> None:
         (["learner.publish_every=0"], "`learner.publish_every` must be >= 1, got 0"),
         (["warm_start.noise=1"], "`warm_start.noise` must be in [0, 1), got 1.0"),
         (["replay.order=newest"], "`replay.order` must be oldest, freshest, uniform or prioritised, got 'newest'"),
+        (["replay.lease_ttl_s=.inf"], "`replay.lease_ttl_s` must be >= 1, got inf; try 10"),
         (["replay.max_uses=0"], "`replay.max_uses` must be >= 1, got 0; 1 trains each group once"),
         (["replay.order=prioritised"], "`replay.max_uses` must be >= 2 where `replay.order` is prioritised, got 1"),
         (

@@ -1,15 +1,23 @@
 """The forms of `redis.url`: every verb works over each of them, and passwords stay where they belong."""
 
+import itertools
 import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import redis
 
 from common.connection import PASSWORD_FILE_VARIABLE, RedisUnreachable, connect, connect_or_explain, without_password
+from replay.buffer import Buffer
+from replay.keys import key
 from replay.server import Server
-from tests.every_verb import play_every_verb
-from tests.redis_nodes import Node, certificate, cluster, replicated, tls_in_front_of
+from tests.attempts import make_buffer, ticket
+from tests.every_verb import held, play_every_verb
+from tests.every_verb import play as play_lease
+from tests.redis_nodes import Node, certificate, cluster, replicated, tls_in_front_of, wait_until
 
 
 def play(url: str, run_id: str) -> None:
@@ -57,6 +65,54 @@ def test_every_verb_works_on_a_cluster_and_waits_for_a_node_that_died(tmp_path: 
         play(url, f"{run_id}-again")
 
 
+def test_every_verb_waits_while_the_slot_of_its_run_moves_to_another_node(tmp_path: Path, run_id: str) -> None:
+    """As a cluster is resharded: a verb that ran where the run has not arrived yet would find an empty buffer."""
+    with cluster(tmp_path) as nodes, connect(f"redis+cluster://{nodes[0].address}") as client:
+        buffer, is_moved = make_buffer(client, run_id), threading.Event()
+        with ThreadPoolExecutor(1) as thread:
+            training = thread.submit(train_until, is_moved, buffer, run_id)
+            wait_until(lambda: buffer.ledger().trained > 0)
+            move_slot(nodes, key(run_id, "train"))
+            is_moved.set()
+            num_groups = training.result(60)
+        ledger = buffer.ledger()
+        assert (ledger.opened, ledger.trained, ledger.inserted) == (num_groups, num_groups, 2 * num_groups)
+        assert ledger.expired_leases == 0 and buffer.audit() == []
+
+
+def train_until(ends: threading.Event, buffer: Buffer, run_id: str) -> int:
+    """Play and train one group after the other, the last after `ends` is set; return how many."""
+    buffer.acquire_epoch()
+    for group_id in itertools.count():
+        is_last = ends.is_set()
+        buffer.open([ticket(group_id)])
+        lease = held(buffer.lease("a"))
+        assert buffer.heartbeat("a", [lease]) == {group_id}
+        play_lease(lease, buffer, run_id)
+        assert len(buffer.claim(group_id, 1, policy_version=0, max_lag=0)) == 1
+        assert buffer.settle(group_id) == 1
+        if is_last:
+            return group_id + 1
+    raise AssertionError
+
+
+def move_slot(nodes: list[Node], name: str) -> None:
+    """What `redis-cli --cluster reshard` does, key by key, and slowly."""
+    slot = str(nodes[0].call("CLUSTER", "KEYSLOT", name))
+    source = next(node for node in nodes if node.call("CLUSTER", "COUNTKEYSINSLOT", slot))
+    target = next(node for node in nodes if node is not source)
+    source_id, target_id = (str(node.call("CLUSTER", "MYID"), "ascii") for node in (source, target))
+    target.call("CLUSTER", "SETSLOT", slot, "IMPORTING", source_id)
+    source.call("CLUSTER", "SETSLOT", slot, "MIGRATING", target_id)
+    time.sleep(1)
+    while keys := source.call("CLUSTER", "GETKEYSINSLOT", slot, "100"):
+        for each in keys:
+            source.call("MIGRATE", "127.0.0.1", str(target.port), each.decode(), "0", "5000")
+            time.sleep(0.1)
+    for node in (target, *nodes):
+        node.call("CLUSTER", "SETSLOT", slot, "NODE", target_id)
+
+
 def has(node: Node, run_id: str) -> bool:
     try:
         return bool(node.call("EXISTS", f"{{{run_id}}}:kept"))
@@ -76,6 +132,13 @@ def test_every_verb_works_behind_a_sentinel_and_on_the_replica_that_it_promotes(
             client.set("written", "yes")
         assert replica.call("GET", "written") == b"yes"
         play(url, f"{run_id}-again")
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+sentinel"])
+def test_a_user_name_may_hold_any_character(scheme: str) -> None:
+    with connect(f"{scheme}://us%40er:pass%2Fword@127.0.0.1:1/0") as client:
+        assert client.connection_pool.connection_kwargs["username"] == "us@er"
+        assert client.connection_pool.connection_kwargs["password"] == "pass/word"
 
 
 def test_the_password_may_come_from_a_file(

@@ -1,15 +1,19 @@
 """What becomes of a leased group: it is played and stored, its attempts fail, or others go on with it."""
 
 import asyncio
+import dataclasses
 import random
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import redis
+from jinja2 import TemplateError
 
 from actors.act import act
 from actors.engine import EngineDied
@@ -20,6 +24,7 @@ from common.env_config import PartConfig
 from common.fleet_config import ActorsConfig
 from common.shutdown import EXIT_PREEMPTED, Shutdown
 from common.trajectory import Task, Trajectory
+from envhub.env import Observation
 from replay.buffer import Buffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunState
@@ -46,6 +51,27 @@ class ClosesSlowly(GuessEnv):
     async def close(self) -> None:
         (self._closing / str(id(self))).touch()
         await asyncio.sleep(3600)
+
+
+class SpeaksNumpy(GuessEnv):
+    """An environment whose numbers are numpy's."""
+
+    async def step(self, action: str) -> Observation:
+        said = await super().step(action)
+        return dataclasses.replace(
+            said,
+            rewards={name: np.float64(reward) for name, reward in said.rewards.items()},
+            score=np.float32(said.score),  # type: ignore[arg-type]
+            success=np.bool_(said.success),  # type: ignore[arg-type]
+            valid_action=np.bool_(said.valid_action),  # type: ignore[arg-type]
+        )
+
+
+class SaysHalfACharacter(GuessEnv):
+    """An environment that fails with words that are no Unicode."""
+
+    async def step(self, action: str) -> Observation:
+        raise ValueError("no such item: \ud83d")
 
 
 class Actor:
@@ -247,6 +273,39 @@ def test_a_task_of_an_environment_that_the_run_does_not_have_is_an_env_failure(
     Actor("actor", run_id, turns=TURNS).plays(buffer)
     assert buffer.ledger().dropped == {"env_failure": 1}
     assert buffer.failures()[0].reason == "the run has no environment 'elsewhere', only shop"
+
+
+def test_an_environments_numbers_may_be_numpys(redis_client: redis.Redis, run_id: str) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+    Actor("actor", run_id, env_name=f"{__name__}:SpeaksNumpy", turns=TURNS).plays(buffer)
+    assert [len(member.turns) for member in trained(buffer)] == [TURNS] * MEMBERS
+
+
+def test_a_failure_whose_words_are_no_unicode_is_recorded_all_the_same(redis_client: redis.Redis, run_id: str) -> None:
+    buffer = make_buffer(redis_client, run_id, max_attempts=1)
+    buffer.acquire_epoch()
+    buffer.open([ticket(0, num_members=MEMBERS)])
+    Actor("actor", run_id, env_name=f"{__name__}:SaysHalfACharacter").plays(buffer)
+    assert buffer.ledger().dropped == {"env_failure": 1}
+    assert buffer.failures()[0].reason == "ValueError: no such item: ?"
+
+
+def test_a_group_that_ends_its_actors_ends_no_more_of_them_than_it_has_attempts(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    """As of a chat template that refuses what the environment says, or of whatever else nobody foresaw."""
+    refusing = merging_tokenizer("{{ raise_exception('roles must alternate') }}")
+    buffer = make_buffer(redis_client, run_id, lease_ttl_s=0.2, max_attempts=2)
+    buffer.acquire_epoch()
+    buffer.open([ticket(0, num_members=MEMBERS)])
+    for name in ("first", "second"):
+        actor = Actor(name, run_id, turns=TURNS)
+        actor.stage = dataclasses.replace(actor.stage, tokenizer=refusing)
+        with pytest.raises(TemplateError, match="roles must alternate"):
+            actor.plays(buffer)
+        time.sleep(0.3)
+    assert buffer.lease("third") is None
+    assert buffer.ledger().dropped == {"lease_expired": 1}
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ from learner.pack import pack, sequences_of
 from learner.publish import Publisher
 from learner.ranks import Ranks
 from replay.bulletin import Bulletin
+from tests.episodes import policy_versions
 from tools.prepare import vocabulary_texts
 from tools.tiny_model import make_tiny_model
 
@@ -237,7 +238,7 @@ async def play(
 
 def recomputed(models: list[PackedModel], trajectory: Trajectory) -> LogprobArray:
     """The log-probability of each sampled token by the learner's model of its own version, and 0 elsewhere."""
-    versions, mask = trajectory.policy_version_array(), trajectory.loss_mask_array()
+    versions, mask = policy_versions(trajectory), trajectory.loss_mask_array()
     logprobs = np.zeros(trajectory.num_tokens, dtype=np.float32)
     packed = pack(sequences_of(trajectory, advantage=0.0))
     for version in sorted(set(versions[mask].tolist())):
@@ -251,13 +252,13 @@ def recomputed(models: list[PackedModel], trajectory: Trajectory) -> LogprobArra
 
 def versions_of_turns(trajectory: Trajectory) -> list[int]:
     """How many versions each generation holds."""
-    versions = trajectory.policy_version_array()
+    versions = policy_versions(trajectory)
     return [len(set(versions[turn.start : turn.stop].tolist())) for turn in trajectory.turns]
 
 
 def on_older_kv(trajectory: Trajectory) -> MaskArray:
     """The tokens of a version that came while their generation ran: what stood before them keeps the older KV."""
-    versions = trajectory.policy_version_array()
+    versions = policy_versions(trajectory)
     mixed = np.zeros(trajectory.num_tokens, dtype=np.bool_)
     for turn in trajectory.turns:
         mixed[turn.start : turn.stop] = versions[turn.start : turn.stop] != versions[turn.start]

@@ -15,6 +15,7 @@ from common import patience
 from common.connection import RedisUnreachable, connect, connect_or_explain
 from common.patience import RedisAway
 from replay.server import Server, start_server
+from tests.proxy import Fault, Proxy
 
 DEADLINE_S = 60.0
 
@@ -119,6 +120,37 @@ def test_a_client_gives_up_once_for_all_its_calls(server: Server) -> None:
         with pytest.raises(RedisAway):
             client.get("x")
         assert time.monotonic() - begun < 1
+
+
+def test_a_refusal_that_was_not_waited_for_to_its_end_costs_no_later_call_its_patience(server: Server) -> None:
+    with (
+        Proxy(("127.0.0.1", server.port)) as proxy,
+        connect(proxy.url(server.password), patience_s=1.5) as client,
+        connect(server.secret_url) as another,
+    ):
+        client.set("x", "1")
+        another.execute_command("REPLICAOF", "127.0.0.1", "1")
+        with pytest.raises(RedisAway, match="refuses since"):
+            client.set("x", "2")
+        another.execute_command("REPLICAOF", "NO", "ONE")
+        once = iter([Fault.RESET])
+        proxy.judge = lambda _: next(once, Fault.NONE)
+        assert client.set("x", "3")
+
+
+def test_a_call_that_is_never_answered_gives_up_also_where_others_are(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a payload that takes longer than a reply may, while heartbeats are answered."""
+    monkeypatch.setattr("common.connection.CALL_TIMEOUT_S", 0.5)
+    with Proxy(("127.0.0.1", server.port)) as proxy, connect(proxy.url(server.password), patience_s=2) as client:
+        proxy.judge = lambda command: Fault.SWALLOW if command[0] == b"SET" else Fault.NONE
+        call = Call(lambda: client.set("x", "1"))
+        begun = time.monotonic()
+        while call.thread.is_alive() and time.monotonic() - begun < DEADLINE_S / 3:
+            client.get("x")
+            time.sleep(0.05)
+        assert isinstance(call.error, RedisAway)
 
 
 def test_a_process_that_was_told_to_end_does_not_wait_long(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """The server that a run starts for itself."""
 
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -14,8 +15,10 @@ import pytest
 import redis
 
 from common.connection import connect
+from common.run_dir import RunDir
 from replay import server as server_module
 from replay.server import MIN_VERSION, ServerError, find_executable, start_server, version_of
+from tests.full_disk import largest_file
 
 START_AND_DIE = """
 import os, signal, sys
@@ -35,12 +38,17 @@ def test_the_server_is_new_enough() -> None:
 
 
 def test_an_old_server_on_the_path_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = tmp_path / "redis-server"
-    old.write_text("#!/bin/sh\necho 'Redis server v=5.0.14 sha=00000000:0 malloc=jemalloc bits=64'\n")
-    old.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    old = put_on_path(tmp_path, monkeypatch, "echo 'Redis server v=5.0.14 sha=00000000:0 malloc=jemalloc bits=64'")
     assert version_of(str(old)) == (5, 0)
     assert find_executable() != str(old)
+
+
+def put_on_path(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
+    program = directory / "redis-server"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    return program
 
 
 def test_a_program_that_is_no_redis_server_is_named(tmp_path: Path) -> None:
@@ -97,6 +105,49 @@ def test_two_servers_never_share_a_directory(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(server_module, "START_TIMEOUT_S", 0.3)
     with start_server(tmp_path), pytest.raises(ServerError, match="another redis-server still uses"):
         start_server(tmp_path)
+
+
+def test_a_directory_that_was_copied_is_served_where_it_is(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    with start_server(old) as server, connect(server.secret_url) as client:
+        client.set("written", "before")
+    shutil.copytree(old, new)
+    with start_server(new) as server, connect(server.secret_url) as client:
+        assert client.get("written") == b"before"
+        client.set("written", "in the copy")
+    with start_server(old) as server, connect(server.secret_url) as client:
+        assert client.get("written") == b"before"
+        with pytest.raises(ServerError, match="Address already in use"):  # not taken for the copy's own
+            start_server(new)
+    assert "Address already in use" not in (old / "redis.log").read_text()
+
+
+@pytest.mark.parametrize("name", ['a"quote', "a\\backslash", "a space, ümlaut #1"])
+def test_a_directory_may_have_any_name(tmp_path: Path, name: str) -> None:
+    with start_server(tmp_path / name) as server, connect(server.secret_url) as client:
+        client.set("kept", "yes")
+    assert {"appendonly.aof", "redis.log"} <= {path.name for path in (tmp_path / name).iterdir()}
+
+
+def test_data_that_an_older_server_would_pass_over_are_not_served_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "redis" / "appendonlydir").mkdir(parents=True)
+    put_on_path(tmp_path, monkeypatch, "echo 'Redis server v=6.2.14 sha=00000000:0 malloc=jemalloc bits=64'")
+    with pytest.raises(ServerError, match=r"of version 7 or newer, and .* is of version 6\.2, which cannot read it"):
+        start_server(tmp_path / "redis")
+
+
+def test_a_full_disk_leaves_nothing_that_a_later_start_stumbles_over(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, "run")
+    run_dir.create()
+    with largest_file(bytes_allowed=0):
+        with pytest.raises(OSError, match="File too large"):
+            run_dir.start_clock()
+        with pytest.raises(OSError, match="File too large"):
+            start_server(run_dir.redis)
+    assert run_dir.start_clock() == run_dir.start_clock()
+    start_server(run_dir.redis).stop()
 
 
 def test_a_port_in_use_is_named_with_the_servers_own_words(tmp_path: Path) -> None:

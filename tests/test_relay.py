@@ -20,10 +20,12 @@ from actors.relay import Relay, RelayInfo
 from common.chunk_server import ChunkServer, ServerLimits
 from common.chunks import ChunkRequest
 from common.config import dump_config, load_config
+from common.connection import connect
 from common.curve import KEY_VARIABLE, CurveKey
 from common.weights import Manifest, Offer, buffer_bytes, layout, sealed
 from replay.bulletin import Bulletin, RelayNotice
 from replay.fleet import Fleet, RunFacts, RunState
+from replay.server import start_server
 from tests.processes import Process
 from tools.actor_host import host_relay
 from tools.cli import main
@@ -322,6 +324,30 @@ def test_a_relay_leaves_when_it_is_told_to_and_when_its_run_is_over(plane: Plane
     plane.fleet.set_run_state(RunState.FINISHED)
     assert left.wait() == 0
     assert plane.bulletin.relays() == []
+
+
+def test_a_relay_outlives_a_server_whose_memory_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with start_server(tmp_path) as server, connect(server.secret_url) as client:
+        info = RelayInfo(
+            redis_url=server.secret_url,
+            run_id="full",
+            name="relay",
+            host="here",
+            address="127.0.0.1",
+            limits=ServerLimits(fan_out=8, bytes_per_s=0, chunk_bytes=CHUNK_BYTES),
+            timeout_s=5.0,
+        )
+        bulletin, relay = Bulletin(client, "full"), Relay(info, key=None)
+        try:
+            wait_until(lambda: len(bulletin.relays()) == 1, "the relay")
+            client.config_set("maxmemory", 1)
+            wait_until(lambda: "Redis refuses a relay" in caplog.text, "the refusal to be told")
+            wait_until(lambda: bulletin.relays() == [], "its notice to be gone")
+            assert relay.alive
+            client.config_set("maxmemory", 0)
+            wait_until(lambda: len(bulletin.relays()) == 1, "the relay to be there again")
+        finally:
+            relay.close()
 
 
 def test_an_actor_host_keeps_its_own_relay_up(

@@ -17,10 +17,11 @@ from replay.fleet import Fleet, RunState
 from replay.keys import epoch_key, key
 from replay.repertoire import FILES, Repertoire
 from replay.roles import Role, acl_rules, user_of
-from replay.server import Server, start_server
+from replay.server import Server, find_executable, start_server, version_of
 from replay.shards import audit_shards
 from tests.attempts import make_buffer, ticket
 from tests.every_verb import FACTS, play, play_every_verb
+from tests.redis_nodes import cluster
 from tests.test_patience import Call, wait_until
 from tools.cli import main
 
@@ -35,6 +36,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
     directory = tmp_path / "redis"
     start_server(directory).stop()
     with (directory / "redis.conf").open("a") as settings:
+        if version_of(find_executable()) >= (7, 0):  # else DEBUG is refused to everyone, and not for want of the right
+            settings.write("enable-debug-command local\n")
         for run_id in (RUN, OTHER):
             for role in Role:
                 settings.write(f"user {user_of(run_id, role)} {' '.join(acl_rules(run_id, role, password=PASSWORD))}\n")
@@ -69,6 +72,24 @@ def test_each_role_can_do_its_part_of_every_verb(enter: Callable[..., redis.Redi
     assert audit_shards([enter(Role.VIEWER)] * 2, RUN) == []
 
 
+def test_each_role_can_do_its_part_on_a_cluster(tmp_path: Path) -> None:
+    with cluster(tmp_path) as nodes:
+        clients: dict[str, redis.Redis] = {}
+        for role in Role:
+            for node in nodes:
+                node.call("ACL", "SETUSER", user_of(RUN, role), *acl_rules(RUN, role, password=PASSWORD))
+            url = f"redis+cluster://{user_of(RUN, role)}:{PASSWORD}@{nodes[0].address}"
+            clients[role.value] = connect(url, patience_s=10)
+        repertoire = Repertoire(clients["learner"])
+        play_every_verb(RUN, **clients)
+        repertoire.close()
+        for role in Role:  # as it is told to where a slot is being moved
+            with redis.Redis(port=nodes[0].port, username=user_of(RUN, role), password=PASSWORD) as client:
+                assert client.execute_command("ASKING") in (True, b"OK")
+        for client in clients.values():
+            client.close()
+
+
 def shard_of(client: redis.Redis) -> Buffer:
     return Buffer(
         client, RUN, shard=1, vocab_size=100, lease_ttl_s=600, max_attempts=3, max_trajectory_bytes=1 << 20
@@ -85,7 +106,7 @@ NOBODY_MAY = [
     ["FLUSHDB"], ["KEYS", "*"], ["SHUTDOWN"], ["ACL", "LIST"], ["DEBUG", "SLEEP", "0"], ["SCRIPT", "FLUSH"],
     ["REPLICAOF", "NO", "ONE"], ["CLIENT", "LIST"], ["MONITOR"], ["BGREWRITEAOF"], ["PUBLISH", "x", "y"],
     ["GET", key(OTHER, "epoch")], ["SET", key(OTHER, "epoch"), "1"], ["UNLINK", key(OTHER, "train", "blob", 0)],
-    ["SET", "something", "1"],
+    ["SET", "something", "1"], ["CLUSTER", "RESET"], ["CLUSTER", "NODES"],
 ]  # fmt: skip
 NO_ACTOR_MAY = [
     ["SCRIPT", "LOAD", "return 1"], ["SCAN", "0"], ["RANDOMKEY"], ["DBSIZE"],

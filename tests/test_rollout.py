@@ -25,7 +25,17 @@ from common.trajectory import (
 from envhub.env import EnvError, Observation
 from envhub.shop import ShopEnv
 from learner.pack import sequences_of
-from tests.episodes import ALLOWANCE, attempt_on, engine_of, expert, ids, play, rollout_of, saying
+from tests.episodes import (
+    ALLOWANCE,
+    attempt_on,
+    engine_of,
+    expert,
+    ids,
+    play,
+    policy_versions,
+    rollout_of,
+    saying,
+)
 from tests.skipping_loop import run_skipping
 from tests.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
 from tests.test_scripted_engine import offer_of
@@ -198,6 +208,15 @@ def answer(**changes: Any) -> Observation:
         (answer(score=float("nan")), "gave a score of nan"),
         (answer(messages=("fine",)), "said 'fine', not a Message"),
         (answer(messages=(Message("user", b"fine"),)), "not a Message"),  # type: ignore[arg-type]
+        (answer(messages=(Message(None, "fine"),)), "not a Message"),  # type: ignore[arg-type]
+        (answer(messages=(Message("user", "half \ud83d"),)), "not a Message of text"),
+        (answer(rewards={"half \ud83d": 0.0}), "not a text"),
+        (answer(rewards={3: 0.0}), "gave a reward the name 3, not a text"),
+        (answer(rewards={"purchase": True}), "gave True as reward"),
+        (answer(score=True), "gave a score of True"),
+        (answer(success=None), "says success=None, not True or False"),
+        (answer(success=1), "says success=1"),
+        (answer(valid_action=1), "says valid_action=1"),
     ],
 )
 def test_a_broken_environment_is_an_env_failure_and_never_a_reward_of_0(wrong: object, complaint: str) -> None:
@@ -356,7 +375,7 @@ def test_versions_land_on_the_tokens_that_they_sampled() -> None:
         VersionSpan(start=second.start + 2, stop=second.stop, policy_version=5),
         *[VersionSpan(start=turn.start, stop=turn.stop, policy_version=5) for turn in later],
     ]
-    versions = trajectory.policy_version_array()
+    versions = policy_versions(trajectory)
     assert np.array_equal(versions >= 0, trajectory.loss_mask_array())
     assert (trajectory.oldest_policy_version, trajectory.newest_policy_version) == (4, 5)
 

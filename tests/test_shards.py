@@ -1,8 +1,10 @@
 """Groups shared out over two servers: what each holds, what a step takes from each, and a run in which one dies."""
 
+import asyncio
 import json
 import os
 import re
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,21 +13,28 @@ import pytest
 import redis
 import torch
 
-from common.config import load_config
+from actors.beat import BEAT_S, Leases, Pulse, keep_beating
+from actors.refresh import RefreshCounts
+from common.config import dump_config, load_config
 from common.config_error import ConfigError
 from common.connection import RedisUnreachable, check_servers, connect, connect_shards
+from common.fleet_config import ActorsConfig
 from common.shutdown import Shutdown
 from learner.checkpoint import Progress
 from learner.links import shard_buffer
 from learner.ranks import join_ranks, leave_ranks
 from learner.supplies import Supplies, shards_of, whole_batch
 from replay.buffer import Buffer
+from replay.fleet import Fleet, RunFacts, RunState
 from replay.keys import key
 from replay.server import Server, start_server
 from replay.shards import Shards, audit_shards, read_shards
+from tests.attempts import make_buffer, ticket
 from tests.processes import GUESS, Run, nothing_runs
+from tests.test_group import Actor, until
 from tests.test_patience import wait_until
 from tests.test_supply import differ, shutdown, work
+from tools.audit import audit
 
 __all__ = ["shutdown"]  # the fixture
 START = Progress(step=0, policy_version=0, highest_published=0, next_group_id=0, tokens_trained=0)
@@ -159,6 +168,61 @@ def test_a_shard_that_does_not_answer_is_named(servers: list[Server]) -> None:
     check_servers(servers[0].secret_url, ["", servers[1].url])
     with pytest.raises(RedisUnreachable, match=r"`redis.url` redis://\*\*\*@127.0.0.1:1 does not answer"):
         check_servers(servers[0].secret_url, ["redis://127.0.0.1:1"])
+
+
+def test_who_asks_about_a_run_looks_at_all_its_shards_and_hears_each_contradiction_once(
+    servers: list[Server], run_id: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLIPSTREAM_REDIS_PASSWORD", servers[0].password)
+    mine = [f"run.name={run_id}", f"redis.url={servers[0].url}"]
+    config_yaml = dump_config(load_config(None, [*mine, f"redis.shards=[{servers[1].url}]"]))
+    with connect(servers[0].url) as first, connect(servers[1].url) as second:
+        Fleet(first, run_id).describe_run(RunFacts(config_yaml=config_yaml, model_path="", vocab_size=100))
+        second.hincrby(key(f"{run_id}#1", "train", "counters"), "queued", 5)
+    assert audit(load_config(None, mine)) == 1
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WRONG")]
+    assert [line[:50] for line in told] == [
+        "WRONG shard 1: the books say 5 queued, a recount s", "WRONG shard 1: the books do not balance: {'opened'"
+    ]  # fmt: skip
+
+
+def test_a_server_that_stands_still_costs_no_lease_on_another(
+    servers: list[Server], run_id: str, shutdown: Shutdown
+) -> None:
+    with connect(servers[0].secret_url) as healthy, connect(servers[1].secret_url) as still:
+        buffers = {"train": make_buffer(healthy, run_id), "train#1": make_buffer(still, run_id)}
+        buffers["train"].acquire_epoch()
+        buffers["train"].open([ticket(0)])
+        fleet = Fleet(healthy, run_id)
+        fleet.set_run_state(RunState.TRAINING)
+        actor = Actor("actor", run_id)
+        pulse = Pulse(actor.stage, counts=RefreshCounts(), actors=ActorsConfig(), shutdown=shutdown)
+
+        def deadline_ms() -> float:
+            deadline = healthy.zscore(key(run_id, "train", "leased"), "0")
+            assert isinstance(deadline, float)
+            return deadline
+
+        async def beat() -> None:
+            lease, playing = actor.lease(buffers["train"]), asyncio.create_task(asyncio.sleep(3600))
+            leases = Leases(playing={("train", 0): (lease, playing)})
+            beating = asyncio.create_task(
+                keep_beating(pulse, actor="actor", buffers=buffers, fleet=fleet, leases=leases)
+            )
+            leased_until = deadline_ms()
+            await until(lambda: deadline_ms() > leased_until)
+            servers[1].process.send_signal(signal.SIGSTOP)
+            try:
+                leased_until = deadline_ms()
+                await until(lambda: deadline_ms() > leased_until + 4000 * BEAT_S)
+            finally:
+                servers[1].process.send_signal(signal.SIGCONT)
+            assert not playing.cancelled()
+            fleet.set_run_state(RunState.FINISHED)
+            await beating
+            playing.cancel()
+
+        asyncio.run(beat())
 
 
 @pytest.mark.timeout(900)

@@ -75,7 +75,6 @@ def test_the_arrays_read_back_as_they_were_packed() -> None:
     assert WHOLE.token_array().tolist() == [5, 6, 20, 21, 99, 7, 8, 22, 23, 0]
     assert WHOLE.behaviour_logprob_array().tolist() == [0, 0, -0.5, -1.5, -0.25, 0, 0, -2, 0, -0.125]
     assert np.flatnonzero(WHOLE.loss_mask_array()).tolist() == [2, 3, 4, 7, 8, 9]
-    assert WHOLE.policy_version_array().tolist() == [-1, -1, 3, 3, 4, -1, -1, 4, 4, 4]
     assert (WHOLE.oldest_policy_version, WHOLE.newest_policy_version) == (3, 4)
 
 

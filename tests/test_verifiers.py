@@ -33,7 +33,7 @@ from envhub.driving import Reply
 from envhub.env import EnvError
 from envhub.verifiers_env import VerifiersEnv
 from tests.attempts import make_buffer, ticket
-from tests.episodes import ALLOWANCE, attempt_on, rollout_of
+from tests.episodes import ALLOWANCE, attempt_on, policy_versions, rollout_of
 from tests.small_tokenizer import CHATML, merging_tokenizer
 from tests.test_scripted_engine import offer_of
 from tools.check_input import check_input
@@ -121,7 +121,7 @@ def test_versions_land_on_the_tokens_that_they_sampled() -> None:
     trajectory = asyncio.run(commit_in_mid_generation())
     check(trajectory, vocab_size=100)
     assert [span.policy_version for span in trajectory.version_spans] == [4, 5]
-    assert np.array_equal(trajectory.policy_version_array() >= 0, trajectory.loss_mask_array())
+    assert np.array_equal(policy_versions(trajectory) >= 0, trajectory.loss_mask_array())
     assert trajectory.version_spans[0].start == trajectory.turns[0].start
     assert isinstance(trajectory.version_spans[0], VersionSpan)
 

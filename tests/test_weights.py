@@ -26,7 +26,7 @@ from learner.publish import Publisher
 from learner.publish_orders import Freed, Submitted
 from learner.shelf import Shelf
 from replay import keys
-from replay.bulletin import BroadcastGroup, Bulletin
+from replay.bulletin import Acknowledgement, BroadcastGroup, Bulletin
 from replay.keys import FencedOut
 
 CHUNK_BYTES = 64 << 10
@@ -352,6 +352,28 @@ def test_latest_moves_forward_only(redis_client: redis.Redis, run_id: str) -> No
     with pytest.raises(FencedOut, match="epoch 3 has taken over from epoch 2"):
         announce(6, policy_version=6, learner_epoch=2)
     assert latest_version(bulletin) == 5
+
+
+def test_an_offer_that_the_server_lost_before_it_was_announced_is_not_announced(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    """As a replica that took over in between."""
+    bulletin = Bulletin(redis_client, run_id)
+    names = [keys.epoch_key(run_id), *(keys.key(run_id, "weights", part) for part in ("version", "latest", "lost"))]
+    with pytest.raises(redis.ResponseError, match="the offer of version 1 is gone"):
+        bulletin._announce(keys=names, args=[1, 1, "root"])
+    assert bulletin.latest() is None
+
+
+def test_an_acknowledgement_has_a_time_to_live_from_the_start(redis_url: str, run_id: str) -> None:
+    with connect(redis_url) as client:
+        commands: list[str] = []
+        bulletin = Bulletin(client, run_id)
+        with client.monitor() as monitor:  # type: ignore[no-untyped-call]
+            bulletin.acknowledge(7, "a", Acknowledgement(held_group=0, device="cpu", root=""))
+            while not commands or commands[-1] != "EXEC":
+                commands.append(monitor.next_command()["command"].split()[0])
+        assert commands[-4:] == ["MULTI", "HSET", "EXPIRE", "EXEC"]
 
 
 def test_a_member_that_leaves_or_falls_silent_is_not_invited(redis_client: redis.Redis, run_id: str) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -77,6 +78,7 @@ class Host:
         self._slots: dict[int, Child] = {}
         self._leaving: set[int] = set()
         self._renamed: set[int | None] = set()  # processes that ended, and whose slot has its next name already
+        self._life = secrets.token_hex(4)  # containers may have one name, and the same process ids
         self._num_named = 0
 
     @property
@@ -136,7 +138,7 @@ class Host:
 
     def _new_name(self) -> str:
         self._num_named += 1
-        return f"{socket.gethostname()}-{os.getpid()}-{self._num_named - 1}"
+        return f"{socket.gethostname()}-{os.getpid()}-{self._life}-{self._num_named - 1}"
 
 
 def actor_command(name: str, settings: Path) -> list[str]:

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 import redis
 
+from actors.join import run_config
 from common.config import Config
 from common.config_error import ConfigError
-from common.connection import check_servers, connect_shards
+from common.connection import check_servers, connect, connect_shards
+from common.patience import PATIENCE_S
 from replay.fleet import Fleet
 from replay.keys import shard_name
 
@@ -21,16 +23,27 @@ class Shard:
     name: str  # what stands in its keys for the run's name
 
 
-def shards_of(config: Config, *, stream: str) -> list[Shard]:
-    """The shards of a stream; evaluations are on the first. Raises ConfigError, RedisUnreachable, UnknownRun."""
-    if not config.redis.url:
+def clients_of(config: Config, *, patience_s: float = PATIENCE_S) -> list[redis.Redis]:
+    """A client of each of the run's servers: which they are, the run says, and `redis.url` where it is.
+
+    Raises ConfigError, RedisUnreachable, UnknownRun.
+    """
+    url = config.redis.url
+    if not url:
         raise ConfigError(
             f"no run {config.run.name!r} under {config.run.root}/ and no `redis.url`; name the run by run.name, or say "
             "which Redis it is on, as in redis.url=redis://host:6379"
         )
-    check_servers(config.redis.url, config.redis.shards)
-    clients = connect_shards(config.redis.url, config.redis.shards)
-    Fleet(clients[0], config.run.name).run_facts()
+    check_servers(url, [])
+    with connect(url) as client:
+        shards = run_config(Fleet(client, config.run.name).run_facts()).redis.shards
+    check_servers(url, shards)
+    return connect_shards(url, shards, patience_s=patience_s)
+
+
+def shards_of(config: Config, *, stream: str) -> list[Shard]:
+    """The shards of a stream; evaluations are on the first. Raises ConfigError, RedisUnreachable, UnknownRun."""
+    clients = clients_of(config)
     return [
         Shard(client=client, index=index, name=shard_name(config.run.name, index))
         for index, client in enumerate(clients if stream == "train" else clients[:1])

@@ -8,11 +8,10 @@ from rich.live import Live
 
 from actors.join import run_config
 from common.config import Config
-from common.config_error import ConfigError
-from common.connection import check_servers, connect_shards
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from replay.fleet import Fleet
+from tools.run_client import clients_of
 from tools.view import View
 
 REFRESH_S = 1.0
@@ -20,15 +19,9 @@ REFRESH_S = 1.0
 
 def top(config: Config) -> int:
     """Show the run until Ctrl-C; once, where the output is no terminal."""
-    if not config.redis.url:
-        raise ConfigError(
-            f"no run {config.run.name!r} under {config.run.root}/ and no `redis.url`; name the run by run.name, or the "
-            "URL that `slipstream up` prints"
-        )
-    check_servers(config.redis.url, config.redis.shards)
-    shards = connect_shards(config.redis.url, config.redis.shards, patience_s=0)
-    run = run_config(Fleet(shards[0], config.run.name).run_facts())  # raises UnknownRun
-    view = View(shards, RunDir(config.run.root, config.run.name), config.run.name, num_steps=run.learner.steps)
+    clients = clients_of(config, patience_s=0)
+    run = run_config(Fleet(clients[0], config.run.name).run_facts())
+    view = View(clients, RunDir(config.run.root, config.run.name), config.run.name, num_steps=run.learner.steps)
     console = Console()
     if not console.is_terminal:
         console.print(view.render(), soft_wrap=True)
