@@ -10,6 +10,7 @@ from common.trajectory import MAX_REWARD, MAX_STATE_KEY
 from envhub.env import Env, EnvError, Observation
 
 Observed = TypeVar("Observed", bound=Observation)
+Said = TypeVar("Said")
 
 
 async def answer(ask: Callable[[], Awaitable[Observed]], *, timeout_s: float) -> Observed:
@@ -40,6 +41,17 @@ def state_key(env: Env) -> str:
         return key
     digest = hashlib.blake2b(encoded, digest_size=16).hexdigest()
     return f"{key[: MAX_STATE_KEY - len(digest) - 1]}~{digest}"
+
+
+def in_tokens(say: Callable[[tuple[Message, ...]], Said], messages: tuple[Message, ...]) -> Said:
+    """What `say`, `Chat.open` or `Chat.extend`, makes of an environment's words. Raises EnvError.
+
+    A chat template may refuse a role, and a tokenizer half of a surrogate pair.
+    """
+    try:
+        return say(messages)
+    except Exception as error:
+        raise EnvError(f"says what the model cannot be told: {type(error).__name__}: {error}") from error
 
 
 def _check(observation: object) -> None:

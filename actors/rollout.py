@@ -10,7 +10,7 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
-from actors.answer import answer, state_key
+from actors.answer import answer, in_tokens, state_key
 from actors.drive import drive, terms_of
 from actors.engine import EngineDied, EngineError, Sampler
 from actors.resume import ReplayMismatch, replay
@@ -33,7 +33,7 @@ class EpisodeFailed(RuntimeError):
     """The episode ended by no doing of the policy. It has a reason and no reward, and is redone."""
 
     def __init__(self, stop_reason: StopReason, why: str) -> None:
-        super().__init__(why)
+        super().__init__(why.encode(errors="backslashreplace").decode())  # half a surrogate pair reaches no Redis
         self.stop_reason = stop_reason
         self.outcome = OUTCOME_OF[stop_reason]
 
@@ -114,7 +114,7 @@ async def _play(
     observation = await answer(partial(env.reset, attempt.task), timeout_s=step_timeout_s)
     if observation.done or not observation.messages:
         raise EnvError("a reset came back with the episode over, or with nothing said")
-    opening = chat.open(with_instructions(observation.messages, action_format))
+    opening = in_tokens(chat.open, with_instructions(observation.messages, action_format))
     if tape.turns:
         await replay(
             tape, opening=opening, env=env, chat=chat, action_format=action_format, step_timeout_s=step_timeout_s
@@ -145,7 +145,7 @@ async def _play(
         if observation.done:
             stop_reason = StopReason.DONE
         else:
-            tape.add_prompt(chat.extend(observation.messages))
+            tape.add_prompt(in_tokens(chat.extend, observation.messages))
             stop_reason = _spent(tape, allowance)
     if not tape.turns:
         raise EnvError(f"its first prompt of {len(tape.tokens)} tokens leaves no room in {allowance.max_tokens}")

@@ -20,6 +20,7 @@ from common.env_config import PartConfig
 from common.fleet_config import ActorsConfig
 from common.shutdown import EXIT_PREEMPTED, Shutdown
 from common.trajectory import Task, Trajectory
+from envhub.env import EnvError, Observation
 from replay.buffer import Buffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunState
@@ -247,6 +248,24 @@ def test_a_task_of_an_environment_that_the_run_does_not_have_is_an_env_failure(
     Actor("actor", run_id, turns=TURNS).plays(buffer)
     assert buffer.ledger().dropped == {"env_failure": 1}
     assert buffer.failures()[0].reason == "the run has no environment 'elsewhere', only shop"
+
+
+class Complains(GuessEnv):
+    """An environment whose complaint is no text that can be written down."""
+
+    async def step(self, action: str) -> Observation:
+        raise EnvError(f"half a pair \ud800 behind {action}")
+
+
+def test_a_complaint_that_cannot_be_encoded_fails_its_attempt_and_not_the_actor(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer = make_buffer(redis_client, run_id, max_attempts=1)
+    buffer.acquire_epoch()
+    buffer.open([ticket(0, num_members=MEMBERS)])
+    Actor("actor", run_id, env_name=f"{__name__}:Complains").plays(buffer)
+    assert buffer.ledger().dropped == {"env_failure": 1}
+    assert "half a pair \\ud800 behind" in buffer.failures()[0].reason
 
 
 @pytest.fixture

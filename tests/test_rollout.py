@@ -27,7 +27,7 @@ from envhub.shop import ShopEnv
 from learner.pack import sequences_of
 from tests.episodes import ALLOWANCE, attempt_on, engine_of, expert, ids, play, rollout_of, saying
 from tests.skipping_loop import run_skipping
-from tests.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
+from tests.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, byte_tokenizer, merging_tokenizer, shop_tokenizer
 from tests.test_scripted_engine import offer_of
 
 
@@ -206,6 +206,28 @@ def test_a_broken_environment_is_an_env_failure_and_never_a_reward_of_0(wrong: o
     with pytest.raises(EpisodeFailed, match=complaint) as failed:
         play(env, engine_of(script), allowance=replace(ALLOWANCE, max_turns=3))
     assert (failed.value.stop_reason, failed.value.outcome) == (StopReason.ENV_ERROR, Outcome.ENV_FAILURE)
+
+
+NO_SYSTEM = "{% if messages[-1]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        (Message("user", "half a pair \udcff"), "cannot be told: TypeError: TextInputSequence must be str"),
+        (Message("system", "time is short"), "cannot be told: TemplateError: System role not supported"),
+    ],
+)
+@pytest.mark.parametrize("at", ["reset", "step"])
+def test_words_that_the_model_cannot_be_told_are_an_env_failure(message: Message, complaint: str, at: str) -> None:
+    tokenizer = byte_tokenizer(NO_SYSTEM + CHATML)
+    said = answer(messages=(message,))
+    env = BadStart(said) if at == "reset" else Broken(said)
+    script = saying(tokenizer, *["search[dress]<|im_end|>"] * 2)
+    allowance = replace(ALLOWANCE, max_tokens=10_000)
+    with pytest.raises(EpisodeFailed, match=complaint) as failed:
+        play(env, engine_of(script, max_tokens=10_000), tokenizer=tokenizer, allowance=allowance)
+    assert failed.value.outcome is Outcome.ENV_FAILURE
 
 
 def test_every_turn_is_recorded_with_the_state_that_its_action_was_chosen_in() -> None:
