@@ -56,6 +56,8 @@ async def act(
     try:
         while not shutdown.requested.is_set() and not beating.done():
             _raise_first_error(refreshing, *leases.tasks())
+            if pin.stuck:
+                _give_back_what_waits(stage, leases)
             if not await _lease_one(stage, buffers, leases, pin, actors):
                 await asyncio.sleep(IDLE_S * random.uniform(0.5, 1.5))  # so that a fleet does not ask in step
         if beating.done():
@@ -128,15 +130,22 @@ async def _lease_evaluation(stage: Stage, buffer: Buffer, pin: Pin) -> Lease | N
 
 
 async def _lease_training(stage: Stage, buffer: Buffer, pin: Pin) -> Lease | None:
-    """A training group; none that would wait for newer weights until an evaluation is over."""
-    if pin.held and stage.engine.policy_version < pin.asked_version:
+    """A training group; none that would wait for newer weights where nobody knows when they come."""
+    if pin.stays and stage.engine.policy_version < pin.asked_version:
         return None
     lease = await asyncio.to_thread(buffer.lease, stage.actor)
-    if lease is not None and pin.held and stage.engine.policy_version < lease.ticket.min_policy_version:
+    if lease is not None and pin.stays and stage.engine.policy_version < lease.ticket.min_policy_version:
         pin.asked_version = lease.ticket.min_policy_version
         await asyncio.to_thread(buffer.release, lease)
         return None
     return lease
+
+
+def _give_back_what_waits(stage: Stage, leases: Leases) -> None:
+    """Let go of the groups that wait for weights which this actor cannot get."""
+    for lease, task in leases.playing.values():
+        if stage.engine.policy_version < lease.ticket.min_policy_version:
+            task.cancel()
 
 
 def _forget(leases: Leases, key: tuple[str, int], done: asyncio.Task[None]) -> None:

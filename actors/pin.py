@@ -17,12 +17,18 @@ class Pin:
         self._leasing = False
         self._committing = False
         self._passed_over: int | None = None  # the version of this engine that a queued evaluation did not ask for
-        self.asked_version = -1  # the oldest that training groups ask for, where that was too new for a held engine
+        self.stuck = True  # no weights have come yet, or the last were refused
+        self.asked_version = 0  # the oldest that training groups ask for, where that was too new for one that stays
 
     @property
     def held(self) -> bool:
         """Whether the engine has to stay as it is."""
         return self._leasing or self._more or self._num_groups > 0
+
+    @property
+    def stays(self) -> bool:
+        """Whether newer weights may be long in coming: groups that ask for them are for other actors."""
+        return self.held or self.stuck
 
     @contextlib.contextmanager
     def committing(self) -> Iterator[None]:
