@@ -102,6 +102,7 @@ async def _lease_one(
         if lease is not None:
             task = asyncio.create_task(rollout_group(lease, stage=stage, buffer=buffer))
             key = (stream, lease.ticket.group_id)
+            _cancel_former(leases, key)
             leases.playing[key] = (lease, task)
             task.add_done_callback(functools.partial(_forget, leases, key))
             if stream == EVAL_STREAM:
@@ -148,9 +149,17 @@ def _give_back_what_waits(stage: Stage, leases: Leases) -> None:
             task.cancel()
 
 
+def _cancel_former(leases: Leases, key: tuple[str, int]) -> None:
+    """A group that was lost, and comes back to this actor before that was noticed, is played once."""
+    if key in leases.playing:
+        _, former = leases.playing[key]
+        former.cancel()
+
+
 def _forget(leases: Leases, key: tuple[str, int], done: asyncio.Task[None]) -> None:
     """Let go of a group that ended; one that ended in an error stays, for `_raise_first_error` to find."""
-    if done.cancelled() or done.exception() is None:
+    _, playing = leases.playing.get(key, (None, None))
+    if playing is done and (done.cancelled() or done.exception() is None):
         del leases.playing[key]
 
 

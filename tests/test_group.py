@@ -277,8 +277,16 @@ def shutdown() -> Iterator[Shutdown]:
         signal.signal(number, handler)
 
 
-async def acting(actor: Actor, buffer: Buffer, client: redis.Redis, shutdown: Shutdown, *, drain_s: float = 0.1) -> int:
-    """The whole loop of an actor that has room for one group, in a run that trains."""
+async def acting(
+    actor: Actor,
+    buffer: Buffer,
+    client: redis.Redis,
+    shutdown: Shutdown,
+    *,
+    drain_s: float = 0.1,
+    max_episodes: int = MEMBERS,
+) -> int:
+    """The whole loop of an actor, in a run that trains; it has room for one group unless told otherwise."""
     fleet = Fleet(client, actor.stage.run_id)
     fleet.set_run_state(RunState.TRAINING)
     return await act(
@@ -286,7 +294,7 @@ async def acting(actor: Actor, buffer: Buffer, client: redis.Redis, shutdown: Sh
         buffers={"train": buffer},
         bulletin=Bulletin(client, actor.stage.run_id),
         fleet=fleet,
-        actors=ActorsConfig(drain_s=drain_s, max_episodes=MEMBERS),
+        actors=ActorsConfig(drain_s=drain_s, max_episodes=max_episodes),
         shutdown=shutdown,
     )
 
@@ -306,6 +314,32 @@ def test_an_actor_ends_with_its_engine(redis_client: redis.Redis, run_id: str, g
     asyncio.run(play())
     assert (buffer.ledger().queued, buffer.ledger().redone_members) == (1, 0)
     assert buffer.lease("heir") is not None
+
+
+def test_an_actor_that_gets_its_own_lost_group_again_plays_it_once(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that was stopped for longer than a lease lasts, and asks for work before it renews what it had."""
+    monkeypatch.setattr("actors.beat.BEAT_S", DEADLINE_S)
+    buffer = make_buffer(redis_client, run_id, lease_ttl_s=2.0)
+    buffer.acquire_epoch()
+    buffer.open([ticket(0, num_members=MEMBERS)])
+    actor = Actor("actor", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
+
+    async def play() -> int:
+        task = asyncio.create_task(acting(actor, buffer, redis_client, shutdown, max_episodes=2 * MEMBERS))
+        await actor.stands_in_turn(1)
+        await until(lambda: buffer.ledger().expired_leases == 1)
+        await asyncio.sleep(0.3)
+        assert actor.stage.episodes.num_running == MEMBERS
+        gate.open()
+        await until(lambda: buffer.ledger().ready == 1)
+        await until(lambda: actor.stage.episodes.num_running == 0)
+        shutdown.notice()
+        return await task
+
+    assert asyncio.run(play()) == EXIT_PREEMPTED
+    assert buffer.ledger().inserted == MEMBERS
 
 
 def test_an_actor_that_is_told_to_leave_hands_in_what_its_drain_leaves_unfinished(
