@@ -64,7 +64,8 @@ async def rollout_group(lease: Lease, *, stage: Stage, buffer: Buffer) -> None:
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None  # where the engine died, each member says so
     finally:
-        stage.episodes.kept_tokens += await asyncio.shield(asyncio.to_thread(_give_back, lease, unstored, buffer))
+        num_handed_in = await asyncio.shield(asyncio.to_thread(_give_back, lease, unstored, buffer))
+        stage.episodes.kept_tokens += num_handed_in  # not in one with the await, in which other groups add to it
 
 
 def _give_back(lease: Lease, unstored: Unstored, buffer: Buffer) -> int:

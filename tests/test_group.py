@@ -250,6 +250,27 @@ def test_a_task_of_an_environment_that_the_run_does_not_have_is_an_env_failure(
     assert buffer.failures()[0].reason == "the run has no environment 'elsewhere', only shop"
 
 
+def test_no_token_is_lost_from_the_count_where_groups_end_near_each_other(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer = make_buffer(redis_client, run_id)
+    buffer.acquire_epoch()
+    buffer.open([ticket(group_id, num_members=MEMBERS) for group_id in range(20)])
+    actor = Actor("actor", run_id, turns=TURNS, step_s=0.005)
+
+    async def play(lease: Lease, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        await rollout_group(lease, stage=actor.stage, buffer=buffer)
+
+    async def play_all() -> None:
+        await asyncio.gather(*[play(actor.lease(buffer), 0.003 * number) for number in range(20)])
+
+    asyncio.run(play_all())
+    groups = buffer.claim(1, 20, policy_version=0, max_lag=0)
+    sampled = [turn.stop - turn.start for group in groups for member in group.trajectories for turn in member.turns]
+    assert actor.stage.episodes.kept_tokens == sum(sampled)
+
+
 class Complains(GuessEnv):
     """An environment whose complaint is no text that can be written down."""
 
