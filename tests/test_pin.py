@@ -15,6 +15,7 @@ from common.fleet_config import ActorsConfig
 from common.shutdown import Shutdown
 from common.trajectory import Trajectory
 from common.weights import Manifest, Offer
+from learner.evaluation import give_up
 from replay.buffer import Buffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunState
@@ -142,6 +143,25 @@ def test_an_evaluation_of_another_version_is_left_to_others_until_the_actor_gets
     scene.plays(script, shutdown)
     assert [versions(episode) for episode in episodes(scene.evaluations, 1)] == [(5, 5)]
     assert scene.evaluations.ledger().queued == 1
+
+
+def test_an_evaluation_that_takes_the_place_of_one_that_was_passed_over_is_played(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    """The run's last one, of the version that the actors came to while one before it was still queued."""
+    scene = Scene(redis_client, run_id, gate)
+    gate.open()
+
+    async def script() -> None:
+        await scene.offers(1)
+        await until(lambda: scene.version == 1)
+        scene.opens(scene.evaluations, 0, version=0)
+        await asyncio.sleep(0.3)  # some polls
+        give_up(scene.evaluations)
+        scene.opens(scene.evaluations, 1, version=1)
+        await until(lambda: scene.evaluations.ledger().ready == 1)
+
+    scene.plays(script, shutdown)
 
 
 def test_a_held_engine_takes_the_training_that_it_can_serve_and_leaves_the_rest_to_others(
