@@ -10,7 +10,7 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
-from actors.answer import answer, in_tokens, state_key
+from actors.answer import answer, boundary, in_tokens, state_key
 from actors.drive import drive, terms_of
 from actors.engine import EngineDied, EngineError, Sampler
 from actors.resume import ReplayMismatch, replay
@@ -57,9 +57,10 @@ async def fresh_env(
         known = ", ".join(envs)
         raise EpisodeFailed(StopReason.ENV_ERROR, f"the run has no environment {task.env!r}, only {known}")
     try:
-        env = make_any_env(part.name, part.options)
-    except Exception as error:
-        raise EpisodeFailed(StopReason.ENV_ERROR, f"cannot be made: {type(error).__name__}: {error}") from error
+        with boundary():
+            env = make_any_env(part.name, part.options)
+    except EnvError as error:
+        raise EpisodeFailed(StopReason.ENV_ERROR, f"cannot be made: {error}") from error
     try:
         yield env
     except asyncio.CancelledError:
@@ -67,10 +68,11 @@ async def fresh_env(
         raise
     finally:
         try:
-            async with asyncio.timeout(timeout_s):
-                await env.close()
-        except Exception as error:  # the episode is whole all the same
-            log.warning("%s does not close: %s: %s", task.env, type(error).__name__, error)
+            with boundary():
+                async with asyncio.timeout(timeout_s):
+                    await env.close()
+        except EnvError as error:  # the episode is whole all the same
+            log.warning("%s does not close: %s", task.env, error)
 
 
 async def rollout(
