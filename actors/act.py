@@ -24,11 +24,12 @@ from common.shutdown import EXIT_PREEMPTED, Shutdown
 from common.trajectory import Provenance
 from replay.buffer import Buffer
 from replay.bulletin import Bulletin
-from replay.fleet import Fleet
+from replay.fleet import Fleet, RunState
 from replay.ticket import Lease
 
 IDLE_S = 0.05
 EVAL_STREAM = "eval"
+EXIT_RUN_FAILED = 1  # its supervisor starts this actor again, which waits for the learner to come back
 MAX_KV_USE = 0.9  # above this, a new group would only push running requests out of the KV cache
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ async def act(
     Consumes leases, from the first buffer that has one; waits for room in the engine; produces inserted trajectories.
     Unblocked by tickets that the learner opens. Raises EngineDied: its groups go back, and the process must end.
     """
-    leases, counts, pin = Leases(), RefreshCounts(), Pin()
+    leases, counts, pin, run_failed = Leases(), RefreshCounts(), Pin(), False
     newest = bulletin.stored if actors.transport == "disk" else bulletin.latest
     refreshing = asyncio.create_task(keep_fresh(stage.engine, newest, counts, pin))
     pulse = Pulse(stage, counts=counts, actors=actors, shutdown=shutdown)
@@ -61,7 +62,7 @@ async def act(
             if not await _lease_one(stage, buffers, leases, pin, actors):
                 await asyncio.sleep(IDLE_S * random.uniform(0.5, 1.5))  # so that a fleet does not ask in step
         if beating.done():
-            beating.result()
+            run_failed = beating.result() is RunState.FAILED
         else:
             await _drain(stage, leases, actors)
     except RedisAway as error:
@@ -78,7 +79,9 @@ async def act(
             with contextlib.suppress(EngineDied):  # then its books end with the last beat
                 await asyncio.to_thread(fleet.beat, pulse.member())
             await asyncio.to_thread(fleet.leave, stage.actor)
-    return EXIT_PREEMPTED if shutdown.requested.is_set() else 0
+    if shutdown.requested.is_set():
+        return EXIT_PREEMPTED
+    return EXIT_RUN_FAILED if run_failed else 0
 
 
 async def _drain(stage: Stage, leases: Leases, actors: ActorsConfig) -> None:

@@ -66,16 +66,19 @@ class Pulse:
         )
 
 
-async def keep_beating(pulse: Pulse, *, actor: str, buffers: dict[str, Buffer], fleet: Fleet, leases: Leases) -> None:
-    """Renew the leases and the membership every BEAT_S. Returns when the run is over.
+async def keep_beating(
+    pulse: Pulse, *, actor: str, buffers: dict[str, Buffer], fleet: Fleet, leases: Leases
+) -> RunState:
+    """Renew the leases and the membership every BEAT_S. Returns what the run's state is, once there is no more to do.
 
     A group whose lease was lost all the same is given up: others have it, and its tokens would count for nobody.
     """
-    while await asyncio.to_thread(fleet.run_state) in (RunState.STARTING, RunState.TRAINING):
+    while (state := await asyncio.to_thread(fleet.run_state)) in (RunState.STARTING, RunState.TRAINING):
         for stream, buffer in buffers.items():
             await _renew(stream, buffer, leases, actor)
         await asyncio.to_thread(fleet.beat, pulse.member())
         await asyncio.sleep(BEAT_S)
+    return state
 
 
 async def _renew(stream: str, buffer: Buffer, leases: Leases, actor: str) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import redis
 
-from actors.act import act
+from actors.act import EXIT_RUN_FAILED, act
 from actors.engine import EngineDied
 from actors.group import Episodes, Stage, rollout_group
 from actors.scripted_engine import Schedule, ScriptedEngine
@@ -335,6 +335,21 @@ def test_an_actor_ends_with_its_engine(redis_client: redis.Redis, run_id: str, g
     asyncio.run(play())
     assert (buffer.ledger().queued, buffer.ledger().redone_members) == (1, 0)
     assert buffer.lease("heir") is not None
+
+
+@pytest.mark.parametrize(("state", "exit_code"), [(RunState.FINISHED, 0), (RunState.FAILED, EXIT_RUN_FAILED)])
+def test_an_actor_leaves_a_run_that_is_over_for_good_and_one_that_failed_to_come_back(
+    redis_client: redis.Redis, run_id: str, shutdown: Shutdown, state: RunState, exit_code: int
+) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+
+    async def play() -> int:
+        task = asyncio.create_task(acting(Actor("actor", run_id, turns=TURNS), buffer, redis_client, shutdown))
+        await until(lambda: buffer.ledger().ready == 1)
+        Fleet(redis_client, run_id).set_run_state(state)
+        return await task
+
+    assert asyncio.run(play()) == exit_code
 
 
 def test_an_actor_that_gets_its_own_lost_group_again_plays_it_once(

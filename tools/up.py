@@ -168,7 +168,6 @@ def _watch(
     # Without patience: a server that is away is started again from here.
     shards = connect_shards(config.redis.url, config.redis.shards, patience_s=0)
     view = View(shards, run_dir, config.run.name, num_steps=config.learner.steps)
-    fleet = Fleet(shards[0], config.run.name)
     reporter = _LineReporter(console, run_dir)
     live = Live(view.render(), console=console, auto_refresh=False) if console.is_terminal else None
     with live or contextlib.nullcontext():
@@ -184,8 +183,6 @@ def _watch(
             for child in (learner, actors):
                 if not child.keep_up():
                     return child
-            if actors.exit_code == 0 and config.actors.count and _goes_on(fleet):
-                actors.start()  # they left a learner that had failed, and it is back
             tensorboard.keep_up()  # training does not depend on it
             if live:
                 with contextlib.suppress(redis.RedisError):  # away for a moment: what is shown stays
@@ -194,14 +191,6 @@ def _watch(
                 reporter.report()
     reporter.report()
     return None
-
-
-def _goes_on(fleet: Fleet) -> bool:
-    """Whether the run's learner says that there is work for actors."""
-    try:
-        return fleet.run_state() in (RunState.STARTING, RunState.TRAINING)
-    except (redis.RedisError, UnknownRun):
-        return False
 
 
 class _LineReporter:
