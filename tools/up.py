@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import psutil
 import redis
 from rich.console import Console
@@ -43,7 +44,7 @@ def up(config: Config, *, resume: bool) -> int:
         run_dir.start_clock()
         os.environ.update(environment)
         if resume:
-            _say_that_it_goes_on(config)
+            say_that_it_goes_on(config)
         write_whole(run_dir.config, dump_config(config))
         return _supervise(config, run_dir, _children(config, run_dir, environment), server, shutdown)
 
@@ -90,11 +91,14 @@ def _redis(config: Config, run_dir: RunDir) -> Iterator[Server | None]:
         yield server
 
 
-def _say_that_it_goes_on(config: Config) -> None:
-    """A run that ended says so in Redis, and actors that come before the learner would leave again."""
+def say_that_it_goes_on(config: Config) -> None:
+    """A run that ended says so in Redis, and actors that come before the learner would leave again.
+
+    They play as `config` says, which may not be what the run was described with when it ended.
+    """
     fleet = Fleet(connect_or_explain(config.redis.url), config.run.name)
     with contextlib.suppress(UnknownRun):
-        fleet.run_facts()
+        fleet.describe_run(msgspec.structs.replace(fleet.run_facts(), config_yaml=dump_config(config)))
         fleet.set_run_state(RunState.STARTING)
 
 
