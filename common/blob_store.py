@@ -1,5 +1,6 @@
 """Blobs as files, each named by its root, on a path or an object store: whatever fsspec knows by its URL."""
 
+import re
 from collections.abc import Iterable
 
 import fsspec
@@ -8,6 +9,7 @@ from common.chunks import Blob
 from common.config_error import ConfigError
 
 READ_BYTES = 16 << 20  # at a time
+_ROOT = re.compile(r"[0-9a-f]{32}")
 
 
 class StoreError(RuntimeError):
@@ -51,11 +53,12 @@ class BlobStore:
             raise StoreError(f"{self._path(blob.root)} ends after {position} of {blob.num_bytes} bytes")
 
     def keep(self, roots: set[str]) -> None:
-        """Remove every other blob. Raises StoreError."""
+        """Remove every other blob, and nothing that is none. Raises StoreError."""
         try:
             self._files.invalidate_cache()
             for path in self._files.ls(self._folder, detail=False):
-                if path.rsplit("/", 1)[-1] not in roots:
+                name = path.rsplit("/", 1)[-1]
+                if _ROOT.fullmatch(name) and name not in roots:
                     self._files.rm_file(path)
         except OSError as error:
             raise StoreError(f"{self._folder}: {error}") from error

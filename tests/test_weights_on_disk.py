@@ -87,7 +87,7 @@ def test_what_an_ended_publisher_left_on_disk_goes_and_its_version_is_there_agai
 ) -> None:
     bulletin, disk = Bulletin(redis_client, run_id), tmp_path / "disk"
     (disk / run_id).mkdir(parents=True)
-    (disk / run_id / "half a blob").write_bytes(b"x")
+    (disk / run_id / ("0" * 32)).write_bytes(b"half a blob")
     with publishing(redis_url, run_id, tmp_path, disk=str(disk)) as publisher, a_reader(run_id, disk) as reader:
         publisher.publish(weights(1), policy_version=1)
         manifest = stored(bulletin, 1).manifest
@@ -106,6 +106,20 @@ def test_what_an_ended_publisher_left_on_disk_goes_and_its_version_is_there_agai
 
         wait_until(readable, "version 1 again")
         assert bytes(reader.receive(stored(bulletin, 1)).numpy()) == flat_bytes(weights(1))
+
+
+def test_what_is_no_blob_stays_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "metrics.jsonl").write_text("precious")
+    store, old, new = (
+        run_store(str(tmp_path), "run"),
+        Blob(root="0" * 32, num_bytes=1),
+        Blob(root="f" * 32, num_bytes=1),
+    )
+    for blob in (old, new):
+        store.write(blob, [b"x"])
+    store.keep({new.root})
+    assert files(tmp_path, "run") == {"checkpoints", "metrics.jsonl", new.root}
 
 
 def test_a_disk_that_cannot_be_written_holds_up_nobody_and_is_tried_again(
