@@ -5,9 +5,12 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
 import redis
+from fsspec.implementations.memory import MemoryFileSystem
 
 from actors.engine import WeightsRefused
 from actors.receive import Receiver
@@ -15,6 +18,7 @@ from common.blob_store import BlobStore, StoreError, run_store
 from common.chunks import Blob
 from common.config_error import ConfigError
 from common.weights import Manifest, Offer
+from learner.store_weights import Gone
 from replay import keys
 from replay.bulletin import Bulletin
 from replay.keys import FencedOut
@@ -160,6 +164,38 @@ def test_a_blob_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> N
     store = run_store(str(tmp_path), "run")
     with pytest.raises(StoreError, match="run/missing"):
         store.read(Blob(root="missing", num_bytes=1), memoryview(bytearray(1)))
+
+
+class Refusing(MemoryFileSystem):
+    """A kind of store whose errors are its own, as S3's are."""
+
+    protocol = "refusing"
+
+    def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        raise RuntimeError("SlowDown")
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        raise RuntimeError("SlowDown")
+
+
+def test_whatever_a_kind_of_store_raises_is_an_error_of_the_store() -> None:
+    fsspec.register_implementation("refusing", Refusing, clobber=True)
+    store, blob = run_store("refusing://bucket", "run"), Blob(root="0" * 32, num_bytes=1)
+    with pytest.raises(StoreError, match="RuntimeError: SlowDown"):
+        store.write(blob, [b"x"])
+    with pytest.raises(StoreError, match="RuntimeError: SlowDown"):
+        store.read(blob, memoryview(bytearray(1)))
+    with pytest.raises(StoreError, match="RuntimeError: SlowDown"):
+        store.keep(set())
+
+
+def test_what_the_chunks_raise_is_no_error_of_the_store(tmp_path: Path) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b"x"
+        raise Gone("a newer one is served")
+
+    with pytest.raises(Gone):
+        run_store(str(tmp_path), "run").write(Blob(root="0" * 32, num_bytes=2), chunks())
 
 
 def test_a_url_that_nothing_here_can_reach_is_refused_by_the_learner(
