@@ -31,7 +31,7 @@ def check_input(config: Config) -> None:
             )
     if config.model.path:
         check_model_folder(Path(config.model.path), max_tokens=config.model.max_tokens)
-    _check_host(config.weights.host)
+    check_host(config.weights.host)
     _check_disk(config)
 
 
@@ -78,7 +78,8 @@ def _read_json(path: Path) -> dict[str, object]:
     return content
 
 
-def _check_host(host: str) -> None:
+def check_host(host: str) -> None:
+    """Raise ConfigError unless weights can be served at `host`."""
     try:
         address = ipaddress.IPv4Address(host)
         if address.is_unspecified:
