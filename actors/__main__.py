@@ -31,7 +31,7 @@ log = logging.getLogger("actors")
 
 
 def main(name: str, settings: list[str]) -> int:
-    """Return the exit code: 0 the run is over, 1 the engine died, 2 bad input, 75 told to leave."""
+    """Return the exit code: 0 the run is over, 1 engine or learner failed, 2 bad input, 75 told to leave."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     shutdown = Shutdown()
     try:

@@ -24,11 +24,12 @@ from common.shutdown import EXIT_PREEMPTED, Shutdown
 from common.trajectory import Provenance
 from replay.buffer import Buffer
 from replay.bulletin import Bulletin
-from replay.fleet import Fleet
+from replay.fleet import Fleet, RunState
 from replay.ticket import Lease
 
 IDLE_S = 0.05
 EVAL_STREAM = "eval"
+EXIT_RUN_FAILED = 1  # its supervisor starts this actor again, which waits for the learner to come back
 MAX_KV_USE = 0.9  # above this, a new group would only push running requests out of the KV cache
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ async def act(
     Consumes leases, from the first buffer that has one; waits for room in the engine; produces inserted trajectories.
     Unblocked by tickets that the learner opens. Raises EngineDied: its groups go back, and the process must end.
     """
-    leases, counts, pin = Leases(), RefreshCounts(), Pin()
+    leases, counts, pin, run_failed = Leases(), RefreshCounts(), Pin(), False
     newest = bulletin.stored if actors.transport == "disk" else bulletin.latest
     refreshing = asyncio.create_task(keep_fresh(stage.engine, newest, counts, pin))
     pulse = Pulse(stage, counts=counts, actors=actors, shutdown=shutdown)
@@ -56,10 +57,12 @@ async def act(
     try:
         while not shutdown.requested.is_set() and not beating.done():
             _raise_first_error(refreshing, *leases.tasks())
+            if pin.stuck:
+                _give_back_what_waits(stage, leases)
             if not await _lease_one(stage, buffers, leases, pin, actors):
                 await asyncio.sleep(IDLE_S * random.uniform(0.5, 1.5))  # so that a fleet does not ask in step
         if beating.done():
-            beating.result()
+            run_failed = beating.result() is RunState.FAILED
         else:
             await _drain(stage, leases, actors)
     except RedisAway as error:
@@ -76,7 +79,9 @@ async def act(
             with contextlib.suppress(EngineDied):  # then its books end with the last beat
                 await asyncio.to_thread(fleet.beat, pulse.member())
             await asyncio.to_thread(fleet.leave, stage.actor)
-    return EXIT_PREEMPTED if shutdown.requested.is_set() else 0
+    if shutdown.requested.is_set():
+        return EXIT_PREEMPTED
+    return EXIT_RUN_FAILED if run_failed else 0
 
 
 async def _drain(stage: Stage, leases: Leases, actors: ActorsConfig) -> None:
@@ -100,6 +105,7 @@ async def _lease_one(
         if lease is not None:
             task = asyncio.create_task(rollout_group(lease, stage=stage, buffer=buffer))
             key = (stream, lease.ticket.group_id)
+            _cancel_former(leases, key)
             leases.playing[key] = (lease, task)
             task.add_done_callback(functools.partial(_forget, leases, key))
             if stream == EVAL_STREAM:
@@ -128,20 +134,35 @@ async def _lease_evaluation(stage: Stage, buffer: Buffer, pin: Pin) -> Lease | N
 
 
 async def _lease_training(stage: Stage, buffer: Buffer, pin: Pin) -> Lease | None:
-    """A training group; none that would wait for newer weights until an evaluation is over."""
-    if pin.held and stage.engine.policy_version < pin.asked_version:
+    """A training group; none that would wait for newer weights where nobody knows when they come."""
+    if pin.stays and stage.engine.policy_version < pin.asked_version:
         return None
     lease = await asyncio.to_thread(buffer.lease, stage.actor)
-    if lease is not None and pin.held and stage.engine.policy_version < lease.ticket.min_policy_version:
+    if lease is not None and pin.stays and stage.engine.policy_version < lease.ticket.min_policy_version:
         pin.asked_version = lease.ticket.min_policy_version
         await asyncio.to_thread(buffer.release, lease)
         return None
     return lease
 
 
+def _give_back_what_waits(stage: Stage, leases: Leases) -> None:
+    """Let go of the groups that wait for weights which this actor cannot get."""
+    for lease, task in leases.playing.values():
+        if stage.engine.policy_version < lease.ticket.min_policy_version:
+            task.cancel()
+
+
+def _cancel_former(leases: Leases, key: tuple[str, int]) -> None:
+    """A group that was lost, and comes back to this actor before that was noticed, is played once."""
+    if key in leases.playing:
+        _, former = leases.playing[key]
+        former.cancel()
+
+
 def _forget(leases: Leases, key: tuple[str, int], done: asyncio.Task[None]) -> None:
     """Let go of a group that ended; one that ended in an error stays, for `_raise_first_error` to find."""
-    if done.cancelled() or done.exception() is None:
+    _, playing = leases.playing.get(key, (None, None))
+    if playing is done and (done.cancelled() or done.exception() is None):
         del leases.playing[key]
 
 

@@ -1,8 +1,9 @@
 """What an environment answers, or an EnvError: the boundary that nothing of an environment's own gets past."""
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from numbers import Real
 from typing import TypeVar
 
@@ -13,21 +14,35 @@ from common.trajectory import MAX_REWARD, MAX_STATE_KEY
 from envhub.env import Env, EnvError, Observation
 
 Observed = TypeVar("Observed", bound=Observation)
+Said = TypeVar("Said")
 
 
 async def answer(ask: Callable[[], Awaitable[Observed]], *, timeout_s: float) -> Observed:
     """The observation that `ask()` gives. Whatever else it does within or beyond `timeout_s` becomes an EnvError."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            observation = await ask()
+    with boundary():
+        try:
+            async with asyncio.timeout(timeout_s):
+                observation = await ask()
+        except TimeoutError:
+            raise EnvError(f"no answer within {timeout_s} s") from None
         _check(observation)
+        return observation
+
+
+@contextlib.contextmanager
+def boundary() -> Iterator[None]:
+    """Whatever an environment raises is an EnvError."""
+    try:
+        yield
     except EnvError:
         raise
-    except TimeoutError:
-        raise EnvError(f"no answer within {timeout_s} s") from None
-    except Exception as error:
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise EnvError("something that it waited for was cancelled") from None  # by itself: this task is not
+    except (Exception, SystemExit) as error:
         raise EnvError(f"{type(error).__name__}: {error}") from error
-    return observation
 
 
 def state_key(env: Env) -> str:
@@ -37,12 +52,24 @@ def state_key(env: Env) -> str:
         encoded = key.encode()
     except EnvError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvError(f"gives no state_key: {type(error).__name__}: {error}") from error
     if len(key) <= MAX_STATE_KEY:
         return key
     digest = hashlib.blake2b(encoded, digest_size=16).hexdigest()
     return f"{key[: MAX_STATE_KEY - len(digest) - 1]}~{digest}"
+
+
+def in_tokens(say: Callable[[tuple[Message, ...]], Said], messages: tuple[Message, ...]) -> Said:
+    """What `say`, `Chat.open` or `Chat.extend`, makes of an environment's words. Raises EnvError.
+
+    A chat template may refuse a role, and a tokenizer half of a surrogate pair.
+    """
+    try:
+        with boundary():
+            return say(messages)
+    except EnvError as error:
+        raise EnvError(f"says what the model cannot be told: {error}") from error
 
 
 def _check(observation: object) -> None:

@@ -70,8 +70,10 @@ class Pulse:
         )
 
 
-async def keep_beating(pulse: Pulse, *, actor: str, buffers: dict[str, Buffer], fleet: Fleet, leases: Leases) -> None:
-    """Renew the leases and the membership every BEAT_S. Returns when the run is over.
+async def keep_beating(
+    pulse: Pulse, *, actor: str, buffers: dict[str, Buffer], fleet: Fleet, leases: Leases
+) -> RunState:
+    """Renew the leases and the membership every BEAT_S. Returns what the run's state is, once there is no more to do.
 
     Each buffer by itself, in a thread that is nobody else's: a server that stands still, and the inserts that wait for
     it, cost no lease on another. Raises EngineDied, RedisAway.
@@ -84,7 +86,7 @@ async def keep_beating(pulse: Pulse, *, actor: str, buffers: dict[str, Buffer], 
                 group.create_task(_keep_renewing(call, stream, buffer, leases, actor))
                 for stream, buffer in buffers.items()
             ]
-            while await call(fleet.run_state) in (RunState.STARTING, RunState.TRAINING):
+            while (state := await call(fleet.run_state)) in (RunState.STARTING, RunState.TRAINING):
                 await call(fleet.beat, pulse.member())
                 await asyncio.sleep(BEAT_S)
             for task in renewing:
@@ -93,6 +95,7 @@ async def keep_beating(pulse: Pulse, *, actor: str, buffers: dict[str, Buffer], 
         raise errors.exceptions[0] from None
     finally:
         threads.shutdown(wait=False)
+    return state
 
 
 async def _keep_renewing(

@@ -94,7 +94,7 @@ def draw(
         socket.setsockopt(zmq.MAXMSGSIZE, partial.chunk_bytes + MAX_HEADER_BYTES)
         if key is not None:
             key.guard_client(socket)
-        socket.connect(endpoint)
+        _connect(socket, endpoint)
         while partial.missing or asked:
             while partial.missing and len(asked) < WINDOW:
                 asked.append(partial.missing.popleft())
@@ -108,6 +108,13 @@ def draw(
         with contextlib.suppress(zmq.Again):  # there is no connection
             socket.send(msgspec.msgpack.encode(Farewell()), zmq.NOBLOCK)
         socket.close()
+
+
+def _connect(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError as error:  # whoever announced it does not know its own address
+        raise Silent(f"{endpoint} is nowhere to connect to: {error}") from None
 
 
 def _ask(socket: "zmq.Socket[bytes]", partial: Partial, offset: int) -> None:

@@ -5,7 +5,6 @@ branch. What the environment repeats of sampled tokens in a branch is read and n
 were sampled.
 """
 
-import json
 import time
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from actors.answer import answer
 from actors.engine import Sampler
 from actors.resume import ReplayMismatch
 from actors.tape import Tape
-from common.chat import Extension
+from common.chat import Extension, end_tokens
 from common.trajectory import Sampling, Trajectory
 from envhub.driving import Asked, Reply, Terms
 from envhub.env import EnvError
@@ -27,16 +26,12 @@ def terms_of(
     tokenizer: PreTrainedTokenizerBase, sampling: Sampling, *, max_tokens: int, max_turns: int
 ) -> Terms:  # fmt: skip
     """What an episode is played with. The tokenizer is of the folder that the engine has its model from."""
-    folder = Path(str(tokenizer.name_or_path))
-    generation = folder / "generation_config.json"
-    ends = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else None
-    found = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
     return Terms(
-        model_folder=folder,
+        model_folder=Path(str(tokenizer.name_or_path)),
         max_tokens=max_tokens,
         max_turns=max_turns,
         sampling=sampling,
-        end_tokens=frozenset(int(token) for token in found if isinstance(token, int)),
+        end_tokens=end_tokens(tokenizer),
     )
 
 

@@ -69,7 +69,8 @@ async def rollout_group(lease: Lease, *, stage: Stage, buffer: Buffer) -> None:
             let_go = _hand_in
         raise error from None
     finally:
-        stage.episodes.kept_tokens += await asyncio.shield(asyncio.to_thread(let_go, lease, unstored, buffer))
+        num_handed_in = await asyncio.shield(asyncio.to_thread(let_go, lease, unstored, buffer))
+        stage.episodes.kept_tokens += num_handed_in  # not in one with the await, in which other groups add to it
 
 
 def _give_back(lease: Lease, unstored: Unstored, buffer: Buffer) -> int:

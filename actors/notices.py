@@ -60,16 +60,15 @@ class Aws:
 
     def look(self) -> list[Notice]:
         """What it says now; blocks for seconds at most, as those of the others do. Raises MetadataError."""
-        notices = []
         action = self._ask("/meta-data/spot/instance-action")
         if action is not None:
             told = _decoded(action, _InstanceAction)
-            notices.append(Notice(words=f"AWS will {told.action} this host at {told.time}", is_final=True))
+            return [Notice(words=f"AWS will {told.action} this host at {told.time}", is_final=True)]
         recommendation = self._ask("/meta-data/events/recommendations/rebalance")
         if recommendation is not None:
             at = _decoded(recommendation, _Rebalance).noticeTime
-            notices.append(Notice(words=f"AWS says since {at} that it may soon interrupt this host", is_final=False))
-        return notices
+            return [Notice(words=f"AWS says since {at} that it may soon interrupt this host", is_final=False)]
+        return []
 
     def _ask(self, path: str) -> bytes | None:
         if not self._token:

@@ -40,6 +40,7 @@ async def keep_fresh(engine: Engine, newest: Callable[[], Offer | None], counts:
                 await engine.stage(offer)
             except WeightsRefused as error:
                 counts.num_refused += 1
+                pin.stuck = True
                 log.warning("version %d refused, version %d serves on: %s", version, engine.policy_version, error)
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -50,6 +51,7 @@ async def keep_fresh(engine: Engine, newest: Callable[[], Offer | None], counts:
         with pin.committing():
             counts.last_pause_s = await engine.commit(staged)
         counts.num_committed += 1
+        pin.stuck = False
         log.info("serving version %d after a pause of %.1f ms", staged, 1e3 * counts.last_pause_s)
 
 

@@ -7,7 +7,7 @@ done again, and every answer must be what it was then, token for token and rewar
 
 from functools import partial
 
-from actors.answer import answer, state_key
+from actors.answer import answer, in_tokens, state_key
 from actors.tape import Attempt, Tape
 from common.action_format import ActionFormat
 from common.chat import Chat
@@ -59,7 +59,7 @@ async def replay(
             raise ReplayMismatch(f"turn {number} earns {observation.rewards}, and {turn.rewards} when it was recorded")
         if (action.valid and observation.valid_action) != turn.valid_action:
             raise ReplayMismatch(f"the action of turn {number} was {_valid(turn.valid_action)} when it was recorded")
-        extension = chat.extend(observation.messages)
+        extension = in_tokens(chat.extend, observation.messages)
         if extension.tokens != tape.tokens[turn.stop : prompt_stop]:
             raise ReplayMismatch(f"turn {number} is answered with other words than were recorded")
         if extension.new_branch != (turn.stop in tape.branch_starts):

@@ -10,7 +10,7 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
-from actors.answer import answer, state_key
+from actors.answer import answer, boundary, in_tokens, state_key
 from actors.drive import drive, terms_of
 from actors.engine import EngineDied, EngineError, Sampler
 from actors.resume import ReplayMismatch, replay
@@ -33,7 +33,7 @@ class EpisodeFailed(RuntimeError):
     """The episode ended by no doing of the policy. It has a reason and no reward, and is redone."""
 
     def __init__(self, stop_reason: StopReason, why: str) -> None:
-        super().__init__(why)
+        super().__init__(why.encode(errors="backslashreplace").decode())  # half a surrogate pair reaches no Redis
         self.stop_reason = stop_reason
         self.outcome = OUTCOME_OF[stop_reason]
 
@@ -57,9 +57,10 @@ async def fresh_env(
         known = ", ".join(envs)
         raise EpisodeFailed(StopReason.ENV_ERROR, f"the run has no environment {task.env!r}, only {known}")
     try:
-        env = make_any_env(part.name, part.options)
-    except Exception as error:
-        raise EpisodeFailed(StopReason.ENV_ERROR, f"cannot be made: {type(error).__name__}: {error}") from error
+        with boundary():
+            env = make_any_env(part.name, part.options)
+    except EnvError as error:
+        raise EpisodeFailed(StopReason.ENV_ERROR, f"cannot be made: {error}") from error
     try:
         yield env
     except asyncio.CancelledError:
@@ -67,10 +68,11 @@ async def fresh_env(
         raise
     finally:
         try:
-            async with asyncio.timeout(timeout_s):
-                await env.close()
-        except Exception as error:  # the episode is whole all the same
-            log.warning("%s does not close: %s: %s", task.env, type(error).__name__, error)
+            with boundary():
+                async with asyncio.timeout(timeout_s):
+                    await env.close()
+        except EnvError as error:  # the episode is whole all the same
+            log.warning("%s does not close: %s", task.env, error)
 
 
 async def rollout(
@@ -114,7 +116,7 @@ async def _play(
     observation = await answer(partial(env.reset, attempt.task), timeout_s=step_timeout_s)
     if observation.done or not observation.messages:
         raise EnvError("a reset came back with the episode over, or with nothing said")
-    opening = chat.open(with_instructions(observation.messages, action_format))
+    opening = in_tokens(chat.open, with_instructions(observation.messages, action_format))
     if tape.turns:
         await replay(
             tape, opening=opening, env=env, chat=chat, action_format=action_format, step_timeout_s=step_timeout_s
@@ -145,7 +147,7 @@ async def _play(
         if observation.done:
             stop_reason = StopReason.DONE
         else:
-            tape.add_prompt(chat.extend(observation.messages))
+            tape.add_prompt(in_tokens(chat.extend, observation.messages))
             stop_reason = spent(tape, allowance)
     if not tape.turns:
         raise EnvError(f"its first prompt of {len(tape.tokens)} tokens leaves no room in {allowance.max_tokens}")

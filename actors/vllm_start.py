@@ -9,7 +9,7 @@ from dataclasses import asdict
 import numpy as np
 import torch
 import vllm
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer
 from vllm import EngineArgs, SamplingParams
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.outputs import RequestOutput
@@ -20,6 +20,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from actors.candidates import CandidatesCut, kept_of_candidates
 from actors.orders import Ended, EngineSettings, Failed
 from actors.staged_transfer import BACKEND, WORKER_EXTENSION
+from common.chat import end_tokens
 from common.kept_sets import MAX_KEPT_TOKENS
 from common.trajectory import Sampling, VersionSpan
 
@@ -119,13 +120,11 @@ def over(output: RequestOutput, *, num_candidates: int, vocab_size: int) -> Ende
 
 
 def stop_token_ids(model_path: str) -> list[int]:
-    """The tokens that end a turn: those of the tokenizer and of the generation config in the model's folder.
+    """The tokens that end a turn of the model in this folder.
 
     Raises ValueError where there is none: every generation would run to its limit.
     """
-    end = GenerationConfig.from_pretrained(model_path).eos_token_id
-    found = {AutoTokenizer.from_pretrained(model_path).eos_token_id, *(end if isinstance(end, list) else [end])}
-    found.discard(None)
+    found = end_tokens(AutoTokenizer.from_pretrained(model_path))
     if not found:
         raise ValueError(f"`model.path` {model_path} names no end-of-turn token; set eos_token in its tokenizer")
     return sorted(found)

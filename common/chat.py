@@ -7,8 +7,10 @@ alone. Where a chat template rewrites what stands (it drops earlier thoughts, sa
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.message import Message
@@ -31,7 +33,7 @@ class Chat:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._encode = encoder(tokenizer)
-        self._special_ids = frozenset(tokenizer.all_special_ids)
+        self._unsaid = end_tokens(tokenizer).union(tokenizer.all_special_ids)  # where a reply ends with one
         self._messages: list[dict[str, str]] = []
         self._text = ""  # what the tokens so far say, as the template wrote it
         self._ended_with = ""  # the end-of-turn token that the policy sampled itself
@@ -44,7 +46,7 @@ class Chat:
 
     def reply(self, tokens: list[int]) -> str:
         """Record what the policy sampled and return it as text, without its end-of-turn token."""
-        ended = bool(tokens) and tokens[-1] in self._special_ids
+        ended = bool(tokens) and tokens[-1] in self._unsaid
         self._ended_with = str(self._tokenizer.convert_ids_to_tokens(tokens[-1])) if ended else ""
         content = str(self._tokenizer.decode(tokens[:-1] if ended else tokens))
         self._messages.append({"role": "assistant", "content": content})
@@ -78,6 +80,17 @@ def encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
     return lambda text: list(fast.encode(text, add_special_tokens=False).ids)
 
 
+def end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The tokens that end a turn: the tokenizer's own, and those of the generation config in the folder that it is of.
+
+    Llama 3's base tokenizer ends texts with another token than turns, which the generation config alone names.
+    """
+    generation = Path(str(tokenizer.name_or_path)) / "generation_config.json"
+    ends = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else None
+    found = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
+    return frozenset(token for token in found if isinstance(token, int))
+
+
 def end_of_turn_text(tokenizer: PreTrainedTokenizerBase) -> str:
     """What the template writes right after an assistant's words, up to the end-of-turn token and including it."""
     conversation = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -85,5 +98,7 @@ def end_of_turn_text(tokenizer: PreTrainedTokenizerBase) -> str:
     closed = str(tokenizer.apply_chat_template(conversation, tokenize=False))
     if not closed.startswith(opened + "b"):
         raise ValueError("the chat template does not put an assistant's words right behind its generation prompt")
-    tail, end = closed[len(opened) + 1 :], str(tokenizer.eos_token)
-    return tail[: tail.index(end) + len(end)] if end in tail else end
+    tail = closed[len(opened) + 1 :]
+    ends = [str(tokenizer.convert_ids_to_tokens(token)) for token in end_tokens(tokenizer)]
+    stops = [tail.index(end) + len(end) for end in ends if end in tail]
+    return tail[: min(stops)] if stops else str(tokenizer.eos_token)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
-from common.chat import Chat, Extension
+from common.chat import Chat, Extension, end_tokens
 from common.message import Message
 from common.trajectory import Trajectory
 
@@ -78,7 +78,7 @@ class Transcriber:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._special_ids = frozenset(tokenizer.all_special_ids)
+        self._unsaid = end_tokens(tokenizer).union(tokenizer.all_special_ids)  # as `Chat` has it
         marks = _marks(tokenizer)
         self._assistant_closings = [mark.closing for mark in marks if mark.role == "assistant"]
         first = _rendered(tokenizer, [Message("user", A)])
@@ -119,7 +119,7 @@ class Transcriber:
             if heard is None or not _gives(chat, heard, prompt, opening=not said):
                 return None
             said += [*heard, Message("assistant", chat.reply(prompt.sampled))]
-            ended = prompt.sampled[-1] in self._special_ids
+            ended = prompt.sampled[-1] in self._unsaid
             ended_with = self._decoded(prompt.sampled[-1:]) if ended else ""
         return said
 

@@ -49,10 +49,11 @@ def join_run(
     repertoires = [Repertoire(each) for each in dict.fromkeys(clients)]
     epochs = shards.acquire_epochs()
     evaluation.adopt_epoch(epochs.epochs[0])
-    fleet.set_run_state(RunState.STARTING)
+    # In this order: actors that wait for a learner which failed take the facts as soon as it is starting.
     fleet.describe_run(
         RunFacts(config_yaml=dump_config(config), model_path=str(model_folder.resolve()), vocab_size=vocab_size)
     )
+    fleet.set_run_state(RunState.STARTING)
     return Links(
         train=shards.buffers[0],
         shards=shards,

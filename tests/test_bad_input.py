@@ -117,7 +117,16 @@ def test_an_environment_that_cannot_be_had_is_named_before_anything_starts(refus
 def test_an_address_that_cannot_be_bound_is_named_before_anything_starts(refused: Refused) -> None:
     assert "`weights.host` must be an IPv4 address of this machine" in refused("up", "weights.host=203.0.113.7")
     assert "'localhost'" in refused("up", "weights.host=localhost")
-    assert "no address that actors could connect to" in refused("up", "weights.host=0.0.0.0")
+    for verb in ("up", "relay"):
+        assert "no address that actors could connect to" in refused(verb, "weights.host=0.0.0.0")
+        assert "'*' cannot be bound" in refused(verb, "weights.host='*'")
+
+
+def test_a_disk_that_is_the_runs_own_folder_is_refused(refused: Refused, tmp_path: Path) -> None:
+    complaint = "would have weights among the files of the run"
+    assert complaint in refused("up", f"weights.disk={tmp_path}/runs", "run.name=demo")
+    assert complaint in refused("up", f"weights.disk=file://{tmp_path}/runs", "run.name=demo")
+    assert complaint in refused("up", f"weights.disk={tmp_path}", "run.name=runs")  # which holds every run
 
 
 def test_a_port_in_use_is_passed_over_for_another() -> None:

@@ -1,12 +1,13 @@
 """A conversation only grows: what was sampled stays, what is new is rendered, and a rewritten past is a new branch."""
 
+import json
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from common.chat import Chat, end_of_turn_text
+from common.chat import Chat, end_of_turn_text, end_tokens
 from common.message import Message
 from tests.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
 
@@ -103,6 +104,22 @@ def test_a_reply_that_ends_with_another_special_token_still_gets_the_templates()
     chat.open((ASK,))
     assert chat.reply(ids(tokenizer, "click[red]<|endoftext|>")) == "click[red]"
     assert tokenizer.decode(chat.extend((ANSWER,)).tokens).startswith(f"{END}\n<|im_start|>user\n")
+
+
+def test_an_end_of_turn_that_the_generation_config_alone_names_is_one(tmp_path: Path) -> None:
+    """As in the folders of models whose tokenizer ends texts, and not turns."""
+    written = merging_tokenizer(CHATML)
+    end, text_end = written.convert_tokens_to_ids([END, "<|endoftext|>"])
+    written.save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path, eos_token="<|endoftext|>")
+    assert end not in tokenizer.all_special_ids
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [text_end, end]}))
+    assert end_tokens(tokenizer) == {end, text_end}
+    assert end_of_turn_text(tokenizer) == END
+    chat = Chat(tokenizer)
+    chat.open((ASK,))
+    assert chat.reply(ids(tokenizer, f"click[red]{END}")) == "click[red]"
+    assert tokenizer.decode(chat.extend((ANSWER,)).tokens).startswith("\n<|im_start|>user\n")
 
 
 def test_sampled_tokens_that_would_be_encoded_otherwise_are_left_as_they_were_sampled() -> None:

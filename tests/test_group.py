@@ -13,18 +13,17 @@ import msgspec
 import numpy as np
 import pytest
 import redis
-from jinja2 import TemplateError
 
-from actors.act import act
+from actors.act import EXIT_RUN_FAILED, act
 from actors.engine import EngineDied
 from actors.group import Episodes, Stage, rollout_group
 from actors.scripted_engine import Schedule, ScriptedEngine
-from common.action_format import FORMATS
+from common.action_format import FORMATS, ActionFormat
 from common.env_config import PartConfig
 from common.fleet_config import ActorsConfig
 from common.shutdown import EXIT_PREEMPTED, Shutdown
 from common.trajectory import Task, Trajectory
-from envhub.env import Observation
+from envhub.env import EnvError, Observation
 from replay.buffer import Buffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunState
@@ -287,25 +286,66 @@ def test_a_failure_whose_words_are_no_unicode_is_recorded_all_the_same(redis_cli
     buffer.open([ticket(0, num_members=MEMBERS)])
     Actor("actor", run_id, env_name=f"{__name__}:SaysHalfACharacter").plays(buffer)
     assert buffer.ledger().dropped == {"env_failure": 1}
-    assert buffer.failures()[0].reason == "ValueError: no such item: ?"
+    assert buffer.failures()[0].reason == "ValueError: no such item: \\ud83d"
 
 
 def test_a_group_that_ends_its_actors_ends_no_more_of_them_than_it_has_attempts(
-    redis_client: redis.Redis, run_id: str
+    redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of a chat template that refuses what the environment says, or of whatever else nobody foresaw."""
-    refusing = merging_tokenizer("{{ raise_exception('roles must alternate') }}")
+    """By what nobody foresaw."""
+
+    def refuse(_format: ActionFormat, _completion: str) -> None:
+        raise ZeroDivisionError("nobody foresaw this")
+
+    monkeypatch.setattr(ActionFormat, "parse", refuse)
     buffer = make_buffer(redis_client, run_id, lease_ttl_s=0.2, max_attempts=2)
     buffer.acquire_epoch()
     buffer.open([ticket(0, num_members=MEMBERS)])
     for name in ("first", "second"):
-        actor = Actor(name, run_id, turns=TURNS)
-        actor.stage = dataclasses.replace(actor.stage, tokenizer=refusing)
-        with pytest.raises(TemplateError, match="roles must alternate"):
-            actor.plays(buffer)
+        with pytest.raises(ZeroDivisionError, match="nobody foresaw this"):
+            Actor(name, run_id, turns=TURNS).plays(buffer)
         time.sleep(0.3)
     assert buffer.lease("third") is None
     assert buffer.ledger().dropped == {"lease_expired": 1}
+
+
+def test_no_token_is_lost_from_the_count_where_groups_end_near_each_other(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer = make_buffer(redis_client, run_id)
+    buffer.acquire_epoch()
+    buffer.open([ticket(group_id, num_members=MEMBERS) for group_id in range(20)])
+    actor = Actor("actor", run_id, turns=TURNS, step_s=0.005)
+
+    async def play(lease: Lease, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        await rollout_group(lease, stage=actor.stage, buffer=buffer)
+
+    async def play_all() -> None:
+        await asyncio.gather(*[play(actor.lease(buffer), 0.003 * number) for number in range(20)])
+
+    asyncio.run(play_all())
+    groups = buffer.claim(1, 20, policy_version=0, max_lag=0)
+    sampled = [turn.stop - turn.start for group in groups for member in group.trajectories for turn in member.turns]
+    assert actor.stage.episodes.kept_tokens == sum(sampled)
+
+
+class Complains(GuessEnv):
+    """An environment whose complaint is no text that can be written down."""
+
+    async def step(self, action: str) -> Observation:
+        raise EnvError(f"half a pair \ud800 behind {action}")
+
+
+def test_a_complaint_that_cannot_be_encoded_fails_its_attempt_and_not_the_actor(
+    redis_client: redis.Redis, run_id: str
+) -> None:
+    buffer = make_buffer(redis_client, run_id, max_attempts=1)
+    buffer.acquire_epoch()
+    buffer.open([ticket(0, num_members=MEMBERS)])
+    Actor("actor", run_id, env_name=f"{__name__}:Complains").plays(buffer)
+    assert buffer.ledger().dropped == {"env_failure": 1}
+    assert "half a pair \\ud800 behind" in buffer.failures()[0].reason
 
 
 @pytest.fixture
@@ -317,8 +357,16 @@ def shutdown() -> Iterator[Shutdown]:
         signal.signal(number, handler)
 
 
-async def acting(actor: Actor, buffer: Buffer, client: redis.Redis, shutdown: Shutdown, *, drain_s: float = 0.1) -> int:
-    """The whole loop of an actor that has room for one group, in a run that trains."""
+async def acting(
+    actor: Actor,
+    buffer: Buffer,
+    client: redis.Redis,
+    shutdown: Shutdown,
+    *,
+    drain_s: float = 0.1,
+    max_episodes: int = MEMBERS,
+) -> int:
+    """The whole loop of an actor, in a run that trains; it has room for one group unless told otherwise."""
     fleet = Fleet(client, actor.stage.run_id)
     fleet.set_run_state(RunState.TRAINING)
     return await act(
@@ -326,7 +374,7 @@ async def acting(actor: Actor, buffer: Buffer, client: redis.Redis, shutdown: Sh
         buffers={"train": buffer},
         bulletin=Bulletin(client, actor.stage.run_id),
         fleet=fleet,
-        actors=ActorsConfig(drain_s=drain_s, max_episodes=MEMBERS),
+        actors=ActorsConfig(drain_s=drain_s, max_episodes=max_episodes),
         shutdown=shutdown,
     )
 
@@ -346,6 +394,47 @@ def test_an_actor_ends_with_its_engine(redis_client: redis.Redis, run_id: str, g
     asyncio.run(play())
     assert (buffer.ledger().queued, buffer.ledger().redone_members) == (1, 0)
     assert buffer.lease("heir") is not None
+
+
+@pytest.mark.parametrize(("state", "exit_code"), [(RunState.FINISHED, 0), (RunState.FAILED, EXIT_RUN_FAILED)])
+def test_an_actor_leaves_a_run_that_is_over_for_good_and_one_that_failed_to_come_back(
+    redis_client: redis.Redis, run_id: str, shutdown: Shutdown, state: RunState, exit_code: int
+) -> None:
+    buffer = buffer_with_a_group(redis_client, run_id)
+
+    async def play() -> int:
+        task = asyncio.create_task(acting(Actor("actor", run_id, turns=TURNS), buffer, redis_client, shutdown))
+        await until(lambda: buffer.ledger().ready == 1)
+        Fleet(redis_client, run_id).set_run_state(state)
+        return await task
+
+    assert asyncio.run(play()) == exit_code
+
+
+def test_an_actor_that_gets_its_own_lost_group_again_plays_it_once(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that was stopped for longer than a lease lasts, and asks for work before it renews what it had."""
+    monkeypatch.setattr("actors.beat.BEAT_S", DEADLINE_S)
+    buffer = make_buffer(redis_client, run_id, lease_ttl_s=2.0)
+    buffer.acquire_epoch()
+    buffer.open([ticket(0, num_members=MEMBERS)])
+    actor = Actor("actor", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
+
+    async def play() -> int:
+        task = asyncio.create_task(acting(actor, buffer, redis_client, shutdown, max_episodes=2 * MEMBERS))
+        await actor.stands_in_turn(1)
+        await until(lambda: buffer.ledger().expired_leases == 1)
+        await asyncio.sleep(0.3)
+        assert actor.stage.episodes.num_running == MEMBERS
+        gate.open()
+        await until(lambda: buffer.ledger().ready == 1)
+        await until(lambda: actor.stage.episodes.num_running == 0)
+        shutdown.notice()
+        return await task
+
+    assert asyncio.run(play()) == EXIT_PREEMPTED
+    assert buffer.ledger().inserted == MEMBERS
 
 
 def test_an_actor_that_is_told_to_leave_hands_in_what_its_drain_leaves_unfinished(

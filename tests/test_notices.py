@@ -68,6 +68,7 @@ def test_aws_is_asked_with_a_token_and_says_nothing_where_nothing_is_planned(ser
 def test_aws_gives_notice_of_an_interruption(service: MetadataService, action: str) -> None:
     service.wants_tokens()
     service.answers[ACTION] = 200, f'{{"action": "{action}", "time": "2017-09-18T08:22:00Z"}}'
+    service.answers[REBALANCE] = 500, "too late for hints"
     (notice,) = Aws(service.url).look()
     assert notice.is_final and notice.words == f"AWS will {action} this host at 2017-09-18T08:22:00Z"
 
@@ -88,7 +89,7 @@ def test_a_token_that_has_expired_is_fetched_anew(service: MetadataService) -> N
     service.answers[ACTION] = 200, '{"action": "terminate", "time": "2017-09-18T08:22:00Z"}'
     service.asked.clear()
     assert len(aws.look()) == 1
-    assert service.paths() == [ACTION, "/latest/api/token", ACTION, REBALANCE]
+    assert service.paths() == [ACTION, "/latest/api/token", ACTION]
 
 
 def test_gcp_is_asked_in_its_flavour_and_says_nothing_where_nothing_is_planned(service: MetadataService) -> None:

@@ -9,11 +9,13 @@ import pytest
 import redis
 
 from actors.act import act
+from actors.engine import WeightsRefused
 from actors.pin import Pin
 from common.fleet_config import ActorsConfig
 from common.shutdown import Shutdown
 from common.trajectory import Trajectory
 from common.weights import Manifest, Offer
+from learner.evaluation import give_up
 from replay.buffer import Buffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunState
@@ -44,8 +46,7 @@ class Scene:
     def opens(self, buffer: Buffer, *group_ids: int, version: int = 0) -> None:
         buffer.open([ticket(group_id, num_members=1, min_policy_version=version) for group_id in group_ids])
 
-    async def offers(self, version: int) -> None:
-        """Announce the version, and return once the actor has staged it or serves it."""
+    def announces(self, version: int) -> None:
         manifest = Manifest(
             policy_version=version,
             learner_epoch=self._epoch,
@@ -57,6 +58,10 @@ class Scene:
             deltas=[],
         )
         self._bulletin.announce(Offer(manifest=manifest, pull_endpoint=""))
+
+    async def offers(self, version: int) -> None:
+        """Announce the version, and return once the actor has staged it or serves it."""
+        self.announces(version)
         await until(lambda: version in (self.actor.engine._staged_version, self.version))
 
     def plays(self, script: Callable[[], Coroutine[Any, Any, None]], shutdown: Shutdown) -> None:
@@ -140,6 +145,25 @@ def test_an_evaluation_of_another_version_is_left_to_others_until_the_actor_gets
     assert scene.evaluations.ledger().queued == 1
 
 
+def test_an_evaluation_that_takes_the_place_of_one_that_was_passed_over_is_played(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    """The run's last one, of the version that the actors came to while one before it was still queued."""
+    scene = Scene(redis_client, run_id, gate)
+    gate.open()
+
+    async def script() -> None:
+        await scene.offers(1)
+        await until(lambda: scene.version == 1)
+        scene.opens(scene.evaluations, 0, version=0)
+        await asyncio.sleep(0.3)  # some polls
+        give_up(scene.evaluations)
+        scene.opens(scene.evaluations, 1, version=1)
+        await until(lambda: scene.evaluations.ledger().ready == 1)
+
+    scene.plays(script, shutdown)
+
+
 def test_a_held_engine_takes_the_training_that_it_can_serve_and_leaves_the_rest_to_others(
     redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
 ) -> None:
@@ -176,6 +200,41 @@ def test_evaluations_that_are_dropped_under_an_actor_let_go_of_its_engine(
         await until(lambda: scene.version == 1)
 
     scene.plays(script, shutdown)
+
+
+def test_an_actor_that_gets_no_weights_holds_no_group_that_asks_for_them(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.refresh.RETRY_S", 0.1)
+    scene, refused = Scene(redis_client, run_id, gate), asyncio.Event()
+    gate.open()
+    stage = scene.actor.engine.stage
+
+    async def refuse(offer: Offer) -> None:
+        if not refused.is_set():
+            await asyncio.sleep(0.5)
+            refused.set()
+        raise WeightsRefused("its host is cut off from the publisher")
+
+    async def script() -> None:
+        scene.opens(scene.train, 0, version=1)
+        await asyncio.sleep(0.5)  # some polls
+        assert scene.train.ledger().leased == 0
+        await scene.offers(1)
+        await until(lambda: scene.train.ledger().ready == 1)
+        scene.opens(scene.train, 1, version=2)
+        await until(lambda: scene.train.ledger().leased == 1)  # they may come at any moment
+        scene.actor.engine.stage = refuse  # type: ignore[method-assign]
+        scene.announces(2)
+        await asyncio.wait_for(refused.wait(), 60)
+        await until(lambda: scene.train.ledger().leased == 0)
+        await asyncio.sleep(0.3)  # some polls
+        assert (scene.train.ledger().leased, scene.train.ledger().queued) == (0, 1)
+        scene.actor.engine.stage = stage  # type: ignore[method-assign]
+        await until(lambda: scene.train.ledger().ready == 2)
+
+    scene.plays(script, shutdown)
+    assert scene.train.ledger().failed == {}
 
 
 def test_nothing_is_committed_while_an_evaluation_is_asked_for_nor_the_reverse() -> None:

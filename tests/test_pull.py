@@ -124,6 +124,14 @@ def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) ->
 # --- One source after another.
 
 
+@pytest.mark.parametrize("endpoint", ["tcp://*:5555", "tcp://host:99999", "nonsense"])
+def test_a_source_at_no_address_is_left_for_another(endpoint: str) -> None:
+    with serving() as publisher:
+        pulling = Pulling(endpoint)
+        assert pulling.pull(publisher.endpoint) == DATA
+        pulling.puller.close()
+
+
 def test_a_source_that_falls_silent_in_mid_blob_is_left_and_the_rest_comes_from_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from actors.engine import Completion, EngineDied, EngineError
-from actors.rollout import EpisodeFailed
+from actors.rollout import EpisodeFailed, fresh_env
 from actors.scripted_engine import Schedule, ScriptedEngine
 from common.action_format import FORMATS
+from common.env_config import PartConfig
 from common.message import Message
 from common.trajectory import (
     MAX_STATE_KEY,
@@ -37,7 +38,7 @@ from tests.episodes import (
     saying,
 )
 from tests.skipping_loop import run_skipping
-from tests.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
+from tests.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, byte_tokenizer, merging_tokenizer, shop_tokenizer
 from tests.test_scripted_engine import offer_of
 
 
@@ -225,6 +226,84 @@ def test_a_broken_environment_is_an_env_failure_and_never_a_reward_of_0(wrong: o
     with pytest.raises(EpisodeFailed, match=complaint) as failed:
         play(env, engine_of(script), allowance=replace(ALLOWANCE, max_turns=3))
     assert (failed.value.stop_reason, failed.value.outcome) == (StopReason.ENV_ERROR, Outcome.ENV_FAILURE)
+
+
+class Unruly(ShopEnv):
+    """A shop that does as it is told where it is told: it exits, or waits for a task of its own that was cancelled."""
+
+    def __init__(self, doing: str, *, when: str) -> None:
+        super().__init__()
+        self.doing, self.when = doing, when
+
+    async def reset(self, task: Task) -> Observation:
+        await self._be("reset")
+        return await super().reset(task)
+
+    async def close(self) -> None:
+        await self._be("close")
+
+    async def _be(self, when: str) -> None:
+        if when == self.when and self.doing == "exits":
+            raise SystemExit(0)
+        if when == self.when:
+            own = asyncio.create_task(asyncio.sleep(60))
+            own.cancel()
+            await own
+
+
+@pytest.mark.parametrize(
+    ("doing", "complaint"), [("exits", "SystemExit: 0"), ("cancels", "something that it waited for was cancelled")]
+)
+def test_an_environment_ends_neither_the_actor_nor_a_task_of_its(doing: str, complaint: str) -> None:
+    with pytest.raises(EpisodeFailed, match=complaint) as failed:
+        play(Unruly(doing, when="reset"), engine_of(saying(shop_tokenizer())))
+    assert failed.value.outcome is Outcome.ENV_FAILURE
+
+
+@pytest.mark.parametrize("doing", ["exits", "cancels"])
+def test_a_close_that_does_the_same_costs_nothing(doing: str) -> None:
+    envs = {"shop": PartConfig(name=f"{__name__}:Unruly", options={"doing": doing, "when": "close"})}
+
+    async def play_and_close() -> str:
+        async with fresh_env(envs, attempt_on().task, timeout_s=1.0):
+            pass
+        return "went on"
+
+    assert run_skipping(play_and_close()) == "went on"
+
+
+def test_an_episode_that_is_cancelled_is_no_failure() -> None:
+    async def cancel() -> None:
+        engine = engine_of(saying(shop_tokenizer(), "search[dress]<|end|>", "click[red]<|end|>"))
+        playing = asyncio.create_task(rollout_of(Broken("hang"), engine))
+        await asyncio.sleep(1.0)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+
+    run_skipping(cancel())
+
+
+NO_SYSTEM = "{% if messages[-1]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        (Message("user", "half a pair \udcff"), "not a Message of text"),
+        (Message("system", "time is short"), "cannot be told: TemplateError: System role not supported"),
+    ],
+)
+@pytest.mark.parametrize("at", ["reset", "step"])
+def test_words_that_the_model_cannot_be_told_are_an_env_failure(message: Message, complaint: str, at: str) -> None:
+    tokenizer = byte_tokenizer(NO_SYSTEM + CHATML)
+    said = answer(messages=(message,))
+    env = BadStart(said) if at == "reset" else Broken(said)
+    script = saying(tokenizer, *["search[dress]<|im_end|>"] * 2)
+    allowance = replace(ALLOWANCE, max_tokens=10_000)
+    with pytest.raises(EpisodeFailed, match=complaint) as failed:
+        play(env, engine_of(script, max_tokens=10_000), tokenizer=tokenizer, allowance=allowance)
+    assert failed.value.outcome is Outcome.ENV_FAILURE
 
 
 def test_every_turn_is_recorded_with_the_state_that_its_action_was_chosen_in() -> None:

@@ -13,16 +13,20 @@ from pathlib import Path
 
 import psutil
 import pytest
+import redis
 
+from actors.join import run_config
+from common.config import load_config
 from common.connection import PASSWORD_VARIABLE, connect
 from common.metrics import read_metrics
 from common.run_dir import RunDir
-from replay.fleet import Fleet
+from replay.fleet import Fleet, RunFacts, RunState
 from replay.keys import key
 from replay.ledger import read_ledger
 from replay.server import Server, password_of
 from tests.processes import DEADLINE_S, GUESS, MARK, REPOSITORY, Gate, marked
 from tools.child import kill
+from tools.up import say_that_it_goes_on
 
 NAME = "run"
 ENDLESS = 100_000  # steps: a sitting ends when the test ends it
@@ -247,3 +251,15 @@ def is_described(server: Server) -> bool:
     """Whether the learner has joined the run; imitation comes next, and actors start their engines."""
     with connect(server.secret_url) as client:
         return bool(client.exists(key(NAME, "facts")))
+
+
+def test_actors_that_come_before_the_learner_play_as_the_run_goes_on(
+    redis_client: redis.Redis, redis_url: str, run_id: str
+) -> None:
+    fleet = Fleet(redis_client, run_id)
+    fleet.describe_run(RunFacts(config_yaml="env: {max_turns: 8}", model_path="model", vocab_size=100))
+    fleet.set_run_state(RunState.FINISHED)
+    say_that_it_goes_on(load_config(None, [f"redis.url={redis_url}", f"run.name={run_id}", "env.max_turns=3"]))
+    assert fleet.run_state() is RunState.STARTING
+    assert run_config(fleet.run_facts()).env.max_turns == 3
+    assert (fleet.run_facts().model_path, fleet.run_facts().vocab_size) == ("model", 100)

@@ -121,6 +121,15 @@ def test_every_third_version_is_an_anchor_and_the_deltas_reach_back_to_the_one_b
     assert bases == [[], [0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4], [3, 4, 5], [3, 4, 5, 6]]
 
 
+def test_weights_that_stay_as_they_are_make_no_longer_manifest() -> None:
+    first, second, third = nudged_versions(3)
+    with history([first, *[second] * 20, third], anchor_every=3) as past, a_receiver() as current, a_receiver() as new:
+        assert max(len(manifest.deltas) for manifest in past.manifests) <= 3
+        for version, tensors in {0: first, 1: second, 2: second, 20: second, 21: third}.items():
+            assert past.receive(current, version)[0] == flat_bytes(tensors)
+        assert past.receive(new, 21)[0] == flat_bytes(third)
+
+
 def test_a_version_is_an_anchor_when_a_newcomer_would_pull_more_in_deltas_than_in_whole_weights() -> None:
     versions = [weights(0)]
     for seed in range(6):

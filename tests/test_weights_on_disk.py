@@ -5,9 +5,12 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
 import redis
+from fsspec.implementations.memory import MemoryFileSystem
 
 from actors.engine import WeightsRefused
 from actors.receive import Receiver
@@ -15,6 +18,7 @@ from common.blob_store import BlobStore, StoreError, run_store
 from common.chunks import Blob
 from common.config_error import ConfigError
 from common.weights import Manifest, Offer
+from learner.store_weights import Gone
 from replay import keys
 from replay.bulletin import Bulletin
 from replay.keys import FencedOut
@@ -87,7 +91,7 @@ def test_what_an_ended_publisher_left_on_disk_goes_and_its_version_is_there_agai
 ) -> None:
     bulletin, disk = Bulletin(redis_client, run_id), tmp_path / "disk"
     (disk / run_id).mkdir(parents=True)
-    (disk / run_id / "half a blob").write_bytes(b"x")
+    (disk / run_id / ("0" * 32)).write_bytes(b"half a blob")
     with publishing(redis_url, run_id, tmp_path, disk=str(disk)) as publisher, a_reader(run_id, disk) as reader:
         publisher.publish(weights(1), policy_version=1)
         manifest = stored(bulletin, 1).manifest
@@ -106,6 +110,20 @@ def test_what_an_ended_publisher_left_on_disk_goes_and_its_version_is_there_agai
 
         wait_until(readable, "version 1 again")
         assert bytes(reader.receive(stored(bulletin, 1)).numpy()) == flat_bytes(weights(1))
+
+
+def test_what_is_no_blob_stays_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "metrics.jsonl").write_text("precious")
+    store, old, new = (
+        run_store(str(tmp_path), "run"),
+        Blob(root="0" * 32, num_bytes=1),
+        Blob(root="f" * 32, num_bytes=1),
+    )
+    for blob in (old, new):
+        store.write(blob, [b"x"])
+    store.keep({new.root})
+    assert files(tmp_path, "run") == {"checkpoints", "metrics.jsonl", new.root}
 
 
 def test_a_disk_that_cannot_be_written_holds_up_nobody_and_is_tried_again(
@@ -146,6 +164,38 @@ def test_a_blob_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> N
     store = run_store(str(tmp_path), "run")
     with pytest.raises(StoreError, match="run/missing"):
         store.read(Blob(root="missing", num_bytes=1), memoryview(bytearray(1)))
+
+
+class Refusing(MemoryFileSystem):
+    """A kind of store whose errors are its own, as S3's are."""
+
+    protocol = "refusing"
+
+    def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        raise RuntimeError("SlowDown")
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        raise RuntimeError("SlowDown")
+
+
+def test_whatever_a_kind_of_store_raises_is_an_error_of_the_store() -> None:
+    fsspec.register_implementation("refusing", Refusing, clobber=True)
+    store, blob = run_store("refusing://bucket", "run"), Blob(root="0" * 32, num_bytes=1)
+    with pytest.raises(StoreError, match="RuntimeError: SlowDown"):
+        store.write(blob, [b"x"])
+    with pytest.raises(StoreError, match="RuntimeError: SlowDown"):
+        store.read(blob, memoryview(bytearray(1)))
+    with pytest.raises(StoreError, match="RuntimeError: SlowDown"):
+        store.keep(set())
+
+
+def test_what_the_chunks_raise_is_no_error_of_the_store(tmp_path: Path) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b"x"
+        raise Gone("a newer one is served")
+
+    with pytest.raises(Gone):
+        run_store(str(tmp_path), "run").write(Blob(root="0" * 32, num_bytes=2), chunks())
 
 
 def test_a_url_that_nothing_here_can_reach_is_refused_by_the_learner(

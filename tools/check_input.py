@@ -11,6 +11,7 @@ from common.action_format import FORMATS
 from common.config import Config
 from common.config_error import ConfigError
 from common.env_config import EnvConfig
+from common.run_dir import RunDir
 from envhub.catalogue import DRIVING, make_any_env
 from learner.coherence import check_coherence
 
@@ -30,7 +31,8 @@ def check_input(config: Config) -> None:
             )
     if config.model.path:
         check_model_folder(Path(config.model.path), max_tokens=config.model.max_tokens)
-    _check_host(config.weights.host)
+    check_host(config.weights.host)
+    _check_disk(config)
 
 
 def check_env(env: EnvConfig) -> None:
@@ -80,7 +82,8 @@ def _read_json(path: Path) -> dict[str, object]:
     return content
 
 
-def _check_host(host: str) -> None:
+def check_host(host: str) -> None:
+    """Raise ConfigError unless weights can be served at `host`."""
     try:
         address = ipaddress.IPv4Address(host)
         if address.is_unspecified:
@@ -92,3 +95,14 @@ def _check_host(host: str) -> None:
             f"`weights.host` must be an IPv4 address of this machine, as actors reach it; {host!r} cannot be bound: "
             f"{error}"
         ) from None
+
+
+def _check_disk(config: Config) -> None:
+    """Raise ConfigError where the run's weights would lie among the other files of the run."""
+    disk = Path(config.weights.disk.removeprefix("file://")).absolute()
+    run = RunDir(config.run.root, config.run.name).path.absolute()
+    if config.weights.disk and run.is_relative_to(disk / config.run.name):
+        raise ConfigError(
+            f"`weights.disk` {config.weights.disk} would have weights among the files of the run in {run}; name "
+            "another folder"
+        )

@@ -205,8 +205,13 @@ def _verb(arguments: argparse.Namespace) -> Callable[[Config], int]:
             return host_actors
         case "relay":
             from actors.relay import relay
+            from tools.check_input import check_host
 
-            return relay
+            def checked(config: Config) -> int:
+                check_host(config.weights.host)
+                return relay(config)
+
+            return checked
         case "key":
             from tools.key import make_key
 

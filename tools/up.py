@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import psutil
 import redis
 from rich.console import Console
@@ -43,7 +44,7 @@ def up(config: Config, *, resume: bool) -> int:
         run_dir.start_clock()
         os.environ.update(environment)
         if resume:
-            _say_that_it_goes_on(config)
+            say_that_it_goes_on(config)
         write_whole(run_dir.config, dump_config(config))
         return _supervise(config, run_dir, _children(config, run_dir, environment), server, shutdown)
 
@@ -90,11 +91,14 @@ def _redis(config: Config, run_dir: RunDir) -> Iterator[Server | None]:
         yield server
 
 
-def _say_that_it_goes_on(config: Config) -> None:
-    """A run that ended says so in Redis, and actors that come before the learner would leave again."""
+def say_that_it_goes_on(config: Config) -> None:
+    """A run that ended says so in Redis, and actors that come before the learner would leave again.
+
+    They play as `config` says, which may not be what the run was described with when it ended.
+    """
     fleet = Fleet(connect_or_explain(config.redis.url), config.run.name)
     with contextlib.suppress(UnknownRun):
-        fleet.run_facts()
+        fleet.describe_run(msgspec.structs.replace(fleet.run_facts(), config_yaml=dump_config(config)))
         fleet.set_run_state(RunState.STARTING)
 
 
@@ -168,7 +172,6 @@ def _watch(
     # Without patience: a server that is away is started again from here.
     shards = connect_shards(config.redis.url, config.redis.shards, patience_s=0)
     view = View(shards, run_dir, config.run.name, num_steps=config.learner.steps)
-    fleet = Fleet(shards[0], config.run.name)
     reporter = _LineReporter(console, run_dir)
     live = Live(view.render(), console=console, auto_refresh=False) if console.is_terminal else None
     with live or contextlib.nullcontext():
@@ -184,8 +187,6 @@ def _watch(
             for child in (learner, actors):
                 if not child.keep_up():
                     return child
-            if actors.exit_code == 0 and config.actors.count and _goes_on(fleet):
-                actors.start()  # they left a learner that had failed, and it is back
             tensorboard.keep_up()  # training does not depend on it
             if live:
                 with contextlib.suppress(redis.RedisError):  # away for a moment: what is shown stays
@@ -194,14 +195,6 @@ def _watch(
                 reporter.report()
     reporter.report()
     return None
-
-
-def _goes_on(fleet: Fleet) -> bool:
-    """Whether the run's learner says that there is work for actors."""
-    try:
-        return fleet.run_state() in (RunState.STARTING, RunState.TRAINING)
-    except (redis.RedisError, UnknownRun):
-        return False
 
 
 class _LineReporter:
