@@ -4,12 +4,14 @@ Nothing here waits for an actor, for Redis or for a hash: a version that the pub
 comes is overtaken by it.
 """
 
+import contextlib
 import logging
 import mmap
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -41,6 +43,7 @@ log = logging.getLogger(__name__)
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+WATCH_S = 1.0
 ANSWER_S = 30.0  # the publisher answers in milliseconds once it has started; past this it is wedged, and replaced
 
 
@@ -120,12 +123,16 @@ class Publisher:
         self._free_slots: list[int] = []
         self._newest: Submitted | None = None  # None where its slot has been given back
         self._start()
+        self._using = threading.Lock()  # by the learner's thread, or by the one that watches
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="watch-publisher", daemon=True).start()
 
     @property
     def stats(self) -> PublishStats:
         """What has been published so far, as far as the publisher process has said; a dead one is replaced."""
-        self._tend()
-        return replace(self._stats)
+        with self._using:
+            self._tend()
+            return replace(self._stats)
 
     @property
     def pid(self) -> int:
@@ -139,26 +146,39 @@ class Publisher:
         weights are there, and ValueError for tensors that are not those laid out; then nothing is published.
         """
         begun = time.perf_counter()
-        slot = self._free_slot()
-        self._stats.copy_s = self._copy(tensors, slot)
-        self._free_slots.remove(slot)
-        self._newest = Submitted(slot=slot, policy_version=policy_version)
-        self._submit(self._newest)
-        self._stats.blocked_s = time.perf_counter() - begun
+        with self._using:
+            slot = self._free_slot()
+            self._stats.copy_s = self._copy(tensors, slot)
+            self._free_slots.remove(slot)
+            self._newest = Submitted(slot=slot, policy_version=policy_version)
+            self._submit(self._newest)
+            self._stats.blocked_s = time.perf_counter() - begun
 
     def close(self) -> None:
         """Let the publisher process finish what was submitted, for two broadcast timeouts at most, and end it."""
-        if self._process.returncode is not None:
-            return
-        try:
-            self._send(Stop())
-            self._process.wait(self._close_timeout_s)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            log.warning("the publisher process does not end by itself: %s", repr(error))
-        self._end()
+        with self._using:
+            if self._process.returncode is not None:
+                return
+            try:
+                self._send(Stop())
+                self._process.wait(self._close_timeout_s)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                log.warning("the publisher process does not end by itself: %s", repr(error))
+            self._end()
+            self._closed.set()
         self._slots.clear()
         for fd in self._slot_fds:
             os.close(fd)
+
+    def _watch(self) -> None:
+        """Replace the process where it died while the learner waits: for actors, who wait for weights.
+
+        It dies with the thread that started it, which may be this one; so this one ends behind it.
+        """
+        while not self._closed.wait(WATCH_S):
+            with self._using, contextlib.suppress(OSError):  # of one that died at once: the next look finds it
+                if not self._closed.is_set():
+                    self._tend()
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()

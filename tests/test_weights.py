@@ -287,6 +287,18 @@ def test_a_killed_publisher_is_replaced_and_offers_its_version_again(
     assert "slipstream-weights" not in Path("/proc/self/maps").read_text()
 
 
+def test_a_publisher_that_dies_while_the_learner_waits_for_actors_is_replaced(
+    redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    bulletin = Bulletin(redis_client, run_id)
+    with publishing(redis_url, run_id, tmp_path) as publisher:
+        first = publisher.pid
+        publisher.publish(weights(1), policy_version=1)
+        os.kill(first, signal.SIGKILL)  # before it could announce anything: it imports torch for seconds
+        wait_until(lambda: publisher.pid != first, "another process")
+        wait_until(lambda: latest_version(bulletin) == 1, "version 1")
+
+
 def publish_and_wait(redis_url: str, run_id: str, tmp_path: Path, pids: "Queue[int]") -> None:
     with publishing(redis_url, run_id, tmp_path) as publisher:
         publisher.publish(weights(1), policy_version=1)
