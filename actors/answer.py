@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 import hashlib
+import logging
+import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from numbers import Real
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -12,6 +15,9 @@ import numpy as np
 from common.message import Message
 from common.trajectory import MAX_REWARD, MAX_STATE_KEY
 from envhub.env import Env, EnvError, Observation
+
+log = logging.getLogger(__name__)
+_told = set[str]()  # where environments failed in this process: so many lines of their code
 
 Observed = TypeVar("Observed", bound=Observation)
 Said = TypeVar("Said")
@@ -42,7 +48,17 @@ def boundary() -> Iterator[None]:
             raise
         raise EnvError("something that it waited for was cancelled") from None  # by itself: this task is not
     except (Exception, SystemExit) as error:
-        raise EnvError(f"{type(error).__name__}: {error}") from error
+        where = _place_of(error)
+        if where not in _told:
+            _told.add(where)
+            log.warning("an environment failed at %s; it is told in full this once", where, exc_info=error)
+        raise EnvError(f"{type(error).__name__}: {error} ({where})") from error
+
+
+def _place_of(error: BaseException) -> str:
+    """The file and line that raised it."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"
 
 
 def state_key(env: Env) -> str:

@@ -39,7 +39,7 @@ from common.wire import decode, encode
 from replay import scripts
 from replay.audit import audit
 from replay.bulk import packed
-from replay.keys import FencedOut, key, shard_name
+from replay.keys import FencedOut, RunForgotten, key, shard_name
 from replay.ledger import Ledger, read_ledger
 from replay.payloads import Entry, LostPayload, Payloads, Unusable, record_of, sender_of
 from replay.sampler import ONCE, Order, Reuse
@@ -365,12 +365,22 @@ class Buffer:
         try:
             return self._scripts[verb](keys=[self._base, self._counters], args=arguments)
         except redis.ResponseError as error:
-            if not str(error).startswith("FENCEDOUT"):
-                raise
-            raise FencedOut(
+            raise self._refusal(error) from None
+
+    def _refusal(self, error: redis.ResponseError) -> Exception:
+        """What a script refused, in our words."""
+        if str(error).startswith("FENCEDOUT"):
+            return FencedOut(
                 f"run {self._run_id}: this learner holds epoch {self._epoch} and was {error}; only one learner may "
                 "train a run, so this one stops"
-            ) from None
+            )
+        if str(error).startswith("FORGOTTEN"):
+            return RunForgotten(
+                f"the Redis server has forgotten run {self._run_id}: it was emptied, or started again without what it "
+                "held. Start the learner again, which goes on from its newest checkpoint; docs/replay.md says which "
+                "settings lose nothing"
+            )
+        return error
 
 
 def _told(reason: str) -> str:

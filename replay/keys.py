@@ -5,6 +5,10 @@ class FencedOut(RuntimeError):
     """A newer learner, or newer weights, have taken this one's place in the run; it must stop."""
 
 
+class RunForgotten(RuntimeError):
+    """The server came back without the run; its learner must begin anew from its checkpoint."""
+
+
 def key(run_id: str, *parts: str | int) -> str:
     """`slipstream:{run}:part:part`."""
     return ":".join([f"slipstream:{{{run_id}}}", *map(str, parts)])

@@ -27,6 +27,9 @@ local function fenced_out(epoch)
   if epoch ~= '' and tonumber(epoch) < tonumber(newest) then
     return redis.error_reply('FENCEDOUT by epoch ' .. newest)
   end
+  if epoch ~= '' and tonumber(epoch) > 0 and newest == '0' then
+    return redis.error_reply('FORGOTTEN: no epoch is known, and this one was acquired here')
+  end
 end
 
 local function state_of(id)

@@ -14,7 +14,7 @@ from common.connection import connect
 from common.trajectory import InvalidTrajectory, Outcome, StopReason
 from replay.buffer import MAX_QUARANTINED, ORPHAN_TTL_S, Buffer
 from replay.bulk import Bulk
-from replay.keys import FencedOut, key
+from replay.keys import FencedOut, RunForgotten, key
 from replay.listing import list_groups
 from replay.sampler import Order, Reuse
 from replay.server import start_server
@@ -209,6 +209,18 @@ def test_a_payload_without_a_commit_expires_and_is_never_seen(
     assert 0 < redis_client.ttl(orphan) <= ORPHAN_TTL_S
     assert buffer.ledger().inserted == 0
     assert buffer.audit() == []
+
+
+def test_a_learner_is_told_that_the_server_forgot_the_run(
+    buffer: Buffer, redis_client: redis.Redis, run_id: str
+) -> None:
+    """As one without a file of its own does that is started again: nobody would ever claim what nobody plays."""
+    buffer.open([ticket(0)])
+    redis_client.delete(*redis_client.scan_iter(f"slipstream:{{{run_id}}}*"))
+    with pytest.raises(RunForgotten, match=r"has forgotten run .* Start the learner again"):
+        buffer.claim(1, 1, policy_version=0, max_lag=0)
+    assert buffer.acquire_epoch() == 1
+    assert buffer.open([ticket(0)]) == 1
 
 
 @pytest.mark.parametrize("verb", ["insert", "hand_in"])

@@ -31,7 +31,7 @@ def train(config: Config) -> int:
         from learner.ranks import join_ranks, leave_ranks
         from learner.supply import SupplyDried
         from replay.archive import ArchiveError
-        from replay.keys import FencedOut
+        from replay.keys import FencedOut, RunForgotten
 
         ranks = join_ranks(timeout_s=RANK_TIMEOUT_S)
     try:
@@ -43,7 +43,7 @@ def train(config: Config) -> int:
     except (SupplyDried, FencedOut) as error:  # another try would end alike, or fence the newer learner out
         print(f"slipstream learner: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
-    except ArchiveError as error:  # another try may find room
+    except (ArchiveError, RunForgotten) as error:  # another try may find room, or makes the run known again
         print(f"slipstream learner: {error}", file=sys.stderr)
         return 1
     finally:
