@@ -51,7 +51,8 @@ def boundary() -> Iterator[None]:
         where = _place_of(error)
         if where not in _told:
             _told.add(where)
-            log.warning("an environment failed at %s; it is told in full this once", where, exc_info=error)
+            told = "".join(traceback.format_exception(error)).encode(errors="backslashreplace").decode()
+            log.warning("an environment failed at %s; it is told in full this once\n%s", where, told)
         raise EnvError(f"{type(error).__name__}: {error} ({where})") from error
 
 
