@@ -148,7 +148,8 @@ async def _lease_training(stage: Stage, buffer: Buffer, pin: Pin) -> Lease | Non
 def _give_back_what_waits(stage: Stage, leases: Leases) -> None:
     """Let go of the groups that wait for weights which this actor cannot get."""
     for lease, task in leases.playing.values():
-        if stage.engine.policy_version < lease.ticket.min_policy_version:
+        waits = stage.engine.policy_version < lease.ticket.min_policy_version
+        if waits and not task.cancelling():  # once: the next would be of its giving back
             task.cancel()
 
 

@@ -94,10 +94,6 @@ class Broadcaster:
         self._last_byte_s = seconds / blob.num_bytes
         return BroadcastReport(seconds=seconds, num_receivers=len(sealed.actors), num_bytes=blob.num_bytes)
 
-    def close(self) -> None:
-        """Drop the group."""
-        self._leave()
-
     def _gather(self, invitation: Invitation) -> dict[str, Acknowledgement]:
         deadline = time.monotonic() + PREPARE_S
         while len(answers := self._bulletin.acknowledgements(invitation.number)) < len(invitation.actors):

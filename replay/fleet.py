@@ -38,8 +38,6 @@ class RunState(enum.Enum):
 class MemberState(enum.Enum):
     """What a process of the run is doing."""
 
-    STARTING = "starting"
-    """It loads its model."""
     SERVING = "serving"
     """It works."""
     DRAINING = "draining"
