@@ -190,7 +190,7 @@ class RegularEvaluation:
 
     def _is_due(self, step: int) -> bool:
         """The run's end has an evaluation of its own."""
-        every = self._config.eval.every
+        every = self._config.eval.every if self._config.eval.num_tasks else 0
         return every > 0 and step < self._config.learner.steps and step // every > self._last_step // every
 
 

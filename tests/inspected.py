@@ -36,10 +36,14 @@ class Inspected:
             client, run_id, vocab_size=VOCAB_SIZE, lease_ttl_s=600.0, max_attempts=3, max_trajectory_bytes=1 << 20
         )  # fmt: skip
         self.buffer.acquire_epoch()
-        model = root / "model"
-        byte_tokenizer(CHATML).save_pretrained(model)
-        Fleet(client, run_id).describe_run(
-            RunFacts(config_yaml=dump_config(Config()), model_path=str(model), vocab_size=VOCAB_SIZE)
+        byte_tokenizer(CHATML).save_pretrained(root / "model")
+        self.describe(Config())
+
+    def describe(self, config: Config) -> None:
+        """What the run's learner says of it."""
+        model = str(self.root / "model")
+        Fleet(self.client, self.run_id).describe_run(
+            RunFacts(config_yaml=dump_config(config), model_path=model, vocab_size=VOCAB_SIZE)
         )
 
     def __call__(self, *arguments: str, code: int = 0) -> str:

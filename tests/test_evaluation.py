@@ -7,7 +7,6 @@ import pytest
 import redis
 
 from common.config import Config, load_config
-from common.config_error import ConfigError
 from learner.checkpoint import Progress
 from learner.evaluation import Evaluation, RegularEvaluation
 from replay.buffer import Buffer
@@ -152,6 +151,6 @@ def test_without_eval_every_there_is_none(buffer: Buffer) -> None:
     assert buffer.ledger().opened == 0
 
 
-def test_regular_evaluations_want_tasks() -> None:
-    with pytest.raises(ConfigError, match=r"eval\.num_tasks"):
-        load_config(None, ["eval.every=4"])
+def test_without_tasks_there_is_none(buffer: Buffer) -> None:
+    RegularEvaluation(buffer, config("eval.num_tasks=0"), last_step=0).tend(at(8))
+    assert buffer.ledger().opened == 0

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from common.config import load_config
 from common.connection import connect
 from common.weights import Manifest, Offer
 from replay.buffer import Buffer
@@ -180,9 +181,10 @@ def test_groups_of_every_shard_are_found(inspected: Inspected, redis_url: str) -
     second.acquire_epoch()
     inspected.open(2, 4)
     second.open([ticket(3), ticket(5)])
-    shards = f"redis.shards=[redis://{redis_url.rpartition('@')[2]}]"  # with the password of redis.url
-    assert sorted(row["group_id"] for row in inspected.json("groups", shards)) == [2, 3, 4, 5]
-    assert inspected("quarantine", "3", "--reason", "odd", shards) == "group 3: quarantined; it was queued\n"
+    # The run says where they are; they are reached with the password of redis.url.
+    inspected.describe(load_config(None, [f"redis.shards=[redis://{redis_url.rpartition('@')[2]}]"]))
+    assert sorted(row["group_id"] for row in inspected.json("groups")) == [2, 3, 4, 5]
+    assert inspected("quarantine", "3", "--reason", "odd") == "group 3: quarantined; it was queued\n"
     assert second.ledger().quarantined == 1
-    assert [row["group_id"] for row in inspected.json("quarantined", shards)] == [3]
-    assert inspected("requeue", "3", shards) == "group 3: queued; it was quarantined\n"
+    assert [row["group_id"] for row in inspected.json("quarantined")] == [3]
+    assert inspected("requeue", "3") == "group 3: queued; it was quarantined\n"
