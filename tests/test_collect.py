@@ -6,6 +6,7 @@ import json
 import random
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -339,6 +340,15 @@ def stopping(script: Script, *, after: int, how: Any) -> Script:
     return write
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """It interrupts, also where these tests were started in the background, which hears none."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("search", SEARCHES)
 def test_ctrl_c_writes_what_is_over(search: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = settings(*GUESS, f"collect.search={search}", "collect.num_tasks=40", "actors.max_episodes=2")
@@ -350,6 +360,7 @@ def test_ctrl_c_writes_what_is_over(search: str, tmp_path: Path, capsys: pytest.
     assert f"rows.jsonl: {len(rows)} trajectories of " in said.out
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_before_anything_is_over_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = stopping(guessing, after=1, how=lambda: signal.raise_signal(signal.SIGINT))
     assert rows_of(settings(*GUESS), script, tmp_path, code=130) == []

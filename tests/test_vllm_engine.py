@@ -205,15 +205,17 @@ class Crossing:
 
 
 async def refreshed_in_mid_generation(engine: VllmEngine, offer: Offer) -> tuple[list[Crossing], float]:
-    """Eight generations and a refresh while they run: those that it fell into, and the pause.
+    """A stage while one generation runs, and a commit while eight do: those that it fell into, and the pause.
 
     All must end as if nothing had happened. By chance a few end before the commit, but never most of them.
     """
     prompts = [[*PROMPT, member] for member in range(8)]
-    running = [asyncio.create_task(engine.generate(prompt, LONG)) for prompt in prompts]
-    while engine.load().kv_use == 0:  # noqa: ASYNC110 - a stage may be over before they have begun
-        await asyncio.sleep(0.005)
+    beside = asyncio.create_task(engine.generate(PROMPT, LONG))
     await engine.stage(offer)
+    await beside
+    running = [asyncio.create_task(engine.generate(prompt, LONG)) for prompt in prompts]
+    while engine.load().kv_use == 0:  # noqa: ASYNC110 - the commit must not come before them
+        await asyncio.sleep(0.005)
     pause_s = await engine.commit(offer.manifest.policy_version)
     completions = await asyncio.gather(*running)
     crossings = [
