@@ -158,6 +158,7 @@ class Publisher:
         """Let the publisher process finish what was submitted, for two broadcast timeouts at most, and end it."""
         with self._using:
             if self._process.returncode is not None:
+                self._closed.set()
                 return
             try:
                 self._send(Stop())
