@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from actors.act import EXIT_RUN_FAILED
 from common.metrics import read_metrics
 from common.run_dir import RunDir
 from common.shutdown import EXIT_PREEMPTED
@@ -137,7 +138,7 @@ def it_stops_before_a_step_that_it_cannot_archive(run: Run) -> None:
     learner, actor = run.start_learner(), run.start_actor("first actor")
     assert learner.wait() == 1, learner.last_words()
     assert "cannot archive" in learner.said() and "make room or mend the disk" in learner.said()
-    assert actor.wait() == 0
+    assert actor.wait() == EXIT_RUN_FAILED
     assert run.last_step() == 0 and run.ledger().trained == 0 and run.ledger().claimed > 0
     run.dir.trajectories.unlink()
 
