@@ -64,6 +64,7 @@ def be_a_rank(rank: int, num_ranks: int, port: int, path: Path) -> None:
     torch.set_num_threads(1)
     train_all(path, ranks=join_ranks(timeout_s=120))
     leave_ranks()
+    os._exit(0)  # all is written; torch's own threads abort, now and then, an interpreter that ends by itself
 
 
 def train_all(path: Path, *, ranks: Ranks) -> None:

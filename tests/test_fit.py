@@ -169,6 +169,7 @@ def be_one_of_two(rank: int, port: int, folder: Path) -> None:
     for goal in GOALS:
         train(goal, folder, folder.parent / f"{goal}_on_two", ranks)
     leave_ranks()
+    os._exit(0)  # all is written; torch's own threads abort, now and then, an interpreter that ends by itself
 
 
 def train(goal: Goal, folder: Path, run: Path, ranks: Ranks, *overrides: str, shutdown: Shutdown | None = None) -> bool:

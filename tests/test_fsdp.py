@@ -64,6 +64,7 @@ def be_one_of_two(rank: int, port: int, path: Path) -> None:
     resume(path / "tied_model", path / "tied_on_one", path / "resumed_on_two", ranks=ranks)
     explode(path / "tied_model", path / f"explosion_{rank}.json", ranks=ranks)
     leave_ranks()
+    os._exit(0)  # all is written; torch's own threads abort, now and then, an interpreter that ends by itself
 
 
 def train(model_folder: Path, out: Path, *, ranks: Ranks, compile: bool = False) -> None:
