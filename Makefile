@@ -58,29 +58,29 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 bench-actors: setup
-	$(BIN)/python -m tools.bench_actors
+	$(BIN)/python -m tools.bench.actors
 
 bench-learner: setup
-	$(BIN)/python -m tools.bench_learner
+	$(BIN)/python -m tools.bench.learner
 
 bench-weights: setup
-	$(BIN)/python -m tools.bench_weights
+	$(BIN)/python -m tools.bench.weights
 
 bench-replay: setup
 	bash tools/setup_bench_replay.sh $(PYTHON)
-	$(BIN)/python -m tools.bench_replay
+	$(BIN)/python -m tools.bench.replay
 
 # 64 episodes of each environment at a time: steps a second.
 bench-envs: setup
-	$(BIN)/python -m tools.bench_envs
+	$(BIN)/python -m tools.bench.envs
 
 # Lag against what is done about it: 72 runs, some hours on two cores; goes on where it was stopped.
 study-lag: setup
-	$(BIN)/python -m tools.study_lag
+	$(BIN)/python -m tools.study.lag
 
 # Random kills and stops for ten minutes, and books that balance to the last trajectory.
 soak: setup
-	$(BIN)/python -m tools.soak --minutes $(or $(SOAK_MINUTES),10)
+	$(BIN)/python -m tools.soak.soak --minutes $(or $(SOAK_MINUTES),10)
 
 # The faults and the fuzzing at their full length; CI runs them shorter.
 test-faults: setup

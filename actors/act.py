@@ -18,7 +18,7 @@ from actors.refresh import RefreshCounts, keep_fresh
 from actors.rollout import Allowance
 from common.action_format import FORMATS
 from common.config import Config
-from common.fleet_config import ActorsConfig
+from common.actors_config import ActorsConfig
 from common.patience import RedisAway
 from common.shutdown import EXIT_PREEMPTED, Shutdown
 from common.trajectory import Provenance

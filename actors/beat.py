@@ -10,7 +10,7 @@ from typing import Any
 
 from actors.group import Stage
 from actors.refresh import RefreshCounts
-from common.fleet_config import ActorsConfig
+from common.actors_config import ActorsConfig
 from common.shutdown import Shutdown
 from replay.buffer import Buffer
 from replay.fleet import Fleet, Member, MemberState, RunState

@@ -19,7 +19,7 @@ from common.chat import Extension, end_tokens
 from common.trajectory import Sampling, Trajectory
 from envhub.driving import Asked, Reply, Terms
 from envhub.env import EnvError
-from envhub.verifiers_env import VerifiersEnv
+from envhub.adapters.verifiers_env import VerifiersEnv
 
 
 def terms_of(

@@ -2,7 +2,7 @@
 
 import threading
 
-from actors.draw import Bytes
+from actors.fetch import Bytes
 from common.chunks import ChunkRequest
 from common.weights import Manifest, blobs
 

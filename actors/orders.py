@@ -7,7 +7,7 @@ import msgspec
 
 from actors.receive import ReceiverInfo
 from common.config import Config
-from common.fleet_config import ActorsConfig
+from common.actors_config import ActorsConfig
 from common.kept_sets import KeptSets
 from common.trajectory import Sampling, VersionSpan
 from common.weights import Offer

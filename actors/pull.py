@@ -11,7 +11,7 @@ from collections.abc import Callable
 import redis
 import zmq
 
-from actors.draw import Bytes, Corrupt, Full, Gone, Left, Partial, PullCounts, Silent, draw, empty_partial
+from actors.fetch import Bytes, Corrupt, Full, Gone, Left, Partial, PullCounts, Silent, draw, empty_partial
 from actors.sources import Nobody, Sources
 from common.chunks import Blob
 from common.curve import CurveKey

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import redis
 
-from actors.draw import Bytes
+from actors.fetch import Bytes
 from actors.holdings import Holdings
 from actors.join import checked_key, run_config, wait_for_run
 from actors.pull import Puller, PullFailed

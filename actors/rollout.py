@@ -22,7 +22,7 @@ from common.message import Message
 from common.trajectory import OUTCOME_OF, StopReason, Task, Trajectory
 from envhub.catalogue import make_any_env
 from envhub.env import Env, EnvError
-from envhub.verifiers_env import VerifiersEnv
+from envhub.adapters.verifiers_env import VerifiersEnv
 
 HASTY_CLOSE_S = 2.0
 

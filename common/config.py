@@ -16,12 +16,12 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from common.collect_config import CollectConfig
+from tools.collect_options import CollectConfig
 from common.config_error import ConfigError, require
 from common.env_config import EnvConfig
 from common.env_server_config import EnvServerConfig
 from common.fit_config import FitConfig
-from common.fleet_config import ActorsConfig, FleetConfig, LaunchConfig
+from common.actors_config import ActorsConfig, FleetConfig, LaunchConfig
 from common.kept_sets import MAX_TOP_K
 from common.objective_config import ObjectiveConfig
 

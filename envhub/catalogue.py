@@ -7,38 +7,38 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
-from envhub.agentbench_kg import make_agentbench_kg_env
-from envhub.agentbench_os import make_agentbench_os_env
-from envhub.agentgym_client import AgentGymClient
-from envhub.bird import make_bird_env
-from envhub.browsergym import BrowserGymEnv
-from envhub.code import make_code_env
+from envhub.assets.agentbench_kg import make_agentbench_kg_env
+from envhub.assets.agentbench_os import make_agentbench_os_env
+from envhub.remote.agentgym_client import AgentGymClient
+from envhub.assets.bird import make_bird_env
+from envhub.adapters.browsergym import BrowserGymEnv
+from envhub.code.code import make_code_env
 from envhub.craft import make_craft_env
-from envhub.dbbench import make_dbbench_env
+from envhub.assets.dbbench import make_dbbench_env
 from envhub.env import Env
-from envhub.env_client import EnvClient
-from envhub.gaia import make_gaia_env
-from envhub.grid import make_grid_env
-from envhub.gym import GymEnv
-from envhub.household import HouseholdEnv
-from envhub.kg import make_kg_env
-from envhub.mcp_tools import McpEnv
-from envhub.miniwob import MiniWobEnv
-from envhub.openenv_client import OpenEnvClient
-from envhub.reasoning import ReasoningEnv
-from envhub.research import make_research_env
-from envhub.shell import make_shell_env
-from envhub.shop import ShopEnv
-from envhub.sqldb import make_sqldb_env
-from envhub.swe import make_swe_env
-from envhub.swebench import make_swebench_env
-from envhub.textarena import TextArenaEnv
-from envhub.textcraft import make_textcraft_env
-from envhub.textworld import TextWorldEnv
-from envhub.tools import make_tools_env
-from envhub.verifiers_env import VerifiersEnv
-from envhub.web import make_web_env
-from envhub.webshop import make_webshop_env
+from envhub.remote.env_client import EnvClient
+from envhub.assets.gaia import make_gaia_env
+from envhub.grid.grid import make_grid_env
+from envhub.adapters.gym import GymEnv
+from envhub.household.household import HouseholdEnv
+from envhub.kg.kg import make_kg_env
+from envhub.adapters.mcp_tools import McpEnv
+from envhub.adapters.miniwob import MiniWobEnv
+from envhub.remote.openenv_client import OpenEnvClient
+from envhub.adapters.reasoning import ReasoningEnv
+from envhub.research.research import make_research_env
+from envhub.shell.shell import make_shell_env
+from envhub.shop.shop import ShopEnv
+from envhub.sqldb.sqldb import make_sqldb_env
+from envhub.swe.swe import make_swe_env
+from envhub.assets.swebench import make_swebench_env
+from envhub.adapters.textarena import TextArenaEnv
+from envhub.assets.textcraft import make_textcraft_env
+from envhub.adapters.textworld import TextWorldEnv
+from envhub.tools.tools import make_tools_env
+from envhub.adapters.verifiers_env import VerifiersEnv
+from envhub.web.web import make_web_env
+from envhub.assets.webshop import make_webshop_env
 
 ENVS: dict[str, Callable[..., Env]] = {
     "shop": ShopEnv,

@@ -5,9 +5,9 @@ import shutil
 from pathlib import Path
 
 from envhub.env import EnvError
-from envhub.file_tree import Tree, file
-from envhub.layer import GONE, gone
-from envhub.sandbox import Limits, run_in_sandbox
+from envhub.isolation.file_tree import Tree, file
+from envhub.isolation.layer import GONE, gone
+from envhub.isolation.sandbox import Limits, run_in_sandbox
 
 FIRST_COMMIT_TIME = 1_700_000_000  # s since 1970, of a repository that is made here
 

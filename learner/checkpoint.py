@@ -25,9 +25,9 @@ from torch.distributed.checkpoint.staging import DefaultStager
 from torch.optim.lr_scheduler import LambdaLR
 
 from common.run_dir import sync_path
-from learner.critic import Critic, critic_shards
-from learner.model import PackedModel, named_shards
-from learner.return_scale import scale_of
+from learner.model.critic import Critic, critic_shards
+from learner.model.packed_model import PackedModel, named_shards
+from learner.objective.return_scale import scale_of
 
 MANIFEST = "manifest.json"
 _RNG = "rng"

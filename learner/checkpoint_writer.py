@@ -10,8 +10,8 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.optim.lr_scheduler import LambdaLR
 
 from learner.checkpoint import Progress, Snapshot, take_snapshot, write
-from learner.critic import Critic
-from learner.model import PackedModel
+from learner.model.critic import Critic
+from learner.model.packed_model import PackedModel
 from learner.ranks import Ranks
 
 

@@ -37,16 +37,16 @@ from learner import checkpoint
 from learner.checkpoint import Progress
 from learner.checkpoint_writer import CheckpointWriter
 from learner.examples import Example, Goal
-from learner.export import save_adapters, save_hf
-from learner.gradient import Update, apply_gradient, backward
+from learner.model.export import save_adapters, save_hf
+from learner.model.gradient import Update, apply_gradient, backward
 from learner.learner import any_rank_is_told
 from learner.measure import of_each_token
-from learner.model import PackedModel, expect_backward, load_kind
-from learner.optimizer import make_optimizer, make_schedule
+from learner.model.packed_model import PackedModel, expect_backward, load_kind
+from learner.model.optimizer import make_optimizer, make_schedule
 from learner.pack import Packed, TokenSequence, count_loss_tokens, micro_batches
-from learner.preference import Margins, dpo_margins, preference_loss, preference_slope
+from learner.objective.preference import Margins, dpo_margins, preference_loss, preference_slope
 from learner.ranks import Ranks
-from learner.reward_model import RewardModel, save_reward_model
+from learner.model.reward_model import RewardModel, save_reward_model
 from learner.step_metrics import summed_over_ranks
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from learner.advice import WINDOW, Reading, advised_actors
 from learner.checkpoint import Progress
 from learner.cost import Cost, cost_of
 from learner.evaluation import Evaluation, RegularEvaluation
-from learner.flops import Flops
+from learner.model.flops import Flops
 from learner.links import Links
 from learner.overview import OVERVIEW
 from learner.publish import Publisher

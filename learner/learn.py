@@ -22,7 +22,7 @@ from learner.conditions import conditions_of
 from learner.lead import Lead
 from learner.learner import Learner, begin, begin_checkpoint, export, imitate_expert, judged, load_learner, train_on
 from learner.links import join_run, shard_buffer
-from learner.published import adapted_folder, published_layout, published_tensors
+from learner.publisher.published import adapted_folder, published_layout, published_tensors
 from learner.ranks import Ranks
 from learner.share import share
 from learner.supplies import Supplies, shards_of, whole_batch

@@ -25,13 +25,13 @@ from learner import checkpoint
 from learner.checkpoint import Progress
 from learner.checkpoint_writer import CheckpointWriter
 from learner.clock import Clock
-from learner.critic import Critic, begin_at, load_critic, policy_kind
-from learner.export import save_adapters, save_hf
-from learner.flops import Flops, flops_of
-from learner.kl import k1
+from learner.model.critic import Critic, begin_at, load_critic, policy_kind
+from learner.model.export import save_adapters, save_hf
+from learner.model.flops import Flops, flops_of
+from learner.objective.kl import k1
 from learner.measure import Measured, measure
-from learner.model import PackedModel, load_kind
-from learner.optimizer import make_optimizer, make_schedule
+from learner.model.packed_model import PackedModel, load_kind
+from learner.model.optimizer import make_optimizer, make_schedule
 from learner.pack import TokenSequence, count_loss_tokens, count_sequences, micro_batches, sequences_of
 from learner.ranks import Ranks
 from learner.reference import reference_at, reference_step
@@ -40,7 +40,7 @@ from learner.step import train_step
 from learner.step_metrics import StepMetrics, summed_over_ranks
 from learner.supply import Batch
 from learner.warm_start import WarmStartStep, imitate
-from learner.weigh import weighed_sequences
+from learner.token_advantages import weighed_sequences
 
 log = logging.getLogger(__name__)
 

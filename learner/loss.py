@@ -14,11 +14,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from common.objective_config import ObjectiveConfig
-from learner.correction import correction
-from learner.kl import k2, k3
-from learner.normalisation import token_weights
-from learner.ratio import Sequences, ratio
-from learner.surrogate import surrogate
+from learner.objective.correction import correction
+from learner.objective.kl import k2, k3
+from learner.objective.normalisation import token_weights
+from learner.objective.ratio import Sequences, ratio
+from learner.objective.surrogate import surrogate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

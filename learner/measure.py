@@ -14,11 +14,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from common.objective_config import ObjectiveConfig
-from learner.critic import Critic
-from learner.model import PackedModel
+from learner.model.critic import Critic
+from learner.model.packed_model import PackedModel
 from learner.pack import Packed, TokenSequence, bins_of_rank, pack
 from learner.ranks import Ranks
-from learner.value_model import ValueHead
+from learner.model.value_model import ValueHead
 
 Numbers = Float[np.ndarray, " tokens"]
 

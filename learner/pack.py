@@ -17,7 +17,7 @@ from torch import Tensor
 
 from common.kept_sets import KeptSets, joined
 from common.trajectory import LogprobArray, MaskArray, TokenArray, Trajectory
-from learner.ratio import Sequences
+from learner.objective.ratio import Sequences
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ import torch
 
 from common.blob_store import run_store
 from common.weights import Adapted, TensorEntry, buffer_bytes
-from learner.publish_orders import (
+from learner.publisher.messages import (
     Announced,
     Broadcasted,
     Freed,
@@ -36,7 +36,7 @@ from learner.publish_orders import (
     ToProcess,
     Withdraw,
 )
-from learner.shelf import num_slots
+from learner.publisher.shelf import num_slots
 from replay.keys import FencedOut
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from common.config import Config
 from common.config_error import ConfigError
 from common.run_dir import RunDir, sync_path
 from learner.checkpoint import MANIFEST, step_of
-from learner.export import save_hf
-from learner.model import PackedModel, load_model
+from learner.model.export import save_hf
+from learner.model.packed_model import PackedModel, load_model
 from learner.ranks import Ranks
 
 

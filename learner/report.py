@@ -10,7 +10,7 @@ from itertools import pairwise
 from common.metrics import Metrics
 from common.trajectory import Trajectory
 from learner.cost import Cost
-from learner.flops import Flops
+from learner.model.flops import Flops
 from learner.publish import PublishStats
 from learner.step_metrics import StepMetrics
 from learner.supply import Batch

@@ -12,10 +12,10 @@ from common.config import Config
 from common.config_error import ConfigError
 from common.trajectory import Trajectory
 from learner.measure import Numbers, of_each_token
-from learner.model import PackedModel
+from learner.model.packed_model import PackedModel
 from learner.pack import TokenSequence, sequences_of
 from learner.ranks import Ranks
-from learner.reward_model import RewardModel, load_reward_model
+from learner.model.reward_model import RewardModel, load_reward_model
 from learner.supply import Batch
 
 COMPONENT = "reward_model"

@@ -13,16 +13,16 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from common.objective_config import ObjectiveConfig
 from learner.clock import Clock
-from learner.critic import Critic, critic_loss
-from learner.gradient import apply_gradient, backward, gradient_norm
-from learner.guard import Verdict, judge
+from learner.model.critic import Critic, critic_loss
+from learner.model.gradient import apply_gradient, backward, gradient_norm
+from learner.objective.guard import Verdict, judge
 from learner.loss import PolicyLoss, policy_loss
-from learner.model import PackedModel, expect_backward
-from learner.normalisation import loss_divisor
+from learner.model.packed_model import PackedModel, expect_backward
+from learner.objective.normalisation import loss_divisor
 from learner.pack import Packed
 from learner.ranks import Ranks
 from learner.step_metrics import Part, StepMetrics, critic_metrics_of, measured_over_ranks, step_metrics_of
-from learner.value_loss import ValueLoss, ValueMetrics
+from learner.objective.value_loss import ValueLoss, ValueMetrics
 
 log = logging.getLogger(__name__)
 

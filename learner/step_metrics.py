@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from learner.gradient import Update
+from learner.model.gradient import Update
 from learner.loss import PolicyLoss
-from learner.value_loss import ValueLoss, ValueMetrics, value_metrics
+from learner.objective.value_loss import ValueLoss, ValueMetrics, value_metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

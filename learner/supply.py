@@ -12,7 +12,7 @@ from common.config import Config
 from common.shutdown import Shutdown
 from common.trajectory import Sampling, Task
 from learner.curriculum import Curriculum
-from learner.weigh import teaches
+from learner.token_advantages import teaches
 from replay.buffer import Buffer
 from replay.ledger import Ledger
 from replay.sampler import Order, Reuse

@@ -7,9 +7,9 @@ import numpy as np
 
 from common.config import OptimConfig, WarmStartConfig
 from common.trajectory import Trajectory
-from learner.gradient import apply_gradient, backward
-from learner.model import PackedModel, expect_backward
-from learner.optimizer import make_optimizer, make_schedule
+from learner.model.gradient import apply_gradient, backward
+from learner.model.packed_model import PackedModel, expect_backward
+from learner.model.optimizer import make_optimizer, make_schedule
 from learner.pack import TokenSequence, count_loss_tokens, micro_batches, sequences_of
 from learner.ranks import Ranks
 from learner.step_metrics import summed_over_ranks

@@ -11,7 +11,7 @@ from redis.exceptions import NoPermissionError, NoScriptError
 
 from common.patience import NotReady, patiently
 
-_DIRECTORY = Path(__file__).parent
+_DIRECTORY = Path(__file__).parent / "lua"
 
 
 class Script:

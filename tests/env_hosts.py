@@ -15,7 +15,7 @@ import psutil
 
 from common.trajectory import Task
 from envhub.env import Env
-from envhub.env_client import EnvClient
+from envhub.remote.env_client import EnvClient
 from tests.processes import Process
 
 DEADLINE_S = 90.0

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learner.ratio import Sequences
+from learner.objective.ratio import Sequences
 
 
 @dataclass(frozen=True, kw_only=True)

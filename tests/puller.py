@@ -10,7 +10,7 @@ import time
 
 import xxhash
 
-from actors.draw import Bytes
+from actors.fetch import Bytes
 from actors.pull import Puller, PullFailed
 from actors.sources import Sources
 from common.connection import connect

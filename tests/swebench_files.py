@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from envhub.swe_pytest import PACKAGES
+from envhub.swe.tests import PACKAGES
 
 REPO = "acme/fruit"
 GIT = ("git", "-c", "user.name=Ann", "-c", "user.email=ann@example.org", "-c", "commit.gpgsign=false")

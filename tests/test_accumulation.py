@@ -19,9 +19,9 @@ from transformers import AttentionInterface, AutoModelForCausalLM, Starcoder2Con
 
 from common.config import OptimConfig
 from common.objective_config import ObjectiveConfig
-from learner.attention import packed_attention
-from learner.model import PACKED_ATTENTION, PackedModel, full_tensors, load_model
-from learner.optimizer import make_optimizer, make_schedule
+from learner.model.attention import packed_attention
+from learner.model.packed_model import PACKED_ATTENTION, PackedModel, full_tensors, load_model
+from learner.model.optimizer import make_optimizer, make_schedule
 from learner.pack import Packed, TokenSequence, count_loss_tokens, count_sequences, micro_batches, pack
 from learner.ranks import Ranks, join_ranks, leave_ranks
 from learner.step import train_step

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.advantage import (
+from learner.objective.advantage import (
     batch_standardised_advantages,
     centred_advantages,
     gigpo_advantages,

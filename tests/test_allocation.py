@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.allocation import discounted, last_token, per_turn, uniform_positive
+from learner.objective.allocation import discounted, last_token, per_turn, uniform_positive
 
 TURNS = st.lists(st.tuples(st.floats(-10, 10), st.integers(1, 5)), min_size=1, max_size=6)
 TWO_TURNS = np.array([1.0, -0.5]), np.array([2, 3])

@@ -12,7 +12,7 @@ import pytest
 
 from common.trajectory import Task
 from envhub.catalogue import make_env
-from envhub.dbbench import _texts, is_right_answer
+from envhub.assets.dbbench import _texts, is_right_answer
 from envhub.env import EnvError, Observation
 from tests import test_env_contract as contract
 from tests.adapters.held import ALWAYS

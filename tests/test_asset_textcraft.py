@@ -11,7 +11,7 @@ import pytest
 from common.trajectory import Task
 from envhub.catalogue import make_env
 from envhub.task_seed import split_of
-from envhub.textcraft import read_book
+from envhub.assets.textcraft import read_book
 from tests import test_env_contract as contract
 from tests.adapters.held import ALWAYS
 from tests.env_cases import Case

@@ -11,9 +11,9 @@ import pytest
 from common.trajectory import Task
 from envhub.catalogue import make_env
 from envhub.env import Observation
-from envhub.shop_catalogue import Goal, Kind, Product
-from envhub.webshop import read_shelf
-from envhub.webshop_reward import nouns, token_set_ratio, type_reward, web_reward
+from envhub.shop.catalogue import Goal, Kind, Product
+from envhub.assets.webshop import read_shelf
+from envhub.assets.webshop_reward import nouns, token_set_ratio, type_reward, web_reward
 from tests import test_env_contract as contract
 from tests.adapters.held import ALWAYS
 from tests.env_cases import Case

@@ -3,7 +3,7 @@
 import asyncio
 
 from common.trajectory import Task
-from tools.bench_envs import _play_all, steps_row
+from tools.bench.envs import _play_all, steps_row
 
 
 def test_lanes_play_the_same_steps_as_one_after_the_other() -> None:

@@ -7,13 +7,13 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from learner.model import full_tensors
+from learner.model.packed_model import full_tensors
 from learner.ranks import Ranks
-from tools import benchmark
-from tools.bench_learner import Stage, a_batch, make_stage
-from tools.bench_logprobs import memory_row
-from tools.learner_limits import forward_and_backward, full_rows, length_around_a_token, padded_rows
-from tools.learner_load import (
+from tools.bench import benchmark
+from tools.bench.learner import Stage, a_batch, make_stage
+from tools.bench.logprobs import memory_row
+from tools.bench.learner_limits import forward_and_backward, full_rows, length_around_a_token, padded_rows
+from tools.bench.learner_load import (
     FEW_LONG,
     HALF_B,
     LONG_TAIL,

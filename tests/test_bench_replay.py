@@ -12,9 +12,11 @@ import redis
 
 from common.trajectory import check, decode_trajectory, encode_trajectory
 from replay.server import Server, start_server
-from tools import bench_replay, bench_replay_fleet, benchmark
-from tools.replay_load import FRAME, GROUP_SIZE, TRAJECTORY, VOCAB_SIZE, Groups, a_buffer
-from tools.replay_rivals import PickledStream, RawSocket, TrainingText
+from tools.bench import replay as bench_replay
+from tools.bench import replay_fleet as bench_replay_fleet
+from tools.bench import benchmark
+from tools.bench.replay_load import FRAME, GROUP_SIZE, TRAJECTORY, VOCAB_SIZE, Groups, a_buffer
+from tools.bench.replay_rivals import PickledStream, RawSocket, TrainingText
 
 NUM_ITEMS = 64
 NUM_REPEATS = 15

@@ -8,10 +8,11 @@ import pytest
 from common.config import load_config
 from common.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
 from tests.tiny_model import a_trajectory
-from tools import bench_episode_loop, benchmark
-from tools.bench_actors import CONFIG, turns_in_order
-from tools.bench_episode_loop import episode_loop
-from tools.benchmark import Benchmark, Machine, Row
+from tools.bench import episode_loop as bench_episode_loop
+from tools.bench import benchmark
+from tools.bench.actors import CONFIG, turns_in_order
+from tools.bench.episode_loop import episode_loop
+from tools.bench.benchmark import Benchmark, Machine, Row
 from tools.prepare import load_tokenizer, model_folder, prepare
 
 ROWS = [

@@ -16,12 +16,12 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from envhub import chromium
-from envhub.browsergym import _Worker
-from envhub.browsergym_worker import Begin, check_call, module_of
+from envhub.isolation import chromium
+from envhub.adapters.browsergym import _Worker
+from envhub.adapters.browsergym_worker import Begin, check_call, module_of
 from envhub.env import EnvError
-from envhub.miniwob_text import Deed, page_text, parse_action, shown_refs
-from envhub.own_process import OwnProcess
+from envhub.adapters.miniwob_text import Deed, page_text, parse_action, shown_refs
+from envhub.isolation.own_process import OwnProcess
 
 DEADLINE_S = 60.0
 T = TypeVar("T")
@@ -230,7 +230,7 @@ def test_what_fails_in_browsergyms_process_is_a_failure_of_the_environment() -> 
 def test_a_process_of_browsergyms_that_hangs_is_ended_and_then_lost() -> None:
     worker = _Worker(pages=None, sites=())
     pid = until(
-        lambda: [child.pid for child in psutil.Process().children() if "envhub.browsergym_worker" in words(child)]
+        lambda: [child.pid for child in psutil.Process().children() if "envhub.adapters.browsergym_worker" in words(child)]
     )[0]
     os.kill(pid, signal.SIGSTOP)
 

@@ -17,8 +17,8 @@ from common.objective_config import ObjectiveConfig
 from learner import checkpoint
 from learner.checkpoint import Progress, latest_checkpoint, load, take_snapshot, write
 from learner.checkpoint_writer import CheckpointWriter
-from learner.model import PackedModel, full_tensors, load_model
-from learner.optimizer import make_optimizer, make_schedule
+from learner.model.packed_model import PackedModel, full_tensors, load_model
+from learner.model.optimizer import make_optimizer, make_schedule
 from learner.pack import count_loss_tokens, micro_batches
 from learner.ranks import Ranks
 from learner.step import train_step

@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 
 from common.trajectory import Task
-from envhub.code import CodeState, CodeWorld, make_code
-from envhub.code_task import ENDS, STEPS, draw_problem
-from envhub.sandbox import Limits
+from envhub.code.code import CodeState, CodeWorld, make_code
+from envhub.code.task import ENDS, STEPS, draw_problem
+from envhub.isolation.sandbox import Limits
 from envhub.world import Change
 
 

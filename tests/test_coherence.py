@@ -6,7 +6,7 @@ import pytest
 
 from common.config import Config, load_config
 from common.config_error import ConfigError
-from learner.coherence import check_coherence
+from learner.objective.coherence import check_coherence
 from tools.check_input import check_input
 
 CONF = Path(__file__).parents[1] / "conf"

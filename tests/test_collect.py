@@ -24,7 +24,7 @@ from actors.scripted_engine import Schedule, ScriptedEngine
 from actors.stretch import play_stretch
 from actors.tape import Tape
 from actors.tree_search import START
-from common.collect_config import SEARCHES
+from tools.collect_options import SEARCHES
 from common.config import Config, TinyModelConfig, load_config
 from common.config_error import ConfigError
 from common.connection import PASSWORD_VARIABLE
@@ -36,7 +36,7 @@ from tests.guess import WORDS, GuessEnv
 from tests.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, byte_tokenizer
 from tools.cli import main
 from tools.collect import check_collect, collect_on
-from tools.parquet_rows import SCHEMA
+from tools.replay.parquet_rows import SCHEMA
 from tools.tiny_model import make_tiny_model
 
 TOKENIZER = byte_tokenizer(CHATML)

@@ -10,10 +10,10 @@ from torch._dynamo.backends.registry import lookup_backend
 
 from common.config import LoraConfig, load_config
 from common.config_error import ConfigError
-from learner import compiler
+from learner.model import compiler
 from learner.clock import Clock
 from learner.learner import train_on
-from learner.model import PackedModel, load_model
+from learner.model.packed_model import PackedModel, load_model
 from learner.pack import TokenSequence, pack
 from learner.ranks import Ranks
 from tests.even_game import load_player, play

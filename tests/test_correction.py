@@ -9,7 +9,7 @@ from hypothesis import assume
 from torch import Tensor
 
 from common.objective_config import ObjectiveConfig
-from learner.correction import Correction, correction, outside, stale_negatives, truncated_weight
+from learner.objective.correction import Correction, correction, outside, stale_negatives, truncated_weight
 from learner.loss import policy_loss
 from tests.policies import Tokens, any_batch, float64, gradient, of_lengths
 

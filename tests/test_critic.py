@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from common.config import Config, load_config
-from learner.critic import critic_shards
+from learner.model.critic import critic_shards
 from learner.learner import Learner
 from learner.measure import measure
-from learner.model import full_tensors
+from learner.model.packed_model import full_tensors
 from learner.pack import TokenSequence, pack, sequences_of
 from learner.ranks import Ranks
-from learner.return_scale import ReturnScale
+from learner.objective.return_scale import ReturnScale
 from learner.step import train_step
 from learner.step_metrics import StepMetrics
 from tests.even_game import load_player, play, save, train

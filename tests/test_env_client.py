@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from common.trajectory import Outcome
-from envhub.asks import MAX_OPTIONS_BYTES
+from envhub.remote.env_protocol import MAX_OPTIONS_BYTES
 from envhub.catalogue import make_env
 from envhub.env import Env
-from envhub.env_client import EnvClient
+from envhub.remote.env_client import EnvClient
 from tests import test_env_contract as contract
 from tests.env_cases import Case, do_all, some_actions
 from tests.env_hosts import TASK, EnvHost, env_host, far, play_and_close

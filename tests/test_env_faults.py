@@ -12,7 +12,7 @@ import pytest
 from actors.rollout import EpisodeFailed
 from common.trajectory import Outcome
 from envhub.env import Env, EnvError
-from envhub.env_client import EnvClient
+from envhub.remote.env_client import EnvClient
 from tests.env_hosts import TASK, UNRULY, EnvHost, env_host, far, play_and_close, wait_until
 from tests.episodes import engine_of, rollout_of, saying
 from tests.processes import Process

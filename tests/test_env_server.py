@@ -15,9 +15,9 @@ import aiohttp
 import msgspec
 import pytest
 
-from envhub.asks import Open, Refusal, Reset, Step, decode_answer, encode_message
+from envhub.remote.env_protocol import Open, Refusal, Reset, Step, decode_answer, encode_message
 from envhub.env import EnvError
-from envhub.env_client import EnvClient
+from envhub.remote.env_client import EnvClient
 from tests.env_hosts import TASK, UNRULY, EnvHost, env_host, far
 from tests.processes import Process
 from tools.cli import main
@@ -154,7 +154,7 @@ def test_what_cannot_be_served_is_explained(
 
 
 def test_workers_that_do_not_start_end_the_server_with_their_code(tmp_path: Path) -> None:
-    refusing = 'import os, sys\nif "envhub.env_worker" in sys.orig_argv:\n    os._exit(3)\n'
+    refusing = 'import os, sys\nif "envhub.serving.env_worker" in sys.orig_argv:\n    os._exit(3)\n'
     (tmp_path / "sitecustomize.py").write_text(refusing)
     command = [sys.executable, "-m", "tools.cli", "envs", "serve", "env_server.names=[grid]", "env_server.port=0"]
     server = Process("envs", command, log=tmp_path / "log", environment={"PYTHONPATH": str(tmp_path)})

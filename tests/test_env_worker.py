@@ -6,7 +6,7 @@ import socket
 import msgspec
 
 from common.trajectory import Task
-from envhub.asks import (
+from envhub.remote.env_protocol import (
     Answer,
     Ask,
     Close,
@@ -22,7 +22,7 @@ from envhub.asks import (
     read_numbered,
     write_numbered,
 )
-from envhub.env_worker import Worker
+from envhub.serving.env_worker import Worker
 
 GRID = Open(env="grid", options=msgspec.Raw(msgspec.msgpack.encode({})))
 

@@ -14,9 +14,9 @@ from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
 from common.config import LoraConfig, TinyModelConfig
 from common.trajectory import Sampling
-from learner.export import save_hf
-from learner.lora import adapters_of
-from learner.model import PackedModel, full_tensors, load_model
+from learner.model.export import save_hf
+from learner.model.lora import adapters_of
+from learner.model.packed_model import PackedModel, full_tensors, load_model
 from learner.pack import TokenSequence, pack
 from learner.ranks import Ranks
 from tests.small_tokenizer import CHATML, merging_tokenizer

@@ -23,7 +23,7 @@ from learner.examples import Example, Goal, example_of
 from learner.fit import fit
 from learner.pack import TokenSequence
 from learner.ranks import Ranks, join_ranks, leave_ranks
-from learner.reward_model import RewardModel
+from learner.model.reward_model import RewardModel
 from tools.tiny_model import make_tiny_model
 
 WORDS = [f"w{number}" for number in range(40)]

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from envhub.env import EnvError
-from envhub.freebase import Found, Freebase, program_size
+from envhub.assets.freebase import Found, Freebase, program_size
 
 MACS = Found(tool="get_neighbors", arguments=("m.0zd6", "computer.computer.includes_models"), kind="computer.computer")
 DESIGNERS = Found(tool="get_neighbors", arguments=("#0", "computer.computer.designer"), kind="people.person")

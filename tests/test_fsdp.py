@@ -13,15 +13,15 @@ from safetensors.torch import load_file, save_file
 
 from common.config import LoraConfig, OptimConfig, load_config
 from common.objective_config import ObjectiveConfig
-from learner import compiler
+from learner.model import compiler
 from learner.checkpoint import Progress, latest_checkpoint, load
 from learner.checkpoint_writer import CheckpointWriter
 from learner.clock import Clock
-from learner.critic import critic_shards
-from learner.gradient import apply_gradient, backward
+from learner.model.critic import critic_shards
+from learner.model.gradient import apply_gradient, backward
 from learner.learner import train_on
-from learner.model import PackedModel, full_tensors, load_model
-from learner.optimizer import make_optimizer, make_schedule
+from learner.model.packed_model import PackedModel, full_tensors, load_model
+from learner.model.optimizer import make_optimizer, make_schedule
 from learner.pack import count_loss_tokens, micro_batches
 from learner.ranks import Ranks, join_ranks, leave_ranks
 from learner.step import train_step

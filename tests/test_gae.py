@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.advantage import returns_to_go
-from learner.gae import bi_level_gae, gae
-from learner.vtrace import vtrace
+from learner.objective.advantage import returns_to_go
+from learner.objective.gae import bi_level_gae, gae
+from learner.objective.vtrace import vtrace
 
 NUMBER = st.floats(-3, 3)
 STEPS = st.lists(st.tuples(NUMBER, NUMBER, st.floats(0.05, 4)), min_size=1, max_size=8)

@@ -13,8 +13,8 @@ import pytest
 from common.trajectory import Sampling
 from envhub.driving import Reply
 from envhub.env import EnvError
-from envhub.generate_server import GenerateServer
-from envhub.verifiers_session import Question, Session
+from envhub.adapters.generate_server import GenerateServer
+from envhub.adapters.verifiers_session import Question, Session
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, top_k=20, max_turn_tokens=32)
 SHOWN = {"Authorization": "Bearer hidden", "X-Session-ID": "episode"}

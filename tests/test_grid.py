@@ -4,9 +4,9 @@ import asyncio
 import random
 
 from common.trajectory import Task
-from envhub.grid import make_grid_env
-from envhub.grid_bandit import make_bandit
-from envhub.grid_board import GAMES, BoardState, BoardWorld, _distances, _moved, _step, make_board
+from envhub.grid.grid import make_grid_env
+from envhub.grid.bandit import make_bandit
+from envhub.grid.board import GAMES, BoardState, BoardWorld, _distances, _moved, _step, make_board
 from envhub.world import Change
 
 # # # # # #

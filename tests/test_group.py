@@ -20,7 +20,7 @@ from actors.group import Episodes, Stage, rollout_group
 from actors.scripted_engine import Schedule, ScriptedEngine
 from common.action_format import FORMATS, ActionFormat
 from common.env_config import PartConfig
-from common.fleet_config import ActorsConfig
+from common.actors_config import ActorsConfig
 from common.shutdown import EXIT_PREEMPTED, Shutdown
 from common.trajectory import Task, Trajectory
 from envhub.env import EnvError, Observation

@@ -1,7 +1,7 @@
 import pytest
 
 from common.objective_config import ObjectiveConfig
-from learner.guard import judge
+from learner.objective.guard import judge
 
 OBJECTIVE = ObjectiveConfig()
 

@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from common.trajectory import Task
-from envhub.household import HouseholdEnv
-from envhub.household_expert import next_action
-from envhub.household_task import TASK_TYPES, Goal, Room, kind_of, make_room
-from envhub.household_world import HAND, State, act, admissible, first_state, is_won
+from envhub.household.household import HouseholdEnv
+from envhub.household.expert import next_action
+from envhub.household.task import TASK_TYPES, Goal, Room, kind_of, make_room
+from envhub.household.world import HAND, State, act, admissible, first_state, is_won
 
 OBJECTS = {"apple 1": "fridge 1", "book 1": "desk 1", "mug 1": "desk 1", "mug 2": "drawer 1"}
 

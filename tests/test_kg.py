@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from envhub.kg import KgState, KgWorld, f1
-from envhub.kg_graph import ATTRIBUTES, Graph, draw_graph
-from envhub.kg_question import Call, Question, draw_question
+from envhub.kg.kg import KgState, KgWorld, f1
+from envhub.kg.graph import ATTRIBUTES, Graph, draw_graph
+from envhub.kg.question import Call, Question, draw_question
 
 GRAPH = Graph(
     kinds={"ada": "person", "ben": "person", "cleo": "person", "dover": "town", "elgin": "town", "kelso": "town"},

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.kl import k1, k2, k3
+from learner.objective.kl import k1, k2, k3
 from tests.policies import Tokens, any_batch, float64
 
 

@@ -13,10 +13,10 @@ import yaml
 from common.config import Config, load_config
 from common.config_error import ConfigError
 from common.shutdown import EXIT_PREEMPTED
-from tools.launch import ENGINES, launch
-from tools.launch_kubernetes import manifest
-from tools.launch_skypilot import actors_task, learner_task
-from tools.launch_slurm import actors_script, learner_script
+from tools.launch.launch import ENGINES, launch
+from tools.launch.kubernetes import manifest
+from tools.launch.skypilot import actors_task, learner_task
+from tools.launch.slurm import actors_script, learner_script
 
 DEADLINE_S = 60.0
 SETTINGS = Path("/shared/launch/demo/config.yaml")

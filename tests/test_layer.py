@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from envhub.file_tree import Tree, file, folder
-from envhub.layer import gone, lay, peel
-from envhub.sandbox import Finished, Limits, Place, run_in_sandbox
+from envhub.isolation.file_tree import Tree, file, folder
+from envhub.isolation.layer import gone, lay, peel
+from envhub.isolation.sandbox import Finished, Limits, Place, run_in_sandbox
 
 LIMITS = Limits(wall_s=20)
 

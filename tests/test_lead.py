@@ -12,7 +12,7 @@ from common.config import Config
 from common.run_dir import RunDir
 from common.weights import layout
 from learner.checkpoint import Progress
-from learner.flops import Flops
+from learner.model.flops import Flops
 from learner.lead import Lead
 from learner.links import join_run
 from replay.buffer import Buffer

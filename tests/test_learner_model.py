@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
 from common.kept_sets import kept_sets
-from learner.export import save_hf
-from learner.model import PackedModel, _sequence_bounds, expect_backward, full_tensors, load_model
+from learner.model.export import save_hf
+from learner.model.packed_model import PackedModel, _sequence_bounds, expect_backward, full_tensors, load_model
 from learner.pack import TokenSequence, pack
 from learner.ranks import Ranks
 from tests.tiny_model import VOCAB_SIZE, random_sequence, save_scaling_model, save_tiny_model

@@ -28,7 +28,7 @@ from common.config import TinyModelConfig
 from common.env_config import EnvConfig
 from common.trajectory import LogprobArray, MaskArray, Outcome, Provenance, Sampling, Task, Trajectory, check
 from envhub.catalogue import make_env
-from learner.model import PackedModel, full_layout, full_tensors, load_model
+from learner.model.packed_model import PackedModel, full_layout, full_tensors, load_model
 from learner.pack import pack, sequences_of
 from learner.publish import Publisher
 from learner.ranks import Ranks

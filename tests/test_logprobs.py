@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from learner.logprobs import chunked_logprobs, predictions
+from learner.model.logprobs import chunked_logprobs, predictions
 
 
 def test_the_state_before_a_loss_token_predicts_it() -> None:

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM
 from common.config import LoraConfig, OptimConfig
 from learner.checkpoint import Progress, load
 from learner.checkpoint_writer import CheckpointWriter
-from learner.export import save_adapters, save_hf
-from learner.gradient import apply_gradient, backward
-from learner.lora import Adapter, adapters_of
-from learner.model import PackedModel, full_tensors, load_model, named_shards
-from learner.optimizer import make_optimizer, make_schedule
+from learner.model.export import save_adapters, save_hf
+from learner.model.gradient import apply_gradient, backward
+from learner.model.lora import Adapter, adapters_of
+from learner.model.packed_model import PackedModel, full_tensors, load_model, named_shards
+from learner.model.optimizer import make_optimizer, make_schedule
 from learner.pack import pack
 from learner.ranks import Ranks
 from tests.small_tokenizer import CHATML, merging_tokenizer

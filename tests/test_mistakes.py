@@ -25,7 +25,7 @@ from common.trajectory import (
 )
 from common.wire import WireError, encode
 from envhub.env import Observation
-from envhub.shop import ShopEnv
+from envhub.shop.shop import ShopEnv
 from learner.pack import pack, sequences_of
 from learner.supply import Supply
 from tests.attempts import attempt_at, make_buffer, ticket

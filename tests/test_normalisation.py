@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.objective_config import ObjectiveConfig
-from learner.normalisation import loss_divisor, token_weights
+from learner.objective.normalisation import loss_divisor, token_weights
 from tests.policies import Tokens, any_batch, float64, of_lengths
 
 

@@ -2,13 +2,13 @@ import doctest
 
 import pytest
 
-import learner.advantage
-import learner.allocation
-import learner.attention
-import learner.gae
+import learner.objective.advantage
+import learner.objective.allocation
+import learner.model.attention
+import learner.objective.gae
 import learner.pack
-import learner.vtrace
-from learner.optimizer import lr_fraction
+import learner.objective.vtrace
+from learner.model.optimizer import lr_fraction
 
 
 def fractions(schedule: str, *, warmup_steps: int, steps: list[int]) -> list[float]:

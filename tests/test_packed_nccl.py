@@ -19,7 +19,7 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngin
 from actors.broadcast import TimedGroup, receive_chunks
 from actors.packed_nccl import PackedNccl
 from actors.vllm_environment import vllm_environment
-from learner.broadcast import send_chunks
+from learner.publisher.broadcast import send_chunks
 
 CPU = torch.device("cpu")
 CHUNK_BYTES = 1000

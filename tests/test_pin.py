@@ -11,7 +11,7 @@ import redis
 from actors.act import act
 from actors.engine import WeightsRefused
 from actors.pin import Pin
-from common.fleet_config import ActorsConfig
+from common.actors_config import ActorsConfig
 from common.shutdown import Shutdown
 from common.trajectory import Trajectory
 from common.weights import Manifest, Offer

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.preference import dpo_margins, preference_loss, preference_slope
+from learner.objective.preference import dpo_margins, preference_loss, preference_slope
 
 
 def test_literals() -> None:

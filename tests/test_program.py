@@ -2,7 +2,7 @@
 
 import pytest
 
-from envhub.program import program_in
+from envhub.isolation.program import program_in
 
 
 @pytest.mark.parametrize("label", ["", "python", "py", "python3", "Python", "text"])

@@ -10,9 +10,9 @@ from actors.engine import WeightsRefused
 from actors.staged_weights import ModelFolder
 from common.config import LoraConfig
 from common.weights import Manifest, buffer_bytes, sealed
-from learner.lora import adapters_of
-from learner.model import PackedModel, full_tensors, load_model
-from learner.published import adapted_folder, published_layout, published_tensors
+from learner.model.lora import adapters_of
+from learner.model.packed_model import PackedModel, full_tensors, load_model
+from learner.publisher.published import adapted_folder, published_layout, published_tensors
 from learner.ranks import Ranks
 from tests.tiny_model import save_tiny_model
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from learner.pack import pack
-from learner.ratio import geometric_ratio, product_ratio, ratio
+from learner.objective.ratio import geometric_ratio, product_ratio, ratio
 from tests.policies import Tokens, any_batch, float64, of_lengths
 from tests.tiny_model import random_sequence
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from envhub.reasoning import REFUSED, SCREENS, ReasoningEnv
+from envhub.adapters.reasoning import REFUSED, SCREENS, ReasoningEnv
 
 
 @pytest.mark.parametrize("dataset", [*REFUSED])

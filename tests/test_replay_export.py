@@ -9,7 +9,7 @@ from replay.archive import ArchivedStep, ArchiveWriter
 from replay.ledger import STATES
 from tests.inspected import Inspected
 from tests.small_tokenizer import byte_tokenizer
-from tools.run_records import RunRecords
+from tools.replay.run_records import RunRecords
 
 
 def exported(inspected: Inspected, *options: str, name: str = "rows.jsonl") -> list[dict[str, object]]:

@@ -28,8 +28,8 @@ from replay.server import Server, find_executable, start_server
 from replay.ticket import InsertResult, Lease
 from tests.attempts import attempt_at, make_buffer, ticket
 from tests.proxy import Fault, Nth, Proxy, Share
-from tools.soak_accounts import Accounts
-from tools.soak_cast import Cast
+from tools.soak.accounts import Accounts
+from tools.soak.cast import Cast
 
 NUM_REDIS_KILLS = int(os.environ.get("SLIPSTREAM_REDIS_KILLS", "3"))
 STOPPED_S = float(os.environ.get("SLIPSTREAM_STOPPED_S", "8"))

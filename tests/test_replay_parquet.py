@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.inspected import Inspected
-from tools.parquet_rows import BATCH_ROWS, SCHEMA, write_parquet
+from tools.replay.parquet_rows import BATCH_ROWS, SCHEMA, write_parquet
 
 
 def test_parquet_holds_the_same_rows_as_jsonl(inspected: Inspected) -> None:

@@ -12,8 +12,8 @@ from common.metrics import Metrics
 from common.trajectory import Task, Trajectory, VersionSpan
 from learner.clock import Clock
 from learner.cost import cost_of
-from learner.flops import Flops, flops_of
-from learner.model import load_model
+from learner.model.flops import Flops, flops_of
+from learner.model.packed_model import load_model
 from learner.publish import PublishStats
 from learner.ranks import Ranks
 from learner.report import add_cost, add_flow, add_system, step_metrics

@@ -7,12 +7,12 @@ import re
 import pytest
 
 from common.trajectory import Task
-from envhub.file_tree import file as file_of
-from envhub.research import ResearchState, ResearchWorld, make_research
-from envhub.research_calculator import calculate
-from envhub.research_corpus import KINDS, LINKS, draw_corpus
-from envhub.research_question import ENDINGS
-from envhub.sandbox import Limits, run_in_sandbox
+from envhub.isolation.file_tree import file as file_of
+from envhub.research.research import ResearchState, ResearchWorld, make_research
+from envhub.research.calculator import calculate
+from envhub.research.corpus import KINDS, LINKS, draw_corpus
+from envhub.research.question import ENDINGS
+from envhub.isolation.sandbox import Limits, run_in_sandbox
 from envhub.world import Change
 
 RELATION = re.compile(rf"the ({'|'.join(relation for links in LINKS.values() for relation in links)}) of")

@@ -27,8 +27,8 @@ from common.trajectory import (
     encode_trajectory,
 )
 from envhub.env import Env, Observation
-from envhub.household import HouseholdEnv
-from envhub.shop import ShopEnv
+from envhub.household.household import HouseholdEnv
+from envhub.shop.shop import ShopEnv
 from tests.episodes import ALLOWANCE, Script, attempt_on, engine_of, expert, ids, rollout_of
 from tests.skipping_loop import run_skipping
 from tests.small_tokenizer import CHATML, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer

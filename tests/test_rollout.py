@@ -24,7 +24,7 @@ from common.trajectory import (
     check,
 )
 from envhub.env import EnvError, Observation
-from envhub.shop import ShopEnv
+from envhub.shop.shop import ShopEnv
 from learner.pack import sequences_of
 from tests.episodes import (
     ALLOWANCE,

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from envhub.env import EnvError
-from envhub.file_tree import Node, Tree, TreeError, file, folder, pack, unpack
-from envhub.sandbox import HOME, Finished, Limits, Place, require_sandbox, run_in_sandbox
+from envhub.isolation.file_tree import Node, Tree, TreeError, file, folder, pack, unpack
+from envhub.isolation.sandbox import HOME, Finished, Limits, Place, require_sandbox, run_in_sandbox
 
 LIMITS = Limits(wall_s=20)
 TREE: Tree = {"a": folder(), "a/x.txt": file("hi\n"), "run.sh": file("echo yes\n", 0o755)}

@@ -15,7 +15,7 @@ from common.run_dir import RunDir
 from replay.fleet import Fleet, MemberState
 from tests.every_verb import FACTS, MEMBER
 from tools.actor_host import Host, _follow
-from tools.scale import RAY, engine_commands, scale
+from tools.launch.scale import RAY, engine_commands, scale
 
 DEADLINE_S = 60.0
 

@@ -11,13 +11,13 @@ from transformers import AutoModelForSequenceClassification
 from common.config import Config, TinyModelConfig, load_config
 from common.config_error import ConfigError
 from common.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
-from learner.coherence import check_coherence
-from learner.model import PackedModel, load_kind, load_model
+from learner.objective.coherence import check_coherence
+from learner.model.packed_model import PackedModel, load_kind, load_model
 from learner.ranks import Ranks
-from learner.reward_model import RewardModel, save_reward_model
+from learner.model.reward_model import RewardModel, save_reward_model
 from learner.score import COMPONENT, load_judge
 from learner.supply import Batch
-from learner.weigh import teaches, weighed_sequences
+from learner.token_advantages import teaches, weighed_sequences
 from tests.even_game import group_of
 from tests.tiny_model import a_trajectory
 from tools.tiny_model import make_tiny_model

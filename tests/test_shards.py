@@ -18,7 +18,7 @@ from actors.refresh import RefreshCounts
 from common.config import dump_config, load_config
 from common.config_error import ConfigError
 from common.connection import RedisUnreachable, check_servers, connect, connect_shards
-from common.fleet_config import ActorsConfig
+from common.actors_config import ActorsConfig
 from common.shutdown import Shutdown
 from learner.checkpoint import Progress
 from learner.links import shard_buffer
@@ -34,7 +34,7 @@ from tests.processes import GUESS, Run, nothing_runs
 from tests.test_group import Actor, until
 from tests.test_patience import wait_until
 from tests.test_supply import differ, shutdown, work
-from tools.audit import audit
+from tools.replay.audit import audit
 
 __all__ = ["shutdown"]  # the fixture
 START = Progress(step=0, policy_version=0, highest_published=0, next_group_id=0, tokens_trained=0)

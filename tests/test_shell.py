@@ -6,11 +6,11 @@ import random
 import pytest
 
 from common.trajectory import Task
-from envhub.file_tree import file, folder
-from envhub.sandbox import Limits, run_in_sandbox
-from envhub.shell import ShellState, ShellWorld, make_shell
-from envhub.shell_action import Act, parse_act, write_bash
-from envhub.shell_task import PROCESSES, READS, WRITES, Job, draw_tree
+from envhub.isolation.file_tree import file, folder
+from envhub.isolation.sandbox import Limits, run_in_sandbox
+from envhub.shell.shell import ShellState, ShellWorld, make_shell
+from envhub.shell.action import Act, parse_act, write_bash
+from envhub.shell.task import PROCESSES, READS, WRITES, Job, draw_tree
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ import pytest
 
 from common.trajectory import Task
 from envhub.bm25 import Bm25
-from envhub.shop import ShopEnv
-from envhub.shop_catalogue import Goal, Kind, Product, Store
-from envhub.shop_full import make_full_store
-from envhub.shop_pages import Page, clickables, next_page, terse_text, webshop_text
-from envhub.shop_reward import purchase_reward, type_reward
-from envhub.shop_small import make_small_store
+from envhub.shop.shop import ShopEnv
+from envhub.shop.catalogue import Goal, Kind, Product, Store
+from envhub.shop.full import make_full_store
+from envhub.shop.pages import Page, clickables, next_page, terse_text, webshop_text
+from envhub.shop.reward import purchase_reward, type_reward
+from envhub.shop.small import make_small_store
 
 DESK_LAMP = Kind(name="desk lamp", category=("home", "lighting", "desk lamp"))
 FLOOR_LAMP = Kind(name="floor lamp", category=("home", "lighting", "floor lamp"))

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from learner.export import save_hf
-from learner.model import PackedModel, full_tensors, load_model
+from learner.model.export import save_hf
+from learner.model.packed_model import PackedModel, full_tensors, load_model
 from learner.ranks import Ranks, join_ranks, leave_ranks
 from tests.small_tokenizer import CHATML, merging_tokenizer
 from tests.tiny_model import save_scaling_model, save_tiny_model

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from tools.soak import Soak, rows_of
+from tools.soak.soak import Soak, rows_of
 
 SECONDS = float(os.environ.get("SLIPSTREAM_SOAK_S", "45"))
 MEAN_S = 3.0

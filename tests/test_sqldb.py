@@ -6,9 +6,9 @@ import random
 import pytest
 
 from common.trajectory import Task
-from envhub.sqldb import SqlWorld, make_sqldb, shown_rows
-from envhub.sqldb_domain import DOMAINS, Tables, draw_tables
-from envhub.sqldb_engine import SqlError, run_sql
+from envhub.sqldb.sqldb import SqlWorld, make_sqldb, shown_rows
+from envhub.sqldb.domain import DOMAINS, Tables, draw_tables
+from envhub.sqldb.engine import SqlError, run_sql
 from envhub.world import Change
 
 DOMAIN = DOMAINS[0]

@@ -13,8 +13,8 @@ from common.config import OptimConfig, load_config
 from common.config_error import ConfigError
 from common.objective_config import ObjectiveConfig
 from common.run_dir import RunDir
-from learner.model import PackedModel, full_tensors, load_model
-from learner.optimizer import make_optimizer, make_schedule
+from learner.model.packed_model import PackedModel, full_tensors, load_model
+from learner.model.optimizer import make_optimizer, make_schedule
 from learner.pack import TokenSequence, count_loss_tokens, count_sequences, micro_batches
 from learner.ranks import Ranks
 from learner.reference import reference_at

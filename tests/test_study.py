@@ -12,17 +12,17 @@ import torch
 from actors.engine import Completion, Sampler
 from common.config import load_config
 from common.trajectory import Sampling
-from learner.model import full_tensors, load_model
+from learner.model.packed_model import full_tensors, load_model
 from learner.pack import TokenSequence, pack
 from learner.ranks import Ranks
 from tests.processes import GUESS
 from tests.tiny_model import VOCAB_SIZE, save_tiny_model
-from tools import study_lag
+from tools.study import lag as study_lag
 from tools.prepare import prepare
-from tools.study_plot import Line, Point, svg
-from tools.study_run import practice
-from tools.study_sampler import LockstepSampler
-from tools.study_slots import choose
+from tools.study.plot import Line, Point, svg
+from tools.study.run import practice
+from tools.study.sampler import LockstepSampler
+from tools.study.slots import choose
 
 REPOSITORY = Path(__file__).parent.parent
 SAMPLING = Sampling(temperature=0.7, top_p=1.0, top_k=0, max_turn_tokens=6)

@@ -7,8 +7,8 @@ from hypothesis import assume
 from torch import Tensor
 
 from common.objective_config import ObjectiveConfig
-from learner.ratio import ratio
-from learner.surrogate import (
+from learner.objective.ratio import ratio
+from learner.objective.surrogate import (
     Surrogate,
     clipped,
     gspo_ratio,

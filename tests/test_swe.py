@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from common.trajectory import Task
-from envhub import swe_pytest
+from envhub.swe import tests as swe_pytest
 from envhub.env import EnvError
-from envhub.file_tree import Tree, file, folder
-from envhub.sandbox import Limits
-from envhub.swe import SweState, SweWorld, make_swe
-from envhub.swe_bug import draw_bug
+from envhub.isolation.file_tree import Tree, file, folder
+from envhub.isolation.sandbox import Limits
+from envhub.swe.swe import SweState, SweWorld, make_swe
+from envhub.swe.bug import draw_bug
 from envhub.swe_git import laid, peeled
-from envhub.swe_parts import PARTS
-from envhub.swe_repo import NUM_SHOWN, Repo, draw_repo
+from envhub.swe.functions import PARTS
+from envhub.swe.repo import NUM_SHOWN, Repo, draw_repo
 from envhub.world import Change
 
 LIMITS = Limits(wall_s=20)

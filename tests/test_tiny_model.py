@@ -11,7 +11,7 @@ from common.config import TinyModelConfig
 from common.config_error import ConfigError
 from common.env_config import EnvConfig
 from common.trajectory import Task
-from envhub.shop import ShopEnv
+from envhub.shop.shop import ShopEnv
 from tests.small_tokenizer import shop_tokenizer
 from tools.prepare import load_tokenizer, vocabulary_texts
 from tools.tiny_model import make_tiny_model

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from common.trajectory import Task
-from envhub.tools import ToolsState, ToolsWorld, make_tools
-from envhub.tools_schema import SchemaError, check_value
-from envhub.tools_servers import TOOLS, Servers, ToolError, call_tool
+from envhub.tools.tools import ToolsState, ToolsWorld, make_tools
+from envhub.tools.schema import SchemaError, check_value
+from envhub.tools.servers import TOOLS, Servers, ToolError, call_tool
 
 SERVERS = Servers(
     accounts={"rent": 500, "savings": 1000},

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.return_scale import DECAY, MIN_STD, ReturnScale, scale_of
-from learner.value_loss import value_loss, value_metrics
+from learner.objective.return_scale import DECAY, MIN_STD, ReturnScale, scale_of
+from learner.objective.value_loss import value_loss, value_metrics
 
 NUMBER = st.floats(-5, 5, allow_subnormal=False)
 TOKENS = st.lists(st.tuples(NUMBER, NUMBER, NUMBER), min_size=1, max_size=8)

@@ -31,7 +31,7 @@ from common.trajectory import Outcome, StopReason, Task, Trajectory, VersionSpan
 from envhub.catalogue import make_any_env, make_env
 from envhub.driving import Reply
 from envhub.env import EnvError
-from envhub.verifiers_env import VerifiersEnv
+from envhub.adapters.verifiers_env import VerifiersEnv
 from tests.attempts import make_buffer, ticket
 from tests.episodes import ALLOWANCE, attempt_on, policy_versions, rollout_of
 from tests.small_tokenizer import CHATML, merging_tokenizer

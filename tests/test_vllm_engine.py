@@ -27,11 +27,11 @@ from common.config import LoraConfig, TinyModelConfig
 from common.delta import encode_delta
 from common.trajectory import Sampling, VersionSpan
 from common.weights import Adapted, Offer, buffer_bytes, layout, sealed
-from learner.lineage import continued
-from learner.lora import adapters_of
-from learner.model import load_model
+from learner.publisher.lineage import continued
+from learner.model.lora import adapters_of
+from learner.model.packed_model import load_model
 from learner.pack import TokenSequence, pack
-from learner.published import adapted_folder, published_tensors
+from learner.publisher.published import adapted_folder, published_tensors
 from learner.ranks import Ranks
 from tools.tiny_model import make_tiny_model
 

@@ -5,7 +5,7 @@ import torch
 
 from common.config import WarmStartConfig
 from common.trajectory import Trajectory, pack_logprobs, pack_mask, pack_tokens
-from learner.model import PackedModel, load_model
+from learner.model.packed_model import PackedModel, load_model
 from learner.pack import pack, sequences_of
 from learner.ranks import Ranks
 from learner.warm_start import WarmStartStep, imitate

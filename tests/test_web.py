@@ -12,10 +12,10 @@ import pytest
 from common.trajectory import Task
 from envhub.catalogue import make_env
 from envhub.env import EnvError
-from envhub.web import WebState, WebWorld, make_web
-from envhub.web_browser import Browser, Element, load, page_text, read_page
-from envhub.web_server import MAX_BODY_BYTES, Visit, WebServer, web_server
-from envhub.web_site import Order, Request, Site, SiteState, respond
+from envhub.web.web import WebState, WebWorld, make_web
+from envhub.web.browser import Browser, Element, load, page_text, read_page
+from envhub.web.server import MAX_BODY_BYTES, Visit, WebServer, web_server
+from envhub.web.site import Order, Request, Site, SiteState, respond
 from envhub.world import Change
 
 SITE = Site(

@@ -17,7 +17,7 @@ from common.chunk_server import ChunkServer, ServerLimits
 from common.chunks import Blob, ChunkRequest
 from common.delta import encode_delta
 from common.weights import Manifest, Offer, WeightsError, check_blob, sealed
-from learner.lineage import continued
+from learner.publisher.lineage import continued
 from replay.bulletin import Bulletin
 from tests.test_weights import (
     CHUNK_BYTES,

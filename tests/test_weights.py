@@ -23,8 +23,8 @@ from common.chunks import Blob
 from common.connection import connect
 from common.weights import Invitation, Manifest, Offer, TensorEntry, layout, sealed
 from learner.publish import Publisher
-from learner.publish_orders import Freed, Submitted
-from learner.shelf import Shelf
+from learner.publisher.messages import Freed, Submitted
+from learner.publisher.shelf import Shelf
 from replay import keys
 from replay.bulletin import Acknowledgement, BroadcastGroup, Bulletin
 from replay.keys import FencedOut

@@ -18,7 +18,7 @@ from common.blob_store import BlobStore, StoreError, run_store
 from common.chunks import Blob
 from common.config_error import ConfigError
 from common.weights import Manifest, Offer
-from learner.store_weights import Gone
+from learner.publisher.store import Gone
 from replay import keys
 from replay.bulletin import Bulletin
 from replay.keys import FencedOut

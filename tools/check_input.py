@@ -13,7 +13,7 @@ from common.config_error import ConfigError
 from common.env_config import EnvConfig
 from common.run_dir import RunDir
 from envhub.catalogue import DRIVING, make_any_env
-from learner.coherence import check_coherence
+from learner.objective.coherence import check_coherence
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")

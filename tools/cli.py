@@ -20,9 +20,11 @@ from common.run_dir import RunDir
 from replay.fleet import UnknownRun
 from replay.listing import NotRecorded
 from replay.server import ServerError, password_of
-from tools import drill, launch, scale
+from tools import drill
+from tools.launch import launch
+from tools.launch import scale
 from tools.child import EXIT_BAD_INPUT
-from tools.replay_questions import add_questions, answer, take_operands
+from tools.replay.questions import add_questions, answer, take_operands
 
 # Verbs about a run that began before, perhaps in another process: without a YAML its own configuration is theirs.
 JOINING = ("learner", "actors", "relay", "top", "scale", "replay", "eval", "collect")

@@ -16,14 +16,14 @@ from actors.episode_tree import Collected, EpisodeTree
 from actors.group import Stage
 from actors.tape import Attempt
 from actors.tree_search import START, dfsdt, mcts, tree_of_thoughts
-from common.collect_config import CollectConfig
+from tools.collect_options import CollectConfig
 from common.config import Config
 from common.config_error import ConfigError
 from common.trajectory import Sampling, Task, Trajectory
 from common.transcript import Transcriber
 from envhub.catalogue import DRIVING
 from tools.fixed_policy import start_fixed_policy
-from tools.replay_export import check_free, row_of, write_rows
+from tools.replay.export import check_free, row_of, write_rows
 
 PROGRESS_S = 5.0  # from one line to the next
 STATE = "collected"

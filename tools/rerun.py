@@ -33,7 +33,7 @@ def rerun(config: Config) -> int:
             _prepare(config, run_dir, archive, original, original_config)
         from learner.ranks import join_ranks, leave_ranks  # after the quick checks: they import torch
         from learner.rerun import train_again
-        from learner.verdict import judge
+        from learner.rerun_check import judge
 
         ranks = join_ranks(timeout_s=RANK_TIMEOUT_S)
     try:

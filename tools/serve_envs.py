@@ -9,9 +9,9 @@ from common.config import Config
 from common.config_error import ConfigError
 from common.shutdown import Shutdown
 from envhub.catalogue import ENVS, env_maker
-from envhub.env_pool import EnvPool, WorkerFailed
-from envhub.env_secret import SECRET_VARIABLE, read_secret
-from envhub.env_server import EnvServer
+from envhub.serving.env_pool import EnvPool, WorkerFailed
+from envhub.remote.env_secret import SECRET_VARIABLE, read_secret
+from envhub.serving.env_server import EnvServer
 
 POLL_S = 0.1
 

@@ -11,7 +11,7 @@ from common.config import Config
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from replay.fleet import Fleet
-from tools.run_client import clients_of
+from tools.replay.run_client import clients_of
 from tools.view import View
 
 REFRESH_S = 1.0

@@ -12,7 +12,7 @@ import pytest
 from common.trajectory import Task
 from envhub.catalogue import make_env
 from envhub.env import EnvError, Observation
-from envhub.reasoning import SCREENS
+from envhub.adapters.reasoning import SCREENS
 from tests import test_env_contract as contract
 from tests.adapters.held import ALWAYS
 from tests.env_cases import Case

@@ -1,0 +1,196 @@
+"""`mcp`: tasks over the tools of real MCP servers, from files that say what is asked and how the end is checked."""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from common.message import Message
+from common.trajectory import Task
+from envhub.asset import asset_path, item_of, named_files, read_lines
+from envhub.env import EnvError, Observation
+from envhub.adapters.mcp_session import INSTALL, McpSession, Server
+from envhub.package import require_package
+from envhub.replayed_env import ReplayedEnv
+
+MAX_ACTION_CHARS = 20_000
+MAX_SHOWN_CHARS = 4000
+DONE = "done"
+FETCH = (
+    "write one JSON object a line: instruction, and check (calls with equals or contains), answer or both; "
+    "docs/adapters.md shows it"
+)
+RULES = (
+    'Do the task by calling tools. A call is one JSON object, {"name": ..., "arguments": {...}}. When all is done, '
+    "say done, alone; where an answer is asked for, answer(ANSWER). The tools and the schemas of their arguments:\n"
+)
+
+_ANSWER = re.compile(r"\s*answer\s*\((.*)\)\s*", re.IGNORECASE | re.DOTALL)
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    arguments: dict[str, Any] = {}
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A call made at the end, and what its text must be, or have in it."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+    equals: str | None = None
+    contains: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.equals is None) == (self.contains is None):
+            raise ValueError("a check says either equals or contains")
+
+    def holds(self, text: str) -> bool:
+        return text.strip() == self.equals.strip() if self.equals is not None else str(self.contains) in text
+
+
+class ToolTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of a file of tasks."""
+
+    instruction: str
+    setup: list[ToolCall] = []  # done before the policy begins
+    check: list[Check] = []
+    answer: str | None = None  # compared without case and outer white space
+    solution: list[ToolCall] = []  # for the expert
+
+    def __post_init__(self) -> None:
+        if not self.check and self.answer is None:
+            raise ValueError("a task has a check, an answer or both")
+
+
+@dataclass(kw_only=True, slots=True)
+class _Episode:
+    task: Task
+    item: ToolTask
+    num_solved: int = 0  # calls of the solution that have been made, from the first
+    is_over: bool = False
+
+
+class McpEnv(ReplayedEnv[_Episode]):
+    """The tools of one MCP server. The reward component is `solved`, on the turn that ends it: every check holds.
+
+    Options: `train` and `held_out`, paths of files of tasks; `command`, which starts a server for each episode, or
+    `url`, of one over streamable HTTP; `hidden`, tools for setup and checks that the policy neither sees nor may call;
+    `secrets`, which says by name (a variable of the command's environment, a header of HTTP) in which environment
+    variable of the actor its value is.
+    """
+
+    def __init__(
+        self,
+        *,
+        train: str = "",
+        held_out: str = "",
+        command: Sequence[str] = (),
+        url: str = "",
+        hidden: Sequence[str] = (),
+        secrets: Mapping[str, str] | None = None,
+    ) -> None:
+        """Raises ValueError where `mcp` or a file is missing, and for options that do not fit."""
+        require_package("mcp", install=INSTALL)
+        if bool(command) == bool(url) or isinstance(command, str):
+            raise ValueError(
+                "one of `env.options.command`, a list such as [python, server.py], and `env.options.url` is needed, "
+                f"got {command!r} and {url!r}; say which server it is"
+            )
+        self._items = {
+            split: read_lines(asset_path(split, path, fetch=FETCH), ToolTask)
+            for split, path in named_files(train, held_out, fetch=FETCH).items()
+        }
+        self._server = Server(command=tuple(command), url=url, secrets=_values(secrets or {}))
+        self._hidden = frozenset(hidden)
+        self._session: McpSession | None = None
+        super().__init__()
+
+    async def reset(self, task: Task) -> Observation:
+        """Connect and set `task` up. Raises ValueError for a split without tasks, EnvError where the server fails."""
+        item = item_of(task, self._items)
+        await self.close()
+        self._session = McpSession(self._server)
+        await self._session.open()
+        for call in item.setup:
+            reply = await self._session.call(call.name, call.arguments)
+            if reply.is_error:
+                raise EnvError(f"the setup of {task.task_id} fails at {call.name}: {reply.text[:200]}")
+        self._episode = _Episode(task=task, item=item)
+        tools = [json.dumps(tool) for tool in self._session.tools if tool["name"] not in self._hidden]
+        return Observation(
+            messages=(Message("system", RULES + "\n".join(tools)), Message("user", item.instruction)), rewards={}
+        )
+
+    async def step(self, action: str) -> Observation:
+        """Call a tool, or end. Raises EnvError before a reset, after the end, and where the connection is lost."""
+        episode = self._running()
+        answered = _ANSWER.fullmatch(action)
+        if answered or action.strip().lower() == DONE:
+            if (episode.item.answer is None) == (answered is not None):
+                return _refused("say done, alone" if answered else "say answer(ANSWER)")
+            return await self._end(episode, answered[1] if answered else None)
+        try:
+            if len(action) > MAX_ACTION_CHARS:
+                return _refused(f"error: a call has at most {MAX_ACTION_CHARS} characters")
+            call = msgspec.json.decode(action, type=ToolCall)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            return _refused(f"error: {error}")
+        assert self._session is not None
+        if call.name in self._hidden or call.name not in {tool["name"] for tool in self._session.tools}:
+            return _refused(f"error: no tool {call.name[:80]}")
+        reply = await self._session.call(call.name, call.arguments)
+        if episode.item.solution[episode.num_solved : episode.num_solved + 1] == [call]:
+            episode.num_solved += 1
+        text = reply.text[:MAX_SHOWN_CHARS] or "(no text)"
+        return Observation(
+            messages=(Message("user", f"error: {text}" if reply.is_error else text),),
+            rewards={"solved": 0.0},
+            valid_action=not reply.is_error,
+        )
+
+    async def close(self) -> None:
+        session, self._session, self._episode = self._session, None, None
+        if session is not None:
+            await session.close()
+
+    def expert(self) -> str:
+        """The next call of the task's `solution`, then the end. Raises NotImplementedError where it has none."""
+        episode = self._running()
+        item = episode.item
+        if not item.solution:
+            raise NotImplementedError(f"{episode.task.task_id} has no solution in its file")
+        if episode.num_solved < len(item.solution):
+            return msgspec.json.encode(item.solution[episode.num_solved]).decode()
+        return DONE if item.answer is None else f"answer({item.answer})"
+
+    async def _end(self, episode: _Episode, answer: str | None) -> Observation:
+        item = episode.item
+        right = item.answer is None or (answer or "").strip().casefold() == item.answer.strip().casefold()
+        assert self._session is not None
+        for check in item.check if right else ():
+            reply = await self._session.call(check.name, check.arguments)
+            right = right and not reply.is_error and check.holds(reply.text)
+        episode.is_over = True
+        score = float(right)
+        return Observation(
+            messages=(Message("user", "bye"),),
+            rewards={"solved": score},
+            terminated=True,
+            score=score,
+            success=right,
+        )
+
+
+def _values(secrets: Mapping[str, str]) -> dict[str, str]:
+    if missing := [variable for variable in secrets.values() if variable not in os.environ]:
+        raise ValueError(f"`env.options.secrets`: {missing[0]} is not set in the environment of the actors; export it")
+    return {name: os.environ[variable] for name, variable in secrets.items()}
+
+
+def _refused(why: str) -> Observation:
+    return Observation(messages=(Message("user", why),), rewards={"solved": 0.0}, valid_action=False)

@@ -1,0 +1,84 @@
+"""`miniwob`: the pages of MiniWoB++ in Debian's Chromium, spoken: a page becomes text, and a text a click or keys."""
+
+import asyncio
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.message import Message
+from common.trajectory import Task
+from envhub.isolation.chromium import require_chromium, require_readable
+from envhub.env import Observation
+from envhub.adapters.miniwob_browser import INSTALL, Look, MiniWobBrowser
+from envhub.adapters.miniwob_text import RULES, page_text, parse_action, shown_refs
+from envhub.package import require_package
+from envhub.replayed_env import ReplayedEnv
+from envhub.task_seed import task_rng
+
+
+@dataclass(kw_only=True, slots=True)
+class _Episode:
+    task: Task
+    look: Look
+    is_over: bool = False
+
+
+class MiniWobEnv(ReplayedEnv[_Episode]):
+    """One page. The reward component is `page`: its own, from -1 to 1, at the end; the score is that in [0, 1].
+
+    Options: `game`, the page's name. Held-out tasks are of other seeds, and of MiniWoB++'s own test data where a page
+    has some.
+    """
+
+    def __init__(self, *, game: str = "enter-text") -> None:
+        """Raises ValueError where MiniWoB++, Selenium or Chromium is missing, and for a page that is not there."""
+        super().__init__()
+        miniwob = require_package("miniwob", install=INSTALL)
+        require_chromium()
+        self._pages = Path(miniwob.__file__).parent / "html"
+        require_readable(self._pages)
+        self._keys = set(require_package("miniwob.constants", install=INSTALL).DEFAULT_ALLOWED_KEYS)
+        self._game = game
+        known = sorted(path.stem for path in (self._pages / "miniwob").glob("*.html"))
+        if game not in known:
+            near = ", ".join(difflib.get_close_matches(game, known, n=3, cutoff=0.3))
+            raise ValueError(
+                f"`env.options.game` must be one of MiniWoB++'s pages, got {game!r}; "
+                f"did you mean {near or 'enter-text'}?"
+            )
+        self._browser: MiniWobBrowser | None = None
+
+    async def reset(self, task: Task) -> Observation:
+        """Start `task`. Raises ValueError for a split that does not exist, EnvError where the browser fails."""
+        seed = task_rng(task, world=f"miniwob/{self._game}").getrandbits(31)
+        self._browser = self._browser or MiniWobBrowser(pages=self._pages)
+        mode = "train" if task.split == "train" else "test"
+        look = await self._browser.open(self._game, seed=seed, mode=mode)
+        self._episode = _Episode(task=task, look=look)
+        opening = f"{look.utterance}\n\n{page_text(look.body)}"
+        return Observation(messages=(Message("system", RULES), Message("user", opening)), rewards={})
+
+    async def step(self, action: str) -> Observation:
+        """Do `action`. Raises EnvError before a reset, after the end, and where the browser fails."""
+        episode = self._running()
+        assert self._browser is not None
+        deed = parse_action(action, shown_refs(episode.look.body), self._keys)
+        if deed is None:
+            text = f"no such action here\n{page_text(episode.look.body)}"
+            return Observation(messages=(Message("user", text),), rewards={"page": 0.0}, valid_action=False)
+        look = episode.look = await self._browser.do(deed)
+        episode.is_over = look.is_over
+        score = max(0.0, look.reward)
+        text = "the task is over" if look.is_over else page_text(look.body)
+        return Observation(
+            messages=(Message("user", text),),
+            rewards={"page": look.reward},
+            terminated=look.is_over,
+            score=score,
+            success=score == 1.0,
+        )
+
+    async def close(self) -> None:
+        browser, self._browser, self._episode = self._browser, None, None
+        if browser is not None:
+            await asyncio.to_thread(browser.end)

@@ -1,0 +1,151 @@
+"""`reasoning_gym`: one question and one answer, from the data sets of the package reasoning-gym."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from common.message import Message
+from common.trajectory import Task
+from envhub.env import EnvError, Observation
+from envhub.adapters.global_random import GlobalChance
+from envhub.isolation.own_thread import OwnThread
+from envhub.package import require_package
+from envhub.replayed_env import ReplayedEnv
+from envhub.task_seed import split_of, task_rng
+
+INSTALL = "'reasoning-gym==0.1.19'"
+MAX_DRAWS = 200  # until a question belongs to the split; one in eight is held out
+MAX_ANSWER_CHARS = 4000
+
+# These data sets hand an answer to Python's eval, or to sympy's parse_expr, which calls it: what a policy wrote would
+# run here. They get to see only answers that cannot call anything, nor cost more than they are long.
+_LISTED = re.compile(r"(?!.*\bfor\b)[\w\s\[\],'\"]{0,2000}", re.ASCII | re.DOTALL)
+_ARITHMETIC = re.compile(r"(?!.*\*\s*\*)[\d\s+\-*/()]{0,200}", re.ASCII | re.DOTALL)
+# And this one takes the distance to a number that is none for none at all.
+_COMPLEX = re.compile(r"[\d\s+\-.ij()]{0,200}", re.ASCII)
+SCREENS = {
+    "binary_matrix": _LISTED,
+    "n_queens": _LISTED,
+    "spiral_matrix": _LISTED,
+    "string_insertion": _LISTED,
+    "countdown": _ARITHMETIC,
+    "complex_arithmetic": _COMPLEX,
+}
+REFUSED = {
+    "simple_integration": "it evaluates what a policy wrote",
+    "intermediate_integration": "it evaluates what a policy wrote",
+    "polynomial_multiplication": "it evaluates what a policy wrote",
+    "isomorphic_strings": "it draws in the order of a set of texts, which is another in every process",
+    "ransom_note": "it draws in the order of a set of texts, which is another in every process",
+    "game_of_life_halting": "every text that does not say True earns full marks",
+    "puzzle24": "any numbers that make 24 earn full marks, as 6 + 6 + 6 + 6, whichever were given",
+    "composite": "name one of its data sets; tasks are mixed by the curriculum",
+}
+
+
+@dataclass(kw_only=True, slots=True)
+class _Episode:
+    task: Task
+    data: Any  # the reasoning_gym data set of the one question
+    entry: Mapping[str, Any]
+    is_over: bool = False
+
+
+class ReasoningEnv(ReplayedEnv[_Episode]):
+    """The user asks, the policy's first action is the answer. The reward component is `solved`, the data set's score.
+
+    Options: `dataset`, its name in reasoning-gym, and `settings`, the fields of its configuration.
+    """
+
+    def __init__(self, *, dataset: str = "chain_sum", settings: Mapping[str, Any] | None = None) -> None:
+        """Raises ValueError where reasoning-gym is missing, and for a data set or settings that do not fit."""
+        if dataset in REFUSED:
+            raise ValueError(f"`env.options.dataset` {dataset} is not played: {REFUSED[dataset]}")
+        self._gym = require_package("reasoning_gym", install=INSTALL)
+        self._dataset, self._settings = dataset, dict(settings or {})
+        names = self._gym.factory.DATASETS
+        if dataset not in names:
+            near = difflib.get_close_matches(dataset, names, n=3, cutoff=0.3)
+            raise ValueError(
+                f"`env.options.dataset` must be one of reasoning-gym's {len(names)}, got {dataset!r}; "
+                f"did you mean {', '.join(near) or 'chain_sum'}?"
+            )
+        try:
+            self._data(seed=0)
+        except (TypeError, AssertionError) as error:
+            raise ValueError(f"`env.options.settings` {self._settings} do not fit {dataset}: {error}") from error
+        super().__init__()
+
+    async def reset(self, task: Task) -> Observation:
+        """Start `task`. Raises ValueError for a split that does not exist."""
+        rng = task_rng(task, world=f"reasoning_gym/{self._dataset}")
+        thread = OwnThread(f"reasoning_gym {self._dataset}")
+        try:
+            for _ in range(MAX_DRAWS):
+                seed = rng.getrandbits(31)
+                data, entry = await thread.call(lambda seed=seed: self._draw(seed))  # type: ignore[misc]
+                if split_of(entry["question"]) == task.split:
+                    self._episode = _Episode(task=task, data=data, entry=entry)
+                    return Observation(messages=(Message("user", entry["question"]),), rewards={})
+        finally:
+            thread.end()
+        raise EnvError(f"{self._dataset} with {self._settings} has too few questions to keep the splits apart")
+
+    async def step(self, action: str) -> Observation:
+        """Take `action` for the answer. Raises EnvError before a reset and after the end."""
+        episode = self._running()
+        answer = action.strip()
+        if not answer or len(answer) > MAX_ANSWER_CHARS:
+            text = f"say the answer, in at most {MAX_ANSWER_CHARS} characters"
+            return Observation(messages=(Message("user", text),), rewards={"solved": 0.0}, valid_action=False)
+        episode.is_over = True
+        thread = OwnThread(f"reasoning_gym {self._dataset}")
+        try:
+            score = await thread.call(lambda: self._score(episode, answer))
+        finally:
+            thread.end()
+        return Observation(
+            messages=(Message("user", "right" if score == 1.0 else "wrong"),),
+            rewards={"solved": score},
+            terminated=True,
+            score=score,
+            success=score == 1.0,
+        )
+
+    async def close(self) -> None:
+        self._episode = None
+
+    def admissible(self) -> list[str] | None:
+        """None: answers cannot be listed; none after the end. Raises EnvError before a reset."""
+        return [] if self._started().is_over else None
+
+    def state_key(self) -> str:
+        episode = self._started()
+        return f"{episode.task.task_id} {'answered' if episode.is_over else 'asked'}"
+
+    def expert(self) -> str:
+        """The answer. Raises NotImplementedError for a data set that tells none."""
+        answer = self._running().entry["answer"]
+        if not isinstance(answer, str) or not answer:
+            raise NotImplementedError(f"{self._dataset} tells no answer")
+        return answer
+
+    def _data(self, *, seed: int) -> Any:
+        return self._gym.create_dataset(self._dataset, **{**self._settings, "seed": seed, "size": 1})
+
+    def _draw(self, seed: int) -> tuple[Any, Mapping[str, Any]]:
+        with GlobalChance(seed).within():
+            data = self._data(seed=seed)
+            return data, data[0]
+
+    def _score(self, episode: _Episode, answer: str) -> float:
+        """In [0, 1]; 0 for what the data set does not get to see."""
+        screen = SCREENS.get(self._dataset)
+        if screen is not None and answer != episode.entry["answer"] and screen.fullmatch(answer) is None:
+            return 0.0
+        try:
+            return float(episode.data.score_answer(answer, episode.entry))
+        except (ValueError, TypeError, LookupError, AttributeError):
+            return 0.0  # a few scorers read no answer but one of the form that they expect

@@ -1,0 +1,115 @@
+"""`textarena`: the games of the package TextArena that one player plays.
+
+An observation is what the game said since the last one; TextArena's own wrappers would say the whole history each time.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from common.message import Message
+from common.trajectory import Task
+from envhub.env import EnvError, Observation
+from envhub.adapters.global_random import GlobalChance
+from envhub.package import require_package
+from envhub.replayed_env import ReplayedEnv
+from envhub.task_seed import task_rng
+
+INSTALL = "'textarena==0.7.4'"
+_RAW = "-raw"  # an id's variant without wrappers
+
+
+@dataclass(kw_only=True, slots=True)
+class _Episode:
+    task: Task
+    game: Any
+    chance: GlobalChance
+    is_over: bool = False
+
+
+class TextArenaEnv(ReplayedEnv[_Episode]):
+    """One game for one player. The reward component is `game`: its own, at the end; the score is that in [0, 1].
+
+    Options: `game`, its id, and `settings`, what `textarena.make` is given beside it. What is not understood follows
+    the game's own rule: most let it pass once, and a second one in a row ends the game.
+    """
+
+    def __init__(self, *, game: str = "GuessTheNumber-v0", settings: Mapping[str, Any] | None = None) -> None:
+        """Raises ValueError where TextArena is missing, and for a game that one player cannot play here."""
+        self._textarena = require_package("textarena", install=INSTALL)
+        self._game, self._settings = game, dict(settings or {})
+        names = [name for name in self._textarena.envs.registration.ENV_REGISTRY if not name.endswith(_RAW)]
+        if game not in names:
+            near = difflib.get_close_matches(game, names, n=3, cutoff=0.3)
+            raise ValueError(
+                f"`env.options.game` must be one of TextArena's ids, got {game!r}; "
+                f"did you mean {', '.join(near) or 'GuessTheNumber-v0'}?"
+            )
+        self._check_playable()
+        super().__init__()
+
+    async def reset(self, task: Task) -> Observation:
+        """Start `task`. Raises ValueError for a split that does not exist."""
+        seed = task_rng(task, world=f"textarena/{self._game}").getrandbits(31)
+        chance = GlobalChance(seed)
+        with chance.within():
+            game = self._start(seed)
+        self._episode = _Episode(task=task, game=game, chance=chance)
+        return Observation(messages=(Message("user", self._news(game)),), rewards={})
+
+    async def step(self, action: str) -> Observation:
+        """Do `action`. Raises EnvError before a reset and after the end."""
+        episode = self._running()
+        game = episode.game
+        with episode.chance.within():
+            episode.is_over, _ = game.step(action=action)
+        if not episode.is_over:
+            understood = game.state.error_count == 0
+            return Observation(
+                messages=(Message("user", self._news(game)),), rewards={"game": 0.0}, valid_action=understood
+            )
+        rewards, info = game.close()
+        if not isinstance(rewards[0], int | float):  # some games of 0.7.4 hand over the reason in its place
+            raise EnvError(f"{self._game} gave {rewards[0]!r} as its reward, not a number")
+        reward = float(rewards[0])
+        score = min(1.0, max(0.0, reward))
+        text = str(info[0].get("reason") or "the game is over")
+        return Observation(
+            messages=(Message("user", text),),
+            rewards={"game": reward},
+            terminated=True,
+            valid_action=not info[0]["invalid_move"],
+            score=score,
+            success=score == 1.0,
+        )
+
+    async def close(self) -> None:
+        self._episode = None
+
+    def _start(self, seed: int) -> Any:
+        game = self._textarena.make(f"{self._game}{_RAW}", **self._settings)
+        game.reset(num_players=1, seed=seed)
+        return game
+
+    def _news(self, game: Any) -> str:
+        """What the game says to the player since it was last asked, without the player's own words."""
+        _, said = game.get_observation()
+        own = self._textarena.ObservationType.PLAYER_ACTION
+        return "\n".join(str(text) for _, text, kind in said if kind is not own).strip() or "(nothing new)"
+
+    def _check_playable(self) -> None:
+        """Raise ValueError unless a game begins: it may be for more players, lack a word list, or not even compile."""
+        chance = GlobalChance(0)
+        try:
+            with chance.within():
+                self._start(0)
+        except (AssertionError, ImportError, LookupError, OSError, SyntaxError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"`env.options.game` {self._game} cannot be played by one player here: {_first_lines(error)}"
+            ) from error
+
+
+def _first_lines(error: Exception) -> str:
+    lines = [line.strip(" *") for line in str(error).splitlines()]
+    return " ".join(line for line in lines if line)[:300]

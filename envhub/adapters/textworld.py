@@ -1,0 +1,157 @@
+"""`textworld`: games of the package TextWorld, and ALFWorld's own, on their real engines.
+
+A folder holds the games: `.z8` with its `.json` beside it, as TextWorld makes them, or ALFWorld's `game.tw-pddl`.
+"""
+
+import functools
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from common.message import Message
+from common.trajectory import Task
+from envhub.asset import asset_path, item_of, named_files, read_json
+from envhub.env import EnvError, Observation
+from envhub.isolation.own_thread import OwnThread
+from envhub.package import require_package
+from envhub.replayed_env import ReplayedEnv
+
+INSTALL = "'textworld==1.7.0'"
+INSTALL_ALFWORLD = "'textworld[pddl]==1.7.0' 'alfworld==0.4.2'"
+ALFWORLD = ".tw-pddl"
+ENDINGS = (".z8", ALFWORLD)
+FETCH = (
+    "give a folder of games: of TextWorld's, made by `tw-make`, or of ALFWorld's, fetched by `alfworld-download`, such "
+    "as $ALFWORLD_DATA/json_2.1.1/train (held_out: valid_seen or valid_unseen)"
+)
+LEFT_OUT = ("movable", "Sliced")  # of ALFWorld's folders, as ALFWorld itself leaves them out
+
+
+class _AlfredGame(msgspec.Struct):
+    solvable: bool = True
+
+
+@dataclass(kw_only=True, slots=True)
+class _Episode:
+    task: Task
+    state: Any  # textworld's GameState
+    score: float = 0.0  # the game's own, so far
+    is_over: bool = False
+
+
+class TextWorldEnv(ReplayedEnv[_Episode]):
+    """One game. The reward component is `game`: by how much its own score rises; the score is whether it is won.
+
+    Options: `train` and `held_out`, folders of games, used by turns in the order of their paths. An action is one of
+    the commands that make sense, which the opening does not list.
+    """
+
+    def __init__(self, *, train: str = "", held_out: str = "") -> None:
+        """Raises ValueError where TextWorld, for ALFWorld's games ALFWorld, or a game is missing."""
+        self._textworld = require_package("textworld", install=INSTALL)
+        self._games = {
+            split: games_in(asset_path(split, path, fetch=FETCH))
+            for split, path in named_files(train, held_out, fetch=FETCH).items()
+        }
+        self._wrappers: list[Any] = []
+        if any(path.suffix == ALFWORLD for paths in self._games.values() for path in paths):
+            alfred = require_package("alfworld.agents.environment.alfred_tw_env", install=INSTALL_ALFWORLD)
+            self._wrappers = [alfred.AlfredDemangler]
+        self._thread: OwnThread | None = None
+        self._game: Any = None  # lives in the thread
+        super().__init__()
+
+    async def reset(self, task: Task) -> Observation:
+        """Start `task`. Raises ValueError for a split that does not exist."""
+        path = item_of(task, self._games)
+        await self.close()
+        self._thread = OwnThread(f"textworld {path.name}")
+        state = await self._thread.call(lambda: self._start(path))
+        self._episode = _Episode(task=task, state=state)
+        return Observation(messages=(Message("user", _text(state.feedback)),), rewards={})
+
+    async def step(self, action: str) -> Observation:
+        """Do `action`. Raises EnvError before a reset and after the end."""
+        episode = self._running()
+        command = " ".join(action.lower().split())
+        known = {" ".join(listed.lower().split()): listed for listed in episode.state.admissible_commands}
+        if command not in known:
+            return Observation(
+                messages=(Message("user", "Nothing happens."),), rewards={"game": 0.0}, valid_action=False
+            )
+        assert self._thread is not None
+        episode.state, score, episode.is_over = await self._thread.call(lambda: self._game.step(known[command]))
+        gained, episode.score = float(score) - episode.score, float(score)
+        won = bool(episode.state.won)
+        return Observation(
+            messages=(Message("user", _text(episode.state.feedback)),),
+            rewards={"game": gained},
+            terminated=episode.is_over,
+            score=float(won),
+            success=won,
+        )
+
+    async def close(self) -> None:
+        thread, self._thread, self._episode = self._thread, None, None
+        if thread is None:
+            return
+        try:
+            await thread.call(self._stop)
+        finally:
+            thread.end()
+
+    def admissible(self) -> list[str]:
+        """The commands that make sense now, none after the end. Raises EnvError before a reset."""
+        episode = self._started()
+        return [] if episode.is_over else sorted(set(episode.state.admissible_commands))
+
+    def state_key(self) -> str:
+        """A digest of all that is true in the game."""
+        episode = self._started()
+        facts = "\n".join(sorted(map(str, episode.state.facts)))
+        return f"{episode.task.task_id} {hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()}"
+
+    def expert(self) -> str:
+        """The next command of the engine's own plan. Raises EnvError after the end."""
+        episode = self._running()
+        plan = episode.state.policy_commands
+        if not plan:
+            raise EnvError(f"{episode.task.task_id} has no way to win from here")
+        return str(plan[0])
+
+    def _start(self, path: Path) -> Any:
+        infos = self._textworld.EnvInfos(
+            feedback=True, admissible_commands=True, policy_commands=True, facts=True, won=True, lost=True, score=True
+        )
+        self._game = self._textworld.start(str(path), request_infos=infos, wrappers=self._wrappers)
+        return self._game.reset()
+
+    def _stop(self) -> None:
+        game, self._game = self._game, None
+        if game is not None:
+            game.close()
+
+
+@functools.lru_cache(maxsize=8)
+def games_in(folder: Path) -> list[Path]:
+    """The folder's games by their paths, without those of ALFWorld's that are known to have no solution."""
+    paths = sorted(path for path in folder.rglob("*") if path.suffix in ENDINGS)
+    games = [path for path in paths if path.suffix != ALFWORLD or _is_played_by_alfworld(path)]
+    for path in games:
+        if path.suffix != ALFWORLD and not path.with_suffix(".json").exists():
+            raise ValueError(f"{path} has no {path.stem}.json beside it, which tw-make writes with it; {FETCH}")
+    if not games:
+        raise ValueError(f"{folder} holds no games; {FETCH}")
+    return games
+
+
+def _is_played_by_alfworld(path: Path) -> bool:
+    return not any(word in str(path) for word in LEFT_OUT) and read_json(path, _AlfredGame).solvable
+
+
+def _text(feedback: str) -> str:
+    """What is said, without the drawing of TextWorld's name in front."""
+    return "\n".join(line.strip() for line in feedback.splitlines() if line.strip(" $\\/_|-")).strip() or "(nothing)"

@@ -1,0 +1,1 @@
+"""Benchmarks that are read from the user's own copies of their files."""

@@ -1,0 +1,221 @@
+"""`agentbench_kg`: the knowledge-graph questions of AgentBench (https://arxiv.org/abs/2308.03688), over Freebase.
+
+The questions are the user's file, Freebase is behind an endpoint of the user's. Scored by F1 over the entities, as
+there.
+"""
+
+import functools
+import re
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from common.message import Message
+from common.trajectory import Task
+from envhub.asset import asset_path, item_of, named_files, read_json
+from envhub.env import Env
+from envhub.assets.freebase import ENTITY, RELATION, Found, Freebase, program_size
+from envhub.kg.kg import ARITY
+from envhub.world import Change, WorldEnv
+
+MAX_VARIABLES = 64
+MAX_PROGRAM_CALLS = 64  # in what the endpoint is asked about one variable
+MAX_SHOWN_CHARS = 4000
+NUMBER = "type.int"
+FETCH = "get data/knowledgegraph/std.json (or dev.json) of github.com/THUDM/AgentBench, and give its path"
+FETCH_ONTOLOGY = (
+    "get src/server/tasks/knowledgegraph/ontology of github.com/THUDM/AgentBench, and give the folder with its "
+    "vocab.json and fb_roles"
+)
+RULES = (
+    "Answer the question by calling tools over Freebase. A call that finds entities stores them as #k, counted from "
+    "zero; x is an entity or a #k. get_relations(x): the relations that lead away from it. get_neighbors(x, relation): "
+    "what it leads to. intersection(#k, #k), of one type. get_attributes(#k): numbers and dates known of them. "
+    "argmax(#k, attribute), argmin(#k, attribute): the one with the most or least. count(#k). End with answer(#k)."
+)
+
+_CALL = re.compile(r"\s*([a-z_]+)\s*\(([^()]*)\)\s*", re.ASCII)
+
+
+class _Answer(msgspec.Struct):
+    answer_argument: str
+
+
+class KgItem(msgspec.Struct):
+    """A question, as far as it is needed."""
+
+    question: str
+    entities: dict[str, str]  # what it names -> its number in Freebase
+    answer: list[_Answer]
+    actions: list[str] = []  # calls that lead to the answer
+
+    @property
+    def true(self) -> set[str]:
+        return {each.answer_argument for each in self.answer}
+
+
+class _Vocabulary(msgspec.Struct):
+    relations: list[str]
+    attributes: list[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ontology:
+    relations: frozenset[str]
+    attributes: frozenset[str]
+    kinds: dict[str, str]  # relation -> the type of what it leads to
+
+
+class FbState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    found: tuple[Found, ...] = ()
+
+
+class _NoSense(Exception):
+    """The call cannot be done; the text says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FbWorld:
+    """One question over Freebase."""
+
+    item: KgItem
+    ontology: Ontology
+    freebase: Freebase
+
+    @property
+    def opening(self) -> tuple[Message, ...]:
+        named = ", ".join(f"{name}: {number}" for name, number in self.item.entities.items())
+        return (Message("system", RULES), Message("user", f"{self.item.question}\nEntities: {named}"))
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        return tuple(self.item.true)
+
+    @property
+    def first(self) -> FbState:
+        return FbState()
+
+    async def act(self, state: FbState, action: str) -> Change[FbState]:
+        try:
+            tool, arguments = _parsed(state, action)
+            if tool == "answer":
+                said = await self.freebase.members(state.found, arguments[0])
+                return Change(state=state, text="answered", over=True, score=f1(said, self.item.true))
+            if tool in ("get_relations", "get_attributes"):
+                known = self.ontology.relations if tool == "get_relations" else self.ontology.attributes
+                told = sorted(await self.freebase.relations(state.found, arguments[0]) & known)
+                return Change(state=state, text=", ".join(told)[:MAX_SHOWN_CHARS] or "none")
+            kind = self._kind(state, tool, arguments)
+            return await self._stored(state, Found(tool=tool, arguments=arguments, kind=kind))
+        except _NoSense as error:
+            return Change(state=state, text=str(error), valid=False)
+
+    def admissible(self, state: FbState) -> None:
+        return None
+
+    def expert(self, state: FbState) -> str:
+        """The next of the file's calls whose variable is not there yet, then the answer."""
+        number = 0
+        for call in self.item.actions:
+            if call.startswith(("get_relations", "get_attributes")):
+                continue  # they store nothing
+            if number == len(state.found):
+                return call
+            number += 1
+        return f"answer(#{number - 1})"
+
+    def _kind(self, state: FbState, tool: str, arguments: tuple[str, ...]) -> str:
+        """The type of what a call gives. Raises _NoSense for arguments that do not fit."""
+        kinds = [state.found[int(name[1:])].kind for name in arguments if name.startswith("#")]
+        if tool == "get_neighbors":
+            if arguments[1] not in self.ontology.relations:
+                raise _NoSense(f"no relation {arguments[1]}"[:80])
+            return self.ontology.kinds[arguments[1]]
+        if tool == "intersection" and kinds[0] != kinds[1]:
+            raise _NoSense(f"{kinds[0]} and {kinds[1]} have nothing in common")
+        if tool in ("argmax", "argmin") and arguments[1] not in self.ontology.attributes:
+            raise _NoSense(f"no attribute {arguments[1]}"[:80])
+        return NUMBER if tool == "count" else kinds[0]
+
+    async def _stored(self, state: FbState, variable: Found) -> Change[FbState]:
+        if variable in state.found:
+            return Change(state=state, text=f"#{state.found.index(variable)} {variable.kind}")
+        if len(state.found) == MAX_VARIABLES or program_size(state.found, variable) > MAX_PROGRAM_CALLS:
+            raise _NoSense("too many variables, or too long a way to this one")
+        found, name = (*state.found, variable), f"#{len(state.found)}"
+        if variable.tool != "count" and await self.freebase.is_empty(found, name):
+            return Change(state=state, text="nothing")
+        return Change(state=FbState(found=found), text=f"{name} {variable.kind}")
+
+
+def make_agentbench_kg_env(
+    *, train: str = "", held_out: str = "", ontology: str = "", sparql_url: str = "", query_timeout_s: float = 20.0
+) -> Env:
+    """An environment of AgentBench's questions. Raises ValueError where a file or the endpoint's address is missing.
+
+    `train` and `held_out` are files of questions, used by turns, `ontology` is AgentBench's folder of that name,
+    `sparql_url` where Freebase answers, and `query_timeout_s` what one of its answers may take.
+    """
+    if not sparql_url:
+        raise ValueError(
+            "`env.options.sparql_url` is the address of a SPARQL endpoint with Freebase, such as "
+            "http://127.0.0.1:3001/sparql; github.com/dki-lab/Freebase-Setup says how to have one"
+        )
+    items = {
+        split: read_json(asset_path(split, path, fetch=FETCH), list[KgItem])
+        for split, path in named_files(train, held_out, fetch=FETCH).items()
+    }
+    return WorldEnv(
+        f"agentbench_kg {train} {held_out}",
+        state=FbState,
+        make_world=partial(
+            make_agentbench_kg,
+            items=items,
+            ontology=read_ontology(asset_path("ontology", ontology, fetch=FETCH_ONTOLOGY)),
+            freebase=Freebase(url=sparql_url, timeout_s=float(query_timeout_s)),
+        ),
+    )
+
+
+def make_agentbench_kg(
+    task: Task, *, items: dict[str, list[KgItem]], ontology: Ontology, freebase: Freebase
+) -> FbWorld:
+    return FbWorld(item=item_of(task, items), ontology=ontology, freebase=freebase)
+
+
+@functools.lru_cache(maxsize=2)
+def read_ontology(folder: Path) -> Ontology:
+    """The relations that AgentBench lets be used. A line of fb_roles is: type, relation, type of what it leads to."""
+    words = read_json(asset_path("ontology", str(folder / "vocab.json"), fetch=FETCH_ONTOLOGY), _Vocabulary)
+    roles = asset_path("ontology", str(folder / "fb_roles"), fetch=FETCH_ONTOLOGY).read_text().splitlines()
+    kinds = {parts[1]: parts[2] for parts in map(str.split, roles) if len(parts) == 3}
+    return Ontology(
+        relations=frozenset(words.relations) & kinds.keys(), attributes=frozenset(words.attributes), kinds=kinds
+    )
+
+
+def f1(said: set[str], true: set[str]) -> float:
+    """2 |said & true| / (|said| + |true|); 0 where nothing is said."""
+    return 2 * len(said & true) / (len(said) + len(true)) if said else 0.0
+
+
+def _parsed(state: FbState, action: str) -> tuple[str, tuple[str, ...]]:
+    """The tool and its arguments, which are entities, variables that are there, and names of relations."""
+    found = _CALL.fullmatch(action)
+    arguments = tuple(part.strip() for part in found[2].split(",")) if found else ()
+    if found is None or found[1] not in ARITY or len(arguments) != ARITY[found[1]]:
+        raise _NoSense("no such call")
+    tool = found[1]
+    takes_entities = tool in ("get_relations", "get_neighbors")
+    named = arguments if tool == "intersection" else arguments[:1]
+    for name in named:
+        is_variable = name in {f"#{number}" for number in range(len(state.found))}
+        if not is_variable and not (takes_entities and ENTITY.fullmatch(name)):
+            raise _NoSense(f"no variable {name}"[:80])
+        if is_variable and tool != "answer" and state.found[int(name[1:])].kind == NUMBER:
+            raise _NoSense("a number has no members")
+    if len(named) < len(arguments) and RELATION.fullmatch(arguments[1]) is None:
+        raise _NoSense(f"no relation {arguments[1]}"[:80])
+    return tool, arguments

@@ -1,0 +1,215 @@
+"""`agentbench_os`: AgentBench's tasks in an operating system, from the user's files, in the sandbox.
+
+A task's scripts expect to be root in a container of Ubuntu. Here they have a root directory of their own in which root
+owns all that is not of the host's /usr (`sandbox.Place.ROOT`), and every command is a run of its own. A task whose own
+example does not pass its own checks there is an EnvError, never a reward of 0.
+"""
+
+import re
+import shlex
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from common.message import Message
+from common.trajectory import Task
+from envhub.assets.agentbench_os_root import root_tree
+from envhub.assets.agentbench_os_task import OsTask, Script, read_tasks
+from envhub.asset import asset_path, item_of, named_files
+from envhub.env import Env, EnvError
+from envhub.isolation.file_tree import Tree
+from envhub.isolation.sandbox import Finished, Limits, Place, require_sandbox, run_in_sandbox
+from envhub.shell.action import ANSWER, BASH, parse_act, write_bash
+from envhub.world import Change, WorldEnv
+
+MAX_SHOWN_CHARS = 800  # AgentBench's own
+MAX_ANSWER_CHARS = 2000
+FETCH = (
+    "get data/os_interaction of github.com/THUDM/AgentBench, with its folders data and scripts, and give the path of "
+    "data (the standard tasks) or of data/dev.json"
+)
+RULES = (
+    "You are root in a Linux system. Think, then act, once a turn. To run a command, write\nAct: bash\n```bash\nCOMMAND"
+    "\n```\nEvery command begins in /, in a shell of its own, on the files as the last one left them. When you know "
+    "the answer to a question, write Act: answer(ANSWER); when a change that was asked for is done, write Act: finish."
+)
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# A policy is root, and may put what it likes where programs are looked for: a check finds the host's own ones first.
+_CHECKED_PATH = "/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin"
+_LOADED_UNASKED = ("etc/ld.so.", "usr/local/lib/python")
+_FAILED = ("Read-only file system", "Operation not permitted", "Invalid argument", "command not found", "[killed")
+
+
+class OsState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    tree: Tree | None = None  # None until the first command: then the task's own scripts are run before it
+    shown: str | None = None  # what the example has printed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Prepared:
+    tree: Tree  # as the task's own scripts leave it
+    answer: str = ""  # what the example prints there
+
+
+# By task and what a run may take: a process finds out once.
+_PREPARED: dict[tuple[OsTask, Limits], _Prepared] = {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OsWorld:
+    """One task in a root directory."""
+
+    task: OsTask
+    limits: Limits
+    secrets: tuple[str, ...] = ()  # descriptions were written by people: an answer's digits may stand in them
+
+    @property
+    def first(self) -> OsState:
+        return OsState()
+
+    @property
+    def opening(self) -> tuple[Message, ...]:
+        return (Message("system", RULES), Message("user", self.task.description))
+
+    async def act(self, state: OsState, action: str) -> Change[OsState]:
+        act = parse_act(action)
+        if act is None or (len(act.text) > MAX_ANSWER_CHARS and act.verb == ANSWER):
+            said = "say Act: bash with a command, Act: answer(...) or Act: finish"
+            return Change(state=state, text=said, valid=False)
+        prepared = await prepare(self.task, limits=self.limits)
+        tree = prepared.tree if state.tree is None else state.tree
+        if act.verb != BASH:
+            answer = act.text if act.verb == ANSWER else None
+            right = await is_right(self.task, answer, tree, asked=prepared.answer, limits=self.limits)
+            return Change(state=state, text="bye", over=True, score=float(right))
+        finished = await run_in_root(f"export PATH={_PATH}\n{act.text}", tree, limits=self.limits)
+        is_example = self.task.example is not None and act.text == _printing(self.task.example)
+        shown = finished.output.strip() if is_example else state.shown
+        left = tree if finished.tree is None else finished.tree
+        return Change(state=OsState(tree=left, shown=shown), text=_shown(finished))
+
+    def admissible(self, state: OsState) -> None:
+        return None
+
+    def expert(self, state: OsState) -> str:
+        """The file's answer, or its example; where there is neither, the text of the regex or nothing."""
+        if self.task.answer is not None or self.task.regex is not None:
+            return f"Act: answer({self.task.answer if self.task.answer is not None else self.task.regex})"
+        if self.task.example is None:
+            return "Act: finish"
+        if state.shown is None:
+            return write_bash(_printing(self.task.example))
+        return f"Act: answer({state.shown})" if self.task.is_asked else "Act: finish"
+
+
+def make_agentbench_os_env(*, train: str = "", held_out: str = "", command_timeout_s: float = 10.0) -> Env:
+    """An environment of AgentBench's tasks in an operating system. Raises ValueError where files or the sandbox lack.
+
+    `train` and `held_out` are paths of `data`, of one of its folders or of a file in them, with `scripts` beside
+    `data`; `command_timeout_s` is what a command or a check may take.
+    """
+    require_sandbox()
+    items = {
+        split: read_tasks(asset_path(split, path, fetch=FETCH))
+        for split, path in named_files(train, held_out, fetch=FETCH).items()
+    }
+    limits = Limits(wall_s=float(command_timeout_s))
+    return WorldEnv(
+        f"agentbench_os {train} {held_out}",
+        state=OsState,
+        make_world=partial(make_agentbench_os, items=items, limits=limits),
+    )
+
+
+def make_agentbench_os(task: Task, *, items: dict[str, tuple[OsTask, ...]], limits: Limits) -> OsWorld:
+    return OsWorld(task=item_of(task, items), limits=limits)
+
+
+async def run_in_root(command: str, tree: Tree, *, limits: Limits) -> Finished:
+    return await run_in_sandbox(command, tree, limits=limits, place=Place.ROOT)
+
+
+async def prepare(task: OsTask, *, limits: Limits) -> _Prepared:
+    """The start of `task`, rehearsed once in a process: its scripts twice, then its example and its checks.
+
+    Raises EnvError for a task that cannot be had here: its scripts fail or do not do the same twice, or its example
+    does not pass its checks.
+    """
+    if (task, limits) not in _PREPARED:
+        tree, again = [await _initial(task, limits) for _ in range(2)]
+        if tree != again:
+            raise EnvError(f"{task.name}: its init scripts leave other files each time, so no two attempts are alike")
+        _PREPARED[task, limits] = await _rehearsed(task, tree, limits)
+    return _PREPARED[task, limits]
+
+
+async def _initial(task: OsTask, limits: Limits) -> Tree:
+    tree = root_tree()
+    for script in task.init:
+        finished = await run_in_root(f"export PATH={_PATH}\n{script.seeded().command()}", tree, limits=limits)
+        failed = [sign for sign in _FAILED if sign in finished.output]
+        if finished.tree is None or failed or (finished.exit_code != 0 and finished.output):
+            raise EnvError(
+                f"{task.name}: its init script does not run here, exit code {finished.exit_code}: "
+                f"{finished.output[-300:]}"
+            )
+        tree = finished.tree
+    return tree
+
+
+async def _rehearsed(task: OsTask, tree: Tree, limits: Limits) -> _Prepared:
+    if task.example is None:
+        return _Prepared(tree=tree)
+    command = f"export PATH={_PATH}\n{_printing(task.example)}"
+    runs = [await run_in_root(command, tree, limits=limits) for _ in range(2)]
+    printed = runs[0].output
+    if printed != runs[1].output or runs[0].tree is None:
+        raise EnvError(f"{task.name}: its example says {printed[:100]!r}, then {runs[1].output[:100]!r}")
+    answer = printed.strip() if task.is_asked else None
+    if not await is_right(task, answer, runs[0].tree, asked=printed, limits=limits):
+        raise EnvError(f"{task.name}: its own example, which says {printed[:100]!r}, does not pass its checks here")
+    return _Prepared(tree=tree, answer=printed)
+
+
+async def is_right(task: OsTask, answer: str | None, tree: Tree, *, asked: str, limits: Limits) -> bool:
+    """As AgentBench judges: the exact answer, a regex in it, or checks that each end with 0.
+
+    A check gets the answer (None where there is none) and what the checks before it said. The example among them says
+    `asked`, which is what it says at the start: a policy that changes the files does not change the question.
+    """
+    if task.answer is not None:
+        return answer == task.answer.strip()
+    if task.regex is not None:
+        return answer is not None and re.search(task.regex, answer) is not None
+    judged = {path: node for path, node in tree.items() if not path.startswith(_LOADED_UNASKED)}
+    said = [str(answer)]
+    for script in task.checks:
+        if script is None:
+            said.append(asked)
+            continue
+        finished = await run_in_root(_checked(script, said), judged, limits=limits)
+        if finished.exit_code != 0:
+            return False
+        said.append(finished.output)
+        judged = judged if finished.tree is None else finished.tree
+    return True
+
+
+def _printing(example: Script) -> str:
+    """Without its complaints: of what root may read in a container, `find` may not read all here."""
+    return f"{example.command()} 2>/dev/null"
+
+
+def _checked(script: Script, arguments: list[str]) -> str:
+    prefix = ["/usr/bin/env", f"PATH={_CHECKED_PATH}", "PYTHONNOUSERSITE=1", "PYTHONSAFEPATH=1"]
+    return f"{shlex.join(prefix)} {script.command(*arguments)}"
+
+
+def _shown(finished: Finished) -> str:
+    """As AgentBench shows it, cut where it does, and what the sandbox says of the run."""
+    cut = "\n[truncated because the output is too long]"
+    said = finished.said[: MAX_SHOWN_CHARS - 20] + cut if len(finished.said) > MAX_SHOWN_CHARS else finished.said
+    said += finished.notes
+    return f"The output of the OS:\n\n{said}" if said.strip() else "The output of the OS is empty."

@@ -1,0 +1,190 @@
+"""`gaia`: the questions of GAIA, from the user's copy: their attached files, a calculator, Python in the sandbox.
+
+The web is not in it. Answers are judged by GAIA's quasi-exact match (`envhub/gaia_score.py`).
+"""
+
+import functools
+import re
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from common.message import Message
+from common.trajectory import Task
+from envhub.asset import asset_path, item_of, named_files, read_lines
+from envhub.env import Env
+from envhub.isolation.file_tree import Node, Tree, file
+from envhub.gaia_score import is_gaia_match
+from envhub.options import check_range
+from envhub.package import require_package
+from envhub.isolation.program import program_in
+from envhub.research.calculator import calculate
+from envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
+from envhub.world import Change, WorldEnv
+
+MAX_SHOWN_CHARS = 4000
+MAX_ATTACHMENT_BYTES = 48 << 20
+UNKNOWN = "?"  # what GAIA's test split says for an answer
+FETCH = (
+    "get gaia-benchmark/GAIA from huggingface.co, where its conditions are accepted, and give the path of "
+    "2023/validation/metadata.jsonl (or .parquet); the attached files stay beside it"
+)
+RULES = (
+    "Answer the question. read(name): the attached file, where it is a text. calculate(expression): + - * / and "
+    "brackets. python, and a program behind it, perhaps in a block, ```python ... ```: what it prints; the attached "
+    "file lies beside it. End with answer(...): a number, a few words, or a list with commas, and nothing else."
+)
+
+_CALL = re.compile(r"\s*(read|calculate|answer)\s*\((.*)\)\s*", re.IGNORECASE | re.DOTALL)
+_PYTHON = re.compile(r"\s*python\b[:\s]*(.*)", re.IGNORECASE | re.DOTALL)
+
+
+class GaiaItem(msgspec.Struct):
+    """One line of metadata.jsonl, as far as it is needed; also as OpenManus writes them."""
+
+    question: str = msgspec.field(name="Question")
+    answer: str = msgspec.field(name="Final answer")
+    level: int = msgspec.field(name="Level")
+    file_name: str = ""
+
+
+class _Variant(msgspec.Struct):
+    """A line as OpenManus writes it, without files."""
+
+    question: str
+    answer: str
+    level: int
+
+
+class GaiaState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    is_read: bool = False  # whether the attached file has been shown
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GaiaWorld:
+    """One question, with the folder of its file."""
+
+    item: GaiaItem
+    folder: Path
+    limits: Limits
+    secrets: tuple[str, ...] = ()  # questions were written by people: an answer's words may stand in them
+
+    @property
+    def first(self) -> GaiaState:
+        return GaiaState()
+
+    @property
+    def opening(self) -> tuple[Message, ...]:
+        attached = f"\nAttached: {self.item.file_name}" if self.item.file_name else ""
+        return (Message("system", RULES), Message("user", f"{self.item.question}{attached}"))
+
+    async def act(self, state: GaiaState, action: str) -> Change[GaiaState]:
+        if python := _PYTHON.fullmatch(action):
+            program = program_in(python[1])
+            if not program.strip():
+                return Change(state=state, text="a program is needed", valid=False)
+            return Change(state=state, text=await self._printed(program))
+        call = _CALL.fullmatch(action)
+        if call is None or not call[2].strip():
+            return Change(state=state, text="say read(name), calculate(...), python or answer(...)", valid=False)
+        verb, argument = call[1].lower(), call[2].strip()
+        if verb == "answer":
+            score = float(is_gaia_match(argument, self.item.answer))
+            return Change(state=state, text="answered", over=True, score=score)
+        if verb == "calculate":
+            try:
+                return Change(state=state, text=calculate(argument))
+            except ValueError as error:
+                return Change(state=state, text=str(error), valid=False)
+        return self._read(state, argument)
+
+    def admissible(self, state: GaiaState) -> None:
+        return None
+
+    def expert(self, state: GaiaState) -> str:
+        """The answer of the file; a way to it is not in there."""
+        return f"answer({self.item.answer})"
+
+    def _read(self, state: GaiaState, name: str) -> Change[GaiaState]:
+        if not name or name != self.item.file_name:
+            return Change(state=state, text=f"no file {name}"[:80], valid=False)
+        try:
+            text = (self.folder / name).read_bytes().decode()
+        except UnicodeDecodeError:
+            return Change(state=state, text=f"{name} is no text; open it with python", valid=False)
+        cut = "\n[cut]" if len(text) > MAX_SHOWN_CHARS else ""
+        return Change(state=GaiaState(is_read=True), text=(text[:MAX_SHOWN_CHARS] + cut).strip() or "(empty)")
+
+    async def _printed(self, program: str) -> str:
+        """What `program` prints, and how it fails."""
+        tree: Tree = {"program.py": file(program)}
+        if self.item.file_name:
+            tree[self.item.file_name] = Node(kind="file", content=(self.folder / self.item.file_name).read_bytes())
+        finished = await run_in_sandbox("/usr/bin/python3 -I program.py", tree, limits=self.limits)
+        return finished.output.strip()[-MAX_SHOWN_CHARS:] or "(nothing)"
+
+
+def make_gaia_env(*, train: str = "", held_out: str = "", level: int = 0, python_timeout_s: float = 30.0) -> Env:
+    """An environment of GAIA's questions. Raises ValueError where a file or the sandbox is missing.
+
+    `train` and `held_out` are paths of metadata.jsonl or metadata.parquet, with the attached files beside them; `level`
+    1 to 3, or 0 for all; `python_timeout_s` is what a program may take.
+    """
+    check_range("level", level, 0, 3)
+    require_sandbox()
+    items = {
+        split: _playable(asset_path(split, path, fetch=FETCH), level)
+        for split, path in named_files(train, held_out, fetch=FETCH).items()
+    }
+    limits = Limits(
+        wall_s=float(python_timeout_s), cpu_s=int(python_timeout_s) + 1, tree_bytes=MAX_ATTACHMENT_BYTES + (16 << 20),
+        kept_bytes=MAX_ATTACHMENT_BYTES + (32 << 20), file_bytes=MAX_ATTACHMENT_BYTES,
+    )  # fmt: skip
+    return WorldEnv(
+        f"gaia {train} {held_out} level={level}",
+        state=GaiaState,
+        make_world=partial(make_gaia, items=items, limits=limits),
+    )
+
+
+def make_gaia(task: Task, *, items: dict[str, list[tuple[GaiaItem, Path]]], limits: Limits) -> GaiaWorld:
+    item, folder = item_of(task, items)
+    return GaiaWorld(item=item, folder=folder, limits=limits)
+
+
+@functools.lru_cache(maxsize=8)
+def _playable(path: Path, level: int) -> list[tuple[GaiaItem, Path]]:
+    """The questions of a level. Raises ValueError where an answer or an attached file is not there."""
+    items = [item for item in _items(path) if level in (0, item.level)]
+    for item in items:
+        if item.answer == UNKNOWN:
+            raise ValueError(f"{path} tells no answers, as GAIA's test split does not; use its validation split")
+        if not item.file_name:
+            continue
+        attached = path.parent / item.file_name
+        if Path(item.file_name).name != item.file_name or not attached.is_file():
+            raise ValueError(f"{path}: the attached file {item.file_name} is not beside it; {FETCH}")
+        if attached.stat().st_size > MAX_ATTACHMENT_BYTES:
+            raise ValueError(f"{attached} has more than {MAX_ATTACHMENT_BYTES} bytes; leave its question out")
+    if not items:
+        raise ValueError(f"{path} has no questions of level {level}; `env.options.level` 0 takes all")
+    return [(item, path.parent) for item in items]
+
+
+def _items(path: Path) -> list[GaiaItem]:
+    if path.suffix == ".parquet":
+        table: list[dict[str, Any]] = require_package("pyarrow.parquet", install="pyarrow").read_table(path).to_pylist()
+        return [msgspec.convert(row, GaiaItem, strict=False) for row in table]
+    try:
+        return read_lines(path, GaiaItem)
+    except ValueError as error:
+        try:
+            return [
+                GaiaItem(question=line.question, answer=line.answer, level=line.level)
+                for line in read_lines(path, _Variant)
+            ]
+        except ValueError:
+            raise error from None

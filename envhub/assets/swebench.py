@@ -1,0 +1,227 @@
+"""`swebench`: SWE-bench's instances, from files, clones and Python environments of the user's, in the sandbox.
+
+A policy works in the repository as it was before the repair. Resolved is what SWE-bench calls so: all of FAIL_TO_PASS
+and all of PASS_TO_PASS pass once the tests of the instance's test patch are in their places.
+"""
+
+import asyncio
+import posixpath
+import re
+import shlex
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from common.message import Message
+from common.trajectory import Task
+from envhub.asset import asset_path, item_of, named_files
+from envhub.env import Env
+from envhub.isolation.file_tree import Node, Tree
+from envhub.isolation.layer import gone
+from envhub.options import check_choice
+from envhub.isolation.sandbox import Place, require_sandbox
+from envhub.swe.edit import edited, lines_of, numbered
+from envhub.swe_git import of_a_policy, require_git
+from envhub.assets.swebench_checkout import Checkout, check_out
+from envhub.assets.swebench_instance import Playable, read_playable
+from envhub.assets.swebench_judge import is_resolved
+from envhub.assets.swebench_run import diff_command, run_in_testbed, shown
+from envhub.world import Change, WorldEnv
+
+MAX_ACTION_BYTES = 100_000  # a command is one argument to bash, which the kernel limits to 128 KiB
+MAX_FILE_BYTES = 2 << 20  # of a file that is edited
+NUM_SHOWN_LINES = 400
+ISSUES = ("statement", "hints")
+FETCH = (
+    "get princeton-nlp/SWE-bench_Lite (or another of its form) from huggingface.co, and give the path of its .parquet, "
+    ".jsonl or .json"
+)
+FETCH_CLONES = "make a folder in which git clone https://github.com/OWNER/NAME OWNER__NAME was run for each repository"
+FETCH_ENVIRONMENTS = (
+    "make a folder with the Python environment of each instance, INSTANCE_ID/bin/python or OWNER__NAME-VERSION/bin/"
+    "python, as docs/assets.md says"
+)
+RULES = (
+    f"You work on a Python repository, which is in {Place.TESTBED.value}, a git repository. Resolve the issue: change "
+    "the code, not the tests; others will judge it. `view PATH` or `view PATH FIRST-LAST` shows a file with the "
+    "numbers of its lines. `edit PATH FIRST-LAST`, and new lines behind it, perhaps in a block, ```python ... ```, "
+    "puts these in the place of the lines FIRST to LAST; none behind it deletes them, and 5-4 puts them before line 5. "
+    "`bash`, and a command behind it, perhaps in a block, runs that in the repository, each time in a new shell; "
+    "there is no network. `diff` shows what you changed, `submit` ends it."
+)
+
+_ACTION = re.compile(
+    r"(?:(?P<verb>diff|submit)|view\s+(?P<viewed>\S+)(?:\s+(?P<from>\d{1,6})-(?P<to>\d{1,6}))?|"
+    r"edit\s+(?P<edited>\S+)[ \t]+(?P<first>\d{1,6})(?:-(?P<last>\d{1,6}))?[ \t]*(?P<text>\n.*)?|"
+    r"bash\b:?\s*(?:```\w*[ \t]*\n(?P<block>.*?)\n?```|(?P<command>\S.*)))",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+class SwebenchState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    layer: Tree = {}  # what is other than in the checkout, .git included
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SwebenchWorld:
+    """One instance."""
+
+    playable: Playable
+    checkouts: Path
+    issue: str
+    command_timeout_s: float
+    test_timeout_s: float
+    secrets: tuple[str, ...] = ()  # issues were written by people, and may say how to repair it
+
+    @property
+    def first(self) -> SwebenchState:
+        return SwebenchState()
+
+    @property
+    def opening(self) -> tuple[Message, ...]:
+        instance = self.playable.instance
+        hints = f"\n\n{instance.hints_text}" if self.issue == "hints" and instance.hints_text else ""
+        return (Message("system", RULES), Message("user", f"{instance.repo}\n\n{instance.problem_statement}{hints}"))
+
+    async def act(self, state: SwebenchState, action: str) -> Change[SwebenchState]:
+        encoded = action.encode(errors="replace")
+        is_text = len(encoded) <= MAX_ACTION_BYTES and encoded.decode() == action and "\0" not in action
+        found = _ACTION.fullmatch(action.strip()) if is_text else None
+        if found is None:
+            said = "say view PATH, edit PATH FIRST-LAST, bash COMMAND, diff or submit"
+            return Change(state=state, text=said, valid=False)
+        checkout = await asyncio.to_thread(check_out, self.playable, self.checkouts)
+        command = found["command"] if found["block"] is None else found["block"]
+        match (found["verb"] or "").lower():
+            case "submit":
+                resolved = await is_resolved(
+                    state.layer, playable=self.playable, checkout=checkout, timeout_s=self.test_timeout_s
+                )
+                return Change(state=state, text="handed in", over=True, score=float(resolved))
+            case "diff":
+                return Change(state=state, text=(await self._run(diff_command(checkout), state, checkout)).text)
+        if command is not None:
+            return await self._run(of_a_policy(command), state, checkout)
+        path = (found["viewed"] or found["edited"]).removeprefix(f"{Place.TESTBED.value}/")
+        node = _node(path, state.layer, checkout.folder)
+        content = None if node is None else _text(node)
+        if node is None or content is None:
+            return Change(state=state, text=f"no file {path} that is text"[:200], valid=False)
+        if found["viewed"]:
+            return _viewed(state, path, content, found)
+        first = int(found["first"])
+        done = edited(path, content, first=first, last=int(found["last"] or first), text=found["text"] or "",
+                      max_chars=MAX_FILE_BYTES)  # fmt: skip
+        if done.content is None:
+            return Change(state=state, text=done.said, valid=False)
+        layer = {**state.layer, path: Node(kind="file", content=done.content.encode(), mode=node.mode)}
+        if layer[path] == _node(path, {}, checkout.folder):
+            del layer[path]
+        return Change(state=SwebenchState(layer=layer), text=done.said)
+
+    def admissible(self, state: SwebenchState) -> None:
+        return None
+
+    def expert(self, state: SwebenchState) -> str:
+        """People's own repair, as one command, and then to hand it in."""
+        checkout = check_out(self.playable, self.checkouts)
+        if all(state.layer.get(path) == node for path, node in checkout.repaired.items()):
+            return "submit"
+        new = [path for path, node in checkout.repaired.items() if _node(path, {}, checkout.folder) is None]
+        patch = self.playable.instance.patch.rstrip("\n")
+        return (
+            f"bash\n```bash\ngit reset -q --hard {checkout.commit}; rm -f -- {shlex.join(new)}\n"
+            f"git apply --whitespace=nowarn <<'END-OF-PATCH'\n{patch}\nEND-OF-PATCH\n```"
+        )
+
+    async def _run(self, command: str, state: SwebenchState, checkout: Checkout) -> Change[SwebenchState]:
+        finished = await run_in_testbed(
+            command, state.layer, playable=self.playable, checkout=checkout, timeout_s=self.command_timeout_s
+        )
+        left = state if finished.tree is None else SwebenchState(layer=finished.tree)
+        return Change(state=left, text=shown(finished))
+
+
+def make_swebench_env(
+    *, train: str = "", held_out: str = "", clones: str = "", environments: str = "", checkouts: str = "",
+    issue: str = "statement", command_timeout_s: float = 60.0, test_timeout_s: float = 1800.0,
+) -> Env:  # fmt: skip
+    """An environment of SWE-bench's instances. Raises ValueError where files, git or the sandbox are missing.
+
+    `train` and `held_out` are paths of its files, `clones` the folder of git clones, OWNER__NAME, `environments` that
+    of Python environments, `checkouts` one that is written to, where an instance's repository is checked out once.
+    `issue` is what is told: "statement", or "hints" too; `command_timeout_s` what one command may take,
+    `test_timeout_s` what one run of the tests that judge.
+    """
+    check_choice("issue", issue, ISSUES)
+    require_sandbox()
+    require_git()
+    files = {
+        split: asset_path(split, path, fetch=FETCH) for split, path in named_files(train, held_out, fetch=FETCH).items()
+    }
+    if not checkouts:
+        raise ValueError("`env.options.checkouts` must name a folder that may be written to, got ''; name a large one")
+    own = asset_path("clones", clones, fetch=FETCH_CLONES)
+    pythons = asset_path("environments", environments, fetch=FETCH_ENVIRONMENTS)
+    items = {split: read_playable(path, own, pythons) for split, path in files.items()}
+    return WorldEnv(
+        f"swebench {train} {held_out} issue={issue}",
+        state=SwebenchState,
+        make_world=partial(
+            make_swebench,
+            items=items,
+            checkouts=Path(checkouts),
+            issue=issue,
+            command_timeout_s=float(command_timeout_s),
+            test_timeout_s=float(test_timeout_s),
+        ),
+    )
+
+
+def make_swebench(
+    task: Task, *, items: dict[str, tuple[Playable, ...]], checkouts: Path, issue: str, command_timeout_s: float,
+    test_timeout_s: float,
+) -> SwebenchWorld:  # fmt: skip
+    return SwebenchWorld(
+        playable=item_of(task, items),
+        checkouts=checkouts,
+        issue=issue,
+        command_timeout_s=command_timeout_s,
+        test_timeout_s=test_timeout_s,
+    )
+
+
+def _node(path: str, layer: Tree, folder: Path) -> Node | None:
+    """The file at `path` of the repository with `layer` over it; None where none is, or elsewhere than in there."""
+    if path in layer:
+        return layer[path] if layer[path].kind == "file" else None
+    above = path
+    while above:
+        hidden = layer.get(above)
+        if gone(above) in layer or (hidden is not None and hidden.kind != "folder"):
+            return None
+        above = posixpath.dirname(above).rstrip("/")
+    if posixpath.isabs(path) or ".." in path.split("/") or posixpath.normpath(path) != path:
+        return None
+    found = folder.resolve() / path
+    if found.resolve() != found or not found.is_file():
+        return None
+    return Node(kind="file", content=found.read_bytes(), mode=found.stat().st_mode & 0o777)
+
+
+def _text(node: Node) -> str | None:
+    try:
+        return node.content.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _viewed(state: SwebenchState, path: str, content: str, found: re.Match[str]) -> Change[SwebenchState]:
+    lines, first = lines_of(content), int(found["from"] or 1)
+    last = min(int(found["to"] or len(lines)), first + NUM_SHOWN_LINES - 1, len(lines))
+    if lines and not 1 <= first <= last:
+        return Change(state=state, text=f"{path} has the lines 1 to {len(lines)}", valid=False)
+    rest = f"\n[{path} has the lines 1 to {len(lines)}]" if last - first + 1 < len(lines) else ""
+    return Change(state=state, text=(numbered(lines[first - 1 : last], first=first) or "(empty)") + rest)

@@ -1,0 +1,127 @@
+"""The repository of an instance as it was before the repair: one commit in a git repository of its own, on disk.
+
+It is fetched from the user's clone without what came before or after, so that no later commit can be read in it; and it
+is made once, in a folder that later runs find again. Policies are shown it read only, and work on layers over it.
+"""
+
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from envhub.env import EnvError
+from envhub.isolation.file_tree import Node, Tree
+from envhub.isolation.layer import gone
+from envhub.swe_git import PLAIN_INDEX
+from envhub.assets.swebench_instance import Playable
+
+# A clone may be somebody else's, and a commit need not be at the end of a branch of it.
+_UPLOAD_PACK = "git -c safe.directory=* -c uploadpack.allowAnySHA1InWant=true upload-pack"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkout:
+    """Where an instance's repository lies, and what two patches make of it, as layers."""
+
+    folder: Path
+    commit: str  # its full name
+    commit_time: int  # s since 1970
+    tests: Tree  # what the test patch leaves
+    repaired: Tree  # what the people's patch leaves
+
+
+@functools.lru_cache(maxsize=4096)
+def check_out(playable: Playable, checkouts: Path) -> Checkout:
+    """The checkout of an instance below `checkouts`, made where it is not there yet. It blocks for some seconds.
+
+    Raises EnvError where git fails: the clone lacks the commit, or a patch does not apply to it.
+    """
+    instance = playable.instance
+    folder = checkouts / instance.instance_id
+    if not folder.is_dir():
+        _make(playable, folder)
+    commit, time = _git("show", "-s", "--format=%H %ct", "HEAD", folder=folder).split()
+    return Checkout(
+        folder=folder,
+        commit=commit.decode(),
+        commit_time=int(time),
+        tests=_patched(folder, instance.test_patch),
+        repaired=_patched(folder, instance.patch),
+    )
+
+
+def _make(playable: Playable, folder: Path) -> None:
+    """All in a folder beside it, which is then given its name: two that do so at once do no harm."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as scratch:
+        made = Path(scratch) / "repository"
+        made.mkdir(mode=0o755)
+        commit = playable.instance.base_commit
+        _git("init", "-q", "--template=", "--initial-branch=main", folder=made)
+        source = str(playable.clone.resolve())
+        try:
+            _git("fetch", "-q", "--depth=1", "--no-tags", f"--upload-pack={_UPLOAD_PACK}", source, commit, folder=made)
+        except EnvError as error:
+            raise EnvError(f"{source} does not give the commit {commit}; git fetch --all there; {error}") from error
+        _git("reset", "-q", "--hard", "FETCH_HEAD", folder=made)
+        (made / ".git/FETCH_HEAD").unlink()
+        if playable.built is not None:
+            shutil.copytree(
+                playable.built, made, symlinks=True, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".git")
+            )
+        _run(["/bin/sh", "-c", PLAIN_INDEX.replace("/tmp/", "../")], folder=made)
+        time = int(_git("show", "-s", "--format=%ct", "HEAD", folder=made))
+        for path in made.rglob("*"):
+            os.utime(path, (time, time), follow_symlinks=False)
+        try:
+            made.rename(folder)
+        except OSError as error:
+            if not folder.is_dir():
+                raise EnvError(f"{folder} cannot be made: {error}") from error
+
+
+def _patched(folder: Path, patch: str) -> Tree:
+    """What `patch` changes of the commit, as a layer."""
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "objects").mkdir()
+        settings = {
+            "GIT_INDEX_FILE": f"{scratch}/index",
+            "GIT_OBJECT_DIRECTORY": f"{scratch}/objects",
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(folder.resolve() / ".git/objects"),
+        }
+        _git("read-tree", "HEAD", folder=folder, settings=settings)
+        _git("apply", "--cached", "--whitespace=nowarn", "-", folder=folder, settings=settings, stdin=patch.encode())
+        raw = _git("diff-index", "--cached", "--no-renames", "-z", "HEAD", folder=folder, settings=settings)
+        fields = raw.decode(errors="surrogateescape").split("\0")[:-1]
+        layer: Tree = {}
+        for change, path in zip(fields[::2], fields[1::2], strict=True):  # `:MODE MODE SHA SHA LETTER`, then the path
+            _, mode, _, blob, letter = change.split(" ")
+            if letter == "D":
+                layer[gone(path)] = Node(kind="file")
+                continue
+            content = _git("cat-file", "blob", blob, folder=folder, settings=settings)
+            kind, bits = ("link", 0o777) if mode == "120000" else ("file", int(mode, 8) & 0o777)
+            layer[path] = Node(kind=kind, content=content, mode=bits)
+    return layer
+
+
+def _git(*arguments: str, folder: Path, settings: dict[str, str] | None = None, stdin: bytes = b"") -> bytes:
+    return _run(["git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", *arguments], folder=folder,
+                settings=settings, stdin=stdin)  # fmt: skip
+
+
+def _run(command: Sequence[str], *, folder: Path, settings: dict[str, str] | None = None, stdin: bytes = b"") -> bytes:
+    """What `command` prints, run without the settings and hooks of whoever is logged in. Raises EnvError."""
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "HOME": "/nonexistent"}
+    environment |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_TERMINAL_PROMPT": "0"}
+    done = subprocess.run(
+        command, cwd=folder, env=environment | (settings or {}), input=stdin, capture_output=True, umask=0o022
+    )
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip()[-500:]
+        raise EnvError(f"{' '.join(command)[:300]} in {folder} fails, exit code {done.returncode}: {said}")
+    return done.stdout

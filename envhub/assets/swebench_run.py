@@ -1,0 +1,51 @@
+"""Commands on the repository of an instance: in the sandbox, in /testbed, with the instance's Python environment."""
+
+from envhub.isolation.file_tree import Tree
+from envhub.isolation.sandbox import Finished, Limits, Place, run_in_sandbox
+from envhub.swe_git import exported, git_settings
+from envhub.swe.tests import without_durations
+from envhub.assets.swebench_checkout import Checkout
+from envhub.assets.swebench_instance import Playable
+
+# Where SWE-bench's own images have them: conda's environments know their path.
+ENVIRONMENT = "/opt/miniconda3/envs/testbed"
+PATH = f"{ENVIRONMENT}/bin:/usr/bin:/bin"
+MAX_SHOWN_CHARS = 10_000
+NUM_FIRST_CHARS = 2_000  # of what is too long; of the rest the end is shown, where tests say what came of them
+
+
+def limits_of(timeout_s: float) -> Limits:
+    """What one command may take, with room for a repository in memory and for numerical packages."""
+    return Limits(
+        wall_s=timeout_s, cpu_s=int(timeout_s) + 1, memory_bytes=4 << 30, max_processes=256, file_bytes=256 << 20,
+        tree_bytes=1 << 30, kept_bytes=8 << 20, output_bytes=4 << 20,
+    )  # fmt: skip
+
+
+async def run_in_testbed(
+    command: str, layer: Tree, *, playable: Playable, checkout: Checkout, timeout_s: float
+) -> Finished:
+    """Run bash's `command` on the checkout with `layer` over it."""
+    return await run_in_sandbox(
+        f"{exported({'PATH': PATH, **git_settings(checkout.commit_time)})}\n{command}",
+        layer,
+        limits=limits_of(timeout_s),
+        mounts={playable.environment: ENVIRONMENT},
+        place=Place.TESTBED,
+        base=checkout.folder,
+    )
+
+
+def diff_command(checkout: Checkout) -> str:
+    """What has changed since the start, new files too, as git says; commits in between do not matter."""
+    return (
+        "export GIT_INDEX_FILE=/tmp/index; cp .git/index /tmp/index; git add -A -N . && "
+        f"git diff --no-color --no-ext-diff {checkout.commit}"
+    )
+
+
+def shown(finished: Finished) -> str:
+    said = without_durations(finished.output).rstrip() or f"(no output, exit code {finished.exit_code})"
+    if len(said) <= MAX_SHOWN_CHARS:
+        return said
+    return f"{said[:NUM_FIRST_CHARS]}\n[...]\n{said[NUM_FIRST_CHARS - MAX_SHOWN_CHARS :]}"

@@ -1,0 +1,249 @@
+"""`webshop`: WebShop's products and instructions, from the user's files, on the pages of `shop`."""
+
+import functools
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from common.message import Message
+from common.trajectory import Task
+from envhub.asset import asset_path, read_json
+from envhub.bm25 import Bm25
+from envhub.env import Env
+from envhub.options import check_range
+from envhub.shop.shop import FULL_RULES
+from envhub.shop.catalogue import Goal, Kind, Product, Store
+from envhub.shop.pages import BACK, BUY, NEXT, PREVIOUS, Page, clickables, next_page, webshop_text
+from envhub.task_seed import split_of, task_rng
+from envhub.assets.webshop_reward import web_reward
+from envhub.world import Change, WorldEnv
+
+PAGE_SIZE = 10
+DEFAULT_DOLLARS = 100.0  # of a product without a price
+NO_BOUND = 1_000_000.0
+BOUNDS = tuple(10.0 * tens for tens in range(1, 100))
+LEVEL = "\u203a"  # the sign between the levels of a category
+DRAWS = 1000  # until an instruction belongs to the split
+FETCH = (
+    "get items_shuffle.json, items_ins_v2.json and items_human_ins.json (or the first two with _1000 in their names) "
+    "by setup.sh of github.com/princeton-nlp/WebShop, and put them into one folder"
+)
+
+
+class _Choice(msgspec.Struct):
+    value: str
+
+
+class _Item(msgspec.Struct):
+    """A product of items_shuffle.json, as far as it is needed."""
+
+    asin: str
+    name: str
+    category: str
+    query: str
+    product_category: str
+    full_description: str | None = None
+    small_description: list[str | None] | str | None = None
+    pricing: str | None = None
+    customization_options: dict[str, list[_Choice] | None] | str | None = None
+
+
+class _Attributes(msgspec.Struct):
+    """What items_ins_v2.json tells of a product."""
+
+    attributes: list[str] = []
+
+
+class _Instruction(msgspec.Struct):
+    """What somebody asked for in items_human_ins.json."""
+
+    instruction: str
+    instruction_attributes: list[str]
+    instruction_options: list[str] | dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shelf:
+    """All products, and what people ask for: an instruction with the product that it was written for."""
+
+    products: tuple[Product, ...]
+    index: Bm25
+    prices: tuple[tuple[float, ...], ...]  # one, or the ends of a range
+    asked: tuple[tuple[int, _Instruction], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WebShopWorld:
+    """One instruction in the shop."""
+
+    store: Store
+    secrets: tuple[str, ...] = ()  # a page shows its product's code to everybody
+
+    @property
+    def opening(self) -> tuple[Message, ...]:
+        asked = f"WebShop [SEP] Instruction: [SEP] {self.store.instruction}"
+        return (Message("system", FULL_RULES), Message("user", asked))
+
+    @property
+    def first(self) -> Page:
+        return Page()
+
+    async def act(self, state: Page, action: str) -> Change[Page]:
+        page = next_page(self.store, state, action, page_size=PAGE_SIZE, ranked=True)
+        if page is None:
+            return Change(state=state, text="Invalid action: the page has nothing that it refers to.", valid=False)
+        text = webshop_text(self.store, page, page_size=PAGE_SIZE)
+        if not page.bought:
+            return Change(state=page, text=text)
+        assert page.product is not None
+        score = web_reward(self.store.products[page.product], self.store.goal, page.options)
+        return Change(state=page, text=text, over=True, score=score)
+
+    def admissible(self, state: Page) -> list[str]:
+        if state.results is None:
+            return sorted(f"search[{query}]" for query in self.store.searches)
+        return [f"click[{target}]" for target in clickables(self.store, state, page_size=PAGE_SIZE)]
+
+    def expert(self, state: Page) -> str:
+        """Search for the product's name, go to its page, choose what fits best, buy."""
+        store, goal = self.store, self.store.goal_position
+        if state.results is None:
+            return f"search[{store.searches[0]}]"
+        if state.product is None:
+            shown = state.results[state.first : state.first + PAGE_SIZE]
+            if goal in shown:
+                return f"click[{store.goal.product_id}]"
+            later = goal in state.results[state.first :]
+            return f"click[{NEXT if later else PREVIOUS if goal in state.results else BACK}]"
+        if state.product != goal or state.section:
+            return f"click[{PREVIOUS}]"
+        for option, values in store.products[goal].options.items():
+            wanted = [value for value in values if value in store.goal.options.values()]
+            if wanted and state.options.get(option) not in wanted:
+                return f"click[{wanted[0]}]"
+        return f"click[{BUY}]"
+
+
+def make_webshop_env(*, folder: str = "", products: int = 1000) -> Env:
+    """An environment of WebShop's instructions. Raises ValueError where a file is missing or of another form.
+
+    `folder` holds its files, `products` is how many are taken, from the first. An instruction belongs to one split, by
+    its text.
+    """
+    check_range("products", products, 1, 50_000)
+    shelf = read_shelf(asset_path("folder", folder, fetch=FETCH), products)
+    return WorldEnv(
+        f"webshop {folder} products={products}", state=Page, make_world=partial(make_webshop, shelf=shelf)
+    )  # fmt: skip
+
+
+def make_webshop(task: Task, *, shelf: Shelf) -> WebShopWorld:
+    """The shop and the instruction of `task`. Raises ValueError for a split that does not exist or has none."""
+    rng = task_rng(task, world="webshop")
+    for _ in range(DRAWS):
+        position, asked = rng.choice(shelf.asked)
+        if split_of(asked.instruction) == task.split:
+            return WebShopWorld(store=_store(rng, shelf, position, asked))
+    raise ValueError(
+        f"task {task.task_id}: of {len(shelf.asked)} instructions none is in the split; take more products"
+    )
+
+
+def _store(rng: random.Random, shelf: Shelf, position: int, asked: _Instruction) -> Store:
+    """The bound of the price is one of the next four tens above the product's, as WebShop draws it."""
+    product = shelf.products[position]
+    above = [bound for bound in BOUNDS if bound > max(shelf.prices[position])][:4]
+    bound = max(rng.sample(above, 2)) if len(above) >= 2 else NO_BOUND
+    told = f", and price lower than {bound:.2f} dollars" if bound != NO_BOUND else ""
+    options = asked.instruction_options
+    wanted = options if isinstance(options, dict) else {str(number): value for number, value in enumerate(options)}
+    return Store(
+        products=shelf.products,
+        index=shelf.index,
+        goal=Goal(
+            kind=product.kind,
+            attributes=frozenset(asked.instruction_attributes),
+            options={name: value.lower() for name, value in wanted.items()},
+            max_price=bound,
+            product_id=product.product_id,
+        ),
+        instruction=asked.instruction.strip(".") + told,
+        searches=tuple(dict.fromkeys((_query(product.title), _query(" ".join(asked.instruction_attributes)),
+                                      product.kind.category[0]))),
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=2)
+def read_shelf(folder: Path, num_products: int) -> Shelf:
+    """The first products of the folder's files. Raises ValueError where a file is missing or of another form."""
+    items = read_json(_file(folder, "items_shuffle"), list[_Item])[:num_products]
+    attributes = read_json(_file(folder, "items_ins_v2"), dict[str, _Attributes])
+    asked = read_json(_file(folder, "items_human_ins"), dict[str, list[_Instruction]])
+    found = {item.asin.lower(): item for item in items if item.asin != "nan" and len(item.asin) <= 10}
+    products = [_product(item, attributes.get(item.asin, _Attributes())) for item in found.values()]
+    return Shelf(
+        products=tuple(products),
+        index=Bm25([" ".join([p.title, *p.sections.values(), *sum(p.options.values(), ())]) for p in products]),
+        prices=tuple(_prices(item.pricing) for item in found.values()),
+        asked=tuple(
+            (position, instruction)
+            for position, item in enumerate(found.values())
+            for instruction in asked.get(item.asin, ())
+            if instruction.instruction_attributes
+        ),
+    )
+
+
+def _file(folder: Path, stem: str) -> Path:
+    """The file of that name, or the one of the first thousand."""
+    whole, few = folder / f"{stem}.json", folder / f"{stem}_1000.json"
+    return few if few.exists() and not whole.exists() else asset_path("folder", str(whole), fetch=FETCH)
+
+
+def _product(item: _Item, told: _Attributes) -> Product:
+    points = item.small_description if isinstance(item.small_description, list) else [item.small_description]
+    levels = [level.strip() for level in item.product_category.split(LEVEL)]
+    return Product(
+        product_id=item.asin.lower(),
+        kind=Kind(name=item.name, category=(item.query.lower().strip(), *levels)),
+        title=item.name,
+        attributes=frozenset(told.attributes),
+        price=min(_prices(item.pricing)),
+        options=_options(item.customization_options),
+        sections={
+            "description": item.full_description or "(none)",
+            "features": " ".join(point for point in points if point) or "(none)",
+        },
+    )
+
+
+def _options(offered: Mapping[str, list[_Choice] | None] | str | None) -> dict[str, tuple[str, ...]]:
+    """What can be chosen, in lower case; square brackets would end a click."""
+    if not offered or isinstance(offered, str):
+        return {}
+    values = {
+        name.lower(): [_plain(choice.value.replace("/", " | ")) for choice in choices]
+        for name, choices in offered.items()
+        if choices
+    }
+    return {name: tuple(dict.fromkeys(those)) for name, those in values.items()}
+
+
+def _plain(text: str) -> str:
+    return " ".join(re.sub(r"[\[\]]", " ", text.lower()).split())
+
+
+def _prices(pricing: str | None) -> tuple[float, ...]:
+    """ "$12.50" is one price, "$1,012.50 to $1,020.00" a range; none is 100 dollars, as in WebShop."""
+    parts = [re.sub(r"[^\d.]", "", part) for part in (pricing or "").split("$")[1:]]
+    return tuple(float(part) for part in parts[:2] if part) or (DEFAULT_DOLLARS,)
+
+
+def _query(text: str) -> str:
+    """`text` as one may type it into a search."""
+    return " ".join(re.sub(r"[^\w\s]", " ", text.lower()).split()[:12])

@@ -1,0 +1,1 @@
+"""The `code` environment: programs to write."""

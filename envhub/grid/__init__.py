@@ -1,0 +1,1 @@
+"""The `grid` environment: small games in text."""

@@ -1,0 +1,39 @@
+"""`grid`: a family of small games. Sokoban, a frozen lake, a maze, and a bandit, all drawn from the task."""
+
+from collections.abc import Callable
+from functools import partial
+
+from common.trajectory import Task
+from envhub.env import Env
+from envhub.grid.bandit import BanditState, make_bandit
+from envhub.grid.board import GAMES, BoardState, BoardWorld, make_board
+from envhub.options import check_choice, check_range
+from envhub.world import WorldEnv
+
+MAX_SIZE = {"sokoban": 8, "frozen_lake": 12, "maze": 15}
+MAX_BOXES = 2
+
+
+def make_grid_env(
+    *, game: str = "sokoban", profile: str = "small", size: int = 6, boxes: int = 1, arms: int = 3
+) -> Env:
+    """An environment of one of the games. Raises ValueError for options that do not fit.
+
+    `profile` is "small" (no system message) or "full" (the rules are told); `size` the side of a board with its walls;
+    `boxes` those of sokoban; `arms` those of the bandit.
+    """
+    check_choice("game", game, (*GAMES, "bandit"))
+    check_choice("profile", profile, ("small", "full"))
+    check_range("arms", arms, 2, 8)
+    check_range("boxes", boxes, 1, MAX_BOXES)
+    if game == "bandit":
+        return WorldEnv(
+            f"grid bandit {profile} arms={arms}",
+            state=BanditState,
+            make_world=partial(make_bandit, profile=profile, num_arms=arms),
+        )
+    check_range("size", size, 4 + boxes if game == "sokoban" else 4, MAX_SIZE[game])
+    make_world: Callable[[Task], BoardWorld] = partial(
+        make_board, game=game, profile=profile, size=size, num_boxes=boxes
+    )
+    return WorldEnv(f"grid {game} {profile} size={size} boxes={boxes}", state=BoardState, make_world=make_world)

@@ -1,0 +1,59 @@
+"""A planner for household tasks: it sees through closed doors, and makes the best of any state."""
+
+from envhub.household.rooms import APPLIANCES
+from envhub.household.task import LOOK_AT_OBJ_IN_LIGHT, Room, kind_of
+from envhub.household.world import LAMP_NAME, State, delivered, is_ready, is_shut
+
+
+def next_action(room: Room, state: State) -> str:
+    """The next action of a short way to the goal."""
+    goal = room.goal
+    if not state.held:
+        return _fetch(room, state)
+    if kind_of(state.held) != goal.object_kind:
+        return _put_aside(room, state)
+    if goal.task_type == LOOK_AT_OBJ_IN_LIGHT:
+        return _at(state, room.lamp_place) or f"use {LAMP_NAME}"
+    if goal.treatment is not None and not is_ready(room, state, state.held):
+        place = _first(room, goal.treatment.place)
+        verb = {"clean": "clean", "hot": "heat", "cool": "cool"}[goal.treatment.result]
+        return _at(state, place) or f"{verb} {state.held} with {place}"
+    target = _target(room, state)
+    return _at_open(state, target) or f"move {state.held} to {target}"
+
+
+def _fetch(room: Room, state: State) -> str:
+    """Towards an object of the goal's kind that is not yet where it belongs; the one in front of us first."""
+    done = [] if room.goal.task_type == LOOK_AT_OBJ_IN_LIGHT else delivered(room, state, _target(room, state))
+    wanted = [name for name in state.places if kind_of(name) == room.goal.object_kind and name not in done]
+    wanted.sort(key=lambda name: state.places[name] != state.location)
+    place = state.places[wanted[0]]
+    return _at_open(state, place) or f"take {wanted[0]} from {place}"
+
+
+def _put_aside(room: Room, state: State) -> str:
+    """Free the hand: here, or at the first place that needs no opening."""
+    if state.location and not is_shut(state, state.location):
+        return f"move {state.held} to {state.location}"
+    place = next(name for name in room.receptacles if not is_shut(state, name) and kind_of(name) not in APPLIANCES)
+    return _at_open(state, place) or f"move {state.held} to {place}"
+
+
+def _target(room: Room, state: State) -> str:
+    """The receptacle to fill: the one that is filled most already, else an open one, else the first."""
+    places = [name for name in room.receptacles if kind_of(name) == room.goal.place_kind]
+    return min(places, key=lambda place: (-len(delivered(room, state, place)), is_shut(state, place)))
+
+
+def _first(room: Room, kind: str) -> str:
+    return next(name for name in room.receptacles if kind_of(name) == kind)
+
+
+def _at(state: State, place: str) -> str:
+    """How to get to `place`; empty where we are there."""
+    return "" if state.location == place else f"go to {place}"
+
+
+def _at_open(state: State, place: str) -> str:
+    """How to get to `place` and to open it; empty where that is done."""
+    return _at(state, place) or (f"open {place}" if is_shut(state, place) else "")

@@ -1,0 +1,191 @@
+"""A household task: the room, where everything lies at first, and what is to be done."""
+
+import random
+from dataclasses import dataclass
+
+from common.trajectory import Task
+from envhub.household.rooms import (
+    APPLIANCES,
+    CLEANABLE,
+    CLEANING_PLACE,
+    COOLABLE,
+    COOLING_PLACE,
+    HEATABLE,
+    HEATING_PLACE,
+    INSIDE,
+    ROOM_KINDS,
+    RoomKind,
+)
+from envhub.task_seed import split_of, task_rng
+
+PICK_AND_PLACE = "pick_and_place"
+LOOK_AT_OBJ_IN_LIGHT = "look_at_obj_in_light"
+PICK_CLEAN_THEN_PLACE = "pick_clean_then_place"
+PICK_HEAT_THEN_PLACE = "pick_heat_then_place"
+PICK_COOL_THEN_PLACE = "pick_cool_then_place"
+PICK_TWO_OBJ = "pick_two_obj"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Treatment:
+    """What an appliance does to an object."""
+
+    place: str
+    takes: frozenset[str]
+    result: str  # what the object then is
+
+
+TREATMENTS = {
+    "clean": Treatment(place=CLEANING_PLACE, takes=CLEANABLE, result="clean"),
+    "heat": Treatment(place=HEATING_PLACE, takes=HEATABLE, result="hot"),
+    "cool": Treatment(place=COOLING_PLACE, takes=COOLABLE, result="cool"),
+}
+TREATMENT_OF = {PICK_CLEAN_THEN_PLACE: "clean", PICK_HEAT_THEN_PLACE: "heat", PICK_COOL_THEN_PLACE: "cool"}
+
+SENTENCES = {
+    PICK_AND_PLACE: ("put a {object} {in_on} {place}.", "put some {object} {in_on} {place}."),
+    LOOK_AT_OBJ_IN_LIGHT: ("look at {object} under the desklamp.", "examine the {object} with the desklamp."),
+    PICK_CLEAN_THEN_PLACE: ("put a clean {object} {in_on} {place}.", "clean some {object} and put it {in_on} {place}."),
+    PICK_HEAT_THEN_PLACE: ("put a hot {object} {in_on} {place}.", "heat some {object} and put it {in_on} {place}."),
+    PICK_COOL_THEN_PLACE: ("put a cool {object} {in_on} {place}.", "cool some {object} and put it {in_on} {place}."),
+    PICK_TWO_OBJ: ("put two {object} {in_on} {place}.", "find two {object} and put them {in_on} {place}."),
+}
+TASK_TYPES = tuple(SENTENCES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Goal:
+    """What is to be done, with kinds of things, not with particular ones."""
+
+    task_type: str  # one of TASK_TYPES
+    object_kind: str
+    place_kind: str  # where it goes; empty under the lamp
+
+    @property
+    def treatment(self) -> Treatment | None:
+        """What must have been done to the object; None where nothing."""
+        verb = TREATMENT_OF.get(self.task_type)
+        return None if verb is None else TREATMENTS[verb]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """One task's world as it is at first, never changed by an episode."""
+
+    receptacles: tuple[str, ...]  # "drawer 2", in the order in which they are listed
+    objects: dict[str, str]  # "mug 1" -> the receptacle that it lies in or on
+    lamp_place: str  # the receptacle that the lamp stands on; empty where there is none
+    goal: Goal
+    sentence: str  # the goal in words
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """How much there is in a room."""
+
+    max_receptacles: int
+    max_objects: int
+    num_sentences: int  # ways to say each goal
+
+
+SIZES = {
+    "small": Size(max_receptacles=5, max_objects=4, num_sentences=1),
+    "full": Size(max_receptacles=40, max_objects=24, num_sentences=2),
+}
+
+
+def kind_of(name: str) -> str:
+    """ "mug 1" is a "mug"."""
+    return name.rpartition(" ")[0]
+
+
+def in_on(receptacle: str) -> str:
+    """The preposition of a receptacle, or of a kind of receptacle."""
+    return "in" if receptacle.split()[0] in INSIDE else "on"
+
+
+def opening_text(room: Room) -> str:
+    """What the task says at first."""
+    return (
+        f"You are in the middle of a room. Looking quickly around you, you see {listed(room.receptacles)}.\n\n"
+        f"Your task is to: {room.sentence}"
+    )
+
+
+def listed(names: tuple[str, ...]) -> str:
+    """ "a mug 1, a cup 2, and a pan 1"."""
+    if not names:
+        return "nothing"
+    articles = [f"a {name}" for name in names]
+    return articles[0] if len(articles) == 1 else f"{', '.join(articles[:-1])}, and {articles[-1]}"
+
+
+def make_room(task: Task, *, profile: str, task_types: tuple[str, ...]) -> Room:
+    """Return the world of `task`. Raises ValueError for a split that does not exist."""
+    rng = task_rng(task, world=f"household/{profile}/{','.join(task_types)}")
+    room = _draw_room(rng, SIZES[profile], task_types)
+    while split_of(opening_text(room)) != task.split:
+        room = _draw_room(rng, SIZES[profile], task_types)
+    return room
+
+
+def _draw_room(rng: random.Random, size: Size, task_types: tuple[str, ...]) -> Room:
+    task_type = rng.choice(task_types)
+    treatment = TREATMENTS[TREATMENT_OF[task_type]] if task_type in TREATMENT_OF else None
+    kind = rng.choice([kind for kind in ROOM_KINDS if _suits(kind, task_type, treatment)])
+    objects = [name for name in kind.objects if treatment is None or name in treatment.takes]
+    places = [name for name, (at_least, _) in kind.receptacles.items() if at_least and name not in APPLIANCES]
+    goal = Goal(
+        task_type=task_type,
+        object_kind=rng.choice(objects),
+        place_kind="" if task_type == LOOK_AT_OBJ_IN_LIGHT else rng.choice(places),
+    )
+    receptacles = _draw_receptacles(rng, kind, size, goal)
+    sentence = rng.choice(SENTENCES[task_type][: size.num_sentences])
+    return Room(
+        receptacles=receptacles,
+        objects=_place_objects(rng, _draw_objects(rng, kind, size, goal), receptacles, goal),
+        lamp_place=rng.choice([name for name in receptacles if kind_of(name) in kind.lamp_places])
+        if kind.lamp_places
+        else "",
+        goal=goal,
+        sentence=sentence.format(
+            object=goal.object_kind, place=goal.place_kind, in_on=in_on(goal.place_kind) if goal.place_kind else ""
+        ),
+    )
+
+
+def _suits(kind: RoomKind, task_type: str, treatment: Treatment | None) -> bool:
+    if task_type == LOOK_AT_OBJ_IN_LIGHT:
+        return bool(kind.lamp_places)
+    return treatment is None or (treatment.place in kind.receptacles and bool(treatment.takes & set(kind.objects)))
+
+
+def _draw_receptacles(rng: random.Random, kind: RoomKind, size: Size, goal: Goal) -> tuple[str, ...]:
+    """What the goal needs, then one of each kind in random order, then more of those, as far as there is room."""
+    lamp_place = rng.choice(kind.lamp_places) if kind.lamp_places else ""
+    treatment_place = goal.treatment.place if goal.treatment else ""
+    needed = sorted({goal.place_kind, treatment_place, lamp_place} - {""})
+    # What is looked for lies somewhere else than where it goes.
+    needed.append(rng.choice([name for name in kind.receptacles if name not in needed and in_on(name) == "on"]))
+    names = list(needed)
+    for name, (at_least, at_most) in kind.receptacles.items():
+        names += [name] * (rng.randint(at_least, at_most) - needed.count(name))
+    extra = names[len(needed) :]
+    rng.shuffle(extra)
+    chosen = sorted([*needed, *extra][: size.max_receptacles])
+    return tuple(f"{name} {chosen[: position + 1].count(name)}" for position, name in enumerate(chosen))
+
+
+def _draw_objects(rng: random.Random, kind: RoomKind, size: Size, goal: Goal) -> list[str]:
+    num_wanted = rng.randint(2, 3) if goal.task_type == PICK_TWO_OBJ else rng.randint(1, 2)
+    others = [name for name in kind.objects if name != goal.object_kind]
+    drawn = rng.choices(others, k=size.max_objects - num_wanted) + [goal.object_kind] * num_wanted
+    drawn.sort()
+    return [f"{name} {drawn[: position + 1].count(name)}" for position, name in enumerate(drawn)]
+
+
+def _place_objects(rng: random.Random, names: list[str], receptacles: tuple[str, ...], goal: Goal) -> dict[str, str]:
+    """Anywhere, but for what is looked for: nowhere near where it goes."""
+    elsewhere = [name for name in receptacles if kind_of(name) != goal.place_kind]
+    return {name: rng.choice(elsewhere if kind_of(name) == goal.object_kind else list(receptacles)) for name in names}

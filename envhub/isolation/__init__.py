@@ -1,0 +1,1 @@
+"""Isolation of environments from their actor: the sandbox, separate processes, separate threads."""

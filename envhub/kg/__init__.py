@@ -1,0 +1,1 @@
+"""The `kg` environment: questions about a knowledge graph."""

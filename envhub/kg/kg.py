@@ -1,0 +1,190 @@
+"""`kg`: questions of several hops over a graph that is seen through AgentBench's seven tools only.
+
+The tools (https://arxiv.org/abs/2308.03688) name what they find #1, #2 and so on, and tell its kind, not its members.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from common.message import Message
+from common.trajectory import Task
+from envhub.env import Env
+from envhub.kg.graph import ATTRIBUTES, Entities, Graph, draw_graph
+from envhub.kg.question import Question, draw_question
+from envhub.options import check_choice, check_range
+from envhub.task_seed import split_of, task_rng
+from envhub.world import Change, WorldEnv
+
+MAX_VARIABLES = 64
+RULES = (
+    "Answer the question by calling tools over a knowledge graph. A call that finds entities stores them as #k, "
+    "counted from one; x is an entity or a #k. get_relations(x): the relations that lead away from it. "
+    "get_neighbors(x, relation): what it leads to. intersection(#k, #k). get_attributes(#k). argmax(#k, attribute), "
+    "argmin(#k, attribute): the one with the most or least. count(#k). End with answer(#k)."
+)
+ARITY = {"get_relations": 1, "get_neighbors": 2, "intersection": 2, "get_attributes": 1, "argmax": 2, "argmin": 2,
+         "count": 1, "answer": 1}  # fmt: skip
+NUMBER = "number"  # the kind of a count
+
+_CALL = re.compile(r"\s*([a-z][a-z_\s]*)\(([^()]*)\)\s*", re.IGNORECASE | re.ASCII)
+
+
+class KgState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    found: tuple[Entities, ...]  # what #1, #2 and so on hold; no two alike
+
+
+class _NoSense(Exception):
+    """The call cannot be done; the text says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KgWorld:
+    """One graph and one question about it."""
+
+    profile: str
+    graph: Graph
+    question: Question
+
+    @property
+    def opening(self) -> tuple[Message, ...]:
+        system = (Message("system", RULES),) if self.profile == "full" else ()
+        return (*system, Message("user", self.question.text))
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        return self.question.answer
+
+    @property
+    def first(self) -> KgState:
+        return KgState(found=())
+
+    async def act(self, state: KgState, action: str) -> Change[KgState]:
+        try:
+            tool, arguments = _parsed(action)
+            if tool == "answer":
+                score = f1(self._variable(state, arguments[0]), self.question.answer)
+                return Change(state=state, text="answered", over=True, score=score)
+            if tool in ("get_relations", "get_attributes"):
+                return Change(state=state, text=" ".join(self._told(state, tool, arguments[0])) or "none")
+            return self._stored(state, self._result(state, tool, arguments))
+        except _NoSense as error:
+            return Change(state=state, text=str(error), valid=False)
+
+    def admissible(self, state: KgState) -> list[str]:
+        sets: dict[str, Entities] = {start: (start,) for start in self.question.starts}
+        sets |= {f"#{number}": entities for number, entities in enumerate(state.found, 1) if not _is_count(entities)}
+        variables = [name for name in sets if name.startswith("#")]
+        actions = [f"get_relations({name})" for name in sets]
+        actions += [f"get_attributes({name})" for name in variables]
+        actions += [f"answer(#{number})" for number in range(1, len(state.found) + 1)]
+        if len(state.found) == MAX_VARIABLES:
+            return actions
+        for name, entities in sets.items():
+            actions += [f"get_neighbors({name}, {relation})" for relation in self.graph.relations(entities)]
+        for name in variables:
+            attribute = ATTRIBUTES[self.graph.kinds[sets[name][0]]]
+            actions += [f"argmax({name}, {attribute})", f"argmin({name}, {attribute})", f"count({name})"]
+            actions += [f"intersection({name}, {other})" for other in variables if name < other]
+        return actions
+
+    def expert(self, state: KgState) -> str:
+        """The first call of the answer's program whose result is not there yet."""
+        names = {entities: f"#{number}" for number, entities in enumerate(state.found, 1)}
+        program = self.question.program
+        for call in program if len(state.found) < MAX_VARIABLES else ():
+            if call.gives not in names:
+                given = [names[program[a].gives] if isinstance(a, int) else a for a in call.arguments]
+                return f"{call.tool}({', '.join(given)})"
+        best = max(state.found, key=lambda entities: f1(entities, self.question.answer))
+        return f"answer({names[best]})"
+
+    def _told(self, state: KgState, tool: str, name: str) -> list[str]:
+        entities = self._set(state, name) if tool == "get_relations" else self._variable(state, name)
+        if _is_count(entities):
+            raise _NoSense("a number has neither relations nor attributes")
+        return (
+            self.graph.relations(entities) if tool == "get_relations" else [ATTRIBUTES[self.graph.kinds[entities[0]]]]
+        )
+
+    def _result(self, state: KgState, tool: str, arguments: list[str]) -> Entities:
+        if tool == "get_neighbors":
+            entities = self._set(state, arguments[0])
+            if _is_count(entities) or arguments[1] not in self.graph.relations(entities):
+                raise _NoSense(f"no relation {arguments[1]} there")
+            return self.graph.neighbours(entities, arguments[1])
+        entities = self._variable(state, arguments[0])
+        if tool == "intersection":
+            return tuple(sorted(set(entities) & set(self._variable(state, arguments[1]))))
+        if _is_count(entities):
+            raise _NoSense("a number has neither members nor attributes")
+        if tool == "count":
+            return (str(len(entities)),)
+        if arguments[1] != ATTRIBUTES[self.graph.kinds[entities[0]]]:
+            raise _NoSense(f"no attribute {arguments[1]} there")
+        return ((max if tool == "argmax" else min)(entities, key=self.graph.numbers.__getitem__),)
+
+    def _stored(self, state: KgState, entities: Entities) -> Change[KgState]:
+        if not entities:
+            return Change(state=state, text="nothing")
+        kind = NUMBER if _is_count(entities) else self.graph.kinds[entities[0]]
+        if entities in state.found:
+            return Change(state=state, text=f"#{state.found.index(entities) + 1} {kind}")
+        if len(state.found) == MAX_VARIABLES:
+            raise _NoSense("too many variables")
+        return Change(state=KgState(found=(*state.found, entities)), text=f"#{len(state.found) + 1} {kind}")
+
+    def _set(self, state: KgState, name: str) -> Entities:
+        if name.startswith("#"):
+            return self._variable(state, name)
+        if name not in self.graph.kinds:
+            raise _NoSense(f"no entity {name}"[:80])
+        return (name,)
+
+    def _variable(self, state: KgState, name: str) -> Entities:
+        number = name.removeprefix("#")
+        if not name.startswith("#") or number not in map(str, range(1, len(state.found) + 1)):
+            raise _NoSense(f"no variable {name}"[:80])
+        return state.found[int(number) - 1]
+
+
+def make_kg_env(*, profile: str = "small", hops: int = 2) -> Env:
+    """An environment of questions. Raises ValueError for options that do not fit.
+
+    `profile` is "small" (no system message) or "full" (the tools are told), `hops` how many relations a chain follows.
+    """
+    check_choice("profile", profile, ("small", "full"))
+    check_range("hops", hops, 1, 4)
+    return WorldEnv(
+        f"kg {profile} hops={hops}", state=KgState, make_world=partial(make_kg, profile=profile, hops=hops)
+    )  # fmt: skip
+
+
+def make_kg(task: Task, *, profile: str, hops: int) -> KgWorld:
+    """The graph and question of `task`. Raises ValueError for a split that does not exist."""
+    rng = task_rng(task, world=f"kg/{hops}")
+    graph = draw_graph(rng)
+    while True:
+        question = draw_question(rng, graph, hops=hops)
+        if question is not None and split_of(question.text) == task.split:
+            return KgWorld(profile=profile, graph=graph, question=question)
+
+
+def f1(said: Entities, true: Entities) -> float:
+    """2 |said & true| / (|said| + |true|). Said two, of which one is the only true one: 2 * 1 / 3 = 0.67."""
+    return 2 * len(set(said) & set(true)) / (len(said) + len(true))
+
+
+def _parsed(action: str) -> tuple[str, list[str]]:
+    found = _CALL.fullmatch(action)
+    tool = "".join(found[1].lower().split()) if found else ""
+    arguments = ["".join(argument.lower().split()) for argument in found[2].split(",")] if found else []
+    if tool not in ARITY or len(arguments) != ARITY[tool]:
+        raise _NoSense("no such call")
+    return tool, arguments
+
+
+def _is_count(entities: Entities) -> bool:
+    return entities[0].isdigit()

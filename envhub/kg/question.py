@@ -1,0 +1,87 @@
+"""Questions about a graph: how they read, and the calls that answer them."""
+
+import random
+from dataclasses import dataclass
+
+from envhub.kg.graph import ATTRIBUTES, Entities, Graph
+
+KINDS = ("chain", "both", "most", "least", "number")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """One call of the answer's program, and the set that it gives."""
+
+    tool: str
+    arguments: tuple[str | int, ...]  # texts, and positions of earlier calls
+    gives: Entities
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    text: str
+    starts: tuple[str, ...]  # the entities that it names
+    program: tuple[Call, ...]  # its last call gives the answer
+
+    @property
+    def answer(self) -> Entities:
+        return self.program[-1].gives
+
+
+def draw_question(rng: random.Random, graph: Graph, *, hops: int) -> Question | None:
+    """A question whose answer is neither named in it nor empty; None where the draw came to nothing."""
+    kind = rng.choice(KINDS)
+    start, other = rng.sample(sorted(graph.kinds), 2)
+    program, second = _walk(rng, graph, start, hops), _walk(rng, graph, other, hops)
+    if not program or not second:
+        return None
+    found, last, text = program[-1].gives, len(program) - 1, _chain_text(program)
+    if kind == "both":
+        common = tuple(sorted(set(found) & set(second[-1].gives)))
+        if common in (found, second[-1].gives):
+            return None
+        program += [_shifted(call, len(program)) for call in second]
+        program.append(Call(tool="intersection", arguments=(last, len(program) - 1), gives=common))
+        text = f"both {text} and {_chain_text(second)}"
+    elif kind in ("most", "least"):
+        if len(found) < 2:
+            return None
+        attribute = ATTRIBUTES[graph.kinds[found[0]]]
+        tool, best = ("argmax", max) if kind == "most" else ("argmin", min)
+        program.append(
+            Call(tool=tool, arguments=(last, attribute), gives=(best(found, key=graph.numbers.__getitem__),))
+        )
+        text = f"{text} with {kind} {attribute}"
+    elif kind == "number":
+        program.append(Call(tool="count", arguments=(last,), gives=(str(len(found)),)))
+        text = f"number of {text}"
+    starts = (start, other) if kind == "both" else (start,)
+    answer = program[-1].gives
+    return (
+        Question(text=text, starts=starts, program=tuple(program)) if answer and not set(answer) & set(starts) else None
+    )
+
+
+def _walk(rng: random.Random, graph: Graph, start: str, hops: int) -> list[Call]:
+    """`hops` relations, one after the other; none where they come to an end before."""
+    calls: list[Call] = []
+    here: Entities = (start,)
+    for hop in range(hops):
+        relations = graph.relations(here)
+        if not relations:
+            return []
+        relation = rng.choice(relations)
+        here = graph.neighbours(here, relation)
+        calls.append(Call(tool="get_neighbors", arguments=(hop - 1 if hop else start, relation), gives=here))
+    return calls
+
+
+def _chain_text(calls: list[Call]) -> str:
+    relations = [str(call.arguments[1]) for call in reversed(calls)]
+    return f"{' of '.join(relations)} of {calls[0].arguments[0]}"
+
+
+def _shifted(call: Call, by: int) -> Call:
+    """`call`, where `by` calls come before its program."""
+    arguments = tuple(argument + by if isinstance(argument, int) else argument for argument in call.arguments)
+    return Call(tool=call.tool, arguments=arguments, gives=call.gives)

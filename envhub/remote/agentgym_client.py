@@ -1,0 +1,284 @@
+"""`agentgym`: an environment that one of AgentGym's servers runs.
+
+An error object is a failure there, although its status is 200. What a server cannot close is used again for the next
+episode of this process, as it would be kept there for ever.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
+
+import aiohttp
+import msgspec
+
+from common.message import Message
+from common.trajectory import Task
+from envhub.remote.agentgym_servers import SERVERS
+from envhub.env import EnvError, Observation
+from envhub.remote.env_secret import headers_with, read_secret
+from envhub.remote.client_connection import InTurn
+from envhub.options import check_choice
+
+MAX_ANSWER_BYTES = 8 << 20
+OPEN_S = 60.0  # to reach the server at the start of an episode
+ANSWER_S = 120.0
+RETRY_S = 0.25
+BUSY = 503  # nothing was done; the same may be asked again
+
+_SPARE: dict[str, list[int]] = {}  # environments that nobody plays, by the URL of a server that cannot close them
+
+
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True, slots=True)
+class _Episode:
+    session: aiohttp.ClientSession
+    id: int
+    task_id: str = ""
+    last_reward: float = 0.0
+    is_over: bool = False
+    actions: list[str] | None = None
+
+
+class AgentGymClient:
+    """The `Env` of an AgentGym server.
+
+    There the score is the last step's reward. So a turn's reward, `agentgym`, is what that changed by: the turns of an
+    episode add up to its score, wherever it ends.
+
+    Options: `url` of the server; `server`, a key of SERVERS, says which of them it is; `train` and `held_out`, the
+    first and the last number of the tasks of each split; `rules`, a system message, as the servers do not tell how to
+    act; `key_file`, what is shown to a server that asks for a secret.
+    """
+
+    replay_only: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        server: str,
+        train: Sequence[int],
+        held_out: Sequence[int] = (),
+        rules: str = "",
+        key_file: str = "",
+    ) -> None:
+        """Raises ValueError for what cannot be meant. Nobody is asked yet: the server may come up later."""
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"`env.options.url` must be http://HOST:PORT of an AgentGym server, got {url!r}")
+        check_choice("server", server, SERVERS)
+        self._splits = {"train": _numbers("train", train)}
+        if held_out:
+            self._splits["held_out"] = _numbers("held_out", held_out)
+        self._url = url.rstrip("/")
+        self._server = SERVERS[server]
+        self._headers = headers_with(read_secret(key_file, option="env.options.key_file"))
+        self._rules = rules
+        self._in_turn = InTurn()
+        self._episode: _Episode | None = None
+
+    async def reset(self, task: Task) -> Observation:
+        """Start `task`, as its number there. Raises ValueError for a split that has none."""
+        numbers = self._splits.get(task.split)
+        if numbers is None:
+            raise ValueError(
+                f"task {task.task_id}: split must be {' or '.join(self._splits)}, got {task.split!r}; the tasks of "
+                "held_out are given by `env.options.held_out`"
+            )
+        return await self._in_turn.do(lambda: self._reset(task.task_id, numbers[task.index % len(numbers)]))
+
+    async def step(self, action: str) -> Observation:
+        return await self._in_turn.do(lambda: self._step(action.encode(errors="replace").decode()))
+
+    async def close(self) -> None:
+        await self._in_turn.do(self._close)
+
+    def snapshot(self) -> bytes:
+        raise NotImplementedError("AgentGym has no snapshots; replay its actions")
+
+    def restore(self, state: bytes) -> Observation:
+        raise NotImplementedError("AgentGym has no snapshots; replay its actions")
+
+    def admissible(self) -> list[str] | None:
+        """What the server lists with its answers, where it does."""
+        episode = self._started()
+        return [] if episode.is_over else episode.actions
+
+    def state_key(self) -> str:
+        return ""
+
+    def expert(self) -> str:
+        raise NotImplementedError("AgentGym's servers have no experts; begin with `slipstream sft`")
+
+    async def _reset(self, task_id: str, number: int) -> Observation:
+        try:
+            async with asyncio.timeout(OPEN_S):
+                if self._episode is None:
+                    self._episode = await self._created()
+                body = {self._server.index_key: number, **self._server.reset_body}
+                answer = await self._asked(self._episode, "reset", body)
+        except TimeoutError:
+            await self._drop()
+            raise EnvError(f"{self._url} started no episode within {OPEN_S:g} s; it is busy or away") from None
+        except BaseException:
+            await self._drop()
+            raise
+        episode = self._episode
+        episode.task_id, episode.last_reward, episode.is_over, episode.actions = task_id, 0.0, False, None
+        system = (Message("system", self._rules),) if self._rules else ()
+        return Observation(messages=(*system, Message("user", self._opening(episode, answer))), rewards={})
+
+    async def _created(self) -> _Episode:
+        """An environment there: a spare one, else a new one."""
+        session = aiohttp.ClientSession(headers=self._headers)
+        episode = _Episode(session=session, id=0)
+        try:
+            spare = _SPARE.get(self._url)
+            if spare:
+                episode.id = spare.pop()
+                return episode
+            while True:
+                try:
+                    answer = await self._posted(episode, "create", self._server.create_body)
+                    break
+                except aiohttp.ClientConnectorError:  # not up yet, or not up again
+                    await asyncio.sleep(RETRY_S)
+            if not self._server.create_is_bare:
+                answer = _field(answer, self._server.id_key)
+            episode.id = _read(answer, int)
+        except BaseException:
+            await session.close()
+            raise
+        return episode
+
+    async def _step(self, action: str) -> Observation:
+        episode = self._started()
+        if episode.is_over:
+            raise EnvError(f"the episode of {episode.task_id} is over; call reset first")
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                answer = await self._asked(episode, "step", {"action": action})
+            return self._observed(episode, answer)
+        except TimeoutError:
+            await self._drop()
+            raise EnvError(f"{self._url} did not answer within {ANSWER_S:g} s") from None
+        except BaseException:  # nobody knows what it has done
+            await self._drop()
+            raise
+
+    def _observed(self, episode: _Episode, answer: bytes) -> Observation:
+        reward = _read(_field(answer, "reward"), float)
+        change, episode.last_reward = reward - episode.last_reward, reward
+        done = [_read(_field(answer, key), bool) for key in self._server.done_keys]
+        episode.is_over = any(done)
+        score = min(1.0, max(0.0, reward)) if episode.is_over else 0.0
+        return Observation(
+            messages=(Message("user", self._with_actions(episode, answer, _field(answer, self._server.text_key))),),
+            rewards={"agentgym": change},
+            terminated=done[0],
+            truncated=not done[0] and episode.is_over,
+            score=score,
+            success=score == 1.0,
+        )
+
+    def _opening(self, episode: _Episode, answer: bytes) -> str:
+        match self._server.reset_answer:
+            case "text":
+                return _text(answer)
+            case "pair":
+                return _text(bytes(_read(answer, list[msgspec.Raw])[0]))
+        told = self._with_actions(episode, answer, _field(answer, "observation"))
+        return f"{_text(_field(answer, self._server.reset_tells))}\n{told}" if self._server.reset_tells else told
+
+    def _with_actions(self, episode: _Episode, answer: bytes, text: bytes) -> str:
+        if not self._server.actions_key:
+            return _text(text)
+        episode.actions = _read(_field(answer, self._server.actions_key), list[str])
+        return f"{_text(text)}\nYou can: {', '.join(episode.actions)}"
+
+    async def _asked(self, episode: _Episode, path: str, body: Mapping[str, object]) -> bytes:
+        try:
+            return await self._posted(episode, path, {self._server.id_key: episode.id, **body})
+        except aiohttp.ClientError as error:
+            raise EnvError(f"{self._url}/{path}: {type(error).__name__}: {error}") from error
+
+    async def _posted(self, episode: _Episode, path: str, body: Mapping[str, object]) -> bytes:
+        """What is answered. Raises EnvError for a failure, and ClientError where there is no answer."""
+        while True:
+            async with episode.session.post(f"{self._url}/{path}", json=body) as reply:
+                answer = await _body(reply)
+            if reply.status != BUSY:
+                break
+            await asyncio.sleep(RETRY_S)
+        if reply.status != 200:
+            raise EnvError(
+                f"{self._url}/{path} answers with status {reply.status}: {answer[:500].decode(errors='replace')}"
+            )
+        if answer.lstrip()[:1] == b"{" and "error" in _read(answer, dict[str, msgspec.Raw]):
+            raise EnvError(f"{self._url}/{path} says: {_text(_field(answer, 'error'))[:500]}")
+        return answer
+
+    async def _close(self) -> None:
+        episode = self._episode
+        if episode is not None and self._server.can_close:
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    await self._asked(episode, "close", {})
+            except (EnvError, TimeoutError):
+                pass  # it is not this episode's any more in any case
+        elif episode is not None:
+            _SPARE.setdefault(self._url, []).append(episode.id)
+        await self._drop()
+
+    async def _drop(self) -> None:
+        episode, self._episode = self._episode, None
+        if episode is not None:
+            await episode.session.close()
+
+    def _started(self) -> _Episode:
+        if self._episode is None:
+            raise EnvError(f"{self._url} has no episode; call reset first")
+        return self._episode
+
+
+def _numbers(name: str, bounds: Sequence[int]) -> range:
+    """The numbers from the first to the last of `bounds`."""
+    whole = len(bounds) == 2 and all(isinstance(bound, int) for bound in bounds)
+    if not whole or not 0 <= bounds[0] <= bounds[1]:
+        raise ValueError(
+            f"`env.options.{name}` must be the first and the last number of its tasks, such as [0, 99], got {bounds!r}"
+        )
+    return range(bounds[0], bounds[1] + 1)
+
+
+async def _body(reply: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    async for chunk in reply.content.iter_chunked(1 << 16):
+        body += chunk
+        if len(body) > MAX_ANSWER_BYTES:
+            raise EnvError(f"{reply.url} answers more than {MAX_ANSWER_BYTES} bytes")
+    return bytes(body)
+
+
+def _field(answer: bytes, key: str) -> bytes:
+    """One field of an object, as it is written there. Raises EnvError."""
+    fields = _read(answer, dict[str, msgspec.Raw])
+    if key not in fields:
+        raise EnvError(f"an answer has no {key}, but {', '.join(fields)}; is `env.options.server` the right one?")
+    return bytes(fields[key])
+
+
+def _text(written: bytes) -> str:
+    """A text as it is, all else as the JSON that it is."""
+    return _read(written, str) if written.lstrip()[:1] == b'"' else written.decode(errors="replace")
+
+
+def _read(written: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(written, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise EnvError(
+            f"not what an AgentGym server answers: {error}; is `env.options.server` the right one?"
+        ) from error

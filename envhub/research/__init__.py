@@ -1,0 +1,1 @@
+"""The `research` environment: questions about a corpus of pages and files."""

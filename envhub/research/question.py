@@ -1,0 +1,184 @@
+"""Questions about a corpus: where to begin, which links to follow, and what is asked of the page or file at the end."""
+
+import csv
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from envhub.research.corpus import LINKS, SEASONS, Corpus, Page
+
+MAX_RESULTS = 5
+FACTS = {
+    "birth": "in what year was {} born?",
+    "languages": "which languages does {} speak, in alphabetical order?",
+    "people": "how many people live in {}?",
+    "flag": "which colour is the flag of {}?",
+    "foundation": "in what year was {} founded?",
+    "staff": "how many people work for {}?",
+    "length": "how many metres long is {}?",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """What is asked about the last page."""
+
+    text: str  # with {} for the page
+    answer: str
+    sum_action: str = ""  # what a calculator or Python is told, where the answer must be computed from the file
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    text: str
+    search: str  # words that find the first page
+    way: tuple[str, ...]  # titles to open, and last the file to read where one is needed
+    sum_action: str
+    answer: str
+
+
+def draw_question(rng: random.Random, corpus: Corpus, *, level: int) -> Question | None:
+    """A question that follows `level` links, from level 2 on to a file; None where the draw came to nothing."""
+    page = rng.choice(list(corpus.pages.values()))
+    search = " ".join(page.traits)
+    way, phrase = [page.title], f"the {page.kind} known for {page.traits[0]} and {page.traits[1]}"
+    for _ in range(level):
+        relation = rng.choice(list(LINKS[page.kind]))
+        page = corpus.pages[page.links[relation]]
+        way.append(page.title)
+        phrase = f"the {relation} of {phrase}"
+    if len(set(way)) < len(way) or way[0] not in corpus.found(search, most=MAX_RESULTS):
+        return None
+    if level == 1:
+        fact = rng.choice(list(page.facts))
+        ending = Ending(text=FACTS[fact], answer=page.facts[fact])
+    else:
+        if not page.file_name:
+            return None
+        ending = rng.choice(ENDINGS[level, page.kind])(rng, page, corpus.files[page.file_name])
+        way.append(page.file_name)
+    if not ending.answer:
+        return None
+    return Question(text=ending.text.format(phrase), search=search, way=tuple(way), sum_action=ending.sum_action,
+                    answer=ending.answer)  # fmt: skip
+
+
+def _rows(content: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(content.splitlines()))
+
+
+def _units_of_two(rng: random.Random, page: Page, content: str) -> Ending:
+    one, other = rng.sample(_rows(content), 2)
+    return Ending(
+        text=f"in {one['month']} and {other['month']} together, how many units were sold by {{}}?",
+        answer=str(int(one["units"]) + int(other["units"])),
+        sum_action=f"calculate({one['units']} + {other['units']})",
+    )
+
+
+def _takings_of_one(rng: random.Random, page: Page, content: str) -> Ending:
+    row = rng.choice(_rows(content))
+    return Ending(
+        text=f"in {row['month']}, how much, units times price, was taken by {{}}?",
+        answer=str(int(row["units"]) * int(row["price"])),
+        sum_action=f"calculate({row['units']} * {row['price']})",
+    )
+
+
+def _more_adults(rng: random.Random, page: Page, content: str) -> Ending:
+    season = rng.choice(SEASONS)
+    counts = json.loads(content)[season]
+    return Ending(
+        text=f"in {season}, how many more adults than children came to {{}}?",
+        answer=str(counts["adults"] - counts["children"]),
+        sum_action=f"calculate({counts['adults']} - {counts['children']})",
+    )
+
+
+def _miles_of_all(rng: random.Random, page: Page, content: str) -> Ending:
+    miles = [line.split()[2] for line in content.splitlines()]
+    return Ending(
+        text="how many miles in all are in the log of {}?",
+        answer=str(sum(map(int, miles))),
+        sum_action=f"calculate({' + '.join(miles)})",
+    )
+
+
+def _takings_of_all(rng: random.Random, page: Page, content: str) -> Ending:
+    return Ending(
+        text="in the whole year, how much, units times price, was taken by {}?",
+        answer=str(sum(int(row["units"]) * int(row["price"]) for row in _rows(content))),
+        sum_action=_python(
+            "import csv",
+            f"rows = csv.DictReader(open('{page.file_name}'))",
+            "print(sum(int(row['units']) * int(row['price']) for row in rows))",
+        ),
+    )
+
+
+def _months_above(rng: random.Random, page: Page, content: str) -> Ending:
+    bound = rng.randrange(40, 90)
+    return Ending(
+        text=f"in which months, in their order, were more than {bound} units sold by {{}}?",
+        answer=", ".join(row["month"] for row in _rows(content) if int(row["units"]) > bound),
+        sum_action=_python(
+            "import csv",
+            f"rows = csv.DictReader(open('{page.file_name}'))",
+            f"print(', '.join(row['month'] for row in rows if int(row['units']) > {bound}))",
+        ),
+    )
+
+
+def _best_season(rng: random.Random, page: Page, content: str) -> Ending:
+    totals = {season: sum(counts.values()) for season, counts in json.loads(content).items()}
+    best = max(totals.values())
+    winners = [season for season, total in totals.items() if total == best]
+    return Ending(
+        text="in which season did the most visitors, adults and children together, come to {}?",
+        answer=winners[0] if len(winners) == 1 else "",
+        sum_action=_python(
+            "import json",
+            f"seasons = json.load(open('{page.file_name}'))",
+            "print(max(seasons, key=lambda season: sum(seasons[season].values())))",
+        ),
+    )
+
+
+def _visitors_of_all(rng: random.Random, page: Page, content: str) -> Ending:
+    return Ending(
+        text="in the whole year, how many visitors, adults and children together, came to {}?",
+        answer=str(sum(sum(counts.values()) for counts in json.loads(content).values())),
+        sum_action=_python(
+            "import json",
+            f"seasons = json.load(open('{page.file_name}'))",
+            "print(sum(sum(counts.values()) for counts in seasons.values()))",
+        ),
+    )
+
+
+def _ports_far_off(rng: random.Random, page: Page, content: str) -> Ending:
+    bound = rng.randrange(40, 80)
+    words = [line.split() for line in content.splitlines()]
+    return Ending(
+        text=f"to which towns, day by day, do the days of more than {bound} miles lead in the log of {{}}?",
+        answer=", ".join(line[-1] for line in words if int(line[2]) > bound),
+        sum_action=_python(
+            f"days = [line.split() for line in open('{page.file_name}')]",
+            f"print(', '.join(day[-1] for day in days if int(day[2]) > {bound}))",
+        ),
+    )
+
+
+def _python(*lines: str) -> str:
+    return "\n".join(["python", "```python", *lines, "```"])
+
+
+ENDINGS: dict[tuple[int, str], tuple[Callable[[random.Random, Page, str], Ending], ...]] = {
+    (2, "firm"): (_units_of_two, _takings_of_one),
+    (2, "town"): (_more_adults,),
+    (2, "ship"): (_miles_of_all,),
+    (3, "firm"): (_takings_of_all, _months_above),
+    (3, "town"): (_best_season, _visitors_of_all),
+    (3, "ship"): (_ports_far_off,),
+}

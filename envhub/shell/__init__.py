@@ -1,0 +1,1 @@
+"""The `shell` environment: questions about files and changes of them, in bash."""

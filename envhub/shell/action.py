@@ -1,0 +1,41 @@
+"""How an agent of a shell writes what it does: ReAct's `Act: bash`, a fenced block, and `Act: answer(...)`."""
+
+import re
+from dataclasses import dataclass
+
+from envhub.isolation.sandbox import MAX_COMMAND_CHARS
+
+BASH, ANSWER, FINISH = "bash", "answer", "finish"
+
+_ACT = re.compile(
+    r"(?:.*?\bact(?:ion)?\s*:\s*)?"  # thought before it
+    r"(?:(?P<bash>bash)\b[\s:]*(?P<command>.*)|answer\s*\((?P<answer>.*)\)\s*|(?P<finish>finish)\s*)",
+    re.IGNORECASE | re.DOTALL,
+)
+_FENCED = re.compile(r"```(?:\w*[ \t]*\n)?(.*?)```.*", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Act:
+    verb: str
+    text: str = ""  # the command, or the answer
+
+
+def parse_act(action: str) -> Act | None:
+    """What `action` wants done; None where that cannot be told."""
+    found = _ACT.fullmatch(action) if len(action) <= MAX_COMMAND_CHARS else None
+    if found is None:
+        return None
+    if found["finish"]:
+        return Act(verb=FINISH)
+    if found["answer"] is not None:
+        return Act(verb=ANSWER, text=found["answer"].strip())
+    fenced = _FENCED.fullmatch(found["command"].strip())
+    command = (fenced[1] if fenced else found["command"]).strip()
+    can_be_run = command and "\0" not in command and command.encode(errors="replace").decode() == command
+    return Act(verb=BASH, text=command) if can_be_run else None
+
+
+def write_bash(command: str) -> str:
+    """`command` as an agent should write it."""
+    return f"Act: bash\n```bash\n{command}\n```"

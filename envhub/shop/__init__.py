@@ -1,0 +1,1 @@
+"""The `shop` environment: a store in the format of WebShop."""

@@ -1,0 +1,1 @@
+"""The `sqldb` environment: questions and changes in SQL."""

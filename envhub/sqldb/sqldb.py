@@ -1,0 +1,146 @@
+"""`sqldb`: questions to a database and changes of it, in SQL, really executed."""
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from common.message import Message
+from common.trajectory import Task
+from envhub.env import Env
+from envhub.options import check_choice, check_range
+from envhub.sqldb.domain import DOMAINS, Domain, Tables, draw_tables
+from envhub.sqldb.engine import SqlError, run_sql
+from envhub.sqldb.task import Request, draw_request
+from envhub.task_seed import split_of, task_rng
+from envhub.world import Change, WorldEnv
+
+MAX_SHOWN_ROWS = 20
+MAX_SHOWN_CHARS = 2000
+RULES = (
+    "You have a SQLite database. `sql STATEMENT` executes one statement and shows what it returns. A question is "
+    "answered by `commit QUERY`, once: the rows that the query returns are the answer, in any order. After a change "
+    "that was asked for, say `commit` alone."
+)
+
+_WORD_AND_REST = re.compile(r"\s*(\w+)(.*)", re.DOTALL)
+
+
+class SqlState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    tables: Tables
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SqlWorld:
+    """One database, one request, and what comes of doing it right."""
+
+    profile: str
+    domain: Domain
+    request: Request
+    first: SqlState
+    right_rows: list[tuple[Any, ...]]  # of a question
+    right_tables: Tables  # of a change
+
+    @property
+    def opening(self) -> tuple[Message, ...]:
+        system = (Message("system", RULES),) if self.profile == "full" else ()
+        return (*system, Message("user", _opening_text(self.domain, self.request)))
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        return tuple(str(cell) for row in self.right_rows for cell in row)
+
+    async def act(self, state: SqlState, action: str) -> Change[SqlState]:
+        verb, statement = verb_and_rest(action)
+        if verb not in ("sql", "commit"):
+            return Change(state=state, text="say sql STATEMENT or commit", valid=False)
+        if verb == "commit" and self.request.writes != (not statement):
+            needs = "a change is committed by commit alone" if self.request.writes else "commit QUERY is needed"
+            return Change(state=state, text=needs, valid=False)
+        try:
+            if verb == "commit":
+                return Change(state=state, text="committed", over=True, score=float(self._is_right(state, statement)))
+            result = run_sql(self.domain.schema, state.tables, statement)
+        except SqlError as error:
+            return Change(state=state, text=f"error: {error}", valid=False)
+        return Change(state=SqlState(tables=result.tables), text=shown_rows(result.columns, result.rows))
+
+    def admissible(self, state: SqlState) -> None:
+        return None
+
+    def expert(self, state: SqlState) -> str:
+        if not self.request.writes:
+            return f"commit {self.request.sql}"
+        return f"sql {self.request.sql}" if state == self.first else "commit"
+
+    def _is_right(self, state: SqlState, query: str) -> bool:
+        """Whether the rows are those asked for, in any order; or, of a change, the tables. Raises SqlError."""
+        if self.request.writes:
+            return state.tables == self.right_tables
+        rows = run_sql(self.domain.schema, state.tables, query).rows
+        return sorted(rows, key=repr) == sorted(self.right_rows, key=repr)
+
+
+def make_sqldb_env(*, profile: str = "full", level: int = 1, task: str = "any", rows: int = 8) -> Env:
+    """An environment of databases. Raises ValueError for options that do not fit.
+
+    `profile` is "small" (no system message) or "full" (the rules are told), `level` 1 (one table), 2 (groups and
+    orders) or 3 (joins), `task` "read", "write" or "any", `rows` how many things of the first kind there are.
+    """
+    check_choice("profile", profile, ("small", "full"))
+    check_choice("task", task, ("read", "write", "any"))
+    check_range("level", level, 1, 3)
+    check_range("rows", rows, 4, 24)
+    return WorldEnv(
+        f"sqldb {profile} level={level} task={task} rows={rows}",
+        state=SqlState,
+        make_world=partial(make_sqldb, profile=profile, level=level, kind=task, num_rows=rows),
+    )
+
+
+def make_sqldb(task: Task, *, profile: str, level: int, kind: str, num_rows: int) -> SqlWorld:
+    """The database and request of `task`. Raises ValueError for a split that does not exist."""
+    rng = task_rng(task, world=f"sqldb/{level}/{kind}/{num_rows}")
+    while True:
+        domain = rng.choice(DOMAINS)
+        tables = draw_tables(rng, domain, num_rows=num_rows)
+        request = draw_request(rng, domain, tables, level=level, task=kind)
+        text = _opening_text(domain, request)
+        result = run_sql(domain.schema, tables, request.sql)
+        answers = {str(cell) for row in result.rows for cell in row}
+        is_empty = result.tables == tables if request.writes else not answers or answers == {"None"}
+        if is_empty or answers & set(re.findall(r"\w+", text)) or split_of(text) != task.split:
+            continue
+        return SqlWorld(
+            profile=profile,
+            domain=domain,
+            request=request,
+            first=SqlState(tables=tables),
+            right_rows=result.rows,
+            right_tables=result.tables,
+        )
+
+
+def verb_and_rest(action: str) -> tuple[str, str]:
+    """The first word of an action in lower case, and what stands behind it but for a semicolon at its end.
+
+    Both empty where it begins with no word. The ends are cut off here: a pattern that does so tries every way to.
+    """
+    found = _WORD_AND_REST.fullmatch(action)
+    return (found[1].lower(), found[2].strip().removesuffix(";").strip()) if found else ("", "")
+
+
+def _opening_text(domain: Domain, request: Request) -> str:
+    tables = [f"{table}({', '.join(columns)})" for table, columns in domain.columns.items()]
+    return "\n".join([*tables, request.text])
+
+
+def shown_rows(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+    """What a statement returned, as a policy sees it."""
+    if not columns:
+        return "done"
+    lines = [" | ".join(columns), *(" | ".join(map(str, row)) for row in rows[:MAX_SHOWN_ROWS])]
+    more = f"\n({len(rows) - MAX_SHOWN_ROWS} more rows)" if len(rows) > MAX_SHOWN_ROWS else ""
+    return "\n".join(lines)[: MAX_SHOWN_CHARS - len(more)] + more

@@ -1,0 +1,1 @@
+"""The `swe` environment: Python repositories with bugs to repair."""

@@ -1,0 +1,1 @@
+"""The `tools` environment: errands by tool calls."""

@@ -1,0 +1,120 @@
+"""Errands for the servers: what is asked, and the calls that do it, of which some must be looked up first."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from envhub.tools.servers import DAYS, Servers
+
+PEOPLE = ("Ada", "Ben", "Cleo", "Dora", "Emil", "Fay", "Gus", "Hana", "Igor", "June", "Kai", "Lena", "Milo", "Nora",
+          "Otto", "Pia", "Rosa", "Sven", "Tara", "Ugo", "Vera", "Walt", "Yara", "Zeno")  # fmt: skip
+ACCOUNTS = ("rent", "savings", "travel", "groceries", "garden", "gifts", "repairs", "school")
+TITLES = ("review", "dentist", "lunch", "planning", "training", "interview", "tour", "rehearsal", "budget", "demo")
+NOTES = ("shopping", "ideas", "recipes", "passage", "packing", "errands", "books", "quotes")
+WORDS = ("amber", "birch", "cobalt", "dune", "ember", "fjord", "grove", "harbour", "indigo", "juniper", "kelp",
+         "lichen", "maple", "nectar", "onyx", "pebble", "quill", "raven", "saffron", "thistle")  # fmt: skip
+
+Calls = tuple[tuple[str, dict[str, str | int]], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Errand:
+    text: str
+    calls: Calls  # that do it; those among them which only look are what a policy cannot do without
+    found: tuple[str, ...]  # what had to be looked up, and is not said in the text
+
+
+def draw_servers(rng: random.Random) -> Servers:
+    times = rng.sample([(day, hour) for day in DAYS for hour in range(8, 18)], 6)
+    people = rng.sample(PEOPLE, 6)
+    return Servers(
+        accounts={name: rng.randrange(500, 2000) for name in rng.sample(ACCOUNTS, 4)},
+        events=dict(zip(rng.sample(TITLES, 6), times, strict=True)),
+        addresses={person: f"{person.lower()}.{rng.choice(WORDS)}@{rng.choice(WORDS)}.example" for person in people},
+        sent=(),
+        notes={title: " ".join(rng.sample(WORDS, 3)) for title in rng.sample(NOTES, 4)},
+    )
+
+
+def draw_errands(rng: random.Random, servers: Servers, *, count: int) -> list[Errand]:
+    """`count` errands of different kinds."""
+    return [draw(rng, servers) for draw in rng.sample(ERRANDS, count)]
+
+
+def _pay(rng: random.Random, servers: Servers) -> Errand:
+    source, target = rng.sample(sorted(servers.accounts), 2)
+    amount = rng.randrange(10, 100)
+    return Errand(
+        text=f"Transfer {amount} from the account {source} to the account {target}.",
+        calls=(("bank.transfer", {"source": source, "target": target, "amount": amount}),),
+        found=(),
+    )
+
+
+def _note_balance(rng: random.Random, servers: Servers) -> Errand:
+    account, title = rng.choice(sorted(servers.accounts)), f"balance {rng.choice(WORDS)}"
+    held = servers.accounts[account]
+    return Errand(
+        text=f"Write down in a note titled {title} what the account {account} held at first, the number alone.",
+        calls=(("bank.balance", {"account": account}), ("notes.write", {"title": title, "text": str(held)})),
+        found=(str(held),),
+    )
+
+
+def _move(rng: random.Random, servers: Servers) -> Errand:
+    title = rng.choice(sorted(servers.events))
+    day, hour = _free_time(rng, servers)
+    return Errand(
+        text=f"Move the {title} to {day} at {hour}:00.",
+        calls=(("calendar.move", {"title": title, "day": day, "hour": hour}),),
+        found=(),
+    )
+
+
+def _cancel_the_one_at(rng: random.Random, servers: Servers) -> Errand:
+    title = rng.choice(sorted(servers.events))
+    day, hour = servers.events[title]
+    return Errand(
+        text=f"Cancel what is in the calendar on {day} at {hour}:00.",
+        calls=(("calendar.list", {"day": day}), ("calendar.cancel", {"title": title})),
+        found=(title,),
+    )
+
+
+def _mail(rng: random.Random, servers: Servers) -> Errand:
+    person, text = rng.choice(sorted(servers.addresses)), " ".join(rng.sample(WORDS, 2))
+    address = servers.addresses[person]
+    return Errand(
+        text=f"Mail {person} exactly this text: {text}",
+        calls=(("mail.find", {"person": person}), ("mail.send", {"address": address, "text": text})),
+        found=(address,),
+    )
+
+
+def _forward_note(rng: random.Random, servers: Servers) -> Errand:
+    person, title = rng.choice(sorted(servers.addresses)), rng.choice(sorted(servers.notes))
+    address, text = servers.addresses[person], servers.notes[title]
+    return Errand(
+        text=f"Mail {person} the text of the note {title}, and nothing else.",
+        calls=(
+            ("notes.read", {"title": title}),
+            ("mail.find", {"person": person}),
+            ("mail.send", {"address": address, "text": text}),
+        ),
+        found=(address, text),
+    )
+
+
+def _free_time(rng: random.Random, servers: Servers) -> tuple[str, int]:
+    taken = set(servers.events.values())
+    return rng.choice([(day, hour) for day in DAYS for hour in range(8, 18) if (day, hour) not in taken])
+
+
+ERRANDS: tuple[Callable[[random.Random, Servers], Errand], ...] = (
+    _pay,
+    _note_balance,
+    _move,
+    _cancel_the_one_at,
+    _mail,
+    _forward_note,
+)

@@ -1,0 +1,137 @@
+"""`tools`: errands done by calling the tools of four servers with state, each call checked against its schema."""
+
+import json
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from common.message import Message
+from common.trajectory import Task
+from envhub.env import Env
+from envhub.options import check_choice, check_range
+from envhub.task_seed import split_of, task_rng
+from envhub.tools.servers import TOOLS, Servers, call_tool
+from envhub.tools.task import Errand, draw_errands, draw_servers
+from envhub.world import Change, WorldEnv
+
+MAX_ACTION_CHARS = 2000
+DONE = "done"
+RULES = (
+    'Do the errands by calling tools. A call is one JSON object, {"name": ..., "arguments": {...}}; say done, alone, '
+    "when all is done and nothing else has been changed. The tools and the JSON schemas of their arguments:\n"
+)
+
+
+class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    arguments: dict[str, object]
+
+
+class ToolsState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    servers: Servers
+    seen: frozenset[int]  # which of the errands' calls that only look have been made: what is known, in no order
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolsWorld:
+    """What the servers hold at first, the errands, and what they then should hold."""
+
+    profile: str
+    errands: list[Errand]
+    path: list[Servers]  # before, between and behind the calls that do the errands
+
+    @property
+    def opening(self) -> tuple[Message, ...]:
+        system = (Message("system", RULES + tool_lines()),) if self.profile == "full" else ()
+        return (*system, Message("user", _opening_text(self.errands)))
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        return tuple(text for errand in self.errands for text in errand.found)
+
+    @property
+    def first(self) -> ToolsState:
+        return ToolsState(servers=self.path[0], seen=frozenset())
+
+    @property
+    def calls(self) -> list[tuple[str, dict[str, str | int]]]:
+        """Of all errands, one after the other; `path[i]` is what they begin with, `path[i + 1]` what comes of it."""
+        return [call for errand in self.errands for call in errand.calls]
+
+    async def act(self, state: ToolsState, action: str) -> Change[ToolsState]:
+        if action.strip().lower() == DONE:
+            return Change(state=state, text="bye", over=True, score=float(state.servers == self.path[-1]))
+        try:
+            if len(action) > MAX_ACTION_CHARS:
+                raise ValueError(f"a call has at most {MAX_ACTION_CHARS} characters")
+            call = msgspec.json.decode(action, type=_Call)
+            text, servers = call_tool(state.servers, call.name, call.arguments)
+        except (ValueError, RecursionError) as error:
+            return Change(state=state, text=f"error: {error}", valid=False)
+        looks = {position for position, needed in enumerate(self.calls) if needed == (call.name, call.arguments)}
+        seen = state.seen | {position for position in looks if self.path[position] == self.path[position + 1]}
+        return Change(state=ToolsState(servers=servers, seen=seen), text=text)
+
+    def admissible(self, state: ToolsState) -> None:
+        return None
+
+    def expert(self, state: ToolsState) -> str:
+        """The next call on the way, and no look twice; `done` at the end of the way, and off it."""
+        if state.servers not in self.path:
+            return DONE
+        for position in range(self.path.index(state.servers), len(self.calls)):
+            if position not in state.seen:
+                name, arguments = self.calls[position]
+                return json.dumps({"name": name, "arguments": arguments})
+        return DONE
+
+
+def tool_lines() -> str:
+    """The tools as MCP's tools/list would give them, one JSON object a line."""
+    return "\n".join(
+        json.dumps({"name": name, "description": tool.description, "inputSchema": tool.schema})
+        for name, tool in TOOLS.items()
+    )
+
+
+def make_tools_env(*, profile: str = "full", errands: int = 2) -> Env:
+    """An environment of errands. Raises ValueError for options that do not fit.
+
+    `profile` is "small" (no system message) or "full" (the tools are told), `errands` how many there are.
+    """
+    check_choice("profile", profile, ("small", "full"))
+    check_range("errands", errands, 1, 5)
+    return WorldEnv(
+        f"tools {profile} errands={errands}",
+        state=ToolsState,
+        make_world=partial(make_tools, profile=profile, num_errands=errands),
+    )
+
+
+def make_tools(task: Task, *, profile: str, num_errands: int) -> ToolsWorld:
+    """The servers and errands of `task`. Raises ValueError for a split that does not exist."""
+    rng = task_rng(task, world=f"tools/{num_errands}")
+    while True:
+        servers = draw_servers(rng)
+        errands = draw_errands(rng, servers, count=num_errands)
+        path, text = _path(servers, errands), _opening_text(errands)
+        told = any(secret in text for errand in errands for secret in errand.found)
+        if path is not None and not told and split_of(text) == task.split:
+            return ToolsWorld(profile=profile, errands=errands, path=path)
+
+
+def _path(servers: Servers, errands: list[Errand]) -> list[Servers] | None:
+    """The states on the way; None where one errand makes another impossible, or undoes it."""
+    path = [servers]
+    for errand in errands:
+        for name, arguments in errand.calls:
+            try:
+                path.append(call_tool(path[-1], name, arguments)[1])
+            except ValueError:
+                return None
+    return path
+
+
+def _opening_text(errands: list[Errand]) -> str:
+    return "\n".join(errand.text for errand in errands)

@@ -1,0 +1,1 @@
+"""The `web` environment: errands on a web site."""

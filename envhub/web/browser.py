@@ -1,0 +1,183 @@
+"""A text browser: it reads HTML into lines with numbered links, fields and buttons, and knows forms and cookies."""
+
+import http.client
+import urllib.parse
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from http.cookies import SimpleCookie
+
+import msgspec
+
+from envhub.env import EnvError
+from envhub.web.server import TIMEOUT_S, Visit
+
+MAX_REDIRECTS = 5
+MAX_PAGE_BYTES = 100_000
+REFUSED = (400, 413, 414)  # what makes no sense to the server: to whoever asks there is no such page
+EMPTY = "_"  # what an empty field shows
+
+
+class Element(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What can be clicked, filled in or submitted; its number is its place on the page, from 1."""
+
+    kind: str  # "link", "field", "choice" or "button"
+    label: str
+    target: str = ""  # of a link
+    form: int = 0  # the place of its form
+    value: str = ""  # of a field or choice, as the page has it
+    options: tuple[str, ...] = ()  # of a choice
+
+
+class Form(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    method: str
+    action: str
+    hidden: dict[str, str]
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    path: str  # with its query
+    lines: tuple[tuple[str | int, ...], ...]  # texts, and numbers of elements
+    elements: tuple[Element, ...]
+    forms: tuple[Form, ...]
+
+    def element(self, number: int) -> Element | None:
+        return self.elements[number - 1] if 1 <= number <= len(self.elements) else None
+
+
+class Browser(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a browser has between two actions."""
+
+    page: Page | None = None
+    typed: dict[str, str] = {}  # number of a field -> its value, where it is not the page's own
+    cookies: dict[str, str] = {}
+    previous: str = ""  # the path of the page before; there is one step back
+
+
+def load(browser: Browser, visit: Visit, path: str, form: Mapping[str, str] | None = None) -> Browser:
+    """The browser after it went to `path`, with a POST of `form` where there is one, and to where that led.
+
+    Blocks. Raises EnvError where the server does not answer as one should.
+    """
+    cookies = dict(browser.cookies)
+    connection = http.client.HTTPConnection("127.0.0.1", visit.port, timeout=TIMEOUT_S)
+    try:
+        for _ in range(MAX_REDIRECTS):
+            headers = {"Host": visit.host, "Cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())}
+            if form is None:
+                connection.request("GET", path, headers=headers)
+            else:
+                headers["Content-Type"] = "application/x-www-form-urlencoded"
+                connection.request("POST", path, urllib.parse.urlencode(form).encode(), headers)
+            response = connection.getresponse()
+            body = response.read(MAX_PAGE_BYTES).decode()
+            for cookie in SimpleCookie(response.headers.get("Set-Cookie", "")).values():
+                cookies[cookie.key] = cookie.value
+            if response.status == 303:
+                path, form = response.headers["Location"], None
+            elif response.status in (200, 404, *REFUSED):
+                body = "<p>no such page</p>" if response.status in REFUSED else body
+                previous = browser.page.path if browser.page else ""
+                return Browser(page=read_page(path, body), cookies=_kept(cookies), previous=previous)
+            else:
+                raise EnvError(f"the site answers {response.status} to {path}")
+    except (OSError, http.client.HTTPException) as error:
+        raise EnvError(f"the site does not answer: {type(error).__name__}: {error}") from error
+    finally:
+        connection.close()
+    raise EnvError(f"the site leads round in a circle: {path}")
+
+
+def filled(browser: Browser, form: int) -> dict[str, str]:
+    """What the fields of a form hold now."""
+    assert browser.page is not None
+    fields = {
+        element.label: browser.typed.get(str(number), element.value)
+        for number, element in enumerate(browser.page.elements, 1)
+        if element.form == form and element.kind in ("field", "choice")
+    }
+    return browser.page.forms[form].hidden | fields
+
+
+def page_text(browser: Browser) -> str:
+    """The page as lines: `[1] home` is a link, `[2] name = ada` a field, `[3] (send)` a button."""
+    page = browser.page
+    assert page is not None
+    lines = [" ".join(p if isinstance(p, str) else element_text(browser, p) for p in line) for line in page.lines]
+    return "\n".join([page.path, *lines])
+
+
+def element_text(browser: Browser, number: int) -> str:
+    assert browser.page is not None
+    element = browser.page.elements[number - 1]
+    value = browser.typed.get(str(number), element.value)
+    if element.kind == "choice":
+        return f"[{number}] {element.label} = {value} of {' '.join(element.options)}"
+    if element.kind == "field":
+        return f"[{number}] {element.label} = {value or EMPTY}"
+    return f"[{number}] ({element.label})" if element.kind == "button" else f"[{number}] {element.label}"
+
+
+def read_page(path: str, body: str) -> Page:
+    reader = _Reader()
+    reader.feed(body)
+    reader.close()
+    lines = tuple(tuple(line) for line in reader.lines if line)
+    return Page(path=path, lines=lines, elements=tuple(reader.elements), forms=tuple(reader.forms))
+
+
+def _kept(cookies: dict[str, str]) -> dict[str, str]:
+    """Without those that the site had forgotten."""
+    return {name: value for name, value in cookies.items() if value}
+
+
+class _Reader(HTMLParser):
+    """Blocks are lines; of the rest, text, links, inputs, selects and buttons matter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[list[str | int]] = [[]]
+        self.elements: list[Element] = []
+        self.forms: list[Form] = []
+        self._open: dict[str, str] | None = None  # attributes of the link, button, choice or head that is open
+        self._words: list[str] = []  # within it
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        if tag in ("p", "form", "div", "li"):
+            self.lines.append([])
+        if tag == "form":
+            self.forms.append(Form(method=values.get("method", "get"), action=values.get("action", ""), hidden={}))
+        elif tag in ("a", "button", "select", "title"):
+            self._open, self._words = values, []
+        elif tag == "input" and values.get("type") == "hidden":
+            self.forms[-1].hidden[values["name"]] = values.get("value", "")
+        elif tag == "input":
+            self._add(Element(kind="field", label=values["name"], value=values.get("value", ""), form=self._form))
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._open is None or tag not in ("a", "button", "select", "title"):
+            return
+        label = " ".join(" ".join(self._words).split())
+        if tag == "a":
+            self._add(Element(kind="link", label=label, target=self._open["href"]))
+        elif tag == "button":
+            self._add(Element(kind="button", label=label, form=self._form))
+        elif tag == "select":
+            options = tuple(self._words)
+            self._add(
+                Element(kind="choice", label=self._open["name"], value=options[0], options=options, form=self._form)
+            )
+        self._open = None
+
+    def handle_data(self, data: str) -> None:
+        text = " ".join(data.split())
+        if text:
+            (self.lines[-1] if self._open is None else self._words).append(text)
+
+    @property
+    def _form(self) -> int:
+        return len(self.forms) - 1
+
+    def _add(self, element: Element) -> None:
+        self.elements.append(element)
+        self.lines[-1].append(len(self.elements))

@@ -1,0 +1,268 @@
+"""`web`: errands on a real web site, on loopback, through a text browser; judged by what the site then holds."""
+
+import asyncio
+import re
+import urllib.parse
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from common.message import Message
+from common.trajectory import Task
+from envhub.env import Env
+from envhub.options import check_choice, check_range
+from envhub.task_seed import split_of, task_rng
+from envhub.web.browser import Browser, Element, Page, element_text, filled, load, page_text
+from envhub.web.server import web_server
+from envhub.web.site import ITEMS_A_PAGE, MAX_TEXT_CHARS, Order, Site, SiteState, in_order, page_number
+from envhub.web.task import ERRANDS, Errand, draw_errand, draw_site, draw_state
+from envhub.world import Change, WorldEnv
+
+RULES = (
+    "Do the errands on a web site. A page is shown as text: [1] home is a link, [2] name = _ an empty field, [3] count "
+    "= 1 of 1 2 a field with choices, [4] (send) a button. goto PATH opens a page, first of all goto / . click NUMBER "
+    "follows a link. type NUMBER TEXT fills in a field. submit NUMBER presses a button. back goes to the page before. "
+    "Say done when all is done and nothing else has been changed."
+)
+
+MAX_PATH_CHARS = 1000  # what is longer the server may refuse before it has read it, and its refusal be lost
+_ACTION = re.compile(
+    r"(?:(?P<verb>back|done)|goto\s*(?P<path>/[a-z0-9/?=&+\s]*)|(?P<on>click|submit)\s+(?P<number>\d{1,3})|"
+    r"type\s+(?P<field>\d{1,3})\s+(?P<text>\S.*))",
+    re.IGNORECASE | re.DOTALL | re.ASCII,
+)
+
+
+class WebState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    site: SiteState
+    browser: Browser
+
+
+class _NoSense(Exception):
+    """The action cannot be done; the text says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WebWorld:
+    """One site, and the errands on it."""
+
+    profile: str
+    site: Site
+    start: SiteState
+    errands: list[Errand]
+
+    @property
+    def opening(self) -> tuple[Message, ...]:
+        system = (Message("system", RULES),) if self.profile == "full" else ()
+        return (*system, Message("user", _opening_text(self.site, self.errands)))
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        return tuple(errand.secret for errand in self.errands if errand.secret)
+
+    @property
+    def first(self) -> WebState:
+        return WebState(site=self.start, browser=Browser())
+
+    @property
+    def goal(self) -> SiteState:
+        return self.errands[-1].goal
+
+    async def act(self, state: WebState, action: str) -> Change[WebState]:
+        found = _ACTION.fullmatch(action.strip())
+        try:
+            if found is None:
+                raise _NoSense("say goto PATH, click NUMBER, type NUMBER TEXT, submit NUMBER, back or done")
+            if (found["verb"] or "").lower() == "done":
+                return Change(state=state, text="bye", over=True, score=float(_is_alike(state.site, self.goal)))
+            if found["field"]:
+                return _typed(state, int(found["field"]), " ".join(found["text"].split()))
+            path, form = _request(state.browser, found)
+        except _NoSense as error:
+            return Change(state=state, text=str(error), valid=False)
+        after = await asyncio.to_thread(self._visited, state, path, form)
+        return Change(state=after, text=page_text(after.browser))
+
+    def admissible(self, state: WebState) -> list[str]:
+        """What the page offers; of what could be typed, the errands' own words."""
+        page, actions = state.browser.page, ["goto /", "done"]
+        actions += ["back"] if state.browser.previous else []
+        texts = dict.fromkeys([self.site.name, self.site.password, *(t for e in self.errands for t in e.types)])
+        for number, element in enumerate(page.elements if page else (), 1):
+            if element.kind == "link":
+                actions.append(f"click {number}")
+            elif element.kind == "button":
+                actions.append(f"submit {number}")
+            else:
+                actions += [f"type {number} {text}" for text in element.options or texts]
+        return actions
+
+    def expert(self, state: WebState) -> str:
+        """What brings the site nearer to what it should hold; what cannot be undone is left."""
+        page = state.browser.page
+        if _is_alike(state.site, self.goal) or Counter(state.site.messages) - Counter(self.goal.messages):
+            return "done"
+        if page is None:
+            return "goto /"
+        if not state.site.sessions:
+            account = {"name": self.site.name, "password": self.site.password}
+            return _fill(state.browser, account, "enter") or _click(page, "log in") or "goto /"
+        if state.site.account != self.goal.account:
+            return _fill(state.browser, self.goal.account, "save") or _click(page, "account") or "goto /"
+        unsent = Counter(self.goal.messages) - Counter(state.site.messages)
+        if unsent:
+            person, text = next(iter(unsent))
+            return _fill(state.browser, {"to": person, "text": text}, "send") or _click(page, "write") or "goto /"
+        extra = Counter(state.site.orders.values()) - Counter(self.goal.orders.values())
+        if extra:
+            return _cancel(page, state.site, next(iter(extra)))
+        missing = Counter(self.goal.orders.values()) - Counter(state.site.orders.values())
+        return self._order(state.browser, page, next(iter(missing)))
+
+    def _order(self, browser: Browser, page: Page, order: Order) -> str:
+        """The next step to an order: search, turn pages, look, choose how many."""
+        path = self.site.item_path(order.item)
+        if page.path == path:
+            return _fill(browser, {"count": str(order.count)}, "order") or "goto /"
+        texts = (text for errand in self.errands for text in errand.types)
+        query = next((text for text in texts if order.item in self.site.matching(text)), order.item)
+        shown = _click_target(page, path)
+        if shown is None and _query(page).get("search") == query:
+            shown = _turn(page, self.site.matching(query).index(order.item))
+        return shown or _fill(browser, {"search": query}, "find") or "goto /"
+
+    def _visited(self, state: WebState, path: str, form: Mapping[str, str] | None) -> WebState:
+        """The state after the browser has gone to `path`. Blocks."""
+        with web_server().visit(self.site, state.site) as visit:
+            browser = load(state.browser, visit, path, form)
+            return WebState(site=visit.state, browser=browser)
+
+
+def make_web_env(*, profile: str = "small", task: str = "any", errands: int = 1, items: int = 24) -> Env:
+    """An environment of errands on a site. Raises ValueError for options that do not fit.
+
+    `profile` is "small" (no system message) or "full" (the actions are told), `task` "order", "cancel", "change",
+    "write" or "any", `errands` how many there are, `items` how many the market has.
+    """
+    check_choice("profile", profile, ("small", "full"))
+    check_choice("task", task, (*ERRANDS, "any"))
+    check_range("errands", errands, 1, 3)
+    check_range("items", items, 12, 48)
+    return WorldEnv(
+        f"web {profile} task={task} errands={errands} items={items}",
+        state=WebState,
+        make_world=partial(make_web, profile=profile, kind=task, num_errands=errands, num_items=items),
+    )
+
+
+def make_web(task: Task, *, profile: str, kind: str, num_errands: int, num_items: int) -> WebWorld:
+    """The site and the errands of `task`. Raises ValueError for a split that does not exist."""
+    rng = task_rng(task, world=f"web/{kind}/{num_errands}/{num_items}")
+    while True:
+        site = draw_site(rng, num_items=num_items)
+        start = draw_state(rng, site)
+        kinds = rng.sample(ERRANDS, num_errands) if kind == "any" else [kind] * num_errands
+        errands: list[Errand] = []
+        for each in kinds:
+            errands.append(draw_errand(rng, site, errands[-1].goal if errands else start, kind=each))
+        if split_of(_opening_text(site, errands)) == task.split:
+            return WebWorld(profile=profile, site=site, start=start, errands=errands)
+
+
+def _opening_text(site: Site, errands: list[Errand]) -> str:
+    return "\n".join([f"you are {site.name} , password {site.password}", *(errand.text for errand in errands)])
+
+
+def _is_alike(site: SiteState, goal: SiteState) -> bool:
+    """Whether it holds what it should, whatever the numbers of its orders and whoever is logged in."""
+    return (
+        site.account == goal.account
+        and Counter(site.messages) == Counter(goal.messages)
+        and Counter(site.orders.values()) == Counter(goal.orders.values())
+    )
+
+
+def _typed(state: WebState, number: int, text: str) -> Change[WebState]:
+    """`text` in a field, in the place of what was in it. Raises _NoSense."""
+    element = _element(state.browser, number, ("field", "choice"))
+    if len(text) > MAX_TEXT_CHARS or not text.isprintable() or (element.options and text not in element.options):
+        raise _NoSense(f"{element.label} does not take that")
+    typed = {other: value for other, value in state.browser.typed.items() if other != str(number)}
+    if text != element.value:
+        typed[str(number)] = text
+    browser = msgspec.structs.replace(state.browser, typed=typed)
+    return Change(state=WebState(site=state.site, browser=browser), text=element_text(browser, number))
+
+
+def _request(browser: Browser, found: re.Match[str]) -> tuple[str, dict[str, str] | None]:
+    """Where an action leads, and the form that is posted there, if one is. Raises _NoSense."""
+    if found["path"]:
+        path = "".join(found["path"].lower().split())
+        if len(path) > MAX_PATH_CHARS:
+            raise _NoSense(f"a path has at most {MAX_PATH_CHARS} characters")
+        return path, None
+    if found["verb"]:
+        if not browser.previous:
+            raise _NoSense("there is no page before")
+        return browser.previous, None
+    if found["on"].lower() == "click":
+        return _element(browser, int(found["number"]), ("link",)).target, None
+    button = _element(browser, int(found["number"]), ("button",))
+    assert browser.page is not None
+    form, fields = browser.page.forms[button.form], filled(browser, button.form)
+    if form.method == "post":
+        return form.action, fields
+    return f"{form.action}?{urllib.parse.urlencode(fields)}", None
+
+
+def _element(browser: Browser, number: int, kinds: tuple[str, ...]) -> Element:
+    """Raises _NoSense unless the page has such an element with this number."""
+    elements = browser.page.elements if browser.page else ()
+    if not 1 <= number <= len(elements) or elements[number - 1].kind not in kinds:
+        raise _NoSense(f"no {' or '.join(kinds)} has the number {number}")
+    return elements[number - 1]
+
+
+def _fill(browser: Browser, values: Mapping[str, str], button: str) -> str | None:
+    """The next step to the form with these fields and this button; None where the page has none."""
+    assert browser.page is not None
+    elements = list(enumerate(browser.page.elements, 1))
+    for pressed, element in elements:
+        if element.kind != "button" or element.label != button:
+            continue
+        held = filled(browser, element.form)
+        for number, other in elements:
+            if other.form == element.form and held.get(other.label) != values.get(other.label, held.get(other.label)):
+                return f"type {number} {values[other.label]}"
+        return f"submit {pressed}"
+    return None
+
+
+def _click(page: Page, label: str) -> str | None:
+    """The step to the link of this label; None where the page has none."""
+    return next((f"click {n}" for n, e in enumerate(page.elements, 1) if e.kind == "link" and e.label == label), None)
+
+
+def _click_target(page: Page, path: str) -> str | None:
+    return next((f"click {n}" for n, e in enumerate(page.elements, 1) if e.kind == "link" and e.target == path), None)
+
+
+def _turn(page: Page, place: int) -> str | None:
+    """The step to the page of results on which the one at `place` stands."""
+    return _click(page, "next" if place // ITEMS_A_PAGE + 1 > page_number(_query(page)) else "previous")
+
+
+def _query(page: Page) -> dict[str, str]:
+    return dict(urllib.parse.parse_qsl(page.path.partition("?")[2]))
+
+
+def _cancel(page: Page, site: SiteState, order: Order) -> str:
+    """The next step to there being one order less of this kind."""
+    number = next(number for number in in_order(site) if site.orders[number] == order)
+    if page.path == f"/orders/{number}":
+        return _fill(Browser(page=page), {}, "cancel") or "goto /"
+    turned = _turn(page, in_order(site).index(number)) if page.path.partition("?")[0] == "/orders" else None
+    return _click_target(page, f"/orders/{number}") or turned or _click(page, "orders") or "goto /"

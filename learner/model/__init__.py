@@ -1,0 +1,1 @@
+"""The packed model with its heads and adapters, and operations on its weights."""

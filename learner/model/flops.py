@@ -1,0 +1,67 @@
+"""What a step costs in floating-point operations, and what the devices could have done in its time."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from learner.model.packed_model import PackedModel
+
+# Dense bfloat16, in 1e12 operations a second, by a part of the device's name; the first that fits.
+PEAK_TFLOPS = {
+    "B200": 2250.0,
+    "H100 PCIe": 756.0,
+    "H100": 989.0,
+    "H200": 989.0,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "L4": 121.0,
+    "A10": 125.0,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flops:
+    """Of one optimizer step: forward and twice that backward, by the matrix products alone (PaLM, appendix B).
+
+        flops = 6 * parameters * tokens + 12 * layers * heads * head_dim * token pairs
+
+    https://arxiv.org/abs/2204.02311. A token reads itself and those before it in its sequence, so n tokens are
+    n (n + 1) / 2 pairs. What is computed again (activation checkpointing), or for a reference, is not counted. With
+    1e6 parameters, 2 layers of 4 heads of 8, a sequence of 10 tokens costs 6e7 + 12 * 2 * 4 * 8 * 55 = 60,042,240.
+    """
+
+    per_token: float
+    per_pair: float
+    peak: float | None  # operations a second of all ranks together; None where nobody knows
+
+    def of(self, lengths: Iterable[int]) -> float:
+        """Of sequences that are `lengths` tokens long."""
+        return sum(self.per_token * length + self.per_pair * length * (length + 1) / 2 for length in lengths)
+
+    def utilisation(self, lengths: Iterable[int], elapsed_s: float) -> float | None:
+        """The fraction of the peak over `elapsed_s` (MFU); None where the peak is not known."""
+        return self.of(lengths) / (self.peak * elapsed_s) if self.peak else None
+
+
+def flops_of(model: PackedModel, *, peak_tflops: float, device: torch.device, num_ranks: int) -> Flops:
+    """What training `model` costs. `peak_tflops` is of one device, 0 to go by its name."""
+    config = model.causal_lm.config.get_text_config()
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads  # not every architecture says it
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if not config.tie_word_embeddings:  # looked up, not multiplied
+        parameters -= model.causal_lm.get_input_embeddings().weight.numel()
+    peak = peak_tflops or _known_peak(device)
+    return Flops(
+        per_token=6.0 * parameters,
+        per_pair=12.0 * config.num_hidden_layers * heads * head_dim,
+        peak=1e12 * peak * num_ranks if peak else None,
+    )
+
+
+def _known_peak(device: torch.device) -> float | None:
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAK_TFLOPS.items() if part in name), None)

@@ -1,0 +1,209 @@
+"""The publisher process: it hashes, announces and sends what the learner copied into shared memory.
+
+It is a process of its own so that a wedged collective or a slow receiver never touches the one that trains. One thread
+answers the learner, one serves pulls, one takes each version through seal, delta, announce and broadcast.
+"""
+
+import logging
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+import msgspec
+import redis
+import torch
+
+from common.blob_store import run_store
+from common.chunk_server import ChunkServer, ServerLimits
+from common.connection import connect
+from common.curve import key_from_environment
+from common.delta import encode_delta
+from common.shutdown import die_with_parent
+from common.weights import Invitation, Manifest, Offer, buffer_bytes, sealed
+from learner.publisher.broadcast import Broadcaster, Payload
+from learner.publisher.lineage import continued
+from learner.publisher.messages import (
+    Announced,
+    Broadcasted,
+    Refused,
+    Served,
+    Settings,
+    Stop,
+    Submitted,
+    ToLearner,
+    ToProcess,
+    Withdraw,
+)
+from learner.publisher.shelf import Shelf
+from learner.publisher.store import StoreWriter
+from replay.bulletin import Bulletin
+from replay.keys import FencedOut
+
+log = logging.getLogger(__name__)
+
+REDIS_PAUSE_S = 1.0
+REDIS_PATIENCE_S = 5.0  # then it looks whether a newer version has come
+POLL_S = 0.1
+
+
+class WeightServer:
+    """The publisher process's threads and what they share."""
+
+    def __init__(self, settings: Settings, connection: Connection, slot_fds: list[int]) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._reporting = threading.Lock()
+        self._shelf = Shelf()
+        slots = [mmap.mmap(fd, buffer_bytes(settings.entries)) for fd in slot_fds]
+        self._views = [memoryview(slot) for slot in slots]
+        self._buffers = [torch.frombuffer(slot, dtype=torch.uint8) for slot in slots]
+        self._bulletin = Bulletin(connect(settings.redis_url, patience_s=REDIS_PATIENCE_S), settings.run_id)
+        self._broadcaster = Broadcaster(
+            self._bulletin,
+            host=settings.host,
+            chunk_bytes=settings.chunk_bytes,
+            timeout_s=settings.broadcast_timeout_s,
+            device=torch.device(settings.device),
+        )
+        self._server = ChunkServer(
+            settings.host,
+            lambda request: self._shelf.read(request, self._views),
+            limits=ServerLimits(
+                fan_out=settings.fan_out, bytes_per_s=settings.pull_bytes_per_s, chunk_bytes=settings.chunk_bytes
+            ),
+            key=key_from_environment(),
+        )
+        self._store = self._start_store() if settings.disk else None
+        self._publishing = threading.Thread(target=self._publish_versions, name="publish-versions", daemon=True)
+
+    def run(self) -> None:
+        """Serve until the learner says stop or is gone."""
+        self._publishing.start()
+        while self._publishing.is_alive() and self._server.alive and (self._store is None or self._store.alive):
+            if self._connection.poll(POLL_S) and not self._take_message():
+                break
+        if self._store is not None:
+            self._store.close()
+        self._server.close()
+
+    def _start_store(self) -> StoreWriter:
+        settings = self._settings
+        return StoreWriter(
+            run_store(settings.disk, settings.run_id),
+            Bulletin(connect(settings.redis_url, patience_s=REDIS_PATIENCE_S), settings.run_id),
+            lambda request: self._shelf.read(request, self._views),
+            chunk_bytes=settings.chunk_bytes,
+        )
+
+    def _take_message(self) -> bool:
+        try:
+            message = msgspec.msgpack.decode(self._connection.recv_bytes(), type=ToProcess)
+        except (EOFError, ConnectionResetError):
+            return False  # the learner is gone
+        match message:
+            case Submitted():
+                self._report(self._shelf.submit(message))
+            case Withdraw():
+                self._report(self._shelf.withdraw())
+            case Stop():
+                self._shelf.stop()
+        return True
+
+    def _report(self, messages: Sequence[ToLearner]) -> None:
+        with self._reporting:
+            for message in messages:
+                self._connection.send_bytes(msgspec.msgpack.encode(message))
+
+    def _publish_versions(self) -> None:
+        while (submitted := self._shelf.take()) is not None:
+            manifest = sealed(
+                self._settings.entries,
+                self._views[submitted.slot],
+                policy_version=submitted.policy_version,
+                learner_epoch=self._settings.learner_epoch,
+                adapted=self._settings.adapted,
+            )
+            delta = self._delta(submitted)
+            if delta is not None:
+                assert self._shelf.newest is not None
+                previous = self._shelf.newest.manifest
+                manifest = continued(manifest, previous, delta, anchor_every=self._settings.anchor_every)
+            self._report(self._shelf.serve(manifest, delta))
+            try:
+                self._offer(manifest, Payload(whole=self._buffers[submitted.slot], delta=delta))
+            except FencedOut as error:
+                log.error("fenced out: %s", error)
+                self._report([Refused(reason=str(error))])
+
+    def _delta(self, submitted: Submitted) -> bytes | None:
+        """What turns the newest version into this one; None where there is none, or where too much has changed."""
+        newest = self._shelf.newest
+        if newest is None or self._settings.anchor_every == 1:
+            return None
+        return encode_delta(self._views[newest.slot], self._views[submitted.slot], self._settings.entries)
+
+    def _offer(self, manifest: Manifest, payload: Payload) -> None:
+        """Announce and broadcast; while Redis is away try again, until a newer version takes this one's place."""
+        while True:
+            try:
+                invitation = self._broadcaster.invite()
+                self._bulletin.announce(
+                    Offer(manifest=manifest, pull_endpoint=self._server.endpoint, invitation=invitation)
+                )
+                num_bytes = manifest.num_bytes if payload.delta is None else len(payload.delta)
+                served = Served(total_bytes=self._server.load.served_bytes)
+                self._report([served, Announced(policy_version=manifest.policy_version, num_bytes=num_bytes)])
+                if self._store is not None:
+                    self._store.submit(manifest)
+                if invitation is not None:
+                    self._broadcast(invitation, manifest, payload)
+                return
+            except redis.RedisError as error:
+                log.warning("version %d is not announced yet: %s", manifest.policy_version, error)
+                if self._shelf.overtaken():
+                    return
+                time.sleep(REDIS_PAUSE_S)
+
+    def _broadcast(self, invitation: Invitation, manifest: Manifest, payload: Payload) -> None:
+        report = self._broadcaster.broadcast(invitation, manifest, payload)
+        if report is None:
+            return
+        log.info(
+            "version %d, %.1f MB, broadcast to %d in %.3f s",
+            manifest.policy_version, report.num_bytes / 1e6, report.num_receivers, report.seconds,
+        )  # fmt: skip
+        self._report(
+            [
+                Broadcasted(
+                    policy_version=manifest.policy_version,
+                    broadcast_s=report.seconds,
+                    num_receivers=report.num_receivers,
+                )
+            ]
+        )
+
+
+def main(arguments: list[str]) -> None:
+    """`python -m learner.serve_weights CONNECTION_FD SLOT_FD...`; the rest comes over the connection."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    # A broadcast that broke ends its group; torch's default would end this process.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the learner closes this process
+    die_with_parent(os.getppid())  # a learner that is gone already has closed the connection
+    connection_fd, *slot_fds = map(int, arguments)
+    connection = Connection(connection_fd)
+    settings = msgspec.msgpack.decode(connection.recv_bytes(), type=Settings)
+    try:
+        WeightServer(settings, connection, slot_fds).run()
+    except Exception:
+        log.exception("the publisher process failed")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

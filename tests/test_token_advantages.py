@@ -1,0 +1,256 @@
+"""Advantages as they arrive at the tokens of a batch."""
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+
+from common.objective_config import ObjectiveConfig
+from common.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
+from learner.measure import Measured
+from learner.token_advantages import teaches, token_rewards, weighed_sequences
+from replay.ticket import Group, Ticket
+from tests.tiny_model import a_trajectory
+
+
+def two_turns(first: float, second: float, *, states: tuple[str, str] = ("start", "end")) -> Trajectory:
+    """Tokens 1 [2 3] 4 [5]; those in brackets were sampled, in turns that earned `first` and `second`."""
+    bare = a_trajectory(
+        tokens=pack_tokens([1, 2, 3, 4, 5]),
+        behaviour_logprobs=pack_logprobs([0, -1, -1, 0, -1]),
+        loss_mask=pack_mask([False, True, True, False, True]),
+        branch_starts=[0],
+    )
+    turns = [
+        Turn(start=start, stop=stop, state_key=state, rewards={"task": reward}, finish_reason="stop", valid_action=True,
+             generate_s=0.0, env_s=0.0)
+        for start, stop, state, reward in ((1, 3, states[0], first), (4, 5, states[1], second))
+    ]  # fmt: skip
+    return msgspec.structs.replace(bare, turns=turns)
+
+
+def group_of(*trajectories: Trajectory) -> Group:
+    ticket = Ticket(
+        group_id=0, task=trajectories[0].task, num_members=len(trajectories), min_policy_version=0,
+        sampling=trajectories[0].sampling, seed=0,
+    )  # fmt: skip
+    return Group(ticket=ticket, num_uses=1, trajectories=list(trajectories))
+
+
+def advantages(groups: list[Group], **changes: object) -> list[list[float]]:
+    """Of the loss tokens of each sequence."""
+    sequences = weighed_sequences(groups, objective=ObjectiveConfig(**changes))
+    return [sequence.advantages[sequence.loss_mask].tolist() for sequence in sequences]
+
+
+@pytest.mark.parametrize(
+    ("name", "won", "lost"),
+    [
+        ("group_standardised", 1 / math.sqrt(2), -1 / math.sqrt(2)),
+        ("group_centred", 0.5, -0.5),
+        ("leave_one_out", 1.0, -1.0),
+    ],
+)
+def test_group_relative_advantages_go_to_every_token_of_the_trajectory(name: str, won: float, lost: float) -> None:
+    found = advantages([group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))], advantage=name)
+    assert found[0] == pytest.approx([won] * 3, rel=1e-5)
+    assert found[1] == pytest.approx([lost] * 3, rel=1e-5)
+
+
+def test_reinforce_pp_compares_each_tokens_return_to_go_with_the_whole_batch() -> None:
+    groups = [group_of(two_turns(1.0, 1.0), two_turns(1.0, 0.0)), group_of(two_turns(0.0, 0.0), two_turns(0.0, 0.0))]
+    # Returns to go by turn: (2, 2, 1), (1, 1, 0), and zeros; over 12 tokens, mean 7/12.
+    to_go = [[2, 2, 1], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
+    flat = [value for row in to_go for value in row]
+    mean = sum(flat) / 12
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in flat) / 12)
+    found = advantages(groups, advantage="reinforce_pp", allocation="per_turn")
+    for row, expected in zip(found, to_go, strict=True):
+        assert row == pytest.approx([(value - mean) / deviation for value in expected], rel=1e-5)
+
+
+def test_gamma_discounts_by_sampled_tokens_and_not_by_what_the_environment_said() -> None:
+    found = advantages([group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))], advantage="reinforce_pp", gamma=0.5)
+    mean = 1.75 / 6  # of 0.25, 0.5, 1 and three zeros
+    above = [value - mean for value in (0.25, 0.5, 1)]
+    assert [value / found[0][0] for value in found[0]] == pytest.approx([value / above[0] for value in above], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("allocation", "expected"),
+    [
+        ("last_token", [0, 0, 3]),
+        ("uniform_positive", [1, 1, 1]),
+        ("discounted", [0, 1, 2]),
+        ("per_turn", [0, 1, 2]),
+    ],
+)
+def test_rewards_go_to_the_tokens_that_the_allocation_names(allocation: str, expected: list[float]) -> None:
+    objective = ObjectiveConfig(allocation=allocation, allocation_discount=0.5)
+    assert token_rewards(two_turns(1.0, 2.0), objective=objective).tolist() == pytest.approx(expected)
+
+
+def test_tokens_that_were_not_sampled_have_no_advantage_of_their_own() -> None:
+    (first, _) = weighed_sequences(
+        [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))], objective=ObjectiveConfig(advantage="reinforce_pp")
+    )
+    assert first.advantages[~first.loss_mask].tolist() == [0, 0]
+    assert first.advantages.dtype == np.float32
+
+
+VALUES = np.array([0.5, 0.25, 0.75, 0.0, 0.0, 0.0])  # of the sampled tokens of two trajectories
+
+
+def test_gae_steps_over_what_the_environment_said_and_is_standardised_over_the_batch() -> None:
+    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
+    objective = ObjectiveConfig(advantage="gae", critic="own", allocation="per_turn", gae_lambda=0.5)
+    first, second = weighed_sequences(groups, objective=objective, measured=Measured(values=VALUES))
+    # The differences are 0.25 - 0.5, 0.75 - 0.25 and 1 - 0.75, each with half of what follows.
+    expected = np.array([0.0625, 0.625, 0.25, 0.0, 0.0, 0.0])
+    found = np.concatenate([first.advantages[first.loss_mask], second.advantages[second.loss_mask]])
+    assert found == pytest.approx((expected - expected.mean()) / expected.std(), rel=1e-4)
+    assert first.returns is not None and first.old_values is not None
+    assert first.returns.tolist() == [0.0, 0.5625, 0.875, 0.0, 1.0]
+    assert first.old_values.tolist() == [0.0, 0.5, 0.25, 0.0, 0.75]
+
+
+def test_branches_are_one_episode_to_the_critic() -> None:
+    """Where history was rewritten, the value after a turn is that of the next turn in its new words."""
+    whole = two_turns(0.0, 1.0)
+    branched = msgspec.structs.replace(whole, branch_starts=[0, 3])
+    objective = ObjectiveConfig(advantage="gae", critic="own", allocation="per_turn", gae_lambda=0.5)
+    groups = [group_of(branched, two_turns(0.0, 0.0))]
+    first, second, _ = weighed_sequences(groups, objective=objective, measured=Measured(values=VALUES))
+    assert first.returns is not None and second.returns is not None
+    assert [first.returns.tolist(), second.returns.tolist()] == [[0.0, 0.5625, 0.875], [0.0, 1.0]]
+
+
+def test_with_lambda_1_the_critic_learns_returns_to_go_whatever_it_said() -> None:
+    for name in ("gae", "bi_level_gae"):
+        objective = ObjectiveConfig(advantage=name, critic="own", allocation="last_token")
+        groups = [group_of(two_turns(1.0, 2.0), two_turns(0.0, 0.0))]
+        first, _ = weighed_sequences(groups, objective=objective, measured=Measured(values=VALUES))
+        assert first.returns is not None
+        expected = [3.0, 3.0, 3.0] if name == "gae" else [3.0, 3.0, 2.0]  # bi-level gives each turn its own
+        assert first.returns[first.loss_mask].tolist() == pytest.approx(expected)
+
+
+def test_vtraces_advantages_have_the_ratio_in_them_and_are_as_they_are() -> None:
+    current = np.log(np.array([0.5, 3.0, 1.0, 1.0, 1.0, 1.0])) - 1.0  # behaviour's are -1
+    objective = ObjectiveConfig(advantage="vtrace", critic="own", allocation="per_turn")
+    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
+    measured = Measured(values=VALUES, current_logprobs=current)
+    first, _ = weighed_sequences(groups, objective=objective, measured=measured)
+    # Targets from the last: 0.75 + 0.25; 0.25 + 0.5 + 0.25; 0.5 + 0.5 * -0.25 + 0.5 * (1 - 0.25).
+    assert first.returns is not None
+    assert first.returns[first.loss_mask].tolist() == pytest.approx([0.75, 1.0, 1.0])
+    assert first.advantages[first.loss_mask].tolist() == pytest.approx([0.5 * (1 - 0.5), 1 - 0.25, 1 - 0.75])
+
+
+REFERENCE = np.array([-1.5, -1.0, -0.5, -1.0, -1.0, -1.0])  # behaviour's are -1: k1 is 0.5, 0, -0.5, and zeros
+
+
+def test_the_divergence_is_taken_off_each_tokens_reward() -> None:
+    objective = ObjectiveConfig(
+        advantage="gae", critic="own", allocation="per_turn", kl_coefficient=0.1, kl_place="reward", kl_estimator="k1"
+    )
+    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
+    measured = Measured(values=VALUES, reference_logprobs=REFERENCE)
+    first, second = weighed_sequences(groups, objective=objective, measured=measured)
+    assert first.returns is not None and second.returns is not None
+    assert first.returns[first.loss_mask].tolist() == pytest.approx([1.0, 1.05, 1.05])  # 1 - 0.05, + 0, + 0.05
+    assert second.returns.tolist() == [0] * 5
+
+
+def test_siblings_are_compared_by_what_the_divergence_leaves_of_their_returns() -> None:
+    objective = ObjectiveConfig(
+        advantage="leave_one_out", kl_coefficient=0.2, kl_place="reward", kl_estimator="k1"
+    )  # fmt: skip
+    reference = np.array([-2.0, -1.0, -1.0, -1.0, -1.0, -1.0])  # the first's divergence is 1
+    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.5))]
+    first, second = weighed_sequences(groups, objective=objective, measured=Measured(reference_logprobs=reference))
+    assert first.advantages.tolist() == pytest.approx([0.3] * 5)
+    assert second.advantages.tolist() == pytest.approx([-0.3] * 5)
+
+
+def test_turns_pay_for_their_own_tokens_in_the_bi_level_estimate() -> None:
+    objective = ObjectiveConfig(
+        advantage="bi_level_gae", critic="own", kl_coefficient=0.1, kl_place="reward", kl_estimator="k1"
+    )
+    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
+    measured = Measured(values=np.zeros(6), reference_logprobs=REFERENCE)
+    first, _ = weighed_sequences(groups, objective=objective, measured=measured)
+    assert first.returns is not None
+    assert first.returns[first.loss_mask].tolist() == pytest.approx([1.0, 1.0, 1.05])
+
+
+def test_gigpo_adds_what_turns_from_the_same_state_earned_to_what_the_episode_did() -> None:
+    group = group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0), two_turns(0.0, 1.0, states=("start", "start")))
+    # Returns to go by turn at gamma 1/2: (1/2, 1), (0, 0), (1/2, 1). Episodes: 1, 0, 1, with a mean of 2/3. In "start"
+    # are 1/2, 0, 1/2 and 1, with a mean of 1/2; in "end" are 1 and 0.
+    found = advantages([group], advantage="gigpo_centred", gamma=0.5, same_state_weight=3.0)
+    assert found[0] == pytest.approx([1 / 3 + 0, 1 / 3 + 0, 1 / 3 + 3 / 2], rel=1e-5)
+    assert found[1] == pytest.approx([-2 / 3 - 3 / 2, -2 / 3 - 3 / 2, -2 / 3 - 3 / 2], rel=1e-5)
+    assert found[2] == pytest.approx([1 / 3 + 0, 1 / 3 + 0, 1 / 3 + 3 / 2], rel=1e-5)
+
+
+def test_gigpo_divides_both_by_their_own_deviation() -> None:
+    found = advantages([group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0, states=("start", "cul-de-sac")))],
+                       advantage="gigpo", gamma=0.5)  # fmt: skip
+    # Two values are always 1/sqrt(2) deviations away from their mean: the episodes', and those of "start".
+    assert found[0] == pytest.approx([math.sqrt(2), math.sqrt(2), math.sqrt(1 / 2)], rel=1e-5)
+    assert found[1] == pytest.approx([-math.sqrt(2), -math.sqrt(2), -math.sqrt(1 / 2)], rel=1e-5)
+
+
+def test_without_weight_or_without_states_gigpo_is_grpo() -> None:
+    known = [group_of(two_turns(0.0, 1.0), two_turns(0.5, 0.0))]
+    unknown = [group_of(two_turns(0.0, 1.0, states=("", "")), two_turns(0.5, 0.0, states=("", "")))]
+    grpo = advantages(known, advantage="group_standardised")
+    assert advantages(known, advantage="gigpo", same_state_weight=0.0) == grpo
+    assert advantages(unknown, advantage="gigpo", gamma=0.5) == grpo
+    assert advantages(known, advantage="gigpo", gamma=0.5) != grpo
+
+
+def test_groups_are_strangers_to_each_others_states() -> None:
+    first, second = group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0)), group_of(two_turns(1.0, 1.0), two_turns(0, 5))
+    together = advantages([first, second], advantage="gigpo", gamma=0.9)
+    assert together == advantages([first], advantage="gigpo", gamma=0.9) + advantages(
+        [second], advantage="gigpo", gamma=0.9
+    )
+
+
+def test_a_group_teaches_where_something_in_it_has_an_advantage() -> None:
+    same_end = group_of(two_turns(1.0, 0.0), two_turns(0.0, 1.0))  # the same return, one of them sooner
+    grpo, gigpo = ObjectiveConfig(), ObjectiveConfig(advantage="gigpo", gamma=0.9)
+    assert not teaches(same_end, objective=grpo)
+    assert teaches(same_end, objective=gigpo)
+    assert not teaches(same_end, objective=ObjectiveConfig(advantage="gigpo", gamma=0.9, same_state_weight=0.0))
+    for objective in (grpo, gigpo):
+        assert teaches(group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0)), objective=objective)
+        assert not teaches(group_of(two_turns(0.0, 1.0), two_turns(0.0, 1.0)), objective=objective)
+        assert not teaches(group_of(two_turns(0.0, 0.3), two_turns(0.0, 0.1 + 0.2)), objective=objective)
+
+
+@pytest.mark.parametrize("advantage", ["group_standardised", "leave_one_out", "gigpo"])
+def test_a_group_may_teach_by_a_divergence_that_is_not_measured_yet(advantage: str) -> None:
+    """Equal returns, unlike divergences: the advantages are not 0, so the group must not be dropped before them."""
+    group = group_of(two_turns(0.0, 1.0), two_turns(0.0, 1.0))
+    paid = ObjectiveConfig(advantage=advantage, kl_coefficient=0.2, kl_place="reward", kl_estimator="k1")
+    reference = np.array([-2.0, -1.0, -1.0, -1.0, -1.0, -1.0])
+    first, _ = weighed_sequences([group], objective=paid, measured=Measured(reference_logprobs=reference))
+    assert abs(first.advantages).max() > 0.05
+    assert teaches(group, objective=paid)
+    assert not teaches(group, objective=ObjectiveConfig(advantage=advantage, kl_coefficient=0.2, kl_place="loss"))
+
+
+def test_turns_pay_for_their_own_divergence_in_gigpo() -> None:
+    objective = ObjectiveConfig(
+        advantage="gigpo_centred", gamma=0.5, kl_coefficient=0.2, kl_place="reward", kl_estimator="k1"
+    )
+    # The first episode's divergence is 1 in its first turn and -1 in its second: rewards of -0.2 and 1.2.
+    reference = np.array([-2.0, -1.0, 0.0, -1.0, -1.0, -1.0])
+    groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
+    first, _ = weighed_sequences(groups, objective=objective, measured=Measured(reference_logprobs=reference))
+    found = first.advantages[first.loss_mask].tolist()
+    assert found == pytest.approx([0.5 + 0.4 / 2, 0.5 + 0.4 / 2, 0.5 + 1.2 / 2], rel=1e-5)

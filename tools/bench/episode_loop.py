@@ -1,0 +1,127 @@
+"""What an episode costs on an engine that costs nothing: chat, environment and record, by wall clock and by CPU."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from actors.rollout import Allowance, rollout
+from actors.scripted_engine import Schedule, ScriptedEngine
+from actors.tape import Attempt, Tape
+from common.action_format import FORMATS
+from common.config import Config
+from common.trajectory import Trajectory
+from envhub.catalogue import make_env
+from tools.bench.benchmark import Row, cost_of
+from tools.prepare import demonstrate
+
+NUM_EPISODES = 32  # at a time
+EPISODES_PER_LANE = 4  # one after the other
+SCHEDULE = Schedule(prefill_s=0.05, token_time_s=0.02)  # about that of an 8B model on one GPU, under 32 requests
+REPEATS = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Script:
+    """Expert episodes, for an engine to play again word for word."""
+
+    episodes: list[Trajectory]
+    answers: dict[tuple[int, ...], list[int]]  # prompt -> what was written
+    config: Config
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def num_turns(self) -> int:
+        return sum(len(episode.turns) for episode in self.episodes)
+
+    def engine(self) -> ScriptedEngine:
+        return ScriptedEngine(
+            lambda prompt, _seed: self.answers[tuple(prompt)],
+            policy_version=0,
+            schedule=SCHEDULE,
+            max_tokens=self.config.model.max_tokens,
+        )
+
+
+def episode_loop(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[Row, Row]:
+    """Lanes of real shop episodes, beside as many lanes that make the same `generate` calls and nothing else."""
+    script = _make_script(config, tokenizer)
+    pairs = [(cost_of(_in_lanes(script, _play)), cost_of(_in_lanes(script, _only_generate))) for _ in range(REPEATS)]
+    per_turn = 1e3 / script.num_turns
+    return (
+        Row.of(
+            "episode loop: wall clock, against the engine's schedule alone",
+            [loop.wall_s for loop, _ in pairs],
+            unit="s",
+            against=[bare.wall_s for _, bare in pairs],
+            goal="ratio <= 1.02",
+        ),
+        Row.of(
+            "episode loop: CPU a turn, beside that of a bare scripted call",
+            [per_turn * (loop.cpu_s - bare.cpu_s) for loop, bare in pairs],
+            unit="ms",
+            against=[per_turn * bare.cpu_s for _, bare in pairs],
+            goal="value <= 0.3",
+        ),
+    )
+
+
+def _make_script(config: Config, tokenizer: PreTrainedTokenizerBase) -> Script:
+    config.warm_start.episodes = NUM_EPISODES * EPISODES_PER_LANE
+    episodes = list(demonstrate(config, tokenizer))
+    answers: dict[tuple[int, ...], list[int]] = {}
+    for episode in episodes:
+        tokens = episode.token_array().tolist()
+        answers |= {tuple(tokens[: turn.start]): tokens[turn.start : turn.stop] for turn in episode.turns}
+    return Script(episodes=episodes, answers=answers, config=config, tokenizer=tokenizer)
+
+
+async def _in_lanes(
+    script: Script, one: Callable[[Trajectory, Script, ScriptedEngine], Coroutine[Any, Any, None]]
+) -> None:
+    engine = script.engine()
+
+    async def lane(number: int) -> None:
+        for episode in script.episodes[number::NUM_EPISODES]:
+            await one(episode, script, engine)
+
+    await asyncio.gather(*(lane(number) for number in range(NUM_EPISODES)))
+
+
+async def _play(episode: Trajectory, script: Script, engine: ScriptedEngine) -> None:
+    config = script.config
+    env = make_env(config.env.name, config.env.options)
+    attempt = Attempt(
+        run_id=episode.run_id,
+        task=episode.task,
+        group_id=episode.group_id,
+        member=0,
+        attempt=0,
+        actor=episode.actor,
+        sampling=episode.sampling,
+        seed=0,
+        provenance=episode.provenance,
+    )
+    again = await rollout(
+        Tape(attempt=attempt),
+        env=env,
+        sampler=engine,
+        tokenizer=script.tokenizer,
+        action_format=FORMATS[config.env.action_format],
+        allowance=Allowance(
+            max_turns=config.env.max_turns,
+            max_tokens=config.model.max_tokens,
+            step_timeout_s=config.env.step_timeout_s,
+            episode_timeout_s=config.env.episode_timeout_s,
+        ),
+    )
+    await env.close()
+    assert again.tokens == episode.tokens, "the script was not played word for word"
+
+
+async def _only_generate(episode: Trajectory, script: Script, engine: ScriptedEngine) -> None:
+    tokens = episode.token_array().tolist()
+    for turn in episode.turns:
+        await engine.generate(tokens[: turn.start], episode.sampling)

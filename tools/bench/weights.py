@@ -1,0 +1,253 @@
+"""`make bench-weights`: what publishing costs the learner, and what weights cost on their way, beside their limits.
+
+Six parts: a publish beside a copy of the weights, and while a receiver fails or joins; a broadcast beside gloo's own;
+what the publisher serves where a relay stands between; deltas of a real fine-tuning beside whole weights; and the pause
+of a commit beside the time of a token. docs/benchmarks.md says how.
+"""
+
+import logging
+import os
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from functools import partial
+from itertools import pairwise
+from multiprocessing import Queue
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from actors.receive import Receiver
+from actors.relay import Relay, RelayInfo
+from actors.vllm_environment import vllm_environment
+from common.chunk_server import ServerLimits
+from common.weights import Offer, buffer_bytes, layout
+from replay.bulletin import Bulletin
+from replay.server import start_server
+from tools.bench import benchmark
+from tools.bench.deltas import Trace, delta_speed
+from tools.bench.disturbed import FAULTS, disturbed
+from tools.bench.refresh import refresh
+from tools.bench.benchmark import Row
+from tools.bench.weights_stage import (
+    NUM_RECEIVERS,
+    POLL_S,
+    REPEATS,
+    SPAWN,
+    TIMEOUT_S,
+    WEIGHTS,
+    Bench,
+    Tensors,
+    dtype_of,
+    is_announced,
+    is_broadcast,
+    large_tensors,
+    wait,
+)
+
+NUM_RELAYED, NUM_RELAYED_TENSORS, NUM_RELAYED_VERSIONS = 8, 4, 4
+NUM_VERSIONS = 100
+
+
+def main() -> int:
+    """Measure, print, and write docs/benchmarks/weights.json; return 0 when every goal holds, else 1."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    torch.set_num_threads(1)
+    measuring = benchmark.Run("weights")
+    with tempfile.TemporaryDirectory(prefix="bench-weights-") as root, start_server(Path(root) / "redis") as server:
+        bench = Bench(redis_url=server.secret_url, root=Path(root))
+        rows = [
+            publish(bench),
+            *(disturbed(bench, fault) for fault in FAULTS),
+            broadcast(bench),
+            relayed(bench),
+            delta_speed(REPEATS),
+            *deltas(bench),
+            refresh(),
+        ]
+    return measuring.end(
+        rows,
+        gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+        versions={"torch": str(torch.__version__)},
+    )
+
+
+def publish(bench: Bench) -> Row:
+    """What a learner waits for in `publish`, beside a copy of the same tensors into memory that is there already."""
+    tensors = large_tensors()
+    copies = [torch.zeros_like(tensor) for _, tensor in tensors]
+    blocked_s, copied_s = [], []
+    with bench.publishing("publish", tensors, anchor_every=1) as publisher:
+        for version in range(REPEATS + 1):
+            started = time.perf_counter()
+            publisher.publish(tensors, policy_version=version)
+            blocked_s.append(time.perf_counter() - started)
+            wait(partial(is_announced, publisher, version))
+            started = time.perf_counter()
+            for copy, (_, tensor) in zip(copies, tensors, strict=True):
+                copy.copy_(tensor)
+            copied_s.append(time.perf_counter() - started)
+    return Row.of(
+        "publish: what the learner waits for, against a memcpy of the weights",
+        [1e3 * seconds for seconds in blocked_s[1:]],  # the first waits for the process to start
+        unit="ms",
+        against=[1e3 * seconds for seconds in copied_s[1:]],
+        goal="ratio <= 1.2",
+    )
+
+
+def broadcast(bench: Bench) -> Row:
+    """Whole weights to processes that receive, beside one gloo broadcast of as many bytes to the same processes."""
+    tensors, bulletin = large_tensors(), bench.bulletin("broadcast")
+    num_bytes = sum(tensor.nbytes for _, tensor in tensors)
+    flat = torch.zeros(num_bytes, dtype=torch.uint8)
+    store = TCPStore(WEIGHTS.host, 0, None, True, timedelta(seconds=TIMEOUT_S), wait_for_workers=False)
+    receivers = [
+        SPAWN.Process(target=_receive_by_turns, args=(bench, rank, store.port, num_bytes), daemon=True)
+        for rank in range(1, NUM_RECEIVERS + 1)
+    ]
+    ours_s, gloo_s = [], []
+    try:
+        for receiver in receivers:
+            receiver.start()
+        dist.init_process_group("gloo", store=store, rank=0, world_size=NUM_RECEIVERS + 1)
+        wait(lambda: len(bulletin.broadcast_members()) == NUM_RECEIVERS)
+        with bench.publishing("broadcast", tensors, anchor_every=1) as publisher:
+            for version in range(REPEATS + 1):
+                publisher.publish(tensors, policy_version=version)
+                wait(partial(is_broadcast, publisher, version))
+                ours_s.append(publisher.stats.broadcast_s)
+                dist.barrier()
+                started = time.perf_counter()
+                dist.broadcast(flat, src=0)
+                gloo_s.append(time.perf_counter() - started)
+    finally:
+        for receiver in receivers:
+            receiver.kill()
+            receiver.join()
+        dist.destroy_process_group()
+    return Row.of(
+        f"broadcast: whole weights to {NUM_RECEIVERS} receivers, against gloo alone",
+        [num_bytes / 1e6 / seconds for seconds in ours_s[1:]],  # the first builds the group
+        unit="MB/s",
+        against=[num_bytes / 1e6 / seconds for seconds in gloo_s[1:]],
+        goal="ratio >= 0.7",
+    )
+
+
+def _receive_by_turns(bench: Bench, rank: int, store_port: int, num_bytes: int) -> None:
+    """A process that receives each version as an actor does, and then as many bytes from gloo, until it is killed."""
+    torch.set_num_threads(1)
+    store = TCPStore(WEIGHTS.host, store_port, None, False, timedelta(seconds=TIMEOUT_S))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RECEIVERS + 1)
+    receiver = Receiver(bench.receiver_info("broadcast", f"actor{rank}", "broadcast"))
+    bulletin, flat = bench.bulletin("broadcast"), torch.zeros(num_bytes, dtype=torch.uint8)
+    for version in range(REPEATS + 1):
+        receiver.receive(_offered(bulletin, version))
+        dist.barrier()
+        dist.broadcast(flat, src=0)
+
+
+def relayed(bench: Bench) -> Row:
+    """What the publisher serves of each version, where many receivers pull and a relay stands between."""
+    tensors, bulletin = large_tensors()[:NUM_RELAYED_TENSORS], bench.bulletin("relayed")
+    num_bytes = sum(tensor.nbytes for _, tensor in tensors)
+    arrived: Queue[int] = SPAWN.Queue()
+    processes = [SPAWN.Process(target=_relay, args=(bench,), daemon=True)] + [
+        SPAWN.Process(target=_pull_all, args=(bench, f"actor{rank}", arrived), daemon=True)
+        for rank in range(NUM_RELAYED)
+    ]
+    served = [0]
+    try:
+        for process in processes:
+            process.start()
+        wait(lambda: bool(bulletin.relays()))
+        with bench.publishing("relayed", tensors, anchor_every=1) as publisher:
+            for version in range(NUM_RELAYED_VERSIONS + 1):
+                publisher.publish(tensors, policy_version=version)
+                wait(partial(is_announced, publisher, version))
+                served.append(publisher.stats.served_bytes)  # of the versions before: it is told with an announcement
+                for _ in range(NUM_RELAYED):
+                    arrived.get(timeout=TIMEOUT_S)
+                for _, tensor in tensors:
+                    tensor += 1  # what a relay has already it does not pull again
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    return Row.of(
+        f"relay: what the publisher serves for {NUM_RELAYED} receivers, against one copy",
+        [float(after - before) for before, after in pairwise(served[1:])],
+        unit="bytes",
+        against=[float(num_bytes)] * NUM_RELAYED_VERSIONS,
+        goal="ratio <= 1.01",
+    )
+
+
+def _relay(bench: Bench) -> None:
+    limits = ServerLimits(fan_out=NUM_RELAYED, bytes_per_s=0, chunk_bytes=WEIGHTS.chunk_bytes)
+    info = RelayInfo(redis_url=bench.redis_url, run_id="relayed", name="relay", host="a-host-of-its-own",
+                     address=WEIGHTS.host, limits=limits, timeout_s=TIMEOUT_S)  # fmt: skip
+    Relay(info, key=None)
+    time.sleep(TIMEOUT_S)
+
+
+def _pull_all(bench: Bench, actor: str, arrived: "Queue[int]") -> None:
+    receiver, bulletin = Receiver(bench.receiver_info("relayed", actor, "pull")), bench.bulletin("relayed")
+    for version in range(NUM_RELAYED_VERSIONS + 1):
+        receiver.receive(_offered(bulletin, version))
+        arrived.put(version)
+
+
+def deltas(bench: Bench) -> tuple[Row, Row]:
+    """A real fine-tuning, published after every step and pulled: what a version weighs whole, and as a delta."""
+    trace = Trace()
+    bulletin, receiver = bench.bulletin("deltas"), Receiver(bench.receiver_info("deltas", "actor", "pull"))
+    whole_bytes, delta_bytes, num_exact = [], [], 0
+    with bench.publishing("deltas", trace.published(), anchor_every=WEIGHTS.anchor_every) as publisher:
+        for version in range(NUM_VERSIONS + 1):
+            tensors = trace.published()
+            publisher.publish(tensors, policy_version=version)
+            offer = _offered(bulletin, version)
+            received = receiver.receive(offer)
+            if version:  # the first travels whole: there is none before it
+                num_exact += _is_exact(received, tensors)
+                whole_bytes.append(float(offer.manifest.num_bytes))
+                delta_bytes.append(float(publisher.stats.num_bytes))
+            trace.step()
+    receiver.close()
+    return (
+        Row.of(
+            "deltas: bytes of a version whole, against its delta, lr 1e-6 in bfloat16", whole_bytes,
+            unit="bytes", against=delta_bytes, goal="ratio >= 60",
+        ),
+        Row.of(
+            "deltas: versions that arrived bit for bit, of those published", [num_exact],
+            unit="versions", against=[NUM_VERSIONS], goal="ratio >= 1",
+        ),
+    )  # fmt: skip
+
+
+def _is_exact(received: torch.Tensor, tensors: Tensors) -> bool:
+    """Whether the flat buffer `received` holds `tensors`, compared without the hashes that were sent along."""
+    entries = layout((name, dtype_of(tensor), tuple(tensor.shape)) for name, tensor in tensors)
+    sent = torch.zeros(buffer_bytes(entries), dtype=torch.uint8)
+    for entry, (_, tensor) in zip(entries, tensors, strict=True):
+        sent[entry.offset : entry.offset + entry.num_bytes] = tensor.contiguous().flatten().view(torch.uint8)
+    return torch.equal(received, sent)
+
+
+def _offered(bulletin: Bulletin, policy_version: int) -> Offer:
+    while True:
+        offer = bulletin.latest()
+        if offer is not None and offer.manifest.policy_version == policy_version:
+            return offer
+        time.sleep(POLL_S)
+
+
+if __name__ == "__main__":
+    os.environ.update(vllm_environment())
+    sys.exit(main())

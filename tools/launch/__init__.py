@@ -1,0 +1,1 @@
+"""Starting a run on Slurm, SkyPilot, Kubernetes or Ray."""

@@ -1,0 +1,172 @@
+"""`slipstream replay diff`: what one optimizer step was trained on, or what two steps were, side by side."""
+
+import difflib
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from common.config import Config
+from common.trajectory import Trajectory
+from common.transcript import Transcriber
+from learner.objective.advantage import RETURN_RESOLUTION, centred_advantages
+from tools.printable import json_line, printable, printable_lines
+from tools.replay.run_records import RecordedGroup, RecordedStep, RunRecords
+from tools.table import print_rows, print_table
+
+COLUMNS = ("group", "task", "returns by member", "advantages", "lag", "best", "worst")
+STYLES = {"+": "green", "-": "red"}
+
+
+def diff(config: Config, *, step: int, num_diffs: int, as_json: bool) -> int:
+    """Print the step in numbers, its groups, and how the best of the `num_diffs` most unequal groups differ."""
+    records = RunRecords(config, stream="train")
+    recorded = records.step(step)
+    groups = [group_facts(group, recorded.policy_version) for group in recorded.groups]
+    groups.sort(key=lambda facts: min(facts["returns"]) - max(facts["returns"]))
+    by_id = {group.ticket.group_id: group for group in recorded.groups}
+    unequal = [facts for facts in groups if facts["best"] != facts["worst"]][:num_diffs]
+    for facts in unequal:
+        facts["diff"] = _siblings_diff(facts, by_id[facts["group_id"]], records.transcriber)
+    if as_json:
+        for facts in [step_facts(recorded), *groups]:
+            print(json_line(facts))
+        return 0
+    print_table(f"step {step}", {name: _shown(value) for name, value in step_facts(recorded).items()})
+    print_rows(COLUMNS, [_row(facts) for facts in groups])
+    for facts in unequal:
+        _print_diff(facts)
+    return 0
+
+
+def compare(config: Config, *, step: int, other: int, as_json: bool) -> int:
+    """Print the numbers of two steps, and the tasks that both were trained on."""
+    records = RunRecords(config, stream="train")
+    first, second = records.step(step), records.step(other)
+    facts, other_facts, shared = step_facts(first), step_facts(second), _shared_tasks(first, second)
+    if as_json:
+        for line in [facts, other_facts, *shared]:
+            print(json_line(line))
+        return 0
+    print_rows(
+        ("", f"step {step}", f"step {other}", "change"),
+        [[name, _shown(value), _shown(other_facts[name]), _change(value, other_facts[name])]
+         for name, value in facts.items() if name != "step"],
+    )  # fmt: skip
+    print(f"{len(shared)} tasks are in both")
+    for task in shared:
+        print(f"  {printable(task['task'])}: mean return {task['mean_return']:.3f}, then {task['other_return']:.3f}")
+    return 0
+
+
+def step_facts(recorded: RecordedStep) -> dict[str, Any]:
+    """One step in numbers. Shares are of turns, lengths of sampled tokens, log-probabilities a token's mean."""
+    trajectories = [trajectory for group in recorded.groups for trajectory in group.trajectories.values()]
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    groups = [group_facts(group, recorded.policy_version) for group in recorded.groups]
+    sampled = sum(turn.stop - turn.start for turn in turns)
+    lags = [facts["lag"] for facts in groups if facts["lag"] is not None]
+    return {
+        "step": recorded.step,
+        "policy_version": recorded.policy_version,
+        "num_groups": len(groups),
+        "num_trajectories": len(trajectories),
+        "num_tasks": len({facts["task"] for facts in groups}),
+        "mean_return": fmean(trajectory.total_reward for trajectory in trajectories),
+        "success": fmean(trajectory.success for trajectory in trajectories),
+        "equal_groups": sum(set(facts["advantages"]) == {"0"} for facts in groups),
+        "lag_mean": fmean(lags) if lags else None,
+        "lag_max": max(lags, default=None),
+        "turns_mean": len(turns) / len(trajectories),
+        "sampled_tokens_mean": sampled / len(trajectories),
+        "valid_actions": fmean(turn.valid_action for turn in turns),
+        "cut_by_length": fmean(turn.finish_reason == "length" for turn in turns),
+        "logprob_mean": sum(float(t.behaviour_logprob_array().sum()) for t in trajectories) / sampled,
+    }
+
+
+def group_facts(group: RecordedGroup, policy_version: int | None) -> dict[str, Any]:
+    """One group as the learner saw it: `advantages` has a sign for each member, `lag` is in optimizer steps."""
+    trajectories = group.trajectories
+    returns = {member: trajectory.total_reward for member, trajectory in trajectories.items()}
+    oldest = min(trajectory.oldest_policy_version for trajectory in trajectories.values())
+    return {
+        "group_id": group.ticket.group_id,
+        "task": group.ticket.task.task_id,
+        "returns": list(returns.values()),
+        "advantages": _signs(list(returns.values())),
+        "lag": None if policy_version is None else policy_version - oldest,
+        "best": max(returns, key=returns.__getitem__),
+        "worst": min(returns, key=returns.__getitem__),
+    }
+
+
+def _signs(returns: list[float]) -> str:
+    if len(returns) < 2:
+        return "?"  # its siblings cannot be read
+    return "".join(
+        "0" if abs(advantage) <= RETURN_RESOLUTION else "+" if advantage > 0 else "-"
+        for advantage in centred_advantages(returns)
+    )
+
+
+def _siblings_diff(facts: dict[str, Any], group: RecordedGroup, transcriber: Transcriber) -> list[str]:
+    """From the worst sibling's actions to the best one's, as lines of a unified diff."""
+    worst, best = (_actions(group.trajectories[facts[which]], transcriber) for which in ("worst", "best"))
+    return list(difflib.unified_diff(worst, best, "worst", "best", n=1, lineterm=""))[2:]
+
+
+def _actions(trajectory: Trajectory, transcriber: Transcriber) -> list[str]:
+    return [
+        f"turn {index}: {line}"
+        for index, text in enumerate(transcriber.turns(trajectory))
+        for line in text.action.split("\n")
+    ]
+
+
+def _print_diff(facts: dict[str, Any]) -> None:
+    worst, best = facts["worst"], facts["best"]
+    page = Text(f"\ngroup {facts['group_id']}: from member {worst} (-) to member {best} (+)\n", style="bold")
+    console = Console(highlight=False)
+    for line in facts["diff"]:
+        if not line.startswith("@@"):
+            for piece in printable_lines(line, console, indent=2):
+                page.append(f"  {piece}\n", style=STYLES.get(line[0], "dim"))
+    if not facts["diff"]:
+        page.append("  they did the same\n")
+    console.print(page, soft_wrap=True, end="")
+
+
+def _shared_tasks(first: RecordedStep, second: RecordedStep) -> list[dict[str, Any]]:
+    returns, other_returns = _returns_by_task(first), _returns_by_task(second)
+    return [
+        {"task": task, "mean_return": fmean(returns[task]), "other_return": fmean(other_returns[task])}
+        for task in sorted(returns.keys() & other_returns.keys())
+    ]
+
+
+def _returns_by_task(recorded: RecordedStep) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for group in recorded.groups:
+        for trajectory in group.trajectories.values():
+            found.setdefault(group.ticket.task.task_id, []).append(trajectory.total_reward)
+    return found
+
+
+def _row(facts: dict[str, Any]) -> list[str]:
+    returns = " ".join(f"{value:.2f}" for value in facts["returns"])
+    return [
+        str(facts["group_id"]), facts["task"], returns, facts["advantages"], _shown(facts["lag"]),
+        str(facts["best"]), str(facts["worst"]),
+    ]  # fmt: skip
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _change(value: float | None, other: float | None) -> str:
+    return "" if value is None or other is None else f"{other - value:+.3f}"

@@ -1,0 +1,154 @@
+"""`slipstream replay export`: trajectories as rows that TRL and everything which reads parquet can take.
+
+A row has TRL's conversational columns (https://huggingface.co/docs/trl/dataset_formats): `messages`, a list of role and
+content, and `tools`, null because no environment here describes any. `fidelity` says what the messages are worth; where
+they cannot be told from the tokens, `messages` is null and `segments` has the text.
+"""
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from common.config import Config
+from common.config_error import ConfigError
+from common.trajectory import Trajectory
+from common.transcript import Fidelity, Transcriber
+from replay.listing import NotRecorded
+from tools.printable import json_line
+from tools.replay.run_records import RunRecords
+
+UNREADABLE = "unreadable"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """Which trajectories to export: all that are recorded, of groups that Redis holds, or of steps in the archive."""
+
+    state: str | None  # of groups in Redis
+    steps: tuple[int, int] | None  # first and last, of the archive
+    min_return: float | None  # None takes every return
+
+
+def export(config: Config, *, path: Path, selection: Selection, stream: str, force: bool) -> int:
+    """Write one row a trajectory to `path`, whole or not at all. Raises ConfigError, NotRecorded."""
+    check_free(path, force=force)
+    counts: Counter[str] = Counter()
+    rows = _rows(RunRecords(config, stream=stream), selection, counts)
+    first = next(rows, None)
+    if first is None:
+        raise NotRecorded(f"nothing is written to {path}: no trajectory fits; ask for other states, steps or returns")
+    write_rows(path, itertools.chain([first], rows))
+    num_rows = counts.total() - counts[UNREADABLE]
+    print(f"{path}: {num_rows} trajectories, {counts[Fidelity.TOKENS.value]} of them to the token")
+    if counts[Fidelity.NONE.value]:
+        print(f"{counts[Fidelity.NONE.value]} have no messages, but segments: their tokens do not tell the messages")
+    if counts[UNREADABLE]:
+        print(f"{counts[UNREADABLE]} payloads are left out: they cannot be read; see `slipstream replay show GROUP`")
+    return 0
+
+
+def check_free(path: Path, *, force: bool) -> None:
+    """Raise ConfigError unless rows may be written to `path`; with `force`, over what is there."""
+    _writer(path)
+    if path.exists() and not force:
+        raise ConfigError(f"{path} is there already; choose another file, or write over it with --force")
+    if not path.parent.is_dir():
+        raise ConfigError(f"there is no folder {path.parent}; make it, or choose another")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"cannot write {path}: it is a folder, or its folder may not be written to; choose another")
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write `rows` to `path`, whole or not at all. Raises ConfigError where it cannot be written."""
+    write = _writer(path)
+    half = path.with_name(path.name + ".tmp")
+    try:
+        write(half, rows)
+        half.replace(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error}") from error
+    finally:
+        half.unlink(missing_ok=True)
+
+
+def row_of(trajectory: Trajectory, transcriber: Transcriber, *, state: str, step: int | None) -> Row:
+    """One trajectory of a group in `state` that was last claimed for `step`. Every row has every column."""
+    read = transcriber.read(trajectory)
+    unread = read.fidelity is Fidelity.NONE
+    return {
+        "messages": None if unread else [msgspec.structs.asdict(message) for message in read.messages],
+        "tools": None,
+        "rewards": [
+            {"turn": index, "name": name, "value": value}
+            for index, turn in enumerate(trajectory.turns)
+            for name, value in turn.rewards.items()
+        ],
+        "state_keys": [turn.state_key for turn in trajectory.turns],
+        "return": trajectory.total_reward,
+        "score": trajectory.score,
+        "success": trajectory.success,
+        "fidelity": read.fidelity.value,
+        "segments": _segments(transcriber, trajectory) if unread else None,
+        "run_id": trajectory.run_id,
+        "task": trajectory.task.task_id,
+        "group_id": trajectory.group_id,
+        "member": trajectory.member,
+        "attempt": trajectory.attempt,
+        "actor": trajectory.actor,
+        "state": state,
+        "step": step,
+        "policy_versions": sorted({span.policy_version for span in trajectory.version_spans}),
+        "num_turns": len(trajectory.turns),
+        "num_tokens": trajectory.num_tokens,
+        "num_branches": len(trajectory.branch_starts),
+        "stop_reason": trajectory.stop_reason.value,
+    }
+
+
+def _rows(records: RunRecords, selection: Selection, counts: Counter[str]) -> Iterator[Row]:
+    """One row after another, counted by fidelity: no more than one group is in memory."""
+    if selection.steps:
+        groups = records.archived(*selection.steps)
+    elif selection.state:
+        groups = records.held([selection.state])
+    else:
+        groups = records.everything()
+    for group in groups:
+        counts[UNREADABLE] += len(group.unreadable)
+        for trajectory in group.trajectories.values():
+            if selection.min_return is None or trajectory.total_reward >= selection.min_return:
+                row = row_of(trajectory, records.transcriber, state=group.state, step=group.step)
+                counts[row["fidelity"]] += 1
+                yield row
+
+
+def _segments(transcriber: Transcriber, trajectory: Trajectory) -> list[dict[str, str]]:
+    return [
+        {"kind": kind, "text": text}
+        for turn in transcriber.turns(trajectory)
+        for kind, text in (("prompt", turn.prompt), ("action", turn.action))
+    ]
+
+
+def _writer(path: Path) -> Callable[[Path, Iterable[Row]], None]:
+    match path.suffix:
+        case ".jsonl":
+            return _write_jsonl
+        case ".parquet":
+            from tools.replay.parquet_rows import write_parquet  # only who asks for it needs pyarrow
+
+            return write_parquet
+        case _:
+            raise ConfigError(f"cannot tell what to write to {path}: the name must end in .jsonl or .parquet")
+
+
+def _write_jsonl(path: Path, rows: Iterable[Row]) -> None:
+    with path.open("w") as file:
+        file.writelines(json_line(row) + "\n" for row in rows)

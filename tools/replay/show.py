@@ -1,0 +1,117 @@
+"""`slipstream replay show`: one group's members, or one trajectory turn by turn."""
+
+from typing import Any
+
+from common.config import Config
+from common.trajectory import Trajectory
+from common.transcript import TurnText
+from replay.listing import NotRecorded
+from tools.printable import json_line, printable
+from tools.replay.run_records import RecordedGroup, RunRecords
+from tools.table import print_rows
+from tools.replay.trajectory_page import print_page
+
+COLUMNS = ("member", "return", "success", "turns", "tokens", "versions", "stop reason", "actor")
+
+
+def show(config: Config, *, group_id: int, member: int | None, stream: str, as_json: bool) -> int:
+    """Print the group's members, or all that is known about one of them."""
+    records = RunRecords(config, stream=stream)
+    group = records.group(group_id)
+    if member is None:
+        _show_members(group, as_json=as_json)
+        return 0
+    if member not in group.trajectories:
+        there = ", ".join(map(str, group.trajectories)) or "none"
+        why = group.unreadable.get(member, "it is not stored")
+        raise NotRecorded(f"group {group_id} has no member {member} to show: {printable(why)}; there are: {there}")
+    trajectory = group.trajectories[member]
+    facts = _where(group) | trajectory_facts(trajectory, records.transcriber.turns(trajectory))
+    if as_json:
+        print(json_line(facts))
+    else:
+        print_page(facts)
+    return 0
+
+
+def trajectory_facts(trajectory: Trajectory, texts: list[TurnText]) -> dict[str, Any]:
+    """One trajectory in words and numbers. Log-probabilities are those of the policy that sampled, in nats."""
+    logprobs = trajectory.behaviour_logprob_array()
+    turns = []
+    for turn, text in zip(trajectory.turns, texts, strict=True):
+        spans = [span for span in trajectory.version_spans if span.start < turn.stop and span.stop > turn.start]
+        turns.append({
+            "prompt": text.prompt,
+            "action": text.action,
+            "new_branch": text.new_branch,
+            "num_tokens": turn.stop - turn.start,
+            "state_key": turn.state_key,
+            "rewards": turn.rewards,
+            "policy_versions": sorted({span.policy_version for span in spans}),
+            "logprob_mean": float(logprobs[turn.start : turn.stop].mean()),
+            "logprob_min": float(logprobs[turn.start : turn.stop].min()),
+            "valid_action": turn.valid_action,
+            "finish_reason": turn.finish_reason,
+            "generate_s": turn.generate_s,
+            "env_s": turn.env_s,
+        })  # fmt: skip
+    sampling, provenance = trajectory.sampling, trajectory.provenance
+    return member_facts(trajectory) | {
+        "attempt": trajectory.attempt,
+        "score": trajectory.score,
+        "outcome": trajectory.outcome.value,
+        "num_branches": len(trajectory.branch_starts),
+        "sampling": {
+            "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k,
+            "max_turn_tokens": sampling.max_turn_tokens,
+        },
+        "kept_tokens_mean": None if trajectory.kept is None else float(trajectory.kept.count_array().mean()),
+        "started_at_s": trajectory.started_at_s,
+        "duration_s": trajectory.duration_s,
+        "host": provenance.host,
+        "instance_kind": provenance.instance_kind,
+        "price_per_hour": provenance.price_per_hour,
+        "turns": turns,
+    }  # fmt: skip
+
+
+def member_facts(trajectory: Trajectory) -> dict[str, Any]:
+    """One trajectory in a line."""
+    return {
+        "group_id": trajectory.group_id,
+        "member": trajectory.member,
+        "task": trajectory.task.task_id,
+        "return": trajectory.total_reward,
+        "success": trajectory.success,
+        "num_turns": len(trajectory.turns),
+        "num_tokens": trajectory.num_tokens,
+        "oldest_policy_version": trajectory.oldest_policy_version,
+        "newest_policy_version": trajectory.newest_policy_version,
+        "stop_reason": trajectory.stop_reason.value,
+        "actor": trajectory.actor,
+    }
+
+
+def _show_members(group: RecordedGroup, *, as_json: bool) -> None:
+    rows = []
+    for trajectory in group.trajectories.values():
+        facts = _where(group) | member_facts(trajectory)
+        if as_json:
+            print(json_line(facts))
+        rows.append([
+            str(facts["member"]), f"{facts['return']:.3f}", "yes" if facts["success"] else "no",
+            str(facts["num_turns"]), str(facts["num_tokens"]),
+            f"{facts['oldest_policy_version']} to {facts['newest_policy_version']}", facts["stop_reason"],
+            facts["actor"],
+        ])  # fmt: skip
+    if as_json:
+        return
+    claimed = "" if group.step is None else f", claimed for step {group.step}"
+    print(f"group {group.ticket.group_id}: {printable(group.ticket.task.task_id)}, {group.state}{claimed}")
+    print_rows(COLUMNS, rows)
+    for member, why in group.unreadable.items():
+        print(f"member {member} cannot be read: {printable(why)}")
+
+
+def _where(group: RecordedGroup) -> dict[str, Any]:
+    return {"state": group.state, "step": group.step}

@@ -1,0 +1,1 @@
+"""Long runs of stand-ins under faults: soak and chaos."""

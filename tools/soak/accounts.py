@@ -1,0 +1,128 @@
+"""What became of every acknowledged insert: the actors' journals and the learner's model against the ledger.
+
+Lost is an acknowledged insert that is neither trained, nor held, nor of a dropped group. Twice is a group that the
+model learned from in two steps, or that is in the model and still held.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from replay.audit import audit
+from replay.keys import key
+from replay.ledger import Ledger, read_ledger
+from replay.ticket import InsertResult
+from tools.soak.actor import Acknowledged, read_journal
+from tools.soak.learner import Learned, read_steps
+
+STATES = ("queued", "leased", "ready", "claimed", "quarantined")
+HELD = (InsertResult.STORED, InsertResult.DUPLICATE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accounts:
+    """Both sides of the books, compared; processes that write to either must be gone."""
+
+    ledger: Ledger
+    num_acknowledged: int  # distinct inserts that an actor knows to be held
+    num_unheard: int  # inserts that are held or trained, whose actor was killed before it could write so
+    num_full: int  # inserts that found no room
+    num_trained: int  # groups in the model
+    lost: list[str]
+    twice: list[str]
+    wrong: list[str]  # everything else that does not agree
+
+    @property
+    def hold(self) -> bool:
+        return not (self.lost or self.twice or self.wrong)
+
+
+def compare(client: redis.Redis, run_id: str, *, journals: list[Path], steps: Path) -> Accounts:
+    """Read everything once."""
+    lines = [line for journal in journals for line in read_journal(journal)]
+    acknowledged = {(line.group, line.member): line for line in lines if line.result in HELD}
+    model = read_steps(steps)
+    trained = {group_id: members for step in model for group_id, members in step.groups.items()}
+    num_uses = Counter(group_id for step in model for group_id in step.groups)
+    held = _held(client, run_id)
+    ledger = read_ledger(client, run_id)
+    num_gone = ledger.last_group_id + 1 - len(trained.keys() | held.keys())
+    places = [_misplaced(line, trained, held) for line in acknowledged.values()]
+    twice = [f"group {group_id} was trained in {uses} steps" for group_id, uses in num_uses.items() if uses > 1]
+    twice += _held_twice(lines)
+    twice += [f"group {group_id} is trained and still held" for group_id in trained.keys() & held.keys()]
+    wrong = audit(client, run_id)
+    wrong += _disagreements(ledger, num_trained=len(trained), num_gone=num_gone)
+    return Accounts(
+        ledger=ledger,
+        num_acknowledged=len(acknowledged),
+        num_unheard=_num_unheard(acknowledged, trained, held),
+        num_full=sum(line.result is InsertResult.FULL for line in lines),
+        num_trained=len(trained),
+        lost=[place for place in places if place],
+        twice=twice,
+        wrong=wrong,
+    )
+
+
+def _held(client: redis.Redis, run_id: str) -> dict[int, dict[int, int]]:
+    """For each group in Redis: the attempt that is stored of each member."""
+    base = key(run_id, "train")
+    groups: dict[int, dict[int, int]] = {}
+    for state in STATES:
+        group_ids: Any = client.zrange(f"{base}:{state}", 0, -1)
+        for group_id in group_ids:
+            row: Any = client.hgetall(f"{base}:group:{int(group_id)}")
+            groups[int(group_id)] = {
+                int(name.removeprefix(b"member:")): int(record.split(b":", 1)[0])
+                for name, record in row.items()
+                if name.startswith(b"member:")
+            }
+    return groups
+
+
+def _misplaced(line: Acknowledged, trained: dict[int, list[Learned]], held: dict[int, dict[int, int]]) -> str | None:
+    """What is wrong with the place of an acknowledged insert; None for one that is trained, held, or dropped."""
+    what = f"group {line.group} member {line.member} attempt {line.attempt}"
+    if line.group in trained:
+        learned = trained[line.group][line.member]
+        if (learned.attempt, learned.digest) != (line.attempt, line.digest):
+            return f"{what} was acknowledged, and attempt {learned.attempt} or other bytes were trained"
+    elif line.group in held and held[line.group].get(line.member) != line.attempt:
+        return f"{what} was acknowledged, and {held[line.group].get(line.member)} is held"
+    return None
+
+
+def _held_twice(lines: list[Acknowledged]) -> list[str]:
+    attempts: dict[tuple[int, int], set[int]] = {}
+    for line in lines:
+        if line.result in HELD:
+            attempts.setdefault((line.group, line.member), set()).add(line.attempt)
+    return [f"group {g} member {m} was acknowledged for attempts {a}" for (g, m), a in attempts.items() if len(a) > 1]
+
+
+def _disagreements(ledger: Ledger, *, num_trained: int, num_gone: int) -> list[str]:
+    found = []
+    if ledger.opened != ledger.last_group_id + 1:
+        found.append(f"{ledger.opened} groups opened, the last is {ledger.last_group_id}")
+    if ledger.trained != num_trained:
+        found.append(f"the books say {ledger.trained} groups are trained, the model holds {num_trained}")
+    if num_gone != sum(ledger.dropped.values()):
+        found.append(f"{num_gone} groups are neither held nor trained, the books dropped {ledger.dropped}")
+    strange = set(ledger.dropped) - {"zero_variance"}
+    if strange:
+        found.append(f"groups were dropped for {sorted(strange)}: {ledger.dropped}")
+    return found
+
+
+def _num_unheard(
+    acknowledged: dict[tuple[int, int], Acknowledged],
+    trained: dict[int, list[Learned]],
+    held: dict[int, dict[int, int]],
+) -> int:
+    stored = {(group_id, member) for group_id, members in trained.items() for member in range(len(members))}
+    stored |= {(group_id, member) for group_id, members in held.items() for member in members}
+    return len(stored - acknowledged.keys())

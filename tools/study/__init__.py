@@ -1,0 +1,1 @@
+"""Studies: the effect of a setting, measured over seeds."""

@@ -1,0 +1,136 @@
+"""One run of a study, in this process, with an exact lag.
+
+    weights of version max(0, s - lag) -> episodes -> advantages -> packs -> one optimizer step -> version s + 1
+
+Step s, counted from 0, learns from what the learner was `lag` steps before. Rollout, records, advantages, objective and
+optimizer are those of a real run; only the processes between them are left out, as those would let the lag wander.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from common import archive
+from common.config import Config
+from common.run_dir import RunDir
+from learner.clock import Clock
+from learner.model.export import save_hf
+from learner.learner import Learner, begin, load_learner, train_on
+from learner.model.packed_model import full_tensors
+from learner.ranks import Ranks
+from learner.step_metrics import StepMetrics
+from learner.supply import Batch
+from learner.warm_start import imitate
+from tools.prepare import load_tokenizer, prepare
+from tools.study.episodes import NothingToLearn, Stage, harvest, held_out_success
+from tools.study.sampler import LockstepSampler
+
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One optimizer step."""
+
+    batch: Batch
+    success: float  # of all episodes that were sampled for it
+    metrics: StepMetrics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What a run measured; element s of each list is of step s."""
+
+    success: list[float]  # of all episodes that were sampled for the step
+    steps: list[StepMetrics]
+    held_out: float  # success of the last weights on held-out tasks, each sampled once
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Practice:
+    """A learner, and episodes sampled by what it was."""
+
+    learner: Learner
+    stage: Stage
+    lag: int
+    snapshots: deque[Weights]  # of the last lag + 1 versions, the oldest first
+
+    def step(self) -> Step:
+        """Make one optimizer step. Raises NothingToLearn."""
+        learner = self.learner
+        before = learner.progress
+        behaviour_version = max(0, before.policy_version - self.lag)
+        self.stage.sampler.load(self.snapshots[0], behaviour_version)
+        harvested = harvest(self.stage, first_group_id=before.next_group_id, policy_version=behaviour_version)
+        metrics = train_on(learner, harvested.batch, Clock(learner.ranks.device))
+        self.snapshots.append(snapshot(learner))
+        return Step(batch=harvested.batch, success=harvested.success, metrics=metrics)
+
+
+def snapshot(learner: Learner) -> Weights:
+    return {name: tensor.clone() for name, tensor in full_tensors(learner.model)}
+
+
+def practice(config: Config, *, lag: int, ranks: Ranks, runner: asyncio.Runner) -> Practice:
+    """A run that begins with the model in `model.path`, by groups of `replay.group_size` and as many slots as a batch.
+
+    Raises ConfigError for a model that cannot play.
+    """
+    learner, _ = load_learner(config, RunDir(config.run.root, config.run.name), ranks)
+    begin(learner)
+    tokenizer = load_tokenizer(Path(config.model.path))
+    sampler = LockstepSampler(
+        config.model.path,
+        num_slots=config.replay.group_size * config.replay.groups_per_step,
+        max_tokens=config.model.max_tokens,
+        end_token=tokenizer.convert_tokens_to_ids(tokenizer.eos_token),
+    )
+    stage = Stage(config=config, sampler=sampler, tokenizer=tokenizer, runner=runner)
+    return Practice(
+        learner=learner, stage=stage, lag=lag, snapshots=deque([snapshot(learner)], maxlen=lag + 1)
+    )  # fmt: skip
+
+
+def run(config: Config, *, lag: int, ranks: Ranks) -> Run:
+    """Make `learner.steps` steps and try the last weights on `eval.num_tasks` held-out tasks.
+
+    A policy that has nothing left to learn from ends it early.
+    """
+    success: list[float] = []
+    steps: list[StepMetrics] = []
+    with asyncio.Runner() as runner:
+        practised = practice(config, lag=lag, ranks=ranks, runner=runner)
+        with contextlib.suppress(NothingToLearn):
+            while len(steps) < config.learner.steps:
+                step = practised.step()
+                success.append(step.success)
+                steps.append(step.metrics)
+        practised.stage.sampler.load(practised.snapshots[-1], practised.learner.progress.policy_version)
+        held_out = held_out_success(practised.stage, num_tasks=config.eval.num_tasks)
+    return Run(success=success, steps=steps, held_out=held_out)
+
+
+def warm_start(config: Config, *, ranks: Ranks) -> Path:
+    """The folder of the model that the runs of one seed begin with: made, and taught by the expert, the first time."""
+    run_dir = RunDir(config.run.root, config.run.name)
+    if not run_dir.trained_model.exists():
+        prepare(config)
+        learner, _ = load_learner(config, run_dir, ranks)
+        imitate(
+            learner.model,
+            list(archive.read(run_dir.demonstrations, vocab_size=learner.model.vocab_size)),
+            config=config.warm_start,
+            ranks=ranks,
+            seed=config.run.seed,
+            micro_batch_tokens=config.learner.micro_batch_tokens,
+            chunk_tokens=config.learner.logprob_chunk_tokens,
+            on_step=lambda step: None,
+        )
+        half = run_dir.path / "trained_model.tmp"
+        save_hf(learner.model, half, ranks=ranks)
+        half.rename(run_dir.trained_model)
+    return run_dir.trained_model
