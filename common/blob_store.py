@@ -1,4 +1,4 @@
-"""Blobs as files, each named by its root, on a path or an object store: whatever fsspec knows by its URL."""
+"""Stores blobs as files, named by their root hash, in a folder or an object store that fsspec supports."""
 
 import contextlib
 import re
@@ -14,24 +14,26 @@ _ROOT = re.compile(r"[0-9a-f]{32}")
 
 
 class StoreError(RuntimeError):
-    """The store cannot be reached, is full, or does not have what it should."""
+    """The store does not answer or is full, or a blob is missing or incomplete."""
 
 
 class BlobStore:
-    """A folder of blobs. Nothing here looks into them: who reads one checks it."""
+    """A folder of blobs. It does not check their bytes; the reader does."""
 
     def __init__(self, url: str) -> None:
-        """`url` is a path or what fsspec takes, such as s3://bucket/folder; it may hold no secret, as errors name it.
+        """`url` is a path or an fsspec URL such as s3://bucket/folder. It must not contain a secret: errors show it.
 
-        Raises ConfigError for a URL of a kind that cannot be had here.
+        Raises ConfigError if fsspec does not support this kind of URL, or lacks a package for it.
         """
         try:
             self._files, self._folder = fsspec.url_to_fs(url)
         except (ValueError, ImportError) as error:
-            raise ConfigError(f"`weights.disk` {url}: {error}; use a path, or install what fsspec asks for") from error
+            raise ConfigError(
+                f"`weights.disk` {url} cannot be used: {error}; use a path, or install the package that fsspec needs"
+            ) from error
 
     def write(self, blob: Blob, chunks: Iterable[bytes]) -> None:
-        """Write `blob`; until that is done it may be there in part. Raises StoreError, and what `chunks` raises."""
+        """Write `blob`; an interrupted write may leave a partial file. Raises StoreError and what `chunks` raises."""
         path = self._path(blob.root)
         with _asked_for(path):
             self._files.makedirs(self._folder, exist_ok=True)
@@ -45,17 +47,17 @@ class BlobStore:
                 file.close()
 
     def read(self, blob: Blob, buffer: memoryview) -> None:
-        """Fill `buffer`, of `blob.num_bytes`. Raises StoreError."""
+        """Read `blob` into `buffer`, which has its size. Raises StoreError."""
         position, path = 0, self._path(blob.root)
         with _asked_for(path), self._files.open(path, "rb", block_size=READ_BYTES) as file:
             while position < blob.num_bytes and (data := file.read(min(READ_BYTES, blob.num_bytes - position))):
                 buffer[position : position + len(data)] = data
                 position += len(data)
         if position != blob.num_bytes:
-            raise StoreError(f"{path} ends after {position} of {blob.num_bytes} bytes")
+            raise StoreError(f"{path} is incomplete: it has {position} of {blob.num_bytes} bytes")
 
     def keep(self, roots: set[str]) -> None:
-        """Remove every other blob, and nothing that is none. Raises StoreError."""
+        """Remove every blob except `roots`, and no other file. Raises StoreError."""
         with _asked_for(self._folder):
             self._files.invalidate_cache()
             for path in self._files.ls(self._folder, detail=False):
@@ -69,7 +71,7 @@ class BlobStore:
 
 @contextlib.contextmanager
 def _asked_for(path: str) -> Iterator[None]:
-    """What fsspec raises is a StoreError: each kind of store has errors of its own, few of them an OSError."""
+    """Turn every error of fsspec into a StoreError: each kind of store raises its own types, few of them OSErrors."""
     try:
         yield
     except Exception as error:
@@ -77,5 +79,5 @@ def _asked_for(path: str) -> Iterator[None]:
 
 
 def run_store(url: str, run_id: str) -> BlobStore:
-    """What the run of this name keeps under `weights.disk`."""
+    """The store of the run `run_id` under `weights.disk`."""
     return BlobStore(f"{url.rstrip('/')}/{run_id}")

@@ -1,6 +1,6 @@
-"""What is said while a blob is pulled: any bytes that are offered, with a size, and a root hash for a name.
+"""The messages of a pull. A blob is any sequence of bytes, with a size and a root hash as its name.
 
-Nobody here looks into a blob: what its bytes mean, and whether they are right, is for who has its manifest.
+The protocol does not interpret or check a blob's bytes: the receiver does, with the manifest.
 """
 
 import enum
@@ -16,7 +16,7 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ChunkRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """A receiver asks for bytes of one blob, whoever serves it."""
+    """A receiver asks for bytes of one blob, from any server."""
 
     root: str
     offset: int  # bytes from the start of the blob
@@ -24,21 +24,21 @@ class ChunkRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_u
 
 
 class Farewell(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
-    """A receiver needs no more: its place is free."""
+    """A receiver needs no more chunks and gives up its place."""
 
 
 Request = ChunkRequest | Farewell
 
 
-class Answer(enum.Enum):
-    """What became of a request."""
+class ChunkStatus(enum.Enum):
+    """The result of a request."""
 
     HERE = "here"
     """The bytes follow."""
     GONE = "gone"
-    """There is no such blob here, or no longer."""
+    """This server does not have the blob, or no longer."""
     FULL = "full"
-    """As many receivers as may are served: ask elsewhere, or later."""
+    """All places are taken: ask another server, or ask later."""
 
 
 class ChunkReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,5 +46,5 @@ class ChunkReply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     root: str
     offset: int
-    answer: Answer
-    xxh3: int  # 64 bits, of the bytes that follow: what the way did to them shows at once
+    answer: ChunkStatus
+    xxh3: int  # 64-bit hash of the bytes that follow, so that damage in transit is detected at once

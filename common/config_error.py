@@ -1,11 +1,11 @@
-"""What is wrong with a configuration, said so that a person can mend it."""
+"""The error for a configuration that cannot run, and the check that raises it."""
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot run; the message names the key, the value, and what to do."""
+    """A configuration that cannot run; the message names the key, the value, what was expected, and what to do."""
 
 
-def require(holds: bool, path: str, contract: str, value: object, cure: str) -> None:
-    """Raise ConfigError unless `holds`: key `path` must be `contract`, and `cure` says what to do."""
-    if not holds:
+def require(is_met: bool, path: str, contract: str, value: object, cure: str) -> None:
+    """Raise ConfigError unless `is_met`: key `path` must be `contract`, and `cure` says what to do."""
+    if not is_met:
         raise ConfigError(f"`{path}` must be {contract}, got {value!r}; {cure}")

@@ -1,4 +1,4 @@
-"""One way to talk to Redis: timeouts, retries and reply shapes are pinned here and nowhere else."""
+"""Connects to Redis: the only place that sets timeouts, retries and reply formats."""
 
 import os
 import re
@@ -18,9 +18,9 @@ from redis.sentinel import Sentinel
 from common.patience import PATIENCE_S, Patience, RedisAway
 
 PASSWORD_VARIABLE = "SLIPSTREAM_REDIS_PASSWORD"
-PASSWORD_FILE_VARIABLE = "SLIPSTREAM_REDIS_PASSWORD_FILE"  # where the password is a mounted secret
+PASSWORD_FILE_VARIABLE = "SLIPSTREAM_REDIS_PASSWORD_FILE"  # for a password in a mounted secret
 CALL_TIMEOUT_S = 5.0
-START_PATIENCE_S = 3.0  # a server that is being started again; a wrong URL must be told of soon
+START_PATIENCE_S = 3.0  # enough for a server that is restarting; a wrong URL must be reported soon
 NO_URL = (
     "must be redis://host:port, rediss://host:port, unix://path, redis+sentinel://host:port,host:port/service or "
     "redis+cluster://host:port, with / and @ in a password as %2F and %40"
@@ -28,16 +28,17 @@ NO_URL = (
 
 
 class RedisUnreachable(ValueError):
-    """No Redis answers at the URL; the message says what to check."""
+    """No Redis server answers at the URL; the message says what to check."""
 
 
 def connect(url: str, *, patience_s: float = PATIENCE_S, ending: threading.Event | None = None) -> redis.Redis:
-    """Return a client whose calls wait, aloud, while Redis is away; after `patience_s` they raise RedisAway.
+    """Return a client whose calls retry while Redis does not answer, and raise RedisAway after `patience_s`.
 
-    Where `ending` is set, the process was told to end, and they wait for ENDING_PATIENCE_S at most. A retry runs a
-    command again when only its reply was lost, so every write in Slipstream is idempotent by id. The password comes
-    from the URL or, kept out of process lists and logs, from SLIPSTREAM_REDIS_PASSWORD or the file that
-    SLIPSTREAM_REDIS_PASSWORD_FILE names. Raises ValueError for what is no URL, and OSError without that file.
+    The retries are logged. After `ending` is set, because the process was asked to end, calls retry for
+    ENDING_PATIENCE_S at most. A retry may repeat a command whose reply was lost, so every write in Slipstream is
+    idempotent by id. The password comes from the URL, from SLIPSTREAM_REDIS_PASSWORD or from the file in
+    SLIPSTREAM_REDIS_PASSWORD_FILE; the last two keep it out of process lists and logs. Raises ValueError for a
+    malformed URL, and OSError if that file cannot be read.
     """
     patience = Patience(shown(url), limit_s=patience_s, ending=ending)
     options: dict[str, Any] = {
@@ -72,11 +73,11 @@ def _password(url: str) -> str | None:
 
 
 def _sentinel_client(url: str, options: dict[str, Any], patience: Patience) -> redis.Redis:
-    """Every new connection asks the sentinels where the master is; they themselves want no password."""
+    """A client that asks the sentinels for the master at every new connection. The sentinels need no password."""
     parts = urlsplit(url)
     service, _, database = parts.path.strip("/").partition("/")
     if not service:
-        raise ValueError("no service")
+        raise ValueError("the URL names no service")
     asking = {"socket_timeout": CALL_TIMEOUT_S, "socket_connect_timeout": CALL_TIMEOUT_S, "protocol": 2,
               "retry": Retry(NoBackoff(), 0)}  # fmt: skip
     sentinel = Sentinel(_addresses(parts), sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
@@ -87,7 +88,7 @@ def _sentinel_client(url: str, options: dict[str, Any], patience: Patience) -> r
 
 
 class _PatientCluster(redis.RedisCluster):
-    """redis-py's cluster client makes up its own retries; here its calls wait as those of the other clients do."""
+    """redis-py's cluster client with our retries instead of its own."""
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
         patience = cast(Patience, self.retry)
@@ -95,7 +96,7 @@ class _PatientCluster(redis.RedisCluster):
 
 
 def _cluster_client(url: str, options: dict[str, Any], patience: Patience) -> redis.Redis:
-    """Asks any node for the others, at once. Its verbs are those of a single server's client."""
+    """A client of a cluster, with the methods of a single server's client. It connects at once to find all nodes."""
     parts = urlsplit(url)
     nodes = [ClusterNode(host, port) for host, port in _addresses(parts)]  # type: ignore[no-untyped-call]
     settings = {**options, **_query_options(parts), "username": _user(parts)}
@@ -104,28 +105,28 @@ def _cluster_client(url: str, options: dict[str, Any], patience: Patience) -> re
 
 
 def node_of(client: redis.Redis, key: str) -> redis.Redis:
-    """The client of the one server that holds `key`, as far as is known: of a cluster, one of its nodes."""
+    """The client of the server that holds `key`: for a cluster, of the node that is known to hold it."""
     if not isinstance(client, redis.RedisCluster):
         return client
     return cast(redis.Redis, client.get_redis_connection(client.get_node_from_key(key)))
 
 
 def follow(client: redis.Redis, moved: redis.exceptions.MovedError) -> None:
-    """Let `node_of` know where a slot is now, as the client's own calls do for themselves."""
+    """Record where a slot has moved, for `node_of`. The client's own calls do this themselves."""
     if isinstance(client, redis.RedisCluster):
         client.nodes_manager.move_slot(moved)
 
 
 def _addresses(parts: SplitResult) -> list[tuple[str, int]]:
-    """The `host:port` pairs of a URL that names more than one. Raises ValueError."""
+    """The `host:port` pairs of a URL with several. Raises ValueError."""
     pairs = [address.rpartition(":") for address in parts.netloc.rpartition("@")[2].split(",")]
     if not all(host for host, _, _ in pairs):
-        raise ValueError("no host")
+        raise ValueError("the URL names no host")
     return [(host.strip("[]"), int(port)) for host, _, port in pairs]
 
 
 def _query_options(parts: SplitResult) -> dict[str, Any]:
-    """The options that redis-py reads from a URL's query, as for any other URL."""
+    """The options in a URL's query, as redis-py reads them for any URL."""
     return dict(parse_url(f"redis://?{parts.query}"))  # type: ignore[no-untyped-call]
 
 
@@ -134,7 +135,7 @@ def connect_shards(
 ) -> list[redis.Redis]:
     """Return a client for `url` and one for each of `redis.shards`, with the user and the password of `url`.
 
-    A server that is named twice has one client.
+    A server that is named twice gets one client.
     """
     urls = _shard_urls(url, shards)
     clients = {each: connect(each, patience_s=patience_s, ending=ending) for each in dict.fromkeys(urls)}
@@ -149,28 +150,30 @@ def _shard_urls(url: str, shards: Sequence[str]) -> list[str]:
 def connect_or_explain(
     url: str, *, patience_s: float = PATIENCE_S, ending: threading.Event | None = None
 ) -> redis.Redis:
-    """Return a client, as `connect` does, of a server that answers now. Raises RedisUnreachable."""
+    """Return a client of a server that answers now; see `connect`. Raises RedisUnreachable."""
     try:
         _wait_for_answer(url, ending)
         return connect(url, patience_s=patience_s, ending=ending)
     except redis.AuthenticationError as error:
         raise RedisUnreachable(
-            f"`redis.url` {shown(url)} refused the password: {error}; set {PASSWORD_VARIABLE}"
+            f"`redis.url` {shown(url)} refused the password: {error}; set {PASSWORD_VARIABLE} to the right one"
         ) from None
     except OSError as error:
-        raise RedisUnreachable(f"{PASSWORD_FILE_VARIABLE}: {error}; name a file that this user may read") from None
+        raise RedisUnreachable(
+            f"{PASSWORD_FILE_VARIABLE} cannot be read: {error}; set it to a file that this user may read"
+        ) from None
     except (redis.RedisError, redis.exceptions.RedisClusterException) as error:
         raise RedisUnreachable(
-            f"`redis.url` {shown(url)} does not answer: {error.__cause__ or error}; start a server there, or leave it "
-            "empty in `slipstream up` to have one started"
+            f"`redis.url` {shown(url)} does not answer: {error.__cause__ or error}; start a server there, or leave "
+            "redis.url empty: `slipstream up` then starts one"
         ) from None
-    except ValueError:  # its own words may hold a part of the password
+    except ValueError:  # its own message may contain a part of the password
         raise RedisUnreachable(f"`redis.url` {NO_URL}, got {shown(url)!r}") from None
 
 
 def check_servers(url: str, shards: Sequence[str]) -> None:
-    """Raise RedisUnreachable unless the servers of `redis.url` and `redis.shards` all answer now."""
-    connect_or_explain(url).close()  # before its parts are looked at, as it may be no URL
+    """Raise RedisUnreachable unless every server of `redis.url` and `redis.shards` answers now."""
+    connect_or_explain(url).close()  # first: this also checks that the URL is well-formed
     for shard in dict.fromkeys(_shard_urls(url, shards)[1:]):
         connect_or_explain(shard).close()
 
@@ -182,14 +185,14 @@ def _wait_for_answer(url: str, ending: threading.Event | None) -> None:
     except RedisAway as error:
         if not isinstance(error.__cause__, redis.BusyLoadingError):
             raise
-        with connect(url, ending=ending) as client:  # it is there, and reads its file
+        with connect(url, ending=ending) as client:  # the server runs, and is loading its file
             client.ping()
 
 
 def without_password(url: str) -> str:
-    """Return `url` without its password, which goes to SLIPSTREAM_REDIS_PASSWORD, for this process and its children.
+    """Return `url` without its password, and put the password into SLIPSTREAM_REDIS_PASSWORD for this process tree.
 
-    What is left may stand in files, logs and command lines. Raises RedisUnreachable for what is no URL.
+    The result is safe in files, logs and command lines. Raises RedisUnreachable for a malformed URL.
     """
     try:
         password = urlsplit(url).password
@@ -198,7 +201,7 @@ def without_password(url: str) -> str:
     if password is None:
         if "password=" in urlsplit(url).query:
             raise RedisUnreachable(
-                f"`redis.url`: write the password as redis://:password@host or set {PASSWORD_VARIABLE}"
+                f"`redis.url` has its password in the query; write redis://:password@host or set {PASSWORD_VARIABLE}"
             )
         return url
     os.environ[PASSWORD_VARIABLE] = unquote(password)
@@ -209,5 +212,5 @@ def without_password(url: str) -> str:
 
 
 def shown(url: str) -> str:
-    """The URL without user and password, for messages and logs, also where it is none."""
+    """The URL without user and password, for messages and logs; it may be malformed."""
     return re.sub(r"://.*@", "://***@", url)

@@ -1,7 +1,7 @@
-"""Trust among those who move weights: CURVE, with one key pair for a run, which all of its processes hold.
+"""Authenticates and encrypts the transfer of weights: CURVE, with one key pair that all processes of a run have.
 
-A server shows whoever connects that it has the secret key, and lets in only who has it too. What travels is encrypted,
-which costs 3 to 9 times the bare speed: a network that is trusted goes without.
+A server proves to each client that it has the secret key, and accepts only clients that have it too. The traffic is
+encrypted, which makes it 3 to 9 times slower: leave the key out on a trusted network.
 """
 
 import os
@@ -25,7 +25,7 @@ class CurveKey:
     secret: bytes = field(repr=False)
 
     def guard_server(self, socket: "zmq.Socket[bytes]", context: "zmq.Context[zmq.Socket[bytes]]") -> "Gate":
-        """Let only holders of the key into `socket`, which is not bound yet. Keep the gate, and close it at the end."""
+        """Make `socket`, which is not bound yet, accept only clients with the key. The caller must close the gate."""
         gate = Gate(self.public, context)
         socket.zap_domain = DOMAIN.encode()
         socket.curve_server = True
@@ -33,14 +33,14 @@ class CurveKey:
         return gate
 
     def guard_client(self, socket: "zmq.Socket[bytes]") -> None:
-        """Have `socket`, which is not connected yet, talk only to a holder of the key."""
+        """Make `socket`, which is not connected yet, connect only to servers with the key."""
         socket.curve_serverkey = self.public
         socket.curve_publickey = self.public
         socket.curve_secretkey = self.secret
 
 
 class Gate:
-    """Asked by ZeroMQ, once for every connection, whether the key that it was made with may come in."""
+    """Answers ZeroMQ's question, once for each connection, whether to accept the client's key."""
 
     def __init__(self, public: bytes, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         self._public = public
@@ -49,35 +49,37 @@ class Gate:
         self._authenticator.configure_curve_callback(DOMAIN, self)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """The name is pyzmq's."""
+        """Whether the client has the run's key. pyzmq gives the method this name."""
         return key == self._public
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop answering. Idempotent."""
         self._authenticator.stop()
 
 
 def new_secret() -> str:
-    """The secret half of a new key. Raises ConfigError."""
+    """Make a new key and return its secret half. Raises ConfigError."""
     _check_curve()
     return zmq.curve_keypair()[1].decode()
 
 
 def load_key(key_file: str) -> None:
-    """Put the key in `key_file` where this process and its children find it. Raises ConfigError.
+    """Put the key in `key_file` into the environment of this process and its children. Raises ConfigError.
 
-    What the environment holds already stands.
+    A key that is in the environment already takes precedence.
     """
     if key_file and not os.environ.get(KEY_VARIABLE):
         try:
             os.environ[KEY_VARIABLE] = Path(key_file).read_text().strip()
         except OSError as error:
-            raise ConfigError(f"`weights.key_file` {key_file}: {error.strerror}; `slipstream key` makes one") from None
+            raise ConfigError(
+                f"`weights.key_file` {key_file} cannot be read: {error.strerror}; `slipstream key` makes one"
+            ) from None
     key_from_environment()
 
 
 def key_from_environment() -> CurveKey | None:
-    """The run's key; None where it has none. Raises ConfigError."""
+    """The run's key; None if the environment has no key. Raises ConfigError."""
     secret = os.environ.get(KEY_VARIABLE, "").encode()
     if not secret:
         return None
@@ -86,12 +88,12 @@ def key_from_environment() -> CurveKey | None:
         return CurveKey(public=zmq.curve_public(secret), secret=secret)
     except (ValueError, zmq.ZMQError):
         raise ConfigError(
-            f"{KEY_VARIABLE}, or the file `weights.key_file`, must hold 40 characters as `slipstream key` makes them; "
-            f"got {len(secret)}, or characters that are none of its"
+            f"{KEY_VARIABLE}, or the file `weights.key_file`, must contain the 40 characters that `slipstream key` "
+            f"makes; got {len(secret)} characters, or characters that are not in its alphabet"
         ) from None
 
 
 def _check_curve() -> None:
     if not zmq.has("curve"):
-        raise ConfigError("this libzmq was built without CURVE, and weights are to travel under a key; install pyzmq's "
-                          "own wheel, which has it")  # fmt: skip
+        raise ConfigError("weights.key_file needs CURVE, and this libzmq was built without it; install pyzmq's own "
+                          "wheel, which includes it")  # fmt: skip

@@ -1,4 +1,4 @@
-"""A conversation that is written down, as the tokens that a policy would have read and written in it."""
+"""Turns a recorded conversation into tokens, as a policy would have read and sampled them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Branch:
-    """One token sequence; a chat template that rewrites what stands makes several of a conversation."""
+    """One token sequence of a conversation; there are several if the chat template rewrites earlier messages."""
 
     tokens: list[int] = field(default_factory=list)
-    loss_mask: list[bool] = field(default_factory=list)  # True on what the assistant wrote, where that is learnt from
+    loss_mask: list[bool] = field(default_factory=list)  # True on the assistant's tokens that are to be learned
 
     def add(self, tokens: list[int], *, learnt: bool) -> None:
         self.tokens += tokens
@@ -26,23 +26,23 @@ class Branch:
 
 
 class Tokeniser:
-    """Reads conversations for one model. Prompts are rendered as actors render them, by `common.chat.Chat`."""
+    """Tokenises conversations for one model. It renders prompts with `common.chat.Chat`, as actors do."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Raises ValueError for a chat template that does not close an assistant's words as actors expect."""
+        """Raises ValueError for a chat template that does not end an assistant's message as actors expect."""
         self._tokenizer = tokenizer
         self._encode = encoder(tokenizer)
         self._end = end_of_turn_text(tokenizer)
 
     def branches(self, messages: Sequence[Message], *, learn_from: int = 0) -> list[Branch]:
-        """The conversation, of which the assistant's messages from index `learn_from` on are learnt from.
+        """The token sequences of the conversation; the loss mask marks the assistant's messages from `learn_from` on.
 
-        What the assistant wrote ends with the end-of-turn token, as a policy samples it; what others said behind its
-        last message is left out. Raises ValueError where the assistant speaks first, or not at all.
+        Each assistant message ends with the end-of-turn token, as a policy samples it. Messages after the last
+        assistant message are left out. Raises ValueError if the first message is the assistant's, or if none is.
         """
         replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
         if not replies or replies[0] == 0:
-            raise ValueError("the assistant says nothing" if not replies else "the assistant speaks first")
+            raise ValueError("no message is the assistant's" if not replies else "the first message is the assistant's")
         chat = Chat(self._tokenizer)
         branches = [Branch()]
         opening = chat.open(tuple(messages[: replies[0]]))

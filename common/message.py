@@ -1,10 +1,10 @@
-"""What people, environments and policies say to each other."""
+"""One message between an environment and a policy."""
 
 import msgspec
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One message of a conversation, in the roles that chat templates know."""
+    """One message of a conversation, with a role that chat templates know."""
 
     role: str  # "system", "user", "assistant" or "tool"
     content: str

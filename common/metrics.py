@@ -1,9 +1,10 @@
-"""Numbers of one step: sums and counts while they come, divided once, written once.
+"""Collects and writes the metrics of each step: sums and counts, divided once and written once.
 
-One process writes: two writers in one TensorBoard directory lose points.
+Only one process may write: two writers in one TensorBoard directory lose points.
 """
 
 import json
+import logging
 import math
 import time
 from collections import defaultdict
@@ -18,11 +19,14 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.custom_scalar import layout_pb2, metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from common.config_error import ConfigError
 from common.run_dir import write_whole
+
+log = logging.getLogger(__name__)
 
 
 class Metrics:
-    """What one step measured. A mean is a sum and a count until `means` divides it."""
+    """The measurements of one step. Each mean is kept as a sum and a count until `means` divides them."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = defaultdict(float)
@@ -30,7 +34,7 @@ class Metrics:
         self.histograms: dict[str, list[float]] = {}
 
     def add(self, name: str, total: float, count: float = 1.0) -> None:
-        """Add `total`, which stands for `count` observations, to the mean `name`."""
+        """Add `total`, the sum of `count` observations, to the mean `name`."""
         self._sums[name] += total
         self._counts[name] += count
 
@@ -38,7 +42,7 @@ class Metrics:
         self.histograms.setdefault(name, []).extend(values)
 
     def means(self) -> dict[str, float]:
-        """Each mean; what has no observation is left out, not 0."""
+        """The means by name; one without observations is left out, not 0."""
         return {name: total / self._counts[name] for name, total in self._sums.items() if self._counts[name] > 0}
 
 
@@ -46,18 +50,21 @@ class MetricsWriter:
     """Appends to `metrics.jsonl` and to one TensorBoard event file."""
 
     def __init__(self, *, jsonl: Path, tensorboard: Path, resume_step: int | None = None) -> None:
-        """With `resume_step`, what was written at later steps is dropped from both: those steps are made again."""
+        """With `resume_step`, records of later steps are removed from both: those steps are made again.
+
+        Raises ConfigError if `jsonl` cannot be read.
+        """
         if resume_step is not None:
             _cut_after(jsonl, resume_step)
         self._jsonl = jsonl.open("a", buffering=1)
         self._events = EventFileWriter(str(tensorboard), flush_secs=5)
         if resume_step is not None:
-            # What TensorBoard calls a restart: points at this step and later, written before now, are purged.
+            # TensorBoard's mark of a restart: it discards earlier points at this step and later ones.
             restarted = SessionLog(status=SessionLog.START)
             self._events.add_event(Event(wall_time=time.time(), step=resume_step + 1, session_log=restarted))
 
     def lay_out(self, charts: Mapping[str, Sequence[str]]) -> None:
-        """Make TensorBoard's "Custom Scalars" tab show `charts`: of each title, the tags that match its expressions."""
+        """Define the charts of TensorBoard's "Custom Scalars" tab: each title with patterns of the tags to show."""
         shown = [
             layout_pb2.Chart(title=title, multiline=layout_pb2.MultilineChartContent(tag=tags))
             for title, tags in charts.items()
@@ -89,19 +96,38 @@ class MetricsWriter:
 
 
 def read_metrics(jsonl: Path) -> list[dict[str, float]]:
-    """Every whole line of a metrics file; a line that is being written is left out."""
+    """The records of a metrics file, without the last line if it is incomplete: it is being written.
+
+    Damaged lines are skipped, and their number is logged.
+    """
     if not jsonl.exists():
         return []
-    return [json.loads(line) for line in jsonl.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    lines = jsonl.read_bytes().splitlines(keepends=True)
+    records = [_record(line) for line in lines if line.endswith(b"\n")]
+    whole = [record for record in records if record is not None]
+    if len(whole) < len(records):
+        log.warning("%s: %d of %d lines are damaged and skipped", jsonl, len(records) - len(whole), len(records))
+    return whole
+
+
+def _record(line: bytes) -> dict[str, float] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
 
 
 def _cut_after(jsonl: Path, step: int) -> None:
-    kept = [record for record in read_metrics(jsonl) if record["step"] <= step]
-    write_whole(jsonl, "".join(json.dumps(record) + "\n" for record in kept))
+    try:
+        records = read_metrics(jsonl)
+    except OSError as error:
+        raise ConfigError(f"{jsonl} cannot be read: {error}; move it away, or restore it from a backup") from error
+    write_whole(jsonl, "".join(json.dumps(record) + "\n" for record in records if record["step"] <= step))
 
 
 def _finite(means: dict[str, float]) -> dict[str, float | None]:
-    # JSON has no NaN; null keeps the line readable and the fact visible.
+    # JSON has no NaN and no infinity; null keeps the line readable, and shows that there was no finite value.
     return {name: value if math.isfinite(value) else None for name, value in means.items()}
 
 

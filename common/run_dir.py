@@ -1,10 +1,15 @@
-"""The directory of a run: where each of its files is, and how it is written."""
+"""The directory of a run: the paths of its files, and functions that write them safely."""
 
 import json
 import os
 import time
 from pathlib import Path
 from typing import Any
+
+from common.config_error import ConfigError
+
+EARLIEST_S = 1.7e9  # unix time; no run is older than this program
+CLOCK_SKEW_S = 86_400.0  # between the hosts that write and read the file
 
 
 class RunDir:
@@ -35,12 +40,12 @@ class RunDir:
 
     @property
     def trajectories(self) -> Path:
-        """What each step was trained on: see replay.archive."""
+        """The archive of what each step was trained on: see replay.archive."""
         return self.path / "trajectories"
 
     @property
     def tally(self) -> Path:
-        """What the steps so far add up to."""
+        """The totals of all steps so far."""
         return self.path / "tally.json"
 
     @property
@@ -49,7 +54,7 @@ class RunDir:
 
     @property
     def model(self) -> Path:
-        """The tiny model, where the run made one."""
+        """The tiny model, if the run made one."""
         return self.path / "model"
 
     @property
@@ -59,7 +64,7 @@ class RunDir:
 
     @property
     def reference(self) -> Path:
-        """Policies that the objective holds on to, each under the step that it is of."""
+        """The reference policies, each in a folder named after its step."""
         return self.path / "reference"
 
     @property
@@ -69,7 +74,7 @@ class RunDir:
 
     @property
     def trained_adapters(self) -> Path:
-        """The last adapters alone, in peft's format, where the run trained adapters."""
+        """The last adapters in peft's format, if the run trained adapters."""
         return self.path / "trained_adapters"
 
     def log(self, process: str) -> Path:
@@ -81,15 +86,26 @@ class RunDir:
             folder.mkdir(parents=True, exist_ok=True)
 
     def start_clock(self) -> float:
-        """The unix time at which the run first started; the first caller says when."""
-        started = self.path / "started_at"
-        if not started.exists():
-            write_whole(started, repr(time.time()))
-        return float(started.read_text())
+        """The unix time at which the run first started. The first call writes it. Raises ConfigError."""
+        started, now_s = self.path / "started_at", time.time()
+        cure = f"write the unix time at which the run started into it, as in `date +%s -r {self.config} > {started}`"
+        if not started.exists() and not started.is_symlink():
+            if self.tally.exists():
+                raise ConfigError(f"{started} is missing; {cure}")
+            write_whole(started, repr(now_s))
+        try:
+            started_at_s = float(started.read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{started} is damaged: {error}; {cure}") from error
+        if not EARLIEST_S < started_at_s <= now_s + CLOCK_SKEW_S:
+            raise ConfigError(
+                f"{started} is damaged: it contains {started_at_s!r}, and the time now is {now_s:.0f}; {cure}"
+            )
+        return started_at_s
 
 
 def sync_path(path: Path) -> None:
-    """Return when a file's bytes, or the names in a folder, are on the disk."""
+    """Flush a file's bytes, or the names in a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -98,9 +114,9 @@ def sync_path(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Replace `path` in one go: a reader sees the old text or the new, also after a crash, or on a full disk.
+    """Replace `path` atomically: a reader sees the old text or the new one, also after a crash or on a full disk.
 
-    `mode` is of a new file, less what the process's umask takes from it.
+    A new file gets `mode`, reduced by the process's umask.
     """
     half = path.with_name(path.name + ".tmp")
     with os.fdopen(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
@@ -111,4 +127,5 @@ def write_whole(path: Path, text: str, *, mode: int = 0o666) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Replace `path` atomically with `value` as JSON."""
     write_whole(path, json.dumps(value, indent=2) + "\n")

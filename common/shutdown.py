@@ -1,4 +1,4 @@
-"""How a process ends in order: a signal asks, Ctrl-C after it insists, and children never outlive their parent."""
+"""Ends processes in order: a signal asks, a later Ctrl-C ends at once, and children do not outlive their parent."""
 
 import contextlib
 import ctypes
@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-EXIT_PREEMPTED = 75  # told to leave, and left in order: a supervisor may start it anew elsewhere
-LEAVE_S = 10.0  # beyond the drain: what it takes to hand in, give back and let go, when all goes wrong that may
+EXIT_PREEMPTED = 75  # asked to leave, and left in order: a supervisor may start it again elsewhere
+LEAVE_S = 10.0  # after the drain: enough to hand in partials, release leases and close, even if every call is slow
 # SIGUSR1 is what Slurm's `--signal=USR1@60` sends to a job that is about to be taken down.
 _EXIT_CODES = {int(signal.SIGTERM): EXIT_PREEMPTED, int(signal.SIGUSR1): EXIT_PREEMPTED, int(signal.SIGINT): 130}
 _PR_SET_PDEATHSIG = 1
@@ -19,10 +19,10 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Shutdown:
-    """Turns SIGTERM, SIGUSR1 and SIGINT into a flag that loops look at; a SIGINT after it ends the process at once.
+    """Turns SIGTERM, SIGUSR1 and SIGINT into a flag for the loops; a SIGINT after the first signal ends at once.
 
-    SIGTERM asks however often it comes: a scheduler that takes a host away signals a supervisor and its children alike,
-    and the supervisor signals them again.
+    A second SIGTERM changes nothing: a scheduler that takes a host away signals a supervisor and its children, and the
+    supervisor then signals the children again.
     """
 
     def __init__(self, *, at_once: Callable[[], None] = lambda: None) -> None:
@@ -46,13 +46,13 @@ class Shutdown:
         self.requested.set()
 
     def notice(self) -> None:
-        """Ask as SIGTERM does, from any thread: the host will be taken away."""
+        """Set the flag as SIGTERM does, from any thread: the host will be taken away."""
         self.signal = self.signal or int(signal.SIGTERM)
         self.requested.set()
 
     @contextlib.contextmanager
     def nothing_to_lose(self) -> Iterator[None]:
-        """While a process starts, and holds nothing that it would have to give back, the first signal ends it."""
+        """A context in which the first signal ends the process at once: it is starting and has nothing to give back."""
         self._nothing_to_lose = True
         try:
             yield
@@ -60,9 +60,10 @@ class Shutdown:
             self._nothing_to_lose = False
 
     def end_within(self, seconds: float) -> None:
-        """From the first signal on, this process has `seconds`: whatever hangs by then, it ends with code 75.
+        """End this process with code 75 `seconds` after the first signal, even if something hangs.
 
-        Who asks it to leave does not wait: the host goes, and what was not given back is found by its lease.
+        The host may be taken away at any time after the signal. Groups that were not given back are queued again when
+        their leases expire.
         """
 
         def watch() -> None:
@@ -79,12 +80,12 @@ class Shutdown:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel ask this process to end when `parent_pid`, which started it, ends, however it ends (Linux only).
+    """Make the kernel send SIGTERM to this process when its parent `parent_pid` ends for any reason (Linux only).
 
-    The wish survives exec, so a launcher may pass this as preexec_fn, with its own pid: then it holds for any program.
-    It is the thread that started this process whose end counts.
+    The setting survives exec, so a launcher may pass this function as preexec_fn, with its own pid, for any program.
+    The signal comes when the thread that started this process ends.
     """
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent_pid:  # it ended before the kernel heard the wish
+        if os.getppid() != parent_pid:  # it ended before the call to prctl
             os._exit(EXIT_PREEMPTED)

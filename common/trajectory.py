@@ -1,7 +1,7 @@
-"""The record of one attempt at one task: what was seen, what was sampled, by which policy, and what it earned.
+"""The record of one attempt at one task: the prompts, the sampled tokens, the policy versions and the rewards.
 
-One alignment rule: element i of every per-token array belongs to `tokens[i]`. Arrays are raw little-endian bytes, so a
-record of 4,096 tokens is 9 bytes a token and costs microseconds to encode; `numpy` views read them without a copy.
+One alignment rule: element i of every per-token array belongs to `tokens[i]`. Arrays are raw little-endian bytes, about
+9 bytes for each token. So a record of 4,096 tokens is encoded in microseconds, and `numpy` reads it without a copy.
 """
 
 import enum
@@ -13,14 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from common.kept_sets import KeptSets
+from common.versions import VersionArray
 from common.wire import SCHEMA, decode, encode
 
 MAX_POLICY_VERSION = 2**31 - 1
-MAX_TURNS = 1 << 12  # and branches; what hostile bytes may claim is refused before anything is made of it
+MAX_TURNS = 1 << 12  # also of branches; these limits bound the memory that a hostile record can cost
 MAX_SPANS = 1 << 14
 MAX_REWARDS = 64  # named components of one turn
-MAX_STATE_KEY = 256  # characters; longer keys are recorded by their digest
-MAX_REWARD = 1e12  # far beyond any that means something, and sums of such rewards stay finite
+MAX_STATE_KEY = 256  # characters; longer keys are recorded as their digest
+MAX_REWARD = 1e12  # far above any meaningful reward, and sums of such rewards stay finite
 
 TokenArray = npt.NDArray[np.int32]
 LogprobArray = npt.NDArray[np.float32]
@@ -28,32 +29,32 @@ MaskArray = npt.NDArray[np.bool_]
 
 
 class InvalidTrajectory(ValueError):
-    """A trajectory whose parts contradict each other; `check` says which."""
+    """A trajectory whose parts contradict each other; the message names them."""
 
 
 class StopReason(enum.Enum):
     """Why an episode ended."""
 
     DONE = "done"
-    """The environment said so."""
+    """The environment ended it."""
     MAX_TURNS = "max_turns"
-    """The task's allowance of turns is spent."""
+    """All turns that the task allows were used."""
     MAX_TOKENS = "max_tokens"
-    """The next prompt would not fit the context."""
+    """The next prompt would not fit into the context."""
     TIME_LIMIT = "time_limit"
-    """The episode outlasted its wall clock."""
+    """The episode took longer than its time limit."""
     ENV_ERROR = "env_error"
-    """The environment raised, hung or answered nonsense."""
+    """The environment raised an error, hung or gave a malformed answer."""
     INFRA_ERROR = "infra_error"
     """The engine, the network or the host failed."""
     PREEMPTED = "preempted"
-    """The actor was told to leave. With whole turns to its name, the record is a partial, and another may go on."""
+    """The actor was asked to leave. If there are whole turns, the record is a partial that another actor continues."""
     REPLAY_MISMATCH = "replay_mismatch"
-    """A partial's recorded actions had other observations in a fresh environment, so nobody can go on from it."""
+    """A partial's actions led to other observations in a fresh environment, so it cannot be continued."""
 
 
 class Outcome(enum.Enum):
-    """Whose doing the end was. Only POLICY may train; the others are redone, and never become a reward of 0."""
+    """What caused the end. Only POLICY is trained; the others are redone, and never become a reward of 0."""
 
     POLICY = "policy"
     TRUNCATED = "truncated"
@@ -65,7 +66,7 @@ class Outcome(enum.Enum):
 
 OUTCOME_OF = {
     StopReason.DONE: Outcome.POLICY,
-    # Turns and tokens are allowances the policy knows and spends itself; the wall clock is not.
+    # The policy itself uses up turns and tokens; the wall clock does not depend on it.
     StopReason.MAX_TURNS: Outcome.POLICY,
     StopReason.MAX_TOKENS: Outcome.POLICY,
     StopReason.TIME_LIMIT: Outcome.TRUNCATED,
@@ -77,9 +78,9 @@ OUTCOME_OF = {
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """No field has a default that could stand in for a fact: what is missing on the wire is an error.
+    """The base of all records. No field has a default: a field that is missing on the wire is an error.
 
-    Frozen records of numbers, text and records hold no cycles: the garbage collector need not walk them (`gc`).
+    Frozen records of numbers, text and records contain no cycles, so the garbage collector skips them (`gc=False`).
     """
 
 
@@ -96,21 +97,21 @@ class Task(_Record, frozen=True, kw_only=True):
 
 
 class Sampling(_Record, frozen=True, kw_only=True):
-    """The distribution that the tokens were drawn from."""
+    """The distribution from which tokens are sampled."""
 
-    temperature: float  # 0 is greedy
-    top_p: float  # 1 is off
-    top_k: int  # 0 is off
-    max_turn_tokens: int
+    temperature: Annotated[float, msgspec.Meta(ge=0.0, le=1000.0)]  # 0 is greedy
+    top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]  # 1 is off
+    top_k: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]  # 0 is off
+    max_turn_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 
     @property
     def is_cut(self) -> bool:
-        """Whether some tokens had no chance, so that the kept set of every sampled one is recorded."""
+        """Whether top-k or top-p excludes tokens; then the kept set of every sampled token is recorded."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
 
 
 class VersionSpan(_Record, frozen=True, kw_only=True):
-    """Sampled tokens [start, stop) came from `policy_version`."""
+    """The version that sampled the tokens [start, stop)."""
 
     start: int
     stop: int
@@ -122,22 +123,22 @@ class Turn(_Record, frozen=True, kw_only=True):
 
     start: int
     stop: int
-    # Of the state that the action was chosen in: equal for equal states of one task, "" where nobody can tell.
+    # Of the state in which the action was chosen: equal for equal states of one task; "" if unknown.
     state_key: Annotated[str, msgspec.Meta(max_length=MAX_STATE_KEY)]
-    # By named component; every turn says what it earned, 0 included.
+    # By named component; every turn has at least one, which may be 0.
     rewards: Annotated[dict[str, float], msgspec.Meta(max_length=MAX_REWARDS)]
     finish_reason: str  # "stop" (the policy ended its turn) or "length"
-    valid_action: bool  # the text held an action in the format that the prompt asked for
+    valid_action: bool  # the text contained an action in the format that the prompt asked for
     generate_s: float
     env_s: float
 
 
 class Provenance(_Record, frozen=True, kw_only=True):
-    """Where the trajectory was made, and what that costs."""
+    """The host that made the trajectory, and its price."""
 
     host: str
     instance_kind: str  # "reserved" or "spot"
-    price_per_hour: float  # dollars; 0 when not given
+    price_per_hour: float  # dollars; 0 if not configured
 
 
 class Trajectory(_Record, frozen=True, kw_only=True):
@@ -153,18 +154,18 @@ class Trajectory(_Record, frozen=True, kw_only=True):
     turns: Annotated[list[Turn], msgspec.Meta(max_length=MAX_TURNS)]
     tokens: bytes  # int32
     behaviour_logprobs: bytes  # float32, of the distribution in `sampling`; 0 on tokens that were not sampled
-    loss_mask: bytes  # a bit per token, little-endian: True on tokens the policy sampled
-    kept: KeptSets | None  # of the sampled tokens; None where `sampling` cuts nothing off
-    # Where a new token sequence begins; [0] unless the chat template rewrote history.
+    loss_mask: bytes  # one bit per token, little-endian: True on tokens that the policy sampled
+    kept: KeptSets | None  # of the sampled tokens; None if `sampling` excludes no tokens
+    # Where each token sequence begins; [0] unless the chat template rewrote earlier messages.
     branch_starts: Annotated[list[int], msgspec.Meta(max_length=MAX_TURNS)]
     # Over the sampled tokens, in order, without gaps.
     version_spans: Annotated[list[VersionSpan], msgspec.Meta(max_length=MAX_SPANS)]
     stop_reason: StopReason
     outcome: Outcome
-    score: float  # the task's own measure, in [0, 1], apart from any shaping of rewards
+    score: float  # the task's own measure in [0, 1], without any reward shaping
     success: bool
     sampling: Sampling
-    started_at_s: float  # unix time, of the actor's clock: for people, never for ordering
+    started_at_s: float  # unix time by the actor's clock: for people, never for ordering
     duration_s: float
     provenance: Provenance
 
@@ -174,7 +175,7 @@ class Trajectory(_Record, frozen=True, kw_only=True):
 
     @property
     def total_reward(self) -> float:
-        """The return: the sum of every component over every turn."""
+        """The return: the sum of all components over all turns."""
         return math.fsum(reward for turn in self.turns for reward in turn.rewards.values())
 
     @property
@@ -195,6 +196,13 @@ class Trajectory(_Record, frozen=True, kw_only=True):
         bits = np.frombuffer(self.loss_mask, dtype=np.uint8)
         return np.unpackbits(bits, count=self.num_tokens, bitorder="little").astype(np.bool_)
 
+    def policy_version_array(self) -> VersionArray:
+        """The version that sampled each token; 0 for tokens that were not sampled."""
+        versions = np.zeros(self.num_tokens, dtype=np.int32)
+        for span in self.version_spans:
+            versions[span.start : span.stop] = span.policy_version
+        return versions
+
 
 def pack_tokens(tokens: list[int]) -> bytes:
     return np.asarray(tokens, dtype="<i4").tobytes()
@@ -213,16 +221,17 @@ def encode_trajectory(trajectory: Trajectory, *, compress: bool = False) -> byte
 
 
 def decode_trajectory(frame: bytes | memoryview, *, max_bytes: int, vocab_size: int) -> Trajectory:
-    """Return a trajectory that holds together. Raises WireError, InvalidTrajectory."""
+    """Decode a trajectory and check it. Raises WireError, InvalidTrajectory."""
     trajectory = decode(Trajectory, frame, max_bytes=max_bytes)
     check(trajectory, vocab_size=vocab_size)
     return trajectory
 
 
 def check(trajectory: Trajectory, *, vocab_size: int) -> None:
-    """Raise InvalidTrajectory unless every part agrees with every other.
+    """Raise InvalidTrajectory unless all parts agree with each other.
 
-    Every insert and every claim pays for it: numpy looks at tokens, and the loops are over a few plain integers.
+    Every insert and every claim calls it, so it must be fast: numpy checks the tokens, and the loops are over a few
+    plain integers.
     """
     num_tokens = trajectory.num_tokens
     _check_arrays(trajectory, num_tokens, vocab_size)
@@ -232,26 +241,26 @@ def check(trajectory: Trajectory, *, vocab_size: int) -> None:
     sampled = _marked(stretches, num_tokens)
     if trajectory.loss_mask != np.packbits(sampled, bitorder="little").tobytes():
         num_masked = int(trajectory.loss_mask_array().sum())
-        raise InvalidTrajectory(f"loss_mask has {num_masked} tokens, the turns sampled {int(sampled.sum())}")
+        raise InvalidTrajectory(f"loss_mask marks {num_masked} tokens, the turns sampled {int(sampled.sum())}")
     if _versioned_stretches(trajectory.version_spans, num_tokens) != stretches:
-        raise InvalidTrajectory("version_spans do not cover the sampled tokens, and only those")
+        raise InvalidTrajectory("version_spans do not cover exactly the sampled tokens")
     if np.count_nonzero(np.greater(logprobs != 0, sampled)):
         raise InvalidTrajectory("behaviour_logprobs are not 0 on tokens that were not sampled")
     _check_kept(trajectory, sampled, vocab_size)
     if any(sampled[start] for start in trajectory.branch_starts):
-        raise InvalidTrajectory(f"branch_starts {trajectory.branch_starts} point at a sampled token, not at a prompt")
+        raise InvalidTrajectory(f"branch_starts {trajectory.branch_starts} point to a sampled token, not to a prompt")
 
 
 def _check_arrays(trajectory: Trajectory, num_tokens: int, vocab_size: int) -> None:
     if trajectory.schema != SCHEMA:
-        raise InvalidTrajectory(f"schema {trajectory.schema}, this program speaks {SCHEMA}")
+        raise InvalidTrajectory(f"schema is {trajectory.schema}, expected {SCHEMA}")
     if num_tokens == 0 or len(trajectory.tokens) != 4 * num_tokens:
-        raise InvalidTrajectory(f"tokens hold {len(trajectory.tokens)} bytes, not a positive multiple of 4")
+        raise InvalidTrajectory(f"tokens have {len(trajectory.tokens)} bytes, expected a positive multiple of 4")
     if len(trajectory.behaviour_logprobs) != 4 * num_tokens:
         raise InvalidTrajectory(f"{len(trajectory.behaviour_logprobs) // 4} behaviour_logprobs for {num_tokens} tokens")
     if len(trajectory.loss_mask) != -(-num_tokens // 8):
         raise InvalidTrajectory(f"loss_mask of {len(trajectory.loss_mask)} bytes for {num_tokens} tokens")
-    # As unsigned, what is below 0 is beyond any vocabulary.
+    # As unsigned numbers, negative ids are larger than any vocabulary.
     if np.frombuffer(trajectory.tokens, dtype="<u4").max() >= vocab_size:
         tokens = trajectory.token_array()
         raise InvalidTrajectory(f"token ids in [{tokens.min()}, {tokens.max()}], vocabulary is [0, {vocab_size})")
@@ -261,8 +270,8 @@ def _check_arrays(trajectory: Trajectory, num_tokens: int, vocab_size: int) -> N
 
 
 def _check_numbers(trajectory: Trajectory, logprobs: LogprobArray) -> None:
-    if not (logprobs.min() > -math.inf and logprobs.max() <= 1e-3):  # NaN is neither
-        raise InvalidTrajectory("behaviour_logprobs hold a value that is not finite, or above 0")
+    if not (logprobs.min() > -math.inf and logprobs.max() <= 1e-3):  # also false for NaN
+        raise InvalidTrajectory("behaviour_logprobs contain a value that is not finite, or above 0")
     if not 0.0 <= trajectory.score <= 1.0:
         raise InvalidTrajectory(f"score {trajectory.score} is outside [0, 1]")
     if trajectory.outcome is not OUTCOME_OF[trajectory.stop_reason]:
@@ -270,26 +279,28 @@ def _check_numbers(trajectory: Trajectory, logprobs: LogprobArray) -> None:
     num_turns, num_spans = len(trajectory.turns), len(trajectory.version_spans)
     if num_turns > MAX_TURNS or num_spans > MAX_SPANS:
         raise InvalidTrajectory(
-            f"{num_turns} turns and {num_spans} version spans, at most {MAX_TURNS} and {MAX_SPANS} are read"
+            f"{num_turns} turns and {num_spans} version spans, the limits are {MAX_TURNS} and {MAX_SPANS}"
         )
 
 
 def _sampled_stretches(turns: list[Turn], num_tokens: int) -> list[int]:
-    """Where sampled tokens begin and end, as [start, stop, start, stop]; turns that touch are one stretch."""
+    """Where sampled tokens begin and end, as [start, stop, start, stop]; adjacent turns are joined."""
     stretches: list[int] = []
     stop = 0
     for turn in turns:
         before, start, stop = stop, turn.start, turn.stop
         if not before <= start < stop <= num_tokens:
-            raise InvalidTrajectory(f"turn [{start}, {stop}) overlaps another or leaves the tokens")
+            raise InvalidTrajectory(f"turn [{start}, {stop}) overlaps another turn or exceeds the tokens")
         rewards = turn.rewards
         if not rewards:
-            raise InvalidTrajectory(f"turn [{start}, {stop}) carries no reward; 0 must be said")
+            raise InvalidTrajectory(f"turn [{start}, {stop}) has no reward; a reward of 0 must be given too")
         if len(rewards) > MAX_REWARDS:
-            raise InvalidTrajectory(f"turn [{start}, {stop}) carries {len(rewards)} rewards, more than {MAX_REWARDS}")
+            raise InvalidTrajectory(f"turn [{start}, {stop}) has {len(rewards)} rewards, more than {MAX_REWARDS}")
         for reward in rewards.values():
-            if not -MAX_REWARD <= reward <= MAX_REWARD:  # NaN is not
-                raise InvalidTrajectory(f"rewards {rewards} hold a value that is not finite, or beyond {MAX_REWARD:g}")
+            if not -MAX_REWARD <= reward <= MAX_REWARD:  # also true for NaN
+                raise InvalidTrajectory(
+                    f"rewards {rewards} contain a value that is not finite, or beyond {MAX_REWARD:g}"
+                )
         if len(turn.state_key) > MAX_STATE_KEY:
             raise InvalidTrajectory(
                 f"turn [{start}, {stop}) has a state_key of {len(turn.state_key)} characters, more than {MAX_STATE_KEY}"
@@ -306,7 +317,7 @@ def _sampled_stretches(turns: list[Turn], num_tokens: int) -> list[int]:
 def _check_kept(trajectory: Trajectory, sampled: MaskArray, vocab_size: int) -> None:
     kept, sampling = trajectory.kept, trajectory.sampling
     if (kept is not None) != sampling.is_cut:
-        raise InvalidTrajectory(f"{'no ' if kept is None else ''}kept sets, and the sampling was {sampling}")
+        raise InvalidTrajectory(f"{'no ' if kept is None else ''}kept sets, but the sampling was {sampling}")
     if kept is not None:
         contradiction = kept.contradiction(trajectory.token_array()[sampled], vocab_size=vocab_size)
         if contradiction:
@@ -314,7 +325,7 @@ def _check_kept(trajectory: Trajectory, sampled: MaskArray, vocab_size: int) -> 
 
 
 def _versioned_stretches(spans: list[VersionSpan], num_tokens: int) -> list[int]:
-    """Where tokens with a version begin and end, as for the turns."""
+    """Where tokens with a version begin and end, as [start, stop, start, stop]."""
     stretches: list[int] = []
     stop = 0
     for span in spans:
@@ -329,7 +340,7 @@ def _versioned_stretches(spans: list[VersionSpan], num_tokens: int) -> list[int]
 
 
 def _marked(stretches: list[int], num_tokens: int) -> MaskArray:
-    """True in the stretches. Joined from runs of bytes, which cost less than slices of an array."""
+    """A mask that is True inside the ranges. Joining runs of bytes is faster than assigning slices of an array."""
     runs: list[bytes] = []
     marked = 0
     for start, stop in zip(stretches[::2], stretches[1::2], strict=True):

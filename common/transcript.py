@@ -1,9 +1,9 @@
-"""What was said, from the tokens of a trajectory: shown to give those very tokens, or not claimed at all.
+"""Recovers the messages of an episode from the tokens of its trajectory, and verifies them by rendering them again.
 
-A trajectory holds tokens, not messages. So the chat template is run backwards: rendering a few probes shows what it
-writes around a message of each role, prompts are cut at these marks, and the messages found are played through `Chat`
-once more. They are the messages only if that gives every recorded prompt, token for token. What nobody can tell from
-tokens: a text that itself held the marks of a template is read as the messages that the policy took it for.
+A trajectory contains tokens, not messages. So the chat template is inverted. Rendering a few probes shows what the
+template writes around a message of each role; the prompts are split at these marks; and the messages are rendered again
+by `Chat`. They are accepted only if that gives every recorded prompt, token for token. One ambiguity remains: a text
+that itself contains the marks of the template is read as several messages, as the policy read it.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from common.trajectory import Trajectory
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-A, B, PROBE = "first words", "second words", "probe words"  # of which no template makes anything else
+A, B, PROBE = "first words", "second words", "probe words"  # texts that no template changes
 
 
 class Fidelity(enum.Enum):
-    """What the messages of a transcript give when they are rendered and encoded."""
+    """How exactly the messages of a transcript reproduce the recorded tokens."""
 
     TOKENS = "tokens"
-    """The recorded tokens, from the first to the last."""
+    """They give all recorded tokens, from the first to the last."""
     PROMPTS = "prompts"
-    """Every prompt as it was; a sampled text would be encoded otherwise, or the template rewrote what stood."""
+    """They give every prompt; but a sampled text is encoded differently, or the template rewrote earlier text."""
     NONE = "none"
-    """The messages could not be told from the tokens: there are only texts."""
+    """The messages could not be recovered: there are only the texts of the turns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnText:
-    """One turn as the tokenizer decodes it, special tokens included."""
+    """One turn as the tokenizer decodes it, including special tokens."""
 
-    prompt: str  # what was new before the generation; with `new_branch`, all of it
+    prompt: str  # the part of the prompt that was new; with `new_branch`, the whole prompt
     action: str
     new_branch: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transcript:
-    """What was said in one episode. `messages` is empty where `fidelity` is NONE."""
+    """The messages and texts of one episode. `messages` is empty if `fidelity` is NONE."""
 
     messages: list[Message]
     fidelity: Fidelity
@@ -57,7 +57,7 @@ class Transcript:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Prompt:
-    """The tokens before one generation, and those of the generation."""
+    """The new tokens before one generation, and the generated tokens."""
 
     tokens: list[int]
     sampled: list[int]
@@ -66,7 +66,7 @@ class _Prompt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Mark:
-    """What a template writes before and after the words of a role."""
+    """The text that a template writes before and after a message of a role."""
 
     role: str
     opening: str
@@ -74,25 +74,25 @@ class _Mark:
 
 
 class Transcriber:
-    """Reads trajectories with the tokenizer that they were made with. Its template is probed once."""
+    """Reads trajectories with their tokenizer, whose template is probed once."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._unsaid = end_tokens(tokenizer).union(tokenizer.all_special_ids)  # as `Chat` has it
+        self._ending = end_tokens(tokenizer).union(tokenizer.all_special_ids)  # the same as in `Chat`
         marks = _marks(tokenizer)
         self._assistant_closings = [mark.closing for mark in marks if mark.role == "assistant"]
         first = _rendered(tokenizer, [Message("user", A)])
         user = next((mark for mark in marks if mark.role == "user"), None)
         piece = f"{user.opening}{A}{user.closing}" if user else ""
-        self._prologue = self._as_decoded(first.removesuffix(piece))  # what stands before the first message
+        self._prologue = self._as_decoded(first.removesuffix(piece))  # the text before the first message
         prompting = _rendered(tokenizer, [Message("user", A)], add_generation_prompt=True)
         self._generation = self._as_decoded(prompting.removeprefix(first))
         probe = f"{first} {B}"
-        self._gap = "" if self._as_decoded(probe) == probe else " ?"  # a word-level tokenizer forgets its spaces
+        self._gap = "" if self._as_decoded(probe) == probe else " ?"  # a word-level tokenizer does not keep spaces
         self._patterns = self._patterns_of(marks)
 
     def turns(self, trajectory: Trajectory) -> list[TurnText]:
-        """Every turn as text: what is there to read whatever the template did."""
+        """Every turn as decoded text. This does not depend on the template."""
         return [
             TurnText(
                 prompt=self._decoded(prompt.tokens),
@@ -103,7 +103,7 @@ class Transcriber:
         ]
 
     def read(self, trajectory: Trajectory) -> Transcript:
-        """The messages and how true they are, and the text of every turn."""
+        """The transcript of a trajectory: its messages, their fidelity, and the text of every turn."""
         messages = self._messages(_prompts(trajectory))
         return Transcript(
             messages=messages or [],
@@ -112,21 +112,21 @@ class Transcriber:
         )
 
     def _messages(self, prompts: list[_Prompt]) -> list[Message] | None:
-        """The whole conversation; None unless `Chat` makes the recorded prompts of it."""
-        chat, said, ended_with = Chat(self._tokenizer), list[Message](), None
+        """The whole conversation; None unless `Chat` renders it to the recorded prompts."""
+        chat, messages, ended_with = Chat(self._tokenizer), list[Message](), None
         for prompt in prompts:
-            heard = self._heard(prompt, ended_with=ended_with)
-            if heard is None or not _gives(chat, heard, prompt, opening=not said):
+            observed = self._observed(prompt, ended_with=ended_with)
+            if observed is None or not _renders_to(chat, observed, prompt, opening=not messages):
                 return None
-            said += [*heard, Message("assistant", chat.reply(prompt.sampled))]
-            ended = prompt.sampled[-1] in self._unsaid
+            messages += [*observed, Message("assistant", chat.reply(prompt.sampled))]
+            ended = prompt.sampled[-1] in self._ending
             ended_with = self._decoded(prompt.sampled[-1:]) if ended else ""
-        return said
+        return messages
 
-    def _heard(self, prompt: _Prompt, *, ended_with: str | None) -> tuple[Message, ...] | None:
-        """What the environment may have said in `prompt`, behind a reply that `ended_with` a special token or "".
+    def _observed(self, prompt: _Prompt, *, ended_with: str | None) -> tuple[Message, ...] | None:
+        """The environment's messages in `prompt`, which follows a reply that `ended_with` a special token or "".
 
-        None where it is not made of messages.
+        None if the prompt cannot be split into messages.
         """
         text = self._decoded(prompt.tokens)
         if ended_with is None or prompt.new_branch:
@@ -137,10 +137,10 @@ class Transcriber:
         messages = next((reading for reading in readings if reading is not None), None)
         if messages is None:
             return None
-        return tuple(messages if ended_with is None else _behind_the_last_reply(messages))
+        return tuple(messages if ended_with is None else _after_last_reply(messages))
 
     def _cut(self, text: str) -> list[Message] | None:
-        """The messages that `text` is made of; None where it is not made of messages alone."""
+        """The messages in `text`; None if it contains anything else."""
         messages, position = list[Message](), 0
         while text[position:].strip(" ") != self._generation.strip(" "):
             for role, pattern in self._patterns:
@@ -154,17 +154,17 @@ class Transcriber:
         return messages
 
     def _patterns_of(self, marks: list[_Mark]) -> list[tuple[str, re.Pattern[str]]]:
-        """For each mark, the longest opening first, a message of its role with another or the end behind it."""
+        """A pattern for each mark, longest opening first: a message of its role, before another message or the end."""
         gap = self._gap
         openings = {re.escape(self._as_decoded(mark.opening)) for mark in marks}
         ends = [*sorted(openings), re.escape(self._generation) + r"\Z"]
-        behind = f"(?={gap}(?:{'|'.join(ends)}))"
+        followed = f"(?={gap}(?:{'|'.join(ends)}))"
         return [
             (
                 mark.role,
                 re.compile(
                     f"{gap}{re.escape(self._as_decoded(mark.opening))}{gap}(.*?)"
-                    f"{gap}{re.escape(self._as_decoded(mark.closing))}{behind}",
+                    f"{gap}{re.escape(self._as_decoded(mark.closing))}{followed}",
                     re.DOTALL,
                 ),
             )
@@ -197,35 +197,38 @@ def _prompts(trajectory: Trajectory) -> list[_Prompt]:
     return prompts
 
 
-def _gives(chat: Chat, heard: tuple[Message, ...], prompt: _Prompt, *, opening: bool) -> bool:
-    """Whether `chat`, told `heard`, writes exactly `prompt`."""
+def _renders_to(chat: Chat, messages: tuple[Message, ...], prompt: _Prompt, *, opening: bool) -> bool:
+    """Whether `chat`, extended by `messages`, renders exactly `prompt`."""
     try:
         if opening:
-            return chat.open(heard) == prompt.tokens
-        return chat.extend(heard) == Extension(tokens=prompt.tokens, new_branch=prompt.new_branch)
+            return chat.open(messages) == prompt.tokens
+        return chat.extend(messages) == Extension(tokens=prompt.tokens, new_branch=prompt.new_branch)
     except TemplateError:
         return False
 
 
-def _behind_the_last_reply(messages: list[Message]) -> list[Message]:
+def _after_last_reply(messages: list[Message]) -> list[Message]:
     last = max((place for place, message in enumerate(messages) if message.role == "assistant"), default=-1)
     return messages[last + 1 :]
 
 
 def _marks(tokenizer: PreTrainedTokenizerBase) -> list[_Mark]:
-    """What surrounds the words of each role, wherever the template takes a message of that role."""
+    """The marks of each role that the template accepts."""
     asked, answered = Message("user", A), Message("assistant", B)
     marks: list[_Mark] = []
-    for before, role, behind in (
+    for before, role, after in (
         ([asked, answered], "user", []),
         ([asked], "assistant", []),
-        ([asked], "assistant", [asked]),  # some write an answer otherwise once there is a question behind it
+        ([asked], "assistant", [asked]),  # some templates render an answer differently when a question follows it
         ([asked, answered], "tool", []),
         ([], "system", [asked]),
     ):
         try:
-            mark = _mark(tokenizer, before, role, behind, marks)
-        except (TemplateError, TypeError):  # a template refuses a role by the first, and chokes on one by the second
+            mark = _mark(tokenizer, before, role, after, marks)
+        except (
+            TemplateError,
+            TypeError,
+        ):  # a template rejects a role with the first, and crashes on it with the second
             continue
         if mark is not None and mark not in marks:
             marks.append(mark)
@@ -233,17 +236,17 @@ def _marks(tokenizer: PreTrainedTokenizerBase) -> list[_Mark]:
 
 
 def _mark(
-    tokenizer: PreTrainedTokenizerBase, before: list[Message], role: str, behind: list[Message], known: list[_Mark]
+    tokenizer: PreTrainedTokenizerBase, before: list[Message], role: str, after: list[Message], known: list[_Mark]
 ) -> _Mark | None:
-    whole = _rendered(tokenizer, [*before, Message(role, PROBE), *behind])
-    standing = _rendered(tokenizer, before) if before else ""
+    whole = _rendered(tokenizer, [*before, Message(role, PROBE), *after])
+    earlier = _rendered(tokenizer, before) if before else ""
     rest = ""
-    if behind:
+    if after:
         user = next(mark for mark in known if mark.role == "user")
-        rest = f"{user.opening}{behind[0].content}{user.closing}"
-    if not whole.startswith(standing) or not whole.endswith(rest) or whole.count(PROBE) != 1:
+        rest = f"{user.opening}{after[0].content}{user.closing}"
+    if not whole.startswith(earlier) or not whole.endswith(rest) or whole.count(PROBE) != 1:
         return None
-    opening, closing = whole[len(standing) : len(whole) - len(rest)].split(PROBE)
+    opening, closing = whole[len(earlier) : len(whole) - len(rest)].split(PROBE)
     return _Mark(role=role, opening=opening, closing=closing) if opening or closing else None
 
 

@@ -1,8 +1,8 @@
-"""The manifest of one published set of weights, and where it is offered.
+"""The manifest of one published set of weights, and the offer that announces it.
 
-A set of weights is one flat byte buffer: the tensors one after another, each at its offset. It travels whole, or as an
-anchor (an earlier version, whole) and the deltas since; the manifest comes last, and its hashes are of the final bytes,
-so that what a receiver commits is what was published, whichever way it came.
+A set of weights is one flat byte buffer: the tensors one after another, each at its offset. It is sent as a full
+snapshot, or as an anchor (the full snapshot of an earlier version) and the deltas since. The manifest's hashes are of
+the final bytes, so a receiver verifies the result in the same way for both.
 """
 
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ from common.chunks import Blob
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ALIGN_BYTES = 64
-DOWN, UP = ".lora_A", ".lora_B"  # behind a weight's name, that of its adapter's A, [rank, in], and B, [out, rank]
+DOWN, UP = ".lora_A", ".lora_B"  # suffixes of a weight's name for its adapter's A, [rank, in], and B, [out, rank]
 
 
 class WeightsError(ValueError):
-    """Bytes that are not the weights which their manifest describes."""
+    """Bytes that differ from the weights in their manifest."""
 
 
 class TensorEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,57 +33,57 @@ class TensorEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Anchor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An earlier version that can be had whole: the same tensors at the same places."""
+    """An earlier version that is offered as a full snapshot: the same tensors at the same offsets."""
 
     root: str
-    xxh3: list[int]  # of each tensor
+    xxh3: list[int]  # one hash for each tensor
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What leads from one set of weights to the next; `common.delta` says what its blob holds."""
+    """The changes from one set of weights to the next; `common.delta` defines the format of its blob."""
 
-    base: str  # root hash of the weights that it changes
+    base: str  # root hash of the weights to which it applies
     blob: Blob
 
 
 class Adapted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What published adapters belong to: the weight W stands for W + scaling B A."""
+    """The base of published adapters: each adapted weight W becomes W + scaling B A."""
 
     root: str  # of the model's folder, see `common.model_folder`
     scaling: float  # alpha / rank
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a published version is made of, and out of what it can be made."""
+    """The contents of a published version, and the blobs from which it can be built."""
 
     policy_version: int
-    learner_epoch: int  # the fence: a learner of an older epoch can publish nothing
+    learner_epoch: int  # a learner of an older epoch cannot publish
     tensors: list[TensorEntry]
     num_bytes: int
     root: str  # xxh3-128 over the entries, in hex: names this version's bytes
-    adapted: Adapted | None  # None where the tensors are the weights themselves, else they are adapters
-    anchor: Anchor | None  # what a newcomer begins with; None is this version itself, whole
-    # Each leads to the base of the next, the last one to this version; the anchor is among the bases.
+    adapted: Adapted | None  # None if the tensors are the weights; otherwise they are adapters
+    anchor: Anchor | None  # the snapshot that a new receiver pulls first; None: a full snapshot of this version
+    # Each delta gives the base of the next one, and the last one gives this version; the anchor is one of the bases.
     deltas: list[Delta]
 
 
 class Invitation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One attempt at a broadcast: who is asked to acknowledge it."""
+    """One attempt at a broadcast: the actors that are asked to acknowledge it."""
 
-    number: int  # counts up in Redis, so that a late acknowledgement of an earlier attempt means nothing
+    number: int  # rises in Redis, so that a late acknowledgement of an earlier attempt is ignored
     actors: list[str]
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The newest published weights, as `latest` in Redis says, and the ways to get them."""
+    """One published version and how to get it; `latest` in Redis is the newest offer."""
 
     manifest: Manifest
     pull_endpoint: str  # ZeroMQ address of the publisher
-    invitation: Invitation | None = None  # None where nobody asked for broadcast
+    invitation: Invitation | None = None  # None if no actor is registered for broadcasts
 
 
 def layout(shapes: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[TensorEntry]:
-    """Place (name, dtype, shape) one after another, aligned. The hashes are still 0: see `sealed`."""
+    """Place the tensors (name, dtype, shape) one after another, aligned. Their hashes stay 0 until `sealed`."""
     entries, offset = [], 0
     for name, dtype, shape in shapes:
         num_bytes = DTYPE_BYTES[dtype]
@@ -97,7 +97,7 @@ def layout(shapes: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[TensorEnt
 
 
 def buffer_bytes(entries: list[TensorEntry]) -> int:
-    """The size of the flat buffer that holds `entries`."""
+    """The size of the flat buffer for `entries`."""
     if not entries:
         return 0
     return entries[-1].offset + -(-entries[-1].num_bytes // ALIGN_BYTES) * ALIGN_BYTES
@@ -134,7 +134,7 @@ def verify(manifest: Manifest, buffer: memoryview) -> None:
 
 
 def deltas_from(manifest: Manifest, root: str) -> list[Delta] | None:
-    """The deltas that turn the weights `root` into this version: none if they are it. None where no way is known."""
+    """The deltas that turn the weights `root` into this version; [] if they are this version, None if unknown."""
     if root == manifest.root:
         return []
     for index in reversed(range(len(manifest.deltas))):
@@ -144,24 +144,29 @@ def deltas_from(manifest: Manifest, root: str) -> list[Delta] | None:
 
 
 def anchor_blob(manifest: Manifest) -> Blob:
-    """The whole weights that a newcomer pulls first."""
+    """The full snapshot that a new receiver pulls first."""
     root = manifest.anchor.root if manifest.anchor else manifest.root
     return Blob(root=root, num_bytes=manifest.num_bytes)
 
 
 def blobs(manifest: Manifest) -> list[Blob]:
-    """All that can be pulled of this version: its anchor first, then its deltas, oldest first."""
+    """All blobs of this version: the anchor, then the deltas, oldest first."""
     return [anchor_blob(manifest), *(delta.blob for delta in manifest.deltas)]
 
 
 def check_blob(manifest: Manifest, blob: Blob, data: memoryview) -> None:
-    """Raise WeightsError unless `data` is what `manifest` calls `blob`."""
+    """Raise WeightsError unless the bytes `data` of `blob` match the hashes in `manifest`."""
     if blob != anchor_blob(manifest):
         if xxhash.xxh3_128_hexdigest(data) != blob.root:
             raise WeightsError(f"version {manifest.policy_version}: delta {blob.root} does not match its hash")
     elif manifest.anchor is None:
         verify(manifest, data)
     else:
+        if len(manifest.anchor.xxh3) != len(manifest.tensors):
+            raise WeightsError(
+                f"version {manifest.policy_version}: {len(manifest.anchor.xxh3)} hashes of its anchor for "
+                f"{len(manifest.tensors)} tensors"
+            )
         hashes = zip(manifest.tensors, manifest.anchor.xxh3, strict=True)
         tensors = [msgspec.structs.replace(entry, xxh3=xxh3) for entry, xxh3 in hashes]
         _verify_whole(manifest, tensors, blob.root, data)

@@ -1,0 +1,58 @@
+"""The headline numbers of a run: reward and success of the newest finished episodes, before any group is dropped."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+NUM_EPISODES = 400  # enough to know the success rate to within 0.05
+Z = 1.96  # 95 % of a normal distribution lie within this many standard deviations
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Headline:
+    """The means over the newest `num_episodes`; `low` to `high` is the 95 % interval of `success`."""
+
+    num_episodes: int
+    reward: float
+    success: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"success {self.success:.3f} ({self.low:.2f} to {self.high:.2f})  reward {self.reward:.3f}"
+
+
+def headline(records: Sequence[Mapping[str, float]]) -> Headline | None:
+    """The means over the newest of a run's `records`, as many as contain NUM_EPISODES episodes together.
+
+    Over all records if they contain fewer; None if no episode has ended.
+    """
+    num_episodes, rewards, successes = 0.0, 0.0, 0.0
+    for record in reversed(records):
+        if num_episodes >= NUM_EPISODES:
+            break
+        if "produced/success" in record:
+            count = record["produced/episodes"]
+            num_episodes += count
+            rewards += count * record["produced/reward"]
+            successes += count * record["produced/success"]
+    if not num_episodes:
+        return None
+    success = successes / num_episodes
+    low, high = wilson(success, round(num_episodes))
+    return Headline(
+        num_episodes=round(num_episodes), reward=rewards / num_episodes, success=success, low=low, high=high
+    )  # fmt: skip
+
+
+def wilson(rate: float, count: int) -> tuple[float, float]:
+    """The 95 % interval of a probability, from the observed `rate` in `count` independent trials (Wilson, 1927).
+
+        (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
+
+    9 of 10: 0.596 to 0.982. 0 of 10: 0 to 0.278.
+    """
+    square = Z * Z / count
+    middle = rate + square / 2
+    reach = math.sqrt(square * (rate * (1 - rate) + square / 4))
+    return (middle - reach) / (1 + square), (middle + reach) / (1 + square)

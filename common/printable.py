@@ -1,0 +1,19 @@
+"""Makes text of models, environments and other processes safe to show in a terminal."""
+
+
+def printable(text: str) -> str:
+    """`text` with every character that is not visible escaped, as \\x1b or \\u202e or \\n.
+
+    Such text cannot move the cursor, hide itself or reorder its neighbours. With `rich`, show the result as a
+    `rich.text.Text`: rich interprets markup in plain strings.
+    """
+    return "".join(character if character.isprintable() else _escape(character) for character in text)
+
+
+def printable_block(text: str) -> str:
+    """`text` with its line breaks, and each line made printable."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,63 @@
+"""Loads the tokenizer of a model's folder, and hashes it: with the same hash, a conversation has the same tokens."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from common.chat import end_tokens
+from common.config_error import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@contextlib.contextmanager
+def no_own_code(folder: Path | str) -> Iterator[None]:
+    """Raise ConfigError if transformers or vLLM, in the block, needs Python code from the folder."""
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ConfigError(
+            f"`model.path` {folder} needs Python code from its folder (`auto_map`), which is never run; use a model "
+            "that transformers supports"
+        ) from error
+
+
+def load_tokenizer(folder: Path | str) -> "PreTrainedTokenizerBase":
+    """Load the tokenizer in `folder`. Raises ConfigError if it is missing, unreadable, or needs Python code."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerBase  # here, so that importing `common` does not need it
+
+    try:
+        with no_own_code(folder):
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except ConfigError:
+        raise
+    except Exception as error:  # the tokenizer libraries raise many types for a damaged file
+        raise ConfigError(
+            f"`model.path` {folder} has no readable tokenizer: {' '.join(str(error).split())}; save it there again "
+            "with save_pretrained, or restore it from a backup"
+        ) from error
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    return tokenizer
+
+
+def tokenizer_root(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """xxh3-128 in hex over the tokenizer's rules, its chat template, and the tokens that end a turn."""
+    if tokenizer.is_fast:
+        makes = json.loads(tokenizer.backend_tokenizer.to_str())
+        makes |= {"truncation": None, "padding": None}  # `common.chat.encoder` turns both off
+    else:
+        makes = {"kind": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+    known = {
+        "makes": makes,
+        "template": tokenizer.chat_template,
+        "special": sorted(tokenizer.all_special_ids),
+        "ends": sorted(end_tokens(tokenizer)),
+    }
+    return xxhash.xxh3_128_hexdigest(json.dumps(known, sort_keys=True).encode())
