@@ -1,23 +1,25 @@
-"""What each optimizer step was trained on, in the run's directory: enough to train it again without any actor.
+"""The archive: what each optimizer step was trained on, so that it can be trained again without any actor.
 
-    trajectories/step_000012.epoch_3.bin     a header, then a frame for each group, in the order of training
+    trajectories/step_000012.epoch_3.bin     a header, a frame for each group in training order, a hash of the frames
 
-A file is there whole or not at all, however its writer is killed. After `sync` it survives a loss of power too; that
-comes before the checkpoint that covers the step, so what a checkpoint holds can always be trained again. A learner that
-resumes from step s cuts what lies after s. The epoch is the writer's: a learner that was fenced out while it held a
-claim writes beside its successor, not over it.
+A file exists whole or not at all, even when its writer is killed. After `sync` it also survives a power failure. The
+learner calls `sync` before it writes the checkpoint that covers the step, so every step that a checkpoint covers can be
+trained again. A learner that resumes from step s removes the later steps. The epoch in the name is the writer's: a
+learner that is fenced out in the middle of a claim does not overwrite a file of its successor.
 """
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
+import xxhash
 
 from common.archive import read_frames, write_frames
 from common.run_dir import sync_path
 from common.trajectory import InvalidTrajectory, Outcome, check
+from common.versions import Resumption
 from common.wire import SCHEMA, WireError, decode, encode
 from replay.ticket import Group, Ticket
 
@@ -29,11 +31,12 @@ class ArchiveError(RuntimeError):
 
 
 class ArchivedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One optimizer step, but for the weights that it began with."""
+    """Everything that one optimizer step consumed, except the weights that it began with."""
 
     step: int  # from 1
     policy_version: int  # of the weights that it began with
-    conditions: dict[str, str]  # what else its arithmetic depended on, by name
+    resumptions: tuple[Resumption, ...] = ()  # those before that version, in order
+    conditions: dict[str, str]  # by name: everything else that changes the result of the arithmetic
     groups: list[Group]  # in the order in which they were trained
 
 
@@ -42,18 +45,19 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     run_id: str
     step: int
     policy_version: int
+    resumptions: tuple[Resumption, ...] = ()
     conditions: dict[str, str]
     num_groups: int
 
 
 class _Ticketed(msgspec.Struct, frozen=True):
-    """Of a group, the ticket alone."""
+    """The ticket of a group, without its trajectories."""
 
     ticket: Ticket
 
 
 class ArchiveWriter:
-    """Adds to a run's archive the steps that one learner makes."""
+    """Appends the steps of one learner to the archive of its run."""
 
     def __init__(self, folder: Path, run_id: str, *, epoch: int) -> None:
         self._folder = folder
@@ -62,13 +66,13 @@ class ArchiveWriter:
         self._unsynced: list[Path] = []
 
     def append(self, archived: ArchivedStep) -> None:
-        """Write one step; a killed process does not undo it from here on. Raises ArchiveError."""
+        """Write one step. It survives a killed process from here on. Raises ArchiveError."""
         path = self._folder / f"step_{archived.step:06d}.epoch_{self._epoch}.bin"
         unnamed = path.with_suffix(".tmp")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with unnamed.open("wb") as file:
-                write_frames(file, self._frames(archived))
+                write_frames(file, _with_hash(self._frames(archived)))
             unnamed.replace(path)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -77,7 +81,7 @@ class ArchiveWriter:
         self._unsynced.append(path)
 
     def sync(self) -> None:
-        """Make what was appended durable: a loss of power does not undo it from here on. Raises ArchiveError."""
+        """Flush every appended step to disk, so that it survives a power failure. Raises ArchiveError."""
         if not self._unsynced:
             return
         for path in [*self._unsynced, self._folder, self._folder.parent]:
@@ -88,7 +92,10 @@ class ArchiveWriter:
         self._unsynced.clear()
 
     def cut_after(self, step: int) -> None:
-        """Remove every later step and what a killed writer left. Newest first: a crash half-way leaves no gap."""
+        """Remove every step after `step`, and the temporary files of a killed writer.
+
+        The newest goes first, so that a crash half-way leaves no gap.
+        """
         for later, _, path in sorted(_files(self._folder), reverse=True):
             if later > step:
                 path.unlink()
@@ -101,62 +108,67 @@ class ArchiveWriter:
             run_id=self._run_id,
             step=archived.step,
             policy_version=archived.policy_version,
+            resumptions=archived.resumptions,
             conditions=archived.conditions,
             num_groups=len(archived.groups),
         )
         yield encode(header, compress=True)
         for group in archived.groups:
-            yield encode(
-                group, compress=True
-            )  # siblings have much in common: a frame each would be three times as long
+            # One frame for the whole group: its members have much in common, and separate frames take three times as
+            # much space.
+            yield encode(group, compress=True)
 
 
 class Archive:
-    """The steps of one run, as they are when it is made."""
+    """The archived steps of one run, listed once, when the object is made."""
 
     def __init__(self, folder: Path, run_id: str) -> None:
         self._folder = folder
         self._run_id = run_id
-        self._paths = {step: path for step, _, path in sorted(_files(folder))}  # of a step, by the latest epoch
+        self._paths = {step: path for step, _, path in sorted(_files(folder))}  # of each step, the latest epoch's file
 
     @property
     def last_step(self) -> int:
-        """0 where there is none."""
+        """The last archived step; 0 if there is no step."""
         return max(self._paths, default=0)
 
     @property
     def steps(self) -> list[int]:
-        """Those that are there, in order."""
+        """The archived steps, in order."""
         return list(self._paths)
 
     def group_ids(self, step: int, *, max_group_bytes: int) -> list[int]:
-        """Those of one step, in the order in which they were trained. Raises ArchiveError as `conditions` does."""
+        """The ids of one step's groups, in training order. Raises ArchiveError if the file is missing or damaged."""
         path = self._path(step)
         with _explained(path, step):
-            frames = read_frames(path, max_bytes=max_group_bytes)
+            frames = _checked_frames(path, max_bytes=max_group_bytes)
             self._header(frames, step)
             return [decode(_Ticketed, frame, max_bytes=max_group_bytes).ticket.group_id for frame in frames]
 
     def read(self, step: int, *, vocab_size: int, max_group_bytes: int) -> ArchivedStep:
         """One step as it was trained.
 
-        Raises ArchiveError where it is missing, damaged, of another run, or holds what its tickets do not allow.
+        Raises ArchiveError if the file is missing, damaged or of another run, or if a group does not match its ticket.
         """
         path = self._path(step)
         with _explained(path, step):
-            frames = read_frames(path, max_bytes=max_group_bytes)
+            frames = _checked_frames(path, max_bytes=max_group_bytes)
             header = self._header(frames, step)
             groups = [decode(Group, frame, max_bytes=max_group_bytes) for frame in frames]
             if len(groups) != header.num_groups or not groups:
-                raise WireError(f"it holds {len(groups)} groups and says {header.num_groups}")
+                raise WireError(f"it holds {len(groups)} groups, and its header declares {header.num_groups}")
             for group in groups:
                 self._check(group, vocab_size)
         return ArchivedStep(
-            step=step, policy_version=header.policy_version, conditions=header.conditions, groups=groups
-        )  # fmt: skip
+            step=step,
+            policy_version=header.policy_version,
+            resumptions=header.resumptions,
+            conditions=header.conditions,
+            groups=groups,
+        )
 
     def conditions(self, step: int) -> dict[str, str]:
-        """Those of one step. Raises ArchiveError as `read` does, as far as the header tells."""
+        """The conditions of one step, from its header alone. Raises ArchiveError if the header cannot be read."""
         path = self._path(step)
         with _explained(path, step):
             return self._header(read_frames(path), step).conditions
@@ -165,13 +177,15 @@ class Archive:
         header = decode(_Header, next(frames, b""))
         found, wanted = (header.schema, header.run_id, header.step), (SCHEMA, self._run_id, step)
         if found != wanted:
-            raise WireError(f"its (schema, run, step) are {found}, not {wanted}")
+            raise WireError(f"its (schema, run, step) are {found}, expected {wanted}")
         return header
 
     def _check(self, group: Group, vocab_size: int) -> None:
         ticket, members = group.ticket, [trajectory.member for trajectory in group.trajectories]
         if not members or members != list(range(ticket.num_members)):
-            raise InvalidTrajectory(f"group {ticket.group_id} has members {members} of {ticket.num_members}")
+            raise InvalidTrajectory(
+                f"group {ticket.group_id} has members {members}, expected 0 to {ticket.num_members - 1}"
+            )
         for trajectory in group.trajectories:
             check(trajectory, vocab_size=vocab_size)
             ticket.check_owns(trajectory, run_id=self._run_id, outcome=Outcome.POLICY)
@@ -190,10 +204,30 @@ def _explained(path: Path, step: int) -> Iterator[None]:
         raise ArchiveError(f"{path} cannot be trained on: {error}; {_way_out(step)}") from error
 
 
+def _with_hash(frames: Iterable[bytes]) -> Iterator[bytes]:
+    digest = xxhash.xxh3_128()
+    for frame in frames:
+        digest.update(frame)
+        yield frame
+    yield digest.digest()
+
+
+def _checked_frames(path: Path, *, max_bytes: int) -> Iterator[bytes]:
+    """The frames without their hash. Raises WireError after the last one if they do not match it."""
+    digest, last = xxhash.xxh3_128(), None
+    for frame in read_frames(path, max_bytes=max_bytes):
+        if last is not None:
+            digest.update(last)
+            yield last
+        last = frame
+    if last != digest.digest():
+        raise WireError("its frames do not match their hash")
+
+
 def _way_out(step: int) -> str:
     if step == 1:
-        return "nothing can be trained again without it"
-    return f"what comes before it can be trained again by learner.steps={step - 1}"
+        return "no step can be trained again without it"
+    return f"set learner.steps={step - 1} to train only the steps before it again"
 
 
 def _files(folder: Path) -> Iterator[tuple[int, int, Path]]:
@@ -205,6 +239,6 @@ def _files(folder: Path) -> Iterator[tuple[int, int, Path]]:
 
 def _unwritten(path: Path, error: OSError) -> ArchiveError:
     return ArchiveError(
-        f"cannot archive {path}: {error}; make room or mend the disk, or do without by `replay.archive=false`; the run "
-        "goes on from its newest checkpoint"
+        f"cannot write {path} to the archive: {error}; free some space or repair the disk, or turn the archive off by "
+        "`replay.archive=false`; the run continues from its newest checkpoint"
     )

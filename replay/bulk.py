@@ -1,8 +1,8 @@
-"""The buffer's two hot calls: a payload stored and committed, and payloads read, past redis-py's pipeline and parser.
+"""The buffer's two hot calls, without redis-py's pipeline and parser: store and commit payloads, and read payloads.
 
-A connection is borrowed from the client's own pool, so that the address, password, TLS and timeouts are the client's,
-and so are its retries: a call that met an error on its way has its connection closed and is made again on a new one,
-from the first request without a reply. What is sent must bear being sent twice.
+Connections come from the client's own pool, so address, password, TLS, timeouts and retries are the client's. After an
+error the connection is closed, and the call is retried on a new one, from the first request without a reply. So every
+request must be idempotent.
 """
 
 import itertools
@@ -18,32 +18,32 @@ from common.connection import CALL_TIMEOUT_S, follow, node_of
 from common.patience import passes, patiently
 from common.wire import WireError
 
-WINDOW = 4  # requests under way: the server has the next one while a reply travels
-REQUEST_NAMES = 4  # payloads that one request asks for: the server sends the first once it has found the last
-READ_AHEAD = 2  # such requests under way: the server works on one while what came of another is made use of
-CHUNK_BYTES = 1 << 20  # what a thread keeps to read into; what does not fit is read into memory of its own
+WINDOW = 4  # requests in flight: the server has the next one while a reply travels
+REQUEST_NAMES = 4  # payloads in one read request: the server replies after it has found all of them
+READ_AHEAD = 2  # read requests in flight: the server works on one while the payloads of another are decoded
+CHUNK_BYTES = 1 << 20  # of each thread's receive buffer; a larger payload gets a buffer of its own
 LINE_BYTES = 64  # enough for the line that declares a payload
 MAX_LINE_BYTES = 1 << 16
 
 T = TypeVar("T")
 Payload = memoryview | WireError | None
-"""What was read: the bytes; why they were refused; None for what is not there."""
+"""What was read: the bytes, or the reason for refusing them, or None for a missing key."""
 
 
 class Bulk:
     """The bulk path of one client. Threads may share it."""
 
     def __init__(self, client: redis.Redis, home: str, *, max_bytes: int) -> None:
-        """All keys live where `home` does. Payloads of more than `max_bytes` are not read."""
+        """All keys live on the node that holds `home`. Payloads larger than `max_bytes` are refused."""
         self._client = client
         self._home = home
         self._max_bytes = max_bytes
         self._thread = threading.local()
 
     def exchange(self, requests: Iterable[bytes], *, num_replies: int) -> list[list[Any]]:
-        """Send each request, WINDOW at a time; return its `num_replies` replies, an error as itself.
+        """Send the requests, WINDOW at a time; return the `num_replies` replies of each, with errors as values.
 
-        Raises what the client raises where the server stays away, and what `requests` raises.
+        Raises what `requests` raises, and what the client raises when the server does not answer in time.
         """
         replies: list[list[Any]] = []
         to_send, unanswered = iter(requests), deque[bytes]()
@@ -64,9 +64,9 @@ class Bulk:
         return replies
 
     def read(self, names: Sequence[str], use: Callable[[int, Payload], T]) -> list[T]:
-        """What `use` makes of each payload, given its index among `names`; while it does, the next are on their way.
+        """Call `use` with the index and the payload of each name; return its results.
 
-        A payload is in memory that the next one overwrites.
+        The next payloads arrive meanwhile. Each one overwrites the memory of the one before it.
         """
         if not hasattr(self._thread, "chunk"):
             self._thread.chunk = bytearray(CHUNK_BYTES)
@@ -80,7 +80,7 @@ class Bulk:
                     _send(connection, packed(("MGET", *request)))
 
             ask(READ_AHEAD)
-            # redis-py has no public way to the socket, nor from an error's words to its class.
+            # redis-py has no public access to the socket, and no public function from an error reply to its class.
             receiver = _Receiver(connection._sock, self._thread.chunk)
             while len(used) < len(names):
                 head = receiver.head()
@@ -101,7 +101,7 @@ class Bulk:
             try:
                 return talk(connection)
             except BaseException as error:
-                connection.disconnect()  # replies may be under way that nobody will read
+                connection.disconnect()  # replies that no call will read may be in flight
                 if isinstance(error, redis.exceptions.MovedError):
                     follow(self._client, error)
                 raise
@@ -112,7 +112,7 @@ class Bulk:
 
 
 def packed(*commands: Sequence[bytes | str | int]) -> bytes:
-    """Commands as they go over the wire, one after the other; the one copy of a payload that is made."""
+    """The commands in Redis's wire format, one after another. This is the only copy of a payload."""
     pieces = []
     for arguments in commands:
         pieces.append(b"*%d\r\n" % len(arguments))
@@ -123,7 +123,7 @@ def packed(*commands: Sequence[bytes | str | int]) -> bytes:
 
 
 def _send(connection: Any, request: bytes) -> None:
-    """No check of its health first: the answer would be behind the replies that are under way."""
+    """Send without redis-py's health check: its reply would come after the replies in flight."""
     connection.send_packed_command([request], check_health=False)
 
 
@@ -137,22 +137,22 @@ def _reply(connection: Any) -> Any:
 
 
 class _Receiver:
-    """Takes replies off a socket, one payload at a time, each where the one before it was."""
+    """Receives replies from a socket, one payload at a time, into one buffer."""
 
     def __init__(self, sock: Any, chunk: bytearray) -> None:
         self._sock = sock
         self._first = self._chunk = chunk
-        self._start = self._stop = 0  # of what was received and not taken yet
+        self._start = self._stop = 0  # of the bytes that were received and not taken yet
         self._deadline = 0.0
 
     def head(self) -> bytes:
-        """The line that a reply, or one of its payloads, begins with; what was taken before is overwritten."""
+        """The first line of a reply or of one of its payloads. This overwrites what was taken before."""
         self._deadline = time.monotonic() + CALL_TIMEOUT_S
         self._move_to(self._first)
         return self._line()
 
     def payload(self, *, max_bytes: int) -> Payload:
-        """The next bulk string; one that declares more than `max_bytes` is let pass and never held."""
+        """The next bulk string. One that declares more than `max_bytes` is skipped without being stored."""
         num_bytes = _size(self.head(), b"$")
         if num_bytes < 0:
             return None
@@ -165,7 +165,7 @@ class _Receiver:
         return taken
 
     def _line(self) -> bytes:
-        """Up to the next CRLF, which is taken too."""
+        """The bytes before the next CRLF. The CRLF is taken too."""
         while (end := self._chunk.find(b"\r\n", self._start, self._stop)) < 0:
             if self._stop - self._start > MAX_LINE_BYTES:
                 raise redis.InvalidResponse(f"a line of more than {MAX_LINE_BYTES} bytes")
@@ -175,7 +175,7 @@ class _Receiver:
         return taken
 
     def _receive(self, num_bytes: int) -> None:
-        """Have at least `num_bytes` to take, in one piece, and little more: what comes next may have to move."""
+        """Receive until `num_bytes` are available in one piece, and little more: the surplus may have to be moved."""
         if self._start + num_bytes + LINE_BYTES > len(self._chunk):
             self._move_to(bytearray(num_bytes + LINE_BYTES))
         while (num_missing := num_bytes - (self._stop - self._start)) > 0:
@@ -197,7 +197,7 @@ class _Receiver:
         try:
             num_bytes: int = self._sock.recv_into(into)
         except TimeoutError:
-            raise redis.TimeoutError("no reply in time") from None
+            raise redis.TimeoutError(f"no reply in {CALL_TIMEOUT_S:.0f} s") from None
         except OSError as error:
             raise redis.ConnectionError(f"the connection was lost: {error}") from error
         if num_bytes == 0:
@@ -208,7 +208,7 @@ class _Receiver:
 
 
 def _size(line: bytes, kind: bytes) -> int:
-    """What `*3` or `$53000` declares. Raises redis.InvalidResponse for another line."""
+    """The number that `*3` or `$53000` declares. Raises redis.InvalidResponse for any other line."""
     try:
         if line[:1] == kind:
             return int(line[1:])

@@ -1,17 +1,20 @@
-"""The bulletin: which weights are offered now, and who takes part in broadcasts.
+"""The bulletin: the newest weights on offer, the members of broadcasts, and the relays.
 
 `latest` moves by compare-and-set: an older learner, or a version that is not newer, cannot overwrite it. The offer is
-written whole under a key of its own first; the script that moves `latest` only renames it.
+first written whole under a staging key; the script that moves `latest` only renames that key.
 
-A broadcast is agreed upon in three verbs. Actors `join_broadcast` and renew it while they live; the publisher invites
-those who did, in the offer; the invited `acknowledge`, each with the group it still holds; the publisher seals the
-`BroadcastGroup` of those who did in time, and the others pull.
+The members of a broadcast are agreed in steps. Actors call `join_broadcast`, and renew it while they live. The
+publisher invites them in its offer. Each invited actor calls `acknowledge` with the number of the group that it is
+still in. The publisher seals a `BroadcastGroup` of those that answered in time. All other actors pull.
 
-Who keeps weights for others to pull says so in a `RelayNotice`, again and again while it lives. A notice may be forged
-by any actor of the run; what is pulled is checked against the offer, which only a learner can make.
+A relay keeps weights for others to pull. It announces itself with a `RelayNotice`, and renews the notice while it
+lives. Any actor of the run can forge a notice, so receivers check every pulled byte against the offer, which only a
+learner can make.
 """
 
+import functools
 import logging
+import time
 from typing import Any, cast
 
 import msgspec
@@ -23,14 +26,17 @@ from common.weights import Offer
 from replay import keys, scripts
 from replay.keys import FencedOut
 from replay.notice import Notices
+from replay.records import read_or_nothing, read_records, write_over
+from replay.scripts import is_damage
 
-TTL_S = 120  # of what belongs to one invitation
+TTL_S = 120  # time to live of every key of one invitation
+MAX_DIGITS = 14  # of a counter
 
 log = logging.getLogger(__name__)
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An invited actor is ready to receive."""
+    """An invited actor's answer: it is ready to receive."""
 
     held_group: int  # the number of the group that it is still in; 0 for none
     device: str  # cpu or cuda: where it can receive
@@ -38,35 +44,34 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class BroadcastGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who receives one broadcast; the publisher is rank 0, and `actors[i]` rank i + 1."""
+    """The members of one broadcast: the publisher is rank 0, and `actors[i]` is rank i + 1."""
 
-    number: int  # of the invitation at which this group was made; the same while it is used again
+    number: int  # of the invitation that made this group; it stays the same while the group is used again
     backend: str  # gloo or nccl
-    store_host: str
-    store_port: int
+    host: str  # the publisher's address
     actors: list[str]
-    blob: Blob  # what is sent: the version whole, or its last delta
+    blob: Blob  # what is sent: a full snapshot of the version, or its last delta
     chunk_bytes: int
     deadline_s: float  # for joining and receiving, counted by each side from its own start
 
 
 class RelayNotice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One relay, as it last said of itself."""
+    """The last report of one relay."""
 
     name: str
-    host: str  # its machine's name: who runs there as well asks it first
+    host: str  # its machine's name: actors on the same machine ask this relay first
     endpoint: str  # ZeroMQ address
     roots: list[str]  # of the blobs that it holds, verified
-    policy_version: int  # of the newest offer that it holds whole; -1 for none
+    policy_version: int  # of the newest offer whose blobs it holds completely; -1 for none
     num_children: int  # receivers that it serves now
     fan_out: int  # receivers that it serves at a time
-    fetched_bytes: int  # since its start, like the next: while they grow, it is worth waiting for
+    fetched_bytes: int  # since its start, like the next field: while it grows, the relay is worth waiting for
     served_bytes: int
-    num_corrupt: int  # times that what it fetched was not what it should be
+    num_corrupt: int  # fetched chunks that did not match their hash
 
 
 class Bulletin:
-    """The weights' side of a run in Redis."""
+    """The keys of one run in Redis that are about weights."""
 
     def __init__(self, client: redis.Redis, run_id: str) -> None:
         self._client = client
@@ -81,7 +86,7 @@ class Bulletin:
         self._move("latest", "version", offer)
 
     def announce_stored(self, offer: Offer) -> None:
-        """Make `offer` the latest of those that can be read on `weights.disk`. Raises FencedOut."""
+        """Make `offer` the latest one whose blobs are on `weights.disk`. Raises FencedOut."""
         self._move("stored", "stored_version", offer)
 
     def _move(self, board: str, version: str, offer: Offer) -> None:
@@ -107,82 +112,125 @@ class Bulletin:
         return self._read("stored")
 
     def _read(self, board: str) -> Offer | None:
-        frame = self._notices.read(self._key(board))
-        return None if frame is None else wire.decode(Offer, frame)
+        name = self._key(board)
+        return next((offer for _, offer in read_records(Offer, [(name, self._notices.read(name))])), None)
+
+    def highest_version(self) -> int:
+        """The highest version ever offered, as far as Redis knows; -1 for none. Its offer may be missing or damaged."""
+        name, latest = self._key("version"), self.latest()
+        kept: Any = read_or_nothing(lambda: self._client.hget(name, "policy_version"), name)
+        announced = int(kept) if kept and kept.isdigit() and len(kept) <= MAX_DIGITS else -1
+        return max(announced, latest.manifest.policy_version if latest else -1)
 
     def join_broadcast(self, actor: str, *, ttl_s: float) -> None:
-        """Say that `actor` wants broadcasts, for `ttl_s` seconds of Redis time; call again to renew."""
-        self._join(keys=[self._key("members")], args=[actor, int(ttl_s * 1000)])
+        """Register `actor` for broadcasts, for `ttl_s` seconds of Redis time. Call it again to renew."""
+        self._renew("members", actor, ttl_s)
+
+    def _renew(self, who: str, name: str, ttl_s: float) -> None:
+        members = self._key(who)
+        join = functools.partial(self._join, keys=[members], args=[name, int(ttl_s * 1000)])
+        write_over(self._client, join, kinds={members: "zset"})
 
     def leave_broadcast(self, actor: str) -> None:
-        """Say that `actor` pulls from now on."""
-        self._client.zrem(self._key("members"), actor)
+        """Remove `actor` from the members of broadcasts: it pulls from now on."""
+        members = self._key("members")
+        write_over(self._client, lambda: self._client.zrem(members, actor), kinds={members: "zset"})
 
     def broadcast_members(self) -> list[str]:
-        """The actors that want broadcasts now, sorted."""
-        members = cast("list[bytes]", self._members(keys=[self._key("members")]))
-        return sorted(member.decode() for member in members)
+        """The actors that are registered for broadcasts now, sorted."""
+        return sorted(self._living("members"))
+
+    def _living(self, who: str) -> list[str]:
+        """The names that have not expired; expired ones are removed."""
+        name = self._key(who)
+        found = read_or_nothing(lambda: cast("list[bytes]", self._members(keys=[name])), name)
+        return [member.decode(errors="replace") for member in found or []]
 
     def next_invitation(self) -> int:
-        """A number that no invitation of this run has had."""
-        return self._client.incr(self._key("invitation"))
+        """A number that no earlier invitation of this run has used."""
+        name = self._key("invitation")
+        try:
+            return self._client.incr(name)
+        except redis.ResponseError as error:
+            if not is_damage(error):
+                raise
+            log.error("%s was not a number; it continues from the clock, above every earlier number: %s", name, error)
+            self._client.set(name, time.time_ns() // 1_000_000)
+            return self._client.incr(name)
 
     def acknowledge(self, number: int, actor: str, acknowledgement: Acknowledgement) -> None:
         """Answer invitation `number`."""
         name = self._key("acknowledged", number)
-        with self._client.pipeline(transaction=True) as transaction:  # killed in between, it would leave it for good
-            transaction.hset(name, actor, wire.encode(acknowledgement))
-            transaction.expire(name, TTL_S)
-            transaction.execute()
+
+        def answer() -> None:
+            # A transaction: a process killed between the two commands would leave a key that never expires.
+            with self._client.pipeline(transaction=True) as transaction:
+                transaction.hset(name, actor, wire.encode(acknowledgement))
+                transaction.expire(name, TTL_S)
+                transaction.execute()
+
+        write_over(self._client, answer, kinds={name: "hash"})
 
     def acknowledgements(self, number: int) -> dict[str, Acknowledgement]:
-        """Who has answered invitation `number` so far."""
-        answers = cast("dict[bytes, bytes]", self._client.hgetall(self._key("acknowledged", number)))
-        return {actor.decode(): wire.decode(Acknowledgement, answer) for actor, answer in answers.items()}
+        """The answers to invitation `number` so far, by actor."""
+        name = self._key("acknowledged", number)
+        answers: Any = read_or_nothing(lambda: self._client.hgetall(name), name) or {}
+        named = [(actor.decode(errors="replace"), answer) for actor, answer in answers.items()]
+        return dict(read_records(Acknowledgement, named))
 
     def seal(self, number: int, group: BroadcastGroup) -> None:
-        """Say who takes part after invitation `number`."""
+        """Store the group that receives the broadcast of invitation `number`."""
         self._notices.put(self._key("group", number), wire.encode(group), ttl_s=TTL_S)
 
     def sealed_group(self, number: int) -> BroadcastGroup | None:
-        """Who takes part after invitation `number`; None while acknowledgements are awaited."""
-        frame = self._notices.read(self._key("group", number))
-        return None if frame is None else wire.decode(BroadcastGroup, frame)
+        """The group of invitation `number`; None while the publisher waits for acknowledgements."""
+        name = self._key("group", number)
+        return next((group for _, group in read_records(BroadcastGroup, [(name, self._notices.read(name))])), None)
+
+    def rendezvous_key(self, number: int) -> str:
+        """The key under which the members of group `number` exchange their addresses: see `replay.rendezvous`."""
+        return self._key("rendezvous", number)
 
     def announce_relay(self, notice: RelayNotice, *, ttl_s: float) -> None:
-        """Say that a relay lives, and what it holds, for `ttl_s` seconds of Redis time; call again to renew."""
+        """Publish a relay's notice for `ttl_s` seconds of Redis time. Call it again to renew."""
         self._client.set(self._key("relay", notice.name), wire.encode(notice), px=int(ttl_s * 1000))
-        self._join(keys=[self._key("relays")], args=[notice.name, int(ttl_s * 1000)])
-        self._members(keys=[self._key("relays")])  # forgets the names of those that are silent
+        self._renew("relays", notice.name, ttl_s)
+        self._living("relays")
 
     def withdraw_relay(self, name: str) -> None:
-        """Say that the relay of this name serves nobody from now on."""
-        self._client.zrem(self._key("relays"), name)
+        """Remove the relay of this name: it serves no receiver from now on."""
+        relays = self._key("relays")
+        write_over(self._client, lambda: self._client.zrem(relays, name), kinds={relays: "zset"})
         self._client.delete(self._key("relay", name))
 
     def relays(self) -> list[RelayNotice]:
-        """The relays that live now, by name. Reads only, so that a viewer may ask."""
-        names = sorted(cast("list[bytes]", self._client.zrange(self._key("relays"), 0, -1)))
-        frames: Any = self._client.mget([self._key("relay", name.decode()) for name in names]) if names else []
-        return [notice for name, frame in zip(names, frames, strict=True) if (notice := _notice(name, frame))]
+        """The relays that are alive now, by name. It only reads, so a viewer may call it."""
+        key = self._key("relays")
+        found: Any = read_or_nothing(lambda: self._client.zrange(key, 0, -1), key) or []
+        names = [self._key("relay", name.decode(errors="replace")) for name in sorted(found)]
+        frames: Any = self._client.mget(names) if names else []
+        return [notice for _, notice in read_records(RelayNotice, zip(names, frames, strict=True))]
 
     def blame(self, endpoint: str) -> None:
-        """Count that the bytes of the server at `endpoint` were not what they should be."""
-        self._client.hincrby(self._key("corrupt"), endpoint, 1)
+        """Count one corrupt chunk from the server at `endpoint`."""
+        name = self._key("corrupt")
+        try:
+            write_over(self._client, lambda: self._client.hincrby(name, endpoint, 1), kinds={name: "hash"})
+        except redis.ResponseError as error:
+            if not is_damage(error):
+                raise
+            log.warning("%s: the count of %s was not a number; it is set to 1: %s", name, endpoint, error)
+            self._client.hset(name, endpoint, 1)
 
     def blamed(self) -> dict[str, int]:
-        """How often each server's bytes were refused, by endpoint."""
-        counts = cast("dict[bytes, bytes]", self._client.hgetall(self._key("corrupt")))
-        return {endpoint.decode(): int(count) for endpoint, count in counts.items()}
+        """The number of corrupt chunks from each server, by endpoint."""
+        name = self._key("corrupt")
+        counts: Any = read_or_nothing(lambda: self._client.hgetall(name), name) or {}
+        return {
+            endpoint.decode(errors="replace"): int(count)
+            for endpoint, count in counts.items()
+            if count.isdigit() and len(count) <= MAX_DIGITS
+        }
 
     def _key(self, *parts: str | int) -> str:
         return keys.key(self._run_id, "weights", *parts)
-
-
-def _notice(name: bytes, frame: bytes | None) -> RelayNotice | None:
-    """None where it has just expired, or is none: one relay's fault must not hide the others."""
-    try:
-        return None if frame is None else wire.decode(RelayNotice, frame)
-    except wire.WireError as error:
-        log.warning("relay %s is passed over: %s", name.decode(errors="replace"), error)
-        return None

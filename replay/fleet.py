@@ -1,72 +1,82 @@
-"""Who is alive, and what a newcomer must know to join the run.
+"""The processes of a run that are alive, and the facts that a new actor needs to join the run.
 
-A member that stops beating is gone after MEMBER_TTL_S of the server's time. The run's facts and state outlive everyone.
+A member that sends no heartbeat for MEMBER_TTL_S of the server's time is gone. The facts and the state of the run never
+expire.
 """
 
 import enum
-from typing import Any
+import logging
+from typing import Annotated, Any
 
 import msgspec
 import redis
 
-from common.wire import decode, encode
+from common.wire import WireError, decode, encode
 from replay import scripts
 from replay.keys import key
 from replay.notice import Notices
+from replay.records import log_skipped, read_or_nothing, read_records, write_over
 
 MEMBER_TTL_S = 15.0
 RUNS_KEY = "slipstream:runs"  # the names of the runs that this server knows
+MAX_WANTED = 4096  # actors of one host
+MAX_COUNT = 1 << 53
+
+log = logging.getLogger(__name__)
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+Amount = Annotated[float, msgspec.Meta(ge=0.0, le=float(MAX_COUNT))]
 
 
 class UnknownRun(ValueError):
-    """No run of that name has been described on this server."""
+    """No learner has described a run of that name on this server."""
 
 
 class RunState(enum.Enum):
     """How far a run has come."""
 
     STARTING = "starting"
-    """Its learner makes the model and warms it up; no weights are published yet."""
+    """Its learner makes the model and runs the warm start; no weights are published yet."""
     TRAINING = "training"
     """Tickets are being opened and weights published."""
     FINISHED = "finished"
-    """The last step is done: actors leave."""
+    """The last step is done; actors leave."""
     FAILED = "failed"
-    """The learner ended with an error. It may come back; until then there is nothing to do."""
+    """The learner ended with an error. Actors wait until it is started again."""
 
 
 class MemberState(enum.Enum):
     """What a process of the run is doing."""
 
     SERVING = "serving"
-    """It works."""
+    """It plays episodes, or it learns."""
     DRAINING = "draining"
-    """It was told to leave, and takes nothing new."""
+    """It was asked to leave, and takes no new work."""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One live process, as it last said of itself."""
+    """The last heartbeat of one process."""
 
     name: str
     host: str
     role: str  # "actor" or "learner"
-    zone: str  # where the host is; "" when not given
+    zone: str  # where the host is; "" if not configured
     instance_kind: str  # "reserved" or "spot"
-    price_per_hour: float  # dollars; 0 when not given
-    engine: str  # what generates, its version and its kind of device; "" for a learner
-    transport: str  # how weights reach it: "broadcast" or "pull"; "" for a learner
-    policy_version: int
-    num_episodes: int  # running now
-    max_episodes: int  # that it would run at a time
-    generated_tokens: int  # since its start
-    kept_tokens: int  # of these, in trajectories that are stored and in parts that were handed in
-    tokens_per_s: float  # generated, over the last beat
-    kv_use: float  # fraction of KV blocks held, in [0, 1]
+    price_per_hour: Amount  # dollars; 0 if not configured
+    engine: str  # the engine's name, version and kind of device; "" for a learner
+    transport: str  # how it receives weights: "broadcast" or "pull"; "" for a learner
+    policy_version: Annotated[int, msgspec.Meta(ge=-1, le=MAX_COUNT)]
+    num_episodes: Count  # running now
+    max_episodes: Count  # the most that it runs at a time
+    generated_tokens: Count  # since its start
+    kept_tokens: Count  # those of them in stored trajectories and in partials
+    tokens_per_s: Amount  # generated since the heartbeat before
+    kv_use: Amount  # fraction of KV blocks in use, in [0, 1]
     state: MemberState
-    started_at_s: float  # unix time, of its own clock
-    served_s: float  # from its first beat to this one
-    last_pause_s: float  # generation stood still for this long at the last refresh
-    num_refreshes: int
+    started_at_s: Amount  # unix time, by its own clock
+    served_s: Amount  # from its first heartbeat to this one
+    last_pause_s: Amount  # how long the last refresh paused generation
+    num_refreshes: Count
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,6 +85,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     config_yaml: str
     model_path: str  # the Hugging Face folder, as every host of the run sees it
     vocab_size: int
+    # The hash of tokenizer and template, see `common.tokenizer`: an actor whose folder has another one may not join.
+    tokenizer_root: str
 
 
 class Fleet:
@@ -88,68 +100,120 @@ class Fleet:
         self._members = scripts.load(client, "members")
         self._enlist = scripts.load(client, "enlist")
         self._notices = Notices(client)
+        self._described: RunFacts | None = None  # what this process has described, for `renew`
+        self._state: RunState | None = None
+        self.num_unreadable = 0  # member records that the last read skipped
 
     def beat(self, member: Member) -> None:
-        """Say that `member` is alive; good for MEMBER_TTL_S."""
+        """Send the heartbeat of `member`, which is valid for MEMBER_TTL_S."""
         self._beat(keys=self._member_keys, args=[member.name, encode(member), round(1000 * MEMBER_TTL_S)])
 
     def members(self) -> list[Member]:
-        """Those alive now, by name."""
-        members = [decode(Member, frame) for frame in self._members(keys=self._member_keys)]
-        return sorted(members, key=lambda member: member.name)
+        """The members that are alive now, by name."""
+        rows = read_or_nothing(lambda: self._members(keys=self._member_keys), self._member_keys[1])
+        return self._read(rows or [])
 
     def everyone(self) -> list[Member]:
-        """Everyone who ever took part, by name, as they last said of themselves: what the whole run cost and made."""
-        frames: list[Any] = self._client.hvals(self._member_keys[0])
-        return sorted((decode(Member, frame) for frame in frames), key=lambda member: member.name)
+        """The last heartbeat of every process that ever took part, by name: for the cost and the output of the run."""
+        name = self._member_keys[0]
+        frames: Any = read_or_nothing(lambda: self._client.hgetall(name), name)
+        return self._read(list(frames.items()) if frames else [])
+
+    def _read(self, rows: list[Any]) -> list[Member]:
+        """The readable members, by name. A record under the name of another member is a forgery, and is skipped."""
+        frames = [(f"{self._member_keys[0]}: {name.decode(errors='replace')}", frame) for name, frame in rows]
+        sound = []
+        for sender, member in read_records(Member, frames):
+            if sender == f"{self._member_keys[0]}: {member.name}":
+                sound.append(member)
+            else:
+                log_skipped(sender, f"its record names another member, {member.name!r}")
+        self.num_unreadable = sum(frame is not None for _, frame in frames) - len(sound)
+        return sorted(sound, key=lambda member: member.name)
 
     def leave(self, name: str) -> None:
-        """Say goodbye, rather than be missed."""
-        self._client.zrem(self._member_keys[1], name)
+        """Remove the member `name` at once, instead of letting its heartbeat expire."""
+        deadlines = self._member_keys[1]
+        write_over(self._client, lambda: self._client.zrem(deadlines, name), kinds={deadlines: "zset"})
 
     def describe_run(self, facts: RunFacts) -> None:
-        """Make the run known, so that actors can join it."""
+        """Publish the facts of the run, so that actors can join it."""
+        self._described = facts
         self._notices.put(key(self._run_id, "facts"), encode(facts))
-        self._enlist(keys=[RUNS_KEY], args=[self._run_id])
+        write_over(self._client, lambda: self._enlist(keys=[RUNS_KEY], args=[self._run_id]), kinds={RUNS_KEY: "set"})
 
     def run_facts(self) -> RunFacts:
-        """What the learner described. Raises UnknownRun."""
+        """The facts that the learner published. Raises UnknownRun."""
         frame = self._notices.read(key(self._run_id, "facts"))
         if frame is None:
             raise self._unknown_run()
-        return decode(RunFacts, frame)
+        try:
+            return decode(RunFacts, frame)
+        except WireError as error:
+            raise self._unreadable("facts", str(error)) from None
 
     def set_run_state(self, state: RunState) -> None:
-        """Tell everyone how far the run has come."""
+        """Publish how far the run has come."""
+        self._state = state
         self._notices.put(key(self._run_id, "state"), state.value)
+
+    def renew(self) -> None:
+        """Publish the facts and the state again if they are missing or damaged."""
+        try:
+            self.run_facts()
+            self.run_state()
+        except UnknownRun as error:
+            log.error("publishing the facts and the state of the run again: %s", error)
+            if self._described:
+                self.describe_run(self._described)
+            if self._state:
+                self.set_run_state(self._state)
 
     def run_state(self) -> RunState:
         """How far the run has come. Raises UnknownRun."""
         state = self._notices.read(key(self._run_id, "state"))
         if state is None:
             raise self._unknown_run()
-        return RunState(state.decode())
+        try:
+            return RunState(state.decode(errors="replace"))
+        except ValueError as error:
+            raise self._unreadable("state", str(error)) from None
+
+    def _unreadable(self, what: str, why: str) -> UnknownRun:
+        return UnknownRun(
+            f"{key(self._run_id, what)} is damaged: {why}; the learner writes it again at its next step or start"
+        )
 
     def want_actors(self, host: str, count: int) -> None:
-        """Have the supervisor on `host` keep up so many actors from now on."""
+        """Ask the supervisor on `host` to keep `count` actors running from now on."""
+        if not 0 <= count <= MAX_WANTED:
+            raise ValueError(
+                f"the number of actors on a host must be in [0, {MAX_WANTED}], got {count}; use more hosts"
+            )
         self._notices.put(self._wanted_key(host), str(count))
 
     def wanted_actors(self, host: str) -> int | None:
-        """What was last asked of `host`; None where nothing was since its supervisor started."""
+        """The last number that `want_actors` set for `host`; None if there was none since its supervisor started."""
         wanted = self._notices.read(self._wanted_key(host))
-        return None if wanted is None else int(wanted)
+        if wanted is None:
+            return None
+        if not wanted.isdigit() or len(wanted) > 5 or int(wanted) > MAX_WANTED:
+            log_skipped(self._wanted_key(host), f"{wanted[:40]!r} is not a number from 0 to {MAX_WANTED}")
+            return None
+        return int(wanted)
 
     def forget_wanted_actors(self, host: str) -> None:
-        """A supervisor that starts begins with its own number: what was asked of one before it is over."""
+        """Remove the number that `want_actors` set: a new supervisor starts with its configured number."""
         self._client.delete(self._wanted_key(host))
 
     def _wanted_key(self, host: str) -> str:
         return key(self._run_id, "fleet", "wanted", host)
 
     def _unknown_run(self) -> UnknownRun:
-        names: set[Any] = self._client.smembers(RUNS_KEY)
-        runs = sorted(name.decode() for name in names)
-        known = f"the runs it knows are {', '.join(runs)}" if runs else "it knows no run"
+        names: Any = read_or_nothing(lambda: self._client.smembers(RUNS_KEY), RUNS_KEY) or set()
+        runs = sorted(name.decode(errors="replace") for name in names)
+        known = f"it has the runs {', '.join(runs)}" if runs else "it has no runs"
         return UnknownRun(
-            f"`run.name` {self._run_id} is not on this Redis server; {known}; start its learner, or choose one of them"
+            f"`run.name` {self._run_id} is not on this Redis server; {known}; start the learner of this run, or choose "
+            "another name or server"
         )

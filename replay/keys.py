@@ -1,12 +1,16 @@
-"""The names of a run's keys in Redis. One hash tag a shard, so that a cluster keeps each in one slot."""
+"""The names of a run's keys in Redis. Each shard has one hash tag, so that a cluster keeps it in one slot."""
 
 
 class FencedOut(RuntimeError):
-    """A newer learner, or newer weights, have taken this one's place in the run; it must stop."""
+    """A newer learner, or newer weights, replaced this learner in the run; it must stop."""
 
 
 class RunForgotten(RuntimeError):
-    """The server came back without the run; its learner must begin anew from its checkpoint."""
+    """The server came back without the run's keys; the learner must be started again from its checkpoint."""
+
+
+class BooksDamaged(RuntimeError):
+    """The keys of a stream are so damaged that a repair failed; the message says which keys to remove."""
 
 
 def key(run_id: str, *parts: str | int) -> str:
@@ -15,10 +19,13 @@ def key(run_id: str, *parts: str | int) -> str:
 
 
 def shard_name(run_id: str, shard: int) -> str:
-    """What stands in a shard's keys for the run's name: the first one's is that. No name of a run holds '#'."""
+    """The run's part of a shard's keys: the run's name for the first shard, `name#shard` for the others.
+
+    No name of a run contains '#'.
+    """
     return run_id if shard == 0 else f"{run_id}#{shard}"
 
 
 def epoch_key(run_id: str) -> str:
-    """The newest learner's epoch: a learner that holds an older one is fenced out of claim and publish."""
+    """The key of the newest learner's epoch: a learner with an older epoch cannot claim or publish."""
     return key(run_id, "epoch")

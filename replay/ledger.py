@@ -1,13 +1,15 @@
-"""The books of a stream: every group and every trajectory is in exactly one account, at any instant.
+"""The books of a stream: at any instant, every group and every trajectory is in exactly one account.
 
     opened    = trained + sum(dropped by reason) + queued + leased + ready + claimed + quarantined    (groups)
     inserted  = trained + sum(dropped by reason) + held                                               (trajectories)
     handed in = resumed + sum(discarded by reason) + held                                             (partials)
 
-The verbs keep the counters; `replay.audit` counts again from what is stored.
+The verbs update the counters; `replay.audit` counts everything stored and compares.
 """
 
 import dataclasses
+import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +17,9 @@ from typing import Any
 import redis
 
 from replay.keys import key
+from replay.records import read_or_nothing
 
+_COUNT = re.compile(rb"\d{1,18}")
 STATES = ("queued", "leased", "ready", "claimed", "quarantined")
 
 
@@ -23,7 +27,7 @@ STATES = ("queued", "leased", "ready", "claimed", "quarantined")
 class Ledger:
     """The counters at one instant."""
 
-    opened: int  # groups, like the seven that follow
+    opened: int  # groups, like the next seven fields
     trained: int
     dropped: dict[str, int]  # by reason
     queued: int
@@ -31,32 +35,39 @@ class Ledger:
     ready: int
     claimed: int
     quarantined: int
-    finished: int  # groups that became ready, counted again where they were requeued
-    claims: int  # uses of groups, less those that were taken back by reopen: a group claimed for two steps counts twice
-    ready_uses: int  # those of the groups that are ready
-    inserted: int  # trajectories, like the three that follow
+    finished: int  # times that a group became ready; a requeued group counts again
+    claims: int  # uses of groups without those that reopen took back: a group claimed for two steps counts twice
+    ready_uses: int  # uses of the groups that are ready
+    inserted: int  # trajectories, like the next three fields
     trained_trajectories: int
     dropped_trajectories: dict[str, int]  # by their group's reason, or requeued
     held_trajectories: int
-    partials_handed_in: int  # like the three that follow
-    partials_resumed: int  # given out with a lease under which their member was then stored
+    partials_handed_in: int  # partials, like the next three fields
+    partials_resumed: int  # those whose next lease then stored the member
     partials_discarded: dict[str, int]  # by reason: that of a failure or drop, or superseded, poison, lost_payload
     partials_held: int
     failed: dict[str, int]  # attempts by outcome
-    dedup_hits: int  # inserts and partials that were held already
-    fenced_inserts: int  # inserts and partials under a lease that was lost
+    dedup_hits: int  # inserts and partials that were stored already
+    fenced_inserts: int  # inserts and partials whose lease was lost
     expired_leases: int
-    redone_members: int  # attempts that were made again
-    # By account: trained, dropped:REASON and finished, of groups made ready; discarded:REASON, of partials that nobody
-    # went on from.
+    redone_members: int  # members whose attempt was repeated
+    episodes: dict[str, int]  # trajectories inserted, by environment like the next two fields
+    successes: dict[str, int]  # those of them that solved their task
+    returns: dict[str, float]  # the sum of their returns
+    # By account: `produced` counts inserted trajectories; `trained` and `dropped:REASON` those of groups that left;
+    # `discarded:REASON` partials that no later lease continued.
     tokens: dict[str, int]
     turns: dict[str, int]  # like tokens
-    duration_ms: dict[str, int]  # like tokens: the wall clock of their episodes
+    duration_ms: dict[str, int]  # like tokens: the wall-clock duration of their episodes
     last_group_id: int  # the highest ever opened; -1 before the first
+    repairs: int = 0  # times that damaged books were repaired
+    unreadable: list[str] = dataclasses.field(default_factory=list)  # counters that are not numbers; they read as 0
 
     @property
     def balanced(self) -> bool:
-        """Whether the three equations hold."""
+        """Whether every counter is a number and the three equations are true."""
+        if self.unreadable:
+            return False
         groups = self.trained + sum(self.dropped.values()) + sum(getattr(self, state) for state in STATES)
         dropped_trajectories = sum(self.dropped_trajectories.values())
         trajectories = self.trained_trajectories + dropped_trajectories + self.held_trajectories
@@ -68,7 +79,7 @@ class Ledger:
         return dataclasses.asdict(self) | {"balanced": self.balanced}
 
 
-# Where a field is kept under another name than its own.
+# Fields whose counter in Redis has another name.
 _COUNTERS = {
     "inserted": "trajectories:inserted",
     "trained_trajectories": "trajectories:trained",
@@ -82,6 +93,9 @@ _BY_REASON = {
     "dropped_trajectories": "trajectories:dropped:",
     "partials_discarded": "partials:discarded:",
     "failed": "failed:",
+    "episodes": "episodes:",
+    "successes": "successes:",
+    "returns": "returns:",
     "tokens": "tokens:",
     "turns": "turns:",
     "duration_ms": "duration_ms:",
@@ -89,7 +103,7 @@ _BY_REASON = {
 
 
 def total(ledgers: Iterable[Ledger]) -> Ledger:
-    """The books of all shards of a stream as one: sums, and the highest of the group ids."""
+    """The books of all shards of a stream together: sums, and the highest group id."""
     first, *others = ledgers
     fields = dataclasses.asdict(first)
     for other in others:
@@ -97,6 +111,8 @@ def total(ledgers: Iterable[Ledger]) -> Ledger:
             if isinstance(value, dict):
                 fields[name] = {reason: fields[name].get(reason, 0) + value.get(reason, 0)
                                 for reason in fields[name] | value}  # fmt: skip
+            elif isinstance(value, list):
+                fields[name] = [*fields[name], *value]
             elif name == "last_group_id":
                 fields[name] = max(fields[name], value)
             else:
@@ -106,15 +122,25 @@ def total(ledgers: Iterable[Ledger]) -> Ledger:
 
 def read_ledger(client: redis.Redis, run_id: str, *, stream: str = "train") -> Ledger:
     """The counters as the verbs keep them: one read."""
-    counters: dict[Any, Any] = client.hgetall(key(run_id, stream, "counters"))
-    return ledger_of(counters)
+    name = key(run_id, stream, "counters")
+    counters: dict[Any, Any] | None = read_or_nothing(lambda: client.hgetall(name), name)
+    return ledger_of({b"counters": b"of another type"} if counters is None else counters)
 
 
 def ledger_of(counters: Mapping[bytes, bytes]) -> Ledger:
-    """The ledger that the stored counters make."""
-    numbers = {"last_group_id": -1} | {name.decode(): int(value) for name, value in counters.items()}
-    fields: dict[str, Any] = {}
+    """The ledger of the stored counters."""
+    numbers: dict[str, int | float] = {"last_group_id": -1}
+    unreadable = []
+    for name, value in counters.items():
+        number = _number(name, value)
+        if number is None:
+            unreadable.append(name.decode(errors="replace"))
+        else:
+            numbers[name.decode(errors="replace")] = number
+    fields: dict[str, Any] = {"unreadable": unreadable}
     for field in dataclasses.fields(Ledger):
+        if field.name in fields:
+            continue
         prefix = _BY_REASON.get(field.name)
         if prefix is None:
             fields[field.name] = numbers.get(_COUNTERS.get(field.name, field.name), 0)
@@ -123,3 +149,14 @@ def ledger_of(counters: Mapping[bytes, bytes]) -> Ledger:
                 name.removeprefix(prefix): value for name, value in numbers.items() if name.startswith(prefix) and value
             }
     return Ledger(**fields)
+
+
+def _number(name: bytes, value: bytes) -> int | float | None:
+    """The value of a counter; None if it is not a number that a verb writes."""
+    if not name.startswith(b"returns:"):
+        return int(value) if _COUNT.fullmatch(value) or (name, value) == (b"last_group_id", b"-1") else None
+    try:
+        total_return = float(value)
+    except ValueError:
+        return None
+    return total_return if math.isfinite(total_return) else None

@@ -1,36 +1,38 @@
-"""The groups of a stream as they lie in Redis: reads only, in pages, while everyone else goes on.
+"""Lists the groups of a stream as Redis stores them: it only reads, in pages, while the run continues.
 
-No script and no transaction, so that a viewer may do it: first which groups there are, state by state in the order in
-which groups go through them, then what each of them holds. A group that left Redis in between is left out, and one that
-went back to an earlier state in the moment of reading may be.
+It uses no script and no transaction, so a viewer may call it. It first reads the ids of each state, in the order in
+which groups pass through the states, and then the contents of each group. A group that left Redis in between is left
+out. A group that returned to an earlier state in between may be left out too.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import redis
 
 from common.connection import node_of
-from common.wire import decode
+from common.wire import WireError, decode
 from replay.keys import key
 from replay.ledger import STATES
+from replay.records import log_skipped
+from replay.scripts import is_damage
 from replay.ticket import Ticket
 
 PAGE_GROUPS = 256
 
 
 class NotRecorded(LookupError):
-    """What was asked for is nowhere; the message says where it was looked for."""
+    """The requested group, member or step does not exist; the message says which places were searched."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListedMember:
-    """One stored member, as its group's record names it."""
+    """One stored member, from its record in the group."""
 
     attempt: int
     fence: int
-    oldest_policy_version: int
+    newest_policy_version: int
     num_bytes: int
     num_tokens: int
     num_turns: int
@@ -40,17 +42,17 @@ class ListedMember:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListedGroup:
-    """A group as it was found. Times are the server's, in seconds."""
+    """A group as Redis stores it. Durations are in seconds of the server's clock."""
 
     ticket: Ticket
     state: str
     opened_s: float  # since it was opened
-    changed_s: float  # since it came into its state
-    holder: str  # the actor that leases it; "" when none does
-    lease_left_s: float | None  # below 0 once it has expired and nobody has noticed; None when it is not leased
-    attempts: int  # the most that were begun at one member
-    oldest_policy_version: int | None  # None while nothing is stored
-    uses: list[int]  # the steps that it was claimed for, in order
+    changed_s: float  # since it entered its state
+    holder: str  # the actor that leases it; "" if it is not leased
+    lease_left_s: float | None  # below 0 for a lease that expired and was not swept yet; None if it is not leased
+    attempts: int  # the largest number of attempts that any member has started
+    newest_policy_version: int | None  # None while no member is stored
+    uses: list[int]  # the steps that claimed it, in order
     members: dict[int, ListedMember]
 
     @property
@@ -72,11 +74,12 @@ def list_groups(
     with node_of(client, base).pipeline(transaction=False) as all_states:
         for state in wanted:
             all_states.zrange(f"{base}:{state}", 0, -1, withscores=True)
-        found: list[Any] = all_states.execute()
+        found = _readable(all_states.execute(raise_on_error=False), [f"{base}:{state}" for state in wanted])
     last_seen = {
         int(group_id): (state, int(group_id), score)
         for state, rows in zip(wanted, found, strict=True)
-        for group_id, score in rows
+        for group_id, score in rows or []
+        if _is_id(group_id, f"{base}:{state}")
     }
     places = sorted(last_seen.values(), key=lambda place: wanted.index(place[0]))
     for start in range(0, len(places), PAGE_GROUPS):
@@ -84,33 +87,56 @@ def list_groups(
 
 
 def find_group(client: redis.Redis, run_id: str, group_id: int, *, stream: str = "train") -> ListedGroup | None:
-    """The group of that id; None when Redis does not hold it."""
+    """The group of that id; None if Redis does not have it."""
     base = key(run_id, stream)
     with node_of(client, base).pipeline(transaction=False) as all_states:
         for state in STATES:
             all_states.zscore(f"{base}:{state}", str(group_id))
-        scores: list[Any] = all_states.execute()
+        scores = _readable(all_states.execute(raise_on_error=False), [f"{base}:{state}" for state in STATES])
     places = [(state, group_id, score) for state, score in zip(STATES, scores, strict=True) if score is not None]
     return next(_read(client, base, places[-1:]), None)
 
 
 def payloads(client: redis.Redis, run_id: str, group: ListedGroup, *, stream: str = "train") -> dict[int, bytes | None]:
-    """The stored members' payloads as they lie there, unjudged; None for one that is gone."""
+    """The stored members' payloads, unchecked; None for a missing one."""
     names = [group.payload(key(run_id, stream), member) for member in group.members]
     frames: list[Any] = client.mget(names) if names else []
     return dict(zip(group.members, frames, strict=True))
 
 
 def _read(client: redis.Redis, base: str, places: list[tuple[str, int, float]]) -> Iterator[ListedGroup]:
-    with node_of(client, base).pipeline(transaction=False) as page:  # a cluster's own knows no TIME
+    names = [f"{base}:group:{group_id}" for _, group_id, _ in places]
+    with node_of(client, base).pipeline(transaction=False) as page:  # a cluster's own pipeline has no TIME
         page.time()
-        for _, group_id, _ in places:
-            page.hgetall(f"{base}:group:{group_id}")
-        (seconds, microseconds), *rows = page.execute()
+        for name in names:
+            page.hgetall(name)
+        (seconds, microseconds), *rows = _readable(page.execute(raise_on_error=False), ["the clock", *names])
     now_s = seconds + microseconds / 1e6
-    for (state, _, score), row in zip(places, rows, strict=True):
-        if row:
-            yield _listed(state, score, {name.decode(): value for name, value in row.items()}, now_s)
+    for (state, _, score), name, row in zip(places, names, rows, strict=True):
+        if not row:
+            continue
+        try:
+            yield _listed(state, score, {field.decode(errors="replace"): value for field, value in row.items()}, now_s)
+        except (WireError, LookupError, ValueError) as error:
+            log_skipped(name, f"{error!r}; `slipstream replay audit` lists what is damaged")
+
+
+def _readable(replies: list[Any], names: Sequence[str]) -> list[Any]:
+    """The replies of a pipeline, with None for a key of another type."""
+    for at, (name, reply) in enumerate(zip(names, replies, strict=True)):
+        if isinstance(reply, Exception):
+            if not is_damage(reply):
+                raise reply
+            log_skipped(name, str(reply))
+            replies[at] = None
+    return replies
+
+
+def _is_id(group_id: bytes, name: str) -> bool:
+    if not group_id.isdigit() or len(group_id) > 14:
+        log_skipped(name, f"{group_id[:40]!r} is not a group id; `slipstream replay audit` lists what is damaged")
+        return False
+    return True
 
 
 def _listed(state: str, score: float, row: dict[str, bytes], now_s: float) -> ListedGroup:
@@ -124,20 +150,20 @@ def _listed(state: str, score: float, row: dict[str, bytes], now_s: float) -> Li
         holder=row.get("actor", b"").decode(errors="replace") if state == "leased" else "",
         lease_left_s=score / 1000 - now_s if state == "leased" else None,
         attempts=max(attempts, default=0) + 1,
-        oldest_policy_version=int(row["oldest_policy_version"]) if "oldest_policy_version" in row else None,
+        newest_policy_version=int(row["newest_policy_version"]) if "newest_policy_version" in row else None,
         uses=[int(step) for step in row.get("uses", b"").decode().split(",") if step],
         members={member: _member(row[f"member:{member}"]) for member in sorted(stored)},
     )
 
 
 def _member(record: bytes) -> ListedMember:
-    attempt, fence, oldest, num_bytes, num_tokens, num_turns, duration_ms, actor = record.decode(
+    attempt, fence, newest, num_bytes, num_tokens, num_turns, duration_ms, actor = record.decode(
         errors="replace"
     ).split(":", 7)
     return ListedMember(
         attempt=int(attempt),
         fence=int(fence),
-        oldest_policy_version=int(oldest),
+        newest_policy_version=int(newest),
         num_bytes=int(num_bytes),
         num_tokens=int(num_tokens),
         num_turns=int(num_turns),

@@ -1,8 +1,8 @@
-"""A notice: a value that the learner puts up and everyone reads. It is kept as the only member of a set.
+"""A notice: a value that the learner writes and all processes read. It is stored as the only member of a set.
 
-Before version 7, Redis knows no right to read a key without one to write it, and what a script does its caller must be
-allowed to do. An actor's verbs write strings, hashes, lists and sorted sets, so an actor could write any of these. No
-verb of an actor writes a set: it may take a notice down, as any key, and cannot put another up.
+Before version 7, Redis cannot grant the right to read a key without the right to write it, and a script has only the
+rights of its caller. The verbs of actors write strings, hashes, lists and sorted sets, so an actor may write keys of
+these types. No verb of an actor writes a set. So an actor can delete a notice, like any key, but cannot write one.
 """
 
 from typing import Any
@@ -10,20 +10,21 @@ from typing import Any
 import redis
 
 from replay import scripts
+from replay.records import read_or_nothing
 
 
 class Notices:
-    """Those of one server."""
+    """The notices on one server."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._put = scripts.load(client, "put")
 
     def put(self, name: str, value: str | bytes, *, ttl_s: int | None = None) -> None:
-        """Put `value` up under the key `name`, for good or for `ttl_s`."""
+        """Write `value` under the key `name`; it expires after `ttl_s` if that is given."""
         self._put(keys=[name], args=[value] if ttl_s is None else [value, ttl_s])
 
     def read(self, name: str) -> bytes | None:
-        """What is up under the key `name`; None where nothing is."""
-        value: Any = self._client.srandmember(name)
+        """The value under the key `name`; None if the key is missing or is not a set."""
+        value: Any = read_or_nothing(lambda: self._client.srandmember(name), name)
         return None if value is None else bytes(value)

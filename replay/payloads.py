@@ -1,27 +1,28 @@
-"""What the groups of a stream weigh: the frames of their members, judged before they are sent and again when read."""
+"""Stores and validates trajectory payloads: each is checked before it is sent, and again when it is read."""
 
 from typing import NamedTuple
 
 import redis
 
+from common.config import ReplayConfig
 from common.trajectory import InvalidTrajectory, Outcome, Trajectory, check, decode_trajectory, encode_trajectory
 from common.wire import WireError, compressed
 from replay.bulk import Bulk, Payload
 from replay.ticket import Ticket
 
-MAX_DURATION_MS = 1e12  # of an episode; its clock may be wrong, the books are not
+MAX_DURATION_MS = 1e12  # of an episode: an actor's wrong clock must not spoil the books
 
 
 class LostPayload(LookupError):
-    """A payload that the books name is not there: the server lost what it had acknowledged."""
+    """A payload that the books name is missing: the server lost what it had acknowledged."""
 
 
 Unusable = LostPayload | WireError | InvalidTrajectory
-"""Why what the books name is no trajectory to train on: it is gone, or not what it should be."""
+"""The reason that a payload cannot be trained on: it is missing, malformed or invalid."""
 
 
 class Entry(NamedTuple):
-    """What the books say of one payload."""
+    """One payload, as the books name it."""
 
     ticket: Ticket
     member: int
@@ -29,35 +30,40 @@ class Entry(NamedTuple):
 
 
 def record_of(trajectory: Trajectory, *, fence: int, num_bytes: int) -> str:
-    """What the books keep of a payload of `num_bytes`: where it lies, what it took to make, and who made it."""
+    """The record of a payload of `num_bytes` in the books: what its key is made of, what it cost, and its actor."""
     duration_ms = round(min(max(0.0, 1000 * trajectory.duration_s), MAX_DURATION_MS))
     return (
-        f"{trajectory.attempt}:{fence}:{trajectory.oldest_policy_version}:{num_bytes}:{trajectory.num_tokens}:"
+        f"{trajectory.attempt}:{fence}:{trajectory.newest_policy_version}:{num_bytes}:{trajectory.num_tokens}:"
         f"{len(trajectory.turns)}:{duration_ms}:{trajectory.actor}"
     )
 
 
+def result_of(trajectory: Trajectory) -> tuple[str, ...]:
+    """The result of an episode for the books: environment, return, and "1" for a success or "0"; () for a partial."""
+    if trajectory.outcome is not Outcome.POLICY:
+        return ()
+    return trajectory.task.env, repr(trajectory.total_reward), str(int(trajectory.success))
+
+
 def sender_of(record: bytes) -> str:
-    """The actor that a record names."""
+    """The actor in a record."""
     return record.decode(errors="replace").split(":", 7)[7]
 
 
 class Payloads:
-    """The frames under `base`. A member's, or its partial's, are named by the attempt and the fence that sent them."""
+    """The payloads of one stream. The key of each one contains the attempt and the fence under which it was sent."""
 
-    def __init__(
-        self, client: redis.Redis, base: str, run_id: str, *, vocab_size: int, max_bytes: int, compress: bool
-    ) -> None:
-        """`max_bytes` is of a frame, and of what it becomes when decompressed; `compress` is for what is sent."""
-        self.bulk = Bulk(client, base, max_bytes=max_bytes)
+    def __init__(self, client: redis.Redis, base: str, run_id: str, replay: ReplayConfig, *, vocab_size: int) -> None:
+        """`replay.max_trajectory_bytes` limits a frame, and also its size when decompressed."""
+        self.bulk = Bulk(client, base, max_bytes=replay.max_trajectory_bytes)
         self._base = base
         self._run_id = run_id
         self._vocab_size = vocab_size
-        self._max_bytes = max_bytes
-        self._compress = compress
+        self._max_bytes = replay.max_trajectory_bytes
+        self._compress = replay.compress  # of the frames that are sent
 
     def name(self, kind: str, group_id: int, member: int, attempt: int, fence: int) -> str:
-        """Where a payload lives; `kind` is blob for a member, partial for a partial."""
+        """The key of a payload; `kind` is "blob" for a member and "partial" for a partial."""
         return f"{self._base}:{kind}:{group_id}:{member}:{attempt}:{fence}"
 
     def encode(self, ticket: Ticket, trajectory: Trajectory, *, outcome: Outcome) -> bytes:
@@ -67,28 +73,28 @@ class Payloads:
         try:
             frame = encode_trajectory(trajectory)
         except (TypeError, UnicodeEncodeError) as error:
-            raise InvalidTrajectory(f"cannot be written: {error}") from error
+            raise InvalidTrajectory(f"cannot be encoded: {error}") from error
         if len(frame) > self._max_bytes:
             raise InvalidTrajectory(
-                f"{len(frame)} bytes, `replay.max_trajectory_bytes` is {self._max_bytes}; raise it, or lower "
+                f"{len(frame)} bytes, the limit `replay.max_trajectory_bytes` is {self._max_bytes}; raise it, or lower "
                 "`model.max_tokens`"
             )
         return compressed(frame) if self._compress else frame
 
     def read(self, kind: str, entries: list[Entry], *, outcome: Outcome) -> list[Trajectory | Unusable]:
-        """What is stored under each entry, or why it cannot be used."""
+        """The trajectory of each entry, or the reason that it cannot be used."""
         return self.bulk.read(
             [self._name_of(kind, entry) for entry in entries],
-            lambda number, frame: self._judged(entries[number], frame, outcome),
+            lambda number, frame: self._checked(entries[number], frame, outcome),
         )
 
     def _name_of(self, kind: str, entry: Entry) -> str:
         attempt, fence, _ = entry.record.split(b":", 2)
         return self.name(kind, entry.ticket.group_id, entry.member, int(attempt), int(fence))
 
-    def _judged(self, entry: Entry, frame: Payload, outcome: Outcome) -> Trajectory | Unusable:
+    def _checked(self, entry: Entry, frame: Payload, outcome: Outcome) -> Trajectory | Unusable:
         if frame is None:
-            return LostPayload(f"the payload of group {entry.ticket.group_id} member {entry.member} is gone")
+            return LostPayload(f"the payload of group {entry.ticket.group_id} member {entry.member} is missing")
         if isinstance(frame, WireError):
             return frame
         try:
@@ -97,5 +103,5 @@ class Payloads:
         except (WireError, InvalidTrajectory) as error:
             return error
         if trajectory.member != entry.member:
-            return InvalidTrajectory(f"says that it is member {trajectory.member}, and was stored as {entry.member}")
+            return InvalidTrajectory(f"its member is {trajectory.member}, and it was stored as member {entry.member}")
         return trajectory

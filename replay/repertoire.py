@@ -1,17 +1,18 @@
-"""All the scripts that the processes of a run call, loaded by the learner: actors and viewers may not send any."""
+"""Loads all scripts of a run into a server; only the learner may: actors and viewers cannot send scripts."""
 
 import logging
 import threading
+from typing import Self
 
 import redis
 
 from common.patience import RedisAway
 from replay import scripts
-from replay.buffer import VERBS
+from replay.verbs import ACTORS, LEARNERS, PEOPLES
 
-CHECK_EVERY_S = 1.0  # a server that was started again has forgotten its scripts, and actors wait for them
+CHECK_EVERY_S = 1.0  # a restarted server has forgotten its scripts, and actors wait for them
 FILES = (
-    *(("prelude", "begin", verb) for verb in VERBS),
+    *(("prelude", "begin", verb) for verb in sorted({*LEARNERS, *ACTORS, *PEOPLES})),
     ("prelude", "audit"), ("prelude", "unnamed"),
     ("announce",), ("beat",), ("broadcast_members",), ("enlist",), ("join_broadcast",), ("members",), ("put",),
 )  # fmt: skip
@@ -20,19 +21,23 @@ log = logging.getLogger(__name__)
 
 
 class Repertoire:
-    """Keeps the scripts loaded on one server, by a thread of its own, until it is closed."""
+    """Keeps the scripts loaded on one server, with a thread, until it is closed."""
 
     def __init__(self, client: redis.Redis) -> None:
-        """Load them. Raises RedisAway, and NoPermissionError for a user who is no learner."""
         self._client = client
         self._scripts = [scripts.load(client, *files) for files in FILES]
         self._closing = threading.Event()
-        self._load()
-        self._keeping = threading.Thread(target=self._keep, name="keep-scripts", daemon=True)
-        self._keeping.start()
+
+    @classmethod
+    def start(cls, client: redis.Redis) -> Self:
+        """Load the scripts and keep them loaded. Raises RedisAway, and NoPermissionError without the learner's role."""
+        repertoire = cls(client)
+        repertoire._load()
+        threading.Thread(target=repertoire._keep, name="keep-scripts", daemon=True).start()
+        return repertoire
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop the thread. Idempotent."""
         self._closing.set()
 
     def _load(self) -> None:
@@ -44,6 +49,7 @@ class Repertoire:
             try:
                 if not all(self._client.script_exists(*(script.sha for script in self._scripts))):
                     self._load()
-                    log.info("the server had forgotten the run's scripts: loaded again")
+                    log.info("the server had lost the run's scripts: loaded again")
             except RedisAway as error:
-                log.warning("the run's scripts may be gone: %s", error)
+                log.warning("could not check that the run's scripts are loaded; trying again in %.0f s: %s",
+                            CHECK_EVERY_S, error)  # fmt: skip

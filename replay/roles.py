@@ -1,8 +1,8 @@
-"""What each kind of process may do on a Redis server that others share: rules for its access control lists.
+"""Access control rules for a shared Redis server: what each kind of process may do there.
 
-A script may do what its caller may, so an actor has every command that its verbs use, on every key that they change,
-and neither the keys nor the commands of the learner's. It can spoil what its own run holds, as by deleting groups; it
-cannot claim, settle, publish, take the epoch, or reach another run or the server's settings.
+A script has only the rights of its caller. So an actor may use every command that its verbs use, on every key that they
+change, but not the learner's keys and commands. An actor can damage its own run, for example by deleting groups. It
+cannot claim, settle, publish, take the epoch, or access another run or the server's settings.
 """
 
 import enum
@@ -23,9 +23,9 @@ _EVERYONES_COMMANDS = (
     "asking",
 )  # the last for clusters
 _ACTORS_COMMANDS = (
-    "multi", "exec", "get", "mget", "set", "persist", "expire", "unlink", "del",
-    "hget", "hset", "hdel", "hmget", "hexists", "hincrby", "zadd", "zrem", "zscore", "zrange", "zrangebyscore",
-    "zremrangebyscore", "lpush", "ltrim", "srandmember", "smembers",
+    "multi", "exec", "type", "get", "mget", "set", "persist", "expire", "unlink", "del",
+    "hget", "hset", "hdel", "hmget", "hexists", "hincrby", "hincrbyfloat", "zadd", "zrem", "zscore", "zrange",
+    "zrangebyscore", "zremrangebyscore", "lpush", "ltrim", "srandmember", "smembers",
 )  # fmt: skip
 _ACTORS_STREAM_KEYS = (
     "", ":counters", ":queued", ":leased", ":ready", ":ready_by_version", ":ready_by_score", ":group:*", ":blob:*",
@@ -34,39 +34,39 @@ _ACTORS_STREAM_KEYS = (
 _ACTORS_RUN_KEYS = (
     "facts", "state", "fleet", "fleet:deadlines", "fleet:wanted:*",
     "weights:latest", "weights:stored", "weights:members", "weights:acknowledged:*", "weights:group:*",
-    "weights:relays", "weights:relay:*", "weights:corrupt",
+    "weights:rendezvous:*", "weights:relays", "weights:relay:*", "weights:corrupt",
 )  # fmt: skip
 
 
 class Role(enum.Enum):
-    """Who connects."""
+    """A kind of client."""
 
     LEARNER = "learner"
-    """The learner and its publisher, and people who quarantine and requeue: everything on the run's own keys."""
+    """`LearnerBuffer` and `PeopleBuffer`, and the publisher: everything on the run's own keys."""
     ACTOR = "actor"
-    """The verbs of actors; scripts only as the learner loaded them."""
+    """`ActorBuffer`, through scripts that the learner has loaded."""
     VIEWER = "viewer"
-    """Reads."""
+    """Reads only."""
 
 
 def user_of(run_id: str, role: Role) -> str:
-    """The name of the user."""
+    """The name of the Redis user of a role in a run."""
     return f"slipstream-{run_id}-{role.value}"
 
 
 def acl_rules(run_id: str, role: Role, *, password: str) -> list[str]:
-    """The rules of the user, for `ACL SETUSER` or a line of an ACL file, in Redis 6.2's words.
+    """The rules of the user for `ACL SETUSER` or for a line of an ACL file, in the syntax of Redis 6.2.
 
-    The password is in them as its hash alone.
+    They contain only the hash of the password.
     """
     rules = ["reset", "on", "#" + hashlib.sha256(password.encode()).hexdigest()]
     everyones = [f"+{name}" for name in _EVERYONES_COMMANDS]
-    names = (run_id, shard_name(run_id, 1)[:-1] + "*")  # the first shard's and the others'
+    names = (run_id, shard_name(run_id, 1)[:-1] + "*")  # the first shard, and all others
     everything = ["~" + RUNS_KEY, *("~" + key(name, "*") for name in names)]
     match role:
         case Role.LEARNER:
-            loading = ["+script|load", "+script|exists"]
-            return [*rules, *everything, "+@read", "+@write", "-@dangerous", *everyones, *loading]
+            further = ["+script|load", "+script|exists", "+multi", "+exec"]
+            return [*rules, *everything, "+@read", "+@write", "-@dangerous", *everyones, *further]
         case Role.ACTOR:
             streams = [key(name, stream) for name in names for stream in STREAMS]
             keys = [stream + part for stream in streams for part in _ACTORS_STREAM_KEYS]

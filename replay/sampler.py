@@ -1,38 +1,39 @@
-"""Which of the ready groups a claim takes, and how often one may be taken."""
+"""Which ready groups a claim takes, and how often a group may be used."""
 
 import enum
 from dataclasses import dataclass
 
 
-class Order(enum.Enum):
-    """Which of the ready groups come first."""
+class ClaimOrder(enum.Enum):
+    """The order in which a claim takes ready groups."""
 
     OLDEST = "oldest"
-    """Those that finished first."""
+    """The groups that finished first."""
     FRESHEST = "freshest"
-    """Those that finished last."""
+    """The groups that finished last."""
     UNIFORM = "uniform"
-    """Any, drawn without replacement by seed and step: the same draw from the same groups."""
+    """Random groups without replacement; the same seed, step and groups give the same choice."""
     PRIORITISED = "prioritised"
-    """Those with the highest score, the first to finish among equals. Those without one come first, so that each is
-    seen (Schaul et al. 2016, https://arxiv.org/abs/1511.05952)."""
+    """The groups with the highest score; among equal scores, those that finished first. Groups without a score come
+    before all others, so that each is used once (Schaul et al. 2016, https://arxiv.org/abs/1511.05952)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reuse:
-    """How often groups are used: each at most once a step, and at most `max_uses` times in all.
+    """How often groups are used: each at most once per step, and at most `max_uses` times in total.
 
-    The limiter holds them to an average (Reverb's SampleToInsertRatio, https://arxiv.org/abs/2102.04736). A claim of n
-    waits while
+    The limiter also bounds the average (Reverb's SampleToInsertRatio, https://arxiv.org/abs/2102.04736). A claim of n
+    groups waits while
 
         claimed + n > samples_per_insert * inserted + error_buffer
 
-    where `claimed` and `inserted` count groups since the run began, one that is claimed twice as two. With 1.5 samples
-    per insert, no buffer, 10 groups inserted and 8 claimed, a claim of 7 goes ahead (15 <= 15) and one of 8 waits.
+    where `claimed` and `inserted` count groups since the run began, and a group that is claimed twice counts as two.
+    Example: 1.5 samples per insert, no buffer, 10 groups inserted, 8 claimed: a claim of 7 is granted (15 <= 15), and a
+    claim of 8 waits.
     """
 
     max_uses: int
-    samples_per_insert: float  # 0: `max_uses` alone decides
+    samples_per_insert: float  # 0: only `max_uses` limits
     error_buffer: float  # groups
 
 

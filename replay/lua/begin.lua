@@ -1,3 +1,3 @@
--- With maxmemory reached, a script that has written may go on writing. So every verb begins with a write that changes
--- nothing: the books move and the learner drains while the payloads, which are plain SETs, wait.
+-- At maxmemory, Redis lets a script continue to write after its first write. So every verb begins with a write that
+-- changes nothing. The books still change, and the learner still takes groups, while new payloads (plain SETs) wait.
 redis.call('PERSIST', counters)

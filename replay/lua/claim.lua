@@ -1,7 +1,7 @@
--- claim: (epoch, number, step, num_groups, oldest allowed policy_version, order, seed, max_uses, samples_per_insert,
--- error_buffer) -> {ticket, uses, member records ...} for each; nothing while there are fewer, or the limiter says no;
--- false after a sweep that may not have seen all, to be called again. The claims of an epoch are numbered: one that is
--- repeated because its reply was lost gets the same groups again, and one that comes late gets nothing.
+-- claim: (epoch, number, step, num_groups, oldest_allowed, order, seed, max_uses, samples_per_insert, error_buffer)
+-- -> {group id, ticket, uses, member records ...} for each; an empty list if there are fewer or the limiter forbids it;
+-- false if stale groups may be left to sweep: call it again. The claims of an epoch are numbered: a claim that is
+-- repeated because its reply was lost gets the same groups again, and a late one gets nothing.
 local refusal = fenced_out(ARGV[1])
 if refusal then return refusal end
 local number = tonumber(ARGV[2])
@@ -11,9 +11,13 @@ local samples_per_insert, error_buffer = tonumber(ARGV[9]), tonumber(ARGV[10])
 local SWEEP = 100
 local last_claim = base .. ':last_claim' -- epoch, number, group ids ...
 
+-- Drops groups without any token of policy version `oldest_allowed` or newer: none of their tokens would be trained.
 local function sweep()
   local stale = redis.call('ZRANGEBYSCORE', base .. ':ready_by_version', '-inf', '(' .. oldest_allowed, 'LIMIT', 0, SWEEP)
   for _, id in ipairs(stale) do
+    must_be_sound(id, 'ready')
+    local newest = redis.call('HGET', group_key(id), 'newest_policy_version')
+    if tonumber(newest) >= tonumber(oldest_allowed) then error('DAMAGED: group ' .. id .. ' is of version ' .. newest) end
     leave(id, 'ready')
     drop(id, 'too_old')
   end
@@ -29,7 +33,7 @@ end
 local num_ready
 local shuffled = {}
 
--- The places 0 .. num_ready - 1 in random order, one by one: a shuffle that touches only what it gives out.
+-- The i-th of the places 0 .. num_ready - 1 in random order: a Fisher-Yates shuffle that stores only moved places.
 local function random_place(i)
   local random = tonumber(string.sub(redis.sha1hex(seed .. ':' .. step .. ':' .. i), 1, 12), 16)
   local j = i + random % (num_ready - i)
@@ -50,35 +54,38 @@ local candidate = {
   end,
 }
 
--- The groups to claim, each with its uses so far. One is used once a step: what this step has claimed is passed over.
-local function draw()
-  local drawn = {}
+-- The groups to claim, each with its uses so far. A group is used once per step: groups that this step has claimed
+-- already are skipped.
+local function choose()
+  local chosen = {}
   for i = 0, num_ready - 1 do
-    if #drawn == num_groups then break end
+    if #chosen == num_groups then break end
     local id = candidate[order](i)
+    must_be_sound(id, 'ready')
     local uses = uses_of(id)
-    if (last_in(uses) or -1) < step and num_in(uses) < max_uses then drawn[#drawn + 1] = { id, uses } end
+    if (last_in(uses) or -1) < step and num_in(uses) < max_uses then chosen[#chosen + 1] = { id, uses } end
   end
-  return drawn
+  return chosen
 end
 
 local function claim()
   num_ready = redis.call('ZCARD', base .. ':ready')
-  local drawn = within_limit() and draw() or {}
+  local chosen = within_limit() and choose() or {}
   redis.call('DEL', last_claim)
   redis.call('RPUSH', last_claim, ARGV[1], number)
-  if #drawn < num_groups then return end
-  for _, each in ipairs(drawn) do
+  if #chosen < num_groups then return end
+  for _, each in ipairs(chosen) do
     local id, uses = each[1], each[2] .. step .. ','
     redis.call('RPUSH', last_claim, id)
     leave(id, 'ready')
     redis.call('HSET', group_key(id), 'uses', uses)
     if num_in(uses) < max_uses then enter_ready(id) else enter(id, 'claimed', step) end
   end
-  count('claims', #drawn)
+  count('claims', #chosen)
 end
 
-local last = redis.call('LRANGE', last_claim, 0, 1)
+-- A key of another type reads as missing: then no claim is known to be the last.
+local last = or_nothing(redis.pcall('LRANGE', last_claim, 0, 1)) or {}
 local last_number = last[1] == ARGV[1] and tonumber(last[2]) or -1
 if number < last_number then return {} end
 if number > last_number then
@@ -88,13 +95,14 @@ if number > last_number then
 end
 local claimed = {}
 for _, id in ipairs(redis.call('LRANGE', last_claim, 2, -1)) do
-  local group = redis.call('HMGET', group_key(id), 'uses', 'num_members')
-  local uses = group[1] or ''
+  local uses = uses_of(id)
   if last_in(uses) == step then
     local fields = { 'ticket' }
-    for member = 0, group[2] - 1 do fields[#fields + 1] = 'member:' .. member end
-    claimed[#claimed + 1] = redis.call('HMGET', group_key(id), unpack(fields))
-    table.insert(claimed[#claimed], 2, num_in(uses))
+    for member = 0, size_of(id) - 1 do fields[#fields + 1] = 'member:' .. member end
+    local group = redis.call('HMGET', group_key(id), unpack(fields))
+    table.insert(group, 1, id)
+    table.insert(group, 3, num_in(uses))
+    claimed[#claimed + 1] = group
   end
 end
 return claimed

@@ -1,4 +1,5 @@
--- discard: (group_id, member, record, reason). The partial of this record is of no use to whoever leased it.
-if redis.call('HGET', group_key(ARGV[1]), 'partial:' .. ARGV[2]) == ARGV[3] then
+-- discard: (group_id, member, record, reason). Removes the partial of this record: the actor that leased it cannot use
+-- it.
+if or_nothing(redis.pcall('HGET', group_key(ARGV[1]), 'partial:' .. ARGV[2])) == ARGV[3] then
   remove_partial(ARGV[1], ARGV[2], 'discarded:' .. ARGV[4])
 end

@@ -1,10 +1,10 @@
--- hand_in: (group_id, member, record), payload in KEYS[2]. Commits a partial that was SET just before; the member is
--- still missing, and the next lease gives the partial out.
+-- hand_in: (group_id, member, record), payload in KEYS[2]. Commits a partial that was SET just before. The member stays
+-- missing, and the next lease includes the partial.
 local id, member, record = ARGV[1], ARGV[2], ARGV[3]
 local group = group_key(id)
 local payload, attempt, fence = read_record(record)
-if not payload then return redis.error_reply('ERR no record: ' .. record) end
-local held = redis.call('HGET', group, 'partial:' .. member)
+if not payload then return redis.error_reply('ERR malformed record: ' .. record) end
+local held = or_nothing(redis.pcall('HGET', group, 'partial:' .. member))
 if held and read_record(held) == payload then
   count('dedup_hits', 1)
   return 'duplicate'

@@ -1,5 +1,5 @@
--- heartbeat: (actor, ttl_ms, then group_id, fence for each) -> ids of those still held, good for another ttl_ms.
--- Before the sweep: a late heartbeat saves a lease that nobody has missed yet.
+-- heartbeat: (actor, ttl_ms, then group_id, fence for each) -> ids of the leases that are valid for another ttl_ms.
+-- It renews before it sweeps: a late heartbeat saves a lease that no sweep has ended yet.
 local deadline = now_ms() + ARGV[2]
 local held = {}
 for i = 3, #ARGV, 2 do
@@ -9,5 +9,6 @@ for i = 3, #ARGV, 2 do
     held[#held + 1] = id
   end
 end
+cap_leases(ARGV[2])
 expire_leases()
 return held

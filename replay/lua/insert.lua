@@ -1,12 +1,18 @@
--- insert: (group_id, member, record), payload in KEYS[2]. Commits the payload that was SET just before, with a time to
--- live that ends here.
+-- insert: (group_id, member, record, environment, return, 1 for a success or else 0), payload in KEYS[2]. Commits the
+-- payload that was SET just before, removes its time to live, and counts its episode as produced.
 local id, member, record = ARGV[1], ARGV[2], ARGV[3]
+local environment, total_reward, success = ARGV[4], ARGV[5], ARGV[6]
 local group = group_key(id)
-local payload, attempt, fence, oldest = read_record(record)
-if not payload then return redis.error_reply('ERR no record: ' .. record) end
--- One command for all that is asked of the group: this is the verb that servers spend their time on.
-local facts = redis.call('HMGET', group, 'member:' .. member, 'fence', 'attempt:' .. member, 'partial:' .. member,
-  'oldest_policy_version', 'num_stored', 'num_members')
+local payload, attempt, fence, newest = read_record(record)
+if not payload then return redis.error_reply('ERR malformed record: ' .. record) end
+-- Checked before any change: a script that fails half-way does not undo its changes.
+local earned = tonumber(total_reward)
+if not environment or not earned or earned - earned ~= 0 or (success ~= '0' and success ~= '1') then
+  return redis.error_reply('ERR malformed result: ' .. tostring(total_reward) .. ', ' .. tostring(success))
+end
+-- One command reads all fields: servers spend most of their time on this verb.
+local facts = or_nothing(redis.pcall('HMGET', group, 'member:' .. member, 'fence', 'attempt:' .. member,
+  'partial:' .. member, 'newest_policy_version', 'num_stored', 'num_members')) or {}
 local stored, partial = facts[1], facts[4]
 if stored and read_record(stored) == payload then
   count('dedup_hits', 1)
@@ -19,19 +25,25 @@ if stored or facts[2] ~= fence or (facts[3] or '0') ~= attempt then
 end
 if redis.call('PERSIST', KEYS[2]) == 0 then return 'full' end
 
-local num_stored = (facts[6] or 0) + 1
-redis.call('HSET', group, 'num_stored', num_stored, 'oldest_policy_version', math.min(oldest, facts[5] or oldest),
+local num_stored = (whole(facts[6]) or 0) + 1
+redis.call('HSET', group, 'num_stored', num_stored, 'newest_policy_version', math.max(newest, whole(facts[5]) or newest),
   'member:' .. member, record)
 if partial then
-  -- Handed in under an earlier lease, it was given out with this one; under this one, it was never needed.
+  -- A partial of an earlier lease came with this lease and was resumed; a partial of this lease was never needed.
   local _, _, handed_in_under = read_record(partial)
   remove_partial(id, member, handed_in_under == fence and 'discarded:superseded' or 'resumed')
 end
 count('trajectories:inserted', 1)
 count('trajectories:held', 1)
+count_work('produced', { record })
+count('episodes:' .. environment, 1)
+count('successes:' .. environment, success)
+local sum = string.format('%.17g', earned)
+if redis.pcall('HINCRBYFLOAT', counters, 'returns:' .. environment, sum).err then -- as in count()
+  redis.call('HSET', counters, 'returns:' .. environment, sum)
+end
 if num_stored == tonumber(facts[7]) then
-  redis.call('HSET', group, 'finished', redis.call('HINCRBY', counters, 'finished', 1))
-  count_work('finished', stored_records(id))
+  redis.call('HSET', group, 'finished', count('finished', 1))
   leave(id, 'leased')
   enter_ready(id)
 end

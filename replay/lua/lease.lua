@@ -1,23 +1,39 @@
--- lease: (actor, request, ttl_ms) -> {fence, ticket, then member, attempt, record of its partial or '' for each missing
--- member} of the oldest queued group.
--- A request that is repeated because its reply was lost gets the same lease again.
+-- lease: (actor, request, ttl_ms) -> {fence, ticket, group id, num_members, then for each missing member: member,
+-- attempt, record of its partial or ''} of the oldest queued group; false if no group is queued. A request that is
+-- repeated because its reply was lost gets the same lease again.
+cap_leases(ARGV[3])
 expire_leases()
 local request = base .. ':lease_request:' .. ARGV[2]
-local id = redis.call('GET', request)
+local MAX_SKIPPED = 100 -- damaged groups in one call: other clients wait meanwhile
+
+local function first_queued()
+  for _ = 1, MAX_SKIPPED do
+    local id = redis.call('ZRANGEBYSCORE', base .. ':queued', '-inf', '(+inf', 'LIMIT', 0, 1)[1]
+    if not id or not flaw(id, 'queued') then return id end
+    set_back(id, 'queued')
+  end
+end
+
+local id = or_nothing(redis.pcall('GET', request))
 if id then
-  if redis.call('HGET', group_key(id), 'request') ~= ARGV[2] then return false end
+  if flaw(id, 'leased') or redis.call('HGET', group_key(id), 'request') ~= ARGV[2] then return false end
 else
-  id = redis.call('ZRANGE', base .. ':queued', 0, 0)[1]
+  id = first_queued()
   if not id then return false end
   leave(id, 'queued')
   enter(id, 'leased', now_ms() + ARGV[3])
-  local fence = redis.call('HINCRBY', counters, 'last_fence', 1)
+  local fence = count('last_fence', 1)
+  if fence < 1 or fence >= 1e14 then -- it was damaged: continue from the clock, which is above every earlier fence
+    fence = now_ms()
+    redis.call('HSET', counters, 'last_fence', fence)
+  end
   redis.call('HSET', group_key(id), 'fence', fence, 'actor', ARGV[1], 'request', ARGV[2])
   redis.call('SET', request, id, 'PX', ARGV[3])
 end
 local group = group_key(id)
 local lease = redis.call('HMGET', group, 'fence', 'ticket')
-for member = 0, redis.call('HGET', group, 'num_members') - 1 do
+lease[3], lease[4] = id, size_of(id)
+for member = 0, lease[4] - 1 do
   if redis.call('HEXISTS', group, 'member:' .. member) == 0 then
     lease[#lease + 1] = member
     lease[#lease + 1] = tonumber(redis.call('HGET', group, 'attempt:' .. member) or '0')

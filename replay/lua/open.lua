@@ -1,8 +1,10 @@
--- open: (epoch, max_attempts, then group_id, num_members, ticket for each) -> how many were new. Ids rise, so that an
--- id at or below the last one is known to be opened already, however long ago it was settled.
+-- open: (epoch, max_attempts, then group_id, num_members, ticket for each) -> how many were new. Ids rise: an id at or
+-- below the last one was opened before, even if its group has left Redis.
 local refusal = fenced_out(ARGV[1])
 if refusal then return refusal end
-local last = tonumber(redis.call('HGET', counters, 'last_group_id') or '-1')
+local opened_last = redis.call('HGET', counters, 'last_group_id') or '-1'
+local last = opened_last == '-1' and -1 or whole(opened_last)
+if not last then error('DAMAGED: last_group_id is not a number') end
 local num_opened, now = 0, now_ms()
 for i = 3, #ARGV, 3 do
   local id = ARGV[i]

@@ -1,12 +1,15 @@
--- What the scripts share. KEYS[1] names the stream; no key has that name, so there is always a second one in KEYS: with
--- one alone, a cluster that moves the slot would run the script where nothing has arrived yet, instead of TRYAGAIN.
--- A group is one hash, and is a member of exactly one sorted set:
--- queued (by id), leased (by deadline), ready (by order of finishing), claimed (by the step of its last use) or
+-- The functions that the scripts share. KEYS[1] is the prefix of the stream's keys; no key has that name. So KEYS
+-- always contains a second key: with one key only, a cluster that moves the slot would run the script on the new node
+-- before the data has arrived, instead of replying TRYAGAIN. A group is one hash, and its id is in exactly one sorted
+-- set: queued (by id), leased (by deadline), ready (by order of finishing), claimed (by the step of its last use) or
 -- quarantined (by order of arrival).
 local base = KEYS[1]
 local counters = base .. ':counters'
 local epoch_key = string.gsub(base, '[^:]+$', 'epoch') -- not from KEYS: actors may not read it, whatever they pass
 local STATES = { 'queued', 'leased', 'ready', 'claimed', 'quarantined' }
+local MAX_MEMBERS = 4096
+local MAX_DIGITS = 15 -- no counter of a run has so many, and doubles are exact up to there
+local TOO_LONG = string.rep('%d', MAX_DIGITS)
 
 local function now_ms()
   local time = redis.call('TIME')
@@ -17,28 +20,53 @@ local function group_key(id)
   return base .. ':group:' .. id
 end
 
-local function count(name, by)
-  redis.call('HINCRBY', counters, name, by)
+-- The stored text as a number; nil if it is not a whole number.
+local function whole(text)
+  return text and #text < MAX_DIGITS and string.find(text, '^%d+$') and tonumber(text) or nil
 end
 
--- The first thing that a learner's verb asks, and a person's, who has no epoch: an actor fails here, before any change.
+-- Whether a stored text is a number that is small enough to be increased.
+local function may_be_followed(text)
+  return (whole(text) or 1e13) < 1e13
+end
+
+-- A reply; nil if the key has another type. Other errors are raised, for example a missing permission.
+local function or_nothing(reply)
+  if type(reply) ~= 'table' or not reply.err then return reply end
+  if not string.find(reply.err, 'WRONGTYPE', 1, true) then error(reply.err, 0) end
+end
+
+-- Adds to an account and returns its value. A damaged counter restarts at 0, so that no verb fails half-way. The
+-- learner finds later that the books do not balance, and repairs them.
+local function count(name, by)
+  local counted = redis.pcall('HINCRBY', counters, name, by)
+  if type(counted) == 'number' then return counted end
+  if string.find(counted.err, 'WRONGTYPE', 1, true) then redis.call('DEL', counters) end
+  redis.call('HSET', counters, name, 0)
+  return redis.call('HINCRBY', counters, name, by)
+end
+
+-- The first check of a learner's verb, and of a person's verb, which has no epoch. An actor fails here, before any
+-- change: it may not read the epoch.
 local function fenced_out(epoch)
-  local newest = redis.call('GET', epoch_key) or '0'
+  local newest = or_nothing(redis.pcall('GET', epoch_key))
+  if newest == false then newest = '0' end
+  if not may_be_followed(newest) then return redis.error_reply('FORGOTTEN: ' .. epoch_key .. ' is malformed') end
   if epoch ~= '' and tonumber(epoch) < tonumber(newest) then
     return redis.error_reply('FENCEDOUT by epoch ' .. newest)
   end
   if epoch ~= '' and tonumber(epoch) > 0 and newest == '0' then
-    return redis.error_reply('FORGOTTEN: no epoch is known, and this one was acquired here')
+    return redis.error_reply('FORGOTTEN: ' .. epoch_key .. ' is missing, and this learner acquired an epoch here')
   end
 end
 
 local function state_of(id)
   for _, state in ipairs(STATES) do
-    if redis.call('ZSCORE', base .. ':' .. state, id) then return state end
+    if or_nothing(redis.pcall('ZSCORE', base .. ':' .. state, id)) then return state end
   end
 end
 
--- The steps that a group was claimed for, as '3,5,', rise: each is later than those before.
+-- The steps that claimed a group, in rising order, as '3,5,'.
 local function uses_of(id)
   return redis.call('HGET', group_key(id), 'uses') or ''
 end
@@ -60,8 +88,9 @@ local function last_use(id)
   return last_in(uses_of(id))
 end
 
--- A ready group is in more sorted sets, so that no verb has to walk all of them: by version, by score, and, once it was
--- used, by step. A name in the set of scores begins with the order of finishing, so that equals are sorted by age.
+-- A ready group is also in index sets, so that no verb has to read every group: by version, by score, and by step after
+-- its first use. A name in the index of scores begins with the order of finishing, so that equal scores are sorted by
+-- age.
 local function place_among_scores(id)
   return string.format('%016d:%s', redis.call('HGET', group_key(id), 'finished'), id)
 end
@@ -85,7 +114,7 @@ local function enter(id, state, score)
 end
 
 local function enter_ready(id)
-  local group = redis.call('HMGET', group_key(id), 'finished', 'oldest_policy_version', 'score')
+  local group = redis.call('HMGET', group_key(id), 'finished', 'newest_policy_version', 'score')
   enter(id, 'ready', group[1])
   redis.call('ZADD', base .. ':ready_by_version', group[2], id)
   redis.call('ZADD', base .. ':ready_by_score', group[3] and 0 - group[3] or '-inf', place_among_scores(id))
@@ -96,32 +125,109 @@ local function enter_ready(id)
   end
 end
 
--- A group that is leased has a fence, and no other.
+-- Whether the lease with this fence is still valid: only leased groups have a fence.
 local function holds(id, fence)
-  return redis.call('HGET', group_key(id), 'fence') == fence
+  return or_nothing(redis.pcall('HGET', group_key(id), 'fence')) == fence
 end
 
--- The record of a member or its partial, made by record_of() in payloads.py, is attempt:fence:oldest_policy_version:
--- num_bytes:num_tokens:num_turns:duration_ms:actor; the first two name the payload. Here they are, and the next three
--- once more, each; nothing where it is no record.
+-- Parses the record of a member or a partial, as record_of() in payloads.py writes it:
+-- attempt:fence:newest_policy_version:num_bytes:num_tokens:num_turns:duration_ms:actor.
+-- Returns 'attempt:fence', which is part of the payload's key, then attempt, fence and newest_policy_version; nil if
+-- the record is malformed.
 local function read_record(record)
-  return string.match(record, '^((%d+):(%d+)):(%d+):%d+:%d+:%d+:%d+:')
+  local numbers, payload, attempt, fence, newest =
+    string.match(record, '^(((%d+):(%d+)):(%d+):%d+:%d+:%d+:%d+):')
+  if numbers and not string.find(numbers, TOO_LONG) then return payload, attempt, fence, newest end
 end
 
 local function payload_key(kind, id, member, record)
-  return base .. ':' .. kind .. ':' .. id .. ':' .. member .. ':' .. read_record(record)
+  return base .. ':' .. kind .. ':' .. id .. ':' .. member .. ':' .. (read_record(record) or '')
 end
 
--- Of the members that are stored, by member.
+-- How many members a group has. Raises DAMAGED for a malformed number, so that no loop runs up to it.
+local function size_of(id)
+  local size = whole(redis.call('HGET', group_key(id), 'num_members')) or 0
+  if size < 1 or size > MAX_MEMBERS then error('DAMAGED: group ' .. id .. ' has no num_members') end
+  return size
+end
+
+-- The names of the fields of up to 100 members from `first` on: Lua cannot pass more than some thousand arguments at
+-- once.
+local function members_fields(first, num_members)
+  local names = {}
+  for member = first, math.min(first + 99, num_members - 1) do
+    names[#names + 1] = 'member:' .. member
+    names[#names + 1] = 'attempt:' .. member
+    names[#names + 1] = 'partial:' .. member
+  end
+  return unpack(names)
+end
+
+local function flaw_of_members(id, num_members, num_stored)
+  local num_found = 0
+  for first = 0, num_members - 1, 100 do
+    local facts = redis.call('HMGET', group_key(id), members_fields(first, num_members))
+    for i = 1, #facts, 3 do
+      local record, attempts, partial = facts[i], facts[i + 1], facts[i + 2]
+      if record and not read_record(record) then return 'has a malformed record of a stored member' end
+      if attempts and not whole(attempts) then return 'has a malformed count of attempts' end
+      if partial and not read_record(partial) then return 'has a malformed record of a partial' end
+      if record then num_found = num_found + 1 end
+    end
+  end
+  if num_found ~= num_stored then return 'counts ' .. num_stored .. ' stored members, and lists ' .. num_found end
+end
+
+local function flaw_of_finished(group)
+  if whole(group[2]) ~= whole(group[1]) then return 'has ' .. group[2] .. ' of ' .. group[1] .. ' members' end
+  if not may_be_followed(group[7]) then return 'has a missing or malformed order of finishing' end
+  if not whole(group[8]) then return 'has a missing or malformed newest policy version' end
+  if group[9] and not tonumber(group[9]) then return 'has a score that is not a number' end
+end
+
+-- What is wrong with a group in `state`; nil if it is sound. Verbs never write such a group: a person, a hostile actor
+-- or failing memory did.
+local function flaw(id, state)
+  if not whole(id) then return 'is not a group id' end
+  local group = or_nothing(redis.pcall('HMGET', group_key(id), 'num_members', 'num_stored', 'max_attempts', 'opened_ms',
+    'changed_ms', 'ticket', 'finished', 'newest_policy_version', 'score', 'fence', 'uses'))
+  if not group then return 'is stored in a key of another type' end
+  for i, name in ipairs({ 'num_members', 'num_stored', 'max_attempts', 'opened_ms', 'changed_ms' }) do
+    if not whole(group[i]) then return (group[i] and 'has a malformed ' or 'lacks ') .. name end
+  end
+  local num_members = tonumber(group[1])
+  if num_members < 1 or num_members > MAX_MEMBERS then return 'has ' .. group[1] .. ' members' end
+  if not group[6] then return 'lacks its ticket' end
+  local uses = group[11] or ''
+  if string.gsub(uses, '%d+,', '') ~= '' or string.find(uses, TOO_LONG) then return 'has uses that are not steps' end
+  if state == 'leased' and not whole(group[10]) then return 'has a missing or malformed fence' end
+  if state == 'claimed' and not last_in(uses) then return 'is claimed for no step' end
+  local finished = state == 'ready' or state == 'claimed'
+  return flaw_of_members(id, num_members, tonumber(group[2])) or finished and flaw_of_finished(group) or nil
+end
+
+-- Raises DAMAGED for a damaged group before any change; the learner then repairs the books and calls the verb again.
+local function must_be_sound(id, state)
+  local what = flaw(id, state)
+  if what then error('DAMAGED: group ' .. id .. ' ' .. what) end
+end
+
+-- Moves a damaged group after all others: an actor cannot repair the books and skips it, and the learner finds it
+-- there.
+local function set_back(id, state)
+  redis.call('ZADD', base .. ':' .. state, '+inf', id)
+end
+
+-- The records of the stored members, by member.
 local function stored_records(id)
   local records = {}
-  for member = 0, redis.call('HGET', group_key(id), 'num_members') - 1 do
+  for member = 0, size_of(id) - 1 do
     records[member] = redis.call('HGET', group_key(id), 'member:' .. member) or nil
   end
   return records
 end
 
--- What the members or partials took to make, added up in `account`.
+-- Adds the tokens, turns and durations of the records to `account`.
 local function count_work(account, records)
   local sums = { 0, 0, 0 }
   for _, record in pairs(records) do
@@ -131,8 +237,8 @@ local function count_work(account, records)
   for i, name in ipairs({ 'tokens:', 'turns:', 'duration_ms:' }) do count(name .. account, sums[i]) end
 end
 
--- What a missing member has so far leaves Redis, and is counted in `account`. Others go on from what was resumed or
--- superseded, so that no work was lost by these.
+-- Removes the partial of a missing member and counts it in `account`. The work of a resumed or superseded partial is
+-- not counted here: it is part of a later trajectory.
 local function remove_partial(id, member, account)
   local record = redis.call('HGET', group_key(id), 'partial:' .. member)
   if not record then return end
@@ -143,11 +249,11 @@ local function remove_partial(id, member, account)
   if account ~= 'resumed' and account ~= 'discarded:superseded' then count_work(account, { record }) end
 end
 
--- The group and its payloads leave Redis; the members are counted in `account` from now on.
+-- Removes a group and its payloads, and counts its members in `account`.
 local function remove_group(id, account)
   local group, records = group_key(id), stored_records(id)
   local num_stored = 0
-  for member = 0, redis.call('HGET', group, 'num_members') - 1 do
+  for member = 0, size_of(id) - 1 do
     if records[member] then
       redis.call('UNLINK', payload_key('blob', id, member, records[member]))
       num_stored = num_stored + 1
@@ -160,14 +266,14 @@ local function remove_group(id, account)
   count('trajectories:' .. account, num_stored)
 end
 
--- What follows is for groups that have just left their state.
+-- The next functions expect a group that has just left its state.
 
 local function close(id, account)
   remove_group(id, account)
   count(account, 1)
 end
 
--- The uses of later steps than `step` never were; returns how many.
+-- Removes the uses by steps after `step`; returns how many.
 local function take_back(id, step)
   local before, kept = num_uses(id), ''
   if before == 0 then return 0 end
@@ -178,7 +284,8 @@ local function take_back(id, step)
   return before - num_uses(id)
 end
 
--- What a model learned from is not dropped but retired: claimed for the step of its last use, and trained with it.
+-- Retires a group that a model has learned from: it becomes claimed for the step of its last use, and is settled with
+-- it. Returns whether it did.
 local function retired(id)
   local step = last_use(id)
   if step then enter(id, 'claimed', step) end
@@ -191,8 +298,8 @@ end
 
 -- ---
 
--- The missing members of a lease that ended unannounced are tried again, and count the attempt: a task that kills its
--- actors must not kill all of them. A partial stays, and goes on as the next attempt.
+-- Ends an expired lease. Each missing member counts one more attempt: a task that kills its actors must not kill all of
+-- them. A partial stays, and the next attempt continues it.
 local function expire(id)
   local group = group_key(id)
   local max_attempts = tonumber(redis.call('HGET', group, 'max_attempts'))
@@ -215,6 +322,14 @@ end
 
 local function expire_leases()
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', base .. ':leased', '-inf', now_ms(), 'LIMIT', 0, 100)) do
-    expire(id)
+    if flaw(id, 'leased') then set_back(id, 'leased') else expire(id) end
+  end
+end
+
+-- Ends a lease time from now what the server's clock, which was set back, would keep for longer than ten.
+local function cap_leases(ttl_ms)
+  local now, leased = now_ms(), base .. ':leased'
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', leased, now + 10 * ttl_ms, '(+inf', 'LIMIT', 0, 100)) do
+    redis.call('ZADD', leased, now + ttl_ms, id)
   end
 end

@@ -1,4 +1,4 @@
--- prioritise: (epoch, then group_id, score for each). Those that are not ready stay as they are.
+-- prioritise: (epoch, then group_id, score for each). Groups that are not ready are skipped.
 local refusal = fenced_out(ARGV[1])
 if refusal then return refusal end
 for i = 2, #ARGV, 2 do

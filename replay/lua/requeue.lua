@@ -1,7 +1,8 @@
--- requeue: (request, group ids ...) -> how many. Those that are quarantined, leased, or ready and never used begin anew,
--- with none of their members and all of their attempts. A request that is repeated because its reply was lost changes
--- nothing more.
-fenced_out('')
+-- requeue: (request, group ids ...) -> how many. Queues groups again that are quarantined, leased, or ready and never
+-- used; their members are dropped, and their attempts are counted from 0. A request that is repeated because its reply
+-- was lost changes nothing more.
+local refusal = fenced_out('')
+if refusal then return refusal end
 local num_requeued = 0
 for i = 2, #ARGV do
   local id = ARGV[i]
@@ -9,6 +10,7 @@ for i = 2, #ARGV do
   if redis.call('HGET', group, 'requeued') == ARGV[1] then
     num_requeued = num_requeued + 1
   elseif state == 'quarantined' or state == 'leased' or (state == 'ready' and not last_use(id)) then
+    must_be_sound(id, state)
     local opened = redis.call('HMGET', group, 'num_members', 'ticket', 'max_attempts', 'opened_ms')
     leave(id, state)
     remove_group(id, 'dropped:requeued')

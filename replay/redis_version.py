@@ -1,0 +1,93 @@
+"""The version of a redis-server, and the known vulnerabilities that it may have.
+
+    lacks(Version(6, 2, 14))  ->  ["CVE-2024-31449", "CVE-2024-46981", "CVE-2025-21605", ...]
+
+A distribution may fix a vulnerability without changing the number, so a listed fix only "may" be missing.
+"""
+
+import re
+import subprocess
+from typing import NamedTuple
+
+START_TIMEOUT_S = 20.0
+
+
+class Version(NamedTuple):
+    """The version of a redis-server."""
+
+    major: int
+    minor: int
+    patch: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}.{self.patch}"
+
+
+class Fix(NamedTuple):
+    """The fix of a vulnerability that a client can exploit, with the first fixed release of each maintained branch."""
+
+    name: str
+    closed_in: tuple[Version, ...]
+
+
+FIXES = (
+    # A Lua library overflows the stack and may run code: github.com/redis/redis pull requests 13582, 13584.
+    Fix("CVE-2024-31449", (Version(6, 2, 16), Version(7, 2, 6), Version(7, 4, 1))),
+    # Lua scripts may run code: release notes of 6.2.17; 7.4.2 by zkteco-home/redis-windows issue 84.
+    Fix("CVE-2024-46981", (Version(6, 2, 17), Version(7, 4, 2))),
+    # A client without a password can fill the memory: github.com/redis/redis pull request 13971; release notes of
+    # 7.4.3.
+    Fix("CVE-2025-21605", (Version(6, 2, 18), Version(7, 4, 3))),
+    # HyperLogLog writes out of bounds: github.com/docker-library/official-images pull request 19401.
+    Fix("CVE-2025-32023", (Version(6, 2, 19), Version(7, 2, 10), Version(7, 4, 5), Version(8, 0, 3))),
+    # A Lua script may run code: github.com/docker-library/official-images pull request 20011.
+    Fix("CVE-2025-49844", (Version(6, 2, 20), Version(7, 2, 11), Version(7, 4, 6), Version(8, 0, 4), Version(8, 2, 2))),
+    # A crafted RESTORE may run code: github.com/docker-library/official-images pull request 21922.
+    Fix(
+        "the security release of 24 July 2026",
+        (Version(6, 2, 23), Version(7, 2, 15), Version(7, 4, 10), Version(8, 2, 8), Version(8, 4, 5), Version(8, 6, 5),
+         Version(8, 8, 1)),
+    ),
+)  # fmt: skip
+
+
+class NoRedis(ValueError):
+    """A program on the PATH that is not a redis-server; the message names it."""
+
+
+def version_of(executable: str) -> Version:
+    """The version of the program `executable`. Raises NoRedis."""
+    shown = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=START_TIMEOUT_S).stdout
+    match = re.search(r"v=(\d+)\.(\d+)\.(\d+)", shown)
+    if match is None:
+        raise NoRedis(f"{executable} is not a redis-server: --version printed {shown!r}; remove it from the PATH")
+    return Version(*map(int, match.groups()))
+
+
+def lacks(version: Version) -> list[str]:
+    """The fixes that a server of this version may lack, oldest first.
+
+    A branch that is not listed in a fix no longer gets fixes, or was never affected: only the last fix counts there.
+    """
+    return [fix.name for fix in FIXES if not _has(version, fix, is_last=fix is FIXES[-1])]
+
+
+def _has(version: Version, fix: Fix, *, is_last: bool) -> bool:
+    for closed in fix.closed_in:
+        if closed[:2] == version[:2]:
+            return version >= closed
+    return not is_last or version > fix.closed_in[-1]
+
+
+def warning_of(executable: str) -> str:
+    """A warning about the fixes that this server may lack; "" if it has all of them."""
+    version = version_of(executable)
+    missing = lacks(version)
+    if not missing:
+        return ""
+    newest = ", ".join(map(str, FIXES[-1].closed_in))
+    return (
+        f"{executable} is Redis {version}, which may lack the fixes of {', '.join(missing)}; put one of {newest} or "
+        "newer on the PATH, or set redis.url to a server that has them. Until then, allow only trusted users on this "
+        "machine"
+    )
