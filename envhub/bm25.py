@@ -1,4 +1,4 @@
-"""BM25 (Robertson and Zaragoza, 2009), with Lucene's never-negative inverse document frequency.
+"""The BM25 ranking function (Robertson and Zaragoza, 2009), with Lucene's non-negative inverse document frequency.
 
     score(q, d) = sum over t in q of idf(t) * f(t, d) * (k1 + 1) / (f(t, d) + k1 * (1 - b + b * |d| / mean |d|))
     idf(t)      = ln(1 + (N - n(t) + 0.5) / (n(t) + 0.5))
@@ -13,18 +13,18 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 K1 = 0.9
-B = 0.4  # both as in Pyserini, which WebShop searches with
+B = 0.4  # both as in Pyserini, the search library that WebShop uses
 
 _WORD = re.compile(r"[a-z0-9]+")
 
 
 def words(text: str) -> list[str]:
-    """The terms of a text: runs of letters and digits, in lower case."""
+    """Return the terms of a text: runs of letters and digits, in lower case."""
     return _WORD.findall(text.lower())
 
 
 class Bm25:
-    """An index over a few hundred documents."""
+    """A search index in memory, for a few hundred documents."""
 
     def __init__(self, documents: Sequence[str]) -> None:
         terms = [words(document) for document in documents]
@@ -37,7 +37,7 @@ class Bm25:
         self._num_documents = len(terms)
 
     def scores(self, query: str) -> dict[int, float]:
-        """Scores by document position, of the documents that share a term with `query`."""
+        """Return the score of each document that shares a term with `query`, by the document's position."""
         totals: dict[int, float] = defaultdict(float)
         for term in words(query):
             found = self._postings.get(term, [])
@@ -47,6 +47,6 @@ class Bm25:
         return dict(totals)
 
     def rank(self, query: str) -> list[int]:
-        """Positions of the documents that share a term with `query`, best first; equal ones in their own order."""
+        """Return the positions of the documents that share a term with `query`, best first; ties keep their order."""
         totals = self.scores(query)
         return sorted(totals, key=lambda document: (-totals[document], document))

@@ -1,44 +1,44 @@
-"""The environments by name, and a user's own by `module:Class`."""
+"""Makes environments by name: those listed here, and the user's own by `module:Class`."""
 
 import difflib
 import functools
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
-from envhub.assets.agentbench_kg import make_agentbench_kg_env
-from envhub.assets.agentbench_os import make_agentbench_os_env
-from envhub.remote.agentgym_client import AgentGymClient
-from envhub.assets.bird import make_bird_env
+from common.imported import imported, is_own
 from envhub.adapters.browsergym import BrowserGymEnv
-from envhub.code.code import make_code_env
-from envhub.craft import make_craft_env
-from envhub.assets.dbbench import make_dbbench_env
-from envhub.env import Env
-from envhub.remote.env_client import EnvClient
-from envhub.assets.gaia import make_gaia_env
-from envhub.grid.grid import make_grid_env
 from envhub.adapters.gym import GymEnv
-from envhub.household.household import HouseholdEnv
-from envhub.kg.kg import make_kg_env
 from envhub.adapters.mcp_tools import McpEnv
 from envhub.adapters.miniwob import MiniWobEnv
-from envhub.remote.openenv_client import OpenEnvClient
 from envhub.adapters.reasoning import ReasoningEnv
+from envhub.adapters.textarena import TextArenaEnv
+from envhub.adapters.textworld import TextWorldEnv
+from envhub.adapters.verifiers_env import VerifiersEnv
+from envhub.assets.agentbench_kg import make_agentbench_kg_env
+from envhub.assets.agentbench_os import make_agentbench_os_env
+from envhub.assets.bird import make_bird_env
+from envhub.assets.dbbench import make_dbbench_env
+from envhub.assets.gaia import make_gaia_env
+from envhub.assets.swebench import make_swebench_env
+from envhub.assets.textcraft import make_textcraft_env
+from envhub.assets.webshop import make_webshop_env
+from envhub.code.code import make_code_env
+from envhub.craft import make_craft_env
+from envhub.env import Env
+from envhub.grid.grid import make_grid_env
+from envhub.household.household import HouseholdEnv
+from envhub.kg.kg import make_kg_env
+from envhub.remote.agentgym_client import AgentGymClient
+from envhub.remote.env_client import EnvClient
+from envhub.remote.openenv_client import OpenEnvClient
 from envhub.research.research import make_research_env
 from envhub.shell.shell import make_shell_env
 from envhub.shop.shop import ShopEnv
 from envhub.sqldb.sqldb import make_sqldb_env
 from envhub.swe.swe import make_swe_env
-from envhub.assets.swebench import make_swebench_env
-from envhub.adapters.textarena import TextArenaEnv
-from envhub.assets.textcraft import make_textcraft_env
-from envhub.adapters.textworld import TextWorldEnv
 from envhub.tools.tools import make_tools_env
-from envhub.adapters.verifiers_env import VerifiersEnv
 from envhub.web.web import make_web_env
-from envhub.assets.webshop import make_webshop_env
 
 ENVS: dict[str, Callable[..., Env]] = {
     "shop": ShopEnv,
@@ -54,7 +54,7 @@ ENVS: dict[str, Callable[..., Env]] = {
     "code": make_code_env,
     "swe": make_swe_env,
 }
-# To what others have made: each needs a package that only making it imports (docs/adapters.md).
+# Environments of other packages. Making one imports its package (docs/adapters.md).
 ADAPTERS: dict[str, Callable[..., Env]] = {
     "browsergym": BrowserGymEnv,
     "gymnasium": GymEnv,
@@ -65,7 +65,7 @@ ADAPTERS: dict[str, Callable[..., Env]] = {
     "textworld": TextWorldEnv,
 }
 
-# The tasks of benchmarks, out of files that the user has (docs/assets.md).
+# Benchmarks whose tasks come from files that the user provides (docs/assets.md).
 ASSETS: dict[str, Callable[..., Env]] = {
     "agentbench_kg": make_agentbench_kg_env,
     "agentbench_os": make_agentbench_os_env,
@@ -77,14 +77,14 @@ ASSETS: dict[str, Callable[..., Env]] = {
     "webshop": make_webshop_env,
 }
 
-# What is played over a wire, wherever it runs (docs/serving.md).
-ELSEWHERE: dict[str, Callable[..., Env]] = {
+# Environments that run on a server (docs/serving.md).
+REMOTE: dict[str, Callable[..., Env]] = {
     "remote": EnvClient,
     "openenv": OpenEnvClient,
     "agentgym": AgentGymClient,
 }
 
-# What plays its episodes by itself and asks for tokens (envhub/driving.py).
+# Environments that run the whole episode themselves and request tokens (envhub/driving.py).
 DRIVING: dict[str, Callable[..., VerifiersEnv]] = {"verifiers": VerifiersEnv}
 
 Made = TypeVar("Made")
@@ -93,32 +93,35 @@ _MEMBERS = ("replay_only", "reset", "step", "close", "snapshot", "restore", "adm
 
 
 def env_maker(name: str) -> Callable[..., Env]:
-    """What makes the environment of `env.name`: that of a key of one of these, or `module:Class`, which is imported.
+    """Return what makes the environment `name`: an entry of the tables above, or an imported `module:Class`.
 
-    Raises ValueError for a name that is neither, a module or class that is not there, and a class that lacks a part of
-    `Env`, with the list of what is missing.
+    Raises ValueError if the name is unknown, the import fails, or the class lacks members of `Env`; it lists those.
     """
-    if ":" in name:
+    if is_own(name):
         return _imported(name)
     if name in DRIVING:
         raise ValueError(
-            f"`env.name` {name!r} plays its episodes by itself: it has no expert, and is not served to others"
+            f"`env.name` {name!r} runs whole episodes itself, so it has no expert and no server can offer it; "
+            "name another environment here"
         )
-    known = ENVS | ADAPTERS | ASSETS | ELSEWHERE
+    known = ENVS | ADAPTERS | ASSETS | REMOTE
     if name not in known:
         near = difflib.get_close_matches(name, [*known, *DRIVING], n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}? One of your own is module:Class" if near else "one of your own is module:Class"
-        raise ValueError(f"`env.name` must be one of {', '.join([*known, *DRIVING])}, got {name!r}; {hint}")
+        hint = f"did you mean {near[0]}?" if near else "check the spelling"
+        raise ValueError(
+            f"`env.name` must be one of {', '.join([*known, *DRIVING])}, or module:Class for your own environment, "
+            f"got {name!r}; {hint}"
+        )
     return known[name]
 
 
 def make_env(name: str, options: Mapping[str, Any]) -> Env:
-    """A new environment, `env_maker(name)(**options)`. Raises ValueError for a name or options that do not fit."""
+    """Return a new environment, `env_maker(name)(**options)`. Raises ValueError for an unknown name or bad options."""
     return _made(env_maker(name), name, options)
 
 
 def make_any_env(name: str, options: Mapping[str, Any]) -> Env | VerifiersEnv:
-    """As `make_env`, and of the kind that plays its episodes by itself as well."""
+    """Like `make_env`, but also makes environments that run whole episodes themselves."""
     if name in DRIVING:
         return _made(DRIVING[name], name, options)
     return make_env(name, options)
@@ -131,43 +134,28 @@ def _made(make: Callable[..., Made], name: str, options: Mapping[str, Any]) -> M
     except TypeError as error:
         known = ", ".join(signature.parameters) or "none"
         raise ValueError(
-            f"`env.options` {dict(options)} do not fit {name}: {error}; its options are: {known}"
+            f"`env.options` {dict(options)} are not valid for {name}: {error}; its options are: {known}"
         ) from None
     return make(**options)
 
 
-@functools.cache  # episodes are short, and each makes an environment
+@functools.cache  # each episode makes a new environment, and episodes are short
 def _signature(make: Callable[..., object]) -> inspect.Signature:
     return inspect.signature(make)
 
 
 def _imported(name: str) -> type[Env]:
-    module_name, _, class_name = name.partition(":")
-    if not all(part.isidentifier() for part in module_name.split(".")) or not class_name.isidentifier():
-        raise ValueError(f"`env.name` must be module:Class, such as my_envs.maze:MazeEnv, got {name!r}")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        is_itself = error.name is not None and module_name.startswith(error.name)
-        hint = "is its folder on PYTHONPATH?" if is_itself else "it imports that itself"
-        raise ValueError(f"`env.name` {name!r}: cannot import {module_name}: {error}; {hint}") from error
-    members = vars(module)
-    if class_name not in members:
-        near = difflib.get_close_matches(class_name, members, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"it is not in {module.__file__}"
-        raise ValueError(f"`env.name` {name!r}: {module_name} has no {class_name}; {hint}")
-    kind = members[class_name]
-    if not inspect.isclass(kind):
-        raise ValueError(f"`env.name` {name!r}: {class_name} must be a class, got {type(kind).__name__}")
+    kind = imported("env.name", name, type)
     _check_members(name, kind)
     return cast(type[Env], kind)
 
 
 def _check_members(name: str, kind: type) -> None:
-    """Raise ValueError unless `kind` defines every part of `Env`; what it inherits from `Env` itself does nothing."""
+    """Raise ValueError unless `kind` defines every member of `Env`. Members inherited from `Env` itself are empty."""
     defined = {member for base in kind.__mro__ if base is not Env for member in vars(base)}
     missing = [member for member in _MEMBERS if member not in defined]
     if missing:
         raise ValueError(
-            f"`env.name` {name!r} lacks {', '.join(missing)} of envhub.env.Env; define them, or raise there"
+            f"`env.name` {name!r} lacks {', '.join(missing)} of envhub.env.Env; define each, "
+            "or let it raise NotImplementedError"
         )

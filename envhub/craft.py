@@ -1,6 +1,6 @@
-"""`craft`: get raw things, craft them by recipes into others, until the one that is asked for is made.
+"""`craft`: get raw items and combine them by recipes until the requested item is made.
 
-The task is TextCraft's (https://arxiv.org/abs/2311.05772), the recipes are drawn from the task.
+The game is TextCraft's (https://arxiv.org/abs/2311.05772). The recipes are drawn at random for each task.
 """
 
 import math
@@ -15,26 +15,29 @@ import msgspec
 from common.message import Message
 from common.trajectory import Task
 from envhub.env import Env
+from envhub.name_list import name_list
 from envhub.options import check_choice, check_range
 from envhub.task_seed import split_of, task_rng
 from envhub.world import Change, WorldEnv
 
 RAW = ("log", "stone", "clay", "sand", "wool", "iron", "gold", "coal", "reed", "bone", "hide", "wax")
-CRAFTED = (
-    "plank", "brick", "glass", "string", "nail", "ring", "torch", "paper", "glue", "strap", "candle", "tile",
-    "table", "wall", "lamp", "rug", "hammer", "crown", "oven", "book", "flute", "saddle", "chest", "pot",
-    "cart", "tower", "mirror", "loom", "anvil", "clock", "forge", "library", "organ", "harness", "shop", "kiln",
-)  # fmt: skip
+CRAFTED = name_list(
+    """
+    plank, brick, glass, string, nail, ring, torch, paper, glue, strap, candle, tile, table, wall, lamp, rug,
+    hammer, crown, oven, book, flute, saddle, chest, pot, cart, tower, mirror, loom, anvil, clock, forge,
+    library, organ, harness, shop, kiln
+    """
+)
 MAX_GET = 9
 MAX_HELD = 99
 RULES = (
-    "You make things. `get N THING` gets raw things, those that no recipe makes. `craft N THING using N THING, ...` "
-    "does a recipe exactly as it is written, and uses up what it names. `inventory` tells what you have."
+    "You make things. `get N THING` gets a raw thing, which no recipe makes. `craft N THING using N THING, ...` "
+    "follows a recipe exactly as it is written, and uses up its ingredients. `inventory` shows what you have."
 )
 
 _GET = re.compile(r"\s*get\s+(\d+)\s+(\w+)\s*", re.IGNORECASE | re.ASCII)
 _CRAFT = re.compile(r"\s*craft\s+(\d+)\s+(\w+)\s+using\s([\w\s,]+)", re.IGNORECASE | re.ASCII)
-_PART = re.compile(r"\s*(\d+)\s+(\w+)\s*", re.ASCII)
+_INGREDIENT = re.compile(r"\s*(\d+)\s+(\w+)\s*", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,12 +57,12 @@ class CraftState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CraftWorld:
-    """One book of recipes, and what is to be made."""
+    """The recipes of a task, and the item to make."""
 
     profile: str
     goal: str
-    recipes: dict[str, Recipe]  # by what they make, in the book's order
-    secrets: tuple[str, ...] = ()  # the book is open
+    recipes: dict[str, Recipe]  # by the item that they make, in the order of the opening text
+    secrets: tuple[str, ...] = ()  # none: the opening text lists all recipes
 
     @property
     def raw(self) -> list[str]:
@@ -100,12 +103,12 @@ class CraftWorld:
         return Change(state=_with(state, {item: int(digits)}), text=f"got {int(digits)} {item}")
 
     def _craft(self, state: CraftState, item: str, digits: str, using: str) -> Change[CraftState]:
-        parts = [_PART.fullmatch(part) for part in using.split(",")]
-        said = {part[2].lower(): part[1] for part in parts if part is not None}
+        matches = [_INGREDIENT.fullmatch(ingredient) for ingredient in using.split(",")]
+        ingredients = {match[2].lower(): match[1] for match in matches if match is not None}
         recipe = self.recipes.get(item)
-        if recipe is None or len(said) != len(parts) or digits != str(recipe.makes):
+        if recipe is None or len(ingredients) != len(matches) or digits != str(recipe.makes):
             return _refused(state, "no such recipe")
-        if said != {used: str(count) for used, count in recipe.uses.items()}:
+        if ingredients != {used: str(count) for used, count in recipe.uses.items()}:
             return _refused(state, "no such recipe")
         if not _can_make(state, recipe):
             return _refused(state, "not enough")
@@ -115,10 +118,10 @@ class CraftWorld:
 
 
 def make_craft_env(*, profile: str = "small", depth: int = 2, distractors: int = 2) -> Env:
-    """An environment of recipes. Raises ValueError for options that do not fit.
+    """Return a `craft` environment. Raises ValueError for invalid options.
 
-    `profile` is "small" (no system message) or "full" (the rules are told), `depth` how many crafts lie one after the
-    other from raw things to the goal, `distractors` how many recipes lead elsewhere.
+    `profile`: "small" (no system message) or "full" (the system message explains the rules).
+    `depth`: the number of recipes in a row from raw items to the goal. `distractors`: the number of useless recipes.
     """
     check_choice("profile", profile, ("small", "full"))
     check_range("depth", depth, 1, 4)
@@ -131,7 +134,7 @@ def make_craft_env(*, profile: str = "small", depth: int = 2, distractors: int =
 
 
 def make_craft(task: Task, *, profile: str, depth: int, num_distractors: int) -> CraftWorld:
-    """The recipes of `task`. Raises ValueError for a split that does not exist."""
+    """Return the world of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"craft/{depth}/{num_distractors}")
     while True:
         recipes = _draw_recipes(rng, depth, num_distractors)
@@ -144,12 +147,12 @@ def make_craft(task: Task, *, profile: str, depth: int, num_distractors: int) ->
 
 
 def _draw_recipes(rng: random.Random, depth: int, num_distractors: int) -> dict[str, Recipe]:
-    """A chain of `depth` recipes, each of which uses what the one before makes, and after it the distractors."""
+    """Return a chain of `depth` recipes, each using the item that the previous one makes; then the distractors."""
     names = rng.sample(CRAFTED, depth + num_distractors)
     recipes: dict[str, Recipe] = {}
     for position, item in enumerate(names):
         before = names[position - 1 : position] if 0 < position < depth else []
-        # A distractor may use what the chain makes; the chain uses no distractor.
+        # A distractor may use items of the chain. The chain never uses a distractor.
         others = [*rng.sample(RAW, 3), *(names[:depth] if position >= depth else [])]
         chosen = [*before, *rng.sample(others, rng.randint(0 if before else 1, 2))]
         uses = {used: rng.randint(1, 2) for used in chosen}
@@ -158,7 +161,7 @@ def _draw_recipes(rng: random.Random, depth: int, num_distractors: int) -> dict[
 
 
 def _plan(recipes: Mapping[str, Recipe], goal: str, held: Mapping[str, int]) -> list[str]:
-    """What to do, in order, until `goal` has been crafted once more."""
+    """Return the actions, in order, that craft `goal` once more."""
     stock, actions = dict(held), list[str]()
 
     def provide(item: str, count: int) -> None:
@@ -172,8 +175,8 @@ def _plan(recipes: Mapping[str, Recipe], goal: str, held: Mapping[str, int]) -> 
             return
         recipe = recipes[item]
         times = math.ceil(missing / recipe.makes)
-        for part, each in recipe.uses.items():
-            provide(part, each * times)
+        for ingredient, each in recipe.uses.items():
+            provide(ingredient, each * times)
         actions.extend([str(recipe)] * times)
         stock[item] += times * recipe.makes - missing
 
@@ -182,8 +185,8 @@ def _plan(recipes: Mapping[str, Recipe], goal: str, held: Mapping[str, int]) -> 
 
 
 def _can_make(state: CraftState, recipe: Recipe) -> bool:
-    has_parts = all(state.held.get(item, 0) >= count for item, count in recipe.uses.items())
-    return has_parts and state.held.get(recipe.item, 0) + recipe.makes <= MAX_HELD
+    has_ingredients = all(state.held.get(item, 0) >= count for item, count in recipe.uses.items())
+    return has_ingredients and state.held.get(recipe.item, 0) + recipe.makes <= MAX_HELD
 
 
 def _with(state: CraftState, changes: Mapping[str, int]) -> CraftState:

@@ -1,8 +1,8 @@
-"""What an environment is that plays its episodes by itself and asks for tokens: `begin`, `answer`, `close`.
+"""The interface of an environment that runs the whole episode itself and requests tokens: `begin`, `answer`, `close`.
 
-envhub/env.py is the other kind: told an action in words, it says what came of it. This one holds the conversation and
-renders it, so that its prompts are tokens when they come, and what is sampled goes back as tokens. What is common to
-both are rewards, a score apart from them, and that a failure is an EnvError, never a reward of 0.
+The other kind is in envhub/env.py: it gets one action as text and returns an observation. An environment of this kind
+keeps and renders the conversation itself. So its prompts are tokens, and the sampled answer goes back as tokens. Both
+kinds return rewards and, separately, a score. In both, a failure is an EnvError, never a reward of 0.
 """
 
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from envhub.env import Observation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """What an episode is played with, which the environment has to keep to."""
+    """The settings of an episode, which the environment must respect."""
 
     model_folder: Path  # of the tokenizer and the chat template
-    max_tokens: int  # of a prompt and its answer together
+    max_tokens: int  # of a prompt plus its answer
     max_turns: int
     sampling: Sampling
-    end_tokens: frozenset[int]  # what ends a turn
+    end_tokens: frozenset[int]  # tokens that end a turn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """What was sampled behind the prompt that was asked about."""
+    """The tokens that the policy sampled after a prompt."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -34,7 +34,7 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked(Observation):
-    """What an answer earned, and what is asked next; or, with a `stop_reason`, how the episode ended."""
+    """The rewards of the last answer and the next prompt; at the end of the episode, its `stop_reason`."""
 
-    prompt: list[int]  # whole, as tokens; empty at the end
+    prompt: list[int]  # the whole prompt as tokens; empty at the end
     stop_reason: StopReason | None = None

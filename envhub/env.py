@@ -1,9 +1,9 @@
-"""What an environment is: `reset(task)`, `step(action)`, `close()`.
+"""The interface of an environment: `reset(task)`, `step(action)`, `close()`.
 
-Observations are messages, rewards are per turn and named, and a failure is an exception, never a reward of 0. The same
-task gives the same start on every machine, so that the members of a group attempt the same thing; and the same actions
-from there get the same answers, so that the episode of an actor that had to leave can go on elsewhere. Nothing declares
-an environment to be otherwise: who goes on compares every answer with the record, and begins anew where one differs.
+Observations are messages. Rewards are per turn and named. A failure is an exception, never a reward of 0.
+The same task gives the same start on every machine, so that all members of a group attempt the same problem. The same
+actions then give the same answers, so that another actor can continue the episode of an actor that was preempted. It
+replays the actions and compares each answer with the record. If one differs, it starts the episode again.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ class EnvError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """What the environment says after `reset` or `step`."""
+    """The answer of the environment to `reset` or `step`."""
 
     messages: tuple[Message, ...]
-    rewards: dict[str, float]  # this turn's, by named component; empty after reset only
-    terminated: bool = False  # the task is over
-    truncated: bool = False  # the environment's own limit was reached
+    rewards: dict[str, float]  # of this turn, by component; empty only after reset
+    terminated: bool = False  # the task has ended
+    truncated: bool = False  # a limit of the environment was reached
     valid_action: bool = True  # the environment understood the action
-    score: float = 0.0  # the task's own measure so far, in [0, 1], apart from any shaping
+    score: float = 0.0  # the task's own measure so far, in [0, 1], without reward shaping
     success: bool = False
 
     @property
@@ -35,45 +35,48 @@ class Observation:
 
 
 class Env(Protocol):
-    """One environment, holding one episode at a time. Constructed as `cls(**options)`; every `reset` starts clean."""
+    """One environment with one episode at a time. Made by `cls(**options)`; each `reset` starts a new episode."""
 
     @property
     def replay_only(self) -> bool:
-        """True where `snapshot`/`restore` cannot be had, and a state is reached by replaying its actions.
+        """True if `snapshot` and `restore` do not work, so that a state can only be reached by replaying its actions.
 
-        A class variable, but for one whose environment is elsewhere.
+        A class variable in all environments but those that run on a server.
         """
 
     async def reset(self, task: Task) -> Observation:
-        """Start `task`: its system and user messages, without the answer in any of them.
+        """Start `task` and return its system and user messages, which never contain the answer.
 
-        Raises ValueError for a task that does not exist, EnvError where it cannot be started.
+        Raises ValueError if the task does not exist, EnvError if it cannot be started.
         """
 
     async def step(self, action: str) -> Observation:
-        """Do `action`. An action that makes no sense is an observation, not an error, and changes nothing.
+        """Do `action`. An invalid action changes nothing and returns an observation; it is not an error.
 
-        Raises EnvError where the environment fails, before the first reset, and after the end.
+        Raises EnvError if the environment fails, before the first reset, and after the end of the episode.
         """
 
     async def close(self) -> None:
-        """Let go of every resource. Idempotent."""
+        """Free every resource. Idempotent."""
 
     def snapshot(self) -> bytes:
-        """The state, for `restore`. Raises NotImplementedError where `replay_only`."""
+        """Return the state, for `restore`. Raises NotImplementedError if `replay_only`."""
 
     def restore(self, state: bytes) -> Observation:
-        """Go back to a snapshot, of this instance or another, and return the observation that belongs to it.
+        """Return to a snapshot, taken from this instance or another, and return the observation at that point.
 
-        Raises ValueError for bytes that are not a snapshot of such an environment, and then changes nothing;
-        NotImplementedError where `replay_only`.
+        Raises ValueError if the bytes are not a snapshot of such an environment, and then changes nothing. Raises
+        NotImplementedError if `replay_only`.
         """
 
     def admissible(self) -> list[str] | None:
-        """The actions that make sense now, none after the end; None where they cannot be listed."""
+        """Return the valid actions: an empty list after the end, None if they cannot be listed."""
 
     def state_key(self) -> str:
-        """Equal for equal states of a task, however reached: no step counters in it. "" where that cannot be told."""
+        """Return a key that is equal for equal states of a task, or "" if states cannot be compared.
+
+        It contains no step counter: the path to a state does not matter.
+        """
 
     def expert(self) -> str:
-        """A good next action, for warm starts. It may look at the answer."""
+        """Return a good next action, for warm starts. It may use the answer."""

@@ -1,4 +1,4 @@
-"""How an environment of Gymnasium is spoken: the pair of a renderer and a parser, and what else a policy is told."""
+"""How a Gymnasium environment is played in text: rules, a renderer for states, and a parser for actions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,30 +7,30 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """What there is to see at one point of an episode."""
+    """The state of an episode at one point."""
 
-    env: Any  # the gymnasium.Env without its wrappers; to be looked at, not to be stepped
+    env: Any  # the gymnasium.Env without its wrappers; read it, but do not step it
     observation: Any
     info: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """How an episode ended, by Gymnasium's own measures."""
+    """How an episode ended, as Gymnasium reports it."""
 
-    terminated: bool  # by the environment itself; False: by its time limit
+    terminated: bool  # True: the environment ended it; False: its time limit did
     last_reward: float
     total_reward: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speech:
-    """Texts for one kind of environment. `MY_SPEECH = Speech(...)` in a module of one's own does it for one's own."""
+    """The texts of one Gymnasium environment. For your own, define `MY_SPEECH = Speech(...)` in a module of yours."""
 
-    rules: str  # the system message: what to do, and how actions are written; "" for none
+    rules: str  # the system message: the goal and how actions are written; "" for no message
     show: Callable[[Moment], str]
-    parse: Callable[[Moment, str], Any]  # the action that a text means; None where it means none
+    parse: Callable[[Moment, str], Any]  # returns the action that a text stands for, None if the text is invalid
     score: Callable[[Ending], float]  # in [0, 1]; 1 is success
-    actions: Callable[[Moment], list[str]] | None = None  # the texts that make sense now, where they can be listed
-    key: Callable[[Moment], str] | None = None  # equal for equal states; None where states cannot be told
+    actions: Callable[[Moment], list[str]] | None = None  # the texts that are valid now, if they can be listed
+    key: Callable[[Moment], str] | None = None  # equal for equal states; None if states cannot be compared
     expert: Callable[[Moment], str] | None = None  # a good action, for warm starts

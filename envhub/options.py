@@ -1,4 +1,4 @@
-"""Checks of what a user wrote under `env.options`."""
+"""Checks the values that a user configured under `env.options`."""
 
 from collections.abc import Collection
 
@@ -7,7 +7,7 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     """Raise ValueError unless `value` is one of `choices`."""
     if value not in choices:
         raise ValueError(
-            f"`env.options.{name}` must be {' or '.join(choices)}, got {value!r}; leave it out for default"
+            f"`env.options.{name}` must be {' or '.join(choices)}, got {value!r}; leave it out for the default"
         )
 
 

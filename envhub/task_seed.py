@@ -1,4 +1,4 @@
-"""Where a task's randomness comes from, and which split its text belongs to."""
+"""The random generator of a task, and the split that a task's text belongs to."""
 
 import hashlib
 import random
@@ -10,9 +10,9 @@ HELD_OUT_ONE_IN = 8
 
 
 def task_rng(task: Task, *, world: str) -> random.Random:
-    """Return the generator of `task` in `world`, such as "shop/small": the same on every machine.
+    """Return the random generator of `task` in `world`, such as "shop/small". It is the same on every machine.
 
-    Raises ValueError for a split that does not exist.
+    Raises ValueError for an unknown split.
     """
     if task.split not in ("train", "held_out"):
         raise ValueError(f"task {task.task_id}: split must be train or held_out, got {task.split!r}")
@@ -21,9 +21,9 @@ def task_rng(task: Task, *, world: str) -> random.Random:
 
 
 def split_of(text: str) -> str:
-    """Return the split that may hold a task which reads as `text`.
+    """Return the split that a task with this text belongs to.
 
-    Seeds alone would keep the splits apart only where texts are plenty: a small world says the same thing twice. So the
-    text itself decides, one in eight is held out, and a generator draws again until the answer is the task's own split.
+    Different seeds alone do not keep the splits apart: a small world can produce the same text twice. So the hash of
+    the text decides, and one text in eight is held out. A generator draws again until the text is in the task's split.
     """
     return "held_out" if zlib.crc32(text.encode()) % HELD_OUT_ONE_IN == 0 else "train"

@@ -1,7 +1,7 @@
-"""An environment whose episode is a value: a world that never changes, and a state that every action replaces.
+"""An environment whose episode is a value: a world that never changes, and a state that each action replaces.
 
-Most of the built-in environments are of this kind. What is left to each is its world: how a task reads, what an action
-does, and what an expert would do. Snapshots, keys of states and the order of calls are then the same for all.
+Most built-in environments are of this kind. Each defines only its world: the text of a task, the effect of an action,
+and the actions of an expert. Snapshots, state keys and the checks on the order of calls are here, common to all.
 """
 
 import hashlib
@@ -13,12 +13,12 @@ import msgspec
 
 from common.message import Message
 from common.trajectory import Task
-from common.wire import WireError, decode, encode
+from common.wire import MALFORMED, WireError, decode, encode
 from envhub.env import EnvError, Observation
 
 MAX_SNAPSHOT_BYTES = 32 << 20
 
-# Sets and dicts are written in one order, so that equal states are equal bytes.
+# Writes sets and dicts in sorted order, so that equal states are equal bytes.
 _CANONICAL = msgspec.msgpack.Encoder(order="deterministic")
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -26,38 +26,38 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change(Generic[S]):
-    """What an action led to, and what is said about it."""
+    """The result of an action: the new state, and the text that the policy sees."""
 
     state: S
     text: str
-    valid: bool = True  # False: the action made no sense, and `state` is what it was
-    over: bool = False
+    valid: bool = True  # False: the action was invalid, and `state` is unchanged
+    over: bool = False  # the episode has ended
     score: float = 0.0  # in [0, 1]; 0 until the end
 
 
 class World(Protocol[S]):
-    """One task, whole: the same for the same task, on every machine and in every episode."""
+    """Everything about one task that does not change. It is the same on every machine and in every episode."""
 
     @property
     def opening(self) -> tuple[Message, ...]:
-        """The system and user messages, without the answer."""
+        """The system and user messages. They do not contain the answer."""
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Texts that would give the answer away, so that none of them may stand in the opening. Empty: all is open."""
+        """Texts that would reveal the answer and must not be in the opening. Empty if nothing has to be hidden."""
 
     @property
     def first(self) -> S:
-        """The state at the start. No state holds a step counter."""
+        """The state at the start. No state contains a step counter."""
 
     async def act(self, state: S, action: str) -> Change[S]:
-        """Do `action` in `state`, which is not over. Raises EnvError where the environment itself fails."""
+        """Do `action` in `state`, before the end. Raises EnvError if the environment itself fails."""
 
     def admissible(self, state: S) -> list[str] | None:
-        """The actions that make sense in `state`, which is not over; None where they cannot be listed."""
+        """Return the valid actions in `state`, before the end; None if they cannot be listed."""
 
     def expert(self, state: S) -> str:
-        """A good action in `state`, which is not over."""
+        """Return a good action in `state`, before the end."""
 
 
 class _Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,7 +68,7 @@ class _Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class _Sealed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A snapshot with its digest: what differs in one bit is no state that anybody was in."""
+    """A snapshot with its digest, so that a snapshot with even one changed bit is refused."""
 
     digest: bytes
     snapshot: bytes
@@ -83,32 +83,38 @@ class _Episode(Generic[S]):
 
 
 class WorldEnv(Generic[S]):
-    """The `Env` that plays worlds. The one reward component is `solved`: the score, on the turn that ends it."""
+    """An `Env` that plays worlds. Its only reward component, `solved` unless named otherwise, is the score."""
 
     replay_only: ClassVar[bool] = False
 
-    def __init__(self, kind: str, *, state: type[S], make_world: Callable[[Task], World[S]]) -> None:
-        """`kind` says which environment with which options: a snapshot goes on in one of the same kind only."""
+    def __init__(
+        self, kind: str, *, state: type[S], make_world: Callable[[Task], World[S]], reward: str = "solved"
+    ) -> None:
+        """Make one that plays the worlds of `make_world`.
+
+        `kind` names the environment and its options. A snapshot can only be restored in an environment of its kind.
+        """
         self._kind = kind
         self._state_type = state
         self._make_world = make_world
+        self._reward = reward
         self._episode: _Episode[S] | None = None
 
     async def reset(self, task: Task) -> Observation:
-        """Start `task`. Raises ValueError for a split that does not exist."""
+        """Start `task`. Raises ValueError for an unknown split."""
         world = self._make_world(task)
         observation = Observation(messages=world.opening, rewards={})
         self._episode = _Episode(task=task, world=world, state=world.first, observation=observation)
         return observation
 
     async def step(self, action: str) -> Observation:
-        """Do `action`. Raises EnvError before a reset, after the end, and where the world fails."""
+        """Do `action`. Raises EnvError before a reset, after the end, and if the world fails."""
         episode = self._running()
         change = await episode.world.act(episode.state, action)
         episode.state = change.state
         episode.observation = Observation(
             messages=(Message("user", change.text),),
-            rewards={"solved": change.score},
+            rewards={self._reward: change.score},
             terminated=change.over,
             valid_action=change.valid,
             score=change.score,
@@ -120,7 +126,7 @@ class WorldEnv(Generic[S]):
         self._episode = None
 
     def snapshot(self) -> bytes:
-        """The episode, as one wire frame. Raises EnvError before a reset."""
+        """Return the episode as one wire frame. Raises EnvError before a reset."""
         episode = self._started()
         snapshot = encode(
             _Snapshot(
@@ -133,17 +139,19 @@ class WorldEnv(Generic[S]):
         return encode(_Sealed(digest=_digest(snapshot), snapshot=snapshot))
 
     def restore(self, state: bytes) -> Observation:
-        """Go back to a snapshot of an environment of this kind. Raises ValueError for bytes that are none."""
+        """Return to a snapshot of an environment of this kind. Raises ValueError for any other bytes."""
         sealed = decode(_Sealed, state, max_bytes=MAX_SNAPSHOT_BYTES)
         if sealed.digest != _digest(sealed.snapshot):
-            raise WireError("not the frame of a snapshot as it was taken: its digest differs")
+            raise WireError("the frame of the snapshot is corrupt: its digest does not match")
         snapshot = decode(_Snapshot, sealed.snapshot, max_bytes=MAX_SNAPSHOT_BYTES)
         if snapshot.kind != self._kind:
-            raise ValueError(f"a snapshot of {snapshot.kind} cannot go on in a world of {self._kind}")
+            raise ValueError(
+                f"the snapshot is of {snapshot.kind}, but this environment is {self._kind}; use the same options"
+            )
         try:
             restored = msgspec.msgpack.decode(snapshot.state, type=self._state_type)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise WireError(f"not a state of {self._kind}: {error}") from error
+        except MALFORMED as error:
+            raise WireError(f"the snapshot's state is not a state of {self._kind}: {error}") from error
         self._episode = _Episode(
             task=snapshot.task,
             world=self._make_world(snapshot.task),
@@ -153,22 +161,22 @@ class WorldEnv(Generic[S]):
         return snapshot.observation
 
     def admissible(self) -> list[str] | None:
-        """What makes sense now, none after the end; None where it cannot be listed. Raises EnvError before a reset."""
+        """Return the valid actions: [] after the end, None if they cannot be listed. Raises EnvError before a reset."""
         episode = self._started()
         return [] if episode.observation.done else episode.world.admissible(episode.state)
 
     def state_key(self) -> str:
-        """Equal for equal states of a task."""
+        """Return a key that is equal for equal states of a task."""
         episode = self._started()
         return f"{episode.task.task_id} {_digest(_CANONICAL.encode(episode.state)).hex()}"
 
     def expert(self) -> str:
-        """A good next action. Raises EnvError before a reset and after the end."""
+        """Return a good next action. Raises EnvError before a reset and after the end."""
         episode = self._running()
         return episode.world.expert(episode.state)
 
     def secrets(self) -> tuple[str, ...]:
-        """What would give the task's answer away. Raises EnvError before a reset."""
+        """Return texts that would reveal the task's answer. Raises EnvError before a reset."""
         return self._started().world.secrets
 
     def _started(self) -> _Episode[S]:

@@ -1,4 +1,4 @@
-"""`browsergym`: the tasks of BrowserGym, and so of WebArena and others, in Debian's Chromium."""
+"""`browsergym`: the tasks of BrowserGym, which include WebArena and others, in Debian's Chromium."""
 
 import asyncio
 import contextlib
@@ -15,10 +15,19 @@ import msgspec
 
 from common.message import Message
 from common.trajectory import Task
+from common.wire import MALFORMED
+from envhub.adapters.browsergym_worker import (
+    Begin,
+    BrowserReply,
+    BrowserRequest,
+    DoAction,
+    Failed,
+    PageShown,
+    module_of,
+)
 from envhub.asset import item_of
-from envhub.adapters.browsergym_worker import Act, Answer, Ask, Begin, Failed, Shown, module_of
-from envhub.isolation.chromium import PAGES, require_chromium, require_readable, write_launcher
 from envhub.env import EnvError, Observation
+from envhub.isolation.chromium import PAGES, require_chromium, require_readable, write_launcher
 from envhub.isolation.own_process import OwnProcess
 from envhub.isolation.own_thread import OwnThread
 from envhub.package import require_package
@@ -33,13 +42,13 @@ MAX_ANSWER_BYTES = 8 << 20
 @dataclass(kw_only=True, slots=True)
 class _Episode:
     task: Task
-    shown: Shown
+    shown: PageShown
     total_reward: float = 0.0
     is_over: bool = False
 
 
 class _Worker:
-    """A process with BrowserGym in it, and a thread that asks it. Whatever goes wrong is an EnvError."""
+    """A process that runs BrowserGym, and a thread that talks to it. Every failure is an EnvError."""
 
     def __init__(self, *, pages: Path | None, sites: Sequence[str]) -> None:
         self._process = OwnProcess(name="browsergym")
@@ -55,40 +64,40 @@ class _Worker:
                 env=env,
                 pass_fds=[theirs.fileno()],
             )
-        self._line = ours.makefile("rwb")
-        ours.close()  # the file has it
+        self._stream = ours.makefile("rwb")
+        ours.close()  # the stream keeps the socket open
         self._thread = OwnThread("browsergym")
-        self._answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+        self._replies: msgspec.json.Decoder[BrowserReply] = msgspec.json.Decoder(BrowserReply)
 
-    async def ask(self, ask: Ask) -> Shown:
-        answer = await self._thread.call(lambda: self._exchanged(ask))
-        if isinstance(answer, Failed):
-            raise EnvError(f"BrowserGym fails: {answer.why}")
-        return answer
+    async def request(self, request: BrowserRequest) -> PageShown:
+        reply = await self._thread.call(lambda: self._exchange(request))
+        if isinstance(reply, Failed):
+            raise EnvError(f"BrowserGym failed: {reply.why}")
+        return reply
 
     def end(self) -> None:
-        """Kill it, whatever it is at: the thread then ends too."""
+        """Kill the process, also in the middle of a request: the thread then ends too."""
         self._process.end()
         self._thread.end()
         with contextlib.suppress(OSError):
-            self._line.close()
+            self._stream.close()
 
-    def _exchanged(self, ask: Ask) -> Answer:
+    def _exchange(self, request: BrowserRequest) -> BrowserReply:
         try:
-            self._line.write(msgspec.json.encode(ask) + b"\n")
-            self._line.flush()
-            message = self._line.readline(MAX_ANSWER_BYTES)
-            return self._answers.decode(message)
-        except (OSError, msgspec.MsgspecError) as error:
-            raise EnvError(f"BrowserGym's process is lost: {error}; it said: {self._process.said()}") from error
+            self._stream.write(msgspec.json.encode(request) + b"\n")
+            self._stream.flush()
+            message = self._stream.readline(MAX_ANSWER_BYTES)
+            return self._replies.decode(message)
+        except (OSError, *MALFORMED) as error:
+            raise EnvError(f"BrowserGym's process is lost: {error}; its log: {self._process.log_tail()}") from error
 
 
 class BrowserGymEnv(ReplayedEnv[_Episode]):
     """One task. The reward component is `task`: BrowserGym's own, each turn; the score is their sum, in [0, 1].
 
-    Options: `train` and `held_out`, ids of tasks, used by turns, a seed each (without `held_out`, its tasks are those
-    of `train` with other seeds); `sites`, the hosts, or host:port, that the browser may reach, none by default;
-    `settings`, what `gymnasium.make` is given beside the id.
+    Options: `train` and `held_out`, ids of tasks, used in turn, each with a new seed (without `held_out`, its tasks are
+    those of `train` with other seeds); `sites`, the hosts, or host:port, that the browser may reach, none by default;
+    `settings`, further arguments of `gymnasium.make`.
     """
 
     def __init__(
@@ -99,7 +108,7 @@ class BrowserGymEnv(ReplayedEnv[_Episode]):
         sites: Sequence[str] = (),
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        """Raises ValueError where BrowserGym or Chromium is missing, and for a task that is not registered."""
+        """Raises ValueError if BrowserGym or Chromium is missing, or a task is not registered."""
         super().__init__()
         require_package("browsergym", install=INSTALL)
         require_chromium()
@@ -111,20 +120,20 @@ class BrowserGymEnv(ReplayedEnv[_Episode]):
         self._worker: _Worker | None = None
 
     async def reset(self, task: Task) -> Observation:
-        """Start `task`. Raises ValueError for a split that does not exist, EnvError where it cannot be started."""
+        """Start `task`. Raises ValueError for a split that does not exist, EnvError if it cannot start."""
         game = item_of(task, self._games)
         seed = task_rng(task, world=f"browsergym/{game}").getrandbits(31)
         self._worker = self._worker or _Worker(pages=self._pages, sites=self._sites)
-        shown = await self._worker.ask(Begin(game=game, seed=seed, settings=self._settings))
+        shown = await self._worker.request(Begin(game=game, seed=seed, settings=self._settings))
         self._episode = _Episode(task=task, shown=shown)
         opening = f"{shown.goal}\n\n{shown.page}"
         return Observation(messages=(Message("system", shown.rules), Message("user", opening)), rewards={})
 
     async def step(self, action: str) -> Observation:
-        """Do `action`. Raises EnvError before a reset, after the end, and where BrowserGym or the browser fails."""
+        """Do `action`. Raises EnvError before a reset, after the end, and if BrowserGym or the browser fails."""
         episode = self._running()
         assert self._worker is not None
-        shown = episode.shown = await self._worker.ask(Act(action=action))
+        shown = episode.shown = await self._worker.request(DoAction(action=action))
         episode.total_reward += shown.reward
         episode.is_over = shown.terminated or shown.truncated
         score = min(1.0, max(0.0, episode.total_reward)) if episode.is_over else 0.0
@@ -146,27 +155,31 @@ class BrowserGymEnv(ReplayedEnv[_Episode]):
 
 
 def _check_registered(game: str) -> None:
-    """Raise ValueError unless a package of BrowserGym's registers `game`."""
+    """Raise ValueError unless a package of BrowserGym registers `game`."""
     benchmark = game.removeprefix("browsergym/").partition(".")[0]
     if not game.startswith("browsergym/") or not benchmark.isidentifier():
-        raise ValueError(f"`env.options` name tasks by BrowserGym's ids, such as browsergym/webarena.4, got {game!r}")
+        raise ValueError(
+            f"`env.options.train` and `held_out` must be BrowserGym's ids, such as browsergym/webarena.4, got {game!r}"
+        )
     require_package(module_of(game), install=f"browsergym-{benchmark}")
     gymnasium = require_package("gymnasium", install=INSTALL)
     try:
         gymnasium.spec(game)
     except gymnasium.error.Error as error:
-        raise ValueError(f"`env.options` name {game!r}, which BrowserGym has not: {error}") from error
+        raise ValueError(
+            f"`env.options` has the task {game!r}, which BrowserGym does not know: {error}; use a registered id"
+        ) from error
 
 
 def _miniwob_pages(games: Sequence[str]) -> Path | None:
-    """The folder of MiniWoB++'s pages, where one of `games` shows them and MINIWOB_URL does not say where else."""
+    """Return the folder of MiniWoB++'s pages if one of `games` needs it and MINIWOB_URL is not set."""
     if "MINIWOB_URL" in os.environ or not any(game.startswith(MINIWOB) for game in games):
         return None
     found = importlib.util.find_spec("miniwob")
     if found is None or found.origin is None:
         raise ValueError(
             "BrowserGym needs MiniWoB++'s own pages: run `pip install miniwob==1.1.0` in the environment of the "
-            "actors, or say in MINIWOB_URL where they are served, and name that host in `env.options.sites`"
+            "actors, or set MINIWOB_URL to the URL of the pages, and add its host to `env.options.sites`"
         )
     pages = Path(found.origin).parent / "html"
     require_readable(pages)

@@ -1,7 +1,7 @@
-"""A process that one BrowserGym environment is in: `python -m envhub.browsergym_worker FD LAUNCHER`, FD being a socket.
+"""Run one BrowserGym environment: `python -m envhub.adapters.browsergym_worker FD LAUNCHER`, FD a socket.
 
-BrowserGym has one Playwright for all of a process, and Playwright belongs to one thread; so each environment has a
-process. Asks and answers are JSON, one a line.
+BrowserGym uses one Playwright for a whole process, and Playwright belongs to one thread. So each environment has a
+process. Requests and replies are JSON, one a line.
 """
 
 import importlib
@@ -18,7 +18,7 @@ MAX_WAIT_MS = 5000
 MAX_PAGE_CHARS = 20_000
 MAX_WHY_CHARS = 2000
 
-_NO_ACTIONS = ("upload_file", "mouse_upload_file")  # they would hand this host's files to a site
+_NO_ACTIONS = ("upload_file", "mouse_upload_file")  # they would send this host's files to a site
 _SUBSETS = ("chat", "infeas", "bid", "nav", "tab")  # BrowserGym's own default
 
 
@@ -28,17 +28,17 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     settings: dict[str, Any]
 
 
-class Act(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class DoAction(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     action: str
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What there is to see."""
+class PageShown(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What the browser shows, and the reward."""
 
     rules: str
     goal: str
     page: str
-    error: str  # why the last action failed; empty where it did not
+    error: str  # why the last action failed; empty if it succeeded
     reward: float
     terminated: bool
     truncated: bool
@@ -48,12 +48,12 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     why: str
 
 
-Ask = Begin | Act
-Answer = Shown | Failed
+BrowserRequest = Begin | DoAction
+BrowserReply = PageShown | Failed
 
 
 def module_of(game: str) -> str:
-    """The module that registers `game`, as browsergym.webarena does browsergym/webarena.4."""
+    """Return the module that registers `game`: browsergym.webarena for browsergym/webarena.4."""
     benchmark = game.removeprefix("browsergym/").partition(".")[0]
     return "browsergym.core" if benchmark == "openended" else f"browsergym.{benchmark}"
 
@@ -63,15 +63,15 @@ class _Player:
         self._actions = _action_set()
         self._env: Any = None
 
-    def answer(self, ask: Ask) -> Shown:
-        match ask:
+    def answer(self, request: BrowserRequest) -> PageShown:
+        match request:
             case Begin(game=game, seed=seed, settings=settings):
                 return self._begin(game, seed, settings)
-            case Act(action=action):
+            case DoAction(action=action):
                 observation, reward, terminated, truncated, _ = self._env.step(action)
                 return self._shown(observation, float(reward), bool(terminated), bool(truncated))
 
-    def _begin(self, game: str, seed: int, settings: Mapping[str, Any]) -> Shown:
+    def _begin(self, game: str, seed: int, settings: Mapping[str, Any]) -> PageShown:
         if self._env is not None:
             self._env.close()
         importlib.import_module(module_of(game))
@@ -88,8 +88,8 @@ class _Player:
                 check_call(name, [given.value if isinstance(given, named) else given for given in arguments])
         return str(self._actions.to_python_code(action))
 
-    def _shown(self, observation: Mapping[str, Any], reward: float, terminated: bool, truncated: bool) -> Shown:
-        return Shown(
+    def _shown(self, observation: Mapping[str, Any], reward: float, terminated: bool, truncated: bool) -> PageShown:
+        return PageShown(
             rules=str(self._actions.describe(with_long_description=False, with_examples=True)).strip(),
             goal="\n".join(str(part.get("text") or f"[{part['type']}]") for part in observation["goal_object"]),
             page=_page(observation),
@@ -101,9 +101,9 @@ class _Player:
 
 
 def check_call(name: str, arguments: Sequence[Any]) -> None:
-    """Raise ValueError for what would take longer than a turn, or go to what is no site.
+    """Raise ValueError for an action that waits longer than a turn, or opens an address that is not a site.
 
-    An address may be a script, and a script of the policy's could say that the task is solved.
+    An address may be a script, and a policy's script could report that the task is solved.
     """
     if name == "noop" and not all(isinstance(ms, int | float) and ms <= MAX_WAIT_MS for ms in arguments):
         raise ValueError(f"noop waits for {MAX_WAIT_MS} ms at most")
@@ -123,9 +123,9 @@ def _action_set() -> Any:
 
 
 def _page(observation: Mapping[str, Any]) -> str:
-    """The open tabs, where there are more, and the accessibility tree of the one that is shown."""
+    """Return the list of open tabs, if there is more than one, and the accessibility tree of the current tab."""
     tree = importlib.import_module("browsergym.utils.obs").flatten_axtree_to_str(observation["axtree_object"])
-    # Newer Chromiums tell each text once more, line by line.
+    # Newer versions of Chromium repeat each text, line by line.
     lines = [line for line in tree.splitlines() if not line.strip().startswith("InlineTextBox")]
     urls = observation["open_pages_urls"]
     if len(urls) > 1:
@@ -135,33 +135,33 @@ def _page(observation: Mapping[str, Any]) -> str:
 
 
 def _use_chromium(launcher: Path) -> None:
-    """Put `launcher` where Playwright looks for the browser that it would have downloaded."""
+    """Link `launcher` to the path where Playwright expects the browser that it downloads."""
     playwright = importlib.import_module("browsergym.core")._get_global_playwright()
     expected = Path(playwright.chromium.executable_path)
     if not expected.is_relative_to(launcher.parent):
-        raise RuntimeError(f"Playwright takes its browser from {expected}, not from PLAYWRIGHT_BROWSERS_PATH")
+        raise RuntimeError(f"Playwright starts {expected}, not a browser in PLAYWRIGHT_BROWSERS_PATH")
     expected.parent.mkdir(parents=True)
     expected.symlink_to(launcher)
 
 
 def main(fd: int, launcher: Path) -> None:
-    """Answer until the other side is gone."""
-    with socket.socket(fileno=fd) as line, line.makefile("rwb") as stream:
-        decoder: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Ask)
+    """Answer requests until the environment closes the socket."""
+    with socket.socket(fileno=fd) as connection, connection.makefile("rwb") as stream:
+        decoder: msgspec.json.Decoder[BrowserRequest] = msgspec.json.Decoder(BrowserRequest)
         player: _Player | None = None
         for message in stream:
-            answer: Answer
+            reply: BrowserReply
             try:
                 if player is None:
                     _use_chromium(launcher)
                     player = _Player()
-                answer = player.answer(decoder.decode(message))
-            except Exception as error:  # theirs, whatever it raises
-                answer = Failed(why=f"{type(error).__name__}: {error}"[:MAX_WHY_CHARS])
-            stream.write(msgspec.json.encode(answer) + b"\n")
+                reply = player.answer(decoder.decode(message))
+            except Exception as error:  # BrowserGym's tasks may raise anything
+                reply = Failed(why=f"{type(error).__name__}: {error}"[:MAX_WHY_CHARS])
+            stream.write(msgspec.json.encode(reply) + b"\n")
             stream.flush()
 
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))
-    os._exit(0)  # what is left of Playwright goes with the process group
+    os._exit(0)  # Playwright's other processes end with the process group

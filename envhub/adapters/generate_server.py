@@ -1,11 +1,11 @@
-"""The endpoint that `verifiers` 0.4 asks for tokens: vLLM's `/inference/v1/generate`, on loopback.
+"""The endpoint from which `verifiers` 0.4 requests tokens: vLLM's `/inference/v1/generate`, on loopback.
 
-    GET  /v1/models               the one model, with the longest prompt that may be asked about
+    GET  /v1/models               the one model, with the length of the longest prompt
     POST /inference/v1/generate   {model, token_ids, sampling_params} -> {request_id, choices: [{token_ids,
                                   finish_reason, logprobs: {content: [{token: "token_id:7", logprob}]}}]}
 
-`X-Session-ID` says which episode asks, by a name that nobody can guess. A request for other sampling than the run's
-fails its episode: log-probabilities belong to what `sampling` says, and nothing is quietly sampled otherwise.
+`X-Session-ID` is the name of the episode, a random one that cannot be guessed. A request for other sampling settings
+than the run's fails its episode, because the recorded log-probabilities must belong to the run's `sampling`.
 """
 
 import asyncio
@@ -18,23 +18,24 @@ import msgspec
 from aiohttp import web
 
 from common.trajectory import Sampling
+from common.wire import MALFORMED
+from envhub.adapters.verifiers_session import Session, TokenRequest
 from envhub.driving import Reply
 from envhub.env import EnvError
 from envhub.remote.env_secret import headers_with
-from envhub.adapters.verifiers_session import Question, Session
 
 MODEL = "policy"
 SESSION_HEADER = "X-Session-ID"
-MAX_BODY_BYTES = 1 << 20  # beside the prompt
-MAX_TOKEN_BYTES = 12  # of a token id in JSON
-NO_TOP_K = (0, -1)  # what vLLM takes for none
+MAX_BODY_BYTES = 1 << 20  # without the prompt
+MAX_TOKEN_BYTES = 12  # the length of a token id in JSON
+NO_TOP_K = (0, -1)  # both mean no limit in vLLM
 
 Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class SamplingAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where nothing is said, what vLLM then does. A key that is not here would change what is sampled."""
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sampling settings of a request, with vLLM's defaults. Any other key would change what is sampled."""
 
     logprobs: int
     stop_token_ids: list[Token]
@@ -43,31 +44,31 @@ class SamplingAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    routed_experts_prompt_start: int = 0  # where routing would be told from, of which nothing is told here
+    routed_experts_prompt_start: int = 0  # ignored: this endpoint does not report the routing of experts
 
 
-class GenerateAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str
     token_ids: Annotated[list[Token], msgspec.Meta(min_length=1)]
-    sampling_params: SamplingAsked
-    cache_salt: str | None = None  # the engine salts by policy version itself
+    sampling_params: SamplingParams
+    cache_salt: str | None = None  # ignored: the engine salts its cache by policy version
     priority: int | None = None
 
 
 class GenerateServer:
-    """Hands what is asked for to the session that asks, by its name in `sessions`, and the answer back."""
+    """Passes each request to its session, by its name in `sessions`, and the reply back."""
 
     def __init__(
         self, sessions: Mapping[str, Session], *, max_tokens: int, end_tokens: frozenset[int], secret: str
     ) -> None:
         self._sessions = sessions
-        self._longest_prompt = max_tokens - 1  # an answer has at least one token
+        self._longest_prompt = max_tokens - 1  # a reply has at least one token
         self._end_tokens = end_tokens
         self._wanted = headers_with(secret)["Authorization"]
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
-        """Serve on loopback, at the URL that is given out. Raises OSError."""
+        """Serve on loopback, at the URL that is yielded. Raises OSError."""
         max_bytes = MAX_BODY_BYTES + MAX_TOKEN_BYTES * self._longest_prompt
         app = web.Application(middlewares=[self._admit], client_max_size=max_bytes)
         app.router.add_get("/v1/models", self._models)
@@ -83,7 +84,9 @@ class GenerateServer:
     @web.middleware
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         shown = request.headers.get("Authorization", "")
-        if "Origin" in request.headers or not hmac.compare_digest(shown.encode(), self._wanted.encode()):
+        if "Origin" in request.headers or not hmac.compare_digest(
+            shown.encode(errors="surrogateescape"), self._wanted.encode()
+        ):
             raise web.HTTPUnauthorized(text="this endpoint is for the process that the actor started")
         return await handler(request)
 
@@ -94,47 +97,50 @@ class GenerateServer:
     async def _generate(self, request: web.Request) -> web.Response:
         session = self._sessions.get(request.headers.get(SESSION_HEADER, ""))
         if session is None:
-            return _refusal(403, "no such episode: one agent is played by the policy, once in an episode")
+            return _error(403, "no such episode: the policy plays one agent, once in an episode")
         try:
-            asked = msgspec.json.decode(await request.read(), type=GenerateAsked)
-            self._check(asked, session.sampling)
-        except (msgspec.MsgspecError, ValueError) as error:
-            session.events.put_nowait(EnvError(f"it asked for what cannot be had: {error}"))
-            return _refusal(400, str(error))
-        if len(asked.token_ids) > self._longest_prompt:
-            # In these words, as harnesses look for them, and end in order.
-            return _refusal(
-                400, f"{len(asked.token_ids)} tokens are over the maximum context length of {self._longest_prompt}"
+            body = msgspec.json.decode(await request.read(), type=GenerateRequest)
+            self._check(body, session.sampling)
+        except (*MALFORMED, ValueError) as error:
+            session.events.put_nowait(EnvError(f"verifiers sent an invalid request: {error}"))
+            return _error(400, str(error))
+        if len(body.token_ids) > self._longest_prompt:
+            # Harnesses look for exactly these words, and then end the episode normally.
+            return _error(
+                400, f"{len(body.token_ids)} tokens are over the maximum context length of {self._longest_prompt}"
             )
-        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        session.events.put_nowait(Question(prompt=asked.token_ids, answer=answer))
-        return web.json_response(_answered(await answer))
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        session.events.put_nowait(TokenRequest(prompt=body.token_ids, answer=reply))
+        return web.json_response(_reply_body(await reply))
 
-    def _check(self, asked: GenerateAsked, sampling: Sampling) -> None:
-        """Raise ValueError unless this is asked of the run's model, as the run samples from it."""
-        if asked.model != MODEL:
-            raise ValueError(f"the model is {MODEL}, not {asked.model!r}")
-        said = asked.sampling_params
+    def _check(self, body: GenerateRequest, sampling: Sampling) -> None:
+        """Raise ValueError unless the request names the run's model and the run's sampling settings."""
+        if body.model != MODEL:
+            raise ValueError(f"the model is {MODEL}, not {body.model!r}")
+        params = body.sampling_params
         for name, value, wanted in (
-            ("temperature", said.temperature, sampling.temperature),
-            ("top_p", said.top_p, sampling.top_p),
-            ("top_k", 0 if said.top_k in NO_TOP_K else said.top_k, sampling.top_k),
-            ("max_tokens", said.max_tokens, sampling.max_turn_tokens),
+            ("temperature", params.temperature, sampling.temperature),
+            ("top_p", params.top_p, sampling.top_p),
+            ("top_k", 0 if params.top_k in NO_TOP_K else params.top_k, sampling.top_k),
+            ("max_tokens", params.max_tokens, sampling.max_turn_tokens),
         ):
             if value != wanted:
                 raise ValueError(
-                    f"{name} is {wanted} in this run, and {value} was asked for; leave sampling to the run's `sampling`"
+                    f"{name} is {wanted} in this run, and {value} was requested; leave it to the run's `sampling`"
                 )
-        if said.skip_special_tokens or said.logprobs not in (0, 1):
-            raise ValueError("every token is told, with its own log-probability and no other's")
-        if strange := sorted(set(said.stop_token_ids) - self._end_tokens):
+        if params.skip_special_tokens or params.logprobs not in (0, 1):
             raise ValueError(
-                f"tokens {strange} are to end a turn, and the engine ends it with {sorted(self._end_tokens)}; name "
+                "skip_special_tokens must be false and logprobs 0 or 1: a reply has every token, each with its own "
+                "log-probability only"
+            )
+        if unknown := sorted(set(params.stop_token_ids) - self._end_tokens):
+            raise ValueError(
+                f"the request ends a turn at tokens {unknown}, and the engine at {sorted(self._end_tokens)}; list "
                 "them as `eos_token_id` in the model's generation_config.json"
             )
 
 
-def _answered(reply: Reply) -> dict[str, object]:
+def _reply_body(reply: Reply) -> dict[str, object]:
     content = [
         {"token": f"token_id:{token}", "logprob": logprob}
         for token, logprob in zip(reply.tokens, reply.logprobs, strict=True)
@@ -148,5 +154,5 @@ def _answered(reply: Reply) -> dict[str, object]:
     return {"request_id": "", "choices": [choice]}
 
 
-def _refusal(status: int, why: str) -> web.Response:
+def _error(status: int, why: str) -> web.Response:
     return web.json_response({"error": {"message": why, "type": "invalid_request_error"}}, status=status)

@@ -1,4 +1,4 @@
-"""Libraries that draw from the process's own generators: each episode gets its own, and nobody else's are touched."""
+"""Give each episode its own state of Python's and NumPy's global random generators."""
 
 import contextlib
 import random
@@ -10,11 +10,11 @@ import numpy as np
 _IN_USE = threading.Lock()
 
 
-class GlobalChance:
-    """What `random` and `numpy.random` hold while one episode's code runs, and hold again when it goes on.
+class GlobalRandom:
+    """The state of `random` and `numpy.random` for one episode, which is kept between its turns.
 
-    Only one thread at a time is within any of them. Who draws from the process's generators without one, in another
-    thread, is not held back.
+    Only one thread at a time can enter `within`. This does not protect code that uses the global generators outside it,
+    in another thread.
     """
 
     def __init__(self, seed: int) -> None:
@@ -24,6 +24,7 @@ class GlobalChance:
 
     @contextlib.contextmanager
     def within(self) -> Iterator[None]:
+        """Run a block with the episode's state, and restore the previous state after it."""
         with _IN_USE:
             outer_python, outer_numpy = random.getstate(), np.random.get_state()
             random.setstate(self._python)

@@ -1,6 +1,6 @@
-"""`gymnasium`: environments of the Gymnasium package, spoken: what is seen becomes text, and a text an action.
+"""`gymnasium`: environments of the Gymnasium package, with observations as text and actions from text.
 
-Toy-text's own (FrozenLake, Taxi, CliffWalking, Blackjack) speak by themselves; for others the user has a `Speech`.
+Those of toy-text (FrozenLake, Taxi, CliffWalking, Blackjack) have a `Speech`; for others the user writes one.
 """
 
 import importlib
@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from common.imported import imported
 from common.message import Message
 from common.trajectory import Task
+from envhub.adapters.gym_toys import TOYS
 from envhub.env import Observation
 from envhub.gym_speech import Ending, Moment, Speech
-from envhub.adapters.gym_toys import TOYS
 from envhub.isolation.own_thread import OwnThread
-from envhub.package import named_object, require_package
+from envhub.package import require_package
 from envhub.replayed_env import ReplayedEnv
 from envhub.task_seed import task_rng
 
@@ -30,24 +31,24 @@ class _Episode:
 
 
 class GymEnv(ReplayedEnv[_Episode]):
-    """One environment of Gymnasium. The reward component is `gym`: Gymnasium's own; the score is what `Speech` says.
+    """One environment of Gymnasium. The reward component is `gym`: Gymnasium's own; `Speech` computes the score.
 
     Options: `game`, its id (`FrozenLake-v1`, or `module:Id-v0` for one that importing `module` registers), `settings`,
-    what `gymnasium.make` is given beside it, and `speech`, `module:NAME` of a `Speech`, for all but toy-text's.
+    further arguments of `gymnasium.make`, and `speech`, `module:NAME` of a `Speech`, for all but those of toy-text.
     """
 
     def __init__(
         self, *, game: str = "FrozenLake-v1", speech: str = "", settings: Mapping[str, Any] | None = None
     ) -> None:
-        """Raises ValueError where Gymnasium is missing, the game is unknown, or nothing says how it is spoken."""
+        """Raises ValueError if Gymnasium is missing, the game is unknown, or it has no `Speech`."""
         self._gymnasium = require_package("gymnasium", install=INSTALL)
         self._game, self._settings = _known_game(self._gymnasium, game), dict(settings or {})
         if not speech and self._game not in TOYS:
             raise ValueError(
-                f"`env.options.speech` must name an envhub.gym_speech.Speech for {game}, as my_games:SPEECH; without "
-                f"one only {', '.join(TOYS)} can be spoken"
+                f"`env.options.speech` must name an envhub.gym_speech.Speech for {game}, such as my_games:SPEECH; only "
+                f"{', '.join(TOYS)} work without one"
             )
-        self._speech: Speech = named_object("speech", speech, Speech) if speech else TOYS[self._game]
+        self._speech: Speech = imported("env.options.speech", speech, Speech) if speech else TOYS[self._game]
         self._thread: OwnThread | None = None
         self._env: Any = None  # lives in the thread
         super().__init__()
@@ -97,19 +98,19 @@ class GymEnv(ReplayedEnv[_Episode]):
             thread.end()
 
     def admissible(self) -> list[str] | None:
-        """What makes sense now, none after the end; None where `Speech` does not list it."""
+        """Return the sensible actions, empty after the end; None if `Speech` does not list them."""
         episode = self._started()
         if self._speech.actions is None:
             return None
         return [] if episode.is_over else self._speech.actions(episode.moment)
 
     def state_key(self) -> str:
-        """The key that `Speech` gives to what is seen; "" where it gives none."""
+        """Return the key that `Speech` gives to the observation; "" if it has no `key`."""
         episode = self._started()
         return f"{episode.task.task_id} {self._speech.key(episode.moment)}" if self._speech.key else ""
 
     def expert(self) -> str:
-        """A good next action. Raises EnvError after the end, NotImplementedError where `Speech` has no expert."""
+        """Return a good next action. Raises EnvError after the end, NotImplementedError if `Speech` has no expert."""
         episode = self._running()
         if self._speech.expert is None:
             raise NotImplementedError(f"the speech of {self._game} has no expert")
@@ -128,7 +129,7 @@ class GymEnv(ReplayedEnv[_Episode]):
 
 
 def _known_game(gymnasium: Any, game: str) -> str:
-    """The id without its module, which is imported. Raises ValueError for one that is not registered."""
+    """Import the module of the id and return the id without it. Raises ValueError if it is not registered."""
     module, _, name = game.rpartition(":")
     try:
         if module:
@@ -136,7 +137,7 @@ def _known_game(gymnasium: Any, game: str) -> str:
         gymnasium.spec(name)
     except (ImportError, gymnasium.error.Error) as error:
         raise ValueError(
-            f"`env.options.game` {game!r} is no environment of Gymnasium here: {error}; "
-            "name a registered id, or module:Id-v0 for one that importing module registers"
+            f"`env.options.game` must be an environment that Gymnasium knows, got {game!r}: {error}; "
+            "use a registered id, or module:Id-v0 for one that importing module registers"
         ) from error
     return name

@@ -1,6 +1,6 @@
-"""Gymnasium's toy-text environments, spoken: FrozenLake, Taxi, CliffWalking, Blackjack.
+"""The `Speech` of Gymnasium's toy-text environments: FrozenLake, Taxi, CliffWalking, Blackjack.
 
-All but Blackjack are finite and tell their transitions, so that their expert is optimal, by value iteration.
+All but Blackjack are finite and publish their transitions, so value iteration gives them an optimal expert.
 """
 
 import weakref
@@ -9,19 +9,19 @@ from typing import Any
 
 from envhub.gym_speech import Ending, Moment, Speech
 
-LAKE_WAYS = ("left", "down", "right", "up")  # Gymnasium's numbers are the positions
+LAKE_WAYS = ("left", "down", "right", "up")  # Gymnasium's number of an action is its position here
 CLIFF_WAYS = ("up", "right", "down", "left")
 TAXI_WAYS = ("south", "north", "east", "west", "pick up", "drop off")
 BLACKJACK_WAYS = ("stick", "hit")
 TAXI_PLACES = ("red", "green", "yellow", "blue")
 DISCOUNT = 0.99
-DRAWN = 1e-9  # a difference in value that is none
+MAX_CHANGE = 1e-9  # value iteration stops when no value changes by more
 
 _values: weakref.WeakKeyDictionary[Any, dict[int, float]] = weakref.WeakKeyDictionary()
 
 
 def parse_way(ways: tuple[str, ...]) -> Callable[[Moment, str], int | None]:
-    """A parser that knows `ways` by their positions, in any case and with any white space."""
+    """Return a parser from the names in `ways`, in any case and with any white space, to their positions."""
 
     def parse(_: Moment, action: str) -> int | None:
         words = " ".join(action.lower().split())
@@ -51,8 +51,8 @@ def _show_taxi(moment: Moment) -> str:
     lines = [[cell.decode() for cell in line] for line in moment.env.desc]
     lines[1 + row][2 * column + 1] = "T"
     where = "in the taxi" if passenger == len(TAXI_PLACES) else f"at {TAXI_PLACES[passenger]}"
-    told = f"the passenger is {where} and wants to go to {TAXI_PLACES[destination]}"
-    return "\n".join(["".join(line) for line in lines] + [told])
+    passenger_line = f"the passenger is {where} and wants to go to {TAXI_PLACES[destination]}"
+    return "\n".join(["".join(line) for line in lines] + [passenger_line])
 
 
 def _taxi_actions(moment: Moment) -> list[str]:
@@ -82,7 +82,7 @@ def _best_way(ways: tuple[str, ...]) -> Callable[[Moment], str]:
 
 
 def _values_of(env: Any) -> dict[int, float]:
-    """The discounted return of the best policy from each state, by value iteration."""
+    """Return the discounted return of the best policy from each state, by value iteration."""
     if env in _values:
         return _values[env]
     values, changed = dict.fromkeys(env.P, 0.0), True
@@ -90,14 +90,14 @@ def _values_of(env: Any) -> dict[int, float]:
         changed = False
         for state, outcomes in env.P.items():
             value = max(_worth(outcome, values) for outcome in outcomes.values())
-            changed |= abs(value - values[state]) > DRAWN
+            changed |= abs(value - values[state]) > MAX_CHANGE
             values[state] = value
     _values[env] = values
     return values
 
 
 def _worth(outcome: list[tuple[float, int, float, bool]], values: dict[int, float]) -> float:
-    """sum over p of p * (r + 0.99 * value of what comes then, 0 at the end)."""
+    """Return the sum over outcomes of p * (r + 0.99 * value of the next state, 0 at the end)."""
     return sum(p * (reward + (0.0 if ends else DISCOUNT * values[then])) for p, then, reward, ends in outcome)
 
 
@@ -114,7 +114,7 @@ def _rewarded(ending: Ending) -> float:
 
 
 def _won(ending: Ending) -> float:
-    """Lost -1, drawn 0, won 1 (a natural may pay 1.5)."""
+    """Return 0 for a loss, 0.5 for a draw, 1 for a win (the rewards are -1, 0 and 1, or 1.5 for a natural)."""
     return min(1.0, (ending.last_reward + 1) / 2)
 
 
@@ -153,7 +153,7 @@ BLACKJACK = Speech(
     parse=parse_way(BLACKJACK_WAYS),
     score=_won,
     actions=lambda moment: list(BLACKJACK_WAYS),
-    expert=_play_blackjack,  # no key: which cards come next is hidden
+    expert=_play_blackjack,  # no key: the next cards are hidden
 )
 TOYS = {
     "FrozenLake-v1": LAKE,

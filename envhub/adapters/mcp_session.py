@@ -1,4 +1,4 @@
-"""A connection to an MCP server, over stdio or streamable HTTP, by the package `mcp`, 1.x and 2.x alike."""
+"""A connection to an MCP server, over stdio or streamable HTTP, with the package `mcp` 1.x or 2.x."""
 
 import asyncio
 import contextlib
@@ -11,30 +11,30 @@ from envhub.package import require_package
 
 INSTALL = "'mcp>=1.28,<3'"
 MAX_TOOLS = 1000
-WRONG_CALLS = (-32602, -32601, -32600)  # JSON-RPC's codes for what the caller did wrong
+WRONG_CALLS = (-32602, -32601, -32600)  # JSON-RPC's codes for mistakes of the caller
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Server:
-    """Where a server is: a `command` that starts one of its own for each episode, or the `url` of one that runs."""
+class McpServer:
+    """An MCP server: a `command` that starts a new one for each episode, or the `url` of a running one."""
 
     command: tuple[str, ...] = ()
     url: str = ""
-    secrets: Mapping[str, str]  # a variable of the command's environment, or a header of HTTP -> its value
+    secrets: Mapping[str, str]  # a variable of the command's environment, or an HTTP header -> its value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
-    """What a tool said, as text."""
+class ToolReply:
+    """A tool's reply, as text."""
 
     text: str
     is_error: bool
 
 
 class McpSession:
-    """One session. A task of its own opens and closes it, as the package wants both done by the same one."""
+    """One session. A separate task opens and closes it, because the package requires the same task for both."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: McpServer) -> None:
         self._mcp = require_package("mcp", install=INSTALL)
         self._error: type[Exception] = vars(self._mcp).get("MCPError") or self._mcp.McpError  # 2.x, 1.x
         streams = require_package("anyio", install=INSTALL)
@@ -46,7 +46,7 @@ class McpSession:
         self.tools: list[dict[str, Any]] = []  # as `tools/list` gives them: name, description, inputSchema
 
     async def open(self) -> None:
-        """Connect. Raises EnvError where the server does not start or answer."""
+        """Connect. Raises EnvError if the server does not start or answer."""
         opened = asyncio.Event()
         self._holder = asyncio.create_task(self._hold(opened))
         waiting = asyncio.create_task(opened.wait())
@@ -57,8 +57,8 @@ class McpSession:
         if self._holder.done():
             raise EnvError(f"the MCP server cannot be used: {_innermost(self._holder.exception())}")
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> Reply:
-        """Call a tool. Raises EnvError where the connection is lost."""
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolReply:
+        """Call a tool. Raises EnvError if the connection is lost."""
         assert self._holder is not None
         if self._holder.done():
             raise EnvError("the MCP server has closed the connection")
@@ -67,15 +67,15 @@ class McpSession:
         except self._error as error:
             wrong: Any = error
             if wrong.error.code in WRONG_CALLS:
-                return Reply(text=wrong.error.message, is_error=True)
+                return ToolReply(text=wrong.error.message, is_error=True)
             raise EnvError(f"the MCP server failed: {wrong.error.message}") from error
         except self._lost as error:
             raise EnvError("the MCP server has closed the connection") from error
         found = result.model_dump(mode="json", by_alias=True, exclude_none=True)
-        return Reply(text=_text_of(found.get("content", ())), is_error=bool(found.get("isError", False)))
+        return ToolReply(text=_text_of(found.get("content", ())), is_error=bool(found.get("isError", False)))
 
     async def close(self) -> None:
-        """Let go of the server. Idempotent; where it is cut, the server is cut off."""
+        """Disconnect from the server. Idempotent; if it is cancelled, it closes the connection at once."""
         holder, self._holder = self._holder, None
         if holder is None:
             return
@@ -122,12 +122,12 @@ class McpSession:
 
 
 def _text_of(content: Sequence[Mapping[str, Any]]) -> str:
-    """Texts as they are; of what is none (an image, a resource), its kind."""
+    """Return the texts of `content`, and the type of each other part (an image, a resource)."""
     return "\n".join(part["text"] if part["type"] == "text" else f"({part['type']})" for part in content)
 
 
 def _innermost(error: BaseException | None) -> str:
-    """What went wrong, out of the groups that the package's task groups make of it."""
+    """Describe the first error inside the exception groups that the package raises."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return "it closed the connection" if error is None else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""`mcp`: tasks over the tools of real MCP servers, from files that say what is asked and how the end is checked."""
+"""`mcp`: tasks over the tools of real MCP servers, from files with the instructions and the checks."""
 
 import json
 import os
@@ -11,9 +11,10 @@ import msgspec
 
 from common.message import Message
 from common.trajectory import Task
+from common.wire import MALFORMED
+from envhub.adapters.mcp_session import INSTALL, McpServer, McpSession
 from envhub.asset import asset_path, item_of, named_files, read_lines
 from envhub.env import EnvError, Observation
-from envhub.adapters.mcp_session import INSTALL, McpSession, Server
 from envhub.package import require_package
 from envhub.replayed_env import ReplayedEnv
 
@@ -38,7 +39,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A call made at the end, and what its text must be, or have in it."""
+    """A call at the end of an episode, and the text that its reply must equal or contain."""
 
     name: str
     arguments: dict[str, Any] = {}
@@ -47,7 +48,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         if (self.equals is None) == (self.contains is None):
-            raise ValueError("a check says either equals or contains")
+            raise ValueError("a check must have either equals or contains")
 
     def holds(self, text: str) -> bool:
         return text.strip() == self.equals.strip() if self.equals is not None else str(self.contains) in text
@@ -57,14 +58,14 @@ class ToolTask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """One line of a file of tasks."""
 
     instruction: str
-    setup: list[ToolCall] = []  # done before the policy begins
+    setup: list[ToolCall] = []  # called before the policy begins
     check: list[Check] = []
     answer: str | None = None  # compared without case and outer white space
     solution: list[ToolCall] = []  # for the expert
 
     def __post_init__(self) -> None:
         if not self.check and self.answer is None:
-            raise ValueError("a task has a check, an answer or both")
+            raise ValueError("a task must have a check, an answer or both")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -76,12 +77,12 @@ class _Episode:
 
 
 class McpEnv(ReplayedEnv[_Episode]):
-    """The tools of one MCP server. The reward component is `solved`, on the turn that ends it: every check holds.
+    """The tools of one MCP server. The reward component is `solved`, on the last turn: 1 if every check holds.
 
     Options: `train` and `held_out`, paths of files of tasks; `command`, which starts a server for each episode, or
-    `url`, of one over streamable HTTP; `hidden`, tools for setup and checks that the policy neither sees nor may call;
-    `secrets`, which says by name (a variable of the command's environment, a header of HTTP) in which environment
-    variable of the actor its value is.
+    `url`, of a server over streamable HTTP; `hidden`, tools for setup and checks that the policy neither sees nor may
+    call; `secrets`, a map from a variable of the command's environment, or an HTTP header, to the environment variable
+    of the actor with its value.
     """
 
     def __init__(
@@ -94,24 +95,24 @@ class McpEnv(ReplayedEnv[_Episode]):
         hidden: Sequence[str] = (),
         secrets: Mapping[str, str] | None = None,
     ) -> None:
-        """Raises ValueError where `mcp` or a file is missing, and for options that do not fit."""
+        """Raises ValueError if `mcp` or a file is missing, or an option is invalid."""
         require_package("mcp", install=INSTALL)
         if bool(command) == bool(url) or isinstance(command, str):
             raise ValueError(
-                "one of `env.options.command`, a list such as [python, server.py], and `env.options.url` is needed, "
-                f"got {command!r} and {url!r}; say which server it is"
+                "exactly one of `env.options.command`, a list such as [python, server.py], and `env.options.url` must "
+                f"be set, got {command!r} and {url!r}"
             )
         self._items = {
             split: read_lines(asset_path(split, path, fetch=FETCH), ToolTask)
             for split, path in named_files(train, held_out, fetch=FETCH).items()
         }
-        self._server = Server(command=tuple(command), url=url, secrets=_values(secrets or {}))
+        self._server = McpServer(command=tuple(command), url=url, secrets=_values(secrets or {}))
         self._hidden = frozenset(hidden)
         self._session: McpSession | None = None
         super().__init__()
 
     async def reset(self, task: Task) -> Observation:
-        """Connect and set `task` up. Raises ValueError for a split without tasks, EnvError where the server fails."""
+        """Connect and set `task` up. Raises ValueError for a split without tasks, EnvError if the server fails."""
         item = item_of(task, self._items)
         await self.close()
         self._session = McpSession(self._server)
@@ -119,7 +120,7 @@ class McpEnv(ReplayedEnv[_Episode]):
         for call in item.setup:
             reply = await self._session.call(call.name, call.arguments)
             if reply.is_error:
-                raise EnvError(f"the setup of {task.task_id} fails at {call.name}: {reply.text[:200]}")
+                raise EnvError(f"the setup of {task.task_id} failed at {call.name}: {reply.text[:200]}")
         self._episode = _Episode(task=task, item=item)
         tools = [json.dumps(tool) for tool in self._session.tools if tool["name"] not in self._hidden]
         return Observation(
@@ -127,7 +128,7 @@ class McpEnv(ReplayedEnv[_Episode]):
         )
 
     async def step(self, action: str) -> Observation:
-        """Call a tool, or end. Raises EnvError before a reset, after the end, and where the connection is lost."""
+        """Call a tool, or end. Raises EnvError before a reset, after the end, and if the connection is lost."""
         episode = self._running()
         answered = _ANSWER.fullmatch(action)
         if answered or action.strip().lower() == DONE:
@@ -138,7 +139,7 @@ class McpEnv(ReplayedEnv[_Episode]):
             if len(action) > MAX_ACTION_CHARS:
                 return _refused(f"error: a call has at most {MAX_ACTION_CHARS} characters")
             call = msgspec.json.decode(action, type=ToolCall)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        except MALFORMED as error:
             return _refused(f"error: {error}")
         assert self._session is not None
         if call.name in self._hidden or call.name not in {tool["name"] for tool in self._session.tools}:
@@ -159,7 +160,7 @@ class McpEnv(ReplayedEnv[_Episode]):
             await session.close()
 
     def expert(self) -> str:
-        """The next call of the task's `solution`, then the end. Raises NotImplementedError where it has none."""
+        """Return the next call of the task's `solution`, then the end. Raises NotImplementedError if it has none."""
         episode = self._running()
         item = episode.item
         if not item.solution:
@@ -188,7 +189,9 @@ class McpEnv(ReplayedEnv[_Episode]):
 
 def _values(secrets: Mapping[str, str]) -> dict[str, str]:
     if missing := [variable for variable in secrets.values() if variable not in os.environ]:
-        raise ValueError(f"`env.options.secrets`: {missing[0]} is not set in the environment of the actors; export it")
+        raise ValueError(
+            f"`env.options.secrets`: {missing[0]} is not set in the actor's environment; export it before the start"
+        )
     return {name: os.environ[variable] for name, variable in secrets.items()}
 
 

@@ -1,4 +1,4 @@
-"""`miniwob`: the pages of MiniWoB++ in Debian's Chromium, spoken: a page becomes text, and a text a click or keys."""
+"""`miniwob`: the pages of MiniWoB++ in Debian's Chromium, with pages as text, and clicks and keys from text."""
 
 import asyncio
 import difflib
@@ -7,10 +7,10 @@ from pathlib import Path
 
 from common.message import Message
 from common.trajectory import Task
-from envhub.isolation.chromium import require_chromium, require_readable
-from envhub.env import Observation
-from envhub.adapters.miniwob_browser import INSTALL, Look, MiniWobBrowser
+from envhub.adapters.miniwob_browser import INSTALL, MiniWobBrowser, PageState
 from envhub.adapters.miniwob_text import RULES, page_text, parse_action, shown_refs
+from envhub.env import Observation
+from envhub.isolation.chromium import require_chromium, require_readable
 from envhub.package import require_package
 from envhub.replayed_env import ReplayedEnv
 from envhub.task_seed import task_rng
@@ -19,19 +19,19 @@ from envhub.task_seed import task_rng
 @dataclass(kw_only=True, slots=True)
 class _Episode:
     task: Task
-    look: Look
+    look: PageState
     is_over: bool = False
 
 
 class MiniWobEnv(ReplayedEnv[_Episode]):
     """One page. The reward component is `page`: its own, from -1 to 1, at the end; the score is that in [0, 1].
 
-    Options: `game`, the page's name. Held-out tasks are of other seeds, and of MiniWoB++'s own test data where a page
-    has some.
+    Options: `game`, the page's name. Held-out tasks have other seeds, and use MiniWoB++'s own test data if the page has
+    some.
     """
 
     def __init__(self, *, game: str = "enter-text") -> None:
-        """Raises ValueError where MiniWoB++, Selenium or Chromium is missing, and for a page that is not there."""
+        """Raises ValueError if MiniWoB++, Selenium, Chromium or the page is missing."""
         super().__init__()
         miniwob = require_package("miniwob", install=INSTALL)
         require_chromium()
@@ -49,7 +49,7 @@ class MiniWobEnv(ReplayedEnv[_Episode]):
         self._browser: MiniWobBrowser | None = None
 
     async def reset(self, task: Task) -> Observation:
-        """Start `task`. Raises ValueError for a split that does not exist, EnvError where the browser fails."""
+        """Start `task`. Raises ValueError for a split that does not exist, EnvError if the browser fails."""
         seed = task_rng(task, world=f"miniwob/{self._game}").getrandbits(31)
         self._browser = self._browser or MiniWobBrowser(pages=self._pages)
         mode = "train" if task.split == "train" else "test"
@@ -59,14 +59,14 @@ class MiniWobEnv(ReplayedEnv[_Episode]):
         return Observation(messages=(Message("system", RULES), Message("user", opening)), rewards={})
 
     async def step(self, action: str) -> Observation:
-        """Do `action`. Raises EnvError before a reset, after the end, and where the browser fails."""
+        """Do `action`. Raises EnvError before a reset, after the end, and if the browser fails."""
         episode = self._running()
         assert self._browser is not None
-        deed = parse_action(action, shown_refs(episode.look.body), self._keys)
-        if deed is None:
+        parsed = parse_action(action, shown_refs(episode.look.body), self._keys)
+        if parsed is None:
             text = f"no such action here\n{page_text(episode.look.body)}"
             return Observation(messages=(Message("user", text),), rewards={"page": 0.0}, valid_action=False)
-        look = episode.look = await self._browser.do(deed)
+        look = episode.look = await self._browser.do(parsed)
         episode.is_over = look.is_over
         score = max(0.0, look.reward)
         text = "the task is over" if look.is_over else page_text(look.body)

@@ -1,7 +1,7 @@
-"""The browser of one MiniWoB++ environment: chromedriver, the Chromium that it starts, and a thread that asks it.
+"""The browser of one MiniWoB++ environment: chromedriver, the Chromium that it starts, and a thread that uses it.
 
-A page's time stands still but for half a second after every action: what is animated is over when the page is read,
-what a page does by the clock it does by the turn, and the same actions meet the same page however long a policy thinks.
+A page's clock runs for half a second after every action, and is stopped otherwise. So animations have ended when the
+page is read, timers of a page run by turns, and the same actions meet the same page however long a policy takes.
 """
 
 import os
@@ -12,22 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from envhub.isolation.chromium import CHROMEDRIVER, PAGES, write_launcher
+from envhub.adapters.miniwob_text import PageAction
 from envhub.env import EnvError
-from envhub.adapters.miniwob_text import Deed
+from envhub.isolation.chromium import CHROMEDRIVER, PAGES, write_launcher
 from envhub.isolation.own_process import OwnProcess
 from envhub.isolation.own_thread import OwnThread
 from envhub.package import require_package
 
-INSTALL = "'miniwob==1.1.0'"  # and Selenium with it
-TURN_MS = 501  # of the page's time; no multiple of what pages repeat, so that nothing is due just as it stands still
+INSTALL = "'miniwob==1.1.0'"  # also installs Selenium
+TURN_MS = 501  # on the page's clock; not a multiple of pages' intervals, so that no timer is due when the clock stops
 START_S = 60.0
 POLL_S = 0.01
-NO_END_MS = 2**31 - 1  # a page would end an episode after ten seconds; the run has timeouts of its own
-FIRST_MOMENT_S = 1_000_000_000  # when every page is opened, in seconds since 1970
+NO_END_MS = 2**31 - 1  # by default a page ends an episode after ten seconds; the run has its own timeouts
+FIRST_MOMENT_S = 1_000_000_000  # the page's clock when it is opened, in seconds since 1970
 
 _PORT = re.compile(r"started successfully on port (\d+)")
-# While time stands still no frames are drawn, or some are: what waits for one waits for a timer instead.
+# While the clock is stopped, Chromium may or may not draw frames. So callbacks of frames become timers.
 _NO_FRAMES = """
 window.requestAnimationFrame = draw => setTimeout(() => draw(performance.now()), 16);
 window.cancelAnimationFrame = clearTimeout;
@@ -47,17 +47,17 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
-    """A page, as it is read after each turn."""
+class PageState:
+    """The state of a page after a turn."""
 
     utterance: str
-    body: Any  # a miniwob.dom.DOMElement; None once it is over
-    reward: float  # without the page's own deduction for time, in [-1, 1]; 0 until it is over
+    body: Any  # a miniwob.dom.DOMElement; None after the end
+    reward: float  # without the page's own deduction for time, in [-1, 1]; 0 before the end
     is_over: bool
 
 
 class MiniWobBrowser:
-    """Opens one page at a time, in a new tab. Whatever goes wrong is an EnvError."""
+    """Opens one page at a time, in a new tab. Every failure is an EnvError."""
 
     def __init__(self, *, pages: Path) -> None:
         self._actions = require_package("miniwob.selenium_actions", install=INSTALL)
@@ -78,15 +78,15 @@ class MiniWobBrowser:
         self._thread = OwnThread("miniwob")
         self._driver: Any = None  # lives in the thread
 
-    async def open(self, page: str, *, seed: int, mode: str) -> Look:
-        """The start of an episode. `mode` is MiniWoB++'s: train or test."""
+    async def open(self, page: str, *, seed: int, mode: str) -> PageState:
+        """Start an episode. `mode` is MiniWoB++'s: train or test."""
         return await self._call(lambda: self._open(page, seed, mode))
 
-    async def do(self, deed: Deed) -> Look:
-        return await self._call(lambda: self._do(deed))
+    async def do(self, action: PageAction) -> PageState:
+        return await self._call(lambda: self._do(action))
 
     def end(self) -> None:
-        """Kill it, whatever it is at: the thread then ends too."""
+        """Kill the browser, also in the middle of a call: the thread then ends too."""
         self._process.end()
         self._thread.end()
 
@@ -94,10 +94,11 @@ class MiniWobBrowser:
         try:
             return await self._thread.call(function)
         except self._failures as error:
-            said = str(error).partition("Stacktrace")[0].strip()
-            raise EnvError(f"the browser fails: {type(error).__name__}: {said}; {self._process.said()}") from error
+            reason = str(error).partition("Stacktrace")[0].strip()
+            log = self._process.log_tail()
+            raise EnvError(f"the browser failed: {type(error).__name__}: {reason}; its log: {log}") from error
 
-    def _open(self, page: str, seed: int, mode: str) -> Look:
+    def _open(self, page: str, seed: int, mode: str) -> PageState:
         driver = self._driver = self._driver or self._connect()
         before = driver.current_window_handle
         driver.switch_to.new_window("tab")
@@ -105,28 +106,28 @@ class MiniWobBrowser:
         driver.switch_to.window(before)
         driver.close()
         driver.switch_to.window(opened)
-        self._tell("Page.addScriptToEvaluateOnNewDocument", source=_NO_FRAMES)
+        self._execute("Page.addScriptToEvaluateOnNewDocument", source=_NO_FRAMES)
         driver.get(f"file://{PAGES}/miniwob/{page}.html")
-        self._tell("Emulation.setVirtualTimePolicy", policy="pause", initialVirtualTime=FIRST_MOMENT_S)
+        self._execute("Emulation.setVirtualTimePolicy", policy="pause", initialVirtualTime=FIRST_MOMENT_S)
         driver.execute_script(_BEGIN, NO_END_MS, seed, mode)
         return self._look()
 
-    def _do(self, deed: Deed) -> Look:
-        if deed.kind in ("click", "type"):
-            self._actions.execute_click_element(deed.ref, self._driver)
-        if deed.kind == "type":
-            self._actions.execute_type_text(deed.text, self._driver)
-        if deed.kind == "press":
-            self._actions.execute_press_key(deed.text, self._driver)
+    def _do(self, action: PageAction) -> PageState:
+        if action.kind in ("click", "type"):
+            self._actions.execute_click_element(action.ref, self._driver)
+        if action.kind == "type":
+            self._actions.execute_type_text(action.text, self._driver)
+        if action.kind == "press":
+            self._actions.execute_press_key(action.text, self._driver)
         return self._look()
 
-    def _look(self) -> Look:
-        """Let the page have its time, more of it where it is not ready, and read it."""
+    def _look(self) -> PageState:
+        """Advance the page's clock until the page is ready, and read the page."""
         self._pass_time()
         while not (seen := self._driver.execute_script(_LOOK))["ready"]:
             self._pass_time()
         utterance = seen["utterance"]
-        return Look(
+        return PageState(
             utterance=utterance["utterance"] if isinstance(utterance, dict) else utterance,
             body=None if seen["done"] else self._dom.DOMElement(seen["body"]),
             reward=float(seen["reward"]) if seen["done"] else 0.0,
@@ -135,16 +136,16 @@ class MiniWobBrowser:
 
     def _pass_time(self) -> None:
         until = self._driver.execute_script("return Date.now()") + TURN_MS
-        self._tell("Emulation.setVirtualTimePolicy", policy="advance", budget=TURN_MS)
+        self._execute("Emulation.setVirtualTimePolicy", policy="advance", budget=TURN_MS)
         while self._driver.execute_script("return Date.now()") < until:
             pass
 
-    def _tell(self, command: str, **params: Any) -> None:
-        """A command of Chromium's own, which WebDriver has no words for."""
+    def _execute(self, command: str, **params: Any) -> None:
+        """Execute a command of the Chrome DevTools Protocol, which WebDriver does not have."""
         self._driver.execute("executeCdpCommand", {"cmd": command, "params": params})
 
     def _connect(self) -> Any:
-        """A session with Chromium in it. Over a pipe: there is no network between chromedriver and its Chromium."""
+        """Start a WebDriver session. chromedriver uses a pipe to Chromium, because there is no network between them."""
         options = self._selenium.ChromeOptions()
         options.binary_location = str(self._process.folder / "chromium")
         options.unhandled_prompt_behavior = "accept"
@@ -157,8 +158,8 @@ class MiniWobBrowser:
 
     def _port(self) -> int:
         deadline = time.monotonic() + START_S
-        while (found := _PORT.search(self._process.said())) is None:
+        while (found := _PORT.search(self._process.log_tail())) is None:
             if self._process.is_over or time.monotonic() > deadline:
-                raise EnvError(f"chromedriver does not start: {self._process.said()}")
+                raise EnvError(f"chromedriver did not start; its log: {self._process.log_tail()}")
             time.sleep(POLL_S)
         return int(found[1])

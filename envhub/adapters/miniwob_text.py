@@ -1,4 +1,4 @@
-"""MiniWoB++ in words: a page as its numbered elements, one a line, and what may be done with them."""
+"""MiniWoB++ as text: a page as its numbered elements, one a line, and the actions on them."""
 
 import re
 from collections.abc import Iterator
@@ -24,45 +24,45 @@ _ACTION = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Deed:
-    """An action that was understood: an element and a text, as far as it has them."""
+class PageAction:
+    """A parsed action, with the element and the text that some kinds have."""
 
     kind: Literal["click", "type", "press", "wait"]
     ref: int = 0
     text: str = ""
 
 
-def parse_action(action: str, refs: set[int], keys: set[str]) -> Deed | None:
-    """What is to be done on a page that shows `refs`; None for what makes no sense there."""
+def parse_action(action: str, refs: set[int], keys: set[str]) -> PageAction | None:
+    """Parse an action on a page that shows the elements `refs`; None if it is not valid there."""
     found = _ACTION.fullmatch(action)
     if found is None:
         return None
     if found["wait"]:
-        return Deed(kind="wait")
+        return PageAction(kind="wait")
     if found["press"]:
-        return Deed(kind="press", text=found["key"]) if found["key"] in keys else None
+        return PageAction(kind="press", text=found["key"]) if found["key"] in keys else None
     ref = int(found["clicked"] or found["typed"])
     if ref not in refs:
         return None
     if found["click"]:
-        return Deed(kind="click", ref=ref)
+        return PageAction(kind="click", ref=ref)
     text = found["text"].strip()
-    return Deed(kind="type", ref=ref, text=text) if _can_be_typed(text) else None
+    return PageAction(kind="type", ref=ref, text=text) if _can_be_typed(text) else None
 
 
 def page_text(body: Any) -> str:
-    """The elements below `body`, a `miniwob.dom.DOMElement`."""
+    """Return the elements below `body`, a `miniwob.dom.DOMElement`, as text."""
     text = "\n".join(line for element in body.children for line in _lines(element, 0)) or "(an empty page)"
     return text if len(text) <= MAX_PAGE_CHARS else f"{text[:MAX_PAGE_CHARS]}\n[cut]"
 
 
 def shown_refs(body: Any) -> set[int]:
-    """The numbers of the elements that can be clicked: those of texts are below 0, and change all the time."""
+    """Return the numbers of the elements that can be clicked. Texts have negative numbers, which change every turn."""
     return {element.ref for element in body.subtree_elements if element.ref > 0}
 
 
 def _can_be_typed(text: str) -> bool:
-    # Beyond the basic plane a character is two, and chromedriver has keys of one; WebDriver's own keys do not print.
+    # chromedriver cannot type characters beyond Unicode's basic plane. WebDriver's special keys are not printable.
     return 0 < len(text) <= MAX_TYPED_CHARS and text.isprintable() and max(text) < "\U00010000"
 
 
@@ -70,7 +70,7 @@ def _lines(element: Any, depth: int) -> Iterator[str]:
     yield " " * depth + _line(element)
     texts: list[str] = []
     for child in element.children:
-        if child.tag == "t":  # one line of text on the screen, which another font would break elsewhere
+        if child.tag == "t":  # one line on the screen; joined, because line breaks depend on the font
             texts.append(child.text)
             continue
         if texts:
@@ -95,7 +95,7 @@ def _line(element: Any) -> str:
 
 
 def _kind(element: Any) -> str:
-    """The tag, and id and classes: icons have nothing else that tells what they are."""
+    """Return the tag with id and classes, because icons have no other description."""
     name = f"{element.tag}#{element.id}" if element.id else str(element.tag)
     return ".".join([name, *str(element.classes).split()])
 

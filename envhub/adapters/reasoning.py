@@ -8,22 +8,22 @@ from typing import Any
 
 from common.message import Message
 from common.trajectory import Task
+from envhub.adapters.global_random import GlobalRandom
 from envhub.env import EnvError, Observation
-from envhub.adapters.global_random import GlobalChance
 from envhub.isolation.own_thread import OwnThread
 from envhub.package import require_package
 from envhub.replayed_env import ReplayedEnv
 from envhub.task_seed import split_of, task_rng
 
 INSTALL = "'reasoning-gym==0.1.19'"
-MAX_DRAWS = 200  # until a question belongs to the split; one in eight is held out
+MAX_DRAWS = 200  # attempts to draw a question of the split; one question in eight is held out
 MAX_ANSWER_CHARS = 4000
 
-# These data sets hand an answer to Python's eval, or to sympy's parse_expr, which calls it: what a policy wrote would
-# run here. They get to see only answers that cannot call anything, nor cost more than they are long.
+# These data sets pass an answer to Python's eval, directly or through sympy's parse_expr, which would run a policy's
+# code. So they get only answers that cannot call a function and whose evaluation is cheap.
 _LISTED = re.compile(r"(?!.*\bfor\b)[\w\s\[\],'\"]{0,2000}", re.ASCII | re.DOTALL)
 _ARITHMETIC = re.compile(r"(?!.*\*\s*\*)[\d\s+\-*/()]{0,200}", re.ASCII | re.DOTALL)
-# And this one takes the distance to a number that is none for none at all.
+# complex_arithmetic gives full marks to an answer that is not a number.
 _COMPLEX = re.compile(r"[\d\s+\-.ij()]{0,200}", re.ASCII)
 SCREENS = {
     "binary_matrix": _LISTED,
@@ -34,14 +34,14 @@ SCREENS = {
     "complex_arithmetic": _COMPLEX,
 }
 REFUSED = {
-    "simple_integration": "it evaluates what a policy wrote",
-    "intermediate_integration": "it evaluates what a policy wrote",
-    "polynomial_multiplication": "it evaluates what a policy wrote",
-    "isomorphic_strings": "it draws in the order of a set of texts, which is another in every process",
-    "ransom_note": "it draws in the order of a set of texts, which is another in every process",
-    "game_of_life_halting": "every text that does not say True earns full marks",
-    "puzzle24": "any numbers that make 24 earn full marks, as 6 + 6 + 6 + 6, whichever were given",
-    "composite": "name one of its data sets; tasks are mixed by the curriculum",
+    "simple_integration": "it evaluates the policy's answer as code",
+    "intermediate_integration": "it evaluates the policy's answer as code",
+    "polynomial_multiplication": "it evaluates the policy's answer as code",
+    "isomorphic_strings": "it draws in the order of a set of strings, which differs between processes",
+    "ransom_note": "it draws in the order of a set of strings, which differs between processes",
+    "game_of_life_halting": "every answer without True earns full marks",
+    "puzzle24": "any numbers that make 24 earn full marks, such as 6 + 6 + 6 + 6, whatever numbers the question gave",
+    "composite": "use one of its data sets; the curriculum mixes tasks",
 }
 
 
@@ -54,15 +54,15 @@ class _Episode:
 
 
 class ReasoningEnv(ReplayedEnv[_Episode]):
-    """The user asks, the policy's first action is the answer. The reward component is `solved`, the data set's score.
+    """One question; the policy's first action is the answer. The reward component is `solved`, the data set's score.
 
     Options: `dataset`, its name in reasoning-gym, and `settings`, the fields of its configuration.
     """
 
     def __init__(self, *, dataset: str = "chain_sum", settings: Mapping[str, Any] | None = None) -> None:
-        """Raises ValueError where reasoning-gym is missing, and for a data set or settings that do not fit."""
+        """Raises ValueError if reasoning-gym is missing, or the data set or the settings are invalid."""
         if dataset in REFUSED:
-            raise ValueError(f"`env.options.dataset` {dataset} is not played: {REFUSED[dataset]}")
+            raise ValueError(f"`env.options.dataset` {dataset} is not supported: {REFUSED[dataset]}")
         self._gym = require_package("reasoning_gym", install=INSTALL)
         self._dataset, self._settings = dataset, dict(settings or {})
         names = self._gym.factory.DATASETS
@@ -94,7 +94,7 @@ class ReasoningEnv(ReplayedEnv[_Episode]):
         raise EnvError(f"{self._dataset} with {self._settings} has too few questions to keep the splits apart")
 
     async def step(self, action: str) -> Observation:
-        """Take `action` for the answer. Raises EnvError before a reset and after the end."""
+        """Score `action` as the answer. Raises EnvError before a reset and after the end."""
         episode = self._running()
         answer = action.strip()
         if not answer or len(answer) > MAX_ANSWER_CHARS:
@@ -118,7 +118,7 @@ class ReasoningEnv(ReplayedEnv[_Episode]):
         self._episode = None
 
     def admissible(self) -> list[str] | None:
-        """None: answers cannot be listed; none after the end. Raises EnvError before a reset."""
+        """Return None, because answers cannot be listed; empty after the end. Raises EnvError before a reset."""
         return [] if self._started().is_over else None
 
     def state_key(self) -> str:
@@ -126,26 +126,26 @@ class ReasoningEnv(ReplayedEnv[_Episode]):
         return f"{episode.task.task_id} {'answered' if episode.is_over else 'asked'}"
 
     def expert(self) -> str:
-        """The answer. Raises NotImplementedError for a data set that tells none."""
+        """Return the answer. Raises NotImplementedError if the data set does not give one."""
         answer = self._running().entry["answer"]
         if not isinstance(answer, str) or not answer:
-            raise NotImplementedError(f"{self._dataset} tells no answer")
+            raise NotImplementedError(f"{self._dataset} does not give an answer")
         return answer
 
     def _data(self, *, seed: int) -> Any:
         return self._gym.create_dataset(self._dataset, **{**self._settings, "seed": seed, "size": 1})
 
     def _draw(self, seed: int) -> tuple[Any, Mapping[str, Any]]:
-        with GlobalChance(seed).within():
+        with GlobalRandom(seed).within():
             data = self._data(seed=seed)
             return data, data[0]
 
     def _score(self, episode: _Episode, answer: str) -> float:
-        """In [0, 1]; 0 for what the data set does not get to see."""
+        """Return the data set's score in [0, 1]; 0 for an answer that its screen rejects."""
         screen = SCREENS.get(self._dataset)
         if screen is not None and answer != episode.entry["answer"] and screen.fullmatch(answer) is None:
             return 0.0
         try:
             return float(episode.data.score_answer(answer, episode.entry))
         except (ValueError, TypeError, LookupError, AttributeError):
-            return 0.0  # a few scorers read no answer but one of the form that they expect
+            return 0.0  # a few scorers fail on answers that do not have the expected form

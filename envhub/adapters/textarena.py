@@ -1,6 +1,6 @@
-"""`textarena`: the games of the package TextArena that one player plays.
+"""`textarena`: the single-player games of the package TextArena.
 
-An observation is what the game said since the last one; TextArena's own wrappers would say the whole history each time.
+An observation has the game's new messages only; TextArena's own wrappers would repeat the whole history each time.
 """
 
 import difflib
@@ -10,33 +10,33 @@ from typing import Any
 
 from common.message import Message
 from common.trajectory import Task
+from envhub.adapters.global_random import GlobalRandom
 from envhub.env import EnvError, Observation
-from envhub.adapters.global_random import GlobalChance
 from envhub.package import require_package
 from envhub.replayed_env import ReplayedEnv
 from envhub.task_seed import task_rng
 
 INSTALL = "'textarena==0.7.4'"
-_RAW = "-raw"  # an id's variant without wrappers
+_RAW = "-raw"  # the suffix of a game's id without wrappers
 
 
 @dataclass(kw_only=True, slots=True)
 class _Episode:
     task: Task
     game: Any
-    chance: GlobalChance
+    random_state: GlobalRandom
     is_over: bool = False
 
 
 class TextArenaEnv(ReplayedEnv[_Episode]):
     """One game for one player. The reward component is `game`: its own, at the end; the score is that in [0, 1].
 
-    Options: `game`, its id, and `settings`, what `textarena.make` is given beside it. What is not understood follows
-    the game's own rule: most let it pass once, and a second one in a row ends the game.
+    Options: `game`, its id, and `settings`, further arguments of `textarena.make`. For invalid actions the game's own
+    rule holds: most allow one, and end at a second one in a row.
     """
 
     def __init__(self, *, game: str = "GuessTheNumber-v0", settings: Mapping[str, Any] | None = None) -> None:
-        """Raises ValueError where TextArena is missing, and for a game that one player cannot play here."""
+        """Raises ValueError if TextArena is missing, or one player cannot play the game here."""
         self._textarena = require_package("textarena", install=INSTALL)
         self._game, self._settings = game, dict(settings or {})
         names = [name for name in self._textarena.envs.registration.ENV_REGISTRY if not name.endswith(_RAW)]
@@ -52,17 +52,17 @@ class TextArenaEnv(ReplayedEnv[_Episode]):
     async def reset(self, task: Task) -> Observation:
         """Start `task`. Raises ValueError for a split that does not exist."""
         seed = task_rng(task, world=f"textarena/{self._game}").getrandbits(31)
-        chance = GlobalChance(seed)
-        with chance.within():
+        random_state = GlobalRandom(seed)
+        with random_state.within():
             game = self._start(seed)
-        self._episode = _Episode(task=task, game=game, chance=chance)
+        self._episode = _Episode(task=task, game=game, random_state=random_state)
         return Observation(messages=(Message("user", self._news(game)),), rewards={})
 
     async def step(self, action: str) -> Observation:
         """Do `action`. Raises EnvError before a reset and after the end."""
         episode = self._running()
         game = episode.game
-        with episode.chance.within():
+        with episode.random_state.within():
             episode.is_over, _ = game.step(action=action)
         if not episode.is_over:
             understood = game.state.error_count == 0
@@ -70,7 +70,7 @@ class TextArenaEnv(ReplayedEnv[_Episode]):
                 messages=(Message("user", self._news(game)),), rewards={"game": 0.0}, valid_action=understood
             )
         rewards, info = game.close()
-        if not isinstance(rewards[0], int | float):  # some games of 0.7.4 hand over the reason in its place
+        if not isinstance(rewards[0], int | float):  # some games of 0.7.4 return the reason instead of the reward
             raise EnvError(f"{self._game} gave {rewards[0]!r} as its reward, not a number")
         reward = float(rewards[0])
         score = min(1.0, max(0.0, reward))
@@ -93,20 +93,21 @@ class TextArenaEnv(ReplayedEnv[_Episode]):
         return game
 
     def _news(self, game: Any) -> str:
-        """What the game says to the player since it was last asked, without the player's own words."""
-        _, said = game.get_observation()
+        """Return the game's messages since the last call, without the player's own."""
+        _, messages = game.get_observation()
         own = self._textarena.ObservationType.PLAYER_ACTION
-        return "\n".join(str(text) for _, text, kind in said if kind is not own).strip() or "(nothing new)"
+        return "\n".join(str(text) for _, text, kind in messages if kind is not own).strip() or "(nothing new)"
 
     def _check_playable(self) -> None:
-        """Raise ValueError unless a game begins: it may be for more players, lack a word list, or not even compile."""
-        chance = GlobalChance(0)
+        """Raise ValueError unless the game starts: it may need more players or a word list, or not even compile."""
+        random_state = GlobalRandom(0)
         try:
-            with chance.within():
+            with random_state.within():
                 self._start(0)
         except (AssertionError, ImportError, LookupError, OSError, SyntaxError, TypeError, ValueError) as error:
             raise ValueError(
-                f"`env.options.game` {self._game} cannot be played by one player here: {_first_lines(error)}"
+                f"`env.options.game` must be a game that one player can start here, got {self._game}: "
+                f"{_first_lines(error)}"
             ) from error
 
 

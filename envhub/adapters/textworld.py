@@ -1,6 +1,6 @@
-"""`textworld`: games of the package TextWorld, and ALFWorld's own, on their real engines.
+"""`textworld`: games of the package TextWorld, and those of ALFWorld, on their original engines.
 
-A folder holds the games: `.z8` with its `.json` beside it, as TextWorld makes them, or ALFWorld's `game.tw-pddl`.
+The games are files in a folder: `.z8` with a `.json` of the same name, from TextWorld, or ALFWorld's `game.tw-pddl`.
 """
 
 import functools
@@ -27,7 +27,7 @@ FETCH = (
     "give a folder of games: of TextWorld's, made by `tw-make`, or of ALFWorld's, fetched by `alfworld-download`, such "
     "as $ALFWORLD_DATA/json_2.1.1/train (held_out: valid_seen or valid_unseen)"
 )
-LEFT_OUT = ("movable", "Sliced")  # of ALFWorld's folders, as ALFWorld itself leaves them out
+LEFT_OUT = ("movable", "Sliced")  # words in folder names whose games ALFWorld itself leaves out
 
 
 class _AlfredGame(msgspec.Struct):
@@ -43,14 +43,14 @@ class _Episode:
 
 
 class TextWorldEnv(ReplayedEnv[_Episode]):
-    """One game. The reward component is `game`: by how much its own score rises; the score is whether it is won.
+    """One game. The reward component is `game`: the rise of the game's own score; the score is 1 if it is won.
 
-    Options: `train` and `held_out`, folders of games, used by turns in the order of their paths. An action is one of
-    the commands that make sense, which the opening does not list.
+    Options: `train` and `held_out`, folders of games, used in turn in the order of their paths. An action is one of the
+    admissible commands, which the opening does not list.
     """
 
     def __init__(self, *, train: str = "", held_out: str = "") -> None:
-        """Raises ValueError where TextWorld, for ALFWorld's games ALFWorld, or a game is missing."""
+        """Raises ValueError if TextWorld, a game, or ALFWorld for its games is missing."""
         self._textworld = require_package("textworld", install=INSTALL)
         self._games = {
             split: games_in(asset_path(split, path, fetch=FETCH))
@@ -104,18 +104,18 @@ class TextWorldEnv(ReplayedEnv[_Episode]):
             thread.end()
 
     def admissible(self) -> list[str]:
-        """The commands that make sense now, none after the end. Raises EnvError before a reset."""
+        """Return the admissible commands, empty after the end. Raises EnvError before a reset."""
         episode = self._started()
         return [] if episode.is_over else sorted(set(episode.state.admissible_commands))
 
     def state_key(self) -> str:
-        """A digest of all that is true in the game."""
+        """Return a hash of all facts of the game's state."""
         episode = self._started()
         facts = "\n".join(sorted(map(str, episode.state.facts)))
         return f"{episode.task.task_id} {hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()}"
 
     def expert(self) -> str:
-        """The next command of the engine's own plan. Raises EnvError after the end."""
+        """Return the next command of the engine's own plan. Raises EnvError after the end."""
         episode = self._running()
         plan = episode.state.policy_commands
         if not plan:
@@ -137,14 +137,14 @@ class TextWorldEnv(ReplayedEnv[_Episode]):
 
 @functools.lru_cache(maxsize=8)
 def games_in(folder: Path) -> list[Path]:
-    """The folder's games by their paths, without those of ALFWorld's that are known to have no solution."""
+    """Return the games in the folder, sorted by path, without ALFWorld's games that have no solution."""
     paths = sorted(path for path in folder.rglob("*") if path.suffix in ENDINGS)
     games = [path for path in paths if path.suffix != ALFWORLD or _is_played_by_alfworld(path)]
     for path in games:
         if path.suffix != ALFWORLD and not path.with_suffix(".json").exists():
-            raise ValueError(f"{path} has no {path.stem}.json beside it, which tw-make writes with it; {FETCH}")
+            raise ValueError(f"{path} needs the {path.stem}.json that tw-make writes next to it; {FETCH}")
     if not games:
-        raise ValueError(f"{folder} holds no games; {FETCH}")
+        raise ValueError(f"{folder} contains no games; {FETCH}")
     return games
 
 
@@ -153,5 +153,5 @@ def _is_played_by_alfworld(path: Path) -> bool:
 
 
 def _text(feedback: str) -> str:
-    """What is said, without the drawing of TextWorld's name in front."""
+    """Return the feedback without TextWorld's drawing of its name."""
     return "\n".join(line.strip() for line in feedback.splitlines() if line.strip(" $\\/_|-")).strip() or "(nothing)"

@@ -1,8 +1,8 @@
-"""Plays episodes of one environment of `verifiers`, as it is told: a program for the Python that has that package.
+"""Play episodes of one environment of `verifiers` on request: a program for the Python that has that package.
 
-Nothing of ours is imported here, and nothing of theirs anywhere else. Orders come on stdin and news go to stdout, one
-JSON object a line; the first order says what is played, the others are `run` and `cancel`. The end of stdin is the end:
-whoever gave the orders is gone.
+It imports no other module of Slipstream, and no other module of Slipstream imports `verifiers`. Requests come on stdin
+and reports go to stdout, one JSON object a line. The first request has the settings, the others are `run` and `cancel`.
+The program ends at the end of stdin, because then the actor has ended.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.utils.loaders import harness_class, load_environment, load_taskset, resolve_env_config
 
 MODEL = "policy"
-SECRET_VARIABLE = "SLIPSTREAM_API_KEY"  # verifiers hands no variable with API_KEY in its name on to programs
-HELD_OUT_SHARE = 8  # one task in so many, where the taskset has no split of its own
-END_S = 5.0  # for what is running to be cleared away
-CONTEXT_FULL = "maximum context length"  # what their renderer says of a prompt that is too long, and our server
+SECRET_VARIABLE = "SLIPSTREAM_API_KEY"  # verifiers does not pass variables with API_KEY in their names to programs
+HELD_OUT_SHARE = 8  # one task in this many is held out if the taskset has no split
+END_S = 5.0  # time to end running episodes
+CONTEXT_FULL = "maximum context length"  # in the error for a prompt that is too long, of their renderer and our server
 
-Order = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
 class Tasks:
-    """The tasks of a split, read from their taskset as far as they are asked for, and used over and over."""
+    """The tasks of a split, read from the taskset when they are needed, and used repeatedly."""
 
     def __init__(self, tasks: Iterator[vf.Task], belongs: Callable[[vf.Task], bool]) -> None:
         self._source = tasks
@@ -44,16 +44,16 @@ class Tasks:
                 if self._belongs(task):
                     self._found.append(task)
         if not self._found:
-            raise ValueError("the split has no tasks; name another taskset for it in `env.options.held_out`")
+            raise ValueError("the split has no tasks; set another taskset for it in `env.options.held_out`")
         return self._found[index % len(self._found)]
 
 
 class Driver:
-    """One environment, and the episodes that run in it. Those of the policy ask at `url`, by the episode's name."""
+    """One environment and its running episodes. The policy's agent requests tokens at `url`, by episode."""
 
-    def __init__(self, settings: Order, tell: Callable[[Order], None]) -> None:
-        """Raises whatever verifiers does of a configuration that it does not take."""
-        self._tell = tell
+    def __init__(self, settings: JsonObject, report: Callable[[JsonObject], None]) -> None:
+        """Raises the errors of verifiers for an invalid configuration."""
+        self._report = report
         config, self._role = with_policy(resolve_env_config(settings["config"]), max_turns=settings["max_turns"])
         self.env = load_environment(config)
         self._tasks = splits(self.env, settings["held_out"])
@@ -65,13 +65,14 @@ class Driver:
         )
         self._running: dict[str, asyncio.Task[None]] = {}
 
-    def obey(self, order: Order) -> None:
-        if "cancel" in order:
-            if order["cancel"] in self._running:
-                self._running[order["cancel"]].cancel()
+    def handle(self, request: JsonObject) -> None:
+        """Start or cancel an episode."""
+        if "cancel" in request:
+            if request["cancel"] in self._running:
+                self._running[request["cancel"]].cancel()
             return
-        name = order["run"]
-        self._running[name] = asyncio.create_task(self._run(order))
+        name = request["run"]
+        self._running[name] = asyncio.create_task(self._run(request))
         self._running[name].add_done_callback(lambda _: self._running.pop(name))
 
     async def end(self) -> None:
@@ -79,35 +80,35 @@ class Driver:
             task.cancel()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
 
-    async def _run(self, order: Order) -> None:
+    async def _run(self, request: JsonObject) -> None:
         try:
-            self._tell({"ended": order["run"], **await self._play(order)})
+            self._report({"ended": request["run"], **await self._play(request)})
         except Exception as error:
-            self._tell({"ended": order["run"], "errors": [f"{type(error).__name__}: {error}"]})
+            self._report({"ended": request["run"], "errors": [f"{type(error).__name__}: {error}"]})
 
-    async def _play(self, order: Order) -> Order:
-        task = await asyncio.to_thread(self._tasks[order["split"]].at, order["index"])
-        context = vf.ModelContext(model=MODEL, client=self._client, sampling=vf.SamplingConfig(**order["sampling"]))
+    async def _play(self, request: JsonObject) -> JsonObject:
+        task = await asyncio.to_thread(self._tasks[request["split"]].at, request["index"])
+        context = vf.ModelContext(model=MODEL, client=self._client, sampling=vf.SamplingConfig(**request["sampling"]))
         traces: list[vf.Trace] = []
 
         def name_first(trace: vf.Trace) -> None:
-            """Requests carry the name of the trace that they are made for. There is one episode for one trace."""
+            """Give the trace the episode's name, which requests for tokens carry. An episode has one trace."""
             if trace.agent.name == self._role:
                 traces.append(trace)
                 if len(traces) == 1:
-                    trace.id = order["run"]
+                    trace.id = request["run"]
 
         (slot,) = self.env.slots(task)
         episode = await self.env.run_slot(slot, context, on_trace=name_first)
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-        said = [f"{error.type}: {error.message}" for error in errors]
+        messages = [f"{error.type}: {error.message}" for error in errors]
         if len(traces) != 1:
-            return {"errors": [*said, f"{len(traces)} traces of the agent {self._role}; an episode has one"]}
-        return {"errors": said, "ok": episode.ok, **facts(traces[0])}
+            return {"errors": [*messages, f"{len(traces)} traces of the agent {self._role}; an episode has one"]}
+        return {"errors": messages, "ok": episode.ok, **facts(traces[0])}
 
 
-def facts(trace: vf.Trace) -> Order:
-    """What a trainer has to know of an episode, beside what it saw itself."""
+def facts(trace: vf.Trace) -> JsonObject:
+    """Return the facts about an episode that its requests for tokens do not show."""
     return {
         "rewards": {name: None if reward is None else reward.value for name, reward in trace.rewards.items()},
         "stop": trace.stop_condition,
@@ -122,10 +123,10 @@ def facts(trace: vf.Trace) -> Order:
 
 
 def with_policy(config: vf.EnvConfig, *, max_turns: int) -> tuple[vf.EnvConfig, str]:
-    """`config` with a place for every agent that has none, and the name of the one that the policy plays.
+    """Return `config` with a runtime for every agent, and the name of the agent that the policy plays.
 
-    Raises ValueError unless that is one agent alone, as a trajectory has one return; and for a harness that runs what
-    the policy writes and does not say where.
+    Raises ValueError unless the policy plays exactly one agent, because a trajectory has one return. Also raises it if
+    a harness runs the policy's code and its configuration has no runtime.
     """
     agents, changed = agent_config_fields(config), {}
     played = [name for name, agent in agents.items() if agent.client is None]
@@ -136,8 +137,8 @@ def with_policy(config: vf.EnvConfig, *, max_turns: int) -> tuple[vf.EnvConfig, 
             continue
         if harness_class(harness.id).EXECUTES_CODE:
             raise ValueError(
-                f"the harness {harness.id} of {name} runs what the policy writes; say where, as {{{name}: {{runtime: "
-                "{type: docker}}}, or {type: subprocess} to let it have this host"
+                f"the harness {harness.id} of {name} runs the policy's code; set a runtime, such as {{{name}: "
+                "{runtime: {type: docker}}}, or {type: subprocess} to run it on this host"
             )
         changed[name] = agents[name].model_copy(update={"runtime": vf.SubprocessConfig()})
     (role,) = played
@@ -146,8 +147,8 @@ def with_policy(config: vf.EnvConfig, *, max_turns: int) -> tuple[vf.EnvConfig, 
     return config.model_copy(update={**changed, role: agent.model_copy(update={"max_turns": turns})}), role
 
 
-def splits(env: vf.Env, held_out: Order | None) -> dict[str, Tasks]:
-    """The tasks by split: of two tasksets, or of one, where what a task says decides which split it is of."""
+def splits(env: vf.Env, held_out: JsonObject | None) -> dict[str, Tasks]:
+    """Return the tasks by split: from two tasksets, or from one, in which a task's content decides its split."""
     if held_out is None:
         return {
             "train": Tasks(iter(env.taskset), lambda task: not is_held_out(task)),
@@ -161,53 +162,53 @@ def splits(env: vf.Env, held_out: Order | None) -> dict[str, Tasks]:
 
 
 def is_held_out(task: vf.Task) -> bool:
-    said = task.data.model_dump(mode="json", exclude={"idx"})
-    return zlib.crc32(json.dumps(said, sort_keys=True).encode()) % HELD_OUT_SHARE == 0
+    content = task.data.model_dump(mode="json", exclude={"idx"})
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode()) % HELD_OUT_SHARE == 0
 
 
-async def drive(orders: asyncio.Queue[Order | None], tell: Callable[[Order], None]) -> None:
-    """Obey until the orders end."""
-    settings = await orders.get()
+async def serve(requests: asyncio.Queue[JsonObject | None], report: Callable[[JsonObject], None]) -> None:
+    """Handle requests until they end."""
+    settings = await requests.get()
     if settings is None:
         return
     os.environ[SECRET_VARIABLE] = settings["secret"]
     try:
         if shutil.which("uv") is None:
-            raise ValueError("there is no `uv`, and verifiers would install one; `pip install uv` beside it")
-        driver = Driver(settings, tell)
+            raise ValueError("`uv` is missing, and verifiers would install it; run `pip install uv` in its environment")
+        driver = Driver(settings, report)
     except Exception as error:
-        tell({"refused": f"{type(error).__name__}: {error}"})
+        report({"refused": f"{type(error).__name__}: {error}"})
         return
     async with driver.env.serving():
         try:
-            while (order := await orders.get()) is not None:
-                driver.obey(order)
+            while (request := await requests.get()) is not None:
+                driver.handle(request)
         finally:
             await driver.end()
 
 
-def listen(stream: TextIO, hear: Callable[[Order | None], None]) -> None:
-    """Hand orders over. When they end, this process does, also where its loop no longer turns."""
+def read_requests(stream: TextIO, put: Callable[[JsonObject | None], None]) -> None:
+    """Pass requests on. At their end, also end this process, even if its event loop hangs."""
     for line in stream:
-        hear(json.loads(line))
-    hear(None)
+        put(json.loads(line))
+    put(None)
     threading.Timer(END_S, os._exit, (1,)).start()
 
 
 async def main() -> None:
-    news = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever else is printed here is for the log
-    loop, orders = asyncio.get_running_loop(), asyncio.Queue[Order | None]()
+    reports = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # everything else that is printed goes to the log
+    loop, requests = asyncio.get_running_loop(), asyncio.Queue[JsonObject | None]()
 
-    def tell(what: Order) -> None:
-        with contextlib.suppress(BrokenPipeError):  # nobody listens, and stdin has ended too
-            news.write(json.dumps(what) + "\n")
+    def report(facts: JsonObject) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the actor has ended, and so has stdin
+            reports.write(json.dumps(facts) + "\n")
 
-    def hear(order: Order | None) -> None:
-        loop.call_soon_threadsafe(orders.put_nowait, order)
+    def put(request: JsonObject | None) -> None:
+        loop.call_soon_threadsafe(requests.put_nowait, request)
 
-    threading.Thread(target=listen, args=(sys.stdin, hear), daemon=True).start()
-    await drive(orders, tell)
+    threading.Thread(target=read_requests, args=(sys.stdin, put), daemon=True).start()
+    await serve(requests, report)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`verifiers`: tasksets of verifiers 0.4. It plays the episodes, and the policy is asked over its wire for tokens."""
+"""`verifiers`: tasksets of verifiers 0.4, which plays the episodes and requests the policy's tokens over HTTP."""
 
 import json
 import os
@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from common.trajectory import Task
-from envhub.driving import Asked, Reply, Terms
-from envhub.env import EnvError
 from envhub.adapters.verifiers_host import HostSettings, VerifiersHost, join_host, leave_host
 from envhub.adapters.verifiers_session import Session
+from envhub.driving import Asked, Reply, Terms
+from envhub.env import EnvError
 
 
 class VerifiersEnv:
     """One episode of an environment of verifiers. Reward components are its rewards, weighted, on the last turn.
 
-    Options: `python`, the interpreter of an environment with `verifiers==0.4.*` and `uv`; `config`, what verifiers
-    calls the configuration of an environment; `held_out`, what is different in its `taskset` for held-out tasks, else
-    an eighth of the tasks; `renderer`, verifiers' own, else it goes by the model; `secrets`, which says by name (a
-    variable of the process that plays) in which environment variable of the actor its value is.
+    Options: `python`, the interpreter of a Python environment with `verifiers==0.4.*` and `uv`; `config`, verifiers'
+    configuration of an environment; `held_out`, the fields of its `taskset` that differ for held-out tasks (without it
+    an eighth of the tasks is held out); `renderer`, verifiers' setting (by default the model's); `secrets`, a map from
+    a variable of the process that plays to the environment variable of the actor with its value.
     """
 
     def __init__(
@@ -31,19 +31,21 @@ class VerifiersEnv:
         renderer: Mapping[str, Any] | None = None,
         secrets: Mapping[str, str] | None = None,
     ) -> None:
-        """Raises ValueError for options that do not fit; what verifiers makes of `config` is seen when it plays."""
+        """Raises ValueError for invalid options. verifiers checks `config` itself, when the first episode begins."""
         if not os.access(python, os.X_OK) or Path(python).is_dir():
             raise ValueError(
-                f"`env.options.python` must be an interpreter, got {python!r}; "
-                "make an environment and run `pip install 'verifiers==0.4.*' uv` there"
+                f"`env.options.python` must be a Python interpreter, got {python!r}; "
+                "create a virtual environment and run `pip install 'verifiers==0.4.*' uv` in it"
             )
         if not (isinstance(config, Mapping) and isinstance(config.get("taskset"), Mapping) and config["taskset"]):
             raise ValueError(
-                f"`env.options.config` must have a taskset, as {{taskset: {{id: my_tasks}}}}, got {config!r}"
+                f"`env.options.config` must have a taskset, such as {{taskset: {{id: my_tasks}}}}, got {config!r}"
             )
         missing = [ours for ours in (secrets or {}).values() if ours not in os.environ]
         if missing:
-            raise ValueError(f"`env.options.secrets` names {missing}, which the actor's environment does not have")
+            raise ValueError(
+                f"`env.options.secrets`: {missing} are not set in the actor's environment; export them before the start"
+            )
         self._python = python
         self._config = json.dumps(config, sort_keys=True)
         self._held_out = json.dumps(held_out, sort_keys=True)
@@ -54,7 +56,7 @@ class VerifiersEnv:
         self._name = ""
 
     async def begin(self, task: Task, terms: Terms) -> Asked:
-        """Start `task`; what is asked for first. Raises EnvError."""
+        """Start `task` and return the first request. Raises EnvError."""
         await self.close()
         self._host = join_host(
             HostSettings(
@@ -74,14 +76,14 @@ class VerifiersEnv:
         return await self._session.next()
 
     async def answer(self, reply: Reply) -> Asked:
-        """Answer what was asked for last. Raises EnvError where the environment fails."""
+        """Answer the last request and return the next one. Raises EnvError if the environment fails."""
         if self._session is None:
             raise EnvError("no episode is running; call begin first")
-        self._session.answer(reply)
+        await self._session.answer(reply)
         return await self._session.next()
 
     async def close(self) -> None:
-        """Cut off what is running, and let go of the process. Idempotent."""
+        """Cancel the running episode and leave the process. Idempotent."""
         host, session, self._host, self._session = self._host, self._session, None, None
         if host is None or session is None:
             return

@@ -1,7 +1,7 @@
-"""A process of `verifiers`, and the endpoint that its episodes ask: what the episodes of one configuration share.
+"""The process of `verifiers` and its endpoint for tokens, shared by the episodes of one configuration.
 
-It takes seconds to import, so the process lives as long as one of them does. Its Python is the user's, as its pins
-clash with ours, and of the actor's environment it inherits what a program needs, without secrets.
+Importing verifiers takes seconds, so the process runs as long as any episode uses it. It uses the user's Python,
+because its pinned packages conflict with ours. It inherits only the variables that a program needs, and no secrets.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import secrets
 import signal
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
+from contextvars import Context
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,14 @@ from typing import Any
 import msgspec
 
 from common.trajectory import Sampling, Task
-from envhub.env import EnvError
+from common.wire import MALFORMED
 from envhub.adapters.generate_server import GenerateServer
-from envhub.adapters.verifiers_session import Ending, Session
+from envhub.adapters.verifiers_session import EpisodeReport, Session
+from envhub.env import EnvError
 
 DRIVER = Path(__file__).with_name("verifiers_driver.py")
-MAX_LINE_BYTES = 64 << 20  # of what is told of an episode, with all that was sampled in it
-END_S = 5.0  # for what runs there to be cleared away
+MAX_LINE_BYTES = 64 << 20  # of the report on an episode, with all its sampled tokens
+END_S = 5.0  # time for the process to end its episodes
 INHERITED = (
     "PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "OMP_NUM_THREADS", "UV_CACHE_DIR", "UV_OFFLINE",
@@ -34,7 +36,7 @@ INHERITED = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostSettings:
-    """What makes one process another. The first three are verifiers' own, as JSON."""
+    """The settings of a process; episodes with equal settings share it. The first three are verifiers', as JSON."""
 
     config: str
     held_out: str
@@ -48,35 +50,35 @@ class HostSettings:
 
 
 class VerifiersHost:
-    """One process, from the first episode that wants it to the last. Made, used and stopped in one event loop."""
+    """One process, from the first episode that uses it to the last. Created, used and stopped in one event loop."""
 
     def __init__(self, settings: HostSettings) -> None:
         self.num_users = 0
         self._settings = settings
         self._sessions: dict[str, Session] = {}
-        self._orders: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        self._running = asyncio.create_task(self._run())
+        self._requests: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._running = asyncio.create_task(self._run(), context=Context())  # belongs to no episode: episodes share it
 
     @property
     def is_lost(self) -> bool:
         return self._running.done()
 
     def begin(self, task: Task, session: Session) -> str:
-        """Have an episode played, and all that comes of it told to `session`. Return its name."""
+        """Start an episode whose events go to `session`. Return its name."""
         name = secrets.token_hex(16)
         self._sessions[name] = session
-        order = {"run": name, "split": task.split, "index": task.index, "sampling": _sampling(session.sampling)}
-        self._orders.put_nowait(order)
+        request = {"run": name, "split": task.split, "index": task.index, "sampling": _sampling(session.sampling)}
+        self._requests.put_nowait(request)
         return name
 
     def end(self, name: str) -> None:
-        """Cut an episode off, unless it is over."""
+        """Cancel an episode, unless it is over."""
         if self._sessions.pop(name, None) is not None:
-            self._orders.put_nowait({"cancel": name})
+            self._requests.put_nowait({"cancel": name})
 
     async def stop(self) -> None:
-        """End the process: it clears away what it runs, and is killed where that takes long."""
-        self._orders.put_nowait(None)
+        """Ask the process to end its episodes and itself, and kill it after a timeout."""
+        self._requests.put_nowait(None)
         try:
             await asyncio.wait({self._running}, timeout=END_S)
         finally:
@@ -91,12 +93,12 @@ class VerifiersHost:
             )
             async with server.listening() as url, self._process() as process:
                 assert process.stdin is not None and process.stdout is not None
-                writing = asyncio.create_task(self._write(process.stdin, _first_order(settings, url, secret)))
+                writing = asyncio.create_task(self._write(process.stdin, _first_request(settings, url, secret)))
                 try:
-                    why = await self._hear(process.stdout)
+                    why = await self._read_reports(process.stdout)
                 finally:
                     writing.cancel()
-        except (OSError, ValueError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, *MALFORMED) as error:
             why = f"{type(error).__name__}: {error}"
         finally:
             for session in self._sessions.values():
@@ -104,7 +106,7 @@ class VerifiersHost:
 
     @contextlib.asynccontextmanager
     async def _process(self) -> AsyncIterator[Process]:
-        # -P: the folder of the driver has modules named like some of the standard library's.
+        # -P: some modules in the folder of the driver have names of the standard library.
         process = await asyncio.create_subprocess_exec(
             self._settings.python, "-P", str(DRIVER), stdin=PIPE, stdout=PIPE, limit=MAX_LINE_BYTES,
             env=_environment(self._settings), start_new_session=True,
@@ -116,34 +118,34 @@ class VerifiersHost:
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
 
-    async def _write(self, stdin: asyncio.StreamWriter, order: dict[str, Any] | None) -> None:
-        with contextlib.suppress(ConnectionError):  # what ended it, the other side says
-            while order is not None:
-                stdin.write(json.dumps(order).encode() + b"\n")
+    async def _write(self, stdin: asyncio.StreamWriter, request: dict[str, Any] | None) -> None:
+        with contextlib.suppress(ConnectionError):  # the process has ended, and its reports have the reason
+            while request is not None:
+                stdin.write(json.dumps(request).encode() + b"\n")
                 await stdin.drain()
-                order = await self._orders.get()
+                request = await self._requests.get()
         stdin.close()
 
-    async def _hear(self, stdout: asyncio.StreamReader) -> str:
-        """Tell the sessions of their ends, until the process does; return why that was."""
+    async def _read_reports(self, stdout: asyncio.StreamReader) -> str:
+        """Pass the ends of episodes to their sessions until the process ends; return why it ended."""
         refused = ""
         while line := await stdout.readline():
-            news = json.loads(line)
-            if "refused" in news:
-                refused = str(news["refused"])
+            report = json.loads(line)
+            if "refused" in report:
+                refused = str(report["refused"])
                 continue
-            ending = msgspec.convert(news, type=Ending)
+            ending = msgspec.convert(report, type=EpisodeReport)
             session = self._sessions.pop(ending.ended, None)
-            if session is not None:  # else it was cut off
+            if session is not None:  # None if the episode was cancelled
                 session.events.put_nowait(ending)
-        return refused or "its process ended; its last words are in this actor's log"
+        return refused or "its process ended; this actor's log has its output"
 
 
 _HOSTS: dict[tuple[asyncio.AbstractEventLoop, HostSettings], VerifiersHost] = {}
 
 
 def join_host(settings: HostSettings) -> VerifiersHost:
-    """The process for `settings` that runs in this loop, or one that is started. Each join wants its `leave_host`."""
+    """Return this event loop's process for `settings`, and start it at first. Call `leave_host` for each join."""
     key = (asyncio.get_running_loop(), settings)
     host = _HOSTS.get(key)
     if host is None or host.is_lost:
@@ -153,7 +155,7 @@ def join_host(settings: HostSettings) -> VerifiersHost:
 
 
 async def leave_host(host: VerifiersHost) -> None:
-    """The last one out ends the process."""
+    """Stop using `host`; its last user ends the process."""
     host.num_users -= 1
     if host.num_users == 0:
         for key in [key for key, known in _HOSTS.items() if known is host]:
@@ -161,7 +163,7 @@ async def leave_host(host: VerifiersHost) -> None:
         await host.stop()
 
 
-def _first_order(settings: HostSettings, url: str, secret: str) -> dict[str, Any]:
+def _first_request(settings: HostSettings, url: str, secret: str) -> dict[str, Any]:
     return {
         "config": json.loads(settings.config),
         "held_out": json.loads(settings.held_out),
@@ -174,15 +176,15 @@ def _first_order(settings: HostSettings, url: str, secret: str) -> dict[str, Any
 
 
 def _sampling(sampling: Sampling) -> dict[str, float]:
-    """As verifiers passes it on to the endpoint, where it is checked."""
-    cut = {"top_k": sampling.top_k} if sampling.top_k else {}
+    """Return the settings that verifiers sends with each request for tokens; the endpoint checks them."""
+    top_k = {"top_k": sampling.top_k} if sampling.top_k else {}
     return {
-        "temperature": sampling.temperature, "top_p": sampling.top_p, "max_tokens": sampling.max_turn_tokens, **cut
+        "temperature": sampling.temperature, "top_p": sampling.top_p, "max_tokens": sampling.max_turn_tokens, **top_k
     }  # fmt: skip
 
 
 def _environment(settings: HostSettings) -> dict[str, str]:
-    """Of the process. Programs beside its Python come first, `uv` among them."""
+    """Return the process's environment variables. PATH begins with the folder of its Python, which has `uv`."""
     kept = {name: os.environ[name] for name in INHERITED if name in os.environ}
     named = {theirs: os.environ[ours] for theirs, ours in settings.secrets}
     folder = str(Path(settings.python).absolute().parent)

@@ -1,10 +1,11 @@
-"""One episode of `verifiers`: what is asked for in it, what it was answered, and how it ended.
+"""One episode of `verifiers`: its requests for tokens, the answers, and its end.
 
-Two sides tell of it, the endpoint that is asked for tokens and the process that plays. An episode counts where they
-agree: the turns in the trace, which the rewards are for, must be the tokens that were sampled here.
+Its events come from the endpoint for tokens and from the process that plays. An episode counts only if both agree: the
+turns in the trace, to which the rewards belong, must be the tokens that were sampled here.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,8 +15,9 @@ from common.trajectory import Sampling, StopReason
 from envhub.driving import Asked, Reply
 from envhub.env import EnvError
 
-NOTHING_YET = {"verifiers": 0.0}  # rewards are told at the end only
-FULL_SCORE = 1 - 1e-6  # weights that sum up to 1 do so within rounding
+NOTHING_YET = {"verifiers": 0.0}  # rewards come at the end only
+FULL_SCORE = 1 - 1e-6  # weights that add up to 1 may differ from 1 by rounding
+NEWS_S = 2  # to hear why a request has ended
 LIMITS = {
     "max_turns": StopReason.MAX_TURNS,
     "max_input_tokens": StopReason.MAX_TOKENS,
@@ -24,8 +26,8 @@ LIMITS = {
 }
 
 
-class Ending(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the process says of an episode that is over. With nothing but `errors`, it was not played."""
+class EpisodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The process's report on an episode that is over. With only `errors`, the episode was not played."""
 
     ended: str
     errors: list[str]
@@ -38,8 +40,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question:
-    """A prompt, and where its answer goes; that is cancelled when nobody waits for it any more."""
+class TokenRequest:
+    """A prompt, and the future of its answer, which is cancelled when the request ends."""
 
     prompt: list[int]
     answer: asyncio.Future[Reply]
@@ -47,62 +49,69 @@ class Question:
 
 @dataclass(kw_only=True, slots=True)
 class Session:
-    """What comes to an episode, in the order that it came."""
+    """The events of an episode, in order."""
 
     sampling: Sampling
-    events: asyncio.Queue[Question | Ending | EnvError] = field(default_factory=asyncio.Queue)
+    events: asyncio.Queue[TokenRequest | EpisodeReport | EnvError] = field(default_factory=asyncio.Queue)
     answered: list[list[int]] = field(default_factory=list)
-    question: Question | None = None
+    request: TokenRequest | None = None
 
-    def answer(self, reply: Reply) -> None:
-        """Raises EnvError where nobody waits for it: what was sampled is then no part of the episode."""
-        question, self.question = self.question, None
-        if question is None or question.answer.done():
-            raise EnvError("it did not wait for its answer; a timeout of its own is too short for this engine")
-        question.answer.set_result(reply)
+    async def answer(self, reply: Reply) -> None:
+        """Answer the last request. Raises EnvError if the request has ended: then the episode lacks these tokens."""
+        request, self.request = self.request, None
+        if request is None or request.answer.done():
+            # A process that dies breaks its connections before it is missed: then that is the reason.
+            with contextlib.suppress(TimeoutError):
+                event = await asyncio.wait_for(self.events.get(), NEWS_S)
+                if isinstance(event, EnvError):
+                    raise event
+            raise EnvError(
+                "verifiers did not wait for its answer; a timeout of its configuration is too short for this engine"
+            )
+        request.answer.set_result(reply)
         self.answered.append(reply.tokens)
 
     async def next(self) -> Asked:
-        """What is asked for next, or how the episode ended. Raises EnvError."""
+        """Return the next request, or the end of the episode. Raises EnvError."""
         event = await self.events.get()
         if isinstance(event, EnvError):
             raise event
-        if isinstance(event, Ending):
+        if isinstance(event, EpisodeReport):
             return outcome(event, self.answered)
-        self.question = event
+        self.request = event
         return Asked(messages=(), rewards=NOTHING_YET, prompt=event.prompt)
 
     def close(self) -> None:
-        """Nobody answers from now on."""
-        if self.question is not None:
-            self.question.answer.cancel()
+        """Cancel all requests that have no answer yet."""
+        if self.request is not None:
+            self.request.answer.cancel()
         while not self.events.empty():
             event = self.events.get_nowait()
-            if isinstance(event, Question):
+            if isinstance(event, TokenRequest):
                 event.answer.cancel()
 
 
-def outcome(ending: Ending, answered: Sequence[list[int]]) -> Asked:
-    """The end as an observation. Raises EnvError for an episode that no reward can be told of."""
+def outcome(ending: EpisodeReport, answered: Sequence[list[int]]) -> Asked:
+    """Return the end as an observation. Raises EnvError if the episode has no valid reward."""
     if not ending.ok and not ending.sampled:
-        raise EnvError("; ".join(ending.errors) or f"it failed, as {ending.stop}")
+        raise EnvError("; ".join(ending.errors) or f"the episode failed with {ending.stop}")
     if sorted(ending.sampled) != sorted(answered):
         raise EnvError(
-            f"its trace has {len(ending.sampled)} turns, and {len(answered)} were sampled, or others than those; "
+            f"its trace has {len(ending.sampled)} turns, which differ from the {len(answered)} sampled ones; "
             f"its errors: {ending.errors}"
         )
     if ending.rejected:
         raise EnvError(f"verifiers would not train {ending.rejected} of its branches; choose another harness")
     if not ending.ok and ending.context_full and answered:
-        # The harness took it for a failure, and so nothing was scored. It was the policy that filled its context.
+        # The harness reports a failure, so verifiers did not score it. But the policy itself filled its context.
         return Asked(messages=(), rewards=NOTHING_YET, prompt=[], stop_reason=StopReason.MAX_TOKENS)
     if not ending.ok:
-        raise EnvError("; ".join(ending.errors) or f"it failed, as {ending.stop}")
+        raise EnvError("; ".join(ending.errors) or f"the episode failed with {ending.stop}")
     if ending.stop is not None and ending.stop.endswith("_timeout"):
-        raise EnvError(f"a timeout of its own cut it: {ending.stop}")
+        raise EnvError(f"a timeout of verifiers ended the episode: {ending.stop}")
     rewards = {name: reward for name, reward in ending.rewards.items() if reward is not None}
     if not rewards or len(rewards) < len(ending.rewards):
-        raise EnvError(f"its rewards are {ending.rewards}, and a task has at least one and says each")
+        raise EnvError(f"its rewards are {ending.rewards}; a task must have at least one, and a number for each")
     score = min(max(sum(rewards.values()), 0.0), 1.0)
     stop_reason = LIMITS.get(ending.stop or "", StopReason.MAX_TOKENS if ending.context_full else StopReason.DONE)
     return Asked(

@@ -1,7 +1,7 @@
 """`agentbench_kg`: the knowledge-graph questions of AgentBench (https://arxiv.org/abs/2308.03688), over Freebase.
 
-The questions are the user's file, Freebase is behind an endpoint of the user's. Scored by F1 over the entities, as
-there.
+The questions come from the user's file, and Freebase is the user's SPARQL endpoint. The score is F1 over the entities,
+as in AgentBench.
 """
 
 import functools
@@ -15,13 +15,13 @@ import msgspec
 from common.message import Message
 from common.trajectory import Task
 from envhub.asset import asset_path, item_of, named_files, read_json
+from envhub.assets.freebase import ENTITY, RELATION, Freebase, Variable, program_size
 from envhub.env import Env
-from envhub.assets.freebase import ENTITY, RELATION, Found, Freebase, program_size
 from envhub.kg.kg import ARITY
 from envhub.world import Change, WorldEnv
 
 MAX_VARIABLES = 64
-MAX_PROGRAM_CALLS = 64  # in what the endpoint is asked about one variable
+MAX_PROGRAM_CALLS = 64  # in the query for one variable
 MAX_SHOWN_CHARS = 4000
 NUMBER = "type.int"
 FETCH = "get data/knowledgegraph/std.json (or dev.json) of github.com/THUDM/AgentBench, and give its path"
@@ -44,10 +44,10 @@ class _Answer(msgspec.Struct):
 
 
 class KgItem(msgspec.Struct):
-    """A question, as far as it is needed."""
+    """The fields of a question that this environment uses."""
 
     question: str
-    entities: dict[str, str]  # what it names -> its number in Freebase
+    entities: dict[str, str]  # a name in the question -> the entity's number in Freebase
     answer: list[_Answer]
     actions: list[str] = []  # calls that lead to the answer
 
@@ -65,15 +65,15 @@ class _Vocabulary(msgspec.Struct):
 class Ontology:
     relations: frozenset[str]
     attributes: frozenset[str]
-    kinds: dict[str, str]  # relation -> the type of what it leads to
+    kinds: dict[str, str]  # relation -> the type of its objects
 
 
 class FbState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    found: tuple[Found, ...] = ()
+    found: tuple[Variable, ...] = ()
 
 
-class _NoSense(Exception):
-    """The call cannot be done; the text says why."""
+class _InvalidCall(Exception):
+    """The call is invalid, with the reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,49 +101,49 @@ class FbWorld:
         try:
             tool, arguments = _parsed(state, action)
             if tool == "answer":
-                said = await self.freebase.members(state.found, arguments[0])
-                return Change(state=state, text="answered", over=True, score=f1(said, self.item.true))
+                answer = await self.freebase.members(state.found, arguments[0])
+                return Change(state=state, text="answered", over=True, score=f1(answer, self.item.true))
             if tool in ("get_relations", "get_attributes"):
                 known = self.ontology.relations if tool == "get_relations" else self.ontology.attributes
-                told = sorted(await self.freebase.relations(state.found, arguments[0]) & known)
-                return Change(state=state, text=", ".join(told)[:MAX_SHOWN_CHARS] or "none")
+                names = sorted(await self.freebase.relations(state.found, arguments[0]) & known)
+                return Change(state=state, text=", ".join(names)[:MAX_SHOWN_CHARS] or "none")
             kind = self._kind(state, tool, arguments)
-            return await self._stored(state, Found(tool=tool, arguments=arguments, kind=kind))
-        except _NoSense as error:
+            return await self._stored(state, Variable(tool=tool, arguments=arguments, kind=kind))
+        except _InvalidCall as error:
             return Change(state=state, text=str(error), valid=False)
 
     def admissible(self, state: FbState) -> None:
         return None
 
     def expert(self, state: FbState) -> str:
-        """The next of the file's calls whose variable is not there yet, then the answer."""
+        """Return the file's next call that makes a new variable, then the answer."""
         number = 0
         for call in self.item.actions:
             if call.startswith(("get_relations", "get_attributes")):
-                continue  # they store nothing
+                continue  # these calls make no variable
             if number == len(state.found):
                 return call
             number += 1
         return f"answer(#{number - 1})"
 
     def _kind(self, state: FbState, tool: str, arguments: tuple[str, ...]) -> str:
-        """The type of what a call gives. Raises _NoSense for arguments that do not fit."""
+        """Return the type of a call's result. Raises _InvalidCall for invalid arguments."""
         kinds = [state.found[int(name[1:])].kind for name in arguments if name.startswith("#")]
         if tool == "get_neighbors":
             if arguments[1] not in self.ontology.relations:
-                raise _NoSense(f"no relation {arguments[1]}"[:80])
+                raise _InvalidCall(f"no relation {arguments[1]}"[:80])
             return self.ontology.kinds[arguments[1]]
         if tool == "intersection" and kinds[0] != kinds[1]:
-            raise _NoSense(f"{kinds[0]} and {kinds[1]} have nothing in common")
+            raise _InvalidCall(f"{kinds[0]} and {kinds[1]} have nothing in common")
         if tool in ("argmax", "argmin") and arguments[1] not in self.ontology.attributes:
-            raise _NoSense(f"no attribute {arguments[1]}"[:80])
+            raise _InvalidCall(f"no attribute {arguments[1]}"[:80])
         return NUMBER if tool == "count" else kinds[0]
 
-    async def _stored(self, state: FbState, variable: Found) -> Change[FbState]:
+    async def _stored(self, state: FbState, variable: Variable) -> Change[FbState]:
         if variable in state.found:
             return Change(state=state, text=f"#{state.found.index(variable)} {variable.kind}")
         if len(state.found) == MAX_VARIABLES or program_size(state.found, variable) > MAX_PROGRAM_CALLS:
-            raise _NoSense("too many variables, or too long a way to this one")
+            raise _InvalidCall("too many variables, or too long a way to this one")
         found, name = (*state.found, variable), f"#{len(state.found)}"
         if variable.tool != "count" and await self.freebase.is_empty(found, name):
             return Change(state=state, text="nothing")
@@ -153,15 +153,15 @@ class FbWorld:
 def make_agentbench_kg_env(
     *, train: str = "", held_out: str = "", ontology: str = "", sparql_url: str = "", query_timeout_s: float = 20.0
 ) -> Env:
-    """An environment of AgentBench's questions. Raises ValueError where a file or the endpoint's address is missing.
+    """Make an environment of AgentBench's questions. Raises ValueError if a file or the endpoint's URL is missing.
 
-    `train` and `held_out` are files of questions, used by turns, `ontology` is AgentBench's folder of that name,
-    `sparql_url` where Freebase answers, and `query_timeout_s` what one of its answers may take.
+    `train` and `held_out` are files of questions, used in turn; `ontology` is AgentBench's folder of that name;
+    `sparql_url` is the URL of the endpoint with Freebase, and `query_timeout_s` the timeout of a query.
     """
     if not sparql_url:
         raise ValueError(
-            "`env.options.sparql_url` is the address of a SPARQL endpoint with Freebase, such as "
-            "http://127.0.0.1:3001/sparql; github.com/dki-lab/Freebase-Setup says how to have one"
+            "`env.options.sparql_url` must be the URL of a SPARQL endpoint with Freebase, such as "
+            "http://127.0.0.1:3001/sparql, got ''; github.com/dki-lab/Freebase-Setup explains how to set one up"
         )
     items = {
         split: read_json(asset_path(split, path, fetch=FETCH), list[KgItem])
@@ -187,7 +187,7 @@ def make_agentbench_kg(
 
 @functools.lru_cache(maxsize=2)
 def read_ontology(folder: Path) -> Ontology:
-    """The relations that AgentBench lets be used. A line of fb_roles is: type, relation, type of what it leads to."""
+    """Read the relations that AgentBench allows. A line of fb_roles is: type, relation, object's type."""
     words = read_json(asset_path("ontology", str(folder / "vocab.json"), fetch=FETCH_ONTOLOGY), _Vocabulary)
     roles = asset_path("ontology", str(folder / "fb_roles"), fetch=FETCH_ONTOLOGY).read_text().splitlines()
     kinds = {parts[1]: parts[2] for parts in map(str.split, roles) if len(parts) == 3}
@@ -196,26 +196,26 @@ def read_ontology(folder: Path) -> Ontology:
     )
 
 
-def f1(said: set[str], true: set[str]) -> float:
-    """2 |said & true| / (|said| + |true|); 0 where nothing is said."""
-    return 2 * len(said & true) / (len(said) + len(true)) if said else 0.0
+def f1(answer: set[str], true: set[str]) -> float:
+    """Return 2 |answer & true| / (|answer| + |true|); 0 for an empty answer."""
+    return 2 * len(answer & true) / (len(answer) + len(true)) if answer else 0.0
 
 
 def _parsed(state: FbState, action: str) -> tuple[str, tuple[str, ...]]:
-    """The tool and its arguments, which are entities, variables that are there, and names of relations."""
+    """Return the tool and its arguments: entities, existing variables and names of relations. Raises _InvalidCall."""
     found = _CALL.fullmatch(action)
     arguments = tuple(part.strip() for part in found[2].split(",")) if found else ()
     if found is None or found[1] not in ARITY or len(arguments) != ARITY[found[1]]:
-        raise _NoSense("no such call")
+        raise _InvalidCall("no such call")
     tool = found[1]
     takes_entities = tool in ("get_relations", "get_neighbors")
     named = arguments if tool == "intersection" else arguments[:1]
     for name in named:
         is_variable = name in {f"#{number}" for number in range(len(state.found))}
         if not is_variable and not (takes_entities and ENTITY.fullmatch(name)):
-            raise _NoSense(f"no variable {name}"[:80])
+            raise _InvalidCall(f"no variable {name}"[:80])
         if is_variable and tool != "answer" and state.found[int(name[1:])].kind == NUMBER:
-            raise _NoSense("a number has no members")
+            raise _InvalidCall("a number has no members")
     if len(named) < len(arguments) and RELATION.fullmatch(arguments[1]) is None:
-        raise _NoSense(f"no relation {arguments[1]}"[:80])
+        raise _InvalidCall(f"no relation {arguments[1]}"[:80])
     return tool, arguments

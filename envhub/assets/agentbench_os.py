@@ -1,8 +1,8 @@
 """`agentbench_os`: AgentBench's tasks in an operating system, from the user's files, in the sandbox.
 
-A task's scripts expect to be root in a container of Ubuntu. Here they have a root directory of their own in which root
-owns all that is not of the host's /usr (`sandbox.Place.ROOT`), and every command is a run of its own. A task whose own
-example does not pass its own checks there is an EnvError, never a reward of 0.
+A task's scripts expect to be root in a container of Ubuntu. Here they get a root directory in which root owns
+everything except the host's /usr (`sandbox.Place.ROOT`), and every command is a separate run. If a task's own example
+does not pass its checks there, the task is an EnvError, never a reward of 0.
 """
 
 import re
@@ -14,9 +14,9 @@ import msgspec
 
 from common.message import Message
 from common.trajectory import Task
+from envhub.asset import asset_path, item_of, named_files
 from envhub.assets.agentbench_os_root import root_tree
 from envhub.assets.agentbench_os_task import OsTask, Script, read_tasks
-from envhub.asset import asset_path, item_of, named_files
 from envhub.env import Env, EnvError
 from envhub.isolation.file_tree import Tree
 from envhub.isolation.sandbox import Finished, Limits, Place, require_sandbox, run_in_sandbox
@@ -36,24 +36,24 @@ RULES = (
 )
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# A policy is root, and may put what it likes where programs are looked for: a check finds the host's own ones first.
+# A policy is root and may put its own programs on the PATH. So a check finds the host's programs first.
 _CHECKED_PATH = "/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin"
 _LOADED_UNASKED = ("etc/ld.so.", "usr/local/lib/python")
 _FAILED = ("Read-only file system", "Operation not permitted", "Invalid argument", "command not found", "[killed")
 
 
 class OsState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    tree: Tree | None = None  # None until the first command: then the task's own scripts are run before it
-    shown: str | None = None  # what the example has printed
+    tree: Tree | None = None  # None until the first command, before which the task's scripts run
+    shown: str | None = None  # the output of the task's example
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Prepared:
-    tree: Tree  # as the task's own scripts leave it
-    answer: str = ""  # what the example prints there
+    tree: Tree  # after the task's own scripts
+    answer: str = ""  # the output of the example on that tree
 
 
-# By task and what a run may take: a process finds out once.
+# By task and limits: each process prepares a task once.
 _PREPARED: dict[tuple[OsTask, Limits], _Prepared] = {}
 
 
@@ -63,7 +63,7 @@ class OsWorld:
 
     task: OsTask
     limits: Limits
-    secrets: tuple[str, ...] = ()  # descriptions were written by people: an answer's digits may stand in them
+    secrets: tuple[str, ...] = ()  # empty: people wrote the descriptions, which may contain an answer's digits
 
     @property
     def first(self) -> OsState:
@@ -76,13 +76,13 @@ class OsWorld:
     async def act(self, state: OsState, action: str) -> Change[OsState]:
         act = parse_act(action)
         if act is None or (len(act.text) > MAX_ANSWER_CHARS and act.verb == ANSWER):
-            said = "say Act: bash with a command, Act: answer(...) or Act: finish"
-            return Change(state=state, text=said, valid=False)
+            hint = "say Act: bash with a command, Act: answer(...) or Act: finish"
+            return Change(state=state, text=hint, valid=False)
         prepared = await prepare(self.task, limits=self.limits)
         tree = prepared.tree if state.tree is None else state.tree
         if act.verb != BASH:
             answer = act.text if act.verb == ANSWER else None
-            right = await is_right(self.task, answer, tree, asked=prepared.answer, limits=self.limits)
+            right = await is_right(self.task, answer, tree, example=prepared.answer, limits=self.limits)
             return Change(state=state, text="bye", over=True, score=float(right))
         finished = await run_in_root(f"export PATH={_PATH}\n{act.text}", tree, limits=self.limits)
         is_example = self.task.example is not None and act.text == _printing(self.task.example)
@@ -94,21 +94,21 @@ class OsWorld:
         return None
 
     def expert(self, state: OsState) -> str:
-        """The file's answer, or its example; where there is neither, the text of the regex or nothing."""
+        """Return the file's answer, the text of its regex, or its example and then the example's output."""
         if self.task.answer is not None or self.task.regex is not None:
             return f"Act: answer({self.task.answer if self.task.answer is not None else self.task.regex})"
         if self.task.example is None:
             return "Act: finish"
         if state.shown is None:
             return write_bash(_printing(self.task.example))
-        return f"Act: answer({state.shown})" if self.task.is_asked else "Act: finish"
+        return f"Act: answer({state.shown})" if self.task.compares_output else "Act: finish"
 
 
 def make_agentbench_os_env(*, train: str = "", held_out: str = "", command_timeout_s: float = 10.0) -> Env:
-    """An environment of AgentBench's tasks in an operating system. Raises ValueError where files or the sandbox lack.
+    """Make an environment of AgentBench's operating system tasks. Raises ValueError if files or sandbox are missing.
 
-    `train` and `held_out` are paths of `data`, of one of its folders or of a file in them, with `scripts` beside
-    `data`; `command_timeout_s` is what a command or a check may take.
+    `train` and `held_out` are paths of `data`, of one of its folders or of a file in them, with `scripts` next to
+    `data`; `command_timeout_s` is the timeout of a command or a check.
     """
     require_sandbox()
     items = {
@@ -132,15 +132,15 @@ async def run_in_root(command: str, tree: Tree, *, limits: Limits) -> Finished:
 
 
 async def prepare(task: OsTask, *, limits: Limits) -> _Prepared:
-    """The start of `task`, rehearsed once in a process: its scripts twice, then its example and its checks.
+    """Return the start of `task`. Once in a process, test the task: run its scripts twice, then its example and checks.
 
-    Raises EnvError for a task that cannot be had here: its scripts fail or do not do the same twice, or its example
-    does not pass its checks.
+    Raises EnvError for a task that does not work here: its scripts fail or differ between two runs, or its example does
+    not pass its checks.
     """
     if (task, limits) not in _PREPARED:
         tree, again = [await _initial(task, limits) for _ in range(2)]
         if tree != again:
-            raise EnvError(f"{task.name}: its init scripts leave other files each time, so no two attempts are alike")
+            raise EnvError(f"{task.name}: two runs of its init scripts left different files, so attempts would differ")
         _PREPARED[task, limits] = await _rehearsed(task, tree, limits)
     return _PREPARED[task, limits]
 
@@ -152,8 +152,7 @@ async def _initial(task: OsTask, limits: Limits) -> Tree:
         failed = [sign for sign in _FAILED if sign in finished.output]
         if finished.tree is None or failed or (finished.exit_code != 0 and finished.output):
             raise EnvError(
-                f"{task.name}: its init script does not run here, exit code {finished.exit_code}: "
-                f"{finished.output[-300:]}"
+                f"{task.name}: its init script failed here, exit code {finished.exit_code}: {finished.output[-300:]}"
             )
         tree = finished.tree
     return tree
@@ -166,39 +165,39 @@ async def _rehearsed(task: OsTask, tree: Tree, limits: Limits) -> _Prepared:
     runs = [await run_in_root(command, tree, limits=limits) for _ in range(2)]
     printed = runs[0].output
     if printed != runs[1].output or runs[0].tree is None:
-        raise EnvError(f"{task.name}: its example says {printed[:100]!r}, then {runs[1].output[:100]!r}")
-    answer = printed.strip() if task.is_asked else None
-    if not await is_right(task, answer, runs[0].tree, asked=printed, limits=limits):
-        raise EnvError(f"{task.name}: its own example, which says {printed[:100]!r}, does not pass its checks here")
+        raise EnvError(f"{task.name}: its example printed {printed[:100]!r}, then {runs[1].output[:100]!r}")
+    answer = printed.strip() if task.compares_output else None
+    if not await is_right(task, answer, runs[0].tree, example=printed, limits=limits):
+        raise EnvError(f"{task.name}: its own example, which printed {printed[:100]!r}, does not pass its checks here")
     return _Prepared(tree=tree, answer=printed)
 
 
-async def is_right(task: OsTask, answer: str | None, tree: Tree, *, asked: str, limits: Limits) -> bool:
-    """As AgentBench judges: the exact answer, a regex in it, or checks that each end with 0.
+async def is_right(task: OsTask, answer: str | None, tree: Tree, *, example: str, limits: Limits) -> bool:
+    """Judge as AgentBench does: the exact answer, a regex that matches in it, or checks that all exit with 0.
 
-    A check gets the answer (None where there is none) and what the checks before it said. The example among them says
-    `asked`, which is what it says at the start: a policy that changes the files does not change the question.
+    A check gets the answer ("None" without one) and the outputs of the checks before it. For the example among the
+    checks, the output is `example`, that on the initial files: a policy cannot change it by changing the files.
     """
     if task.answer is not None:
         return answer == task.answer.strip()
     if task.regex is not None:
         return answer is not None and re.search(task.regex, answer) is not None
     judged = {path: node for path, node in tree.items() if not path.startswith(_LOADED_UNASKED)}
-    said = [str(answer)]
+    outputs = [str(answer)]
     for script in task.checks:
         if script is None:
-            said.append(asked)
+            outputs.append(example)
             continue
-        finished = await run_in_root(_checked(script, said), judged, limits=limits)
+        finished = await run_in_root(_checked(script, outputs), judged, limits=limits)
         if finished.exit_code != 0:
             return False
-        said.append(finished.output)
+        outputs.append(finished.output)
         judged = judged if finished.tree is None else finished.tree
     return True
 
 
 def _printing(example: Script) -> str:
-    """Without its complaints: of what root may read in a container, `find` may not read all here."""
+    """Return the example's command without stderr: `find` cannot read every folder here, as root can in a container."""
     return f"{example.command()} 2>/dev/null"
 
 
@@ -208,8 +207,9 @@ def _checked(script: Script, arguments: list[str]) -> str:
 
 
 def _shown(finished: Finished) -> str:
-    """As AgentBench shows it, cut where it does, and what the sandbox says of the run."""
+    """Return the output as AgentBench shows and truncates it, with the sandbox's notes."""
     cut = "\n[truncated because the output is too long]"
-    said = finished.said[: MAX_SHOWN_CHARS - 20] + cut if len(finished.said) > MAX_SHOWN_CHARS else finished.said
-    said += finished.notes
-    return f"The output of the OS:\n\n{said}" if said.strip() else "The output of the OS is empty."
+    output = finished.command_output
+    shown = output[: MAX_SHOWN_CHARS - 20] + cut if len(output) > MAX_SHOWN_CHARS else output
+    shown += finished.notes
+    return f"The output of the OS:\n\n{shown}" if shown.strip() else "The output of the OS is empty."

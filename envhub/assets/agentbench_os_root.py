@@ -1,8 +1,8 @@
-"""The root directory in which AgentBench's tasks of an operating system begin: what Debian and Ubuntu have there."""
+"""The initial root directory of AgentBench's operating system tasks: the files of Debian and Ubuntu."""
 
 from envhub.isolation.file_tree import Tree, file, folder
 
-# Those of the package base-passwd: name, user, group, home.
+# The users of the package base-passwd: name, user id, group id, home.
 _USERS = (
     ("root", 0, 0, "/root"), ("daemon", 1, 1, "/usr/sbin"), ("bin", 2, 2, "/bin"), ("sys", 3, 3, "/dev"),
     ("sync", 4, 65534, "/bin"), ("games", 5, 60, "/usr/games"), ("man", 6, 12, "/var/cache/man"),

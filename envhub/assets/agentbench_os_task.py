@@ -1,4 +1,4 @@
-"""AgentBench's tasks in an operating system, as their files have them, and which of them can be played here."""
+"""AgentBench's operating system tasks, read from their files, and which of them work in the sandbox."""
 
 import functools
 import logging
@@ -11,7 +11,7 @@ import msgspec
 
 from envhub.asset import read_json
 
-# Commands of a task's own scripts that need what a sandbox without other users, network and time does not have.
+# Commands in a task's scripts that do not work in a sandbox without other users, network and a stable clock.
 _NOT_HERE = {
     "act as another user": "su|sudo|runuser|chown|chgrp|passwd|chpasswd|setfacl",
     "install packages": "apt|apt-get|dpkg|snap|pip|pip3",
@@ -30,7 +30,7 @@ _WORDS = {
     "need bits of a mode beyond 777": re.compile(r"\bchmod (?:-R )?(?:[ugoa]*\+[st]|[1-7][0-7]{3})\b"),
     "are made by chance": re.compile(r"/dev/u?random|\bshuf\b"),
 }
-_BESIDE = re.compile(r"(?<![&<>|\\])&(?![&>\d])")  # a process that goes on beside the script
+_BACKGROUND = re.compile(r"(?<![&<>|\\])&(?![&>\d])")  # a process in the background
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 class _Script(msgspec.Struct):
     code: str | None = None
-    file: str | None = None  # below the folder of scripts
+    file: str | None = None  # relative to the folder of scripts
     language: str = "bash"
 
 
@@ -48,7 +48,7 @@ class _Match(msgspec.Struct):
 
 
 class _Create(msgspec.Struct):
-    local: str = "default"  # which of AgentBench's own images
+    local: str = "default"  # the name of an image of AgentBench
     image: str | None = None
     init: str | _Script | list[str | _Script] | None = None
 
@@ -60,11 +60,11 @@ class _Evaluation(msgspec.Struct):
 
 
 class _Item(msgspec.Struct):
-    """One task of a file, as far as it is needed."""
+    """The fields of a task that this environment uses."""
 
     description: str
     evaluation: _Evaluation
-    create: _Create | list[_Script | None] | None = None  # a list means nothing, there as here
+    create: _Create | list[_Script | None] | None = None  # a list is ignored, as in AgentBench
     start: str | _Script | None = None
 
 
@@ -74,21 +74,21 @@ class Script:
     language: str  # "bash" or "python"
 
     def command(self, *arguments: str) -> str:
-        """As AgentBench runs it: in / with arguments, `$1` and `sys.argv[1]` the first."""
+        """Return the command as AgentBench runs it: in /, the first argument in `$1` or `sys.argv[1]`."""
         if self.language == "python":
             return shlex.join(["/usr/bin/python3", "-I", "-c", self.code, *arguments])
         return shlex.join(["/usr/bin/bash", "-c", self.code, "--", *arguments])
 
     def seeded(self) -> "Script":
-        """The same, but that bash's $RANDOM is the same in every run, so that every attempt begins alike."""
+        """Return the script with a fixed seed of bash's $RANDOM, so that every attempt starts the same."""
         return Script(code=f"RANDOM=1\n{self.code}", language="bash") if self.language == "bash" else self
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OsTask:
-    """Judged by an exact `answer`, by a `regex` that is found in it, or by `checks`, of which None is the example."""
+    """A task, judged by an exact `answer`, by a `regex` that matches in it, or by `checks` (None is the example)."""
 
-    name: str  # which one of which file
+    name: str  # the file and the task's number in it
     description: str
     init: tuple[Script, ...] = ()
     answer: str | None = None
@@ -97,21 +97,20 @@ class OsTask:
     example: Script | None = None  # does the task, or prints its answer
 
     @property
-    def is_asked(self) -> bool:
-        """Whether it is judged by what the example prints."""
+    def compares_output(self) -> bool:
+        """Whether an answer is compared with the output of the example."""
         return None in self.checks
 
 
 class _NotPlayableError(ValueError):
-    """A task that cannot be had here, and why."""
+    """The task does not work here, with the reason."""
 
 
 @functools.lru_cache(maxsize=4)
 def read_tasks(path: Path) -> tuple[OsTask, ...]:
-    """The tasks of a file, or of the files of a folder or its folders, that can be played here.
+    """Return the tasks of a file, or of the files in a folder or its subfolders, that work here.
 
-    How many were left out is logged, with the reasons. Raises ValueError for files of another form, and where no task
-    is left.
+    Logs how many are left out, and why. Raises ValueError for malformed files, and if no task is left.
     """
     tasks: list[OsTask] = []
     reasons: list[str] = []
@@ -124,9 +123,9 @@ def read_tasks(path: Path) -> tuple[OsTask, ...]:
                 reasons.append(str(why))
     counted = ", ".join(f"{reasons.count(why)} that {why}" for why in sorted(set(reasons)))
     if not tasks:
-        raise ValueError(f"{path} has no task that can be played here: {counted or 'it has no JSON file'}")
+        raise ValueError(f"{path} has no task that works in the sandbox: {counted or 'it has no JSON file'}")
     if reasons:
-        log.warning("%s: %d of %d tasks are left out: %s", path, len(reasons), len(tasks) + len(reasons), counted)
+        log.warning("%s: left out %d of %d tasks: %s", path, len(reasons), len(tasks) + len(reasons), counted)
     return tuple(tasks)
 
 
@@ -135,19 +134,19 @@ def _files(path: Path) -> list[Path]:
 
 
 def _scripts_of(file: Path) -> Path:
-    """The folder of a file's scripts: scripts/7 for data/7/x.json, scripts/dev for data/dev.json."""
+    """Return the folder of a file's scripts: scripts/7 for data/7/x.json, scripts/dev for data/dev.json."""
     is_numbered = file.parent.name != "data"
     data, name = (file.parent.parent, file.parent.name) if is_numbered else (file.parent, file.stem)
     return data.parent / "scripts" / name
 
 
 def _task(item: _Item, *, name: str, scripts: Path) -> OsTask:
-    """Raises _NotPlayableError."""
+    """Return the task. Raises _NotPlayableError if it does not work here."""
     create = item.create if isinstance(item.create, _Create) else _Create()
     if create.image is not None or create.local != "default":
-        raise _NotPlayableError("ask for an image of its own")
+        raise _NotPlayableError("need a special image")
     if item.start is not None:
-        raise _NotPlayableError("start a program that runs beside the commands")
+        raise _NotPlayableError("start a program in the background")
     inits = create.init if isinstance(create.init, list) else [create.init]
     evaluation = item.evaluation
     checks = evaluation.check if isinstance(evaluation.check, list) else [evaluation.check]
@@ -156,11 +155,11 @@ def _task(item: _Item, *, name: str, scripts: Path) -> OsTask:
     if evaluation.match is not None:
         match = _Match(answer=evaluation.match) if isinstance(evaluation.match, str) else evaluation.match
         if match.answer is None and match.regex is None:
-            raise _NotPlayableError("tell no way to judge it")
+            raise _NotPlayableError("have no answer and no checks")
         task = OsTask(name=name, description=item.description, init=init, answer=match.answer, regex=match.regex)
     else:
         if evaluation.check is None or (None in checks and example is None):
-            raise _NotPlayableError("tell no way to judge it")
+            raise _NotPlayableError("have no answer and no checks")
         read = tuple(None if script is None else _script(script, scripts) for script in checks)
         task = OsTask(name=name, description=item.description, init=init, checks=read, example=example)
     for script in (*task.init, *task.checks, task.example):
@@ -173,7 +172,7 @@ def _script(script: str | _Script, scripts: Path) -> Script:
     if isinstance(script, str):
         return Script(code=script, language="bash")
     if script.language not in ("bash", "python"):
-        raise _NotPlayableError(f"have a script of {script.language}")
+        raise _NotPlayableError(f"have a script in {script.language}")
     if script.code is not None:
         return Script(code=script.code, language=script.language)
     path = scripts / (script.file or "")
@@ -187,5 +186,5 @@ def _check_playable(script: Script) -> None:
     for why, words in _WORDS.items():
         if words.search(lines):
             raise _NotPlayableError(why)
-    if script.language == "bash" and _BESIDE.search(_QUOTED.sub("", lines)):
-        raise _NotPlayableError("start a program that runs beside the commands")
+    if script.language == "bash" and _BACKGROUND.search(_QUOTED.sub("", lines)):
+        raise _NotPlayableError("start a program in the background")

@@ -1,7 +1,7 @@
-"""`bird`: questions of BIRD and of Spider to the databases of the user's copy, answered in SQL.
+"""`bird`: questions of BIRD and of Spider about databases in the user's copy, answered in SQL.
 
-Scored by execution accuracy as BIRD measures it (https://arxiv.org/abs/2305.03111): the rows that the answer's query
-returns and those of the true one are the same set.
+The score is BIRD's execution accuracy (https://arxiv.org/abs/2305.03111): 1 if the answer's query returns the same set
+of rows as the true query.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from common.message import Message
 from common.trajectory import Task
 from envhub.asset import asset_path, item_of, named_files, read_json
 from envhub.env import Env, EnvError
+from envhub.sqldb.engine import POLICY_LIMITS, USER_LIMITS, SqlError, declarations, query_file
 from envhub.sqldb.sqldb import RULES, shown_rows, verb_and_rest
-from envhub.sqldb.engine import OF_A_POLICY, OF_THE_USER, SqlError, declarations, query_file
 from envhub.world import Change, WorldEnv
 
 FETCH = (
@@ -26,19 +26,19 @@ FETCH = (
     "file of questions such as dev.json"
 )
 FETCH_DATABASES = (
-    "give the folder that holds DB_ID/DB_ID.sqlite, such as dev_databases of BIRD or database of Spider; "
+    "give the folder that contains DB_ID/DB_ID.sqlite, such as dev_databases of BIRD or database of Spider; "
     "it comes with the questions"
 )
 
 
 class BirdItem(msgspec.Struct):
-    """A question of either, as far as it is needed."""
+    """The fields of a question of BIRD or Spider that this environment uses."""
 
     db_id: str
     question: str
     sql: str = msgspec.field(name="SQL", default="")  # BIRD's
     query: str = ""  # Spider's
-    evidence: str = ""  # what BIRD tells beside
+    evidence: str = ""  # BIRD's hint
 
     @property
     def true_sql(self) -> str:
@@ -46,20 +46,20 @@ class BirdItem(msgspec.Struct):
 
 
 class BirdState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A database that is only read has no other state."""
+    """Empty, because the database is only read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BirdWorld:
-    """One question to one database."""
+    """One question about one database."""
 
     item: BirdItem
     database: Path
 
     @property
     def opening(self) -> tuple[Message, ...]:
-        asked = [*declarations(self.database), self.item.question, self.item.evidence]
-        return (Message("system", RULES), Message("user", "\n".join(line for line in asked if line)))
+        lines = [*declarations(self.database), self.item.question, self.item.evidence]
+        return (Message("system", RULES), Message("user", "\n".join(line for line in lines if line)))
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -74,15 +74,15 @@ class BirdWorld:
         if verb not in ("sql", "commit") or not query:
             return Change(state=state, text="say sql QUERY or commit QUERY", valid=False)
         try:
-            columns, rows = await asyncio.to_thread(query_file, self.database, query, limits=OF_A_POLICY)
+            columns, rows = await asyncio.to_thread(query_file, self.database, query, limits=POLICY_LIMITS)
         except SqlError as error:
             return Change(state=state, text=f"error: {error}", valid=False)
         if verb == "sql":
             return Change(state=state, text=shown_rows(columns, rows))
         try:
-            _, true_rows = await asyncio.to_thread(query_file, self.database, self.item.true_sql, limits=OF_THE_USER)
+            _, true_rows = await asyncio.to_thread(query_file, self.database, self.item.true_sql, limits=USER_LIMITS)
         except SqlError as error:
-            raise EnvError(f"the file's own query for {self.item.question!r} fails: {error}") from error
+            raise EnvError(f"the file's own query for {self.item.question!r} failed: {error}") from error
         return Change(state=state, text="committed", over=True, score=float(set(rows) == set(true_rows)))
 
     def admissible(self, state: BirdState) -> None:
@@ -93,9 +93,9 @@ class BirdWorld:
 
 
 def make_bird_env(*, train: str = "", held_out: str = "", databases: str = "") -> Env:
-    """An environment of BIRD's or Spider's questions. Raises ValueError where a file or a database is missing.
+    """Make an environment of BIRD's or Spider's questions. Raises ValueError if a file or a database is missing.
 
-    `train` and `held_out` are files of questions, used by turns, `databases` is the folder of the databases of both.
+    `train` and `held_out` are files of questions, used in turn; `databases` is the folder with the databases of both.
     """
     folder = asset_path("databases", databases, fetch=FETCH_DATABASES)
     items = {
@@ -116,14 +116,14 @@ def make_bird(task: Task, *, items: dict[str, list[BirdItem]], folder: Path) -> 
 
 @functools.lru_cache(maxsize=4)
 def _playable(path: Path, folder: Path) -> list[BirdItem]:
-    """The file's questions. Raises ValueError for one without a query, and for a database that is not there."""
+    """Return the file's questions. Raises ValueError if a question has no query or its database is missing."""
     items: list[BirdItem] = read_json(path, list[BirdItem])
     for number, item in enumerate(items):
         if not item.true_sql:
-            raise ValueError(f"{path}, question {number}: neither SQL nor query says what is right; {FETCH}")
+            raise ValueError(f"{path}, question {number}: it must have its true query in SQL or query; {FETCH}")
     for db_id in {item.db_id for item in items}:
         if not re.fullmatch(r"[\w.-]+", db_id) or not _database(folder, db_id).is_file():
-            raise ValueError(f"`env.options.databases`: {_database(folder, db_id)} is not there; {FETCH_DATABASES}")
+            raise ValueError(f"`env.options.databases`: {_database(folder, db_id)} is missing; {FETCH_DATABASES}")
     return items
 
 

@@ -1,8 +1,8 @@
 """`dbbench`: the database tasks of AgentBench, from the user's file of them, in sqlite.
 
-Scored as AgentBench scores (https://arxiv.org/abs/2308.03688): answers as a set of texts, a single one as a number
-where it is one; a change by the rows that it leaves. There MySQL runs the statements; here sqlite does, and what of the
-file's own changes is no SQLite is left out.
+It scores as AgentBench does (https://arxiv.org/abs/2308.03688): answers as a set of texts, or as a number if there is
+only one and it is a number; a change by the resulting rows. AgentBench runs the statements in MySQL, and this
+environment in sqlite. Tasks whose own statement sqlite cannot execute are left out.
 """
 
 import functools
@@ -17,11 +17,12 @@ import msgspec
 
 from common.message import Message
 from common.trajectory import Task
+from common.wire import MALFORMED
 from envhub.asset import asset_path, item_of, named_files, read_lines
 from envhub.env import Env
-from envhub.sqldb.sqldb import shown_rows, verb_and_rest
 from envhub.sqldb.domain import Schema, Tables
 from envhub.sqldb.engine import SqlError, run_sql
+from envhub.sqldb.sqldb import shown_rows, verb_and_rest
 from envhub.world import Change, WorldEnv
 
 CHANGES = ("INSERT", "DELETE", "UPDATE")
@@ -49,10 +50,10 @@ class _Table(msgspec.Struct):
 
 
 class DbItem(msgspec.Struct):
-    """One line of the file, as far as it is needed."""
+    """The fields of a task that this environment uses."""
 
     description: str
-    label: list[str]  # the answer; of a change, the statement that does it
+    label: list[str]  # the answer; for a change, its SQL statement
     table: _Table
     type: list[str]
     add_description: str = ""
@@ -63,7 +64,7 @@ class DbItem(msgspec.Struct):
 
     @property
     def schema(self) -> Schema:
-        """AgentBench declares every column a text."""
+        """The table's columns, all of type TEXT as in AgentBench."""
         return {self.table.table_name: {column.name: "TEXT" for column in self.table.table_info.columns}}
 
     @property
@@ -78,17 +79,17 @@ class DbState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DbWorld:
-    """One table and what is asked about it."""
+    """One table, and a question about it or a change to it."""
 
     item: DbItem
     schema: Schema
     first: DbState
-    secrets: tuple[str, ...] = ()  # answers of a word or two stand in questions as well
+    secrets: tuple[str, ...] = ()  # empty: a question may contain a short answer's words
 
     @property
     def opening(self) -> tuple[Message, ...]:
-        asked = f"{self.item.description}\n{self.item.add_description}".strip()
-        return (Message("system", RULES), Message("user", asked))
+        request = f"{self.item.description}\n{self.item.add_description}".strip()
+        return (Message("system", RULES), Message("user", request))
 
     async def act(self, state: DbState, action: str) -> Change[DbState]:
         verb, rest = verb_and_rest(action)
@@ -105,26 +106,26 @@ class DbWorld:
                 return _refused(state, "a change is committed by commit alone")
             right = state.tables == run_sql(self.schema, self.first.tables, self.item.label[0]).tables
         else:
-            said = _texts(rest) if verb == "answer" else None
-            if said is None:
+            answer = _texts(rest) if verb == "answer" else None
+            if answer is None:
                 return _refused(state, 'the answer is a JSON list of texts, answer ["..."]')
-            right = is_right_answer(said, self.item.label)
+            right = is_right_answer(answer, self.item.label)
         return Change(state=state, text="committed", over=True, score=float(right))
 
     def admissible(self, state: DbState) -> None:
         return None
 
     def expert(self, state: DbState) -> str:
-        """The file's own statement, then commit; or the file's answer."""
+        """Return the file's own statement, then commit; or the file's answer."""
         if not self.item.is_change:
             return f"answer {json.dumps(self.item.label, ensure_ascii=False)}"
         return f"sql {self.item.label[0]}" if state == self.first else "commit"
 
 
 def make_dbbench_env(*, train: str = "", held_out: str = "") -> Env:
-    """An environment of AgentBench's database tasks. Raises ValueError where a file is missing or of another form.
+    """Make an environment of AgentBench's database tasks. Raises ValueError if a file is missing or malformed.
 
-    `train` and `held_out` are paths of files of tasks, used by turns.
+    `train` and `held_out` are paths of files of tasks, used in turn.
     """
     items = {
         split: _playable(asset_path(split, path, fetch=FETCH))
@@ -138,23 +139,23 @@ def make_dbbench(task: Task, *, items: dict[str, list[DbItem]]) -> DbWorld:
     return DbWorld(item=item, schema=item.schema, first=DbState(tables=item.tables))
 
 
-def is_right_answer(said: list[str], label: list[str]) -> bool:
-    """Sets of texts; of one member each, numbers that are the same: ["2.0"] is ["2"]."""
-    if len(said) == len(label) == 1:
+def is_right_answer(answer: list[str], label: list[str]) -> bool:
+    """Whether both are the same set of texts, or each is the same single number: ["2.0"] equals ["2"]."""
+    if len(answer) == len(label) == 1:
         try:
-            return float(said[0]) == float(label[0])
+            return float(answer[0]) == float(label[0])
         except ValueError:
-            return said[0] == label[0]
-    return set(said) == set(label)
+            return answer[0] == label[0]
+    return set(answer) == set(label)
 
 
 @functools.lru_cache(maxsize=4)
 def _playable(path: Path) -> list[DbItem]:
-    """The file's tasks, without those whose own change sqlite cannot do; how many those are is logged."""
+    """Return the file's tasks without those whose own statement sqlite cannot execute; log how many those are."""
     items = read_lines(path, DbItem)
     playable = [item for item in items if _can_be_played(item)]
     if len(playable) < len(items):
-        log.warning("%s: %d of %d tasks are left out, as sqlite cannot do their own change", path,
+        log.warning("%s: left out %d of %d tasks, because sqlite cannot execute their own statement", path,
                     len(items) - len(playable), len(items))  # fmt: skip
     return playable
 
@@ -168,10 +169,10 @@ def _can_be_played(item: DbItem) -> bool:
         return False
 
 
-def _texts(said: str) -> list[str] | None:
+def _texts(answer: str) -> list[str] | None:
     try:
-        members = msgspec.json.decode(said, type=list[str | int | float])
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        members = msgspec.json.decode(answer, type=list[str | int | float])
+    except MALFORMED:
         return None
     return [str(member) for member in members]
 

@@ -1,6 +1,6 @@
-"""Freebase behind a SPARQL endpoint of the user's, asked by programs of the calls that AgentBench's tools make.
+"""Queries to Freebase, through the user's SPARQL endpoint, for programs of AgentBench's tool calls.
 
-A variable is a call; what it holds is found by the endpoint, out of the whole program, and only when it is asked for.
+A variable stands for a call. Its members are computed by the endpoint from the whole program, and only when needed.
 """
 
 import json
@@ -23,12 +23,12 @@ RELATION = re.compile(r"\w+(?:\.\w+)+", re.ASCII)
 _JSON = {"Accept": "application/sparql-results+json"}
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A variable: the call that gave it. An argument #k is the variable of that number, counted from 0."""
+class Variable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A variable: the call that made it. An argument #k is the variable of that number, counted from 0."""
 
     tool: str  # get_neighbors, intersection, argmax, argmin or count
     arguments: tuple[str, ...]
-    kind: str  # the type of what it holds, as Freebase names it
+    kind: str  # Freebase's name for the type of its members
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,27 +38,27 @@ class Freebase:
     url: str
     timeout_s: float
 
-    async def relations(self, found: Sequence[Found], name: str) -> set[str]:
-        """What leads away from an entity or a variable. Raises EnvError where the endpoint fails."""
-        rows = await self._asked(f"SELECT DISTINCT ?r WHERE {{ {_pattern(found, name, '?x', '?x')} ?x ?r ?o . }}")
+    async def relations(self, found: Sequence[Variable], name: str) -> set[str]:
+        """Return the relations from an entity or a variable. Raises EnvError if the endpoint fails."""
+        rows = await self._query(f"SELECT DISTINCT ?r WHERE {{ {_pattern(found, name, '?x', '?x')} ?x ?r ?o . }}")
         return {row["r"] for row in rows}
 
-    async def is_empty(self, found: Sequence[Found], name: str) -> bool:
-        """Whether a variable holds nothing. Raises EnvError where the endpoint fails."""
-        return not await self._asked(f"SELECT ?x WHERE {{ {_pattern(found, name, '?x', '?x')} }} LIMIT 1")
+    async def is_empty(self, found: Sequence[Variable], name: str) -> bool:
+        """Whether a variable has no members. Raises EnvError if the endpoint fails."""
+        return not await self._query(f"SELECT ?x WHERE {{ {_pattern(found, name, '?x', '?x')} }} LIMIT 1")
 
-    async def members(self, found: Sequence[Found], name: str) -> set[str]:
-        """What a variable holds; of a count, the number. Raises EnvError where the endpoint fails."""
+    async def members(self, found: Sequence[Variable], name: str) -> set[str]:
+        """Return the members of a variable, or the number for a count. Raises EnvError if the endpoint fails."""
         last = _variable(found, name)
         if last is not None and last.tool == "count":
             pattern = _pattern(found, last.arguments[0], "?x", "?x")
-            rows = await self._asked(f"SELECT (COUNT(DISTINCT ?x) AS ?n) WHERE {{ {pattern} }}")
+            rows = await self._query(f"SELECT (COUNT(DISTINCT ?x) AS ?n) WHERE {{ {pattern} }}")
             return {row["n"] for row in rows}
-        rows = await self._asked(f"SELECT DISTINCT ?x WHERE {{ {_pattern(found, name, '?x', '?x')} }} LIMIT {MAX_ROWS}")
+        rows = await self._query(f"SELECT DISTINCT ?x WHERE {{ {_pattern(found, name, '?x', '?x')} }} LIMIT {MAX_ROWS}")
         return {row["x"] for row in rows}
 
-    async def _asked(self, query: str) -> list[dict[str, str]]:
-        """The rows of the answer, Freebase's own names without their prefix."""
+    async def _query(self, query: str) -> list[dict[str, str]]:
+        """Return the rows of the result, with Freebase's names without their prefix. Raises EnvError."""
         form = {"query": f"PREFIX ns: <{PREFIX}>\n{query}", "format": "application/sparql-results+json"}
         try:
             timeout = aiohttp.ClientTimeout(total=self.timeout_s)
@@ -70,9 +70,11 @@ class Freebase:
                 while len(content) <= MAX_REPLY_BYTES and (more := await reply.content.read(MAX_REPLY_BYTES)):
                     content += more
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise EnvError(f"the SPARQL endpoint {self.url} fails: {type(error).__name__}: {error}") from error
+            raise EnvError(f"the SPARQL endpoint {self.url} failed: {type(error).__name__}: {error}") from error
         if reply.status != 200 or len(content) > MAX_REPLY_BYTES:
-            raise EnvError(f"the SPARQL endpoint says {reply.status}, {len(content)} bytes: {content[:200]!r}")
+            raise EnvError(
+                f"the SPARQL endpoint replied with status {reply.status} and {len(content)} bytes: {content[:200]!r}"
+            )
         return _rows(content)
 
 
@@ -81,23 +83,26 @@ def _rows(content: bytes) -> list[dict[str, str]]:
         bindings: list[Mapping[str, Mapping[str, Any]]] = json.loads(content)["results"]["bindings"]
         return [{name: str(cell["value"]).removeprefix(PREFIX) for name, cell in row.items()} for row in bindings]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise EnvError(f"the SPARQL endpoint gave no JSON results: {content[:200]!r}") from error
+        raise EnvError(f"the SPARQL endpoint's reply is not JSON results: {content[:200]!r}") from error
 
 
-def _variable(found: Sequence[Found], name: str) -> Found | None:
+def _variable(found: Sequence[Variable], name: str) -> Variable | None:
     return found[int(name[1:])] if name.startswith("#") else None
 
 
-def program_size(found: Sequence[Found], variable: Found) -> int:
-    """How many calls the program of `variable` has, each as often as it stands in it."""
+def program_size(found: Sequence[Variable], variable: Variable) -> int:
+    """Return the number of calls in the program of `variable`, counting repeated calls."""
     sizes: list[int] = []
     for each in (*found, variable):
         sizes.append(1 + sum(sizes[int(name[1:])] for name in each.arguments if name.startswith("#")))
     return sizes[-1]
 
 
-def _pattern(found: Sequence[Found], name: str, sign: str, inner: str) -> str:
-    """The pattern that binds `sign`, such as ?x, to what an entity or a variable holds; `inner` begins other signs."""
+def _pattern(found: Sequence[Variable], name: str, sign: str, inner: str) -> str:
+    """Return the pattern that binds `sign`, such as ?x, to an entity or a variable's members.
+
+    The names of all other SPARQL variables in it begin with `inner`.
+    """
     last = _variable(found, name)
     if last is None:
         return f"VALUES {sign} {{ ns:{name} }}"

@@ -1,6 +1,6 @@
-"""`gaia`: the questions of GAIA, from the user's copy: their attached files, a calculator, Python in the sandbox.
+"""`gaia`: the questions of GAIA from the user's copy, with attached files, a calculator, and Python in the sandbox.
 
-The web is not in it. Answers are judged by GAIA's quasi-exact match (`envhub/gaia_score.py`).
+There is no access to the web. Answers are judged by GAIA's quasi-exact match (`envhub/research/gaia_score.py`).
 """
 
 import functools
@@ -17,20 +17,20 @@ from common.trajectory import Task
 from envhub.asset import asset_path, item_of, named_files, read_lines
 from envhub.env import Env
 from envhub.isolation.file_tree import Node, Tree, file
-from envhub.gaia_score import is_gaia_match
+from envhub.isolation.program import program_in
+from envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
 from envhub.options import check_range
 from envhub.package import require_package
-from envhub.isolation.program import program_in
 from envhub.research.calculator import calculate
-from envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
+from envhub.research.gaia_score import is_gaia_match
 from envhub.world import Change, WorldEnv
 
 MAX_SHOWN_CHARS = 4000
 MAX_ATTACHMENT_BYTES = 48 << 20
-UNKNOWN = "?"  # what GAIA's test split says for an answer
+UNKNOWN = "?"  # the answers in GAIA's test split
 FETCH = (
     "get gaia-benchmark/GAIA from huggingface.co, where its conditions are accepted, and give the path of "
-    "2023/validation/metadata.jsonl (or .parquet); the attached files stay beside it"
+    "2023/validation/metadata.jsonl (or .parquet); keep the attached files in the same folder"
 )
 RULES = (
     "Answer the question. read(name): the attached file, where it is a text. calculate(expression): + - * / and "
@@ -43,7 +43,7 @@ _PYTHON = re.compile(r"\s*python\b[:\s]*(.*)", re.IGNORECASE | re.DOTALL)
 
 
 class GaiaItem(msgspec.Struct):
-    """One line of metadata.jsonl, as far as it is needed; also as OpenManus writes them."""
+    """The fields of a line of metadata.jsonl that this environment uses."""
 
     question: str = msgspec.field(name="Question")
     answer: str = msgspec.field(name="Final answer")
@@ -52,7 +52,7 @@ class GaiaItem(msgspec.Struct):
 
 
 class _Variant(msgspec.Struct):
-    """A line as OpenManus writes it, without files."""
+    """A line in OpenManus's format, which has no files."""
 
     question: str
     answer: str
@@ -60,17 +60,17 @@ class _Variant(msgspec.Struct):
 
 
 class GaiaState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    is_read: bool = False  # whether the attached file has been shown
+    is_read: bool = False  # whether the policy has read the attached file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GaiaWorld:
-    """One question, with the folder of its file."""
+    """One question, with the folder of its attached file."""
 
     item: GaiaItem
     folder: Path
     limits: Limits
-    secrets: tuple[str, ...] = ()  # questions were written by people: an answer's words may stand in them
+    secrets: tuple[str, ...] = ()  # empty: people wrote the questions, which may contain an answer's words
 
     @property
     def first(self) -> GaiaState:
@@ -105,7 +105,7 @@ class GaiaWorld:
         return None
 
     def expert(self, state: GaiaState) -> str:
-        """The answer of the file; a way to it is not in there."""
+        """Return the file's answer; the file has no solution steps."""
         return f"answer({self.item.answer})"
 
     def _read(self, state: GaiaState, name: str) -> Change[GaiaState]:
@@ -119,7 +119,7 @@ class GaiaWorld:
         return Change(state=GaiaState(is_read=True), text=(text[:MAX_SHOWN_CHARS] + cut).strip() or "(empty)")
 
     async def _printed(self, program: str) -> str:
-        """What `program` prints, and how it fails."""
+        """Run `program` and return the end of its output."""
         tree: Tree = {"program.py": file(program)}
         if self.item.file_name:
             tree[self.item.file_name] = Node(kind="file", content=(self.folder / self.item.file_name).read_bytes())
@@ -128,10 +128,10 @@ class GaiaWorld:
 
 
 def make_gaia_env(*, train: str = "", held_out: str = "", level: int = 0, python_timeout_s: float = 30.0) -> Env:
-    """An environment of GAIA's questions. Raises ValueError where a file or the sandbox is missing.
+    """Make an environment of GAIA's questions. Raises ValueError if a file or the sandbox is missing.
 
-    `train` and `held_out` are paths of metadata.jsonl or metadata.parquet, with the attached files beside them; `level`
-    1 to 3, or 0 for all; `python_timeout_s` is what a program may take.
+    `train` and `held_out` are paths of metadata.jsonl or metadata.parquet, in the folder of the attached files; `level`
+    is 1 to 3, or 0 for all; `python_timeout_s` is the timeout of a program.
     """
     check_range("level", level, 0, 3)
     require_sandbox()
@@ -157,20 +157,22 @@ def make_gaia(task: Task, *, items: dict[str, list[tuple[GaiaItem, Path]]], limi
 
 @functools.lru_cache(maxsize=8)
 def _playable(path: Path, level: int) -> list[tuple[GaiaItem, Path]]:
-    """The questions of a level. Raises ValueError where an answer or an attached file is not there."""
+    """Return the questions of a level. Raises ValueError if an answer or an attached file is missing."""
     items = [item for item in _items(path) if level in (0, item.level)]
     for item in items:
         if item.answer == UNKNOWN:
-            raise ValueError(f"{path} tells no answers, as GAIA's test split does not; use its validation split")
+            raise ValueError(f"{path} has no answers, like GAIA's test split; use the validation split")
         if not item.file_name:
             continue
         attached = path.parent / item.file_name
         if Path(item.file_name).name != item.file_name or not attached.is_file():
-            raise ValueError(f"{path}: the attached file {item.file_name} is not beside it; {FETCH}")
+            raise ValueError(f"{path}: the attached file {item.file_name} is not in the same folder; {FETCH}")
         if attached.stat().st_size > MAX_ATTACHMENT_BYTES:
-            raise ValueError(f"{attached} has more than {MAX_ATTACHMENT_BYTES} bytes; leave its question out")
+            raise ValueError(
+                f"{attached} has more than {MAX_ATTACHMENT_BYTES} bytes; remove its question from {path.name}"
+            )
     if not items:
-        raise ValueError(f"{path} has no questions of level {level}; `env.options.level` 0 takes all")
+        raise ValueError(f"{path} has no questions of level {level}; use `env.options.level=0` for all levels")
     return [(item, path.parent) for item in items]
 
 

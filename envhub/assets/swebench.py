@@ -1,7 +1,7 @@
-"""`swebench`: SWE-bench's instances, from files, clones and Python environments of the user's, in the sandbox.
+"""`swebench`: SWE-bench's instances, from the user's files, clones and Python environments, in the sandbox.
 
-A policy works in the repository as it was before the repair. Resolved is what SWE-bench calls so: all of FAIL_TO_PASS
-and all of PASS_TO_PASS pass once the tests of the instance's test patch are in their places.
+A policy works in the repository as it was before the repair. An instance is resolved, as in SWE-bench, if all tests in
+FAIL_TO_PASS and PASS_TO_PASS pass after the instance's test patch has been applied.
 """
 
 import asyncio
@@ -17,21 +17,21 @@ import msgspec
 from common.message import Message
 from common.trajectory import Task
 from envhub.asset import asset_path, item_of, named_files
-from envhub.env import Env
-from envhub.isolation.file_tree import Node, Tree
-from envhub.isolation.layer import gone
-from envhub.options import check_choice
-from envhub.isolation.sandbox import Place, require_sandbox
-from envhub.swe.edit import edited, lines_of, numbered
-from envhub.swe_git import of_a_policy, require_git
 from envhub.assets.swebench_checkout import Checkout, check_out
 from envhub.assets.swebench_instance import Playable, read_playable
 from envhub.assets.swebench_judge import is_resolved
 from envhub.assets.swebench_run import diff_command, run_in_testbed, shown
+from envhub.env import Env
+from envhub.isolation.file_tree import Node, Tree
+from envhub.isolation.layer import whiteout
+from envhub.isolation.sandbox import Place, require_sandbox
+from envhub.options import check_choice
+from envhub.swe.edit import edited, lines_of, numbered
+from envhub.swe.git import policy_script, require_git
 from envhub.world import Change, WorldEnv
 
 MAX_ACTION_BYTES = 100_000  # a command is one argument to bash, which the kernel limits to 128 KiB
-MAX_FILE_BYTES = 2 << 20  # of a file that is edited
+MAX_FILE_BYTES = 2 << 20  # the largest file that an edit may make
 NUM_SHOWN_LINES = 400
 ISSUES = ("statement", "hints")
 FETCH = (
@@ -41,7 +41,7 @@ FETCH = (
 FETCH_CLONES = "make a folder in which git clone https://github.com/OWNER/NAME OWNER__NAME was run for each repository"
 FETCH_ENVIRONMENTS = (
     "make a folder with the Python environment of each instance, INSTANCE_ID/bin/python or OWNER__NAME-VERSION/bin/"
-    "python, as docs/assets.md says"
+    "python; docs/assets.md explains how"
 )
 RULES = (
     f"You work on a Python repository, which is in {Place.TESTBED.value}, a git repository. Resolve the issue: change "
@@ -61,7 +61,7 @@ _ACTION = re.compile(
 
 
 class SwebenchState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    layer: Tree = {}  # what is other than in the checkout, .git included
+    layer: Tree = {}  # the changes to the checkout, including .git
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +73,7 @@ class SwebenchWorld:
     issue: str
     command_timeout_s: float
     test_timeout_s: float
-    secrets: tuple[str, ...] = ()  # issues were written by people, and may say how to repair it
+    secrets: tuple[str, ...] = ()  # empty: people wrote the issues, which may contain the repair
 
     @property
     def first(self) -> SwebenchState:
@@ -90,8 +90,8 @@ class SwebenchWorld:
         is_text = len(encoded) <= MAX_ACTION_BYTES and encoded.decode() == action and "\0" not in action
         found = _ACTION.fullmatch(action.strip()) if is_text else None
         if found is None:
-            said = "say view PATH, edit PATH FIRST-LAST, bash COMMAND, diff or submit"
-            return Change(state=state, text=said, valid=False)
+            hint = "say view PATH, edit PATH FIRST-LAST, bash COMMAND, diff or submit"
+            return Change(state=state, text=hint, valid=False)
         checkout = await asyncio.to_thread(check_out, self.playable, self.checkouts)
         command = found["command"] if found["block"] is None else found["block"]
         match (found["verb"] or "").lower():
@@ -103,7 +103,7 @@ class SwebenchWorld:
             case "diff":
                 return Change(state=state, text=(await self._run(diff_command(checkout), state, checkout)).text)
         if command is not None:
-            return await self._run(of_a_policy(command), state, checkout)
+            return await self._run(policy_script(command), state, checkout)
         path = (found["viewed"] or found["edited"]).removeprefix(f"{Place.TESTBED.value}/")
         node = _node(path, state.layer, checkout.folder)
         content = None if node is None else _text(node)
@@ -115,17 +115,17 @@ class SwebenchWorld:
         done = edited(path, content, first=first, last=int(found["last"] or first), text=found["text"] or "",
                       max_chars=MAX_FILE_BYTES)  # fmt: skip
         if done.content is None:
-            return Change(state=state, text=done.said, valid=False)
+            return Change(state=state, text=done.text, valid=False)
         layer = {**state.layer, path: Node(kind="file", content=done.content.encode(), mode=node.mode)}
         if layer[path] == _node(path, {}, checkout.folder):
             del layer[path]
-        return Change(state=SwebenchState(layer=layer), text=done.said)
+        return Change(state=SwebenchState(layer=layer), text=done.text)
 
     def admissible(self, state: SwebenchState) -> None:
         return None
 
     def expert(self, state: SwebenchState) -> str:
-        """People's own repair, as one command, and then to hand it in."""
+        """Return one command that applies the real repair, then `submit`."""
         checkout = check_out(self.playable, self.checkouts)
         if all(state.layer.get(path) == node for path, node in checkout.repaired.items()):
             return "submit"
@@ -148,12 +148,12 @@ def make_swebench_env(
     *, train: str = "", held_out: str = "", clones: str = "", environments: str = "", checkouts: str = "",
     issue: str = "statement", command_timeout_s: float = 60.0, test_timeout_s: float = 1800.0,
 ) -> Env:  # fmt: skip
-    """An environment of SWE-bench's instances. Raises ValueError where files, git or the sandbox are missing.
+    """Make an environment of SWE-bench's instances. Raises ValueError if files, git or the sandbox are missing.
 
-    `train` and `held_out` are paths of its files, `clones` the folder of git clones, OWNER__NAME, `environments` that
-    of Python environments, `checkouts` one that is written to, where an instance's repository is checked out once.
-    `issue` is what is told: "statement", or "hints" too; `command_timeout_s` what one command may take,
-    `test_timeout_s` what one run of the tests that judge.
+    `train` and `held_out` are paths of SWE-bench's files, `clones` is the folder of git clones named OWNER__NAME, and
+    `environments` that of Python environments. `checkouts` is a writable folder, in which each instance's repository is
+    checked out once. `issue` selects the prompt: "statement", or "hints" for the hints too. `command_timeout_s` is the
+    timeout of a command, `test_timeout_s` that of a run of the tests.
     """
     check_choice("issue", issue, ISSUES)
     require_sandbox()
@@ -162,7 +162,7 @@ def make_swebench_env(
         split: asset_path(split, path, fetch=FETCH) for split, path in named_files(train, held_out, fetch=FETCH).items()
     }
     if not checkouts:
-        raise ValueError("`env.options.checkouts` must name a folder that may be written to, got ''; name a large one")
+        raise ValueError("`env.options.checkouts` must be a writable folder, got ''; use one on a large disk")
     own = asset_path("clones", clones, fetch=FETCH_CLONES)
     pythons = asset_path("environments", environments, fetch=FETCH_ENVIRONMENTS)
     items = {split: read_playable(path, own, pythons) for split, path in files.items()}
@@ -194,13 +194,13 @@ def make_swebench(
 
 
 def _node(path: str, layer: Tree, folder: Path) -> Node | None:
-    """The file at `path` of the repository with `layer` over it; None where none is, or elsewhere than in there."""
+    """Return the file at `path` of the repository with `layer` over it; None if it is missing or outside of it."""
     if path in layer:
         return layer[path] if layer[path].kind == "file" else None
     above = path
     while above:
         hidden = layer.get(above)
-        if gone(above) in layer or (hidden is not None and hidden.kind != "folder"):
+        if whiteout(above) in layer or (hidden is not None and hidden.kind != "folder"):
             return None
         above = posixpath.dirname(above).rstrip("/")
     if posixpath.isabs(path) or ".." in path.split("/") or posixpath.normpath(path) != path:

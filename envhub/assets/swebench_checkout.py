@@ -1,7 +1,7 @@
-"""The repository of an instance as it was before the repair: one commit in a git repository of its own, on disk.
+"""Check out the repository of an instance as it was before the repair: a git repository with one commit, on disk.
 
-It is fetched from the user's clone without what came before or after, so that no later commit can be read in it; and it
-is made once, in a folder that later runs find again. Policies are shown it read only, and work on layers over it.
+It is fetched from the user's clone without earlier and later commits, so that a policy cannot read the repair. It is
+made once, and later runs use it again. Policies see it read only, and work on layers over it.
 """
 
 import functools
@@ -13,32 +13,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from envhub.assets.swebench_instance import Playable
 from envhub.env import EnvError
 from envhub.isolation.file_tree import Node, Tree
-from envhub.isolation.layer import gone
-from envhub.swe_git import PLAIN_INDEX
-from envhub.assets.swebench_instance import Playable
+from envhub.isolation.layer import whiteout
+from envhub.swe.git import PLAIN_INDEX
 
-# A clone may be somebody else's, and a commit need not be at the end of a branch of it.
+# A clone may belong to another user, and the commit need not be the head of a branch.
 _UPLOAD_PACK = "git -c safe.directory=* -c uploadpack.allowAnySHA1InWant=true upload-pack"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkout:
-    """Where an instance's repository lies, and what two patches make of it, as layers."""
+    """An instance's repository, and the layers of its two patches."""
 
     folder: Path
-    commit: str  # its full name
+    commit: str  # the full hash
     commit_time: int  # s since 1970
-    tests: Tree  # what the test patch leaves
-    repaired: Tree  # what the people's patch leaves
+    tests: Tree  # the layer of the test patch
+    repaired: Tree  # the layer of the real repair
 
 
 @functools.lru_cache(maxsize=4096)
 def check_out(playable: Playable, checkouts: Path) -> Checkout:
-    """The checkout of an instance below `checkouts`, made where it is not there yet. It blocks for some seconds.
+    """Return the checkout of an instance in the folder `checkouts`, and make it if needed. Blocks for some seconds.
 
-    Raises EnvError where git fails: the clone lacks the commit, or a patch does not apply to it.
+    Raises EnvError if git fails: the clone lacks the commit, or a patch does not apply.
     """
     instance = playable.instance
     folder = checkouts / instance.instance_id
@@ -55,7 +55,7 @@ def check_out(playable: Playable, checkouts: Path) -> Checkout:
 
 
 def _make(playable: Playable, folder: Path) -> None:
-    """All in a folder beside it, which is then given its name: two that do so at once do no harm."""
+    """Make the checkout in a temporary folder and then rename it, so that two processes can do this at once."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as scratch:
         made = Path(scratch) / "repository"
@@ -66,7 +66,7 @@ def _make(playable: Playable, folder: Path) -> None:
         try:
             _git("fetch", "-q", "--depth=1", "--no-tags", f"--upload-pack={_UPLOAD_PACK}", source, commit, folder=made)
         except EnvError as error:
-            raise EnvError(f"{source} does not give the commit {commit}; git fetch --all there; {error}") from error
+            raise EnvError(f"{source} lacks the commit {commit}; run git fetch --all in it; {error}") from error
         _git("reset", "-q", "--hard", "FETCH_HEAD", folder=made)
         (made / ".git/FETCH_HEAD").unlink()
         if playable.built is not None:
@@ -81,11 +81,11 @@ def _make(playable: Playable, folder: Path) -> None:
             made.rename(folder)
         except OSError as error:
             if not folder.is_dir():
-                raise EnvError(f"{folder} cannot be made: {error}") from error
+                raise EnvError(f"could not create {folder}: {error}") from error
 
 
 def _patched(folder: Path, patch: str) -> Tree:
-    """What `patch` changes of the commit, as a layer."""
+    """Return the changes of `patch` to the commit as a layer."""
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "objects").mkdir()
         settings = {
@@ -101,7 +101,7 @@ def _patched(folder: Path, patch: str) -> Tree:
         for change, path in zip(fields[::2], fields[1::2], strict=True):  # `:MODE MODE SHA SHA LETTER`, then the path
             _, mode, _, blob, letter = change.split(" ")
             if letter == "D":
-                layer[gone(path)] = Node(kind="file")
+                layer[whiteout(path)] = Node(kind="file")
                 continue
             content = _git("cat-file", "blob", blob, folder=folder, settings=settings)
             kind, bits = ("link", 0o777) if mode == "120000" else ("file", int(mode, 8) & 0o777)
@@ -115,13 +115,13 @@ def _git(*arguments: str, folder: Path, settings: dict[str, str] | None = None, 
 
 
 def _run(command: Sequence[str], *, folder: Path, settings: dict[str, str] | None = None, stdin: bytes = b"") -> bytes:
-    """What `command` prints, run without the settings and hooks of whoever is logged in. Raises EnvError."""
+    """Run `command` without the current user's git settings and hooks, and return its stdout. Raises EnvError."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "HOME": "/nonexistent"}
     environment |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_TERMINAL_PROMPT": "0"}
     done = subprocess.run(
         command, cwd=folder, env=environment | (settings or {}), input=stdin, capture_output=True, umask=0o022
     )
     if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip()[-500:]
-        raise EnvError(f"{' '.join(command)[:300]} in {folder} fails, exit code {done.returncode}: {said}")
+        stderr = done.stderr.decode(errors="replace").strip()[-500:]
+        raise EnvError(f"{' '.join(command)[:300]} in {folder} failed, exit code {done.returncode}: {stderr}")
     return done.stdout

@@ -1,6 +1,6 @@
-"""SWE-bench's instances, as its files have them, and which of them can be played with what lies here.
+"""SWE-bench's instances, read from their files, and which of them work with the user's clones and environments.
 
-https://www.swebench.com (https://arxiv.org/abs/2310.06770); SWE-bench_Lite, _Verified and others of the same form.
+https://www.swebench.com (https://arxiv.org/abs/2310.06770); SWE-bench_Lite, _Verified and others of the same format.
 """
 
 import functools
@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from common.wire import MALFORMED
 from envhub.asset import read_json, read_lines
 from envhub.package import require_package
 
@@ -22,48 +23,54 @@ log = logging.getLogger(__name__)
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
-    """One instance, as far as it is needed."""
+    """The fields of an instance that this environment uses."""
 
     instance_id: str
     repo: str  # owner/name
     base_commit: str
     problem_statement: str
-    patch: str  # the repair, as people made it
-    test_patch: str  # the tests that came with it
+    patch: str  # the real repair
+    test_patch: str  # the tests of the repair
     fail_to_pass: str | tuple[str, ...] = msgspec.field(name="FAIL_TO_PASS")  # a list, or JSON of one
     pass_to_pass: str | tuple[str, ...] = msgspec.field(name="PASS_TO_PASS")
-    hints_text: str | None = ""  # what was said of it before the repair
+    hints_text: str | None = ""  # comments on the issue before the repair
     version: str | None = ""
 
     def __post_init__(self) -> None:
         for name, pattern in _NAMES.items():
             value = getattr(self, name)
             if re.fullmatch(pattern, value) is None or value.startswith((".", "-")):
-                raise ValueError(f"{name} is {value!r}, and should be like {pattern}")
+                raise ValueError(f"{name} must match {pattern}, got {value!r}")
         if len(self.tests) == len(_names(self.pass_to_pass)):
-            raise ValueError(f"{self.instance_id}: FAIL_TO_PASS is empty, so nothing would be judged")
+            raise ValueError(f"{self.instance_id}: FAIL_TO_PASS must name at least one test, got none")
 
     @property
     def tests(self) -> tuple[str, ...]:
-        """The names of all tests that must pass. Raises ValueError where they are no list."""
-        return (*_names(self.fail_to_pass), *_names(self.pass_to_pass))
+        """The names of all tests that must pass. Raises ValueError if they are malformed."""
+        broken, others = self.by_kind
+        return broken + others
+
+    @property
+    def by_kind(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """FAIL_TO_PASS and PASS_TO_PASS. Raises ValueError if they are malformed."""
+        return _names(self.fail_to_pass), _names(self.pass_to_pass)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Playable:
-    """An instance with what it is played on."""
+    """An instance with its clone and its Python environment."""
 
     instance: Instance
     clone: Path
     environment: Path  # a Python environment, with bin/python
-    built: Path | None  # what installing it left in the repository
+    built: Path | None  # the files that its installation left in the repository
 
 
-@functools.lru_cache(maxsize=8)  # every episode makes an environment
+@functools.lru_cache(maxsize=8)  # cached because every episode makes an environment
 def read_playable(path: Path, clones: Path, environments: Path) -> tuple[Playable, ...]:
-    """The instances of a file that can be played; how many cannot is logged, by reason.
+    """Return the instances of a file that work here; log how many do not, by reason.
 
-    Raises ValueError for a file that has none of them, or whose lines are no instances.
+    Raises ValueError if no instance works here, or the file is malformed.
     """
     found: list[Playable] = []
     left_out: Counter[str] = Counter()
@@ -71,11 +78,11 @@ def read_playable(path: Path, clones: Path, environments: Path) -> tuple[Playabl
         clone = clones / instance.repo.replace("/", "__")
         environment = _environment(instance, environments)
         if not all(re.match(r"[^:\s]+\.py::", name) for name in instance.tests):
-            left_out["with tests that pytest does not run (django's and sympy's)"] += 1
+            left_out["have tests that pytest does not run (django's and sympy's)"] += 1
         elif not clone.is_dir():
-            left_out[f"without {clone}; git clone https://github.com/{instance.repo} {clone}"] += 1
+            left_out[f"need {clone}; run git clone https://github.com/{instance.repo} {clone}"] += 1
         elif environment is None:
-            left_out[f"without an environment in {environments}, such as {instance.instance_id}/bin/python"] += 1
+            left_out[f"need an environment in {environments}, such as {instance.instance_id}/bin/python"] += 1
         else:
             built = environment.with_name(f"{environment.name}.built")
             found.append(
@@ -85,9 +92,9 @@ def read_playable(path: Path, clones: Path, environments: Path) -> tuple[Playabl
             )
     reasons = "".join(f"\n{count} {reason}" for reason, count in sorted(left_out.items()))
     if not found:
-        raise ValueError(f"{path}: none of its instances can be played here; left out are:{reasons or ' none'}")
+        raise ValueError(f"{path}: no instance works here; left out:{reasons or ' none'}")
     if reasons:
-        log.warning("%s: %d instances can be played, left out are:%s", path, len(found), reasons)
+        log.warning("%s: %d instances work here; left out:%s", path, len(found), reasons)
     return tuple(found)
 
 
@@ -102,7 +109,7 @@ def _read(path: Path) -> list[Instance]:
 
 
 def _environment(instance: Instance, environments: Path) -> Path | None:
-    """The folder named after the instance, else after its repository and version."""
+    """Return the environment named after the instance, else the one named after its repository and version."""
     names = [instance.instance_id, f"{instance.repo.replace('/', '__')}-{instance.version}"]
     folders = [environments / name for name in names]
     return next((folder for folder in folders if (folder / "bin" / "python").is_file()), None)
@@ -113,5 +120,5 @@ def _names(tests: str | tuple[str, ...]) -> tuple[str, ...]:
         return tests
     try:
         return msgspec.json.decode(tests, type=tuple[str, ...])
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise ValueError(f"tests must be a list or JSON of one, got {tests[:80]!r}: {error}") from error

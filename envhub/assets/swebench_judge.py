@@ -1,72 +1,66 @@
-"""Whether an instance is resolved: its tests, run by pytest on what a policy left, and judged by what pytest reports.
+"""Judge whether an instance is resolved: run its tests with pytest on the policy's files, and read pytest's reports.
 
-As in SWE-bench, the tests run in one process with the code that they judge, which can do there what it likes. So that a
-forged report is not believed, it must bear a sign that this process threw away before anything of the repository was
-imported, and must say of a test that fails on purpose that it has failed.
+As in SWE-bench, the tests run in one process with the code that they test. So that code could forge reports. The judge
+is another process, which records the reports. The processes that it starts cannot read it (it is not dumpable), and it
+alone knows the sign that makes a report valid. A reported failure cannot be revoked, and a run that ends early passes
+no test. Then the judge runs some tests again, and requests each of them to fail after its body has passed. If one is
+reported as passed all the same, the reports are forged, and no test counts as passed.
 """
 
 import posixpath
+import random
 import secrets
 import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
-from envhub.env import EnvError
-from envhub.isolation.file_tree import Node, Tree, file
-from envhub.isolation.layer import GONE, gone
+from common.wire import MALFORMED
 from envhub.assets.swebench_checkout import Checkout
 from envhub.assets.swebench_instance import Playable
 from envhub.assets.swebench_run import ENVIRONMENT, run_in_testbed
+from envhub.env import EnvError
+from envhub.isolation.file_tree import Node, Tree, file
+from envhub.isolation.layer import WHITEOUT, whiteout
 
-# What pytest and Python load unasked: as it was before the repair, unless the people's repair changes it.
+# Files that pytest and Python load automatically. A policy's changes to them are undone, unless the real repair
+# changes them too.
 LOADED_UNASKED = ("conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml",
                   "sitecustomize.py", "usercustomize.py")  # fmt: skip
-MAX_SAID_BYTES = 1500
-# For Python 3.6 on. What has passed is `setup`, `call` and `teardown`, all that there was, or was expected to fail.
-_JUDGE = """
-import sys
-sys.path.remove("")
-import json, os, pytest
-with open("{path}") as file:
-    sign = file.read()
-os.remove("{path}")
+MAX_LOG_BYTES = 1500
+MAX_CONTROLLED = 50  # tests that are run again to fail: all that were broken, and a sample of the others
+JUDGE = Path(__file__).with_name("swebench_tests.py").read_text()
+# Without "" in sys.path, modules in the repository's root do not hide the standard library's.
+PLUGIN = 'import sys\nsys.path.remove("")\n' + Path(__file__).with_name("swebench_plugin.py").read_text()
 
-class Listener:
-    def __init__(self):
-        self.outcomes = {{}}
 
-    def pytest_runtest_logreport(self, report):
-        passed = report.passed or (report.skipped and hasattr(report, "wasxfail"))
-        self.outcomes[report.nodeid] = self.outcomes.get(report.nodeid, True) and passed
+class _Run(msgspec.Struct):
+    """The judge's record of one run of pytest."""
 
-listener = Listener()
-pytest.main(["-p", "no:cacheprovider"] + sys.argv[1:], plugins=[listener])
-with os.fdopen(3, "w") as out:
-    out.write(json.dumps({{"sign": sign, "outcomes": listener.outcomes}}))
-    out.flush()
-    os._exit(0)
-"""
+    is_whole: bool  # it ran to its end, with the exit code that it had announced
+    outcomes: dict[str, str]  # by test: the worst reported outcome, "passed", "xfailed" or "failed"
 
 
 class _Report(msgspec.Struct):
     sign: str
-    outcomes: dict[str, bool]  # by test
+    tests: _Run
+    control: _Run  # the second run, in which no test may pass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Outcome:
-    failing: tuple[str, ...]  # of the instance's tests, those that do not pass
-    said: str  # how pytest ends
+    failing: tuple[str, ...]  # the instance's tests that do not pass
+    log: str  # the end of pytest's output
 
 
-_WORKING: set[Playable] = set()  # the instances whose own repair passes their tests here: a process finds out once
+_WORKING: set[Playable] = set()  # the instances whose real repair passes their tests here; checked once in a process
 
 
 async def is_resolved(layer: Tree, *, playable: Playable, checkout: Checkout, timeout_s: float) -> bool:
-    """Whether with `layer` all of FAIL_TO_PASS and PASS_TO_PASS pass.
+    """Whether all of FAIL_TO_PASS and PASS_TO_PASS pass with `layer`.
 
-    Raises EnvError where they do not even with the people's repair: then nobody can be judged by them here.
+    Raises EnvError if they do not pass with the real repair either: then the tests do not work here.
     """
     outcome = await _run_tests(layer, playable=playable, checkout=checkout, timeout_s=timeout_s)
     if outcome.failing and playable not in _WORKING:
@@ -75,16 +69,16 @@ async def is_resolved(layer: Tree, *, playable: Playable, checkout: Checkout, ti
             raise EnvError(
                 f"{playable.instance.instance_id}: with its own patch {len(best.failing)} of its "
                 f"{len(playable.instance.tests)} tests do not pass in {playable.environment}: "
-                f"{', '.join(best.failing[:5])}; pytest says: {best.said}"
+                f"{', '.join(best.failing[:5])}; pytest's output: {best.log}"
             )
     _WORKING.add(playable)
     return not outcome.failing
 
 
 def judged(layer: Tree, tests: Tree, *, repaired: Tree) -> Tree:
-    """`layer` without what would tell git or pytest something, and with `tests` in the place of what is there.
+    """Return `layer` with `tests`, and without changes to git's files and to those in LOADED_UNASKED.
 
-    What is `repaired` by people may be changed by a policy, too.
+    A policy may change a file that the real repair, `repaired`, changes.
     """
     changed = {_plain(path) for path in repaired}
     kept = {path: node for path, node in layer.items() if not _is_undone(_plain(path), changed)}
@@ -94,33 +88,43 @@ def judged(layer: Tree, tests: Tree, *, repaired: Tree) -> Tree:
 
 
 async def _run_tests(layer: Tree, *, playable: Playable, checkout: Checkout, timeout_s: float) -> _Outcome:
-    """What comes of the instance's tests with `layer`: all of them fail where no report is believed."""
+    """Run the instance's tests with `layer`. All of them fail if the report is not valid."""
     wanted = playable.instance.tests
-    files = sorted({name.partition("::")[0] for name in wanted})
-    sign, path, decoy = secrets.token_hex(16), f".{secrets.token_hex(8)}", f"test_{secrets.token_hex(4)}"
-    beside = posixpath.join(posixpath.dirname(files[-1]), f"{decoy}.py")
-    added = {path: file(sign), beside: file(f"def {decoy}():\n    assert not {decoy}\n")}
+    sign, path = secrets.token_hex(16), f".{secrets.token_hex(8)}"
+    order = {
+        "sign": sign,
+        "python": f"{ENVIRONMENT}/bin/python",
+        "plugin": PLUGIN,
+        "files": sorted({name.partition("::")[0] for name in wanted}),
+        "controlled": _controlled(playable),
+    }
+    added = {path: file(msgspec.json.encode(order).decode())}
     tree = judged(layer, checkout.tests | added, repaired=checkout.repaired)
-    script = shlex.quote(_JUDGE.format(path=path))
-    command = (
-        f"{ENVIRONMENT}/bin/python -c {script} {shlex.join([*files, beside])} 3>&1 >/tmp/said 2>&1\n"
-        f"echo; tail -c {MAX_SAID_BYTES} /tmp/said"
-    )
+    command = f"/usr/bin/python3 -I -S -c {shlex.quote(JUDGE)} {path}\necho; tail -c {MAX_LOG_BYTES} /tmp/pytest.log"
     finished = await run_in_testbed(command, tree, playable=playable, checkout=checkout, timeout_s=timeout_s)
-    reported, _, said = finished.output.partition("\n")
-    passed = _passed(reported, sign=sign, decoy=decoy)
-    return _Outcome(failing=tuple(name for name in wanted if _word(name) not in passed), said=said.strip())
+    reported, _, log = finished.output.partition("\n")
+    passed = _passed(reported, sign=sign)
+    return _Outcome(failing=tuple(name for name in wanted if _word(name) not in passed), log=log.strip())
 
 
-def _passed(reported: str, *, sign: str, decoy: str) -> set[str]:
-    """The tests that have passed; none where the report is not believed."""
+def _controlled(playable: Playable) -> list[str]:
+    """Return the tests to run again and to fail: all that were broken, and a sample of the others."""
+    broken, others = ([_word(name) for name in names] for names in playable.instance.by_kind)
+    sample = random.SystemRandom().sample(others, min(len(others), max(0, MAX_CONTROLLED - len(broken))))
+    return broken + sample
+
+
+def _passed(reported: str, *, sign: str) -> set[str]:
+    """Return the tests that have passed; none if the report is not valid."""
     try:
         report = msgspec.json.decode(reported, type=_Report)
-    except (msgspec.MsgspecError, RecursionError):
+    except MALFORMED:
         return set()
-    failed = {_word(name) for name, passed in report.outcomes.items() if not passed}
-    is_believed = report.sign == sign and any(name.endswith(f"::{decoy}") for name in failed)
-    return {_word(name) for name in report.outcomes} - failed if is_believed else set()
+    forged = "passed" in report.control.outcomes.values()
+    if report.sign != sign or forged or not (report.tests.is_whole and report.control.is_whole):
+        return set()
+    failed = {_word(name) for name, outcome in report.tests.outcomes.items() if outcome == "failed"}
+    return {_word(name) for name in report.tests.outcomes} - failed
 
 
 def _is_undone(name: str, changed: set[str]) -> bool:
@@ -129,17 +133,17 @@ def _is_undone(name: str, changed: set[str]) -> bool:
 
 
 def _hides(path: str, node: Node, test: str) -> bool:
-    """Whether what is at `path` in a layer would be in the way of the file `test`."""
+    """Whether the node at `path` of a layer would replace or hide the file `test`."""
     below = path == test or path.startswith(f"{test}/")
-    return below or path == gone(test) or (test.startswith(f"{path}/") and node.kind != "folder")
+    return below or path == whiteout(test) or (test.startswith(f"{path}/") and node.kind != "folder")
 
 
 def _plain(path: str) -> str:
-    """`path` of a layer, also where it says that this is gone."""
+    """Return the path that `path` of a layer changes or deletes."""
     folder, name = posixpath.split(path)
-    return posixpath.join(folder, name.removeprefix(GONE))
+    return posixpath.join(folder, name.removeprefix(WHITEOUT))
 
 
 def _word(name: str) -> str:
-    """A test's name up to the first blank: so much of it SWE-bench's logs and names have."""
+    """Return a test's name up to the first blank, as in SWE-bench's logs and lists."""
     return name.split(maxsplit=1)[0]

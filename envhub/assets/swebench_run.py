@@ -1,21 +1,21 @@
-"""Commands on the repository of an instance: in the sandbox, in /testbed, with the instance's Python environment."""
+"""Run commands in the repository of an instance: in the sandbox, in /testbed, with the instance's environment."""
 
-from envhub.isolation.file_tree import Tree
-from envhub.isolation.sandbox import Finished, Limits, Place, run_in_sandbox
-from envhub.swe_git import exported, git_settings
-from envhub.swe.tests import without_durations
 from envhub.assets.swebench_checkout import Checkout
 from envhub.assets.swebench_instance import Playable
+from envhub.isolation.file_tree import Tree
+from envhub.isolation.sandbox import Finished, Limits, Place, run_in_sandbox
+from envhub.swe.git import export_command, git_settings
+from envhub.swe.tests import without_durations
 
-# Where SWE-bench's own images have them: conda's environments know their path.
+# The path in SWE-bench's own images, because conda's environments contain their path.
 ENVIRONMENT = "/opt/miniconda3/envs/testbed"
 PATH = f"{ENVIRONMENT}/bin:/usr/bin:/bin"
 MAX_SHOWN_CHARS = 10_000
-NUM_FIRST_CHARS = 2_000  # of what is too long; of the rest the end is shown, where tests say what came of them
+NUM_FIRST_CHARS = 2_000  # shown of an output that is too long; then its end, which has the results of tests
 
 
 def limits_of(timeout_s: float) -> Limits:
-    """What one command may take, with room for a repository in memory and for numerical packages."""
+    """Return the limits of one command, large enough for a repository in memory and for numerical packages."""
     return Limits(
         wall_s=timeout_s, cpu_s=int(timeout_s) + 1, memory_bytes=4 << 30, max_processes=256, file_bytes=256 << 20,
         tree_bytes=1 << 30, kept_bytes=8 << 20, output_bytes=4 << 20,
@@ -27,7 +27,7 @@ async def run_in_testbed(
 ) -> Finished:
     """Run bash's `command` on the checkout with `layer` over it."""
     return await run_in_sandbox(
-        f"{exported({'PATH': PATH, **git_settings(checkout.commit_time)})}\n{command}",
+        f"{export_command({'PATH': PATH, **git_settings(checkout.commit_time)})}\n{command}",
         layer,
         limits=limits_of(timeout_s),
         mounts={playable.environment: ENVIRONMENT},
@@ -37,7 +37,7 @@ async def run_in_testbed(
 
 
 def diff_command(checkout: Checkout) -> str:
-    """What has changed since the start, new files too, as git says; commits in between do not matter."""
+    """Return a git command that shows all changes since the start, with new files and across commits."""
     return (
         "export GIT_INDEX_FILE=/tmp/index; cp .git/index /tmp/index; git add -A -N . && "
         f"git diff --no-color --no-ext-diff {checkout.commit}"
@@ -45,7 +45,8 @@ def diff_command(checkout: Checkout) -> str:
 
 
 def shown(finished: Finished) -> str:
-    said = without_durations(finished.output).rstrip() or f"(no output, exit code {finished.exit_code})"
-    if len(said) <= MAX_SHOWN_CHARS:
-        return said
-    return f"{said[:NUM_FIRST_CHARS]}\n[...]\n{said[NUM_FIRST_CHARS - MAX_SHOWN_CHARS :]}"
+    """Return the output of a command, with its middle cut if it is too long."""
+    output = without_durations(finished.output).rstrip() or f"(no output, exit code {finished.exit_code})"
+    if len(output) <= MAX_SHOWN_CHARS:
+        return output
+    return f"{output[:NUM_FIRST_CHARS]}\n[...]\n{output[NUM_FIRST_CHARS - MAX_SHOWN_CHARS :]}"

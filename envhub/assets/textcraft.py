@@ -1,7 +1,7 @@
-"""`textcraft`: TextCraft's goals (https://arxiv.org/abs/2311.05772) out of Minecraft's recipes, on `craft`'s engine.
+"""`textcraft`: TextCraft's goals (https://arxiv.org/abs/2311.05772) from Minecraft's recipes, on `craft`'s engine.
 
-Two things are simpler than in TextCraft: an ingredient that may be any of a group is one member of it, the first by
-name, and an item has one recipe, the first by its file's name that closes no circle.
+It is simpler than TextCraft in two ways. An ingredient that may be any member of a group is always its first member by
+name. An item has one recipe: the first, by file name, that makes no cycle.
 """
 
 import functools
@@ -27,7 +27,7 @@ FETCH = (
 )
 SHAPED, SHAPELESS = "minecraft:crafting_shaped", "minecraft:crafting_shapeless"
 
-Ingredient = dict[str, Any] | list[dict[str, Any]]  # an item, a tag, or a choice of them, of which TextCraft takes one
+Ingredient = dict[str, Any] | list[dict[str, Any]]  # an item, a tag, or a list of alternatives; the first is used
 
 
 class _RecipeFile(msgspec.Struct):
@@ -41,13 +41,13 @@ class _RecipeFile(msgspec.Struct):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Book:
-    """All recipes, by what they make, and how many crafts each lies above what is only found."""
+    """All recipes by the item that they make, and each item's depth: the crafts it takes from found items."""
 
     recipes: dict[str, Recipe]
     depths: dict[str, int]
 
     def chain(self, goal: str) -> list[str]:
-        """What must be crafted on the way to `goal`, itself included."""
+        """Return all items that must be crafted for `goal`, with `goal` itself."""
         found, waiting = dict[str, None](), [goal]
         while waiting:
             item = waiting.pop()
@@ -58,10 +58,10 @@ class Book:
 
 
 def make_textcraft_env(*, recipes: str = "", depth: int = 2, distractors: int = 10) -> Env:
-    """An environment of TextCraft's goals. Raises ValueError where the recipes are missing, or none is deep enough.
+    """Make an environment of TextCraft's goals. Raises ValueError if recipes are missing, or no goal is deep enough.
 
-    `recipes` is the folder of Minecraft's recipes, `depth` how many crafts at least lie one after the other, and
-    `distractors` how many recipes at most lead elsewhere. A goal belongs to one split, by its name.
+    `recipes` is the folder of Minecraft's recipes, `depth` the smallest number of consecutive crafts for a goal, and
+    `distractors` the largest number of useless recipes. A goal's name decides its split.
     """
     check_range("depth", depth, 1, 8)
     check_range("distractors", distractors, 0, 20)
@@ -71,7 +71,10 @@ def make_textcraft_env(*, recipes: str = "", depth: int = 2, distractors: int = 
         for split in ("train", "held_out")
     }
     if not all(goals.values()):
-        raise ValueError(f"`env.options.recipes`: {recipes} has too few goals of depth {depth}; {FETCH}")
+        raise ValueError(
+            f"`env.options.recipes`: {recipes} has no goals of depth {depth} in one of the splits; use a smaller "
+            f"`depth`, or {FETCH}"
+        )
     return WorldEnv(
         f"textcraft {recipes} depth={depth} distractors={distractors}",
         state=CraftState,
@@ -80,11 +83,11 @@ def make_textcraft_env(*, recipes: str = "", depth: int = 2, distractors: int = 
 
 
 def make_textcraft(task: Task, *, book: Book, goals: dict[str, list[str]], num_distractors: int) -> CraftWorld:
-    """The goal and the recipes of `task`. Raises ValueError for a split that does not exist."""
+    """Return the goal and the recipes of `task`. Raises ValueError for a split that does not exist."""
     rng = task_rng(task, world="textcraft")
     goal = goals[task.split][task.index % len(goals[task.split])]
     chain = book.chain(goal)
-    # What a distractor uses is found, or made by the chain: else `get` would give what must be crafted.
+    # A distractor uses only items that are found or in the chain: otherwise `get` would give an item to be crafted.
     others = [
         recipe
         for item, recipe in book.recipes.items()
@@ -99,7 +102,7 @@ def make_textcraft(task: Task, *, book: Book, goals: dict[str, list[str]], num_d
 
 @functools.lru_cache(maxsize=4)
 def read_book(folder: Path) -> Book:
-    """The recipes of a folder. Raises ValueError for a file that is none."""
+    """Return the recipes of a folder. Raises ValueError for a malformed file."""
     files = [read_json(path, _RecipeFile) for path in sorted(folder.glob("*.json"))]
     crafts = [made for made in files if made.type in (SHAPED, SHAPELESS)]
     members: dict[str, list[str]] = {}
@@ -121,7 +124,7 @@ def read_book(folder: Path) -> Book:
 
 
 def _result(made: _RecipeFile) -> tuple[str, int]:
-    """What is made, and how many."""
+    """Return the item that is made, and its number."""
     result = {"item": made.result} if isinstance(made.result, str) else made.result
     return _name(str(result["item"])), int(result.get("count", 1))
 
@@ -141,7 +144,7 @@ def _uses(made: _RecipeFile, members: dict[str, list[str]]) -> Counter[str]:
 
 
 def _below(recipes: dict[str, Recipe], uses: Counter[str]) -> set[str]:
-    """`uses`, and all that they are made of so far."""
+    """Return `uses`, and all items that the recipes so far make them from."""
     found, waiting = set[str](), list(uses)
     while waiting:
         item = waiting.pop()
@@ -152,7 +155,7 @@ def _below(recipes: dict[str, Recipe], uses: Counter[str]) -> set[str]:
 
 
 def _depth(item: str, recipes: dict[str, Recipe], depths: dict[str, int]) -> int:
-    """How many crafts lie one after the other up to `item`; no recipe closes a circle."""
+    """Return the number of consecutive crafts for `item`; there are no cycles."""
     if item not in recipes:
         return 0
     if item not in depths:
@@ -161,5 +164,5 @@ def _depth(item: str, recipes: dict[str, Recipe], depths: dict[str, int]) -> int
 
 
 def _name(identifier: str) -> str:
-    """`minecraft:oak_planks` as `oak_planks`: one word, as a recipe of `craft` has them."""
+    """Return `oak_planks` for `minecraft:oak_planks`: one word, as in a recipe of `craft`."""
     return identifier.rpartition(":")[2].rpartition("/")[2]

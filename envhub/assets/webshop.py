@@ -13,22 +13,22 @@ import msgspec
 from common.message import Message
 from common.trajectory import Task
 from envhub.asset import asset_path, read_json
+from envhub.assets.webshop_reward import web_reward
 from envhub.bm25 import Bm25
 from envhub.env import Env
 from envhub.options import check_range
-from envhub.shop.shop import FULL_RULES
 from envhub.shop.catalogue import Goal, Kind, Product, Store
 from envhub.shop.pages import BACK, BUY, NEXT, PREVIOUS, Page, clickables, next_page, webshop_text
+from envhub.shop.shop import FULL_RULES
 from envhub.task_seed import split_of, task_rng
-from envhub.assets.webshop_reward import web_reward
 from envhub.world import Change, WorldEnv
 
 PAGE_SIZE = 10
-DEFAULT_DOLLARS = 100.0  # of a product without a price
+DEFAULT_DOLLARS = 100.0  # the price of a product without one
 NO_BOUND = 1_000_000.0
 BOUNDS = tuple(10.0 * tens for tens in range(1, 100))
-LEVEL = "\u203a"  # the sign between the levels of a category
-DRAWS = 1000  # until an instruction belongs to the split
+LEVEL = "\u203a"  # the separator of a category's levels
+DRAWS = 1000  # attempts to draw an instruction of the split
 FETCH = (
     "get items_shuffle.json, items_ins_v2.json and items_human_ins.json (or the first two with _1000 in their names) "
     "by setup.sh of github.com/princeton-nlp/WebShop, and put them into one folder"
@@ -40,7 +40,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Item(msgspec.Struct):
-    """A product of items_shuffle.json, as far as it is needed."""
+    """The fields of a product of items_shuffle.json that this environment uses."""
 
     asin: str
     name: str
@@ -54,13 +54,13 @@ class _Item(msgspec.Struct):
 
 
 class _Attributes(msgspec.Struct):
-    """What items_ins_v2.json tells of a product."""
+    """A product's attributes in items_ins_v2.json."""
 
     attributes: list[str] = []
 
 
 class _Instruction(msgspec.Struct):
-    """What somebody asked for in items_human_ins.json."""
+    """A person's instruction in items_human_ins.json."""
 
     instruction: str
     instruction_attributes: list[str]
@@ -68,13 +68,13 @@ class _Instruction(msgspec.Struct):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shelf:
-    """All products, and what people ask for: an instruction with the product that it was written for."""
+class WebShopData:
+    """All products, and the instructions, each with the position of the product that it was written for."""
 
     products: tuple[Product, ...]
     index: Bm25
     prices: tuple[tuple[float, ...], ...]  # one, or the ends of a range
-    asked: tuple[tuple[int, _Instruction], ...]
+    instructions: tuple[tuple[int, _Instruction], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,12 +82,12 @@ class WebShopWorld:
     """One instruction in the shop."""
 
     store: Store
-    secrets: tuple[str, ...] = ()  # a page shows its product's code to everybody
+    secrets: tuple[str, ...] = ()  # empty: pages show the products' codes
 
     @property
     def opening(self) -> tuple[Message, ...]:
-        asked = f"WebShop [SEP] Instruction: [SEP] {self.store.instruction}"
-        return (Message("system", FULL_RULES), Message("user", asked))
+        text = f"WebShop [SEP] Instruction: [SEP] {self.store.instruction}"
+        return (Message("system", FULL_RULES), Message("user", text))
 
     @property
     def first(self) -> Page:
@@ -110,7 +110,7 @@ class WebShopWorld:
         return [f"click[{target}]" for target in clickables(self.store, state, page_size=PAGE_SIZE)]
 
     def expert(self, state: Page) -> str:
-        """Search for the product's name, go to its page, choose what fits best, buy."""
+        """Search for the product's name, open its page, choose the wanted options, buy."""
         store, goal = self.store, self.store.goal_position
         if state.results is None:
             return f"search[{store.searches[0]}]"
@@ -130,89 +130,90 @@ class WebShopWorld:
 
 
 def make_webshop_env(*, folder: str = "", products: int = 1000) -> Env:
-    """An environment of WebShop's instructions. Raises ValueError where a file is missing or of another form.
+    """Make an environment of WebShop's instructions. Raises ValueError if a file is missing or malformed.
 
-    `folder` holds its files, `products` is how many are taken, from the first. An instruction belongs to one split, by
-    its text.
+    `folder` contains WebShop's files; the first `products` of its products are used. An instruction's text decides its
+    split.
     """
     check_range("products", products, 1, 50_000)
-    shelf = read_shelf(asset_path("folder", folder, fetch=FETCH), products)
+    data = read_data(asset_path("folder", folder, fetch=FETCH), products)
     return WorldEnv(
-        f"webshop {folder} products={products}", state=Page, make_world=partial(make_webshop, shelf=shelf)
+        f"webshop {folder} products={products}", state=Page, make_world=partial(make_webshop, data=data)
     )  # fmt: skip
 
 
-def make_webshop(task: Task, *, shelf: Shelf) -> WebShopWorld:
-    """The shop and the instruction of `task`. Raises ValueError for a split that does not exist or has none."""
+def make_webshop(task: Task, *, data: WebShopData) -> WebShopWorld:
+    """Return the shop and the instruction of `task`. Raises ValueError for a split without instructions."""
     rng = task_rng(task, world="webshop")
     for _ in range(DRAWS):
-        position, asked = rng.choice(shelf.asked)
-        if split_of(asked.instruction) == task.split:
-            return WebShopWorld(store=_store(rng, shelf, position, asked))
+        position, instruction = rng.choice(data.instructions)
+        if split_of(instruction.instruction) == task.split:
+            return WebShopWorld(store=_store(rng, data, position, instruction))
     raise ValueError(
-        f"task {task.task_id}: of {len(shelf.asked)} instructions none is in the split; take more products"
+        f"task {task.task_id}: none of the {len(data.instructions)} instructions is in the split; increase "
+        "`env.options.products`"
     )
 
 
-def _store(rng: random.Random, shelf: Shelf, position: int, asked: _Instruction) -> Store:
-    """The bound of the price is one of the next four tens above the product's, as WebShop draws it."""
-    product = shelf.products[position]
-    above = [bound for bound in BOUNDS if bound > max(shelf.prices[position])][:4]
+def _store(rng: random.Random, data: WebShopData, position: int, instruction: _Instruction) -> Store:
+    """Return the shop with a goal, whose largest price is drawn from the next four tens above the product's price."""
+    product = data.products[position]
+    above = [bound for bound in BOUNDS if bound > max(data.prices[position])][:4]
     bound = max(rng.sample(above, 2)) if len(above) >= 2 else NO_BOUND
-    told = f", and price lower than {bound:.2f} dollars" if bound != NO_BOUND else ""
-    options = asked.instruction_options
+    price_clause = f", and price lower than {bound:.2f} dollars" if bound != NO_BOUND else ""
+    options = instruction.instruction_options
     wanted = options if isinstance(options, dict) else {str(number): value for number, value in enumerate(options)}
     return Store(
-        products=shelf.products,
-        index=shelf.index,
+        products=data.products,
+        index=data.index,
         goal=Goal(
             kind=product.kind,
-            attributes=frozenset(asked.instruction_attributes),
+            attributes=frozenset(instruction.instruction_attributes),
             options={name: value.lower() for name, value in wanted.items()},
             max_price=bound,
             product_id=product.product_id,
         ),
-        instruction=asked.instruction.strip(".") + told,
-        searches=tuple(dict.fromkeys((_query(product.title), _query(" ".join(asked.instruction_attributes)),
+        instruction=instruction.instruction.strip(".") + price_clause,
+        searches=tuple(dict.fromkeys((_query(product.title), _query(" ".join(instruction.instruction_attributes)),
                                       product.kind.category[0]))),
     )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=2)
-def read_shelf(folder: Path, num_products: int) -> Shelf:
-    """The first products of the folder's files. Raises ValueError where a file is missing or of another form."""
+def read_data(folder: Path, num_products: int) -> WebShopData:
+    """Read the first products of the folder's files. Raises ValueError if a file is missing or malformed."""
     items = read_json(_file(folder, "items_shuffle"), list[_Item])[:num_products]
     attributes = read_json(_file(folder, "items_ins_v2"), dict[str, _Attributes])
-    asked = read_json(_file(folder, "items_human_ins"), dict[str, list[_Instruction]])
+    instructions = read_json(_file(folder, "items_human_ins"), dict[str, list[_Instruction]])
     found = {item.asin.lower(): item for item in items if item.asin != "nan" and len(item.asin) <= 10}
     products = [_product(item, attributes.get(item.asin, _Attributes())) for item in found.values()]
-    return Shelf(
+    return WebShopData(
         products=tuple(products),
         index=Bm25([" ".join([p.title, *p.sections.values(), *sum(p.options.values(), ())]) for p in products]),
         prices=tuple(_prices(item.pricing) for item in found.values()),
-        asked=tuple(
+        instructions=tuple(
             (position, instruction)
             for position, item in enumerate(found.values())
-            for instruction in asked.get(item.asin, ())
+            for instruction in instructions.get(item.asin, ())
             if instruction.instruction_attributes
         ),
     )
 
 
 def _file(folder: Path, stem: str) -> Path:
-    """The file of that name, or the one of the first thousand."""
+    """Return the file of that name, or the one with the first thousand products."""
     whole, few = folder / f"{stem}.json", folder / f"{stem}_1000.json"
     return few if few.exists() and not whole.exists() else asset_path("folder", str(whole), fetch=FETCH)
 
 
-def _product(item: _Item, told: _Attributes) -> Product:
+def _product(item: _Item, attributes: _Attributes) -> Product:
     points = item.small_description if isinstance(item.small_description, list) else [item.small_description]
     levels = [level.strip() for level in item.product_category.split(LEVEL)]
     return Product(
         product_id=item.asin.lower(),
         kind=Kind(name=item.name, category=(item.query.lower().strip(), *levels)),
         title=item.name,
-        attributes=frozenset(told.attributes),
+        attributes=frozenset(attributes.attributes),
         price=min(_prices(item.pricing)),
         options=_options(item.customization_options),
         sections={
@@ -223,7 +224,7 @@ def _product(item: _Item, told: _Attributes) -> Product:
 
 
 def _options(offered: Mapping[str, list[_Choice] | None] | str | None) -> dict[str, tuple[str, ...]]:
-    """What can be chosen, in lower case; square brackets would end a click."""
+    """Return the options in lower case, without square brackets, because these would end a click."""
     if not offered or isinstance(offered, str):
         return {}
     values = {
@@ -239,11 +240,11 @@ def _plain(text: str) -> str:
 
 
 def _prices(pricing: str | None) -> tuple[float, ...]:
-    """ "$12.50" is one price, "$1,012.50 to $1,020.00" a range; none is 100 dollars, as in WebShop."""
+    """Return the price of "$12.50", both ends of "$12.50 to $20.00", or 100 dollars without one, as in WebShop."""
     parts = [re.sub(r"[^\d.]", "", part) for part in (pricing or "").split("$")[1:]]
     return tuple(float(part) for part in parts[:2] if part) or (DEFAULT_DOLLARS,)
 
 
 def _query(text: str) -> str:
-    """`text` as one may type it into a search."""
+    """Return `text` as the words of a search."""
     return " ".join(re.sub(r"[^\w\s]", " ", text.lower()).split()[:12])

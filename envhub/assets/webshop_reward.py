@@ -1,10 +1,10 @@
-"""WebShop's reward for texts as the web has them (https://arxiv.org/abs/2207.01206, section 3 and its code).
+"""WebShop's reward for real products' texts (https://arxiv.org/abs/2207.01206, section 3, and its code).
 
-    r = r_type * (attributes matched + options matched + [price <= bound]) / (attributes + options asked + 1)
+    r = r_type * (attributes matched + options matched + [price <= bound]) / (attributes + options wanted + 1)
 
-Words match nearly: by the token-set ratio of the package thefuzz, above 85. What differs from WebShop: the nouns of a
-name are its words without `FILLERS` and numbers, where WebShop asks a tagger; colours are not mapped to plainer ones;
-and r is 1 at most.
+Words match approximately: if the token-set ratio of the package thefuzz is above 85. It differs from WebShop in three
+points. The nouns of a name are its words without `FILLERS` and numbers, while WebShop uses a tagger. Colours are not
+mapped to simpler ones. And r is 1 at most.
 """
 
 import re
@@ -28,40 +28,41 @@ _NO_WORD = re.compile(r"\W+")
 
 
 def web_reward(product: Product, goal: Goal, chosen: Mapping[str, str]) -> float:
-    """r, in [0, 1], for buying `product` with the options `chosen`."""
+    """Return r, in [0, 1], for buying `product` with the options `chosen`."""
     text = " ".join([product.title, *product.sections.values()]).lower()
-    num_attributes = sum(_has(asked, product.attributes, text) for asked in goal.attributes)
+    num_attributes = sum(_has(attribute, product.attributes, text) for attribute in goal.attributes)
     wanted = list(goal.options.values())
     num_options = sum(_meets(option, value, wanted) or value in text for option, value in chosen.items())
-    num_asked = len(goal.attributes) + len(goal.options) + 1
+    num_wanted = len(goal.attributes) + len(goal.options) + 1
     matched = num_attributes + num_options + (product.price <= goal.max_price)
-    return min(1.0, type_reward(product, goal) * matched / num_asked)
+    return min(1.0, type_reward(product, goal) * matched / num_wanted)
 
 
 def type_reward(product: Product, goal: Goal) -> float:
-    """r_type: 0, 0.1, 0.5 or 1, by the nouns of both names, the query that found them and their categories."""
-    asked = nouns(goal.kind.name)
-    share = len(nouns(product.kind.name) & asked) / len(asked) if asked else 0.2
+    """Return r_type: 0, 0.1, 0.5 or 1, from the nouns of both names, the query that found them and their categories."""
+    wanted = nouns(goal.kind.name)
+    share = len(nouns(product.kind.name) & wanted) / len(wanted) if wanted else 0.2
     if share == 0.0:
         return 0.0
     if share < 0.1:
         return 0.1
-    # A category holds the query first, then the levels from the department down.
+    # A category has the query first, then the levels from the department down.
     same_query = product.kind.category[0] == goal.kind.category[0]
     same_levels = len(set(product.kind.category[1:]) & set(goal.kind.category[1:])) >= 2
     return 1.0 if same_query or same_levels or share > 0.2 else 0.5
 
 
 def nouns(name: str) -> frozenset[str]:
-    """The words of a product's name that may be nouns."""
+    """Return the words of a product's name that may be nouns."""
     return frozenset(_WORD.findall(name.lower())) - FILLERS
 
 
 def token_set_ratio(one: str, other: str) -> float:
-    """How alike two texts are as sets of words, 0 to 100: 100 where one has all words of the other.
+    """Return the similarity of two texts as sets of words, 0 to 100: 100 if one has all words of the other.
 
-    Else the best of three: the words in common against these with the rest of either behind them, and both of those
-    against each other. "machine wash" and "machine washable" have 12 letters in common, in order: 24 / (12 + 16) = 86%.
+    Otherwise it is the best of three ratios between: the common words, these with the rest of the first text, and these
+    with the rest of the second. "machine wash" and "machine washable" share a subsequence of 12 letters: 24 / (12 + 16)
+    = 86%.
     """
     ones, others = set(_NO_WORD.sub(" ", one.lower()).split()), set(_NO_WORD.sub(" ", other.lower()).split())
     if not ones or not others:
@@ -75,7 +76,7 @@ def token_set_ratio(one: str, other: str) -> float:
 
 
 def _ratio(one: str, other: str) -> float:
-    """200 times the longest common subsequence, over both lengths."""
+    """Return 200 times the length of the longest common subsequence, divided by the sum of both lengths."""
     lengths = [0] * (len(other) + 1)
     for letter in one:
         diagonal = 0
@@ -86,11 +87,11 @@ def _ratio(one: str, other: str) -> float:
     return 200 * lengths[-1] / (len(one) + len(other))
 
 
-def _has(asked: str, attributes: frozenset[str], text: str) -> bool:
-    return asked in text or any(round(token_set_ratio(attribute, asked)) > NEARLY for attribute in sorted(attributes))
+def _has(wanted: str, attributes: frozenset[str], text: str) -> bool:
+    return wanted in text or any(round(token_set_ratio(given, wanted)) > NEARLY for given in sorted(attributes))
 
 
 def _meets(option: str, value: str, wanted: Sequence[str]) -> bool:
     if option in EXACT_OPTIONS:
         return value in wanted
-    return any(round(token_set_ratio(asked, value)) > NEARLY for asked in wanted)
+    return any(round(token_set_ratio(option_wanted, value)) > NEARLY for option_wanted in wanted)

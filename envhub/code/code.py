@@ -1,6 +1,6 @@
-"""`code`: write a Python program that reads and prints. It is run in the sandbox, and judged outside by its output.
+"""`code`: write a Python program that reads input and prints output. It runs in the sandbox and is judged outside.
 
-The right outputs never enter the sandbox, so a program can earn nothing but by printing them.
+The correct outputs never enter the sandbox, so a program can only earn a reward by computing them.
 """
 
 import re
@@ -15,40 +15,40 @@ from common.trajectory import Task
 from envhub.code.task import Problem, draw_problem
 from envhub.env import Env
 from envhub.isolation.file_tree import Tree, file
-from envhub.options import check_choice, check_range
 from envhub.isolation.program import program_in
 from envhub.isolation.sandbox import Finished, Limits, require_sandbox, run_in_sandbox
+from envhub.options import check_choice, check_range
 from envhub.task_seed import split_of, task_rng
 from envhub.world import Change, WorldEnv
 
 MAX_SHOWN_CHARS = 500  # of one output
 RULES = (
-    "Write a Python 3 program that reads its input and prints its output. `run` with the program behind it shows what "
-    "it prints for the examples; `submit` with the program behind it hands it in, once. It is then judged by other "
-    "inputs. The program may stand in a block, ```python ... ```."
+    "Write a Python 3 program that reads its input and prints its output. `run` followed by the program shows what it "
+    "prints for the examples; `submit` followed by the program submits it, once. It is then judged on other inputs. "
+    "The program may be in a block, ```python ... ```."
 )
 
 _ACTION = re.compile(r"\s*(run|submit)\b[:\s]*(.*)", re.IGNORECASE | re.DOTALL)
 
 
 class CodeState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    is_over: bool = False  # what was run before leaves nothing
+    is_over: bool = False  # there is no other state: a run leaves nothing behind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Run:
-    """What came of a program and one input."""
+    """The result of a program for one input."""
 
     printed: str
-    complained: str
-    is_whole: bool  # it came to its end, without an error: only then it may be right to have printed nothing
+    errors: str  # what it wrote to stderr
+    is_complete: bool  # it ended without an error; otherwise an empty output is never correct
 
     @property
     def shown(self) -> str:
-        """What it printed, else the last line of what it complained of."""
-        if self.printed or not self.complained:
+        """What it printed, or else the last line of its errors."""
+        if self.printed or not self.errors:
             return self.printed[:MAX_SHOWN_CHARS]
-        return f"({self.complained.splitlines()[-1]})"[:MAX_SHOWN_CHARS]
+        return f"({self.errors.splitlines()[-1]})"[:MAX_SHOWN_CHARS]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,15 +74,15 @@ class CodeWorld:
         found = _ACTION.fullmatch(action)
         program = program_in(found[2]) if found else ""
         if found is None or not program:
-            return Change(state=state, text="say run or submit, and the program behind it", valid=False)
+            return Change(state=state, text="write run or submit, followed by the program", valid=False)
         if found[1].lower() == "run":
             runs = await self._runs(program, [given for given, _ in self.problem.examples])
             return Change(state=state, text="\n".join(f"Output: {run.shown or '(nothing)'}" for run in runs))
         runs = await self._runs(program, [given for given, _ in self.problem.tests])
         passed = sum(
-            run.is_whole and run.printed.split() == right.split()
+            run.is_complete and run.printed.split() == right.split()
             for run, (_, right) in zip(runs, self.problem.tests, strict=True)
-        )  # fmt: skip
+        )
         score = passed / len(self.problem.tests)
         return Change(state=CodeState(is_over=True), text=f"{passed} of {len(runs)} passed", over=True, score=score)
 
@@ -104,10 +104,10 @@ class CodeWorld:
 
 
 def make_code_env(*, profile: str = "full", steps: int = 2, tests: int = 6, timeout_s: float = 10.0) -> Env:
-    """An environment of programs to write. Raises ValueError for options that do not fit, and where no sandbox is.
+    """Return a `code` environment. Raises ValueError for invalid options, and if no sandbox is available.
 
-    `profile` is "small" (no system message) or "full" (the rules are told), `steps` how much a program has to do,
-    `tests` how many inputs judge it, `timeout_s` what all of them may take together.
+    `profile`: "small" (no system message) or "full" (the system message explains the rules). `steps`: the number of
+    operations in a program. `tests`: the number of inputs that judge it. `timeout_s`: the time limit of all together.
     """
     check_choice("profile", profile, ("small", "full"))
     check_range("steps", steps, 1, 5)
@@ -123,21 +123,21 @@ def make_code_env(*, profile: str = "full", steps: int = 2, tests: int = 6, time
 
 
 def make_code(task: Task, *, profile: str, num_steps: int, num_tests: int, limits: Limits) -> CodeWorld:
-    """The problem of `task`. Raises ValueError for a split that does not exist."""
+    """Return the world of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"code/{num_steps}/{num_tests}")
     while True:
         problem = draw_problem(rng, num_steps=num_steps, num_tests=num_tests)
         outputs = Counter(right for _, right in problem.tests)
-        is_told_apart = max(outputs.values()) <= max(1, num_tests // 2)  # from a program that prints one thing always
-        # By the program: by the text, whose examples are drawn, one program would be asked for in both splits.
-        if is_told_apart and split_of(problem.program) == task.split:
+        has_various_outputs = max(outputs.values()) <= max(1, num_tests // 2)  # one constant must not pass most tests
+        # The split depends on the program. By its text, with random examples, one program could be in both splits.
+        if has_various_outputs and split_of(problem.program) == task.split:
             return CodeWorld(profile=profile, problem=problem, limits=limits)
 
 
 def _run(finished: Finished, number: int) -> _Run:
     tree = finished.tree or {}
-    printed, complained, code = (
+    printed, errors, code = (
         tree[name].content.decode(errors="replace").strip() if name in tree else ""
         for name in (f"{number}.out", f"{number}.err", f"{number}.code")
     )
-    return _Run(printed=printed, complained=complained, is_whole=code == "0" and f"{number}.out" in tree)
+    return _Run(printed=printed, errors=errors, is_complete=code == "0" and f"{number}.out" in tree)

@@ -1,4 +1,4 @@
-"""A bandit: pull arms, see what they pay, and keep the one that pays best."""
+"""The bandit game: pull arms, see how much each pays, and keep the arm that pays most on average."""
 
 import re
 from dataclasses import dataclass
@@ -7,25 +7,30 @@ import msgspec
 
 from common.message import Message
 from common.trajectory import Task
+from envhub.name_list import name_list
 from envhub.task_seed import split_of, task_rng
 from envhub.world import Change
 
-ARMS = ("amber", "blue", "coral", "denim", "ebony", "fawn", "green", "hazel", "ivory", "jade", "khaki", "lime", "mauve",
-        "navy", "ochre", "pink", "quartz", "red", "sand", "teal", "umber", "violet", "white", "yellow")  # fmt: skip
-RULES = (
-    "Each arm pays by chance, one of them the most on average: whole coins around a middle of its own. Find out which: "
-    "`pull NAME` as often as you like, then `keep NAME` once. Only what you keep counts."
+ARMS = name_list(
+    """
+    amber, blue, coral, denim, ebony, fawn, green, hazel, ivory, jade, khaki, lime, mauve, navy, ochre, pink,
+    quartz, red, sand, teal, umber, violet, white, yellow
+    """
 )
-NUM_PAYS = 16  # then an arm's pays begin again
-GAP = 2  # coins between the middles of two arms
-NOISE = 1  # coins at most, from the middle
+RULES = (
+    "Each arm pays a random number of coins around its own mean. Find the arm that pays most on average: "
+    "`pull NAME` as often as you like, then `keep NAME` once. Only the arm that you keep counts."
+)
+NUM_PAYS = 16  # the payouts of an arm repeat after this many pulls
+GAP = 2  # coins, between the means of two arms
+NOISE = 1  # coins, the largest distance of a payout from the mean
 ENOUGH_PULLS = 2
 
 _ACTION = re.compile(r"\s*(pull|keep)\s+(\w+)\s*", re.IGNORECASE)
 
 
 class BanditState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known: the pays that every arm has given. The next one follows from how many there were."""
+    """The payouts seen so far, by arm. Their number determines the next payout."""
 
     pays: dict[str, tuple[int, ...]]
     kept: str = ""
@@ -35,9 +40,9 @@ class BanditState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class BanditWorld:
     arms: tuple[str, ...]
     profile: str
-    pays: dict[str, tuple[int, ...]]  # what each arm will give, pull by pull
+    pays: dict[str, tuple[int, ...]]  # the payouts of each arm, pull by pull
     best: str
-    secrets: tuple[str, ...] = ()  # the best arm must be named among the others
+    secrets: tuple[str, ...] = ()  # none: the opening has to name the best arm among the others
 
     @property
     def opening(self) -> tuple[Message, ...]:
@@ -58,7 +63,7 @@ class BanditWorld:
             return Change(state=kept, text=f"kept {arm}", over=True, score=float(arm == self.best))
         given = state.pays.get(arm, ())
         pay = self.pays[arm][len(given) % NUM_PAYS]
-        # Of an arm that has shown all its pays nothing new can be learned, and it starts again.
+        # An arm that has shown all its payouts starts again: nothing new can be learned from it.
         pays = {**state.pays, arm: (*given, pay) if len(given) < NUM_PAYS else (pay,)}
         return Change(state=BanditState(pays=pays), text=f"{arm} {pay}")
 
@@ -66,7 +71,7 @@ class BanditWorld:
         return [f"{verb} {arm}" for verb in ("pull", "keep") for arm in self.arms]
 
     def expert(self, state: BanditState) -> str:
-        """Pull every arm enough, then keep what paid most: it looks at nothing that a policy cannot see."""
+        """Pull each arm often enough, then keep the one that paid most. It uses only what a policy can see."""
         for arm in self.arms:
             if len(state.pays.get(arm, ())) < ENOUGH_PULLS:
                 return f"pull {arm}"
@@ -74,18 +79,18 @@ class BanditWorld:
 
 
 def make_bandit(task: Task, *, profile: str, num_arms: int) -> BanditWorld:
-    """The arms of `task`. Raises ValueError for a split that does not exist."""
+    """Return the world of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"grid/bandit/{num_arms}")
     arms = tuple(rng.sample(ARMS, num_arms))
     while split_of(_opening_text(arms)) != task.split:
         arms = tuple(rng.sample(ARMS, num_arms))
-    middles = [NOISE + GAP * rank for rank in range(num_arms)]
-    rng.shuffle(middles)
+    means = [NOISE + GAP * rank for rank in range(num_arms)]
+    rng.shuffle(means)
     pays = {
-        arm: tuple(middle + rng.randint(-NOISE, NOISE) for _ in range(NUM_PAYS))
-        for arm, middle in zip(arms, middles, strict=True)
+        arm: tuple(mean + rng.randint(-NOISE, NOISE) for _ in range(NUM_PAYS))
+        for arm, mean in zip(arms, means, strict=True)
     }
-    return BanditWorld(arms=arms, profile=profile, pays=pays, best=arms[middles.index(max(middles))])
+    return BanditWorld(arms=arms, profile=profile, pays=pays, best=arms[means.index(max(means))])
 
 
 def _opening_text(arms: tuple[str, ...]) -> str:

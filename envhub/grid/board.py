@@ -1,7 +1,7 @@
-"""Games on a board of cells: push boxes on targets, cross a lake between holes, find a way through a maze.
+"""Games on a board of cells: push boxes onto targets, cross a frozen lake, find the way through a maze.
 
-A board is drawn until it can be solved, and every state's distance from the goal is known: the expert goes down it, and
-a state from which the goal is out of reach (a hole, a box in a corner) is lost, and ends the episode.
+Boards are drawn until one can be solved. The distance of each state to the goal is computed. The expert always moves
+to a state with a smaller distance. A state without a distance (in a hole, a box in a corner) is lost: the episode ends.
 """
 
 import random
@@ -18,14 +18,14 @@ from envhub.world import Change
 
 WALL, FLOOR, HOLE, GOAL, TARGET, BOX, YOU = "#", "_", "O", "G", "T", "X", "P"
 BOX_ON_TARGET, YOU_ON_TARGET = "V", "S"
-WHAT_NOW = "no such move"
+NO_SUCH_MOVE = "no such move"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Game:
-    obstacle: str  # what lies about
-    density: float  # how much of the board it covers
-    slips: float  # how many of the moves go elsewhere, the same ones every time
+    obstacle: str
+    density: float  # the share of the board that obstacles cover
+    slips: float  # the share of moves that go in another direction, always the same one
     rules: str
 
 
@@ -35,60 +35,56 @@ GAMES = {
         density=0.15,
         slips=0.0,
         rules="Push every box X onto a target T; you are P (S on a target), # is a wall, V a box on a target. Boxes "
-        "can be pushed and not pulled, one at a time. If no target can be reached any more, you have lost.",
+        "can be pushed but not pulled, one at a time. If the boxes can no longer all reach a target, you have lost.",
     ),
     "frozen_lake": Game(
         obstacle=HOLE,
         density=0.2,
         slips=0.1,
-        rules="Cross the ice _ to G without falling into a hole O; you are P, # is the shore. The ice slopes: a few "
-        "moves lead elsewhere than they say, the same ones every time.",
+        rules="Cross the ice _ to G without falling into a hole O; you are P, # is the shore. The ice is slippery: a "
+        "few moves go in another direction, the same one every time.",
     ),
-    "maze": Game(
-        obstacle=WALL, density=0.3, slips=0.0, rules="Walk to G; you are P, # is a wall, _ is free."
-    ),
-}  # fmt: skip
+    "maze": Game(obstacle=WALL, density=0.3, slips=0.0, rules="Walk to G; you are P, # is a wall, _ is free."),
+}
 MOVES = ("up", "down", "left", "right")
 
 
 class BoardState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where everything is, as positions in the text of the board."""
+    """The positions of the player and the boxes, as indices into the cells of the board."""
 
     you: int
-    boxes: tuple[int, ...]  # in order
+    boxes: tuple[int, ...]  # sorted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoardWorld:
-    """One board, and how far every state of it is from the goal."""
+    """One board, and the distance of each of its states to the goal."""
 
     game: Game
     profile: str
     size: int
-    cells: str  # row by row; what never moves
-    slips: dict[tuple[int, int], int]  # (where you stand, the move's step) -> the step that it becomes
+    cells: str  # row by row, without the player and the boxes
+    slips: dict[tuple[int, int], int]  # (position, intended offset) -> the offset that happens
     first: BoardState
-    distances: dict[BoardState, int]  # of every state from which the goal can be reached
+    distances: dict[BoardState, int]  # moves to the goal, for each state that can reach it
     secrets: tuple[str, ...] = ()
 
     @property
     def opening(self) -> tuple[Message, ...]:
-        rules = f"{self.game.rules} Say one of: {', '.join(MOVES)}."
+        rules = f"{self.game.rules} Write one of: {', '.join(MOVES)}."
         system = (Message("system", rules),) if self.profile == "full" else ()
         return (*system, Message("user", _drawn(self, self.first)))
 
     async def act(self, state: BoardState, action: str) -> Change[BoardState]:
         move = action.strip().lower()
         if move not in MOVES:
-            return Change(state=state, text=WHAT_NOW, valid=False)
+            return Change(state=state, text=NO_SUCH_MOVE, valid=False)
         moved = _moved(self.cells, self.slips, state, _step(move, self.size))
         distance = self.distances.get(moved)
-        return Change(
-            state=moved, text=_drawn(self, moved), over=not distance, score=float(distance == 0)
-        )  # fmt: skip
+        return Change(state=moved, text=_drawn(self, moved), over=not distance, score=float(distance == 0))
 
     def admissible(self, state: BoardState) -> list[str]:
-        """The moves that move anything."""
+        """Return the moves that change the state."""
         return [move for move in MOVES if _moved(self.cells, self.slips, state, _step(move, self.size)) != state]
 
     def expert(self, state: BoardState) -> str:
@@ -97,7 +93,7 @@ class BoardWorld:
 
 
 def make_board(task: Task, *, game: str, profile: str, size: int, num_boxes: int) -> BoardWorld:
-    """The board of `task`. Raises ValueError for a split that does not exist."""
+    """Return the world of `task`. Raises ValueError for an unknown split."""
     num_boxes = num_boxes if game == "sokoban" else 0
     rng = task_rng(task, world=f"grid/{game}/{size}/{num_boxes}")
     while True:
@@ -107,9 +103,9 @@ def make_board(task: Task, *, game: str, profile: str, size: int, num_boxes: int
 
 
 def _draw(rng: random.Random, game: Game, profile: str, size: int, num_boxes: int) -> BoardWorld:
-    """Any board, solvable or not."""
+    """Return a random board, which may not be solvable."""
     inside = [row * size + column for row in range(1, size - 1) for column in range(1, size - 1)]
-    # The border is obstacle for everyone, so that no move leaves the board.
+    # The border is a wall, so that no move leaves the board.
     cells = [FLOOR if position in inside else WALL for position in range(size * size)]
     num_goals = max(num_boxes, 1)
     chosen = rng.sample(inside, 1 + num_goals + num_boxes)
@@ -144,7 +140,7 @@ def _is_solved(cells: str, state: BoardState) -> bool:
 def _distances(
     first: BoardState, *, after: Callable[[BoardState], Iterable[BoardState]], is_solved: Callable[[BoardState], bool]
 ) -> dict[BoardState, int]:
-    """Moves to the nearest solved state, from every state that can be reached and can be solved."""
+    """Return the number of moves to the nearest solved state, for each reachable state that can be solved."""
     before: dict[BoardState, list[BoardState]] = {first: []}
     queue = deque([first])
     while queue:

@@ -1,4 +1,4 @@
-"""`grid`: a family of small games. Sokoban, a frozen lake, a maze, and a bandit, all drawn from the task."""
+"""`grid`: small games: Sokoban, a frozen lake, a maze and a bandit. Each task is a different board or bandit."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,10 +17,10 @@ MAX_BOXES = 2
 def make_grid_env(
     *, game: str = "sokoban", profile: str = "small", size: int = 6, boxes: int = 1, arms: int = 3
 ) -> Env:
-    """An environment of one of the games. Raises ValueError for options that do not fit.
+    """Return an environment of one of the games. Raises ValueError for invalid options.
 
-    `profile` is "small" (no system message) or "full" (the rules are told); `size` the side of a board with its walls;
-    `boxes` those of sokoban; `arms` those of the bandit.
+    `profile`: "small" (no system message) or "full" (the system message explains the rules). `size`: the side of the
+    board in cells, walls included. `boxes`: the number of boxes in sokoban. `arms`: the number of arms of the bandit.
     """
     check_choice("game", game, (*GAMES, "bandit"))
     check_choice("profile", profile, ("small", "full"))

@@ -1,4 +1,4 @@
-"""A planner for household tasks: it sees through closed doors, and makes the best of any state."""
+"""A planner for household tasks. It knows what is in closed receptacles, and can continue from any state."""
 
 from envhub.household.rooms import APPLIANCES
 from envhub.household.task import LOOK_AT_OBJ_IN_LIGHT, Room, kind_of
@@ -6,7 +6,7 @@ from envhub.household.world import LAMP_NAME, State, delivered, is_ready, is_shu
 
 
 def next_action(room: Room, state: State) -> str:
-    """The next action of a short way to the goal."""
+    """Return the next action of a short plan to the goal."""
     goal = room.goal
     if not state.held:
         return _fetch(room, state)
@@ -23,7 +23,7 @@ def next_action(room: Room, state: State) -> str:
 
 
 def _fetch(room: Room, state: State) -> str:
-    """Towards an object of the goal's kind that is not yet where it belongs; the one in front of us first."""
+    """Return the next action to take an undelivered object of the goal's kind; one at the current location first."""
     done = [] if room.goal.task_type == LOOK_AT_OBJ_IN_LIGHT else delivered(room, state, _target(room, state))
     wanted = [name for name in state.places if kind_of(name) == room.goal.object_kind and name not in done]
     wanted.sort(key=lambda name: state.places[name] != state.location)
@@ -32,7 +32,7 @@ def _fetch(room: Room, state: State) -> str:
 
 
 def _put_aside(room: Room, state: State) -> str:
-    """Free the hand: here, or at the first place that needs no opening."""
+    """Return the next action to put down the held object: here, or else at the first open receptacle."""
     if state.location and not is_shut(state, state.location):
         return f"move {state.held} to {state.location}"
     place = next(name for name in room.receptacles if not is_shut(state, name) and kind_of(name) not in APPLIANCES)
@@ -40,7 +40,7 @@ def _put_aside(room: Room, state: State) -> str:
 
 
 def _target(room: Room, state: State) -> str:
-    """The receptacle to fill: the one that is filled most already, else an open one, else the first."""
+    """Return the receptacle to fill: the one with the most delivered objects, then an open one, then the first."""
     places = [name for name in room.receptacles if kind_of(name) == room.goal.place_kind]
     return min(places, key=lambda place: (-len(delivered(room, state, place)), is_shut(state, place)))
 
@@ -50,10 +50,10 @@ def _first(room: Room, kind: str) -> str:
 
 
 def _at(state: State, place: str) -> str:
-    """How to get to `place`; empty where we are there."""
+    """Return the action that goes to `place`; "" if the agent is there."""
     return "" if state.location == place else f"go to {place}"
 
 
 def _at_open(state: State, place: str) -> str:
-    """How to get to `place` and to open it; empty where that is done."""
+    """Return the next action to go to `place` and open it; "" if nothing is left to do."""
     return _at(state, place) or (f"open {place}" if is_shut(state, place) else "")

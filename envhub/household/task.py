@@ -1,4 +1,4 @@
-"""A household task: the room, where everything lies at first, and what is to be done."""
+"""Draws a household task: the room, the place of each object at the start, and the goal."""
 
 import random
 from dataclasses import dataclass
@@ -28,11 +28,11 @@ PICK_TWO_OBJ = "pick_two_obj"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Treatment:
-    """What an appliance does to an object."""
+    """A treatment of an object by an appliance."""
 
-    place: str
-    takes: frozenset[str]
-    result: str  # what the object then is
+    place: str  # the kind of the appliance
+    takes: frozenset[str]  # the kinds of objects that it accepts
+    result: str  # the new property of the object
 
 
 TREATMENTS = {
@@ -55,37 +55,37 @@ TASK_TYPES = tuple(SENTENCES)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goal:
-    """What is to be done, with kinds of things, not with particular ones."""
+    """The goal of a task. It names kinds of objects and receptacles, not particular ones."""
 
     task_type: str  # one of TASK_TYPES
     object_kind: str
-    place_kind: str  # where it goes; empty under the lamp
+    place_kind: str  # the kind of receptacle to put it in; empty if the task is to look at it under the lamp
 
     @property
     def treatment(self) -> Treatment | None:
-        """What must have been done to the object; None where nothing."""
+        """The treatment that the object needs; None if it needs none."""
         verb = TREATMENT_OF.get(self.task_type)
         return None if verb is None else TREATMENTS[verb]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """One task's world as it is at first, never changed by an episode."""
+    """The room of one task at the start. It never changes."""
 
-    receptacles: tuple[str, ...]  # "drawer 2", in the order in which they are listed
-    objects: dict[str, str]  # "mug 1" -> the receptacle that it lies in or on
-    lamp_place: str  # the receptacle that the lamp stands on; empty where there is none
+    receptacles: tuple[str, ...]  # such as "drawer 2", in the order in which they are listed
+    objects: dict[str, str]  # object, such as "mug 1" -> the receptacle that it is in or on
+    lamp_place: str  # the receptacle that the lamp is on; empty if there is no lamp
     goal: Goal
     sentence: str  # the goal in words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
-    """How much there is in a room."""
+    """Limits on the content of a room."""
 
     max_receptacles: int
     max_objects: int
-    num_sentences: int  # ways to say each goal
+    num_sentences: int  # the number of sentences in use for each type of task
 
 
 SIZES = {
@@ -95,17 +95,17 @@ SIZES = {
 
 
 def kind_of(name: str) -> str:
-    """ "mug 1" is a "mug"."""
+    """Return the kind of an object or receptacle: of "mug 1" it is "mug"."""
     return name.rpartition(" ")[0]
 
 
 def in_on(receptacle: str) -> str:
-    """The preposition of a receptacle, or of a kind of receptacle."""
+    """Return the preposition, "in" or "on", for a receptacle or a kind of receptacle."""
     return "in" if receptacle.split()[0] in INSIDE else "on"
 
 
 def opening_text(room: Room) -> str:
-    """What the task says at first."""
+    """Return the first user message of the task."""
     return (
         f"You are in the middle of a room. Looking quickly around you, you see {listed(room.receptacles)}.\n\n"
         f"Your task is to: {room.sentence}"
@@ -113,7 +113,7 @@ def opening_text(room: Room) -> str:
 
 
 def listed(names: tuple[str, ...]) -> str:
-    """ "a mug 1, a cup 2, and a pan 1"."""
+    """Return the names as a list in words, such as "a mug 1, a cup 2, and a pan 1"."""
     if not names:
         return "nothing"
     articles = [f"a {name}" for name in names]
@@ -121,7 +121,7 @@ def listed(names: tuple[str, ...]) -> str:
 
 
 def make_room(task: Task, *, profile: str, task_types: tuple[str, ...]) -> Room:
-    """Return the world of `task`. Raises ValueError for a split that does not exist."""
+    """Return the room of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"household/{profile}/{','.join(task_types)}")
     room = _draw_room(rng, SIZES[profile], task_types)
     while split_of(opening_text(room)) != task.split:
@@ -162,11 +162,11 @@ def _suits(kind: RoomKind, task_type: str, treatment: Treatment | None) -> bool:
 
 
 def _draw_receptacles(rng: random.Random, kind: RoomKind, size: Size, goal: Goal) -> tuple[str, ...]:
-    """What the goal needs, then one of each kind in random order, then more of those, as far as there is room."""
+    """Return numbered receptacles: those that the goal needs, then others at random, up to the maximum."""
     lamp_place = rng.choice(kind.lamp_places) if kind.lamp_places else ""
     treatment_place = goal.treatment.place if goal.treatment else ""
     needed = sorted({goal.place_kind, treatment_place, lamp_place} - {""})
-    # What is looked for lies somewhere else than where it goes.
+    # One more receptacle, because at the start the wanted object must not be where it goes.
     needed.append(rng.choice([name for name in kind.receptacles if name not in needed and in_on(name) == "on"]))
     names = list(needed)
     for name, (at_least, at_most) in kind.receptacles.items():
@@ -186,6 +186,6 @@ def _draw_objects(rng: random.Random, kind: RoomKind, size: Size, goal: Goal) ->
 
 
 def _place_objects(rng: random.Random, names: list[str], receptacles: tuple[str, ...], goal: Goal) -> dict[str, str]:
-    """Anywhere, but for what is looked for: nowhere near where it goes."""
+    """Return a random receptacle for each object. For wanted objects, it is not of the kind that they go to."""
     elsewhere = [name for name in receptacles if kind_of(name) != goal.place_kind]
     return {name: rng.choice(elsewhere if kind_of(name) == goal.object_kind else list(receptacles)) for name in names}

@@ -1,31 +1,41 @@
-"""What can be done in a room, and what is seen then: ALFWorld's verbs and sentences (Shridhar et al., 2021).
+"""The actions in a room and their results, with ALFWorld's verbs and sentences (Shridhar et al., 2021).
 
-A state is a value; an action makes another one. As in ALFWorld, the hand holds one object, closed receptacles hide what
-is in them, and the appliances work at once and when closed.
+A state is a value, and an action returns a new one. As in ALFWorld, the agent can hold one object, a closed receptacle
+hides its content, and an appliance works in one step, even when it is closed.
 """
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 from msgspec.structs import replace
 
 from envhub.household.rooms import LAMP, OPENABLE
 from envhub.household.task import LOOK_AT_OBJ_IN_LIGHT, PICK_TWO_OBJ, TREATMENTS, Room, in_on, kind_of, listed
+from envhub.world import Change
 
 HAND = "hand"
 LAMP_NAME = f"{LAMP} 1"
 VERBS = (
-    "go to X", "open X", "close X", "take O from X", "move O to X", "clean O with X", "heat O with X", "cool O with X",
-    f"use {LAMP_NAME}", "examine X", "inventory", "look",
-)  # fmt: skip
+    "go to X",
+    "open X",
+    "close X",
+    "take O from X",
+    "move O to X",
+    "clean O with X",
+    "heat O with X",
+    "cool O with X",
+    f"use {LAMP_NAME}",
+    "examine X",
+    "inventory",
+    "look",
+)
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything an episode changes."""
+    """Everything that an episode changes."""
 
-    location: str  # a receptacle, or empty in the middle of the room
+    location: str  # a receptacle; empty in the middle of the room
     places: dict[str, str]  # object -> receptacle or HAND
     opened: frozenset[str]  # receptacles
     clean: frozenset[str]  # objects
@@ -35,16 +45,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def held(self) -> str:
-        """The object in the hand; empty where there is none."""
+        """The object in the hand; "" if the hand is empty."""
         return next((name for name, place in self.places.items() if place == HAND), "")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
-    """What an action did, and what is told of it."""
-
-    state: State
-    text: str
 
 
 def first_state(room: Room) -> State:
@@ -64,17 +66,17 @@ def is_shut(state: State, receptacle: str) -> bool:
 
 
 def inside(state: State, receptacle: str) -> tuple[str, ...]:
-    """The objects in or on a receptacle, hidden or not."""
+    """Return the objects in or on a receptacle, hidden or not."""
     return tuple(name for name, place in state.places.items() if place == receptacle)
 
 
 def treated(state: State, result: str) -> frozenset[str]:
-    """The objects that are "clean", "hot" or "cool"."""
+    """Return the objects with the property `result`: "clean", "hot" or "cool"."""
     return {"clean": state.clean, "hot": state.hot, "cool": state.cool}[result]
 
 
 def is_won(room: Room, state: State) -> bool:
-    """Whether the goal is reached."""
+    """Return whether the goal is reached."""
     goal = room.goal
     if goal.task_type == LOOK_AT_OBJ_IN_LIGHT:
         return state.lamp_on and state.location == room.lamp_place and kind_of(state.held) == goal.object_kind
@@ -84,18 +86,18 @@ def is_won(room: Room, state: State) -> bool:
 
 
 def delivered(room: Room, state: State, place: str) -> list[str]:
-    """The objects in `place` that are as the goal wants them."""
+    """Return the objects in `place` that satisfy the goal."""
     return [name for name in inside(state, place) if is_ready(room, state, name)]
 
 
 def is_ready(room: Room, state: State, name: str) -> bool:
-    """Whether an object is of the goal's kind, and what had to be done to it is done."""
+    """Return whether an object is of the goal's kind and has had the treatment of the goal."""
     treatment = room.goal.treatment
     return kind_of(name) == room.goal.object_kind and (treatment is None or name in treated(state, treatment.result))
 
 
-def act(room: Room, state: State, action: str) -> Change | None:
-    """Do `action`; None where nothing happens."""
+def act(room: Room, state: State, action: str) -> Change[State] | None:
+    """Do `action`; return None if nothing happens."""
     sentence = " ".join(action.lower().split())
     for pattern, rule in _RULES:
         found = pattern.fullmatch(sentence)
@@ -105,7 +107,7 @@ def act(room: Room, state: State, action: str) -> Change | None:
 
 
 def admissible(room: Room, state: State) -> list[str]:
-    """Every action that does something now, or tells something."""
+    """Return the actions that change the state or show something."""
     actions = [f"go to {name}" for name in room.receptacles if name != state.location]
     held, here = state.held, state.location
     if here:
@@ -138,34 +140,34 @@ def is_openable(receptacle: str) -> bool:
 
 
 def _sight(room: Room, state: State, receptacle: str) -> str:
-    """What is seen of a receptacle from the front of it."""
+    """Return the text of what the agent sees in front of a receptacle."""
     if is_shut(state, receptacle):
         return f"The {receptacle} is closed."
     opened = f"The {receptacle} is open. " if is_openable(receptacle) else ""
     return opened + _contents(room, state, receptacle)
 
 
-def _go(room: Room, state: State, receptacle: str) -> Change | None:
+def _go(room: Room, state: State, receptacle: str) -> Change[State] | None:
     if receptacle not in room.receptacles or receptacle == state.location:
         return None
     moved = replace(state, location=receptacle)
     return Change(state=moved, text=f"You arrive at {receptacle}. {_sight(room, moved, receptacle)}")
 
 
-def _open(room: Room, state: State, receptacle: str) -> Change | None:
+def _open(room: Room, state: State, receptacle: str) -> Change[State] | None:
     if receptacle != state.location or not is_shut(state, receptacle):
         return None
     opened = replace(state, opened=state.opened | {receptacle})
     return Change(state=opened, text=f"You open the {receptacle}. {_sight(room, opened, receptacle)}")
 
 
-def _close(room: Room, state: State, receptacle: str) -> Change | None:
+def _close(room: Room, state: State, receptacle: str) -> Change[State] | None:
     if receptacle != state.location or receptacle not in state.opened:
         return None
     return Change(state=replace(state, opened=state.opened - {receptacle}), text=f"You close the {receptacle}.")
 
 
-def _take(room: Room, state: State, name: str, receptacle: str) -> Change | None:
+def _take(room: Room, state: State, name: str, receptacle: str) -> Change[State] | None:
     if receptacle != state.location or is_shut(state, receptacle) or state.held:
         return None
     if name not in inside(state, receptacle):
@@ -174,7 +176,7 @@ def _take(room: Room, state: State, name: str, receptacle: str) -> Change | None
     return Change(state=taken, text=f"You pick up the {name} from the {receptacle}.")
 
 
-def _move(room: Room, state: State, name: str, receptacle: str) -> Change | None:
+def _move(room: Room, state: State, name: str, receptacle: str) -> Change[State] | None:
     if receptacle != state.location or is_shut(state, receptacle) or not name or name != state.held:
         return None
     moved = replace(state, places=state.places | {name: receptacle})
@@ -185,7 +187,7 @@ def _is_treatable(name: str, verb: str, receptacle: str) -> bool:
     return kind_of(receptacle) == TREATMENTS[verb].place and kind_of(name) in TREATMENTS[verb].takes
 
 
-def _treat(room: Room, state: State, verb: str, name: str, receptacle: str) -> Change | None:
+def _treat(room: Room, state: State, verb: str, name: str, receptacle: str) -> Change[State] | None:
     if receptacle != state.location or name != state.held or not _is_treatable(name, verb, receptacle):
         return None
     changed = {
@@ -196,13 +198,13 @@ def _treat(room: Room, state: State, verb: str, name: str, receptacle: str) -> C
     return Change(state=changed, text=f"You {verb} the {name} using the {receptacle}.")
 
 
-def _use_lamp(room: Room, state: State) -> Change | None:
+def _use_lamp(room: Room, state: State) -> Change[State] | None:
     if not room.lamp_place or state.location != room.lamp_place or state.lamp_on:
         return None
     return Change(state=replace(state, lamp_on=True), text=f"You turn on the {LAMP_NAME}.")
 
 
-def _examine(room: Room, state: State, name: str) -> Change | None:
+def _examine(room: Room, state: State, name: str) -> Change[State] | None:
     if name and name == state.location:
         return Change(state=state, text=_sight(room, state, name))
     if not name or name != state.held:
@@ -212,13 +214,13 @@ def _examine(room: Room, state: State, name: str) -> Change | None:
     return Change(state=state, text=text)
 
 
-def _inventory(room: Room, state: State) -> Change:
+def _inventory(room: Room, state: State) -> Change[State]:
     return Change(
         state=state, text=f"You are carrying: a {state.held}." if state.held else "You are not carrying anything."
     )
 
 
-def _look(room: Room, state: State) -> Change:
+def _look(room: Room, state: State) -> Change[State]:
     if state.location:
         return Change(state=state, text=f"You are facing the {state.location}. {_sight(room, state, state.location)}")
     seen = listed(room.receptacles)
@@ -226,7 +228,7 @@ def _look(room: Room, state: State) -> Change:
 
 
 _THING = r"([a-z]+ \d+)"
-_RULES: tuple[tuple[re.Pattern[str], Callable[..., Change | None]], ...] = (
+_RULES: tuple[tuple[re.Pattern[str], Callable[..., Change[State] | None]], ...] = (
     (re.compile(rf"go to {_THING}"), _go),
     (re.compile(rf"open {_THING}"), _open),
     (re.compile(rf"close {_THING}"), _close),

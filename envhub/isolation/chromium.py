@@ -1,9 +1,9 @@
-"""Debian's Chromium in bubblewrap, for whoever drives it over a pipe: chromedriver, or Playwright.
+"""Debian's Chromium in bubblewrap, controlled over a pipe by chromedriver or Playwright.
 
-Inside are /usr and fonts, read only, the pages that are to be shown, and a home in memory. There is no network, not
-even the host's loopback, unless sites are named; then it is the host's, and requests to anything else go to a proxy
-that is not there. Chromium's processes end with whoever started it. A host that runs as root becomes nobody first, and
-Chromium keeps its own sandbox, which it has to do without where it is root.
+Chromium sees /usr and fonts, read only, the pages to show, and a home in memory. It has no network, not even the host's
+loopback, unless sites are named. Then it has the host's network, and requests to other sites go to a proxy that does
+not exist. Its processes end with the process that started it. Root starts it as the user with id 65534, because
+Chromium cannot use its own sandbox as root.
 """
 
 import os
@@ -13,46 +13,47 @@ from collections.abc import Sequence
 from pathlib import Path
 
 CHROMIUM, CHROMEDRIVER = "/usr/lib/chromium/chromium", "/usr/bin/chromedriver"
-PAGES = "/pages"  # where the pages are inside
+PAGES = "/pages"  # the path of the pages in bubblewrap
 TMPFS_BYTES = 256 << 20
+UNPRIVILEGED_ID = 65534  # the user id of Debian's user for processes without privileges
 
 _HOME = "/home/agent"
 _NEEDED = ((CHROMIUM, "chromium"), (CHROMEDRIVER, "chromium-driver"), ("bwrap", "bubblewrap"))
-# Playwright would switch Chromium's own sandbox off.
+# Playwright passes --no-sandbox, which would switch Chromium's own sandbox off.
 _KEEP_SANDBOX = 'for given; do shift; [ "$given" = --no-sandbox ] || set -- "$@" "$given"; done\n'
-_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+_UNPRIVILEGED = ["setpriv", f"--reuid={UNPRIVILEGED_ID}", f"--regid={UNPRIVILEGED_ID}", "--clear-groups"]
 _NAMES = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/ssl", "/etc/ca-certificates")
-_NO_PROXY_THERE = "http://127.0.0.1:9"
+_MISSING_PROXY = "http://127.0.0.1:9"  # nothing listens there, so requests to other sites fail
 
 
 def require_chromium() -> None:
-    """Raise ValueError, with what to install, where Chromium, its driver or bubblewrap is missing."""
+    """Raise ValueError, with the command to install it, if Chromium, its driver or bubblewrap is missing."""
     for program, package in _NEEDED:
         if shutil.which(program) is None:
             raise ValueError(
-                f"this environment shows pages in Debian's Chromium, in bubblewrap, and {program} is missing: "
-                f"apt-get install {package}; it never runs without"
+                f"this environment shows pages in Debian's Chromium, in bubblewrap, and {program} is missing; install "
+                f"it: apt-get install {package}"
             )
 
 
 def require_readable(pages: Path) -> None:
-    """Raise ValueError where root's Chromium, which runs as nobody, could not read `pages`."""
+    """Raise ValueError if root's Chromium, which runs as user 65534, could not read `pages`."""
     if os.geteuid() == 0 and not all(folder.stat().st_mode & 0o001 for folder in (pages, *pages.parents)):
         raise ValueError(
-            f"root runs Chromium as nobody, who cannot read {pages}: install the environment in a folder that "
-            "everybody may enter, or run as another user"
+            f"root runs Chromium as the user with id {UNPRIVILEGED_ID}, which cannot read {pages}: install the "
+            "environment in a folder that all users may enter, or run as another user"
         )
 
 
 def write_launcher(path: Path, *, pages: Path | None, sites: Sequence[str]) -> None:
-    """Write the program that is started in Chromium's place: with `pages` at /pages, and `sites` the only ones reached.
+    """Write a program that starts Chromium in bubblewrap, with `pages` at /pages; it can reach only `sites`.
 
-    A site is as Chromium's --proxy-bypass-list has it: a host, or host:port.
+    A site is a host, or host:port, as in Chromium's --proxy-bypass-list.
     """
-    start = [*(_NOBODY if os.geteuid() == 0 else []), *_bubblewrap(pages, has_network=bool(sites)), CHROMIUM]
+    start = [*(_UNPRIVILEGED if os.geteuid() == 0 else []), *_bubblewrap(pages, has_network=bool(sites)), CHROMIUM]
     flags = ["--disable-breakpad", "--disable-component-update", "--disable-domain-reliability", "--no-pings"]
     if sites:
-        flags += [f"--proxy-server={_NO_PROXY_THERE}", f"--proxy-bypass-list={';'.join(('<-loopback>', *sites))}"]
+        flags += [f"--proxy-server={_MISSING_PROXY}", f"--proxy-bypass-list={';'.join(('<-loopback>', *sites))}"]
     path.write_text(f'#!/bin/sh\n{_KEEP_SANDBOX}exec {shlex.join([*start, *flags])} "$@"\n')
     path.chmod(0o755)
 

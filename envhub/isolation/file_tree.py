@@ -1,7 +1,7 @@
-"""A tree of files as a value, and as the plain tar (ustar) that goes into a sandbox and comes out of it.
+"""A tree of files as a value, and as a tar (ustar), the format in which it enters and leaves a sandbox.
 
-What comes out was written by whoever ran inside, so it is read by rules of our own: forward only, bounded, and nothing
-of it ever touches this machine's disk.
+A tar that leaves a sandbox was written by untrusted code. So this module reads it itself: forward only, with limits,
+and without writing anything to the host's disk.
 """
 
 import io
@@ -11,7 +11,7 @@ import msgspec
 
 BLOCK = 512
 MAX_NODES = 2000
-MAX_PATH_BYTES = 99  # what ustar takes in one field
+MAX_PATH_BYTES = 99  # the length of ustar's name field
 
 _FILE, _LINK, _FOLDER = b"0", b"2", b"5"
 
@@ -28,7 +28,7 @@ Tree = dict[str, Node]  # by path, without a leading slash
 
 
 class TreeError(ValueError):
-    """Bytes that are no tree of ours."""
+    """The bytes are not a valid tree."""
 
 
 def file(text: str, mode: int = 0o644) -> Node:
@@ -40,7 +40,7 @@ def folder(mode: int = 0o755) -> Node:
 
 
 def pack(tree: Tree) -> bytes:
-    """The tar of `tree`: the same bytes for equal trees."""
+    """Return the tar of `tree`: the same bytes for equal trees."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for path in sorted(tree):
@@ -57,7 +57,7 @@ def pack(tree: Tree) -> bytes:
 
 
 def unpack(content: bytes) -> Tree:
-    """The tree in a tar; what is neither file, link nor folder is left out. Raises TreeError."""
+    """Return the files, links and folders in a tar. Raises TreeError if it is malformed or too large."""
     tree: Tree = {}
     start = 0
     while start + BLOCK <= len(content):
@@ -71,12 +71,12 @@ def unpack(content: bytes) -> Tree:
         start += -(-size // BLOCK) * BLOCK
         path = _path(header)
         if path in tree:
-            raise TreeError(f"a path that comes twice: {path!r}")
+            raise TreeError(f"duplicate path: {path!r}")
         if node is not None and path:
             tree[path] = node
         if len(tree) > MAX_NODES:
             raise TreeError(f"more than {MAX_NODES} files")
-    raise TreeError("a tar that ends before its end")
+    raise TreeError("truncated tar")
 
 
 def _node(header: bytes, content: bytes) -> Node | None:
@@ -89,16 +89,16 @@ def _node(header: bytes, content: bytes) -> Node | None:
 
 
 def _path(header: bytes) -> str:
-    """The path without `./`; empty for the root. Bytes that are no text are refused: two names could become one."""
+    """Return the path without `./`; empty for the root. Rejects invalid UTF-8, which could make two names equal."""
     prefix, name = _text(header[345:500]), _text(header[:100])
     encoded = prefix + b"/" + name if prefix else name
     try:
         path = encoded.decode().strip("/")
     except UnicodeDecodeError:
-        raise TreeError(f"a name that is no text: {encoded[:80]!r}") from None
+        raise TreeError(f"a file name that is not valid UTF-8: {encoded[:80]!r}") from None
     path = "" if path == "." else path.removeprefix("./").strip("/")
     if ".." in path.split("/") or len(path.encode()) > MAX_PATH_BYTES:
-        raise TreeError(f"a path that leads away or is too long: {path[:80]!r}")
+        raise TreeError(f"a path that contains .. or is longer than {MAX_PATH_BYTES} bytes: {path[:80]!r}")
     return path
 
 

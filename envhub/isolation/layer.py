@@ -1,12 +1,12 @@
-"""What a tree of files has other than a folder: laid over the folder before a command, peeled off it afterwards.
+"""The difference between a tree of files and a base folder: applied before a command, extracted after it.
 
-A layer is written as those of container images are (OCI image layer specification): the files that are new or changed,
-and an empty file `.wh.NAME` for each NAME that is gone. The modes of folders that the base has are not part of it.
+A layer has the format of container images' layers (OCI image layer specification): the files that are new or changed,
+and an empty file `.wh.NAME` for each deleted NAME. The modes of folders that the base has are not part of it.
 
-The sandbox runs this file on the system's own Python, twice for each command and over thousands of files: it imports
-little, and nothing that does not come with Python.
+The sandbox runs this file with the system's Python, twice for each command and over thousands of files. So it imports
+little, and only modules of the standard library.
 """
-# pathlib takes as long to import as all else here takes to run, and much longer for each file.
+# Importing pathlib takes as long as the rest of this program, and using it takes much longer for each file.
 # ruff: noqa: PTH106, PTH107, PTH115, PTH118, PTH123, PTH208
 
 import os
@@ -15,35 +15,37 @@ import stat
 import subprocess
 import sys
 
-GONE = ".wh."
+WHITEOUT = ".wh."
 CHUNK_BYTES = 1 << 20
 
 
-def gone(path: str) -> str:
-    """The path in a layer that says that `path` is not there."""
+def whiteout(path: str) -> str:
+    """Return the path in a layer that marks `path` as deleted."""
     folder, name = posixpath.split(path)
-    return posixpath.join(folder, GONE + name)
+    return posixpath.join(folder, WHITEOUT + name)
 
 
-def lay(base: str, tree: str) -> None:
-    """Fill `tree`, which holds a layer, with all that `base` has besides it. Raises OSError, CalledProcessError."""
+def apply_layer(base: str, tree: str) -> None:
+    """Add to `tree`, which is a layer, everything else that `base` has. Raises OSError, CalledProcessError."""
     names = set(os.listdir(tree))
-    gone_names = {name for name in names if name.startswith(GONE) and _kind(os.path.join(tree, name)) == stat.S_IFREG}
-    hidden = {name.removeprefix(GONE) for name in gone_names}
+    deleted_names = {
+        name for name in names if name.startswith(WHITEOUT) and _kind(os.path.join(tree, name)) == stat.S_IFREG
+    }
+    hidden = {name.removeprefix(WHITEOUT) for name in deleted_names}
     untouched = [name for name in sorted(os.listdir(base)) if name not in names and name not in hidden]
     if untouched:
         sources = [os.path.join(base, name) for name in untouched]
         subprocess.run(["cp", "-a", "-t", tree, "--", *sources], check=True)
     for name in names:
         below, of_base = os.path.join(tree, name), os.path.join(base, name)
-        if name in gone_names:
+        if name in deleted_names:
             os.remove(below)
         elif _kind(below) == _kind(of_base) == stat.S_IFDIR and name not in hidden:
-            lay(of_base, below)
+            apply_layer(of_base, below)
 
 
-def peel(base: str, tree: str) -> None:
-    """Leave in `tree` only its layer over `base`. What is no file, folder or link counts as gone. Raises OSError."""
+def extract_layer(base: str, tree: str) -> None:
+    """Reduce `tree` to its layer over `base`. Only files, folders and links are kept. Raises OSError."""
     left = set()
     for name in os.listdir(tree):
         below, of_base = os.path.join(tree, name), os.path.join(base, name)
@@ -55,19 +57,19 @@ def peel(base: str, tree: str) -> None:
         if kind != _kind(of_base):
             continue
         if kind == stat.S_IFDIR:
-            peel(of_base, below)
+            extract_layer(of_base, below)
             if not os.listdir(below):
                 os.rmdir(below)
         elif _is_same(below, of_base):
             os.remove(below)
     for name in os.listdir(base):
         if name not in left:
-            with open(os.path.join(tree, GONE + name), "x"):
+            with open(os.path.join(tree, WHITEOUT + name), "x"):
                 pass
 
 
 def _kind(path: str) -> int:
-    """The type of what is at `path`, links not followed; 0 where nothing is."""
+    """Return the file type of `path`, without following links; 0 if it does not exist."""
     try:
         return stat.S_IFMT(os.lstat(path).st_mode)
     except FileNotFoundError:
@@ -75,7 +77,7 @@ def _kind(path: str) -> int:
 
 
 def _is_same(path: str, other: str) -> bool:
-    """Whether two files, or two links, say the same."""
+    """Whether two files, or two links, have the same content and mode."""
     one, two = os.lstat(path), os.lstat(other)
     if stat.S_ISLNK(one.st_mode):
         return os.readlink(path) == os.readlink(other)
@@ -89,4 +91,4 @@ def _is_same(path: str, other: str) -> bool:
 
 
 if __name__ == "__main__":
-    {"lay": lay, "peel": peel}[sys.argv[1]](*sys.argv[2:])
+    {"apply": apply_layer, "extract": extract_layer}[sys.argv[1]](*sys.argv[2:])

@@ -1,4 +1,4 @@
-"""A process that works for one object, with a folder of its own; nothing of either is left when that object lets go."""
+"""A process that belongs to one object, with a temporary folder; `end` removes both."""
 
 import contextlib
 import os
@@ -12,11 +12,12 @@ from pathlib import Path
 
 from common.shutdown import die_with_parent
 
-MAX_SAID_CHARS = 1000
+MAX_LOG_CHARS = 1000
+_LOG = "log"
 
 
 class OwnProcess:
-    """A process in a group of its own, which `end` kills as a whole; it ends, too, with the thread that started it."""
+    """A process in its own process group, which `end` kills. It also ends with the thread that started it."""
 
     def __init__(self, *, name: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix=f"slipstream-{name}-"))
@@ -25,13 +26,13 @@ class OwnProcess:
     def start(
         self, arguments: Sequence[str | Path], *, env: Mapping[str, str], pass_fds: Collection[int] = ()
     ) -> None:  # fmt: skip
-        """What it says is `said`, and its temporary files are in the folder."""
-        with (self.folder / "said").open("wb") as said:
+        """Start the process. Its output goes to a log in the folder, and so do its temporary files."""
+        with (self.folder / _LOG).open("wb") as log:
             self._process = subprocess.Popen(
                 arguments,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=log,
+                stderr=log,
                 env={**env, "TMPDIR": str(self.folder)},
                 pass_fds=pass_fds,
                 start_new_session=True,
@@ -42,18 +43,18 @@ class OwnProcess:
     def is_over(self) -> bool:
         return self._process is None or self._process.poll() is not None
 
-    def said(self) -> str:
-        """The end of what it has said so far."""
+    def log_tail(self) -> str:
+        """Return the last characters of its output so far."""
         try:
-            return (self.folder / "said").read_text(errors="replace")[-MAX_SAID_CHARS:]
+            return (self.folder / _LOG).read_text(errors="replace")[-MAX_LOG_CHARS:]
         except FileNotFoundError:
             return ""
 
     def end(self) -> None:
-        """Kill the group, and remove the folder. Idempotent."""
+        """Kill the process group and remove the folder. Idempotent."""
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)  # what was killed may still have been writing
+        shutil.rmtree(self.folder, ignore_errors=True)  # a killed process may still be writing to it

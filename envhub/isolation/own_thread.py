@@ -1,20 +1,22 @@
-"""A thread in which one object lives that blocks: the other episodes of a process go on while it works."""
+"""A thread for one object whose calls block: the other episodes of the process continue while it works."""
 
 import asyncio
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextvars import copy_context
+from functools import partial
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
 class OwnThread:
-    """Runs one call after the other, all in one thread.
+    """Runs calls one after another, all in one thread.
 
-    Whoever waits for a call may be cut; the call itself cannot be, so a thread that hangs is left behind. It does not
-    keep its process from ending.
+    A caller can be cancelled; the call itself cannot. So a thread that hangs is abandoned, and does not keep its
+    process from ending.
     """
 
     def __init__(self, name: str) -> None:
@@ -22,7 +24,7 @@ class OwnThread:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     async def call(self, function: Callable[[], T]) -> T:
-        """What `function()` gives or raises, in the thread."""
+        """Run `function()` in the thread, and return or raise its result."""
         future: Future[T] = Future()
 
         def work() -> None:
@@ -30,16 +32,16 @@ class OwnThread:
                 return
             try:
                 result = function()
-            except Exception as error:
+            except BaseException as error:  # SystemExit too: the caller handles it, and the thread must not end
                 future.set_exception(error)
             else:
                 future.set_result(result)
 
-        self._calls.put(work)
+        self._calls.put(partial(copy_context().run, work))  # processes that it starts belong to the caller's episode
         return await asyncio.wrap_future(future)
 
     def end(self) -> None:
-        """Let the thread end behind the calls that it was given."""
+        """Let the thread end after the calls that are already queued."""
         self._calls.put(None)
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""A Python program as a policy writes it: as it is, or in a block."""
+"""Extract a Python program from a policy's text: all of it, or a fenced block."""
 
 import re
 
@@ -8,9 +8,9 @@ _FENCED = re.compile(r".*?```\w*[ \t]*\n(.*?)```.*", re.DOTALL)
 
 
 def program_in(text: str) -> str:
-    """The program in the first block of `text`, whatever the block calls its language, or else all of it.
+    """Return the content of the first fenced block of `text`, of any language, or all of `text` without one.
 
-    Empty where that is none that could be run.
+    Empty if the program is too long or is not valid text.
     """
     fenced = _FENCED.fullmatch(text)
     program = fenced[1] if fenced else text

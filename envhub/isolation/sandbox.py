@@ -1,53 +1,68 @@
-"""Commands that nobody vouches for, run by bubblewrap: no network, no files, no secrets and no processes of the host.
+"""Run untrusted commands in bubblewrap, without network, files, secrets and processes of the host.
 
-A run is a function of a file tree: the tree goes in, a command runs on it, and what the command said and the tree as
-it left it come out. Nothing stays behind, and nothing of the tree is ever written to the host's disk. Whether an
-episode is solved is judged outside, by what came out.
+A run is a function of a file tree. The tree goes in, a command runs on it, and the command's output and the resulting
+tree come out. Nothing stays on the host, and the tree is never written to the host's disk. Environments judge an
+episode outside the sandbox, by the tree and the output.
 
-What is inside: /usr (without what of it is `HIDDEN`) and the links in /etc/alternatives, read only; a home of limited
-size with the tree, and a /tmp of limited size, or instead of both a root directory (`Place`). The tree may be a layer
-over a folder of the host's that is too large to go in and out each time (`envhub/layer.py`). Limits: see `Limits`.
-Memory is limited per process, as cgroups are not to be had everywhere: a run can take `max_processes` times
-`memory_bytes` at most.
+A command sees /usr (except `HIDDEN`) and the links in /etc/alternatives, read only. It also sees a home with the tree
+and a /tmp, both of limited size, or a root directory instead of both (`Place`). The tree may be a layer over a folder
+of the host that is too large to go in and out each time (`envhub/isolation/layer.py`). `Limits` lists the limits.
+Memory is limited per process: a run can take at most `max_processes` times `memory_bytes`. Where this process may make
+cgroups, the memory of the whole run is limited too (`envhub/isolation/cgroup.py`). `envhub/isolation/seccomp.py`
+refuses system calls that these limits do not bound.
+
+A command cannot make its run count as a failure of the environment. The driver is the first process of its namespace,
+and the kernel lets no process of the namespace stop or kill it. Whatever else the command does, the run ends before
+the step's deadline (`envhub/step_deadline.py`), and counts as the command's failure.
 """
 
 import asyncio
+import functools
 import os
 import shutil
 import signal
+import subprocess
 from asyncio import StreamReader, StreamWriter
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from envhub.isolation import layer
 from envhub.env import EnvError
+from envhub.isolation import cgroup, layer, seccomp
 from envhub.isolation.file_tree import Tree, TreeError, pack, unpack
+from envhub.step_deadline import left_s
 
 HOME = "/home/agent"
-HIDDEN = ("/usr/local", "/usr/src")  # of /usr: what a host has put there itself, and no package
+HIDDEN = ("/usr/local", "/usr/src")  # the parts of /usr that the host's packages do not own
 MAX_COMMAND_CHARS = 20_000
-GRACE_S = 20.0  # beyond the command's own time: to start, to unpack and to pack, on a machine that is busy
-NOBODY = 65534
+START_S = 20.0  # time to start and to unpack the tree, on a busy machine
+END_S = 10.0  # time to pack the tree after the command
+RESERVED = 1 / 3  # the largest share of a step's remaining time that is kept for the start and the end
+UNPRIVILEGED_ID = 65534
+NUM_OWN_PIDS = 4  # processes of the sandbox itself, which `max_processes` does not count
+KILLED = 137  # the exit code of a command that was killed at a limit
+
+T = TypeVar("T")
 
 _STARTED = b"+"
 _CUT = "\n[cut]"
-PAGE_BYTES = 4096  # what a file in memory takes is a whole number of these
-SPARE_BYTES = 1 << 20  # of memory beyond `tree_bytes`, for what is laid beside a tree that takes all of them
+PAGE_BYTES = 4096  # a file in memory takes a whole number of pages
+SPARE_BYTES = 1 << 20  # memory beyond `tree_bytes`, so that a command can write when the tree fills all of these
+SHM_BYTES = 1 << 20
 _BASE = "/opt/base"
 _LAYER = Path(layer.__file__).read_text()
 _BESIDE_A_ROOT = ("/proc", "/dev", "/bin", "/lib", "/lib64", "/sbin", "/etc/alternatives")
-# The command's own output, both streams of it, goes to the driver's stderr; stdout carries the tree. When the command
-# is over, everything that it left running is killed before the tree is read. A root without capabilities needs modes
-# that let it read, and write into folders, where a real one would not.
-# Processes that are to run beside it are sleeps of another name, each started when the one before it has its name, so
-# that their numbers are the same in every run; an ended one leaves its number unused. One that neither sleeps nor is
-# stopped, or that has a signal to take, is about to die, and is looked at again. Names and command come by stdin: a
-# command that ends what bears a name ends nothing of the sandbox's own.
+# Both output streams of the command go to the driver's stderr, because its stdout carries the tree. When the command
+# has ended, the driver kills all processes that it left, and then reads the tree. The user called root has no
+# capabilities, so the driver first changes modes that would keep it from reading the tree.
+# The `processes` that run beside the command are sleeps with other names. The driver starts each one when the one
+# before it has its name, so that their pids are the same in every run. An ended process leaves its pid unused. A
+# process that neither sleeps nor is stopped, or that has a pending signal, is about to end, so the driver checks it
+# again. Names and command come by stdin, so a command that kills processes by their arguments cannot hit the driver.
 _DRIVER = """
 lives() {
     while status=$(cat "/proc/$1/status") && [[ $status =~ State:[[:space:]]+([A-Z]) ]]; do
@@ -60,10 +75,10 @@ lives() {
     return 1
 }
 umask 022
-ulimit -c 0 -u "$MAX_PROCESSES" -v "$MEMORY_KIB" -t "$CPU_S" -f "$FILE_KIB" || exit
+ulimit -c 0 -q 0 -n "$MAX_OPEN_FILES" -u "$MAX_PROCESSES" -v "$MEMORY_KIB" -t "$CPU_S" -f "$FILE_KIB" || exit
 read -r -a processes; read -r -d "" command
 tar -x -f - -C "$TREE" || exit
-[ -z "$BASE" ] || /usr/bin/python3 -I -S -c "$1" lay "$BASE" "$TREE" || exit
+[ -z "$BASE" ] || /usr/bin/python3 -I -S -c "$1" apply "$BASE" "$TREE" || exit
 printf +
 exec 3>&2 2>/dev/null
 beside=()
@@ -85,7 +100,7 @@ cd "$TREE" && if [ "$TREE" = / ] || [ -n "$BASE" ]; then
 else
     chmod -R u+rX . 2>/dev/null
 fi
-[ -z "$BASE" ] || /usr/bin/python3 -I -S -c "$1" peel "$BASE" . 2>/dev/null || exit "$rc"
+[ -z "$BASE" ] || /usr/bin/python3 -I -S -c "$1" extract "$BASE" . 2>/dev/null || exit "$rc"
 tar -c $NOT_OF_THE_TREE --hard-dereference --format=ustar --sort=name \\
     --mtime=@0 --owner=0 --group=0 --numeric-owner -f - . 2>/dev/null
 exit "$rc"
@@ -93,67 +108,70 @@ exit "$rc"
 
 
 class Place(Enum):
-    """Where the tree of a run lies."""
+    """The folder that holds the tree of a run."""
 
-    HOME = HOME  # in the home of a user; nothing else but /tmp can be written
-    # In / itself, whose user is called root: all of it can be written but what the host's /usr brings. That root has no
-    # capability and is nobody outside, as the user of the home is: no other users, no packages, no mounts.
+    HOME = HOME  # a user's home; of the rest, only /tmp can be written
+    # The root directory, for a user called root who can write everything except the host's /usr. This root has no
+    # capabilities and is an unprivileged user of the host, so it has no other users, no packages and no mounts.
     ROOT = "/"
-    # In a folder where SWE-bench's own images have the repository, beside the home, which is empty.
+    # The folder in which SWE-bench's own images have the repository. The home exists too, and is empty.
     TESTBED = "/testbed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What one run may take."""
+    """The limits of one run."""
 
     wall_s: float = 10.0
-    cpu_s: int = 5  # of each process
-    memory_bytes: int = 1 << 29  # of address space, of each process
+    cpu_s: int = 5  # for each process
+    memory_bytes: int = 1 << 29  # of address space, for each process
     max_processes: int = 32
-    file_bytes: int = 4 << 20  # of each file
-    tree_bytes: int = 8 << 20  # of the home, and as much of /tmp and of a testbed; or of the root directory
-    kept_bytes: int = 32 << 20  # of the tar in which the tree comes out
-    output_bytes: int = 16_000  # of what is said; the rest is cut
+    max_open_files: int = 256  # for each process; this also bounds the data in its sockets and pipes
+    file_bytes: int = 4 << 20  # for each file
+    tree_bytes: int = 8 << 20  # for the home, /tmp and the testbed each, or for the root directory
+    kept_bytes: int = 32 << 20  # for the tar of the resulting tree
+    output_bytes: int = 16_000  # of output; the rest is cut off
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """What came of a run."""
+    """The result of a run."""
 
-    exit_code: int  # 137: killed at a limit
-    output: str  # the `notes` are its end
-    tree: Tree | None  # None where the command left more than can be taken out
-    processes: tuple[str, ...] = ()  # those that ran beside it and still do; "" for one that has ended
-    notes: str = ""  # what the sandbox has to say of the run
+    exit_code: int
+    output: str  # ends with `notes`
+    tree: Tree | None  # None if the resulting tree is too large or cannot be read
+    processes: tuple[str, ...] = ()  # the names of the processes beside it; "" for one that has ended
+    notes: str = ""  # the sandbox's remarks about the run
 
     @property
-    def said(self) -> str:
-        """What the command itself said."""
+    def command_output(self) -> str:
+        """The output of the command, without the notes."""
         return self.output.removesuffix(self.notes)
 
     def shown(self, max_chars: int) -> str:
-        """The beginning of what the command said, and the notes, which stand behind whatever is cut off."""
-        cut = _CUT if len(self.said) > max_chars and _CUT not in self.notes else ""
-        return self.said[:max_chars] + cut + self.notes
+        """Return the first `max_chars` of the command's output, and all notes."""
+        cut = _CUT if len(self.command_output) > max_chars and _CUT not in self.notes else ""
+        return self.command_output[:max_chars] + cut + self.notes
 
 
 def require_sandbox() -> None:
-    """Raise ValueError, with what to do, where a sandbox cannot be had: there is no other way to run a command.
+    """Raise ValueError, with what to do, if the sandbox cannot run here: there is no other way to run a command.
 
-    None can be had where the sandbox would show this package: what it says of a task is not for a policy to read.
+    Also raise it if the sandbox would show this package, because a policy must not read the code of its tasks.
     """
     for program, package in (("bwrap", "bubblewrap"), ("/usr/bin/python3", "python3")):
         if shutil.which(program) is None:
             raise ValueError(
                 f"this environment runs commands in a sandbox, and {program} is missing: install {package} "
-                f"(Debian, Ubuntu: apt-get install {package}); it never runs them without"
+                f"(Debian, Ubuntu: apt-get install {package}); commands never run outside a sandbox"
             )
+    seccomp.program()
+    cgroup.parent()
     own = Path(__file__).resolve().parent
     if own.is_relative_to("/usr") and not any(own.is_relative_to(path) for path in HIDDEN):
         raise ValueError(
-            f"this environment runs commands in a sandbox that shows /usr, and {own} lies there: install Slipstream "
-            "elsewhere, in a virtual environment or in /usr/local"
+            f"this environment runs commands in a sandbox that shows /usr, and Slipstream is installed in it ({own}): "
+            "install it elsewhere, in a virtual environment or in /usr/local"
         )
 
 
@@ -167,31 +185,40 @@ async def run_in_sandbox(
     processes: Sequence[str] = (),
     base: Path | None = None,
 ) -> Finished:
-    """Run bash's `command` at the `place` that `tree` fills; `mounts` shows further folders, read only, inside.
+    """Run `command` in bash at `place`, which contains `tree`; `mounts` adds further folders, read only.
 
-    With a `base`, `tree` is a layer over that folder, and so is the tree that comes out.
-    `processes` are the names of processes that do nothing beside it, until it ends them; "" is one that has ended.
+    With a `base`, `tree` is a layer over that folder, and so is the resulting tree.
+    `processes` are the names of idle processes that run beside the command, which may end them; "" is an ended one.
 
-    A run that exceeds its limits is cut and says so; EnvError where the sandbox itself does not start.
+    A run that exceeds its limits is ended, with a note in its output. Raises EnvError if the sandbox does not start.
     """
     names = " ".join(name or "-" for name in processes)
-    async with _bubblewrapped(_arguments(limits, mounts or {}, place, base)) as process:
+    reserved_s = min(2 * END_S, RESERVED * left_s())
+    wall_s = max(min(limits.wall_s, left_s() - reserved_s), 0.0)
+    async with _bubblewrapped(_arguments(replace(limits, wall_s=wall_s), mounts or {}, place, base), limits) as process:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        stdin = f"{names}\n{command}\0".encode() + pack(tree)
+        exchange = asyncio.gather(_read(process.stderr, limits.output_bytes), _write(process.stdin, stdin))
         try:
-            async with asyncio.timeout(limits.wall_s + GRACE_S):
-                packed, said, _ = await asyncio.gather(
-                    _read(process.stdout, limits.kept_bytes),
-                    _read(process.stderr, limits.output_bytes),
-                    _write(process.stdin, f"{names}\n{command}\0".encode() + pack(tree)),
-                )
-                exit_code = await process.wait()
-        except TimeoutError:
-            note = "[killed: it outlived its time]"
-            return Finished(exit_code=137, output=note, tree=None, processes=tuple(processes), notes=note)
-    output = said.decode(errors="replace").replace("\0", "")
-    if not packed.startswith(_STARTED):
-        raise EnvError(f"the sandbox does not start, exit code {exit_code}: {output[:500]}")
-    flags, packed = packed[1 : 1 + len(processes)], packed[1 + len(processes) :]
+            first = await _within(min(START_S, left_s()), process.stdout.read(1))
+            if first is None:
+                raise EnvError(f"the sandbox did not start within {START_S:g} s: this machine is too busy")
+            last_s = min(wall_s + END_S, left_s() - reserved_s / 10)
+            ended = await _within(last_s, _ended(process, process.stdout, exchange, limits))
+        finally:
+            exchange.cancel()
+    if ended is None:
+        if last_s < wall_s:
+            raise EnvError(
+                f"only {last_s:.1f} of {wall_s:g} s were left when the sandbox had started: this machine is too busy"
+            )
+        note = "[killed: it ran out of time]"
+        return Finished(exit_code=KILLED, output=note, tree=None, processes=tuple(processes), notes=note)
+    packed, raw_output, exit_code = ended
+    output = raw_output.decode(errors="replace").replace("\0", "")
+    if first != _STARTED:
+        raise EnvError(f"the sandbox did not start, exit code {exit_code}: {output[:500]}")
+    flags, packed = packed[: len(processes)], packed[len(processes) :]
     live = tuple(processes)
     if len(flags) == len(processes):
         live = tuple(name if flag == ord("1") else "" for name, flag in zip(processes, flags, strict=True))
@@ -202,46 +229,81 @@ async def run_in_sandbox(
         require_room(left, limits=limits)
     except TreeError as error:
         left, notes = None, f"\n[the files cannot be kept: {error}]"
-    notes += _CUT if len(said) == limits.output_bytes else ""
-    notes += f"\n[killed: more than {limits.wall_s:g} s or another limit]" if exit_code == 137 else ""
+    notes += _CUT if len(raw_output) == limits.output_bytes else ""
+    notes += f"\n[killed: more than {wall_s:g} s or another limit]" if exit_code == KILLED else ""
     return Finished(exit_code=exit_code, output=output + notes, tree=left, processes=live, notes=notes)
 
 
+async def _ended(
+    process: Process, tar: StreamReader, exchange: "asyncio.Future[tuple[bytes, None]]", limits: Limits
+) -> tuple[bytes, bytes, int]:
+    """Wait for the end, and return the resulting tar, the output, and the exit code."""
+    packed = await _read(tar, limits.kept_bytes)
+    output, _ = await exchange
+    return packed, output, await process.wait()
+
+
+async def _within(seconds: float, awaitable: Awaitable[T]) -> T | None:
+    """Return the result, or None if that takes longer than `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await awaitable
+    except TimeoutError:
+        return None
+
+
 def require_room(tree: Tree, *, limits: Limits) -> None:
-    """Raise TreeError where `tree` would not go into another run: files with holes in them take more than before."""
+    """Raise TreeError if `tree` would not fit into another run: sparse files take more memory when unpacked."""
     needed = sum(-(-len(node.content) // PAGE_BYTES) * PAGE_BYTES for node in tree.values())
     if needed > limits.tree_bytes:
         raise TreeError(f"they take {needed} bytes, the limit is {limits.tree_bytes}")
 
 
 @asynccontextmanager
-async def _bubblewrapped(arguments: list[str]) -> AsyncIterator[Process]:
-    """Bubblewrap with the driver in it, of which nothing is left in the end, however early that comes.
+async def _bubblewrapped(arguments: list[str], limits: Limits) -> AsyncIterator[Process]:
+    """Yield bubblewrap with the driver in it, and leave no process on exit, also when cancelled during the start.
 
-    A bubblewrap that is killed before it has tied its child's life to its own leaves a child that waits for ever. So
-    the whole group is killed, and a start is not cut short: asyncio would kill the one process that it knows.
+    If bubblewrap is killed early, before its child is set to end with it, the child waits forever. So this kills the
+    whole process group, and lets a start finish first: asyncio would kill only the one process that it knows.
     """
-    starting = asyncio.create_task(
-        asyncio.create_subprocess_exec(
+    memory_bytes = limits.memory_bytes + 3 * (limits.tree_bytes + SPARE_BYTES) + SHM_BYTES  # a run has up to 3 tmpfs
+    async with cgroup.limited(memory_bytes=memory_bytes, max_pids=limits.max_processes + NUM_OWN_PIDS) as own_cgroup:
+        starting = asyncio.create_task(_start(arguments, own_cgroup))
+        try:
+            yield await asyncio.shield(starting)
+        finally:
+            await _end(await starting)
+
+
+async def _start(arguments: list[str], own_cgroup: Path | None) -> Process:
+    """Start bubblewrap. With a cgroup, a shell waits until it is in the cgroup, and then becomes bubblewrap."""
+    with seccomp.readable() as refused:
+        process = await asyncio.create_subprocess_exec(
+            *(cgroup.GATE if own_cgroup is not None else ()),
             *arguments,
-            *("/bin/bash", "--noprofile", "--norc", "-c", _DRIVER, "driver", _LAYER),
+            *("--seccomp", str(refused), "/bin/bash", "--noprofile", "--norc", "-c", _DRIVER, "driver", _LAYER),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env={"PATH": os.environ.get("PATH", os.defpath)},
             cwd="/",
             process_group=0,
+            pass_fds=[refused],
             **_unprivileged(),
         )
-    )
-    try:
-        yield await asyncio.shield(starting)
-    finally:
-        await _end(await starting)
+    if own_cgroup is not None:
+        assert process.stdin is not None
+        try:
+            cgroup.enter(own_cgroup, process.pid)
+        except OSError as error:
+            await _end(process)
+            raise EnvError(f"could not move the sandbox into its cgroup {own_cgroup}: {error}") from error
+        process.stdin.write(b"\n")
+    return process
 
 
 async def _end(process: Process) -> None:
-    """Kill what still runs, and wait until its pipes are closed."""
+    """Kill the process group, and wait until its pipes are closed."""
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     if process.returncode is None:
         with suppress(ProcessLookupError):
@@ -252,11 +314,12 @@ async def _end(process: Process) -> None:
         _read(process.stderr, 0),
         process.stdin.wait_closed(),
         process.wait(),
-        return_exceptions=True,  # a pipe that broke is closed too
+        return_exceptions=True,  # a broken pipe is closed too
     )
 
 
 def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place, base: Path | None) -> list[str]:
+    """Return bubblewrap's command line, without the driver."""
     is_root = place is Place.ROOT
     of_the_host = _shown_of_usr() if is_root else []
     hidden = [path for path in HIDDEN if Path(path).is_dir() and not Path(path).is_symlink()]
@@ -269,6 +332,7 @@ def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place, base: P
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",
         "MAX_PROCESSES": str(limits.max_processes),
+        "MAX_OPEN_FILES": str(limits.max_open_files),
         "MEMORY_KIB": str(limits.memory_bytes >> 10),
         "CPU_S": str(limits.cpu_s),
         "FILE_KIB": str(limits.file_bytes >> 10),
@@ -277,6 +341,7 @@ def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place, base: P
     }
     user, size = "0" if is_root else "1000", str(limits.tree_bytes + SPARE_BYTES)
     arguments = ["bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--clearenv"]
+    arguments += ["--as-pid-1", *(["--disable-userns"] if _disables_userns(shutil.which("bwrap")) else [])]
     arguments += ["--uid", user, "--gid", user, "--cap-drop", "ALL", "--hostname", "sandbox"]
     if is_root:
         arguments += ["--size", size, "--tmpfs", "/"]
@@ -289,14 +354,14 @@ def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place, base: P
     arguments += ["--ro-bind-try", "/etc/alternatives", "/etc/alternatives"]
     for name in ("bin", "lib", "lib64", *(("sbin",) if is_root else ())):
         arguments += ["--symlink", f"usr/{name}", f"/{name}"]
-    arguments += ["--proc", "/proc", "--dev", "/dev", "--size", "1048576", "--tmpfs", "/dev/shm"]
+    arguments += ["--proc", "/proc", "--dev", "/dev", "--size", str(SHM_BYTES), "--tmpfs", "/dev/shm"]
     if not is_root:
         arguments += ["--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", HOME]
     if place is Place.TESTBED:
         arguments += ["--size", size, "--tmpfs", place.value]
     for source, inside in (*mounts.items(), *([(base, _BASE)] if base is not None else [])):
         arguments += ["--ro-bind", str(source), inside]
-    # What bubblewrap made itself is memory without a limit until it is read only.
+    # The folders that bubblewrap made itself are in memory and have no size limit, so they become read only.
     read_only = ("/dev",) if is_root else (*hidden, "/dev", "/")
     for path in read_only:
         arguments += ["--remount-ro", path]
@@ -306,19 +371,29 @@ def _arguments(limits: Limits, mounts: Mapping[Path, str], place: Place, base: P
     return arguments
 
 
+@functools.cache
+def _disables_userns(bwrap: str | None) -> bool:
+    """Whether bubblewrap can forbid further user namespaces here; the filter of system calls always does.
+
+    It needs version 0.8.0, and cannot in a container in which /proc/sys is read only.
+    """
+    command = [bwrap or "bwrap", "--unshare-user", "--disable-userns", "--ro-bind", "/", "/", "/bin/true"]
+    return subprocess.run(command, capture_output=True, check=False, cwd="/", **_unprivileged()).returncode == 0
+
+
 def _shown_of_usr() -> list[str]:
-    """The folders of /usr, one by one: what lies beside them can then be written. No link that leads out of /usr."""
+    """Return the folders of /usr to mount one by one, so that /usr itself can be written. Skips links out of /usr."""
     folders = [path for path in Path("/usr").iterdir() if path.is_dir() and path.resolve().is_relative_to("/usr")]
     return sorted(str(path) for path in folders if not {str(path), str(path.resolve())} & set(HIDDEN))
 
 
 def _unprivileged() -> dict[str, Any]:
-    """Root becomes nobody before anything starts: the kernel does not limit root's number of processes."""
-    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+    """Return the user to run as if this is root: the kernel does not limit root's number of processes."""
+    return {"user": UNPRIVILEGED_ID, "group": UNPRIVILEGED_ID, "extra_groups": []} if os.geteuid() == 0 else {}
 
 
 async def _read(stream: StreamReader, max_bytes: int) -> bytes:
-    """The first `max_bytes`, and the rest to nowhere, so that the writer does not wait."""
+    """Return the first `max_bytes`, and discard the rest so that the writer does not block."""
     kept = bytearray()
     while chunk := await stream.read(1 << 16):
         kept += chunk[: max_bytes - len(kept)]
@@ -330,6 +405,6 @@ async def _write(stream: StreamWriter, content: bytes) -> None:
         stream.write(content)
         await stream.drain()
     except (BrokenPipeError, ConnectionResetError):
-        pass  # it died early; its exit code says of what
+        pass  # the sandbox ended early; its exit code is reported
     finally:
         stream.close()

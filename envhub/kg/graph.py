@@ -1,23 +1,40 @@
-"""A graph of who knows whom and what is made where: generated entities, relations between them, numbers about them."""
+"""Generates a knowledge graph: people, towns, firms and goods, the relations between them, and a number for each."""
 
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from envhub.name_list import name_list
+
 NAMES = {
-    "person": ("ada", "ben", "cleo", "dora", "emil", "fay", "gus", "hana", "igor", "june", "kai", "lena", "milo",
-               "nora", "otto", "pia", "quinn", "rosa", "sven", "tara", "ugo", "vera", "walt", "xena", "yara", "zeno",
-               "alma", "boris", "carla", "dino", "elsa", "felix", "greta", "hugo", "iris", "jonas", "klara", "leon",
-               "mona", "nils"),
-    "town": ("arden", "belmont", "corby", "dover", "elgin", "forest", "garston", "hilton", "irvine", "jarrow", "kelso",
-             "linton", "malton", "norwood", "oakham", "preston", "quorn", "ripley", "selby", "thirsk"),
-    "firm": ("acme", "borealis", "comet", "delta", "ember", "fulcrum", "granite", "horizon", "indigo", "juniper",
-             "kestrel", "lumen", "meridian", "nimbus", "orbit", "pinnacle"),
-    "good": ("boots", "cheese", "chairs", "clocks", "drums", "flour", "honey", "jam", "kettles", "lamps", "nails",
-             "paint", "pens", "rope", "soap", "tea"),
-}  # fmt: skip
-COUNTS = {"person": 10, "town": 5, "firm": 5, "good": 6}  # entities of a graph
-# relation -> (from, to, how many at most)
+    "person": name_list(
+        """
+        ada, ben, cleo, dora, emil, fay, gus, hana, igor, june, kai, lena, milo, nora, otto, pia, quinn, rosa,
+        sven, tara, ugo, vera, walt, xena, yara, zeno, alma, boris, carla, dino, elsa, felix, greta, hugo, iris,
+        jonas, klara, leon, mona, nils
+        """
+    ),
+    "town": name_list(
+        """
+        arden, belmont, corby, dover, elgin, forest, garston, hilton, irvine, jarrow, kelso, linton, malton,
+        norwood, oakham, preston, quorn, ripley, selby, thirsk
+        """
+    ),
+    "firm": name_list(
+        """
+        acme, borealis, comet, delta, ember, fulcrum, granite, horizon, indigo, juniper, kestrel, lumen,
+        meridian, nimbus, orbit, pinnacle
+        """
+    ),
+    "good": name_list(
+        """
+        boots, cheese, chairs, clocks, drums, flour, honey, jam, kettles, lamps, nails, paint, pens, rope, soap,
+        tea
+        """
+    ),
+}
+COUNTS = {"person": 10, "town": 5, "firm": 5, "good": 6}  # entities of each kind in a graph
+# relation -> (kind it leads from, kind it leads to, at most how many)
 RELATIONS = {
     "friend": ("person", "person", 3),
     "home": ("person", "town", 1),
@@ -25,24 +42,24 @@ RELATIONS = {
     "seat": ("firm", "town", 1),
     "product": ("firm", "good", 3),
     "rival": ("firm", "firm", 2),
-    "resident": ("town", "person", 0),  # the other way round of those above; filled in from them
+    "resident": ("town", "person", 0),  # the inverse relations, filled in from those above
     "worker": ("firm", "person", 0),
     "maker": ("good", "firm", 0),
 }
 INVERSES = {"home": "resident", "employer": "worker", "product": "maker"}
 ATTRIBUTES = {"person": "age", "town": "size", "firm": "staff", "good": "price"}
 
-Entities = tuple[str, ...]  # a set, in order
+Entities = tuple[str, ...]  # a sorted set
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Graph:
     kinds: dict[str, str]  # entity -> person, town, firm or good
-    edges: dict[str, dict[str, Entities]]  # entity -> relation -> where it leads
-    numbers: dict[str, int]  # entity -> the value of its kind's one attribute; no two alike
+    edges: dict[str, dict[str, Entities]]  # entity -> relation -> the entities that it leads to
+    numbers: dict[str, int]  # entity -> the value of the only attribute of its kind; all values differ
 
     def relations(self, entities: Iterable[str]) -> list[str]:
-        """The relations that lead away from any of `entities`."""
+        """Return the relations that start at any of `entities`."""
         return sorted({relation for entity in entities for relation in self.edges[entity]})
 
     def neighbours(self, entities: Iterable[str], relation: str) -> Entities:

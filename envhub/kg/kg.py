@@ -1,6 +1,7 @@
-"""`kg`: questions of several hops over a graph that is seen through AgentBench's seven tools only.
+"""`kg`: questions of several hops over a knowledge graph, which only AgentBench's seven tools can read.
 
-The tools (https://arxiv.org/abs/2308.03688) name what they find #1, #2 and so on, and tell its kind, not its members.
+The tools (https://arxiv.org/abs/2308.03688) store the entities that they find as #1, #2 and so on. They show the kind
+of these entities, not their names.
 """
 
 import re
@@ -21,23 +22,32 @@ from envhub.world import Change, WorldEnv
 MAX_VARIABLES = 64
 RULES = (
     "Answer the question by calling tools over a knowledge graph. A call that finds entities stores them as #k, "
-    "counted from one; x is an entity or a #k. get_relations(x): the relations that lead away from it. "
-    "get_neighbors(x, relation): what it leads to. intersection(#k, #k). get_attributes(#k). argmax(#k, attribute), "
-    "argmin(#k, attribute): the one with the most or least. count(#k). End with answer(#k)."
+    "counted from one; x is an entity or a #k. get_relations(x): the relations that start at x. "
+    "get_neighbors(x, relation): the entities that it leads to. intersection(#k, #k). get_attributes(#k). "
+    "argmax(#k, attribute), argmin(#k, attribute): the entity with the largest or smallest value. count(#k). "
+    "End with answer(#k)."
 )
-ARITY = {"get_relations": 1, "get_neighbors": 2, "intersection": 2, "get_attributes": 1, "argmax": 2, "argmin": 2,
-         "count": 1, "answer": 1}  # fmt: skip
+ARITY = {
+    "get_relations": 1,
+    "get_neighbors": 2,
+    "intersection": 2,
+    "get_attributes": 1,
+    "argmax": 2,
+    "argmin": 2,
+    "count": 1,
+    "answer": 1,
+}
 NUMBER = "number"  # the kind of a count
 
 _CALL = re.compile(r"\s*([a-z][a-z_\s]*)\(([^()]*)\)\s*", re.IGNORECASE | re.ASCII)
 
 
 class KgState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    found: tuple[Entities, ...]  # what #1, #2 and so on hold; no two alike
+    found: tuple[Entities, ...]  # the values of #1, #2 and so on; all differ
 
 
-class _NoSense(Exception):
-    """The call cannot be done; the text says why."""
+class _InvalidCall(Exception):
+    """The call cannot be done; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,9 +78,9 @@ class KgWorld:
                 score = f1(self._variable(state, arguments[0]), self.question.answer)
                 return Change(state=state, text="answered", over=True, score=score)
             if tool in ("get_relations", "get_attributes"):
-                return Change(state=state, text=" ".join(self._told(state, tool, arguments[0])) or "none")
+                return Change(state=state, text=" ".join(self._listed(state, tool, arguments[0])) or "none")
             return self._stored(state, self._result(state, tool, arguments))
-        except _NoSense as error:
+        except _InvalidCall as error:
             return Change(state=state, text=str(error), valid=False)
 
     def admissible(self, state: KgState) -> list[str]:
@@ -91,7 +101,7 @@ class KgWorld:
         return actions
 
     def expert(self, state: KgState) -> str:
-        """The first call of the answer's program whose result is not there yet."""
+        """Return the first call of the solution whose result is not stored yet, else the best answer."""
         names = {entities: f"#{number}" for number, entities in enumerate(state.found, 1)}
         program = self.question.program
         for call in program if len(state.found) < MAX_VARIABLES else ():
@@ -101,10 +111,10 @@ class KgWorld:
         best = max(state.found, key=lambda entities: f1(entities, self.question.answer))
         return f"answer({names[best]})"
 
-    def _told(self, state: KgState, tool: str, name: str) -> list[str]:
+    def _listed(self, state: KgState, tool: str, name: str) -> list[str]:
         entities = self._set(state, name) if tool == "get_relations" else self._variable(state, name)
         if _is_count(entities):
-            raise _NoSense("a number has neither relations nor attributes")
+            raise _InvalidCall("a number has neither relations nor attributes")
         return (
             self.graph.relations(entities) if tool == "get_relations" else [ATTRIBUTES[self.graph.kinds[entities[0]]]]
         )
@@ -113,17 +123,17 @@ class KgWorld:
         if tool == "get_neighbors":
             entities = self._set(state, arguments[0])
             if _is_count(entities) or arguments[1] not in self.graph.relations(entities):
-                raise _NoSense(f"no relation {arguments[1]} there")
+                raise _InvalidCall(f"no relation {arguments[1]} there")
             return self.graph.neighbours(entities, arguments[1])
         entities = self._variable(state, arguments[0])
         if tool == "intersection":
             return tuple(sorted(set(entities) & set(self._variable(state, arguments[1]))))
         if _is_count(entities):
-            raise _NoSense("a number has neither members nor attributes")
+            raise _InvalidCall("a number has neither members nor attributes")
         if tool == "count":
             return (str(len(entities)),)
         if arguments[1] != ATTRIBUTES[self.graph.kinds[entities[0]]]:
-            raise _NoSense(f"no attribute {arguments[1]} there")
+            raise _InvalidCall(f"no attribute {arguments[1]} there")
         return ((max if tool == "argmax" else min)(entities, key=self.graph.numbers.__getitem__),)
 
     def _stored(self, state: KgState, entities: Entities) -> Change[KgState]:
@@ -133,37 +143,36 @@ class KgWorld:
         if entities in state.found:
             return Change(state=state, text=f"#{state.found.index(entities) + 1} {kind}")
         if len(state.found) == MAX_VARIABLES:
-            raise _NoSense("too many variables")
+            raise _InvalidCall("too many variables")
         return Change(state=KgState(found=(*state.found, entities)), text=f"#{len(state.found) + 1} {kind}")
 
     def _set(self, state: KgState, name: str) -> Entities:
         if name.startswith("#"):
             return self._variable(state, name)
         if name not in self.graph.kinds:
-            raise _NoSense(f"no entity {name}"[:80])
+            raise _InvalidCall(f"no entity {name}"[:80])
         return (name,)
 
     def _variable(self, state: KgState, name: str) -> Entities:
         number = name.removeprefix("#")
         if not name.startswith("#") or number not in map(str, range(1, len(state.found) + 1)):
-            raise _NoSense(f"no variable {name}"[:80])
+            raise _InvalidCall(f"no variable {name}"[:80])
         return state.found[int(number) - 1]
 
 
 def make_kg_env(*, profile: str = "small", hops: int = 2) -> Env:
-    """An environment of questions. Raises ValueError for options that do not fit.
+    """Return a `kg` environment. Raises ValueError for invalid options.
 
-    `profile` is "small" (no system message) or "full" (the tools are told), `hops` how many relations a chain follows.
+    `profile`: "small" (no system message) or "full" (the system message explains the tools).
+    `hops`: the number of relations that a question follows.
     """
     check_choice("profile", profile, ("small", "full"))
     check_range("hops", hops, 1, 4)
-    return WorldEnv(
-        f"kg {profile} hops={hops}", state=KgState, make_world=partial(make_kg, profile=profile, hops=hops)
-    )  # fmt: skip
+    return WorldEnv(f"kg {profile} hops={hops}", state=KgState, make_world=partial(make_kg, profile=profile, hops=hops))
 
 
 def make_kg(task: Task, *, profile: str, hops: int) -> KgWorld:
-    """The graph and question of `task`. Raises ValueError for a split that does not exist."""
+    """Return the world of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"kg/{hops}")
     graph = draw_graph(rng)
     while True:
@@ -172,9 +181,9 @@ def make_kg(task: Task, *, profile: str, hops: int) -> KgWorld:
             return KgWorld(profile=profile, graph=graph, question=question)
 
 
-def f1(said: Entities, true: Entities) -> float:
-    """2 |said & true| / (|said| + |true|). Said two, of which one is the only true one: 2 * 1 / 3 = 0.67."""
-    return 2 * len(set(said) & set(true)) / (len(said) + len(true))
+def f1(answer: Entities, true: Entities) -> float:
+    """Return 2 |answer & true| / (|answer| + |true|). Two answers, one of them the only true one: 2 * 1 / 3 = 0.67."""
+    return 2 * len(set(answer) & set(true)) / (len(answer) + len(true))
 
 
 def _parsed(action: str) -> tuple[str, list[str]]:
@@ -182,7 +191,7 @@ def _parsed(action: str) -> tuple[str, list[str]]:
     tool = "".join(found[1].lower().split()) if found else ""
     arguments = ["".join(argument.lower().split()) for argument in found[2].split(",")] if found else []
     if tool not in ARITY or len(arguments) != ARITY[tool]:
-        raise _NoSense("no such call")
+        raise _InvalidCall("no such call")
     return tool, arguments
 
 

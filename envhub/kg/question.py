@@ -1,4 +1,4 @@
-"""Questions about a graph: how they read, and the calls that answer them."""
+"""Draws questions about a graph: their text, and the calls that answer them."""
 
 import random
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ KINDS = ("chain", "both", "most", "least", "number")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """One call of the answer's program, and the set that it gives."""
+    """One call of the solution, and the entities that it returns."""
 
     tool: str
-    arguments: tuple[str | int, ...]  # texts, and positions of earlier calls
+    arguments: tuple[str | int, ...]  # a str is text, an int is the position of an earlier call
     gives: Entities
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
     text: str
-    starts: tuple[str, ...]  # the entities that it names
-    program: tuple[Call, ...]  # its last call gives the answer
+    starts: tuple[str, ...]  # the entities that its text names
+    program: tuple[Call, ...]  # the solution; its last call returns the answer
 
     @property
     def answer(self) -> Entities:
@@ -29,7 +29,7 @@ class Question:
 
 
 def draw_question(rng: random.Random, graph: Graph, *, hops: int) -> Question | None:
-    """A question whose answer is neither named in it nor empty; None where the draw came to nothing."""
+    """Return a question whose answer is not empty and not in its text; None if this draw gave no such question."""
     kind = rng.choice(KINDS)
     start, other = rng.sample(sorted(graph.kinds), 2)
     program, second = _walk(rng, graph, start, hops), _walk(rng, graph, other, hops)
@@ -63,7 +63,7 @@ def draw_question(rng: random.Random, graph: Graph, *, hops: int) -> Question | 
 
 
 def _walk(rng: random.Random, graph: Graph, start: str, hops: int) -> list[Call]:
-    """`hops` relations, one after the other; none where they come to an end before."""
+    """Return calls that follow `hops` relations in a row; [] if the walk ends earlier."""
     calls: list[Call] = []
     here: Entities = (start,)
     for hop in range(hops):
@@ -82,6 +82,6 @@ def _chain_text(calls: list[Call]) -> str:
 
 
 def _shifted(call: Call, by: int) -> Call:
-    """`call`, where `by` calls come before its program."""
+    """Return `call` with its positions increased by `by`, for a program that starts after `by` other calls."""
     arguments = tuple(argument + by if isinstance(argument, int) else argument for argument in call.arguments)
     return Call(tool=call.tool, arguments=arguments, gives=call.gives)

@@ -1,7 +1,7 @@
 """`agentgym`: an environment that one of AgentGym's servers runs.
 
-An error object is a failure there, although its status is 200. What a server cannot close is used again for the next
-episode of this process, as it would be kept there for ever.
+A reply with an `error` is a failure, although its status is 200. Some servers cannot close an environment, and would
+keep it forever. Such an environment is used again for the next episode of this process.
 """
 
 import asyncio
@@ -14,19 +14,20 @@ import msgspec
 
 from common.message import Message
 from common.trajectory import Task
-from envhub.remote.agentgym_servers import SERVERS
+from common.wire import MALFORMED
 from envhub.env import EnvError, Observation
-from envhub.remote.env_secret import headers_with, read_secret
-from envhub.remote.client_connection import InTurn
 from envhub.options import check_choice
+from envhub.remote.agentgym_servers import SERVERS
+from envhub.remote.client_connection import SerialCalls
+from envhub.remote.env_secret import headers_with, read_secret
 
 MAX_ANSWER_BYTES = 8 << 20
-OPEN_S = 60.0  # to reach the server at the start of an episode
+OPEN_S = 60.0  # time to reach the server at the start of an episode
 ANSWER_S = 120.0
 RETRY_S = 0.25
-BUSY = 503  # nothing was done; the same may be asked again
+BUSY = 503  # the server did nothing; the request may be repeated
 
-_SPARE: dict[str, list[int]] = {}  # environments that nobody plays, by the URL of a server that cannot close them
+_SPARE: dict[str, list[int]] = {}  # idle environments by the URL of their server, which cannot close them
 
 
 T = TypeVar("T")
@@ -45,12 +46,12 @@ class _Episode:
 class AgentGymClient:
     """The `Env` of an AgentGym server.
 
-    There the score is the last step's reward. So a turn's reward, `agentgym`, is what that changed by: the turns of an
-    episode add up to its score, wherever it ends.
+    The server's reward is the score so far. So a turn's reward, `agentgym`, is the change of the score: the rewards of
+    an episode add up to its score, also when it ends early.
 
-    Options: `url` of the server; `server`, a key of SERVERS, says which of them it is; `train` and `held_out`, the
-    first and the last number of the tasks of each split; `rules`, a system message, as the servers do not tell how to
-    act; `key_file`, what is shown to a server that asks for a secret.
+    Options: `url` of the server; `server`, its kind, a key of SERVERS; `train` and `held_out`, the first and the last
+    number of the tasks of each split; `rules`, a system message, because the servers do not explain the actions;
+    `key_file`, a file with the secret for a server that requires one.
     """
 
     replay_only: ClassVar[bool] = True
@@ -65,7 +66,7 @@ class AgentGymClient:
         rules: str = "",
         key_file: str = "",
     ) -> None:
-        """Raises ValueError for what cannot be meant. Nobody is asked yet: the server may come up later."""
+        """Raises ValueError for invalid options. Does not connect yet: the server may start later."""
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"`env.options.url` must be http://HOST:PORT of an AgentGym server, got {url!r}")
         check_choice("server", server, SERVERS)
@@ -76,24 +77,24 @@ class AgentGymClient:
         self._server = SERVERS[server]
         self._headers = headers_with(read_secret(key_file, option="env.options.key_file"))
         self._rules = rules
-        self._in_turn = InTurn()
+        self._calls = SerialCalls()
         self._episode: _Episode | None = None
 
     async def reset(self, task: Task) -> Observation:
-        """Start `task`, as its number there. Raises ValueError for a split that has none."""
+        """Start `task`: the server's task of its number. Raises ValueError if the split has no tasks."""
         numbers = self._splits.get(task.split)
         if numbers is None:
             raise ValueError(
                 f"task {task.task_id}: split must be {' or '.join(self._splits)}, got {task.split!r}; the tasks of "
                 "held_out are given by `env.options.held_out`"
             )
-        return await self._in_turn.do(lambda: self._reset(task.task_id, numbers[task.index % len(numbers)]))
+        return await self._calls.run(lambda: self._reset(task.task_id, numbers[task.index % len(numbers)]))
 
     async def step(self, action: str) -> Observation:
-        return await self._in_turn.do(lambda: self._step(action.encode(errors="replace").decode()))
+        return await self._calls.run(lambda: self._step(action.encode(errors="replace").decode()))
 
     async def close(self) -> None:
-        await self._in_turn.do(self._close)
+        await self._calls.run(self._close)
 
     def snapshot(self) -> bytes:
         raise NotImplementedError("AgentGym has no snapshots; replay its actions")
@@ -102,7 +103,7 @@ class AgentGymClient:
         raise NotImplementedError("AgentGym has no snapshots; replay its actions")
 
     def admissible(self) -> list[str] | None:
-        """What the server lists with its answers, where it does."""
+        """Return the actions that the server's last reply listed, or None if its replies list none."""
         episode = self._started()
         return [] if episode.is_over else episode.actions
 
@@ -118,10 +119,12 @@ class AgentGymClient:
                 if self._episode is None:
                     self._episode = await self._created()
                 body = {self._server.index_key: number, **self._server.reset_body}
-                answer = await self._asked(self._episode, "reset", body)
+                answer = await self._request(self._episode, "reset", body)
         except TimeoutError:
             await self._drop()
-            raise EnvError(f"{self._url} started no episode within {OPEN_S:g} s; it is busy or away") from None
+            raise EnvError(
+                f"{self._url} did not start an episode within {OPEN_S:g} s; the server is busy or not reachable"
+            ) from None
         except BaseException:
             await self._drop()
             raise
@@ -131,7 +134,7 @@ class AgentGymClient:
         return Observation(messages=(*system, Message("user", self._opening(episode, answer))), rewards={})
 
     async def _created(self) -> _Episode:
-        """An environment there: a spare one, else a new one."""
+        """Return an environment of the server: an idle one, else a new one."""
         session = aiohttp.ClientSession(headers=self._headers)
         episode = _Episode(session=session, id=0)
         try:
@@ -143,7 +146,7 @@ class AgentGymClient:
                 try:
                     answer = await self._posted(episode, "create", self._server.create_body)
                     break
-                except aiohttp.ClientConnectorError:  # not up yet, or not up again
+                except aiohttp.ClientConnectorError:  # the server has not started yet, or restarts
                     await asyncio.sleep(RETRY_S)
             if not self._server.create_is_bare:
                 answer = _field(answer, self._server.id_key)
@@ -159,12 +162,12 @@ class AgentGymClient:
             raise EnvError(f"the episode of {episode.task_id} is over; call reset first")
         try:
             async with asyncio.timeout(ANSWER_S):
-                answer = await self._asked(episode, "step", {"action": action})
+                answer = await self._request(episode, "step", {"action": action})
             return self._observed(episode, answer)
         except TimeoutError:
             await self._drop()
             raise EnvError(f"{self._url} did not answer within {ANSWER_S:g} s") from None
-        except BaseException:  # nobody knows what it has done
+        except BaseException:  # it is unknown whether the server did the action
             await self._drop()
             raise
 
@@ -189,8 +192,8 @@ class AgentGymClient:
                 return _text(answer)
             case "pair":
                 return _text(bytes(_read(answer, list[msgspec.Raw])[0]))
-        told = self._with_actions(episode, answer, _field(answer, "observation"))
-        return f"{_text(_field(answer, self._server.reset_tells))}\n{told}" if self._server.reset_tells else told
+        text = self._with_actions(episode, answer, _field(answer, "observation"))
+        return f"{_text(_field(answer, self._server.reset_text))}\n{text}" if self._server.reset_text else text
 
     def _with_actions(self, episode: _Episode, answer: bytes, text: bytes) -> str:
         if not self._server.actions_key:
@@ -198,14 +201,14 @@ class AgentGymClient:
         episode.actions = _read(_field(answer, self._server.actions_key), list[str])
         return f"{_text(text)}\nYou can: {', '.join(episode.actions)}"
 
-    async def _asked(self, episode: _Episode, path: str, body: Mapping[str, object]) -> bytes:
+    async def _request(self, episode: _Episode, path: str, body: Mapping[str, object]) -> bytes:
         try:
             return await self._posted(episode, path, {self._server.id_key: episode.id, **body})
         except aiohttp.ClientError as error:
             raise EnvError(f"{self._url}/{path}: {type(error).__name__}: {error}") from error
 
     async def _posted(self, episode: _Episode, path: str, body: Mapping[str, object]) -> bytes:
-        """What is answered. Raises EnvError for a failure, and ClientError where there is no answer."""
+        """Return the body of the reply. Raises EnvError for a failure, and ClientError if there is no reply."""
         while True:
             async with episode.session.post(f"{self._url}/{path}", json=body) as reply:
                 answer = await _body(reply)
@@ -214,10 +217,10 @@ class AgentGymClient:
             await asyncio.sleep(RETRY_S)
         if reply.status != 200:
             raise EnvError(
-                f"{self._url}/{path} answers with status {reply.status}: {answer[:500].decode(errors='replace')}"
+                f"{self._url}/{path} replied with status {reply.status}: {answer[:500].decode(errors='replace')}"
             )
         if answer.lstrip()[:1] == b"{" and "error" in _read(answer, dict[str, msgspec.Raw]):
-            raise EnvError(f"{self._url}/{path} says: {_text(_field(answer, 'error'))[:500]}")
+            raise EnvError(f"{self._url}/{path} reported an error: {_text(_field(answer, 'error'))[:500]}")
         return answer
 
     async def _close(self) -> None:
@@ -225,9 +228,9 @@ class AgentGymClient:
         if episode is not None and self._server.can_close:
             try:
                 async with asyncio.timeout(ANSWER_S):
-                    await self._asked(episode, "close", {})
+                    await self._request(episode, "close", {})
             except (EnvError, TimeoutError):
-                pass  # it is not this episode's any more in any case
+                pass  # this episode does not use the environment any more
         elif episode is not None:
             _SPARE.setdefault(self._url, []).append(episode.id)
         await self._drop()
@@ -244,7 +247,7 @@ class AgentGymClient:
 
 
 def _numbers(name: str, bounds: Sequence[int]) -> range:
-    """The numbers from the first to the last of `bounds`."""
+    """Return the numbers from the first to the last of `bounds`."""
     whole = len(bounds) == 2 and all(isinstance(bound, int) for bound in bounds)
     if not whole or not 0 <= bounds[0] <= bounds[1]:
         raise ValueError(
@@ -258,27 +261,27 @@ async def _body(reply: aiohttp.ClientResponse) -> bytes:
     async for chunk in reply.content.iter_chunked(1 << 16):
         body += chunk
         if len(body) > MAX_ANSWER_BYTES:
-            raise EnvError(f"{reply.url} answers more than {MAX_ANSWER_BYTES} bytes")
+            raise EnvError(f"{reply.url} replied with more than {MAX_ANSWER_BYTES} bytes")
     return bytes(body)
 
 
 def _field(answer: bytes, key: str) -> bytes:
-    """One field of an object, as it is written there. Raises EnvError."""
+    """Return the JSON of one field of an object. Raises EnvError if the field is missing."""
     fields = _read(answer, dict[str, msgspec.Raw])
     if key not in fields:
-        raise EnvError(f"an answer has no {key}, but {', '.join(fields)}; is `env.options.server` the right one?")
+        raise EnvError(
+            f"the server's reply has no field {key}, only {', '.join(fields)}; is `env.options.server` right?"
+        )
     return bytes(fields[key])
 
 
 def _text(written: bytes) -> str:
-    """A text as it is, all else as the JSON that it is."""
+    """Return a JSON string's text, and any other value as JSON."""
     return _read(written, str) if written.lstrip()[:1] == b'"' else written.decode(errors="replace")
 
 
 def _read(written: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(written, type=kind)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise EnvError(
-            f"not what an AgentGym server answers: {error}; is `env.options.server` the right one?"
-        ) from error
+    except MALFORMED as error:
+        raise EnvError(f"malformed reply of an AgentGym server: {error}; is `env.options.server` right?") from error

@@ -1,4 +1,4 @@
-"""How the servers of AgentGym (https://github.com/WooooDyy/AgentGym) differ: all speak JSON over HTTP, and texts in it.
+"""The JSON formats of AgentGym's servers (https://github.com/WooooDyy/AgentGym), which differ in their field names.
 
 All have POST /create, /reset and /step, under the URL of the one environment that they serve.
 """
@@ -10,19 +10,21 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentGymServer:
-    id_key: str = "id"  # what an environment goes by in every body
+    """The fields of one server's requests and replies."""
+
+    id_key: str = "id"  # the environment's number, in every request
     create_body: Mapping[str, object] = field(default_factory=dict)
-    create_is_bare: bool = False  # /create answers the number alone
-    index_key: str = "data_idx"  # of /reset: which task
-    reset_body: Mapping[str, object] = field(default_factory=dict)  # beside it
+    create_is_bare: bool = False  # /create replies with the number alone
+    index_key: str = "data_idx"  # the task's number, in /reset
+    reset_body: Mapping[str, object] = field(default_factory=dict)  # further fields of /reset
     reset_answer: Literal["object", "text", "pair"] = (
-        "object"  # with `observation` in it; the text; or the text and null
+        "object"  # an object with `observation`; the text; or the text and null
     )
-    reset_tells: str = ""  # a further text of that object
-    text_key: str = "observation"  # of what /step answers
+    reset_text: str = ""  # a further text of that object, shown before `observation`
+    text_key: str = "observation"  # the text in /step's reply
     done_keys: tuple[str, ...] = ("done",)
-    actions_key: str = ""  # a list of what makes sense next
-    can_close: bool = False  # else it keeps for ever what was created there
+    actions_key: str = ""  # the list of sensible next actions
+    can_close: bool = False  # if not, the server keeps every environment forever
 
 
 _TOOL = AgentGymServer(
@@ -37,7 +39,7 @@ SERVERS = {
         index_key="game", reset_body={"world_type": "Text"}, actions_key="available_actions"
     ),
     "babyai": AgentGymServer(can_close=True),
-    "sciworld": AgentGymServer(reset_tells="task_description", can_close=True),
+    "sciworld": AgentGymServer(reset_text="task_description", can_close=True),
     "textcraft": AgentGymServer(can_close=True),
     "maze": AgentGymServer(index_key="game"),
     "wordle": AgentGymServer(index_key="seed"),

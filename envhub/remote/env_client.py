@@ -1,7 +1,7 @@
-"""`remote`: an environment that `slipstream envs serve` runs elsewhere. Who plays it cannot tell it from a near one.
+"""`remote`: an environment that `slipstream envs serve` runs on another host. It behaves like a local one.
 
-What fails there, or on the way, is an EnvError here. An episode whose connection is lost is over: there is nothing to
-be asked again, because a step that was done twice would be another episode.
+A failure there, or of the connection, is an EnvError here. An episode ends when its connection is lost. No request is
+retried: a step that the environment did twice would change the episode.
 """
 
 import asyncio
@@ -12,103 +12,105 @@ import msgspec
 
 from common.trajectory import Task
 from common.wire import WireError
+from envhub.env import EnvError, Observation
+from envhub.remote.client_connection import SerialCalls, WebSocketConnection, connect
 from envhub.remote.env_protocol import (
     MAX_MESSAGE_BYTES,
     MAX_OPTIONS_BYTES,
     Actions,
     Advice,
-    Answer,
-    Ask,
     AskExpert,
     Close,
     Closed,
     EnvLost,
+    EnvRequest,
+    EnvResponse,
+    ErrorResponse,
     ListActions,
     Observed,
     Open,
     Opened,
-    Refusal,
     Reset,
     Restore,
     Snapshot,
-    Step,
+    StepEnv,
     TakeSnapshot,
-    decode_answer,
+    decode_response,
     encode_message,
-    raise_refusal,
+    raise_error,
 )
-from envhub.env import EnvError, Observation
 from envhub.remote.env_secret import headers_with, read_secret
-from envhub.remote.client_connection import InTurn, Line, connected
 
-OPEN_S = 60.0  # to reach the server, and to wait for a slot there
-ANSWER_S = 120.0  # the server cuts what takes too long itself; beyond this nothing comes any more
+OPEN_S = 60.0  # time to reach the server and to get a slot there
+ANSWER_S = 120.0  # longer than the server's own timeout, so a later reply is not expected
 
 T = TypeVar("T")
 
 
 class EnvClient:
-    """The `Env` that is played elsewhere. Connects when an episode starts, and holds a slot there until `close`."""
+    """The `Env` of a remote server. Connects when an episode starts, and uses a slot of the server until `close`."""
 
     def __init__(
         self, *, url: str, env: str, options: Mapping[str, Any] | None = None, key_file: str = ""
     ) -> None:  # fmt: skip
-        """`env` is the environment's name there, with `options` of its own. Raises ValueError for what cannot be meant.
+        """`env` is the environment's name at the server, `options` are its options. Raises ValueError if invalid.
 
-        Nobody is asked yet: the server may come up later.
+        Does not connect yet: the server may start later.
         """
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"`env.options.url` must be http://HOST:PORT of `slipstream envs serve`, got {url!r}")
         packed = msgspec.msgpack.encode(dict(options or {}))
         if len(packed) > MAX_OPTIONS_BYTES:
-            raise ValueError(f"`env.options.options` are {len(packed)} bytes, the limit is {MAX_OPTIONS_BYTES}")
+            raise ValueError(
+                f"`env.options.options` must be at most {MAX_OPTIONS_BYTES} bytes, got {len(packed)}; pass fewer"
+            )
         self._url = url.rstrip("/")
         self._headers = headers_with(read_secret(key_file, option="env.options.key_file"))
         self._open = Open(env=env, options=msgspec.Raw(packed))
         self._env = env
-        self._in_turn = InTurn()
-        self._line: Line | None = None
+        self._calls = SerialCalls()
+        self._connection: WebSocketConnection | None = None
         self._replay_only = False
         self._state_key: str | None = None
 
     @property
     def replay_only(self) -> bool:
-        """Whether the environment there is; connects where nobody has yet."""
-        self._in_turn.wait(self._opened)
+        """Whether the remote environment is `replay_only`. Connects if there is no connection yet."""
+        self._calls.run_blocking(self._opened)
         return self._replay_only
 
     async def reset(self, task: Task) -> Observation:
-        """Start the same task there: the environment's own, under its own name."""
-        return await self._in_turn.do(lambda: self._reset(task))
+        """Start `task` at the server, under the name that the environment has there."""
+        return await self._calls.run(lambda: self._reset(task))
 
     async def step(self, action: str) -> Observation:
-        """Do `action` there. Raises EnvError where the environment, its server or the connection fails."""
-        # A lone surrogate cannot be sent; no environment takes one for anything.
-        step = Step(action=action.encode(errors="replace").decode())
-        return await self._in_turn.do(lambda: self._observed(step))
+        """Do `action` at the server. Raises EnvError if the environment, its server or the connection fails."""
+        # A lone surrogate cannot be sent, and means nothing to any environment.
+        step = StepEnv(action=action.encode(errors="replace").decode())
+        return await self._calls.run(lambda: self._observed(step))
 
     async def close(self) -> None:
         """Give the slot back."""
-        await self._in_turn.do(self._close)
+        await self._calls.run(self._close)
 
     def snapshot(self) -> bytes:
-        """The state there. As all that is not awaited, it blocks until the answer is here."""
-        return self._in_turn.wait(lambda: self._asked(TakeSnapshot(), Snapshot)).state
+        """Return the state of the remote environment. Blocks until the reply, like all methods that are not async."""
+        return self._calls.run_blocking(lambda: self._request(TakeSnapshot(), Snapshot)).state
 
     def restore(self, state: bytes) -> Observation:
-        return self._in_turn.wait(lambda: self._restored(state))
+        return self._calls.run_blocking(lambda: self._restored(state))
 
     def admissible(self) -> list[str] | None:
-        return self._in_turn.wait(lambda: self._asked(ListActions(), Actions)).actions
+        return self._calls.run_blocking(lambda: self._request(ListActions(), Actions)).actions
 
     def state_key(self) -> str:
-        """It came with the last observation. Raises EnvError before a reset."""
+        """Return the key that the last observation brought. Raises EnvError before a reset."""
         if self._state_key is None:
             raise EnvError(f"{self._env} at {self._url} has no episode; call reset first")
         return self._state_key
 
     def expert(self) -> str:
-        return self._in_turn.wait(lambda: self._asked(AskExpert(), Advice)).action
+        return self._calls.run_blocking(lambda: self._request(AskExpert(), Advice)).action
 
     async def _reset(self, task: Task) -> Observation:
         await self._opened()
@@ -118,69 +120,68 @@ class EnvClient:
         await self._opened()
         return await self._observed(Restore(state=state))
 
-    async def _observed(self, ask: Ask) -> Observation:
-        observed = await self._asked(ask, Observed)
+    async def _observed(self, request: EnvRequest) -> Observation:
+        observed = await self._request(request, Observed)
         self._state_key = observed.state_key
         return observed.observation
 
     async def _opened(self) -> None:
-        if self._line is not None and self._line.is_up:
+        if self._connection is not None and self._connection.is_up:
             return
         await self._drop()
         try:
             async with asyncio.timeout(OPEN_S):
-                self._line = await connected(
+                self._connection = await connect(
                     f"{self._url}/v1/episode", headers=self._headers, max_message_bytes=MAX_MESSAGE_BYTES
                 )
-                self._replay_only = (await self._asked(self._open, Opened)).replay_only
+                self._replay_only = (await self._request(self._open, Opened)).replay_only
         except TimeoutError:
             await self._drop()
             raise EnvError(
-                f"{self._url} gave no slot for {self._env} within {OPEN_S:g} s; it is full or away"
+                f"{self._url} gave no slot for {self._env} within {OPEN_S:g} s; the server is full or not reachable"
             ) from None
         except BaseException:
             await self._drop()
             raise
 
-    async def _asked(self, ask: Ask, kind: type[T]) -> T:
-        """What is answered. Raises what was raised there; EnvError where nothing comes, and the episode is lost."""
-        if self._line is None:
+    async def _request(self, request: EnvRequest, kind: type[T]) -> T:
+        """Return the response. Raises what the environment raised, or EnvError if the episode is lost."""
+        if self._connection is None:
             raise EnvError(f"{self._env} at {self._url} has no episode; call reset first")
         try:
             async with asyncio.timeout(ANSWER_S):
-                answer = _read(await self._line.ask(encode_message(ask)))
+                response = self._read(await self._connection.request(encode_message(request)))
         except TimeoutError:
             await self._drop()
             raise EnvError(f"{self._url} did not answer within {ANSWER_S:g} s") from None
-        except BaseException:  # a caller that waits no longer leaves an answer behind that nobody asked for
+        except BaseException:  # the response to a cancelled request would be read as that to the next one
             await self._drop()
             raise
-        if isinstance(answer, EnvLost):
+        if isinstance(response, EnvLost):
             await self._drop()
-        if isinstance(answer, Refusal):
-            raise_refusal(answer)
-        if not isinstance(answer, kind):
+        if isinstance(response, ErrorResponse):
+            raise_error(response)
+        if not isinstance(response, kind):
             await self._drop()
-            raise EnvError(f"{self._url} answered {type(ask).__name__} with {type(answer).__name__}")
-        return answer
+            raise EnvError(f"{self._url} answered {type(request).__name__} with {type(response).__name__}")
+        return response
+
+    def _read(self, message: bytes | str) -> EnvResponse:
+        try:
+            return decode_response(message if isinstance(message, bytes) else message.encode())
+        except WireError as error:
+            raise EnvError(f"{self._url}: {error}") from error
 
     async def _close(self) -> None:
         try:
-            if self._line is not None and self._line.is_up:
-                await self._asked(Close(), Closed)
+            if self._connection is not None and self._connection.is_up:
+                await self._request(Close(), Closed)
         except EnvError:
-            pass  # with the connection, the slot is given back as well
+            pass  # the server frees the slot when the connection ends
         finally:
             await self._drop()
 
     async def _drop(self) -> None:
-        line, self._line, self._state_key = self._line, None, None
-        if line is not None:
-            await line.close()
-
-
-def _read(message: bytes | str) -> Answer:
-    try:
-        return decode_answer(message if isinstance(message, bytes) else message.encode())
-    except WireError as error:
-        raise EnvError(str(error)) from error
+        connection, self._connection, self._state_key = self._connection, None, None
+        if connection is not None:
+            await connection.close()

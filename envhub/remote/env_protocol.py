@@ -1,7 +1,7 @@
-"""What passes between an `EnvClient`, the server and the server's workers: asks there, answers back, one for one.
+"""The messages of the environment protocol, between `EnvClient`, the server and its workers: one response a request.
 
-Each is one MessagePack struct. In a WebSocket it is one binary message; between the server and a worker, on a pipe of
-their own, it is numbered, and its size goes before it.
+Each message is one MessagePack struct, and its tag is the name on the wire. A WebSocket carries it as one binary
+message. A pipe between the server and a worker carries it with the number of its call, after its size.
 """
 
 import asyncio
@@ -11,12 +11,12 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from common.trajectory import Task
-from common.wire import WireError
+from common.wire import MALFORMED, WireError
 from envhub.env import EnvError, Observation
 
 MAX_MESSAGE_BYTES = 8 << 20
-READY = 0  # the number of the call that nobody made: what a worker says once it can be asked
-MAX_OPTIONS_BYTES = 64 << 10  # they may be of any shape, and so cost many times their bytes once they are read
+READY = 0  # the call number of the response that a worker sends, without a request, when it has started
+MAX_OPTIONS_BYTES = 64 << 10  # options may have any shape, so decoding them may take many times their size in memory
 
 _SIZE = struct.Struct("<I")
 
@@ -26,29 +26,33 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Open(_Message, frozen=True, kw_only=True):
-    """First of all: an environment is made. Answered by Opened."""
+    """The first request: create an environment. Answered by Opened."""
 
     env: Annotated[str, msgspec.Meta(max_length=200)]
     options: msgspec.Raw  # a map
 
     def read_options(self) -> dict[str, Any]:
-        """Raises WireError for what is no map of names, and for a large one."""
+        """Return the decoded options. Raises WireError if they are too large, or are not a map with text keys."""
         if len(bytes(self.options)) > MAX_OPTIONS_BYTES:
             raise WireError(f"options of {len(bytes(self.options))} bytes, the limit is {MAX_OPTIONS_BYTES}")
         return _decoded(bytes(self.options), _OPTIONS)
 
 
 class Reset(_Message, frozen=True, kw_only=True):
-    """Answered by Observed, as Step and Restore are."""
+    """Start a task. Answered by Observed, like StepEnv and Restore."""
 
     task: Task
 
 
-class Step(_Message, frozen=True, kw_only=True):
+class StepEnv(_Message, frozen=True, kw_only=True, tag="Step"):
+    """Do an action in the environment."""
+
     action: str
 
 
 class Restore(_Message, frozen=True, kw_only=True):
+    """Continue from a snapshot."""
+
     state: bytes
 
 
@@ -65,7 +69,7 @@ class AskExpert(_Message, frozen=True, kw_only=True):
 
 
 class Close(_Message, frozen=True, kw_only=True):
-    """Last of all. Answered by Closed."""
+    """The last request. Answered by Closed."""
 
 
 class Opened(_Message, frozen=True, kw_only=True):
@@ -74,7 +78,7 @@ class Opened(_Message, frozen=True, kw_only=True):
 
 class Observed(_Message, frozen=True, kw_only=True):
     observation: Observation
-    state_key: str  # it is asked for every turn, so it comes along
+    state_key: str  # sent with every observation, because clients read it every turn
 
 
 class Snapshot(_Message, frozen=True, kw_only=True):
@@ -94,84 +98,84 @@ class Closed(_Message, frozen=True, kw_only=True):
 
 
 class EnvFailed(_Message, frozen=True, kw_only=True):
-    """The environment fails: an EnvError."""
+    """The environment failed: an EnvError at the client."""
 
     why: str
 
 
 class EnvLost(_Message, frozen=True, kw_only=True):
-    """The environment is no more, as its process is none: an EnvError, whatever else is asked of it."""
+    """The environment's process has ended: an EnvError at the client, and for every later request."""
 
     why: str
 
 
-class NoSense(_Message, frozen=True, kw_only=True):
-    """What was asked cannot be: a ValueError."""
+class InvalidRequest(_Message, frozen=True, kw_only=True, tag="NoSense"):
+    """The request was invalid: a ValueError at the client."""
 
     why: str
 
 
-class NotThere(_Message, frozen=True, kw_only=True):
-    """The environment has no such thing: a NotImplementedError."""
+class NotSupported(_Message, frozen=True, kw_only=True, tag="NotThere"):
+    """The environment does not support the request: a NotImplementedError at the client."""
 
     why: str
 
 
-Ask = Open | Reset | Step | Restore | TakeSnapshot | ListActions | AskExpert | Close
-Refusal = EnvFailed | EnvLost | NoSense | NotThere
-Answer = Opened | Observed | Snapshot | Actions | Advice | Closed | Refusal
+EnvRequest = Open | Reset | StepEnv | Restore | TakeSnapshot | ListActions | AskExpert | Close
+ErrorResponse = EnvFailed | EnvLost | InvalidRequest | NotSupported
+EnvResponse = Opened | Observed | Snapshot | Actions | Advice | Closed | ErrorResponse
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """An ask on its way to a worker."""
+class WorkerRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as the server passes it to a worker."""
 
-    call: int  # the number of the order, and of the answer to it
+    call: int  # the number of the request; its response has the same
     episode: int
-    ask: Ask
+    request: EnvRequest = msgspec.field(name="ask")
 
 
-class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker answers."""
+class WorkerResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's response to the request of the same number."""
 
     call: int
-    answer: msgspec.Raw  # an Answer, which the server passes on as it is
+    response: msgspec.Raw = msgspec.field(name="answer")  # an encoded EnvResponse, which the server passes on unread
 
 
 S = TypeVar("S")
 
-_ASKS: msgspec.msgpack.Decoder[Ask] = msgspec.msgpack.Decoder(Ask)
-_ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+_REQUESTS: msgspec.msgpack.Decoder[EnvRequest] = msgspec.msgpack.Decoder(EnvRequest)
+_RESPONSES: msgspec.msgpack.Decoder[EnvResponse] = msgspec.msgpack.Decoder(EnvResponse)
 _OPTIONS = msgspec.msgpack.Decoder(dict[str, Any])
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-def encode_message(message: Ask | Answer) -> bytes:
+def encode_message(message: EnvRequest | EnvResponse) -> bytes:
     return _ENCODER.encode(message)
 
 
-def decode_ask(message: bytes) -> Ask:
-    """Raises WireError for bytes that are no ask."""
-    return _decoded(message, _ASKS)
+def decode_request(message: bytes) -> EnvRequest:
+    """Return the request in `message`. Raises WireError if it is malformed."""
+    return _decoded(message, _REQUESTS)
 
 
-def decode_answer(message: bytes) -> Answer:
-    """Raises WireError for bytes that are no answer."""
-    return _decoded(message, _ANSWERS)
+def decode_response(message: bytes) -> EnvResponse:
+    """Return the response in `message`. Raises WireError if it is malformed."""
+    return _decoded(message, _RESPONSES)
 
 
-def raise_refusal(refusal: Refusal) -> None:
-    """Raise here what was raised there."""
-    match refusal:
+def raise_error(response: ErrorResponse) -> None:
+    """Raise the exception that `response` reports."""
+    match response:
         case EnvFailed(why=why) | EnvLost(why=why):
             raise EnvError(why)
-        case NoSense(why=why):
+        case InvalidRequest(why=why):
             raise ValueError(why)
-        case NotThere(why=why):
+        case NotSupported(why=why):
             raise NotImplementedError(why)
 
 
 async def read_numbered(stream: asyncio.StreamReader, decoder: "msgspec.msgpack.Decoder[S]") -> S | None:
-    """The next order or answer on a pipe; None at its end. Raises WireError for anything else."""
+    """Return the next message of a pipe, or None at its end. Raises WireError if it is malformed or too large."""
     try:
         (num_bytes,) = _SIZE.unpack(await stream.readexactly(_SIZE.size))
         if num_bytes > MAX_MESSAGE_BYTES + 1024:
@@ -181,8 +185,8 @@ async def read_numbered(stream: asyncio.StreamReader, decoder: "msgspec.msgpack.
         return None
 
 
-def write_numbered(stream: asyncio.StreamWriter, message: Order | Done) -> None:
-    """Put it on the pipe, without waiting for anybody to read it."""
+def write_numbered(stream: asyncio.StreamWriter, message: WorkerRequest | WorkerResponse) -> None:
+    """Write `message` to a pipe, without waiting until the other side reads it."""
     body = _ENCODER.encode(message)
     stream.write(_SIZE.pack(len(body)) + body)
 
@@ -190,5 +194,5 @@ def write_numbered(stream: asyncio.StreamWriter, message: Order | Done) -> None:
 def _decoded(message: bytes, decoder: "msgspec.msgpack.Decoder[S]") -> S:
     try:
         return decoder.decode(message)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise WireError(f"not what is spoken here: {error}") from error
+    except MALFORMED as error:
+        raise WireError(f"malformed message of the environment protocol: {error}") from error

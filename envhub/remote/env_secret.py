@@ -1,4 +1,4 @@
-"""The secret that an environment server may demand and its clients show: from the environment, or from a file."""
+"""The secret that an environment server may require of its clients: from a file or an environment variable."""
 
 import os
 from pathlib import Path
@@ -7,17 +7,19 @@ SECRET_VARIABLE = "SLIPSTREAM_ENVS_KEY"
 
 
 def read_secret(file: str, *, option: str) -> str:
-    """The secret in `file`, which `option` names, else that of the environment; "" where there is none.
+    """Return the secret in `file`, the value of `option`, else that of the environment variable, else "".
 
-    Raises ValueError for a file that cannot be read, and for what cannot be sent in a header. No message holds it.
+    Raises ValueError if the file cannot be read or the secret cannot be sent in a header. No error message contains it.
     """
     try:
         secret = Path(file).read_text().strip() if file else os.environ.get(SECRET_VARIABLE, "")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"`{option}` {file} cannot be read: {error}; write the secret there") from None
+        raise ValueError(f"`{option}` {file} cannot be read: {error}; write the secret to that file") from None
     if not (secret.isascii() and secret.isprintable()) or " " in secret or (file and not secret):
         where = f"`{option}` {file}" if file else SECRET_VARIABLE
-        raise ValueError(f"{where} must hold one word of printable ASCII, got {len(secret)} characters; choose another")
+        raise ValueError(
+            f"{where} must contain printable ASCII without spaces, got {len(secret)} characters; choose another secret"
+        )
     return secret
 
 

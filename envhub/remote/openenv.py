@@ -1,20 +1,20 @@
-"""OpenEnv's wire (https://github.com/meta-pytorch/OpenEnv), as openenv-core 0.3 speaks it: JSON over a WebSocket `/ws`.
+"""OpenEnv's messages (https://github.com/meta-pytorch/OpenEnv), as of openenv-core 0.3: JSON over a WebSocket `/ws`.
 
     {"type": "reset", "data": {"seed": 3}}         -> {"type": "observation", "data": {"observation", "reward", "done"}}
     {"type": "step", "data": {ACTION'S FIELDS}}    -> the same
     {"type": "state"}                              -> {"type": "state", "data": {"episode_id", "step_count"}}
-    {"type": "close"}                              -> no answer
-    what cannot be done                            -> {"type": "error", "data": {"message", "code"}}
+    {"type": "close"}                              -> no reply
+    an invalid request                             -> {"type": "error", "data": {"message", "code"}}
 
-One connection is one session. (Over HTTP their /reset and /step make a new environment for each request.) What may be
-of any shape stays text here, as it would cost many times its bytes once it is read.
+One connection is one session. (Over HTTP, OpenEnv's /reset and /step make a new environment for each request.) A field
+that may have any shape stays JSON here, because decoding it may take many times its size in memory.
 """
 
 from typing import TypeVar
 
 import msgspec
 
-from common.wire import WireError
+from common.wire import MALFORMED, WireError
 
 MAX_MESSAGE_BYTES = 8 << 20
 
@@ -24,14 +24,14 @@ CAPACITY_REACHED = "CAPACITY_REACHED"
 
 
 class Frame(msgspec.Struct, kw_only=True, frozen=True):
-    """A message of either side."""
+    """A message from a client or a server."""
 
     type: str
     data: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class Moment(msgspec.Struct, kw_only=True, frozen=True):
-    """What an environment answers. Fields that later versions add are passed over."""
+class ObservationData(msgspec.Struct, kw_only=True, frozen=True):
+    """An environment's reply. Fields that later versions add are ignored."""
 
     observation: msgspec.Raw
     reward: float | bool | None = None
@@ -39,22 +39,22 @@ class Moment(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Error(msgspec.Struct, kw_only=True, frozen=True):
-    """What is answered in place of an observation."""
+    """The reply to a request that failed."""
 
     message: str = ""
     code: str = ""
-    errors: msgspec.Raw = msgspec.Raw(b"null")  # VALIDATION_ERROR: the fields that are missing, or too many
+    errors: msgspec.Raw = msgspec.Raw(b"null")  # for VALIDATION_ERROR: the missing and the unknown fields
 
 
 T = TypeVar("T")
 
 
 def read(message: bytes | str, kind: type[T]) -> T:
-    """Raises WireError for what is no such thing."""
+    """Return `message` decoded as `kind`. Raises WireError if it is malformed."""
     try:
         return msgspec.json.decode(message, type=kind)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise WireError(f"not OpenEnv's {kind.__name__}: {error}") from error
+    except MALFORMED as error:
+        raise WireError(f"malformed {kind.__name__} of OpenEnv: {error}") from error
 
 
 def written(kind: str, data: object) -> str:

@@ -1,4 +1,4 @@
-"""A calculator for whoever cannot be trusted: numbers, + - * / and brackets, and nothing else."""
+"""A calculator that is safe for untrusted input: it accepts numbers, + - * / and brackets, and nothing else."""
 
 import ast
 import operator
@@ -18,17 +18,17 @@ _OPERATORS: dict[type[ast.operator], Callable[[float, float], float]] = {
 
 
 def calculate(expression: str) -> str:
-    """The value of `expression`, to ten decimal places: "7 / 2" is "3.5", "6 / 2" is "3".
+    """Return the value of `expression`, to ten decimal places: "7 / 2" gives "3.5", "6 / 2" gives "3".
 
-    Raises ValueError, with what is wrong, for what is no such expression and for what has no value.
+    Raises ValueError, with the reason, for a malformed expression and for one without a value, such as 1 / 0.
     """
     if len(expression) > MAX_EXPRESSION_CHARS or _SIGNS.fullmatch(expression) is None:
-        raise ValueError(f"at most {MAX_EXPRESSION_CHARS} signs, of numbers, + - * / and brackets")
+        raise ValueError(f"an expression has at most {MAX_EXPRESSION_CHARS} characters: numbers, + - * / and brackets")
     try:
         value = _value(ast.parse(_POINT.sub(".", expression).strip(), mode="eval").body)
         return str(int(value)) if value == int(value) else str(round(value, 10))
     except (SyntaxError, RecursionError, MemoryError):
-        raise ValueError("not an expression") from None
+        raise ValueError("not a valid expression") from None
     except ArithmeticError as error:
         raise ValueError(str(error)) from None
 
@@ -40,4 +40,4 @@ def _value(node: ast.expr) -> float:
         return -_value(node.operand)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
-    raise ValueError("only + - * / are known")
+    raise ValueError("only + - * / are supported")

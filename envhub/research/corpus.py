@@ -1,36 +1,38 @@
-"""A corpus of short pages about people, towns, firms and ships, which name each other, with a file attached to most."""
+"""Draws a corpus of short pages about people, towns, firms and ships that link to each other. Most have a file."""
 
 import json
 import random
 from dataclasses import dataclass
 
 from envhub.bm25 import Bm25
+from envhub.name_list import name_list
 
 KINDS = ("person", "town", "firm", "ship")
 NAMES = {
-    "person": ("adele", "bruno", "celia", "doran", "edith", "fabio", "gilda", "henri", "ilona", "jasper", "kitty",
-               "lorenz"),
-    "town": ("ashby", "burford", "clifton", "denby", "epworth", "filey", "guiseley", "hexham", "ilkley", "keswick",
-             "ludlow", "morpeth"),
-    "firm": ("argon", "brio", "cobalt", "dynamo", "epsilon", "fortis", "garnet", "helix", "ibex", "jetty", "krypton",
-             "lyra"),
-    "ship": ("albatross", "bittern", "cormorant", "dunlin", "eider", "fulmar", "gannet", "heron", "ibis", "jackdaw",
-             "kittiwake", "lapwing"),
-}  # fmt: skip
-LINKS = {  # relation -> kind of the page that it leads to
+    "person": name_list("adele, bruno, celia, doran, edith, fabio, gilda, henri, ilona, jasper, kitty, lorenz"),
+    "town": name_list(
+        """
+        ashby, burford, clifton, denby, epworth, filey, guiseley, hexham, ilkley, keswick, ludlow, morpeth
+        """
+    ),
+    "firm": name_list("argon, brio, cobalt, dynamo, epsilon, fortis, garnet, helix, ibex, jetty, krypton, lyra"),
+    "ship": name_list(
+        """
+        albatross, bittern, cormorant, dunlin, eider, fulmar, gannet, heron, ibis, jackdaw, kittiwake, lapwing
+        """
+    ),
+}
+LINKS = {  # kind of a page -> relation -> kind of the page that it leads to
     "person": {"birthplace": "town", "employer": "firm"},
     "town": {"mayor": "person", "twin town": "town"},
     "firm": {"founder": "person", "seat": "town", "largest ship": "ship"},
     "ship": {"captain": "person", "home port": "town", "owner": "firm"},
 }
-ADJECTIVES = ("blue", "bright", "crooked", "golden", "green", "narrow", "old", "painted", "quiet", "stone", "tall",
-              "wooden")  # fmt: skip
-THINGS = ("bells", "boats", "bridges", "clocks", "doors", "gardens", "lamps", "mirrors", "roses", "songs", "stairs",
-          "wells")  # fmt: skip
+ADJECTIVES = name_list("blue, bright, crooked, golden, green, narrow, old, painted, quiet, stone, tall, wooden")
+THINGS = name_list("bells, boats, bridges, clocks, doors, gardens, lamps, mirrors, roses, songs, stairs, wells")
 COLOURS = ("black", "brown", "orange", "pink", "red", "violet", "white", "yellow")
 LANGUAGES = ("czech", "danish", "dutch", "finnish", "greek", "irish", "polish", "welsh")
-MONTHS = ("january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
-          "december")  # fmt: skip
+MONTHS = name_list("january, february, march, april, may, june, july, august, september, october, november, december")
 SEASONS = ("spring", "summer", "autumn", "winter")
 
 
@@ -38,10 +40,10 @@ SEASONS = ("spring", "summer", "autumn", "winter")
 class Page:
     title: str
     kind: str
-    traits: tuple[str, str]  # as "blue doors"; no two pages have the same two
+    traits: tuple[str, str]  # such as "blue doors"; no two pages have the same pair
     links: dict[str, str]  # relation -> title
     facts: dict[str, str]
-    file_name: str = ""  # of what is attached; empty for nothing
+    file_name: str = ""  # of the attached file; empty without one
     text: str
 
 
@@ -49,16 +51,16 @@ class Page:
 class Corpus:
     pages: dict[str, Page]  # by title
     files: dict[str, str]  # name -> content
-    index: Bm25  # over the pages' texts, in their order
+    index: Bm25  # over the texts of the pages, in the order of `pages`
 
     def found(self, query: str, *, most: int) -> list[str]:
-        """Titles, the best first."""
+        """Return the titles of at most `most` pages, the best first."""
         titles = list(self.pages)
         return [titles[position] for position in self.index.rank(query)[:most]]
 
 
 def draw_corpus(rng: random.Random, *, num_pages: int) -> Corpus:
-    """A corpus of about `num_pages`, as many of each kind."""
+    """Return a corpus of about `num_pages` pages, with the same number of each kind."""
     titles = {kind: rng.sample(NAMES[kind], num_pages // len(KINDS)) for kind in KINDS}
     pages: dict[str, Page] = {}
     files: dict[str, str] = {}
@@ -122,12 +124,13 @@ def _page(title: str, kind: str, traits: tuple[str, str], links: dict[str, str],
             f"it is {facts['length']} metres long. its captain is {links['captain']}, its home port "
             f"{links['home port']}, its owner {links['owner']}. log: {file_name}"
         )
-    return Page(title=title, kind=kind, traits=traits, links=links, facts=facts, file_name=file_name,
-                text=f"{known} {text}")  # fmt: skip
+    return Page(
+        title=title, kind=kind, traits=traits, links=links, facts=facts, file_name=file_name, text=f"{known} {text}"
+    )
 
 
 def _file(rng: random.Random, page: Page, towns: list[str]) -> str:
-    """What is attached: a firm's sales (csv), a town's visitors (json), a ship's log (text)."""
+    """Return the attached file: the sales of a firm (CSV), the visitors of a town (JSON), the log of a ship (text)."""
     if page.kind == "firm":
         rows = [f"{month},{rng.randrange(10, 100)},{rng.randrange(2, 10)}" for month in MONTHS]
         return "\n".join(["month,units,price", *rows]) + "\n"

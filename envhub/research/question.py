@@ -1,4 +1,4 @@
-"""Questions about a corpus: where to begin, which links to follow, and what is asked of the page or file at the end."""
+"""Draws questions about a corpus: a first page, links to follow, and what to find on the last page or in its file."""
 
 import csv
 import json
@@ -22,24 +22,24 @@ FACTS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """What is asked about the last page."""
+    """The part of a question about the last page."""
 
     text: str  # with {} for the page
     answer: str
-    sum_action: str = ""  # what a calculator or Python is told, where the answer must be computed from the file
+    sum_action: str = ""  # the action that computes the answer from the file; "" if there is nothing to compute
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
     text: str
-    search: str  # words that find the first page
-    way: tuple[str, ...]  # titles to open, and last the file to read where one is needed
+    search: str  # a query that finds the first page
+    way: tuple[str, ...]  # the titles of the pages to open, then the name of the file to read, if any
     sum_action: str
     answer: str
 
 
 def draw_question(rng: random.Random, corpus: Corpus, *, level: int) -> Question | None:
-    """A question that follows `level` links, from level 2 on to a file; None where the draw came to nothing."""
+    """Return a question that follows `level` links, from level 2 on to a file; None if this draw gave no question."""
     page = rng.choice(list(corpus.pages.values()))
     search = " ".join(page.traits)
     way, phrase = [page.title], f"the {page.kind} known for {page.traits[0]} and {page.traits[1]}"
@@ -60,8 +60,13 @@ def draw_question(rng: random.Random, corpus: Corpus, *, level: int) -> Question
         way.append(page.file_name)
     if not ending.answer:
         return None
-    return Question(text=ending.text.format(phrase), search=search, way=tuple(way), sum_action=ending.sum_action,
-                    answer=ending.answer)  # fmt: skip
+    return Question(
+        text=ending.text.format(phrase),
+        search=search,
+        way=tuple(way),
+        sum_action=ending.sum_action,
+        answer=ending.answer,
+    )
 
 
 def _rows(content: str) -> list[dict[str, str]]:

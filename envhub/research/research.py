@@ -1,6 +1,6 @@
-"""`research`: questions like GAIA's, over a corpus of one's own: search, pages, attached files, a calculator, Python.
+"""`research`: questions like GAIA's over a generated corpus, with search, pages, files, a calculator and Python.
 
-Answers are judged by GAIA's quasi-exact match (`envhub/gaia_score.py`).
+Answers are scored by GAIA's quasi-exact match (`envhub/research/gaia_score.py`).
 """
 
 import re
@@ -14,23 +14,23 @@ from common.trajectory import Task
 from envhub.bm25 import words
 from envhub.env import Env
 from envhub.isolation.file_tree import Tree, file
-from envhub.gaia_score import is_gaia_match
-from envhub.options import check_choice, check_range
 from envhub.isolation.program import program_in
+from envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
+from envhub.options import check_choice, check_range
 from envhub.research.calculator import calculate
 from envhub.research.corpus import Corpus, draw_corpus
+from envhub.research.gaia_score import is_gaia_match
 from envhub.research.question import MAX_RESULTS, Question, draw_question
-from envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
 from envhub.task_seed import split_of, task_rng
 from envhub.world import Change, WorldEnv
 
 MAX_SHOWN_CHARS = 2000
-DRAWS_A_CORPUS = 50  # a small one may have no question for the task's split
+DRAWS_PER_CORPUS = 50  # a small corpus may have no question in the task's split
 RULES = (
-    "Answer the question from a collection of pages. search(words): titles of the pages that fit best. open(title): a "
-    "page. read(name): a file that a page names. calculate(expression): + - * / and brackets. python, and a program "
-    "behind it, perhaps in a block, ```python ... ```: what it prints; it finds the files of the pages you opened. "
-    "End with answer(...): a number, a few words, or a list with commas, and nothing else."
+    "Answer the question from a collection of pages. search(words): titles of the best matching pages. open(title): a "
+    "page. read(name): a file that a page names. calculate(expression): + - * / and brackets. Write python, then a "
+    "program, bare or in a block, ```python ... ```, to run it and see what it prints; it can read the files of the "
+    "pages you opened. End with answer(...): a number, a few words, or a list with commas, and nothing else."
 )
 
 _CALL = re.compile(r"\s*(search|open|read|calculate|answer)\s*\((.*)\)\s*", re.IGNORECASE | re.DOTALL)
@@ -38,11 +38,11 @@ _PYTHON = re.compile(r"\s*python\b[:\s]*(.*)", re.IGNORECASE | re.DOTALL)
 
 
 class ResearchState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known, in no order: a collection that is only read has no other state."""
+    """What the policy has seen so far. The collection never changes, so there is no other state."""
 
     found: frozenset[str] = frozenset()  # titles that a search has shown
-    read: frozenset[str] = frozenset()  # titles of pages, and names of files
-    is_computed: bool = False  # whether the calculator or Python has said the answer
+    read: frozenset[str] = frozenset()  # titles of opened pages and names of read files
+    is_computed: bool = False  # whether the calculator or Python has returned the answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ class ResearchWorld:
         if found := _PYTHON.fullmatch(action):
             program = program_in(found[1])
             if not program:
-                return Change(state=state, text="a program is needed", valid=False)
+                return Change(state=state, text="write a program after python", valid=False)
             return self._computed(state, await self._printed(state, program))
         call = _CALL.fullmatch(action)
         if call is None or not call[2].strip():
@@ -94,7 +94,7 @@ class ResearchWorld:
         return None
 
     def expert(self, state: ResearchState) -> str:
-        """The search, the pages and the file that are still missing, in this order; the sum; the answer."""
+        """Return the next of these that is not done yet: search, open the pages, read the file, compute, answer."""
         missing = [name for name in self.question.way if name not in state.read]
         if missing == list(self.question.way) and missing[0] not in state.found:
             return f"search({self.question.search})"
@@ -116,21 +116,21 @@ class ResearchWorld:
         else:
             text = self._files(state).get(name, "").strip()
         if not text:
-            what = "page" if tool == "open" else "file on the pages that you opened is"
-            return Change(state=state, text=f"no {what} {name}"[:80], valid=False)
+            what = "page" if tool == "open" else "file of an opened page"
+            return Change(state=state, text=f"no {what} has the name {name}"[:80], valid=False)
         return Change(state=msgspec.structs.replace(state, read=state.read | {name}), text=text)
 
-    def _computed(self, state: ResearchState, said: str) -> Change[ResearchState]:
-        computed = state.is_computed or is_gaia_match(said, self.question.answer)
-        return Change(state=msgspec.structs.replace(state, is_computed=computed), text=said)
+    def _computed(self, state: ResearchState, result: str) -> Change[ResearchState]:
+        computed = state.is_computed or is_gaia_match(result, self.question.answer)
+        return Change(state=msgspec.structs.replace(state, is_computed=computed), text=result)
 
     def _files(self, state: ResearchState) -> dict[str, str]:
-        """The files of the pages that have been opened."""
+        """Return the files of the opened pages: name -> content."""
         names = [self.corpus.pages[title].file_name for title in sorted(state.read) if title in self.corpus.pages]
         return {name: self.corpus.files[name] for name in names if name}
 
     async def _printed(self, state: ResearchState, program: str) -> str:
-        """What `program` prints, and how it fails."""
+        """Run `program` in the sandbox and return its output, errors included."""
         tree: Tree = {name: file(content) for name, content in self._files(state).items()}
         tree["program.py"] = file(program)
         finished = await run_in_sandbox("/usr/bin/python3 -I program.py", tree, limits=self.limits)
@@ -140,11 +140,11 @@ class ResearchWorld:
 def make_research_env(
     *, profile: str = "small", level: int = 1, pages: int = 24, python_timeout_s: float = 10.0
 ) -> Env:
-    """An environment of questions to look up. Raises ValueError for options that do not fit, and where no sandbox is.
+    """Return a `research` environment. Raises ValueError for invalid options, and if no sandbox is available.
 
-    `profile` is "small" (no system message) or "full" (the tools are told), `level` how many links a question follows
-    (1 to 3; from 2 on it is about an attached file, on 3 one for a program), `pages` about how many there are,
-    `python_timeout_s` what a program may take.
+    `profile`: "small" (no system message) or "full" (the system message explains the tools). `level`: the number of
+    links that a question follows, 1 to 3; from 2 on it is about a file, and at 3 it takes a program. `pages`: the
+    approximate number of pages. `python_timeout_s`: the time limit of a program.
     """
     check_choice("profile", profile, ("small", "full"))
     check_range("level", level, 1, 3)
@@ -160,11 +160,11 @@ def make_research_env(
 
 
 def make_research(task: Task, *, profile: str, level: int, num_pages: int, limits: Limits) -> ResearchWorld:
-    """The corpus and question of `task`. Raises ValueError for a split that does not exist."""
+    """Return the world of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"research/{level}/{num_pages}")
     while True:
         corpus = draw_corpus(rng, num_pages=num_pages)
-        for _ in range(DRAWS_A_CORPUS):
+        for _ in range(DRAWS_PER_CORPUS):
             question = draw_question(rng, corpus, level=level)
             if question is None or split_of(question.text) != task.split:
                 continue

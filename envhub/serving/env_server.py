@@ -1,12 +1,11 @@
-"""`slipstream envs serve`: environments for whoever plays them from elsewhere. No code of theirs runs in this process.
+"""`slipstream envs serve`: serve environments to remote clients. The environments' code runs in worker processes.
 
-    GET /health        what is served, and how much of it is in use
-    GET /v1/episode    a WebSocket, which is one client's: envhub.asks, and envhub.env_client on the other side
+    GET /health        the served environments and the load
+    GET /v1/episode    a WebSocket for one client, envhub.remote.env_client; the messages: envhub.remote.env_protocol
     /openenv/NAME/     an OpenEnv server of that environment: ws, schema, health
-    /agentgym/...      AgentGym servers: envhub.agentgym_server
+    /agentgym/...      AgentGym servers: envhub.serving.agentgym_server
 
-A WebSocket is the lease of its episode. It ends with the client, and where the client is not heard of any more: pings
-go there and must come back.
+A WebSocket is the lease of its episode. The lease ends when the client disconnects or does not answer a ping in time.
 """
 
 import asyncio
@@ -19,10 +18,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from common.wire import WireError
-from envhub.serving.agentgym_server import AgentGymHost
-from envhub.remote.env_protocol import MAX_MESSAGE_BYTES, Close, Closed, EnvFailed, NoSense, Open, decode_ask, encode_message
-from envhub.serving.env_pool import EnvPool, Episode
+from envhub.remote.env_protocol import (
+    MAX_MESSAGE_BYTES,
+    Close,
+    Closed,
+    EnvFailed,
+    InvalidRequest,
+    Open,
+    decode_request,
+    encode_message,
+)
 from envhub.remote.env_secret import headers_with
+from envhub.serving.agentgym_server import AgentGymHost
+from envhub.serving.env_pool import EnvPool, Episode
 from envhub.serving.openenv_server import SCHEMA, OpenEnvSession
 
 MAX_BODY_BYTES = 1 << 20
@@ -34,7 +42,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class EnvServer:
-    """Environments by `names`, in the workers of `pool`."""
+    """Serves the environments `names`, which run in the workers of `pool`."""
 
     def __init__(self, pool: EnvPool, *, names: Collection[str], lease_s: float, secret: str) -> None:
         self.pool = pool
@@ -46,7 +54,7 @@ class EnvServer:
 
     @contextlib.asynccontextmanager
     async def listening(self, host: str, port: int) -> AsyncIterator[str]:
-        """Serve at the URL that is given out. Behind it, every client was told to go. Raises OSError."""
+        """Serve at the URL that is yielded, and disconnect every client on exit. Raises OSError."""
         app = web.Application(middlewares=[self._admit], client_max_size=MAX_BODY_BYTES)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/episode", self._episode)
@@ -54,7 +62,7 @@ class EnvServer:
         app.router.add_get("/openenv/{env}/schema", self._openenv_schema)
         app.router.add_get("/openenv/{env}/health", self._health)
         self._agentgym.add_routes(app)
-        app.on_shutdown.append(self._send_away)
+        app.on_shutdown.append(self._disconnect)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S, handler_cancellation=True)
         await runner.setup()
         try:
@@ -65,8 +73,8 @@ class EnvServer:
             await runner.cleanup()
 
     async def accept(self, request: web.Request) -> web.WebSocketResponse:
-        """The WebSocket that `request` wants, which the client is to be heard through as long as it lives."""
-        # A ping goes out after `heartbeat` of silence, and half of that later the silence has been too long.
+        """Accept the WebSocket that `request` opens, and ping the client as long as it is open."""
+        # aiohttp sends a ping after `heartbeat` without a message, and closes when half of that passes without a reply.
         socket = web.WebSocketResponse(
             heartbeat=self.lease_s * 2 / 3, max_msg_size=MAX_MESSAGE_BYTES, compress=False
         )  # fmt: skip
@@ -76,16 +84,16 @@ class EnvServer:
 
     @web.middleware
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Nobody without the secret, and no web page that somebody on this machine happens to look at."""
+        """Reject clients without the secret, and requests that a web page makes from a browser on this host."""
         if "Origin" in request.headers:
-            raise web.HTTPForbidden(text="not for browsers")
+            raise web.HTTPForbidden(text="requests of web pages (with an Origin header) are not accepted")
         shown = request.headers.get("Authorization", "")
         if (
             request.path != "/health"
             and self._wanted
-            and not hmac.compare_digest(shown.encode(), self._wanted.encode())
+            and not hmac.compare_digest(shown.encode(errors="surrogateescape"), self._wanted.encode())
         ):
-            raise web.HTTPUnauthorized(text="show the server's secret")
+            raise web.HTTPUnauthorized(text="the Authorization header must contain the server's secret")
         return await handler(request)
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -104,14 +112,14 @@ class EnvServer:
 
     async def _episode(self, request: web.Request) -> web.WebSocketResponse:
         socket = await self.accept(request)
-        async with contextlib.AsyncExitStack() as held:
-            await answer_each(socket, _Session(self, held).answer)
+        async with contextlib.AsyncExitStack() as slot:
+            await answer_each(socket, _Session(self, slot).answer)
         return socket
 
     async def _openenv(self, request: web.Request) -> web.WebSocketResponse:
         env, socket = self._named(request), await self.accept(request)
-        async with contextlib.AsyncExitStack() as held:
-            await answer_each(socket, OpenEnvSession(self.pool, env, held).answer)
+        async with contextlib.AsyncExitStack() as slot:
+            await answer_each(socket, OpenEnvSession(self.pool, env, slot).answer)
         return socket
 
     async def _openenv_schema(self, request: web.Request) -> web.Response:
@@ -119,13 +127,13 @@ class EnvServer:
         return web.json_response(SCHEMA)
 
     def _named(self, request: web.Request) -> str:
-        """The environment that the path names."""
+        """Return the environment that the path names. Raises HTTPNotFound."""
         env = request.match_info["env"]
         if env not in self.names:
-            raise web.HTTPNotFound(text=f"no environment {env!r} is served here, but {', '.join(self.names)}")
+            raise web.HTTPNotFound(text=_unknown(env, self.names))
         return env
 
-    async def _send_away(self, app: web.Application) -> None:
+    async def _disconnect(self, app: web.Application) -> None:
         for socket in list(self._sockets):
             await socket.close(code=WSCloseCode.GOING_AWAY, message=b"the server ends")
 
@@ -133,57 +141,60 @@ class EnvServer:
 class _Session:
     """One client, and the episode that it opened."""
 
-    def __init__(self, server: EnvServer, held: contextlib.AsyncExitStack) -> None:
+    def __init__(self, server: EnvServer, slot: contextlib.AsyncExitStack) -> None:
         self._server = server
-        self._held = held  # the episode, until the client is gone
+        self._slot = slot  # closing it ends the episode; the server closes it when the client disconnects
         self._episode: Episode | None = None
 
     async def answer(self, message: bytes | str) -> bytes:
         try:
-            ask = decode_ask(message.encode() if isinstance(message, str) else message)
+            request = decode_request(message.encode() if isinstance(message, str) else message)
         except WireError as error:
-            return encode_message(NoSense(why=str(error)))
-        if isinstance(ask, Open):
-            if ask.env not in self._server.names:
-                served = ", ".join(self._server.names)
-                return encode_message(NoSense(why=f"no environment {ask.env!r} is served here, but {served}"))
-            await self._held.aclose()
-            self._episode = await self._held.enter_async_context(self._server.pool.episode())
+            return encode_message(InvalidRequest(why=str(error)))
+        if isinstance(request, Open):
+            if request.env not in self._server.names:
+                return encode_message(InvalidRequest(why=_unknown(request.env, self._server.names)))
+            await self._slot.aclose()
+            self._episode = await self._slot.enter_async_context(self._server.pool.episode())
         if self._episode is None:
-            return encode_message(EnvFailed(why="no environment is open; say Open first"))
-        if not isinstance(ask, Close):
-            return await self._episode.ask(ask)
+            return encode_message(EnvFailed(why="no environment is open; send Open first"))
+        if not isinstance(request, Close):
+            return await self._episode.request(request)
         self._episode = None
-        await self._held.aclose()
+        await self._slot.aclose()
         return encode_message(Closed())
+
+
+def _unknown(env: str, names: Collection[str]) -> str:
+    return f"the server has no environment {env!r}; it serves {', '.join(names)}"
 
 
 async def answer_each(
     socket: web.WebSocketResponse, answer: Callable[[bytes | str], Awaitable[bytes | str | None]]
 ) -> None:  # fmt: skip
-    """Answer messages until the client leaves, or the answer is None.
+    """Answer messages until the client disconnects, or the answer is None.
 
-    The client is listened to all along: an answer is not waited for beyond its leaving. Neither is it where the client
-    speaks before it was answered, which nobody does who keeps to a protocol.
+    The server keeps reading while it computes an answer. It cancels the answer when the client disconnects, or when the
+    client sends a message before it got the answer, which the protocol does not allow.
     """
-    heard = asyncio.ensure_future(socket.receive())
+    receiving = asyncio.ensure_future(socket.receive())
     try:
-        while (message := await heard).type in (WSMsgType.BINARY, WSMsgType.TEXT):
-            heard = asyncio.ensure_future(socket.receive())
+        while (message := await receiving).type in (WSMsgType.BINARY, WSMsgType.TEXT):
+            receiving = asyncio.ensure_future(socket.receive())
             answering = asyncio.ensure_future(answer(message.data))
             try:
-                await asyncio.wait([answering, heard], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([answering, receiving], return_when=asyncio.FIRST_COMPLETED)
             finally:
-                answering.cancel()  # of no effect once it is done
+                answering.cancel()  # no effect if it is done
             if not answering.done():
                 await asyncio.wait([answering])
                 break
-            told = await answering
-            if told is None:
+            reply = await answering
+            if reply is None:
                 break
             with contextlib.suppress(ConnectionError):
-                await (socket.send_str(told) if isinstance(told, str) else socket.send_bytes(told))
+                await (socket.send_str(reply) if isinstance(reply, str) else socket.send_bytes(reply))
     finally:
-        heard.cancel()
-        await asyncio.wait([heard])
+        receiving.cancel()
+        await asyncio.wait([receiving])
         await socket.close()

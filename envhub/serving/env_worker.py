@@ -1,7 +1,7 @@
-"""A process that served environments run in: `python -m envhub.env_worker FD STEP_TIMEOUT_S`, FD being a socket.
+"""Run served environments in this process: `python -m envhub.serving.env_worker FD STEP_TIMEOUT_S`, FD a socket.
 
-What an environment does to its process, by crashing or by never coming back, it does to this one and not to the server,
-which starts another. Episodes share the process as they would share an actor: as coroutines.
+An environment that crashes or hangs takes down this process and not the server, which starts another worker. The
+episodes of a worker are coroutines of one process, as in an actor.
 """
 
 import asyncio
@@ -10,42 +10,46 @@ import logging
 import os
 import socket
 import sys
-from dataclasses import dataclass
+from contextvars import Context
+from dataclasses import dataclass, field
 
 import msgspec
 
+from common.log import log_to_stderr
 from common.message import Message
+from envhub.catalogue import make_env
+from envhub.env import Env, EnvError, Observation
+from envhub.isolation.offspring import begin_episode, end_offspring
 from envhub.remote.env_protocol import (
     MAX_MESSAGE_BYTES,
     READY,
     Actions,
     Advice,
-    Answer,
-    Ask,
     AskExpert,
     Close,
     Closed,
-    Done,
     EnvFailed,
+    EnvRequest,
+    EnvResponse,
+    InvalidRequest,
     ListActions,
-    NoSense,
-    NotThere,
+    NotSupported,
     Observed,
     Open,
     Opened,
-    Order,
     Reset,
     Restore,
     Snapshot,
-    Step,
+    StepEnv,
     TakeSnapshot,
-    decode_answer,
+    WorkerRequest,
+    WorkerResponse,
+    decode_response,
     encode_message,
     read_numbered,
     write_numbered,
 )
-from envhub.catalogue import make_env
-from envhub.env import Env, EnvError, Observation
+from envhub.step_deadline import step_within
 
 MAX_WHY_CHARS = 2000
 
@@ -56,66 +60,73 @@ log = logging.getLogger(__name__)
 class _Episode:
     env: Env | None = None
     running: asyncio.Task[None] | None = None
+    context: Context = field(default_factory=Context)  # of all its requests: processes they start carry the mark
+    mark: str = ""
 
 
 class Worker:
-    """Reads orders, and has each answered by a task of its own: no more than one at a time for an episode."""
+    """Answers each request in a task of its own, one request at a time for each episode."""
 
     def __init__(
-        self, orders: asyncio.StreamReader, answers: asyncio.StreamWriter, *, step_timeout_s: float
+        self, requests: asyncio.StreamReader, responses: asyncio.StreamWriter, *, step_timeout_s: float
     ) -> None:  # fmt: skip
-        self._orders = orders
-        self._answers = answers
+        self._requests = requests
+        self._responses = responses
         self._step_timeout_s = step_timeout_s
         self._episodes: dict[int, _Episode] = {}
 
     async def serve(self) -> None:
-        """Until the server is gone."""
-        decoder = msgspec.msgpack.Decoder(Order)
-        while (order := await read_numbered(self._orders, decoder)) is not None:
-            if isinstance(order.ask, Open):  # nothing else makes one: an ask may come after its episode was closed
-                self._episodes.setdefault(order.episode, _Episode())
-            episode = self._episodes.get(order.episode) or _Episode()
+        """Answer requests until the server closes the socket."""
+        decoder = msgspec.msgpack.Decoder(WorkerRequest)
+        while (message := await read_numbered(self._requests, decoder)) is not None:
+            if isinstance(message.request, Open):  # only Open adds an episode: other requests may come after its Close
+                opened = self._episodes.setdefault(message.episode, _Episode())
+                opened.mark = opened.mark or opened.context.run(begin_episode)
+            episode = self._episodes.get(message.episode) or _Episode()
             before = episode.running
-            if isinstance(order.ask, Close):
-                self._episodes.pop(order.episode, None)
+            if isinstance(message.request, Close):
+                self._episodes.pop(message.episode, None)
                 if before is not None:
                     before.cancel()
-            episode.running = asyncio.create_task(self._answer(order, episode, before))
+            episode.running = asyncio.create_task(self._answer(message, episode, before), context=episode.context)
 
-    async def _answer(self, order: Order, episode: _Episode, before: asyncio.Task[None] | None) -> None:
+    async def _answer(self, message: WorkerRequest, episode: _Episode, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait([before])
-        answer = _checked(await self._tried(episode, order.ask))
-        write_numbered(self._answers, Done(call=order.call, answer=msgspec.Raw(answer)))
+        response = _checked(await self._tried(episode, message.request))
+        if isinstance(message.request, Close):
+            await asyncio.to_thread(end_offspring, episode.mark)
+        write_numbered(self._responses, WorkerResponse(call=message.call, response=msgspec.Raw(response)))
 
-    async def _tried(self, episode: _Episode, ask: Ask) -> Answer:
+    async def _tried(self, episode: _Episode, request: EnvRequest) -> EnvResponse:
+        """Return the response to `request`; an exception of the environment becomes an error response."""
         try:
             async with asyncio.timeout(self._step_timeout_s):
-                return await _done(episode, ask)
+                with step_within(self._step_timeout_s):
+                    return await _done(episode, request)
         except EnvError as error:
             return EnvFailed(why=str(error)[:MAX_WHY_CHARS])
         except NotImplementedError as error:
-            return NotThere(why=str(error)[:MAX_WHY_CHARS])
+            return NotSupported(why=str(error)[:MAX_WHY_CHARS])
         except ValueError as error:
-            return NoSense(why=str(error)[:MAX_WHY_CHARS])
+            return InvalidRequest(why=str(error)[:MAX_WHY_CHARS])
         except TimeoutError:
             return EnvFailed(why=f"no answer within {self._step_timeout_s:g} s")
-        except Exception as error:  # a user's own code, whatever it raises
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # users' code may raise anything
             return EnvFailed(why=f"{type(error).__name__}: {error}"[:MAX_WHY_CHARS])
 
 
-async def _done(episode: _Episode, ask: Ask) -> Answer:
-    if isinstance(ask, Open):
-        episode.env = make_env(ask.env, ask.read_options())
+async def _done(episode: _Episode, request: EnvRequest) -> EnvResponse:
+    if isinstance(request, Open):
+        episode.env = make_env(request.env, request.read_options())
         return Opened(replay_only=episode.env.replay_only)
     env = episode.env
     if env is None:
-        raise EnvError("no environment was opened here")
-    match ask:
+        raise EnvError("no environment is open; send Open first")
+    match request:
         case Reset(task=task):
             return _observed(env, await env.reset(task))
-        case Step(action=action):
+        case StepEnv(action=action):
             return _observed(env, await env.step(action))
         case Restore(state=state):
             return _observed(env, env.restore(state))
@@ -131,7 +142,7 @@ async def _done(episode: _Episode, ask: Ask) -> Answer:
 
 
 def _observed(env: Env, observation: object) -> Observed:
-    """The observation as it travels: plain numbers and texts, whatever kinds of them the environment has."""
+    """Return the observation with built-in types only: the environment may use subclasses, which cannot be encoded."""
     if not isinstance(observation, Observation):
         raise EnvError(f"answered a {type(observation).__name__}, not an Observation")
     plain = Observation(
@@ -146,26 +157,26 @@ def _observed(env: Env, observation: object) -> Observed:
     return Observed(observation=plain, state_key=env.state_key())
 
 
-def _checked(answer: Answer) -> bytes:
-    """The answer as it travels; in place of one that nobody could read, that it cannot be read."""
+def _checked(response: EnvResponse) -> bytes:
+    """Return the encoded response, or an encoded EnvFailed if the client could not decode it."""
     try:
-        encoded = encode_message(answer)
-        decode_answer(encoded)
+        encoded = encode_message(response)
+        decode_response(encoded)
     except (TypeError, ValueError) as error:
-        return encode_message(EnvFailed(why=f"answered what cannot be told: {error}"[:MAX_WHY_CHARS]))
+        return encode_message(EnvFailed(why=f"its answer cannot be encoded: {error}"[:MAX_WHY_CHARS]))
     if len(encoded) > MAX_MESSAGE_BYTES:
         return encode_message(EnvFailed(why=f"answered {len(encoded)} bytes, the limit is {MAX_MESSAGE_BYTES}"))
     return encoded
 
 
 async def main(fd: int, step_timeout_s: float) -> None:
-    orders, answers = await asyncio.open_connection(sock=socket.socket(fileno=fd))
-    write_numbered(answers, Done(call=READY, answer=msgspec.Raw(encode_message(Closed()))))
-    await Worker(orders, answers, step_timeout_s=step_timeout_s).serve()
+    requests, responses = await asyncio.open_connection(sock=socket.socket(fileno=fd))
+    write_numbered(responses, WorkerResponse(call=READY, response=msgspec.Raw(encode_message(Closed()))))
+    await Worker(requests, responses, step_timeout_s=step_timeout_s).serve()
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    log_to_stderr()
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(main(int(sys.argv[1]), float(sys.argv[2])))
     # Not sys.exit: an environment may have left threads that never end.

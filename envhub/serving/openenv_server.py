@@ -1,7 +1,7 @@
-"""Our environments for OpenEnv's clients: `GenericEnvClient(base_url="http://HOST:PORT/openenv/NAME")`.
+"""Serve our environments to OpenEnv's clients: `GenericEnvClient(base_url="http://HOST:PORT/openenv/NAME")`.
 
-`reset(seed=3)` is train task 3, `reset(seed=3, split="held_out")` a held-out one; `options` are the environment's. An
-action is `{"message": TEXT}`; an observation has the messages' text, and what else our own clients are told.
+`reset(seed=3)` starts train task 3, `reset(seed=3, split="held_out")` held-out task 3; `options` are the environment's.
+An action is `{"message": TEXT}`. An observation has the messages' text, and all fields that our own clients get.
 """
 
 import contextlib
@@ -15,24 +15,24 @@ from common.trajectory import Task
 from common.wire import WireError
 from envhub.remote.env_protocol import (
     MAX_OPTIONS_BYTES,
-    Answer,
-    Ask,
     EnvLost,
-    NoSense,
+    EnvRequest,
+    EnvResponse,
+    ErrorResponse,
+    InvalidRequest,
     Observed,
     Open,
     Opened,
-    Refusal,
     Reset,
-    Step,
-    decode_answer,
+    StepEnv,
+    decode_response,
 )
-from envhub.serving.env_pool import EnvPool, Episode
 from envhub.remote.openenv import CAPACITY_REACHED, EXECUTION_ERROR, VALIDATION_ERROR, Frame, read, written
+from envhub.serving.env_pool import EnvPool, Episode
 
 
 class ResetData(msgspec.Struct, kw_only=True, frozen=True):
-    seed: int | None = None  # None draws one
+    seed: int | None = None  # None: a random seed
     split: Literal["train", "held_out"] = "train"
     options: msgspec.Raw = msgspec.Raw(b"{}")
 
@@ -42,7 +42,7 @@ class Action(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Shown(msgspec.Struct, kw_only=True, frozen=True):
-    """The `observation` that their clients get."""
+    """The `observation` that OpenEnv's clients get."""
 
     text: str
     messages: tuple[Message, ...]
@@ -61,19 +61,19 @@ SCHEMA = {
 
 
 class OpenEnvSession:
-    """One client, and its episodes one after the other, in one slot of the pool."""
+    """One client, and its episodes one after another, in one slot of the pool."""
 
-    def __init__(self, pool: EnvPool, env: str, held: contextlib.AsyncExitStack) -> None:
+    def __init__(self, pool: EnvPool, env: str, slot: contextlib.AsyncExitStack) -> None:
         self._pool = pool
         self._env = env
-        self._held = held
+        self._slot = slot
         self._episode: Episode | None = None
         self._options = b""
         self._task_id = ""
         self._num_steps = 0
 
     async def answer(self, message: bytes | str) -> str | None:
-        """What is told; None where the client closes."""
+        """Return the reply, or None if the client closes the session."""
         try:
             frame = read(message, Frame)
             match frame.type:
@@ -90,53 +90,54 @@ class OpenEnvSession:
             return _error(VALIDATION_ERROR, str(error))
 
     async def _reset(self, data: ResetData) -> str:
-        refusal = await self._opened(bytes(data.options))
-        if refusal is not None:
-            return refusal
+        error = await self._open(bytes(data.options))
+        if error is not None:
+            return error
         seed = secrets.randbelow(1 << 31) if data.seed is None else data.seed
         task = Task(env=self._env, split=data.split, index=seed)
         self._task_id, self._num_steps = task.task_id, 0
-        return _told(await self._asked(Reset(task=task)), is_start=True)
+        return _reply(await self._request(Reset(task=task)), is_start=True)
 
-    async def _opened(self, options: bytes) -> str | None:
-        """Have an environment with these options; why there is none."""
+    async def _open(self, options: bytes) -> str | None:
+        """Open an environment with these options, unless one is open. Return an error reply, or None on success."""
         if self._episode is not None and self._options == options:
             return None
         if self._episode is None and self._pool.is_full:
-            return _error(CAPACITY_REACHED, f"{self._pool.max_episodes} episodes are played already")
-        await self._let_go()
+            return _error(CAPACITY_REACHED, f"the server is full: {self._pool.max_episodes} episodes are running")
+        await self._free_slot()
         if len(options) > MAX_OPTIONS_BYTES:
             return _error(VALIDATION_ERROR, f"options of {len(options)} bytes, the limit is {MAX_OPTIONS_BYTES}")
         packed = msgspec.msgpack.encode(read(options, dict[str, Any]))
         self._options = options
-        self._episode = await self._held.enter_async_context(self._pool.episode())
-        answer = await self._asked(Open(env=self._env, options=msgspec.Raw(packed)))
-        if isinstance(answer, Opened):
+        self._episode = await self._slot.enter_async_context(self._pool.episode())
+        response = await self._request(Open(env=self._env, options=msgspec.Raw(packed)))
+        if isinstance(response, Opened):
             return None
-        await self._let_go()
-        return _told(answer, is_start=True)
+        await self._free_slot()
+        return _reply(response, is_start=True)
 
     async def _step(self, action: str) -> str:
         if self._episode is None:
             return _error(EXECUTION_ERROR, "there is no episode; call reset first")
         self._num_steps += 1
-        return _told(await self._asked(Step(action=action)), is_start=False)
+        return _reply(await self._request(StepEnv(action=action)), is_start=False)
 
-    async def _asked(self, ask: Ask) -> Answer:
+    async def _request(self, request: EnvRequest) -> EnvResponse:
         assert self._episode is not None
-        answer = decode_answer(await self._episode.ask(ask))
-        if isinstance(answer, EnvLost):
-            await self._let_go()
-        return answer
+        response = decode_response(await self._episode.request(request))
+        if isinstance(response, EnvLost):
+            await self._free_slot()
+        return response
 
-    async def _let_go(self) -> None:
+    async def _free_slot(self) -> None:
         self._episode = None
-        await self._held.aclose()
+        await self._slot.aclose()
 
 
-def _told(answer: Answer, *, is_start: bool) -> str:
-    if isinstance(answer, Observed):
-        observation = answer.observation
+def _reply(response: EnvResponse, *, is_start: bool) -> str:
+    """Return the frame that answers a reset (`is_start`) or a step."""
+    if isinstance(response, Observed):
+        observation = response.observation
         shown = Shown(
             text="\n".join(message.content for message in observation.messages),
             messages=observation.messages,
@@ -148,8 +149,8 @@ def _told(answer: Answer, *, is_start: bool) -> str:
         )
         reward = None if is_start else sum(observation.rewards.values())
         return written("observation", {"observation": shown, "reward": reward, "done": observation.done})
-    why = answer.why if isinstance(answer, Refusal) else f"answered {type(answer).__name__}"
-    return _error(VALIDATION_ERROR if isinstance(answer, NoSense) else EXECUTION_ERROR, why)
+    why = response.why if isinstance(response, ErrorResponse) else f"answered {type(response).__name__}"
+    return _error(VALIDATION_ERROR if isinstance(response, InvalidRequest) else EXECUTION_ERROR, why)
 
 
 def _error(code: str, message: str) -> str:

@@ -1,4 +1,4 @@
-"""How an agent of a shell writes what it does: ReAct's `Act: bash`, a fenced block, and `Act: answer(...)`."""
+"""Parses and writes the actions of a shell agent, in ReAct's format: `Act: bash` with a block, `Act: answer(...)`."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from envhub.isolation.sandbox import MAX_COMMAND_CHARS
 BASH, ANSWER, FINISH = "bash", "answer", "finish"
 
 _ACT = re.compile(
-    r"(?:.*?\bact(?:ion)?\s*:\s*)?"  # thought before it
+    r"(?:.*?\bact(?:ion)?\s*:\s*)?"  # the thought before the action
     r"(?:(?P<bash>bash)\b[\s:]*(?P<command>.*)|answer\s*\((?P<answer>.*)\)\s*|(?P<finish>finish)\s*)",
     re.IGNORECASE | re.DOTALL,
 )
@@ -22,7 +22,7 @@ class Act:
 
 
 def parse_act(action: str) -> Act | None:
-    """What `action` wants done; None where that cannot be told."""
+    """Return the parsed `action`; None if it is malformed."""
     found = _ACT.fullmatch(action) if len(action) <= MAX_COMMAND_CHARS else None
     if found is None:
         return None
@@ -37,5 +37,5 @@ def parse_act(action: str) -> Act | None:
 
 
 def write_bash(command: str) -> str:
-    """`command` as an agent should write it."""
+    """Return the action that runs `command`."""
     return f"Act: bash\n```bash\n{command}\n```"

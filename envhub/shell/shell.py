@@ -1,6 +1,6 @@
-"""`shell`: questions about a tree of files and changes of it, in bash, in a sandbox.
+"""`shell`: answer questions about a tree of files, or change it, by bash commands in a sandbox.
 
-Every command begins in the home folder, in a shell of its own, on the files as the last one left them.
+Each command starts in the home folder, in a new shell, with the files that the last command left.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from common.message import Message
 from common.trajectory import Task
 from envhub.env import Env
 from envhub.isolation.file_tree import Tree
-from envhub.options import check_choice, check_range
 from envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
+from envhub.options import check_choice, check_range
 from envhub.shell.action import ANSWER, BASH, FINISH, parse_act, write_bash
 from envhub.shell.task import Job, draw_job, draw_tree
 from envhub.task_seed import split_of, task_rng
@@ -23,16 +23,15 @@ from envhub.world import Change, WorldEnv
 MAX_SHOWN_CHARS = 4000
 RULES = (
     "You work in a Linux shell. Think, then act, once a turn. To run a command, write\nAct: bash\n```bash\nCOMMAND\n```"
-    "\nEvery command begins in your home folder, on the files as the last one left them, beside the same processes. "
-    "When you know the answer to a question, write Act: answer(ANSWER); when a change that was asked for is done, "
-    "write Act: finish."
+    "\nEach command starts in your home folder, with the files that the last command left and the same processes. "
+    "To answer a question, write Act: answer(ANSWER). If the task is a change, write Act: finish when it is done."
 )
 
 
 class ShellState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tree: Tree
-    processes: tuple[str, ...] = ()  # that run beside every command, "" for one that has ended
-    is_told: bool = False  # whether the command that shows the answer has been run
+    processes: tuple[str, ...] = ()  # the names of those that run during each command; "" for one that has ended
+    is_answer_shown: bool = False  # whether the command that shows the answer has been run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +55,8 @@ class ShellWorld:
     async def act(self, state: ShellState, action: str) -> Change[ShellState]:
         act = parse_act(action)
         if act is None or (act.verb == (ANSWER if self.job.result is not None else FINISH)):
-            wanted = "Act: finish" if self.job.result is not None else "Act: answer(...)"
-            return Change(state=state, text=f"say Act: bash with a command, or {wanted}", valid=False)
+            ending = "Act: finish" if self.job.result is not None else "Act: answer(...)"
+            return Change(state=state, text=f"write Act: bash with a command, or {ending}", valid=False)
         if act.verb != BASH:
             is_done = (state.tree, state.processes) == (self.job.result, self.job.left)
             right = act.text == self.job.answer if act.verb == ANSWER else is_done
@@ -68,9 +67,9 @@ class ShellWorld:
             if finished.tree is None
             else ShellState(tree=finished.tree, processes=finished.processes)
         )
-        told = state.is_told or act.text == self.job.bash
+        is_answer_shown = state.is_answer_shown or act.text == self.job.bash
         text = finished.shown(MAX_SHOWN_CHARS).rstrip() or f"(no output, exit code {finished.exit_code})"
-        return Change(state=replace(left, is_told=told), text=text)
+        return Change(state=replace(left, is_answer_shown=is_answer_shown), text=text)
 
     def admissible(self, state: ShellState) -> None:
         return None
@@ -78,16 +77,16 @@ class ShellWorld:
     def expert(self, state: ShellState) -> str:
         if self.job.result is not None:
             return write_bash(self.job.bash) if state == self.first else "Act: finish"
-        return f"Act: answer({self.job.answer})" if state.is_told else write_bash(self.job.bash)
+        return f"Act: answer({self.job.answer})" if state.is_answer_shown else write_bash(self.job.bash)
 
 
 def make_shell_env(
     *, profile: str = "full", task: str = "any", files: int = 12, command_timeout_s: float = 10.0
 ) -> Env:
-    """An environment of jobs in a shell. Raises ValueError for options that do not fit, and where no sandbox is.
+    """Return a `shell` environment. Raises ValueError for invalid options, and if no sandbox is available.
 
-    `profile` is "small" (no system message) or "full" (the rules are told), `task` "read", "write", "processes" or
-    "any", `files` how many there are, `command_timeout_s` what one command may take.
+    `profile`: "small" (no system message) or "full" (the system message explains the rules). `task`: "read", "write",
+    "processes" or "any". `files`: the number of files. `command_timeout_s`: the time limit of one command.
     """
     check_choice("profile", profile, ("small", "full"))
     check_choice("task", task, ("read", "write", "processes", "any"))
@@ -103,14 +102,14 @@ def make_shell_env(
 
 
 def make_shell(task: Task, *, profile: str, kind: str, num_files: int, limits: Limits) -> ShellWorld:
-    """The files and the job of `task`. Raises ValueError for a split that does not exist."""
+    """Return the world of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"shell/{kind}/{num_files}")
     while True:
         tree = draw_tree(rng, num_files=num_files)
         job = draw_job(rng, tree, task=kind)
         changes = job.result is not None and (job.result != tree or job.left != job.processes)
-        asks = job.answer not in ("", "0") and job.answer not in job.text
-        if (changes or asks) and split_of(job.text) == task.split:
+        has_answer = job.answer not in ("", "0") and job.answer not in job.text
+        if (changes or has_answer) and split_of(job.text) == task.split:
             return ShellWorld(
                 profile=profile, first=ShellState(tree=tree, processes=job.processes), job=job, limits=limits
             )

@@ -1,15 +1,23 @@
-"""Jobs on a tree of files: a question about it or a change of it, the bash that does it, and what comes of it."""
+"""Draws a tree of files and a job on it: a question or a change, the bash command that does it, and the result."""
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from envhub.isolation.file_tree import Node, Tree, file, folder
+from envhub.name_list import name_list
 
-FOLDERS = ("archive", "backup", "config", "data", "drafts", "export", "import", "logs", "notes", "reports", "scripts",
-           "shared", "temp", "vault")  # fmt: skip
-STEMS = ("alpha", "bravo", "delta", "echo", "foxtrot", "golf", "hotel", "india", "juliet", "kilo", "lima", "mike",
-         "oscar", "papa", "quebec", "romeo", "sierra", "tango", "uniform", "victor", "whiskey", "yankee")  # fmt: skip
+FOLDERS = name_list(
+    """
+    archive, backup, config, data, drafts, export, import, logs, notes, reports, scripts, shared, temp, vault
+    """
+)
+STEMS = name_list(
+    """
+    alpha, bravo, delta, echo, foxtrot, golf, hotel, india, juliet, kilo, lima, mike, oscar, papa, quebec,
+    romeo, sierra, tango, uniform, victor, whiskey, yankee
+    """
+)
 ENDINGS = ("txt", "log", "csv", "conf", "md")
 WORDS = ("error", "warning", "started", "stopped", "login", "logout", "timeout", "retry", "saved", "loaded")
 KEYS = ("apple", "banana", "cherry", "grape", "lemon", "mango", "olive", "peach", "pear", "plum")
@@ -18,15 +26,15 @@ KEYS = ("apple", "banana", "cherry", "grape", "lemon", "mango", "olive", "peach"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     text: str
-    bash: str  # shows the answer, or does the change
+    bash: str  # the command that shows the answer or makes the change
     answer: str = ""  # of a question
-    result: Tree | None = None  # of a change
-    processes: tuple[str, ...] = ()  # that run at the start
-    left: tuple[str, ...] = ()  # of them, after a change: "" for one that is to end
+    result: Tree | None = None  # of a change: the files afterwards
+    processes: tuple[str, ...] = ()  # the names of those that run at the start
+    left: tuple[str, ...] = ()  # `processes` after a change, with "" for the one to end
 
 
 def draw_tree(rng: random.Random, *, num_files: int) -> Tree:
-    """Folders, one of them within another, and `num_files` files of lines, of key-value lines or of rows."""
+    """Return a tree with five folders, one of them in another, and `num_files` files: text, key=value lines or CSV."""
     tops = rng.sample(FOLDERS, 4)
     places = [*tops, f"{tops[0]}/{rng.choice([name for name in FOLDERS if name not in tops])}"]
     tree: Tree = {place: folder() for place in places}
@@ -59,7 +67,7 @@ def _lines(tree: Tree, path: str) -> list[str]:
 
 
 def _pick(rng: random.Random, tree: Tree, *endings: str) -> str:
-    """A file with one of the endings, of any where there is none."""
+    """Return a random file with one of the endings, or any file if no name has one."""
     return rng.choice(_files(tree, *endings) or _files(tree, ""))
 
 
@@ -80,9 +88,7 @@ def _count_files(rng: random.Random, tree: Tree) -> Job:
 def _count_lines(rng: random.Random, tree: Tree) -> Job:
     path, word = _pick(rng, tree, ".txt", ".log", ".md"), rng.choice(WORDS)
     count = sum(word in line for line in _lines(tree, path))
-    return Job(
-        text=f"How many lines of {path} contain {word}?", bash=f"grep -c {word} {path}", answer=str(count)
-    )  # fmt: skip
+    return Job(text=f"How many lines of {path} contain {word}?", bash=f"grep -c {word} {path}", answer=str(count))
 
 
 def _sum_column(rng: random.Random, tree: Tree) -> Job:
@@ -99,9 +105,7 @@ def _sum_column(rng: random.Random, tree: Tree) -> Job:
 def _value_of(rng: random.Random, tree: Tree) -> Job:
     path, key = _pick(rng, tree, ".conf"), rng.choice(KEYS)
     values = [line.partition("=")[2] for line in _lines(tree, path) if line.startswith(f"{key}=")]
-    return Job(
-        text=f"Which value does {path} give to {key}?", bash=f"grep '^{key}=' {path}", answer="".join(values)
-    )  # fmt: skip
+    return Job(text=f"Which value does {path} give to {key}?", bash=f"grep '^{key}=' {path}", answer="".join(values))
 
 
 def _file_with(rng: random.Random, tree: Tree) -> Job:
@@ -169,7 +173,7 @@ def _make_executable(rng: random.Random, tree: Tree) -> Job:
 
 
 def _draw_processes(rng: random.Random) -> tuple[str, ...]:
-    """Six names, of which some begin alike."""
+    """Return six names. Some of them share a prefix."""
     stems = rng.sample(STEMS, 3)
     return tuple(rng.sample([f"{stem}-{word}" for stem in stems for word in WORDS], 6))
 

@@ -1,4 +1,4 @@
-"""What a shop sells, and what a customer wants from it."""
+"""The data of a shop: its products, and the goal of the customer."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from envhub.bm25 import Bm25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """What a product is: its name is made of nouns, the last of them the head."""
+    """A kind of product. Its name consists of nouns."""
 
     name: str
-    category: tuple[str, ...]  # from the department down
+    category: tuple[str, ...]  # from the department down to the kind
 
     @property
     def nouns(self) -> frozenset[str]:
@@ -19,41 +19,41 @@ class Kind:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Product:
-    """One item of the catalogue. No value belongs to two of its options."""
+    """One item of the catalogue. The values of its options are distinct across options."""
 
     product_id: str
     kind: Kind
     title: str
     attributes: frozenset[str]
     price: float  # dollars
-    options: dict[str, tuple[str, ...]]  # the values on offer, by option
-    sections: dict[str, str]  # further pages, by the name that is clicked
+    options: dict[str, tuple[str, ...]]  # option -> its values
+    sections: dict[str, str]  # name to click -> text of that page
 
     def option_of(self, value: str) -> str | None:
-        """The option that offers `value`; None where none does."""
+        """Return the option that has `value`; None if there is no such option."""
         return next((option for option, values in self.options.items() if value in values), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goal:
-    """What the instruction asks for."""
+    """The product that the instruction describes."""
 
     kind: Kind
     attributes: frozenset[str]
     options: dict[str, str]
     max_price: float  # dollars
-    product_id: str  # of a product that has it all: for the expert's eyes only
+    product_id: str  # of a product that meets the whole goal; only the expert uses it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Store:
-    """One task's world, never changed by an episode."""
+    """Everything about one task that does not change."""
 
     products: tuple[Product, ...]
     index: Bm25
     goal: Goal
     instruction: str
-    searches: tuple[str, ...]  # queries that make sense, good and bad ones, the best first
+    searches: tuple[str, ...]  # sensible queries, the best first
 
     @property
     def goal_position(self) -> int:

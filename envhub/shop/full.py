@@ -1,7 +1,7 @@
-"""The full profile's catalogue: hundreds of products in four departments, with further pages and hidden attributes.
+"""Draws the catalogue of the full profile: 200 products in four departments, with more pages and hidden attributes.
 
-A product's title names two of its attributes; the others stand in its features and description. An eighth of
-the catalogue differs from what is asked in one thing each, half of that in something the list of results does not show.
+The title of a product names two of its attributes. The others are in its features and description. An eighth of the
+catalogue differs from the goal in one thing each; half of these differ in something that the results do not show.
 """
 
 import random
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from common.trajectory import Task
 from envhub.bm25 import Bm25
+from envhub.name_list import name_list
 from envhub.shop.catalogue import Goal, Kind, Product, Store
 from envhub.task_seed import split_of, task_rng
 
@@ -21,7 +22,7 @@ NUM_ATTRIBUTES = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Department:
-    """Kinds that share attributes, options and brands."""
+    """Kinds of products that share attributes, options and brands."""
 
     kinds: tuple[Kind, ...]
     attributes: tuple[str, ...]
@@ -40,63 +41,103 @@ COLORS = ("red", "navy", "forest green", "black", "ivory", "grey", "coral", "mus
 
 DEPARTMENTS = (
     Department(
-        kinds=_kinds("fashion", {
-            "shoes": ("running shoe", "hiking boot", "ankle boot", "canvas shoe"),
-            "outerwear": ("rain jacket", "denim jacket", "wool coat", "fleece vest"),
-            "accessories": ("leather belt", "wool scarf", "sun hat", "travel wallet"),
-        }),
-        attributes=("machine wash", "water resistant", "slim fit", "lightweight", "breathable", "non slip",
-                    "arch support", "quick drying", "hand made", "stretch fabric", "rubber sole",
-                    "long lasting", "easy care", "vegan"),
-        options={"color": COLORS, "size": ("x-small", "small", "medium", "large", "x-large"),
-                 "fit": ("regular", "narrow", "wide"), "pattern": ("solid", "striped", "plaid", "dotted")},
+        kinds=_kinds(
+            "fashion",
+            {
+                "shoes": ("running shoe", "hiking boot", "ankle boot", "canvas shoe"),
+                "outerwear": ("rain jacket", "denim jacket", "wool coat", "fleece vest"),
+                "accessories": ("leather belt", "wool scarf", "sun hat", "travel wallet"),
+            },
+        ),
+        attributes=name_list(
+            """
+            machine wash, water resistant, slim fit, lightweight, breathable, non slip, arch support,
+            quick drying, hand made, stretch fabric, rubber sole, long lasting, easy care, vegan
+            """
+        ),
+        options={
+            "color": COLORS,
+            "size": ("x-small", "small", "medium", "large", "x-large"),
+            "fit": ("regular", "narrow", "wide"),
+            "pattern": ("solid", "striped", "plaid", "dotted"),
+        },
         brands=("Aldermoor", "Northbay", "Tessaly", "Wickerson", "Oakline"),
         max_cents=18_000,
     ),
     Department(
-        kinds=_kinds("home", {
-            "lighting": ("desk lamp", "floor lamp", "wall light", "string light"),
-            "furniture": ("coffee table", "side table", "office chair", "storage bench"),
-            "bedding": ("pillow cover", "duvet cover", "throw blanket", "bed sheet"),
-        }),
-        attributes=("easy assemble", "space saving", "solid wood", "stainless steel", "dimmable", "super soft",
-                    "fade proof", "memory foam", "eco friendly", "heavy duty", "wall mounted", "easy clean",
-                    "hypoallergenic", "foldable"),
-        options={"color": COLORS, "finish": ("matte", "glossy", "brushed", "rustic"),
-                 "pack": ("single", "pair", "set of four"), "width": ("40 cm", "60 cm", "90 cm")},
+        kinds=_kinds(
+            "home",
+            {
+                "lighting": ("desk lamp", "floor lamp", "wall light", "string light"),
+                "furniture": ("coffee table", "side table", "office chair", "storage bench"),
+                "bedding": ("pillow cover", "duvet cover", "throw blanket", "bed sheet"),
+            },
+        ),
+        attributes=name_list(
+            """
+            easy assemble, space saving, solid wood, stainless steel, dimmable, super soft, fade proof,
+            memory foam, eco friendly, heavy duty, wall mounted, easy clean, hypoallergenic, foldable
+            """
+        ),
+        options={
+            "color": COLORS,
+            "finish": ("matte", "glossy", "brushed", "rustic"),
+            "pack": ("single", "pair", "set of four"),
+            "width": ("40 cm", "60 cm", "90 cm"),
+        },
         brands=("Hearthly", "Lumenor", "Fennick", "Casa Brill", "Dovetail"),
         max_cents=40_000,
     ),
     Department(
-        kinds=_kinds("electronics", {
-            "audio": ("bluetooth speaker", "wireless headphone", "radio clock", "soundbar speaker"),
-            "accessories": ("phone case", "phone charger", "tablet stand", "laptop sleeve"),
-            "cameras": ("action camera", "camera tripod", "security camera", "camera bag"),
-        }),
-        attributes=("fast charging", "noise cancelling", "water proof", "shock proof", "hands free", "high definition",
-                    "long battery life", "plug and play", "carbon fiber", "night vision", "ultra thin", "stereo sound",
-                    "easy install", "scratch resistant"),
-        options={"color": COLORS, "storage": ("32 gb", "64 gb", "128 gb"),
-                 "cable": ("one meter", "two meters", "three meters"), "edition": ("standard", "travel", "studio")},
+        kinds=_kinds(
+            "electronics",
+            {
+                "audio": ("bluetooth speaker", "wireless headphone", "radio clock", "soundbar speaker"),
+                "accessories": ("phone case", "phone charger", "tablet stand", "laptop sleeve"),
+                "cameras": ("action camera", "camera tripod", "security camera", "camera bag"),
+            },
+        ),
+        attributes=name_list(
+            """
+            fast charging, noise cancelling, water proof, shock proof, hands free, high definition,
+            long battery life, plug and play, carbon fiber, night vision, ultra thin, stereo sound,
+            easy install, scratch resistant
+            """
+        ),
+        options={
+            "color": COLORS,
+            "storage": ("32 gb", "64 gb", "128 gb"),
+            "cable": ("one meter", "two meters", "three meters"),
+            "edition": ("standard", "travel", "studio"),
+        },
         brands=("Voltera", "Pixmere", "Sonarch", "Brightkey", "Ampere & Co"),
         max_cents=30_000,
     ),
     Department(
-        kinds=_kinds("grocery", {
-            "snacks": ("trail mix", "protein bar", "granola bar", "rice cracker"),
-            "drinks": ("green tea", "herbal tea", "coffee bean", "cocoa powder"),
-            "care": ("hand cream", "face cream", "shampoo bar", "bath salt"),
-        }),
-        attributes=("gluten free", "sugar free", "non gmo", "dairy free", "low sodium", "fair trade",
-                    "plant based", "cruelty free", "high protein", "caffeine free", "keto friendly", "paraben free",
-                    "organic", "kosher"),
-        options={"flavor": ("vanilla", "lemon", "mint", "berry", "ginger", "almond", "honey"),
-                 "weight": ("100 g", "250 g", "500 g", "1 kg"), "pack": ("single", "pair", "box of six"),
-                 "box": ("plain box", "gift box")},
+        kinds=_kinds(
+            "grocery",
+            {
+                "snacks": ("trail mix", "protein bar", "granola bar", "rice cracker"),
+                "drinks": ("green tea", "herbal tea", "coffee bean", "cocoa powder"),
+                "care": ("hand cream", "face cream", "shampoo bar", "bath salt"),
+            },
+        ),
+        attributes=name_list(
+            """
+            gluten free, sugar free, non gmo, dairy free, low sodium, fair trade, plant based, cruelty free,
+            high protein, caffeine free, keto friendly, paraben free, organic, kosher
+            """
+        ),
+        options={
+            "flavor": ("vanilla", "lemon", "mint", "berry", "ginger", "almond", "honey"),
+            "weight": ("100 g", "250 g", "500 g", "1 kg"),
+            "pack": ("single", "pair", "box of six"),
+            "box": ("plain box", "gift box"),
+        },
         brands=("Meadowlark", "Grovely", "Sunmill", "Pure Acre", "Kettle & Fern"),
         max_cents=6_000,
     ),
-)  # fmt: skip
+)
 
 TEMPLATES = (
     "Find me {attributes} {kind} with {options}, and price lower than {price} dollars",
@@ -105,28 +146,30 @@ TEMPLATES = (
     "Buy a {kind} for me: {attributes}, {options}, under {price} dollars",
 )
 
-REVIEWS = (
-    "does what it says", "arrived early and well packed", "a gift that was liked", "smaller than I thought",
-    "would buy it again", "good value", "my second one", "the colour is as shown",
-)  # fmt: skip
+REVIEWS = name_list(
+    """
+    does what it says, arrived early and well packed, a gift that was liked, smaller than I thought,
+    would buy it again, good value, my second one, the colour is as shown
+    """
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Wish:
-    """The goal's product before it has a page: what near products are changed from."""
+    """The goal's product. Similar products are made by changing one thing in it."""
 
     department: Department
     kind: Kind
-    attributes: tuple[str, ...]  # of the product; the first NUM_TITLE_ATTRIBUTES are in the title
-    asked: tuple[str, ...]  # of those, at least one that the title hides
-    offers: dict[str, tuple[str, ...]]
-    chosen: dict[str, str]
+    attributes: tuple[str, ...]  # the first NUM_TITLE_ATTRIBUTES are in the title
+    requested: tuple[str, ...]  # the attributes in the instruction; at least one is not in the title
+    offers: dict[str, tuple[str, ...]]  # option -> its values
+    chosen: dict[str, str]  # option -> the value in the instruction
     cents: int
     max_price: int  # dollars
 
 
 def make_full_store(task: Task) -> Store:
-    """Return the world of `task`. Raises ValueError for a split that does not exist."""
+    """Return the store of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world="shop/full")
     wish, instruction = _draw_wish(rng)
     while split_of(instruction) != task.split:
@@ -141,7 +184,7 @@ def make_full_store(task: Task) -> Store:
         index=Bm25([f"{product.title} {' '.join(product.sections.values())}" for product in products]),
         goal=Goal(
             kind=wish.kind,
-            attributes=frozenset(wish.asked),
+            attributes=frozenset(wish.requested),
             options=wish.chosen,
             max_price=wish.max_price,
             product_id=ids[0],
@@ -152,7 +195,7 @@ def make_full_store(task: Task) -> Store:
 
 
 def _draw_wish(rng: random.Random) -> tuple[_Wish, str]:
-    """A wish, and the instruction that says it."""
+    """Return a wish and the instruction that describes it."""
     department = rng.choice(DEPARTMENTS)
     attributes = rng.sample(department.attributes, NUM_ATTRIBUTES)
     hidden = attributes[NUM_TITLE_ATTRIBUTES:]
@@ -162,7 +205,7 @@ def _draw_wish(rng: random.Random) -> tuple[_Wish, str]:
         department=department,
         kind=rng.choice(department.kinds),
         attributes=tuple(attributes),
-        asked=(rng.choice(attributes[:NUM_TITLE_ATTRIBUTES]), *rng.sample(hidden, rng.choice((1, 2)))),
+        requested=(rng.choice(attributes[:NUM_TITLE_ATTRIBUTES]), *rng.sample(hidden, rng.choice((1, 2)))),
         offers=offers,
         chosen={option: rng.choice(values) for option, values in offers.items()},
         cents=cents,
@@ -170,7 +213,7 @@ def _draw_wish(rng: random.Random) -> tuple[_Wish, str]:
     )
     instruction = rng.choice(TEMPLATES).format(
         kind=wish.kind.name,
-        attributes=", ".join(wish.asked),
+        attributes=", ".join(wish.requested),
         options=", and ".join(f"{option}: {value}" for option, value in wish.chosen.items()),
         price=f"{wish.max_price:.2f}",
     )
@@ -178,20 +221,20 @@ def _draw_wish(rng: random.Random) -> tuple[_Wish, str]:
 
 
 def _searches(wish: _Wish) -> tuple[str, ...]:
-    """What customers would type, from good to useless, in the words of the instruction."""
+    """Return the queries that customers may type, from the best to a useless one."""
     kind = wish.kind.name
-    stranger = next(other.name for other in wish.department.kinds if other != wish.kind)
+    other_kind = next(other.name for other in wish.department.kinds if other != wish.kind)
     return (
-        f"{' '.join(wish.asked)} {kind}",
-        f"{wish.asked[0]} {kind}",
+        f"{' '.join(wish.requested)} {kind}",
+        f"{wish.requested[0]} {kind}",
         kind,
         f"{' '.join(wish.chosen.values())} {kind}",
-        stranger,
+        other_kind,
     )
 
 
 def _draw_offers(rng: random.Random, department: Department) -> dict[str, tuple[str, ...]]:
-    """Three options with two to four values each, in the department's own order."""
+    """Return three options with two to four values each, in the order of the department."""
     names = set(rng.sample(list(department.options), 3))
     offers = {}
     for name, values in department.options.items():
@@ -202,18 +245,18 @@ def _draw_offers(rng: random.Random, department: Department) -> dict[str, tuple[
 
 
 def _affordable(rng: random.Random, wish: _Wish) -> int:
-    """Cents. A price of its own, or those that share the goal's would point at it."""
+    """Return a random price in cents. If similar products had the goal's price, it would give the goal away."""
     return rng.randrange(40 * wish.max_price, 100 * wish.max_price)
 
 
 def _other_title_attribute(rng: random.Random, wish: _Wish, product_id: str) -> Product:
-    """Lacks the asked attribute that the goal's title names."""
-    return _lacking(rng, wish, product_id, wish.asked[0])
+    """Return a product without the requested attribute that is in the goal's title."""
+    return _lacking(rng, wish, product_id, wish.requested[0])
 
 
 def _other_hidden_attribute(rng: random.Random, wish: _Wish, product_id: str) -> Product:
-    """Has the goal's title, and lacks something asked that only its further pages tell."""
-    return _lacking(rng, wish, product_id, rng.choice(wish.asked[1:]))
+    """Return a product with the goal's title, but without a requested attribute that only its other pages show."""
+    return _lacking(rng, wish, product_id, rng.choice(wish.requested[1:]))
 
 
 def _lacking(rng: random.Random, wish: _Wish, product_id: str, lacked: str) -> Product:
@@ -223,7 +266,7 @@ def _lacking(rng: random.Random, wish: _Wish, product_id: str, lacked: str) -> P
 
 
 def _other_offer(rng: random.Random, wish: _Wish, product_id: str) -> Product:
-    """Does not come in what is asked of one option."""
+    """Return a product without the requested value of one option."""
     option = rng.choice(list(wish.offers))
     others = tuple(value for value in wish.department.options[option] if value != wish.chosen[option])
     offers = wish.offers | {option: others[:4]}
@@ -236,7 +279,7 @@ def _too_dear(rng: random.Random, wish: _Wish, product_id: str) -> Product:
 
 
 def _other_kind(rng: random.Random, wish: _Wish, product_id: str) -> Product:
-    # A canvas shoe is as good as a running shoe to WebShop's reward, which asks for one noun in common.
+    # No noun in common: to WebShop's reward, which needs only one, a canvas shoe is as good as a running shoe.
     kind = rng.choice([kind for kind in wish.department.kinds if not kind.nouns & wish.kind.nouns])
     return _product(rng, product_id, wish.department, kind, wish.attributes, wish.offers, _affordable(rng, wish))
 
@@ -260,7 +303,7 @@ def _unrelated(rng: random.Random, product_id: str) -> Product:
 
 
 def _product_ids(rng: random.Random) -> list[str]:
-    """Codes in WebShop's form, without repeats and without order."""
+    """Return distinct random codes in the format of WebShop's."""
     letters = "0123456789abcdefghijklmnopqrstuvwxyz"
     ids: dict[str, None] = {}
     while len(ids) < NUM_PRODUCTS:

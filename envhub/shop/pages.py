@@ -1,4 +1,4 @@
-"""The shop's pages: which one is shown, what can be clicked on it, where an action leads, and how it reads."""
+"""The pages of the shop: the links on each, the page that an action leads to, and the text of a page."""
 
 import re
 
@@ -15,23 +15,23 @@ BUY = "buy now"
 MAX_RESULTS = 50
 SEPARATOR = " [SEP] "
 
-# White space is free, so that a tokenizer which puts spaces around brackets can still be understood.
+# White space is allowed everywhere, because some tokenizers put spaces around brackets.
 _ACTION = re.compile(r"\s*(search|click)\s*\[([^\[\]]*)\]\s*", re.IGNORECASE)
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the customer is. What is not shown is empty, so that equal pages are equal values."""
+    """The page that the customer sees. Unused fields have their defaults, so that equal pages are equal values."""
 
     results: tuple[int, ...] | None = None  # positions of the products found; None before a search
-    first: int = 0  # the result that the page of results begins with
-    product: int | None = None  # position of the product looked at
-    section: str = ""  # the further page of that product
-    options: dict[str, str] = {}  # chosen for that product
+    first: int = 0  # index of the first result on the page of results
+    product: int | None = None  # position of the product shown
+    section: str = ""  # the section of that product shown
+    options: dict[str, str] = {}  # the values chosen for that product
     bought: bool = False
 
 
 def clickables(store: Store, page: Page, *, page_size: int) -> list[str]:
-    """What `click[...]` takes, in lower case."""
+    """Return everything that `click[...]` accepts, in lower case."""
     if page.bought or page.results is None:
         return []
     if page.product is None:
@@ -46,9 +46,9 @@ def clickables(store: Store, page: Page, *, page_size: int) -> list[str]:
 
 
 def next_page(store: Store, page: Page, action: str, *, page_size: int, ranked: bool) -> Page | None:
-    """The page that `action` leads to; None where it makes no sense.
+    """Return the page that `action` leads to; None if the action is invalid.
 
-    Results come best first where `ranked`, else in the catalogue's order.
+    Results are sorted best first if `ranked`, else by their position in the catalogue.
     """
     found = _ACTION.fullmatch(action)
     if found is None:
@@ -79,18 +79,18 @@ def _clicked(store: Store, page: Page, target: str, *, page_size: int) -> Page:
     option = product.option_of(target)
     if option is None:
         return replace(page, section=target)
-    # In the product's own order, so that the order of clicks leaves no trace.
+    # In the order of the product's options, so that the order of clicks does not matter.
     chosen = {**page.options, option: target}
     return replace(page, options={name: chosen[name] for name in product.options if name in chosen})
 
 
 def position_of(store: Store, product_id: str) -> int:
-    """Where in the catalogue `product_id` stands. Raises ValueError where it does not."""
+    """Return the position of `product_id` in the catalogue. Raises ValueError if it is not there."""
     return [product.product_id for product in store.products].index(product_id)
 
 
 def terse_text(store: Store, page: Page, *, page_size: int) -> str:
-    """The page in as few words as a policy can do with: no chrome, codes that say it all, and only choices made."""
+    """Return the text of the page in as few words as possible: no links, product codes, and only the chosen values."""
     if page.bought:
         return "bought"
     if page.results is None:
@@ -106,7 +106,7 @@ def terse_text(store: Store, page: Page, *, page_size: int) -> str:
 
 
 def webshop_text(store: Store, page: Page, *, page_size: int) -> str:
-    """The page as WebShop's text environment shows it, without the instruction, which the conversation still holds."""
+    """Return the text of the page as in WebShop, without the instruction, which is already in the conversation."""
     if page.bought:
         return "Thank you for shopping with us!"
     if page.results is None:

@@ -1,8 +1,8 @@
-"""The small profile's catalogue: six products in about 50 words, for a model that learns to read from nothing.
+"""Draws the catalogue of the small profile: six products in about 50 words, for a model without pretraining.
 
-Beside the goal stand three products that differ from what is asked in one thing each (too dear, another attribute,
-another kind) and two that differ in all. A product's code is its title and its price: a model of half a million
-weights learns to copy words in seconds and to look up a code that stands beside them in hours.
+Three products differ from the goal in one thing each (price too high, another attribute, another kind). Two differ in
+all. The code of a product is its title and its price: a model of half a million weights learns in seconds to copy these
+words, but takes hours to learn to look up a separate code.
 """
 
 import random
@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from common.trajectory import Task
 from envhub.bm25 import Bm25
+from envhub.name_list import name_list
 from envhub.shop.catalogue import Goal, Kind, Product, Store
 from envhub.task_seed import split_of, task_rng
 
@@ -17,18 +18,16 @@ KINDS = tuple(
     Kind(name=name, category=("clothing", name))
     for name in ("shirt", "jacket", "dress", "coat", "hat", "scarf", "skirt", "sweater")
 )
-ATTRIBUTES = (
-    "casual", "cotton", "hooded", "light", "plain", "quilted", "slim", "soft", "stretch", "striped", "vintage", "warm",
-)  # fmt: skip
+ATTRIBUTES = name_list("casual, cotton, hooded, light, plain, quilted, slim, soft, stretch, striped, vintage, warm")
 COLORS = ("red", "blue", "green", "black", "white", "grey", "pink", "brown")
 SIZES = ("small", "medium", "large")
 PRICES = (10, 20, 30, 40, 50)
-MAX_PRICES = (15, 25, 35, 45)  # between the prices: "under 25" needs no rule about equality
+MAX_PRICES = (15, 25, 35, 45)  # between the prices, so that no price equals the limit
 NUM_COLORS = 3
 
 
 def make_small_store(task: Task) -> Store:
-    """Return the world of `task`. Raises ValueError for a split that does not exist."""
+    """Return the store of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world="shop/small")
     goal = _draw_goal(rng)
     while split_of(_instruction(goal)) != task.split:
@@ -40,18 +39,23 @@ def make_small_store(task: Task) -> Store:
         unrelated = [unrelated[0], _unrelated(rng, goal)]
     products = [wanted, *near, *unrelated]
     rng.shuffle(products)
-    asked = " ".join(goal.attributes)
+    attributes = " ".join(goal.attributes)
     return Store(
         products=tuple(products),
         index=Bm25([product.title for product in products]),
         goal=replace(goal, product_id=wanted.product_id),
         instruction=_instruction(goal),
-        searches=(f"{asked} {goal.kind.name}", goal.kind.name, asked, *(product.title for product in unrelated)),
+        searches=(
+            f"{attributes} {goal.kind.name}",
+            goal.kind.name,
+            attributes,
+            *(product.title for product in unrelated),
+        ),
     )
 
 
 def _draw_goal(rng: random.Random) -> Goal:
-    """What is wanted; which product has it all is not known yet."""
+    """Return a goal whose product is not known yet."""
     return Goal(
         kind=rng.choice(KINDS),
         attributes=frozenset({rng.choice(ATTRIBUTES)}),
@@ -99,7 +103,7 @@ def _attributes_but(rng: random.Random, unwanted: frozenset[str]) -> frozenset[s
 def _product(
     rng: random.Random, kind: Kind, attributes: frozenset[str], price: int, *, color: str | None = None
 ) -> Product:
-    """A product in three colours, `color` among them when given."""
+    """Return a product in three colours, with `color` among them if it is given."""
     colors = rng.sample(COLORS, NUM_COLORS)
     if color is not None and color not in colors:
         colors[rng.randrange(NUM_COLORS)] = color

@@ -1,24 +1,26 @@
-"""Databases of three tables: two kinds of things, and the events that join one of each."""
+"""Draws databases of three tables: two kinds of things, and events that join one thing of each kind."""
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from envhub.name_list import name_list
+
 Row = tuple[int | str | float | None, ...]
-Schema = dict[str, dict[str, str]]  # by table, by column: its type, as a declaration says it
-Tables = dict[str, tuple[Row, ...]]  # by name; the rows of each in the order of their ids
+Schema = dict[str, dict[str, str]]  # table -> column -> its SQL type
+Tables = dict[str, tuple[Row, ...]]  # table -> its rows, sorted by id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Thing:
-    """A table `id, name, group, number`, in the words of its domain."""
+    """A table with the columns `id, name, group, number`; the last two have names of the domain, such as city."""
 
     table: str
-    one: str  # how one of them is called
+    one: str  # the singular of `table`
     names: tuple[str, ...]
-    group: str  # a column of texts that several share
+    group: str  # the name of a text column whose values repeat
     groups: tuple[str, ...]
-    number: str  # a column of whole numbers
+    number: str  # the name of an integer column
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -29,13 +31,13 @@ class Thing:
 class Domain:
     first: Thing
     second: Thing
-    event: str  # the table `id, FIRST_id, SECOND_id, amount` that joins them
+    event: str  # the table with the columns `id, FIRST_id, SECOND_id, amount` that joins them
     event_one: str
     amount: str
 
     @property
     def columns(self) -> dict[str, tuple[str, ...]]:
-        """Of each table; the first is its primary key."""
+        """The columns of each table. The first is the primary key."""
         return {
             self.first.table: self.first.columns,
             self.second.table: self.second.columns,
@@ -44,7 +46,7 @@ class Domain:
 
     @property
     def schema(self) -> Schema:
-        """Texts stand in columns of texts; everything else is a whole number."""
+        """The SQL type of each column: TEXT for names and groups, INTEGER for all others."""
         texts = ("name", self.first.group, self.second.group)
         return {
             table: {
@@ -55,42 +57,75 @@ class Domain:
         }
 
 
-PEOPLE = ("Ada", "Ben", "Cleo", "Dora", "Emil", "Fay", "Gus", "Hana", "Igor", "June", "Kai", "Lena", "Milo", "Nora",
-          "Otto", "Pia", "Quinn", "Rosa", "Sven", "Tara", "Ugo", "Vera", "Walt", "Yara")  # fmt: skip
+PEOPLE = name_list(
+    """
+    Ada, Ben, Cleo, Dora, Emil, Fay, Gus, Hana, Igor, June, Kai, Lena, Milo, Nora, Otto, Pia, Quinn, Rosa, Sven,
+    Tara, Ugo, Vera, Walt, Yara
+    """
+)
 TOWNS = ("Arden", "Corby", "Dover", "Elgin", "Kelso", "Malton", "Ripley", "Selby")
 DOMAINS = (
     Domain(
         first=Thing(table="customers", one="customer", names=PEOPLE, group="city", groups=TOWNS, number="credit"),
-        second=Thing(table="products", one="product", names=("boots", "chair", "clock", "drum", "kettle", "lamp",
-                     "rope", "table", "tent", "vase"), group="category", groups=("home", "music", "outdoor", "office"),
-                     number="price"),
-        event="orders", event_one="order", amount="quantity",
+        second=Thing(
+            table="products",
+            one="product",
+            names=("boots", "chair", "clock", "drum", "kettle", "lamp", "rope", "table", "tent", "vase"),
+            group="category",
+            groups=("home", "music", "outdoor", "office"),
+            number="price",
+        ),
+        event="orders",
+        event_one="order",
+        amount="quantity",
     ),
     Domain(
         first=Thing(table="students", one="student", names=PEOPLE, group="home", groups=TOWNS, number="age"),
-        second=Thing(table="courses", one="course", names=("algebra", "botany", "chess", "drawing", "geology", "logic",
-                     "opera", "poetry", "rowing", "zoology"), group="faculty", groups=("arts", "science", "sports"),
-                     number="credits"),
-        event="exams", event_one="exam", amount="mark",
+        second=Thing(
+            table="courses",
+            one="course",
+            names=name_list("algebra, botany, chess, drawing, geology, logic, opera, poetry, rowing, zoology"),
+            group="faculty",
+            groups=("arts", "science", "sports"),
+            number="credits",
+        ),
+        event="exams",
+        event_one="exam",
+        amount="mark",
     ),
     Domain(
         first=Thing(table="readers", one="reader", names=PEOPLE, group="district", groups=TOWNS, number="fee"),
-        second=Thing(table="books", one="book", names=("Atlas", "Breeze", "Cinder", "Dunes", "Echoes", "Frost",
-                     "Garden", "Harbour", "Island", "Jasmine"), group="genre", groups=("crime", "history", "travel"),
-                     number="pages"),
-        event="loans", event_one="loan", amount="days",
+        second=Thing(
+            table="books",
+            one="book",
+            names=name_list("Atlas, Breeze, Cinder, Dunes, Echoes, Frost, Garden, Harbour, Island, Jasmine"),
+            group="genre",
+            groups=("crime", "history", "travel"),
+            number="pages",
+        ),
+        event="loans",
+        event_one="loan",
+        amount="days",
     ),
     Domain(
         first=Thing(table="drivers", one="driver", names=PEOPLE, group="depot", groups=TOWNS, number="salary"),
-        second=Thing(table="trucks", one="truck", names=("Badger", "Camel", "Donkey", "Elk", "Falcon", "Goat", "Heron",
-                     "Ibis", "Jackal", "Koala"), group="make", groups=("Alta", "Borg", "Cresta"), number="load"),
-        event="trips", event_one="trip", amount="distance",
+        second=Thing(
+            table="trucks",
+            one="truck",
+            names=("Badger", "Camel", "Donkey", "Elk", "Falcon", "Goat", "Heron", "Ibis", "Jackal", "Koala"),
+            group="make",
+            groups=("Alta", "Borg", "Cresta"),
+            number="load",
+        ),
+        event="trips",
+        event_one="trip",
+        amount="distance",
     ),
-)  # fmt: skip
+)
 
 
 def draw_tables(rng: random.Random, domain: Domain, *, num_rows: int) -> Tables:
-    """`num_rows` of the first kind of thing, ten of the second at most, and twice as many events."""
+    """Return tables with `num_rows` things of the first kind, at most ten of the second, and `2 * num_rows` events."""
     firsts = _draw_things(rng, domain.first, num_rows)
     seconds = _draw_things(rng, domain.second, num_rows)
     events = [

@@ -1,7 +1,7 @@
-"""One SQL statement on tables that are given and handed back: sqlite in memory, and no more than it is allowed.
+"""Runs one SQL statement in SQLite, on tables in memory or on the user's file, with limits on what it may do and cost.
 
-A statement may read and change rows. It may not attach files, change the schema or the engine, or ask for the time or
-for chance, as the same actions must get the same answers; and what it costs is bounded.
+A statement may read and change rows. It may not attach files, or change the schema or the settings of SQLite. It may
+not use the clock or random numbers either, because the same actions must get the same answers.
 """
 
 import sqlite3
@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from envhub.name_list import name_list
 from envhub.sqldb.domain import Schema, Tables
 
 MAX_SQL_CHARS = 2000
 MAX_CELL_BYTES = 4096
-MAX_PAGES = 128  # of 4 KiB: the database, when rows are added
-MAX_OPERATIONS = 300_000  # of sqlite's virtual machine: some tens of milliseconds
+MAX_PAGES = 128  # of 4 KiB each: the size of the database after rows were added
+MAX_OPERATIONS = 300_000  # of SQLite's virtual machine: some tens of milliseconds
 MAX_ROWS = 1000
-MAX_FILE_OPERATIONS = 100_000_000  # on a database of the user's, of any size: some seconds
-MAX_FILE_CPU_S = 30.0  # beside the operations: one of them compares or copies as much as two cells hold
+MAX_FILE_OPERATIONS = 100_000_000  # on the user's file, of any size: some seconds
+MAX_FILE_CPU_S = 30.0  # a limit of its own: one operation can compare or copy two whole cells
 MAX_FILE_ROWS = 100_000
-MAX_FILE_ROWS_BYTES = 64 << 20  # of all of them, as Python holds them
+MAX_FILE_ROWS_BYTES = 64 << 20  # of all rows together, as Python objects
 MAX_DECLARED_CHARS = 20_000
 
 _ALLOWED = {
@@ -32,49 +33,54 @@ _ALLOWED = {
     sqlite3.SQLITE_INSERT,
     sqlite3.SQLITE_UPDATE,
     sqlite3.SQLITE_DELETE,
-    sqlite3.SQLITE_TRANSACTION,  # what sqlite itself begins around a change; BEGIN is refused by its first word
+    sqlite3.SQLITE_TRANSACTION,  # SQLite begins one around each change; a BEGIN statement is refused by its first word
 }
-# Those of chance, of the clock and of what the connection did before; and printf and zeroblob, which make much of a
-# number alone.
-_FORBIDDEN_FUNCTIONS = {"random", "randomblob", "load_extension", "date", "time", "datetime", "julianday", "strftime",
-                        "unixepoch", "current_date", "current_time", "current_timestamp", "last_insert_rowid",
-                        "changes", "total_changes", "fts3_tokenizer", "sqlite_offset", "printf",
-                        "format", "zeroblob"}  # fmt: skip
-_OPERATIONS_A_LOOK = 100  # so many between two looks at what a query on a file has cost
+# Functions that return random numbers, the time, or the history of the connection. And printf and zeroblob, which make
+# a huge value from one number.
+_FORBIDDEN_FUNCTIONS = set(
+    name_list(
+        """
+        random, randomblob, load_extension, date, time, datetime, julianday, strftime, unixepoch, current_date,
+        current_time, current_timestamp, last_insert_rowid, changes, total_changes, fts3_tokenizer, sqlite_offset,
+        printf, format, zeroblob
+        """
+    )
+)
+_CHECK_INTERVAL = 100  # operations between two checks of the cost of a query on a file
 _DATES = {"date", "time", "datetime", "julianday", "strftime"}
 _FORBIDDEN_WORDS = {"begin", "commit", "end", "rollback", "savepoint", "release"}
 
 
 class SqlError(ValueError):
-    """The statement is wrong, forbidden or too expensive; nothing has changed."""
+    """The statement is wrong, forbidden or too expensive. It changed nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
     columns: tuple[str, ...]
-    rows: list[tuple[Any, ...]]  # blobs among them
-    tables: Tables  # as they are now
+    rows: list[tuple[Any, ...]]  # may contain blobs
+    tables: Tables  # after the statement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileLimits:
-    """What a query on a database of the user's may hold."""
+    """Limits on the values in a query on the user's file."""
 
-    cell_bytes: int  # of one text or blob, those of the database too
-    like_bytes: int  # of a pattern
+    cell_bytes: int  # of one text or blob, also of those in the file
+    like_bytes: int  # of a LIKE pattern
 
 
-OF_A_POLICY = FileLimits(cell_bytes=128 << 10, like_bytes=64)
-OF_THE_USER = FileLimits(cell_bytes=16 << 20, like_bytes=50_000)
+POLICY_LIMITS = FileLimits(cell_bytes=128 << 10, like_bytes=64)
+USER_LIMITS = FileLimits(cell_bytes=16 << 20, like_bytes=50_000)
 
 
 def run_sql(schema: Schema, tables: Tables, statement: str) -> Result:
-    """Do `statement` on a database of `tables`. Raises SqlError."""
+    """Run `statement` on a database of `tables`. Raises SqlError."""
     if len(statement) > MAX_SQL_CHARS:
         raise SqlError(f"a statement has at most {MAX_SQL_CHARS} characters")
     words = statement.split(None, 1)
     if not words or words[0].lower().rstrip(";") in _FORBIDDEN_WORDS:
-        raise SqlError("one statement that reads or changes rows is needed")
+        raise SqlError("expected one statement that reads or changes rows")
     connection = _connect(schema, tables)
     try:
         cursor = connection.execute(statement)
@@ -92,15 +98,15 @@ def run_sql(schema: Schema, tables: Tables, statement: str) -> Result:
 
 
 def query_file(path: Path, query: str, *, limits: FileLimits) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-    """The columns and rows that `query` returns from the database in a file, which stays as it is. Raises SqlError."""
+    """Run `query` on the database in a file, without changing it. Return its columns and rows. Raises SqlError."""
     connection = _opened(path)
     try:
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limits.cell_bytes)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, limits.like_bytes)
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
         connection.set_authorizer(_authorize_reading)
-        budget, end_s = iter(range(MAX_FILE_OPERATIONS // _OPERATIONS_A_LOOK)), time.thread_time() + MAX_FILE_CPU_S
-        connection.set_progress_handler(lambda: next(budget, -1) < 0 or time.thread_time() > end_s, _OPERATIONS_A_LOOK)
+        budget, end_s = iter(range(MAX_FILE_OPERATIONS // _CHECK_INTERVAL)), time.thread_time() + MAX_FILE_CPU_S
+        connection.set_progress_handler(lambda: next(budget, -1) < 0 or time.thread_time() > end_s, _CHECK_INTERVAL)
         cursor = connection.execute(query)
         rows = _fetched(cursor)
         return tuple(column[0] for column in cursor.description or ()), rows
@@ -111,19 +117,19 @@ def query_file(path: Path, query: str, *, limits: FileLimits) -> tuple[tuple[str
 
 
 def _fetched(cursor: sqlite3.Cursor) -> list[tuple[Any, ...]]:
-    """All rows, one by one, as few of them may be more than a machine holds. Raises SqlError."""
+    """Return all rows. It fetches one at a time, because even a few may not fit in memory. Raises SqlError."""
     rows: list[tuple[Any, ...]] = []
     held_bytes = 0
     for row in cursor:
         rows.append(row)
         held_bytes += sum(map(sys.getsizeof, (row, *row)))
         if len(rows) > MAX_FILE_ROWS or held_bytes > MAX_FILE_ROWS_BYTES:
-            raise SqlError(f"more than {MAX_FILE_ROWS} rows, or {MAX_FILE_ROWS_BYTES} bytes of them")
+            raise SqlError(f"more than {MAX_FILE_ROWS} rows, or rows of more than {MAX_FILE_ROWS_BYTES} bytes")
     return rows
 
 
 def declarations(path: Path) -> list[str]:
-    """What the database in a file declares: its tables, as they were made."""
+    """Return the lines of the CREATE TABLE statements of the database in a file."""
     connection = _opened(path)
     try:
         found = connection.execute(
@@ -141,7 +147,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def _authorize_reading(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
-    """As `_authorize`, without changes; dates may be reckoned, as questions are about them."""
+    """Like `_authorize`, but without changes, and with functions of dates, which questions are about."""
     if action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _DATES:
         return sqlite3.SQLITE_OK
     changes = (sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE)
@@ -149,7 +155,7 @@ def _authorize_reading(action: int, first: str | None, second: str | None, *rest
 
 
 def quoted(name: str) -> str:
-    """`name` as an identifier of SQL."""
+    """Return `name` as a quoted SQL identifier."""
     doubled = name.replace('"', '""')
     return f'"{doubled}"'
 
@@ -190,5 +196,5 @@ def _dump(connection: sqlite3.Connection, schema: Schema) -> Tables:
         table: tuple(connection.execute(f"SELECT * FROM {quoted(table)} ORDER BY rowid")) for table in schema
     }  # an INTEGER PRIMARY KEY is the rowid
     if any(isinstance(cell, bytes) for rows in tables.values() for row in rows for cell in row):
-        raise SqlError("no column holds blobs")
+        raise SqlError("a blob cannot be stored")
     return tables

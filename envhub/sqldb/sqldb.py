@@ -1,4 +1,4 @@
-"""`sqldb`: questions to a database and changes of it, in SQL, really executed."""
+"""`sqldb`: answer questions from a database, or change it, by SQL statements that are executed."""
 
 import re
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ from envhub.world import Change, WorldEnv
 MAX_SHOWN_ROWS = 20
 MAX_SHOWN_CHARS = 2000
 RULES = (
-    "You have a SQLite database. `sql STATEMENT` executes one statement and shows what it returns. A question is "
-    "answered by `commit QUERY`, once: the rows that the query returns are the answer, in any order. After a change "
-    "that was asked for, say `commit` alone."
+    "You have a SQLite database. `sql STATEMENT` executes one statement and shows what it returns. To answer a "
+    "question, write `commit QUERY`, once: the rows that the query returns are the answer, in any order. If the task "
+    "is a change, make it, then write `commit` alone."
 )
 
 _WORD_AND_REST = re.compile(r"\s*(\w+)(.*)", re.DOTALL)
@@ -34,14 +34,14 @@ class SqlState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SqlWorld:
-    """One database, one request, and what comes of doing it right."""
+    """One database, one request, and the result of the correct statement."""
 
     profile: str
     domain: Domain
     request: Request
     first: SqlState
-    right_rows: list[tuple[Any, ...]]  # of a question
-    right_tables: Tables  # of a change
+    right_rows: list[tuple[Any, ...]]  # if the request is a question
+    right_tables: Tables  # if the request is a change
 
     @property
     def opening(self) -> tuple[Message, ...]:
@@ -55,9 +55,9 @@ class SqlWorld:
     async def act(self, state: SqlState, action: str) -> Change[SqlState]:
         verb, statement = verb_and_rest(action)
         if verb not in ("sql", "commit"):
-            return Change(state=state, text="say sql STATEMENT or commit", valid=False)
+            return Change(state=state, text="write sql STATEMENT or commit", valid=False)
         if verb == "commit" and self.request.writes != (not statement):
-            needs = "a change is committed by commit alone" if self.request.writes else "commit QUERY is needed"
+            needs = "to end a change, write commit alone" if self.request.writes else "to answer, write commit QUERY"
             return Change(state=state, text=needs, valid=False)
         try:
             if verb == "commit":
@@ -76,7 +76,7 @@ class SqlWorld:
         return f"sql {self.request.sql}" if state == self.first else "commit"
 
     def _is_right(self, state: SqlState, query: str) -> bool:
-        """Whether the rows are those asked for, in any order; or, of a change, the tables. Raises SqlError."""
+        """Return whether the rows of `query`, in any order, or the changed tables are correct. Raises SqlError."""
         if self.request.writes:
             return state.tables == self.right_tables
         rows = run_sql(self.domain.schema, state.tables, query).rows
@@ -84,10 +84,10 @@ class SqlWorld:
 
 
 def make_sqldb_env(*, profile: str = "full", level: int = 1, task: str = "any", rows: int = 8) -> Env:
-    """An environment of databases. Raises ValueError for options that do not fit.
+    """Return a `sqldb` environment. Raises ValueError for invalid options.
 
-    `profile` is "small" (no system message) or "full" (the rules are told), `level` 1 (one table), 2 (groups and
-    orders) or 3 (joins), `task` "read", "write" or "any", `rows` how many things of the first kind there are.
+    `profile`: "small" (no system message) or "full" (the system message explains the rules). `level`: 1 (one table),
+    2 (aggregates and sorting) or 3 (joins). `task`: "read", "write" or "any". `rows`: the rows of the first table.
     """
     check_choice("profile", profile, ("small", "full"))
     check_choice("task", task, ("read", "write", "any"))
@@ -101,7 +101,7 @@ def make_sqldb_env(*, profile: str = "full", level: int = 1, task: str = "any", 
 
 
 def make_sqldb(task: Task, *, profile: str, level: int, kind: str, num_rows: int) -> SqlWorld:
-    """The database and request of `task`. Raises ValueError for a split that does not exist."""
+    """Return the world of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"sqldb/{level}/{kind}/{num_rows}")
     while True:
         domain = rng.choice(DOMAINS)
@@ -124,9 +124,10 @@ def make_sqldb(task: Task, *, profile: str, level: int, kind: str, num_rows: int
 
 
 def verb_and_rest(action: str) -> tuple[str, str]:
-    """The first word of an action in lower case, and what stands behind it but for a semicolon at its end.
+    """Return the first keyword of an action in lower case, and the rest without a final semicolon.
 
-    Both empty where it begins with no word. The ends are cut off here: a pattern that does so tries every way to.
+    Both are "" if the action does not begin with a word. `strip` removes the white space: a regular expression that
+    did so would backtrack for a long time on many spaces.
     """
     found = _WORD_AND_REST.fullmatch(action)
     return (found[1].lower(), found[2].strip().removesuffix(";").strip()) if found else ("", "")
@@ -138,7 +139,7 @@ def _opening_text(domain: Domain, request: Request) -> str:
 
 
 def shown_rows(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
-    """What a statement returned, as a policy sees it."""
+    """Return the result of a statement as text for the policy."""
     if not columns:
         return "done"
     lines = [" | ".join(columns), *(" | ".join(map(str, row)) for row in rows[:MAX_SHOWN_ROWS])]

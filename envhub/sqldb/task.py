@@ -1,4 +1,4 @@
-"""What is asked of a database: a question in words, and the statement that answers it or does it."""
+"""Draws requests for a database: a question or a change in words, and the SQL statement that solves it."""
 
 import random
 from collections.abc import Callable
@@ -15,7 +15,7 @@ class Request:
 
 
 def draw_request(rng: random.Random, domain: Domain, tables: Tables, *, level: int, task: str) -> Request:
-    """One request of `level`, that reads or writes as `task` says ("any" draws it)."""
+    """Return a request of `level`. `task` is "read", "write", or "any" for either."""
     kinds = [*(READS[level] if task != "write" else ()), *(WRITES[level] if task != "read" else ())]
     return rng.choice(kinds)(rng, domain, tables)
 

@@ -1,7 +1,7 @@
-"""The functions that small repositories are made of, as they should be, with arguments to call each with.
+"""The correct functions that small repositories consist of, each with random arguments to call it.
 
-They go into a repository as they stand here, so they are whole in themselves, tell in a docstring all that they should
-do, have no `while` (a bug in one must not run for ever), and name nothing but what is built in and each other.
+Their source is copied into repositories. So each function is complete, and its docstring says all that it should do. It
+has no `while`, because a bug in one could run for ever. It uses only built-in names and other functions of its table.
 """
 
 import random
@@ -13,14 +13,14 @@ Draw = Callable[[random.Random], tuple[Any, ...]]
 
 
 def mean(values: list[int]) -> float:
-    """The mean of the values, to two places; 0 where there are none."""
+    """The mean of the values, rounded to two decimal places; 0 if there are none."""
     if len(values) == 0:
         return 0
     return round(sum(values) / len(values), 2)
 
 
 def median(values: list[int]) -> float:
-    """The value in the middle; of an even number of values, half the sum of the two in the middle."""
+    """The middle value in sorted order; of an even number of values, the mean of the two middle ones."""
     ordered = sorted(values)
     middle = len(ordered) // 2
     if len(ordered) % 2 == 1:
@@ -29,24 +29,24 @@ def median(values: list[int]) -> float:
 
 
 def spread(values: list[int]) -> int:
-    """The largest value less the smallest; 0 where there are none."""
+    """The largest value minus the smallest; 0 if there are none."""
     if not values:
         return 0
     return max(values) - min(values)
 
 
 def clamp(value: int, low: int, high: int) -> int:
-    """The value, but no less than low and no more than high."""
+    """The value, limited to the range from low to high."""
     return max(low, min(value, high))
 
 
 def count_above(values: list[int], bound: int) -> int:
-    """How many of the values are larger than bound."""
+    """How many values are larger than bound."""
     return sum(1 for value in values if value > bound)
 
 
 def running_totals(values: list[int]) -> list[int]:
-    """For each value the sum of all up to it, itself included."""
+    """For each value, the sum of all values up to it, itself included."""
     totals = []
     total = 0
     for value in values:
@@ -56,7 +56,7 @@ def running_totals(values: list[int]) -> list[int]:
 
 
 def longest_run(values: list[int]) -> int:
-    """How many equal values follow each other at most."""
+    """The length of the longest sequence of equal values in a row."""
     longest = 0
     run = 0
     for position, value in enumerate(values):
@@ -69,30 +69,30 @@ def longest_run(values: list[int]) -> int:
 
 
 def initials(name: str) -> str:
-    """The first letters of the words, as capitals."""
+    """The first letter of each word, as capitals."""
     return "".join(word[0].upper() for word in name.split())
 
 
 def shorten(text: str, width: int) -> str:
-    """The text, but where it is longer than width, its beginning and three dots, in all as long as width."""
+    """The text; if it is longer than width, its beginning and three dots, width characters in all."""
     if len(text) <= width:
         return text
     return text[: width - 3] + "..."
 
 
 def count_vowels(text: str) -> int:
-    """How many of the letters are a, e, i, o or u, small or capital."""
+    """How many letters are a, e, i, o or u, in lower or upper case."""
     return sum(1 for letter in text if letter.lower() in "aeiou")
 
 
 def is_palindrome(text: str) -> bool:
-    """Whether the letters read the same backwards; capitals and all that is no letter do not count."""
+    """Whether the letters read the same backwards; case and all other characters are ignored."""
     letters = [letter.lower() for letter in text if letter.isalpha()]
     return letters == letters[::-1]
 
 
 def shifted(text: str, by: int) -> str:
-    """The text with every small letter moved on in the alphabet, from z on to a; other signs stay."""
+    """The text with each lower-case letter moved forward in the alphabet, from z on to a; the rest stays."""
     signs = []
     for sign in text:
         if "a" <= sign <= "z":
@@ -102,7 +102,7 @@ def shifted(text: str, by: int) -> str:
 
 
 def longest_word(text: str) -> str:
-    """The longest word, the first of several."""
+    """The longest word; of several, the first."""
     best = ""
     for word in text.split():
         if len(word) > len(best):
@@ -111,19 +111,19 @@ def longest_word(text: str) -> str:
 
 
 def discounted(price: int, percent: int) -> int:
-    """The price less so many percent of it, which are rounded down."""
+    """The price minus percent % of it; the discount is rounded down."""
     return price - price * percent // 100
 
 
 def split_bill(total: int, people: int) -> list[int]:
-    """What each pays; where it does not come out even, the first ones pay one more."""
+    """How much each person pays; if the total does not divide evenly, the first ones pay one more."""
     share = total // people
     rest = total % people
     return [share + 1 if person < rest else share for person in range(people)]
 
 
 def coins(amount: int) -> list[int]:
-    """How many coins of 50, 20, 10, 5, 2 and 1 make up the amount, the large ones first."""
+    """How many coins of 50, 20, 10, 5, 2 and 1 make up the amount, as few as possible, in this order."""
     counts = []
     for coin in (50, 20, 10, 5, 2, 1):
         counts.append(amount // coin)
@@ -132,7 +132,7 @@ def coins(amount: int) -> list[int]:
 
 
 def postage(weight: int) -> int:
-    """85 up to a weight of 20, 160 up to 100, and 270 for all that is heavier."""
+    """85 for a weight of at most 20, 160 for at most 100, and 270 for more."""
     if weight <= 20:
         return 85
     if weight <= 100:
@@ -141,24 +141,24 @@ def postage(weight: int) -> int:
 
 
 def cheapest(prices: dict[str, int]) -> str:
-    """The name with the lowest price, the first in the alphabet of several."""
+    """The name with the lowest price; of several, the first in the alphabet."""
     return min(sorted(prices), key=lambda name: prices[name])
 
 
 def basket_total(prices: dict[str, int], percent: int) -> int:
-    """The sum of all prices, each of them discounted by so many percent."""
+    """The sum of all prices, each discounted by percent %."""
     return sum(discounted(price, percent) for price in prices.values())
 
 
 def is_leap(year: int) -> bool:
-    """Whether the year has 366 days: each fourth, but of the full hundreds each fourth only."""
+    """Whether the year has 366 days: each year divisible by 4, but a multiple of 100 only if 400 divides it."""
     if year % 100 == 0:
         return year % 400 == 0
     return year % 4 == 0
 
 
 def days_in_month(year: int, month: int) -> int:
-    """How many days the month has, from 1 for January to 12."""
+    """How many days the month has; months are numbered from 1 for January to 12."""
     if month == 2:
         return 29 if is_leap(year) else 28
     return 30 if month in (4, 6, 9, 11) else 31
@@ -170,14 +170,14 @@ def day_of_year(year: int, month: int, day: int) -> int:
 
 
 def minutes_between(start: str, end: str) -> int:
-    """The minutes from one time of a day, as in 08:30, to another; past midnight where the end is earlier."""
+    """The minutes from start to end, such as 08:30; if end is earlier, it is on the next day."""
     hours = int(end[:2]) - int(start[:2])
     minutes = int(end[3:]) - int(start[3:])
     return (hours * 60 + minutes) % 1440
 
 
 def clock(minutes: int) -> str:
-    """The time so many minutes after midnight, as in 08:30; a day later it begins again."""
+    """The time so many minutes after midnight, such as 08:30; after a day it starts again at 00:00."""
     hours = minutes // 60 % 24
     rest = minutes % 60
     return f"{hours:02d}:{rest:02d}"
@@ -189,31 +189,33 @@ def transposed(rows: list[list[int]]) -> list[list[int]]:
 
 
 def diagonal(rows: list[list[int]]) -> list[int]:
-    """The numbers from the left upper corner down to the right, as far as the rows go."""
+    """The numbers on the diagonal from the upper left corner, as far as the rows are long enough."""
     return [row[place] for place, row in enumerate(rows) if place < len(row)]
 
 
 def is_inside(row: int, column: int, height: int, width: int) -> bool:
-    """Whether there is such a place in a grid, counted from 0."""
+    """Whether the row and the column, counted from 0, are in a grid of that height and width."""
     return row >= 0 and row < height and column >= 0 and column < width
 
 
 def neighbours(row: int, column: int, size: int) -> list[tuple[int, int]]:
-    """The places above, below, left and right, those that are in a square of this size."""
+    """The places above, below, left and right that are in a square of that size."""
     places = [(row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)]
     return [place for place in places if is_inside(place[0], place[1], size, size)]
 
 
 def walking_distance(start: list[int], end: list[int]) -> int:
-    """The steps from one place to another, along rows and columns."""
+    """The number of steps from start to end, along rows and columns."""
     return abs(start[0] - end[0]) + abs(start[1] - end[1])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class RepoFunction:
+    """A function of this module, and how to call it."""
+
     function: Callable[..., Any]
-    draw: Draw  # arguments that show what it does
-    uses: tuple[Callable[..., Any], ...] = ()  # functions of the same file
+    draw: Draw  # draws the arguments of a call
+    uses: tuple[Callable[..., Any], ...] = ()  # the functions of the same file that it calls
 
 
 _WORDS = ("amber", "level", "harbour", "kayak", "evening", "orange", "tea", "rhythm", "noon", "meadow", "zebra", "jazz")
@@ -254,47 +256,58 @@ def _place(rng: random.Random) -> list[int]:
     return [rng.randrange(9), rng.randrange(9)]
 
 
-PARTS: dict[str, tuple[Part, ...]] = {
+FUNCTIONS: dict[str, tuple[RepoFunction, ...]] = {
     "numbers": (
-        Part(function=mean, draw=lambda rng: (_values(rng)[rng.randint(0, 1) :],)),
-        Part(function=median, draw=lambda rng: (_values(rng),)),
-        Part(function=spread, draw=lambda rng: (_values(rng)[rng.randint(0, 1) :],)),
-        Part(function=clamp, draw=lambda rng: (rng.randrange(-5, 15), rng.randrange(4), rng.randrange(5, 10))),
-        Part(function=count_above, draw=lambda rng: (_values(rng), rng.randrange(12))),
-        Part(function=running_totals, draw=lambda rng: (_values(rng),)),
-        Part(function=longest_run, draw=lambda rng: (_run(rng),)),
+        RepoFunction(function=mean, draw=lambda rng: (_values(rng)[rng.randint(0, 1) :],)),
+        RepoFunction(function=median, draw=lambda rng: (_values(rng),)),
+        RepoFunction(function=spread, draw=lambda rng: (_values(rng)[rng.randint(0, 1) :],)),
+        RepoFunction(function=clamp, draw=lambda rng: (rng.randrange(-5, 15), rng.randrange(4), rng.randrange(5, 10))),
+        RepoFunction(function=count_above, draw=lambda rng: (_values(rng), rng.randrange(12))),
+        RepoFunction(function=running_totals, draw=lambda rng: (_values(rng),)),
+        RepoFunction(function=longest_run, draw=lambda rng: (_run(rng),)),
     ),
     "texts": (
-        Part(function=initials, draw=lambda rng: (_text(rng),)),
-        Part(function=shorten, draw=lambda rng: (_text(rng), rng.randrange(5, 16))),
-        Part(function=count_vowels, draw=lambda rng: (_text(rng),)),
-        Part(function=is_palindrome, draw=lambda rng: (rng.choice([*_WORDS, "No on", "Never odd or even"]),)),
-        Part(function=shifted, draw=lambda rng: (_text(rng), rng.randrange(1, 25))),
-        Part(function=longest_word, draw=lambda rng: (_text(rng),)),
+        RepoFunction(function=initials, draw=lambda rng: (_text(rng),)),
+        RepoFunction(function=shorten, draw=lambda rng: (_text(rng), rng.randrange(5, 16))),
+        RepoFunction(function=count_vowels, draw=lambda rng: (_text(rng),)),
+        RepoFunction(function=is_palindrome, draw=lambda rng: (rng.choice([*_WORDS, "No on", "Never odd or even"]),)),
+        RepoFunction(function=shifted, draw=lambda rng: (_text(rng), rng.randrange(1, 25))),
+        RepoFunction(function=longest_word, draw=lambda rng: (_text(rng),)),
     ),
     "money": (
-        Part(function=discounted, draw=lambda rng: (rng.randrange(10, 300), rng.randrange(0, 60, 5))),
-        Part(function=split_bill, draw=lambda rng: (rng.randrange(10, 100), rng.randint(1, 5))),
-        Part(function=coins, draw=lambda rng: (rng.randrange(1, 200),)),
-        Part(function=postage, draw=lambda rng: (rng.choice((20, 21, 100, 101, rng.randrange(1, 200))),)),
-        Part(function=cheapest, draw=lambda rng: (_prices(rng),)),
-        Part(function=basket_total, draw=lambda rng: (_prices(rng), rng.randrange(0, 60, 5)), uses=(discounted,)),
+        RepoFunction(function=discounted, draw=lambda rng: (rng.randrange(10, 300), rng.randrange(0, 60, 5))),
+        RepoFunction(function=split_bill, draw=lambda rng: (rng.randrange(10, 100), rng.randint(1, 5))),
+        RepoFunction(function=coins, draw=lambda rng: (rng.randrange(1, 200),)),
+        RepoFunction(function=postage, draw=lambda rng: (rng.choice((20, 21, 100, 101, rng.randrange(1, 200))),)),
+        RepoFunction(function=cheapest, draw=lambda rng: (_prices(rng),)),
+        RepoFunction(
+            function=basket_total, draw=lambda rng: (_prices(rng), rng.randrange(0, 60, 5)), uses=(discounted,)
+        ),
     ),
     "dates": (
-        Part(function=is_leap, draw=lambda rng: (_year(rng),)),
-        Part(function=days_in_month, draw=lambda rng: (_year(rng), rng.choice((2, 2, rng.randint(1, 12)))),
-             uses=(is_leap,)),
-        Part(function=day_of_year, draw=lambda rng: (_year(rng), rng.randint(1, 12), rng.randint(1, 28)),
-             uses=(is_leap, days_in_month)),
-        Part(function=minutes_between, draw=lambda rng: (_time(rng), _time(rng))),
-        Part(function=clock, draw=lambda rng: (rng.randrange(3000),)),
+        RepoFunction(function=is_leap, draw=lambda rng: (_year(rng),)),
+        RepoFunction(
+            function=days_in_month,
+            draw=lambda rng: (_year(rng), rng.choice((2, 2, rng.randint(1, 12)))),
+            uses=(is_leap,),
+        ),
+        RepoFunction(
+            function=day_of_year,
+            draw=lambda rng: (_year(rng), rng.randint(1, 12), rng.randint(1, 28)),
+            uses=(is_leap, days_in_month),
+        ),
+        RepoFunction(function=minutes_between, draw=lambda rng: (_time(rng), _time(rng))),
+        RepoFunction(function=clock, draw=lambda rng: (rng.randrange(3000),)),
     ),
     "grids": (
-        Part(function=transposed, draw=lambda rng: (_grid(rng),)),
-        Part(function=diagonal, draw=lambda rng: (_grid(rng),)),
-        Part(function=is_inside, draw=lambda rng: tuple(rng.randint(-1, 4) for _ in range(4))),
-        Part(function=neighbours, draw=lambda rng: (rng.randrange(3), rng.randrange(3), rng.randint(1, 3)),
-             uses=(is_inside,)),
-        Part(function=walking_distance, draw=lambda rng: (_place(rng), _place(rng))),
+        RepoFunction(function=transposed, draw=lambda rng: (_grid(rng),)),
+        RepoFunction(function=diagonal, draw=lambda rng: (_grid(rng),)),
+        RepoFunction(function=is_inside, draw=lambda rng: tuple(rng.randint(-1, 4) for _ in range(4))),
+        RepoFunction(
+            function=neighbours,
+            draw=lambda rng: (rng.randrange(3), rng.randrange(3), rng.randint(1, 3)),
+            uses=(is_inside,),
+        ),
+        RepoFunction(function=walking_distance, draw=lambda rng: (_place(rng), _place(rng))),
     ),
-}  # fmt: skip
+}

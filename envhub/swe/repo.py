@@ -1,7 +1,7 @@
-"""Small repositories with bugs in them: the files, the tests that show the bugs, and the calls that judge a repair.
+"""Draws small repositories with bugs: their files, the tests that show the bugs, and the calls that judge a repair.
 
-A test is a function's name; it fails where any of its calls gives something else than it should. The repository's own
-tests make a few calls of each function; those that judge are others, and a policy never sees what they should give.
+A test belongs to one function and has its name. It fails if any of its calls returns a wrong value. The repository's
+own tests make a few calls of each function. The judging tests make other calls, and a policy never sees their results.
 """
 
 import functools
@@ -12,20 +12,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from envhub.name_list import name_list
 from envhub.swe.bug import Bug, draw_bug
-from envhub.swe.functions import PARTS, Part
+from envhub.swe.functions import FUNCTIONS, RepoFunction
 
 NUM_SHOWN, NUM_JUDGING = 3, 8  # calls of each function
-FUNCTIONS_A_FILE = 4
-ADJECTIVES = ("amber", "brisk", "calm", "dusty", "eager", "faint", "giant", "hollow", "ivory", "jolly", "keen", "lucid",
-              "mellow", "noble", "odd", "plain", "quick", "rapid", "solid", "tidy")  # fmt: skip
-NOUNS = ("anchor", "basin", "cellar", "drum", "engine", "fiddle", "garden", "hammer", "island", "jacket", "kettle",
-         "ladder", "marble", "needle", "oven", "pillow", "quarry", "ribbon", "saddle", "tunnel")  # fmt: skip
+FUNCTIONS_PER_FILE = 4
+ADJECTIVES = name_list(
+    """
+    amber, brisk, calm, dusty, eager, faint, giant, hollow, ivory, jolly, keen, lucid, mellow, noble, odd,
+    plain, quick, rapid, solid, tidy
+    """
+)
+NOUNS = name_list(
+    """
+    anchor, basin, cellar, drum, engine, fiddle, garden, hammer, island, jacket, kettle, ladder, marble, needle,
+    oven, pillow, quarry, ribbon, saddle, tunnel
+    """
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Test:
-    """The calls that judge one function, and what came of each: `["gives", value]` or `["raises", name]`, as JSON."""
+    """The calls that judge one function, and their correct results: `["gives", value]` or `["raises", name]`."""
 
     module: str
     calls: tuple[str, ...]
@@ -35,14 +44,14 @@ class Test:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Repo:
     package: str
-    files: dict[str, str]  # by path, bugs and all
-    right_files: dict[str, str]
+    files: dict[str, str]  # path -> content, with the bugs
+    right_files: dict[str, str]  # path -> content, without the bugs
     bugs: tuple[Bug, ...]
-    examples: tuple[str, ...]  # for each bug a call that shows it, with what it gives and should give
-    broken: tuple[str, ...]  # for each bug its function
-    tests: dict[str, Test]  # by function, those that judge
-    fail_to_pass: frozenset[str]  # names of tests that fail because of the bugs
-    pass_to_pass: frozenset[str]  # and of those that must go on passing
+    examples: tuple[str, ...]  # for each bug: a call that shows it, its result and the correct result
+    broken: tuple[str, ...]  # for each bug: the name of its function
+    tests: dict[str, Test]  # the judging tests, by function
+    fail_to_pass: frozenset[str]  # names of the tests that fail because of the bugs
+    pass_to_pass: frozenset[str]  # names of the tests that must still pass
 
 
 def draw_name(rng: random.Random) -> str:
@@ -50,24 +59,24 @@ def draw_name(rng: random.Random) -> str:
 
 
 def draw_repo(rng: random.Random, *, split: str, package: str, num_files: int, num_bugs: int) -> Repo | None:
-    """A repository with bugs of `split`; None where those that were drawn do not show in its tests, each of them."""
-    modules = {name: _draw_parts(rng, name) for name in sorted(rng.sample(list(PARTS), num_files))}
-    parts = {part.function.__name__: part for chosen in modules.values() for part in chosen}
-    sources = {name: _source(part.function) for name, part in parts.items()}
+    """Return a repository with bugs of `split`; None if a drawn bug fails no shown call or no judging call."""
+    modules = {name: _draw_functions(rng, name) for name in sorted(rng.sample(list(FUNCTIONS), num_files))}
+    entries = {entry.function.__name__: entry for chosen in modules.values() for entry in chosen}
+    sources = {name: _source(entry.function) for name, entry in entries.items()}
     wrong_sources, bugs = dict(sources), {}
-    for name in rng.sample(list(parts), num_bugs):
+    for name in rng.sample(list(entries), num_bugs):
         bug = draw_bug(rng, sources[name], split=split)
         if bug is None:
             return None
         bugs[name], wrong_sources[name] = bug, _with_bug(sources[name], bug)
-    calls = {name: _draw_calls(rng, part) for name, part in parts.items()}
+    calls = {name: _draw_calls(rng, entry) for name, entry in entries.items()}
     right, wrong = _results(sources, calls), _results(wrong_sources, calls)
     for name in bugs:
         differs = [one != other for one, other in zip(right[name], wrong[name], strict=True)]
         if not any(differs[:NUM_SHOWN]) or not any(differs[NUM_SHOWN:]):
             return None
-    module_of = {part.function.__name__: module for module, chosen in modules.items() for part in chosen}
-    failing = {name for name in parts if right[name][NUM_SHOWN:] != wrong[name][NUM_SHOWN:]}
+    module_of = {entry.function.__name__: module for module, chosen in modules.items() for entry in chosen}
+    failing = {name for name in entries if right[name][NUM_SHOWN:] != wrong[name][NUM_SHOWN:]}
     return Repo(
         package=package,
         files=_files(package, module_of, wrong_sources, calls, right),
@@ -81,10 +90,10 @@ def draw_repo(rng: random.Random, *, split: str, package: str, num_files: int, n
                 calls=tuple(calls[name][NUM_SHOWN:]),
                 right=json.loads(json.dumps(right[name][NUM_SHOWN:])),
             )
-            for name in parts
+            for name in entries
         },
         fail_to_pass=frozenset(failing),
-        pass_to_pass=frozenset(parts) - failing,
+        pass_to_pass=frozenset(entries) - failing,
     )
 
 
@@ -93,19 +102,19 @@ def _source(function: Callable[..., Any]) -> str:
     return inspect.getsource(function)
 
 
-def _draw_parts(rng: random.Random, module: str) -> list[Part]:
-    """Some functions of a file, in its order, with those that they use."""
-    chosen = rng.sample(PARTS[module], FUNCTIONS_A_FILE)
-    names = {part.function for part in chosen} | {used for part in chosen for used in part.uses}
-    return [part for part in PARTS[module] if part.function in names]
+def _draw_functions(rng: random.Random, module: str) -> list[RepoFunction]:
+    """Return some functions of a file and the functions that they use, in the order of the file."""
+    chosen = rng.sample(FUNCTIONS[module], FUNCTIONS_PER_FILE)
+    names = {entry.function for entry in chosen} | {used for entry in chosen for used in entry.uses}
+    return [entry for entry in FUNCTIONS[module] if entry.function in names]
 
 
-def _draw_calls(rng: random.Random, part: Part) -> list[str]:
-    """Different calls of a function, as source; some fewer where it has not so many."""
+def _draw_calls(rng: random.Random, entry: RepoFunction) -> list[str]:
+    """Return distinct calls of a function, as source. There are fewer if its arguments are few."""
     calls: dict[str, None] = {}
     for _ in range(20 * (NUM_SHOWN + NUM_JUDGING)):
-        arguments = ", ".join(_written(argument) for argument in part.draw(rng))
-        calls[f"{part.function.__name__}({arguments})"] = None
+        arguments = ", ".join(_written(argument) for argument in entry.draw(rng))
+        calls[f"{entry.function.__name__}({arguments})"] = None
         if len(calls) == NUM_SHOWN + NUM_JUDGING:
             break
     return list(calls)
@@ -118,7 +127,7 @@ def _with_bug(source: str, bug: Bug) -> str:
 
 
 def _results(sources: dict[str, str], calls: dict[str, list[str]]) -> dict[str, list[list[Any]]]:
-    """What each call gives or raises. The sources are this package's own, but for one operator or number."""
+    """Run each call and return its results. `sources` are safe: functions of this package with a small mutation."""
     scope: dict[str, Any] = {}
     for source in sources.values():
         exec(source, scope)
@@ -133,16 +142,19 @@ def _result(scope: dict[str, Any], call: str) -> list[Any]:
 
 
 def _example(calls: list[str], right: list[list[Any]], wrong: list[list[Any]]) -> str:
-    position = next(place for place, result in enumerate(right) if result != wrong[place])
+    position = next(position for position, result in enumerate(right) if result != wrong[position])
     verb, value = wrong[position]
-    said = _written(value) if verb == "gives" else value
-    return f"{calls[position]} {verb} {said} and should give {_written(right[position][1])}"
+    result = _written(value) if verb == "gives" else value
+    return f"{calls[position]} {verb} {result} and should give {_written(right[position][1])}"
 
 
 def _files(
-    package: str, module_of: dict[str, str], sources: dict[str, str], calls: dict[str, list[str]],
+    package: str,
+    module_of: dict[str, str],
+    sources: dict[str, str],
+    calls: dict[str, list[str]],
     right: dict[str, list[list[Any]]],
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     files = {f"{package}/__init__.py": ""}
     for module in sorted(set(module_of.values())):
         names = [name for name in sources if module_of[name] == module]
@@ -157,5 +169,5 @@ def _files(
 
 
 def _written(value: object) -> str:
-    """As a person would write it: with double quotes."""
+    """Return `value` as Python source, with double quotes around a string."""
     return json.dumps(value) if isinstance(value, str) else repr(value)

@@ -1,7 +1,8 @@
-"""`swe`: repair a small Python repository, which is a git repository: look, edit, run its tests, hand it in.
+"""`swe`: repair a small Python package in a git repository: view files, edit them, run the tests, submit.
 
-Judged by tests that must pass now (FAIL_TO_PASS) and tests that must go on passing (PASS_TO_PASS), as in SWE-bench
-(https://arxiv.org/abs/2310.06770), on the package's own files only: the tests that a policy sees are its to change.
+As in SWE-bench (https://arxiv.org/abs/2310.06770), hidden tests judge the repair: those that must pass now
+(FAIL_TO_PASS) and those that must still pass (PASS_TO_PASS). They use only the files of the package, because a policy
+may change the tests that it sees.
 """
 
 import difflib
@@ -15,19 +16,20 @@ from common.message import Message
 from common.trajectory import Task
 from envhub.env import Env
 from envhub.isolation.file_tree import Node, Tree, TreeError, file, folder
-from envhub.options import check_choice, check_range
 from envhub.isolation.sandbox import MAX_COMMAND_CHARS, Limits, require_room, run_in_sandbox
+from envhub.options import check_choice, check_range
 from envhub.swe.edit import edited, lines_of, numbered
-from envhub.swe_git import (
+from envhub.swe.git import (
     FIRST_COMMIT_TIME,
-    exported,
+    export_command,
     git_settings,
-    laid,
-    of_a_policy,
-    peeled,
+    layer_of,
+    policy_script,
     require_git,
     with_first_commit,
+    with_layer,
 )
+from envhub.swe.repo import Repo, draw_name, draw_repo
 from envhub.swe.tests import (
     MAX_SHOWN_CHARS,
     PATHS,
@@ -37,18 +39,17 @@ from envhub.swe.tests import (
     run_tests,
     without_durations,
 )
-from envhub.swe.repo import Repo, draw_name, draw_repo
 from envhub.task_seed import split_of, task_rng
 from envhub.world import Change, WorldEnv
 
 MAX_FILE_CHARS = 20_000
 ISSUES = ("example", "function", "none")
 RULES = (
-    "Repair the bugs of a Python package; what a function should do stands under its name. `view PATH` shows a file "
-    "with the numbers of its lines. `edit PATH FIRST-LAST`, and new lines behind it, perhaps in a block, "
-    "```python ... ```, puts these in the place of the lines FIRST to LAST; none behind it deletes them, and 5-4 puts "
-    "them before line 5. `test` runs the tests, `diff` shows what you changed, `submit` ends it. `bash`, and a command "
-    "behind it, perhaps in a block, runs that in the repository, a git repository, each time in a new shell."
+    "Repair the bugs of a Python package; the docstring of a function says what it should do. `view PATH` shows a file "
+    "with line numbers. `edit PATH FIRST-LAST`, followed by new lines, bare or in a block, ```python ... ```, replaces "
+    "the lines FIRST to LAST by them; without new lines it deletes these lines, and 5-4 inserts before line 5. `test` "
+    "runs the tests, `diff` shows your changes, `submit` ends the task. `bash`, followed by a command, bare or in a "
+    "block, runs it in the git repository, each time in a new shell."
 )
 
 _ACTION = re.compile(
@@ -60,19 +61,19 @@ _ACTION = re.compile(
 
 
 class SweState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    layer: Tree = {}  # what is other than at first; git's own files from the first command on
-    seen: frozenset[str] = frozenset()  # paths of the files that were looked at
-    is_tested: bool = False  # whether the tests were run on the files as they are
+    layer: Tree = {}  # the changes since the start; from the first bash command on, also the files of git
+    seen: frozenset[str] = frozenset()  # paths of the files that were viewed
+    is_tested: bool = False  # whether the tests have been run on the current files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweWorld:
-    """One repository with bugs, and what is told of them."""
+    """One repository with bugs, and how much the opening says about them."""
 
     profile: str
     issue: str
     repo: Repo
-    limits: Limits  # of one run of tests
+    limits: Limits  # of one test run or command
 
     @property
     def opening(self) -> tuple[Message, ...]:
@@ -90,17 +91,17 @@ class SweWorld:
     async def act(self, state: SweState, action: str) -> Change[SweState]:
         found = _ACTION.fullmatch(action.strip())
         if found is None:
-            said = "say view PATH, edit PATH FIRST-LAST, test, bash COMMAND, diff or submit"
-            return Change(state=state, text=said, valid=False)
-        tree = laid(self.tree, state.layer)
+            text = "write view PATH, edit PATH FIRST-LAST, test, bash COMMAND, diff or submit"
+            return Change(state=state, text=text, valid=False)
+        tree = with_layer(self.tree, state.layer)
         match (found["verb"] or "").lower():
             case "test":
-                said = await run_tests(tree, limits=self.limits)
-                return Change(state=msgspec.structs.replace(state, is_tested=True), text=said)
+                text = await run_tests(tree, limits=self.limits)
+                return Change(state=msgspec.structs.replace(state, is_tested=True), text=text)
             case "diff":
                 return Change(state=state, text=_diff(self.tree, tree) or "nothing is changed")
             case "submit":
-                return Change(state=state, text="handed in", over=True, score=float(await self._is_resolved(tree)))
+                return Change(state=state, text="submitted", over=True, score=float(await self._is_resolved(tree)))
         command = found["command"] if found["block"] is None else found["block"]
         if command is not None:
             return await self._run(state, command)
@@ -117,10 +118,10 @@ class SweWorld:
         return None
 
     def expert(self, state: SweState) -> str:
-        """Run the tests where nothing is told, look at each wrong file and repair it, run the tests, hand it in."""
+        """View each wrong file, repair it, run the tests, submit. If the opening names no bug, run the tests first."""
         if self.issue == "none" and not state.layer and not state.seen and not state.is_tested:
             return "test"
-        tree = laid(self.tree, state.layer)
+        tree = with_layer(self.tree, state.layer)
         for path, right in self.repo.right_files.items():
             content = _text(tree.get(path))
             if content is None:
@@ -131,7 +132,7 @@ class SweWorld:
 
     @property
     def tree(self) -> Tree:
-        """The repository at first, without git's own files."""
+        """The repository at the start, without the files of git."""
         folders: Tree = {path.split("/")[0]: folder() for path in self.repo.files}
         return folders | {path: file(content) for path, content in self.repo.files.items()}
 
@@ -146,51 +147,58 @@ class SweWorld:
         return self.repo.fail_to_pass | self.repo.pass_to_pass <= passed
 
     async def _run(self, state: SweState, command: str) -> Change[SweState]:
-        """Run bash's `command`: in a repository of one commit, or as the commands before it left git's files."""
+        """Run `command` in bash, in the git repository, which is made before the first command."""
         if len(command) > MAX_COMMAND_CHARS or "\0" in command or command.encode(errors="replace").decode() != command:
-            return Change(state=state, text="a command is text, and not as long as that", valid=False)
+            refusal = f"a command must be valid text of at most {MAX_COMMAND_CHARS} characters"
+            return Change(state=state, text=refusal, valid=False)
         layer = state.layer
         if ".git" not in layer:
-            layer = layer | peeled(self.tree, await with_first_commit(self.tree, limits=self.limits))
+            layer = layer | layer_of(self.tree, await with_first_commit(self.tree, limits=self.limits))
         settings = git_settings(FIRST_COMMIT_TIME) | PATHS
         finished = await run_in_sandbox(
-            f"{exported(settings)}\n{of_a_policy(command)}",
-            laid(self.tree, layer),
+            f"{export_command(settings)}\n{policy_script(command)}",
+            with_layer(self.tree, layer),
             limits=self.limits,
             mounts=pytest_mounts(),
         )
-        said = without_durations(finished.output).rstrip()[-MAX_SHOWN_CHARS:]
+        text = without_durations(finished.output).rstrip()[-MAX_SHOWN_CHARS:]
         if finished.tree is not None:
-            layer = peeled(self.tree, finished.tree)
+            layer = layer_of(self.tree, finished.tree)
         is_tested = state.is_tested and _without_git(layer) == _without_git(state.layer)
         left = SweState(layer=layer, seen=state.seen, is_tested=is_tested)
-        return Change(state=left, text=said or f"(no output, exit code {finished.exit_code})")
+        return Change(state=left, text=text or f"(no output, exit code {finished.exit_code})")
 
     def _edited(self, state: SweState, path: str, content: str, found: re.Match[str]) -> Change[SweState]:
         first = int(found["first"])
-        done = edited(path, content, first=first, last=int(found["last"] or first), text=found["text"] or "",
-                      max_chars=MAX_FILE_CHARS)  # fmt: skip
+        done = edited(
+            path,
+            content,
+            first=first,
+            last=int(found["last"] or first),
+            text=found["text"] or "",
+            max_chars=MAX_FILE_CHARS,
+        )
         if done.content is None:
-            return Change(state=state, text=done.said, valid=False)
-        tree = laid(self.tree, state.layer)
+            return Change(state=state, text=done.text, valid=False)
+        tree = with_layer(self.tree, state.layer)
         tree |= {path: file(done.content, tree[path].mode)}
         try:
             require_room(tree, limits=self.limits)
         except TreeError as error:
-            return Change(state=state, text=f"the files cannot be kept: {error}", valid=False)
-        layer = peeled(self.tree, tree)
+            return Change(state=state, text=f"the files are too large: {error}", valid=False)
+        layer = layer_of(self.tree, tree)
         is_tested = state.is_tested and done.content == content
-        return Change(state=SweState(layer=layer, seen=state.seen, is_tested=is_tested), text=done.said)
+        return Change(state=SweState(layer=layer, seen=state.seen, is_tested=is_tested), text=done.text)
 
 
 def make_swe_env(
     *, profile: str = "full", files: int = 2, bugs: int = 1, issue: str = "example", test_timeout_s: float = 20.0
 ) -> Env:
-    """An environment of repositories. Raises ValueError for options that do not fit, and where pytest cannot be run.
+    """Return a `swe` environment. Raises ValueError for invalid options, and if git, pytest or the sandbox is missing.
 
-    `profile` is "small" (no system message) or "full" (the rules are told), `files` how many there are beside their
-    tests, `bugs` how many functions are wrong, `issue` what is told of them: "example" (a call), "function" or "none",
-    `test_timeout_s` what one run of the tests may take.
+    `profile`: "small" (no system message) or "full" (the system message explains the rules). `files`: the number of
+    modules, each with a file of tests. `bugs`: the number of wrong functions. `issue`: what the opening says about
+    them: "example" (a failing call), "function" (the name) or "none". `test_timeout_s`: the time limit of a test run.
     """
     check_choice("profile", profile, ("small", "full"))
     check_range("files", files, 1, 5)
@@ -213,11 +221,11 @@ def make_swe_env(
 
 
 def make_swe(task: Task, *, profile: str, num_files: int, num_bugs: int, issue: str, limits: Limits) -> SweWorld:
-    """The repository of `task`. Raises ValueError for a split that does not exist."""
+    """Return the world of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"swe/{num_files}/{num_bugs}")
     while True:
         package = draw_name(rng)
-        if split_of(package) != task.split:  # the name is in every text about it
+        if split_of(package) != task.split:  # every text of the task contains this name
             continue
         repo = draw_repo(rng, split=task.split, package=package, num_files=num_files, num_bugs=num_bugs)
         if repo is not None:
@@ -225,16 +233,17 @@ def make_swe(task: Task, *, profile: str, num_files: int, num_bugs: int, issue: 
 
 
 def _opening_text(repo: Repo, issue: str) -> str:
-    told = {
+    issue_lines = {
         "example": repo.examples,
         "function": tuple(f"{name} is wrong" for name in repo.broken),
         "none": ("some tests fail",),
     }[issue]
-    return "\n".join(["files: " + " ".join(path for path in repo.files if not path.endswith("__init__.py")), *told])
+    paths = [path for path in repo.files if not path.endswith("__init__.py")]
+    return "\n".join([f"files: {' '.join(paths)}", *issue_lines])
 
 
 def _text(node: Node | None) -> str | None:
-    """What is in a file that is text; None where there is none."""
+    """Return the content of a text file; None if `node` is not one."""
     try:
         return None if node is None or node.kind != "file" else node.content.decode()
     except UnicodeDecodeError:
@@ -246,7 +255,7 @@ def _without_git(layer: Tree) -> Tree:
 
 
 def _diff(before: Tree, after: Tree) -> str:
-    """What has changed, as texts; git's own files are not among it."""
+    """Return a diff of the text of all files but those of git."""
     lines: list[str] = []
     for path in sorted(_without_git(before | after)):
         old, new = (tree[path].content.decode(errors="replace") if path in tree else "" for tree in (before, after))
@@ -255,8 +264,8 @@ def _diff(before: Tree, after: Tree) -> str:
 
 
 def _repair(path: str, content: str, right: str) -> str:
-    """The edit of the first lines that differ."""
+    """Return the action that corrects the first lines that differ."""
     lines, right_lines = content.splitlines(), right.splitlines()
-    steps = difflib.SequenceMatcher(None, lines, right_lines, autojunk=False).get_opcodes()
-    _, start, end, right_start, right_end = next(step for step in steps if step[0] != "equal")
+    opcodes = difflib.SequenceMatcher(None, lines, right_lines, autojunk=False).get_opcodes()
+    _, start, end, right_start, right_end = next(opcode for opcode in opcodes if opcode[0] != "equal")
     return "\n".join([f"edit {path} {start + 1}-{end}", "```python", *right_lines[right_start:right_end], "```"])

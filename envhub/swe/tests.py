@@ -1,8 +1,8 @@
-"""What the code of a repository does, in the sandbox: its tests by pytest, and the calls that judge it.
+"""Runs the code of a repository in the sandbox: its own tests by pytest, and the calls that judge it.
 
-pytest is this installation's own, shown there read only, on the sandbox's Python; what it says is for the policy to
-read. A run that judges says, for each call, what came of it; whether that is right is judged outside, so nothing that
-runs inside can make itself pass. It needs no pytest, which would take ten times as long.
+pytest is the one of this installation, mounted read only, and runs on the sandbox's Python. Its output is for the
+policy. A judging run only reports the result of each call. The comparison with the correct result happens outside, so
+no code in the sandbox can make itself pass. A judging run does not use pytest, which would take ten times as long.
 """
 
 import functools
@@ -15,21 +15,26 @@ from typing import Any
 
 from envhub.env import EnvError
 from envhub.isolation.file_tree import Tree, file
-from envhub.isolation.sandbox import Limits, require_sandbox, run_in_sandbox
+from envhub.isolation.sandbox import KILLED, Limits, require_sandbox, run_in_sandbox
+from envhub.name_list import name_list
 from envhub.swe.repo import Test
 
 PACKAGES = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments")
 INSIDE = "/opt/pytest"
 MAX_SHOWN_CHARS = 1500
 
-# Neither site's start nor those of pytest's own plugins that nothing here uses: a sixth of a run's time.
-_UNUSED = ("legacypath", "doctest", "junitxml", "pastebin", "debugging", "faulthandler", "stepwise", "setuponly",
-           "setupplan", "pytester", "unraisableexception", "threadexception", "cacheprovider")  # fmt: skip
+# The plugins of pytest that are not needed. Without them and without `site` (-S), a run takes a sixth less time.
+_UNUSED = name_list(
+    """
+    legacypath, doctest, junitxml, pastebin, debugging, faulthandler, stepwise, setuponly, setupplan, pytester,
+    unraisableexception, threadexception, cacheprovider
+    """
+)
 _PYTEST = (
     f"PYTHONPATH={INSIDE}:. PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 COLUMNS=60 /usr/bin/python3 -S -m pytest "
     f"-q --tb=short --no-header -rN --color=no {' '.join(f'-p no:{name}' for name in _UNUSED)} "
 )
-PATHS = {"PYTHONPATH": f"{INSIDE}:."}  # by which `python3 -m pytest` is this one
+PATHS = {"PYTHONPATH": f"{INSIDE}:."}  # so that `python3 -m pytest` runs the mounted pytest
 _ENDS = re.compile(r"\d+ (passed|failed|skipped|error|deselected|warning)|no tests ran")
 _VARYING = re.compile(r" in \d+\.\d+s|(?<=0x)[0-9a-f]{6,}")
 _JUDGE = """\
@@ -41,40 +46,42 @@ sys.path.insert(0, ".")
 with open("calls.json") as file:
     tests = json.load(file)
 for name, test in tests.items():
-    said = []
+    results = []
     try:
         module = importlib.import_module(test["module"])
         for call in test["calls"]:
             try:
-                said.append(["gives", eval(call, vars(module))])
+                results.append(["gives", eval(call, vars(module))])
             except Exception as error:
-                said.append(["raises", type(error).__name__])
-        with open(f"{name}.said", "w") as file:
-            json.dump(said, file)
-    except BaseException:  # SystemExit too: then this test says nothing, and the next is asked
+                results.append(["raises", type(error).__name__])
+        with open(f"{name}.results", "w") as file:
+            json.dump(results, file)
+    except BaseException:  # also SystemExit: this test then has no results, and the next one runs
         pass
 """
 
 
-def without_durations(said: str) -> str:
-    """What pytest said, without what differs from run to run: durations, and addresses of objects."""
-    return _VARYING.sub("", said)
+def without_durations(output: str) -> str:
+    """Return pytest's output without durations and addresses of objects, which differ from run to run."""
+    return _VARYING.sub("", output)
 
 
 def require_pytest() -> None:
-    """Raise ValueError, with what to install, where a sandbox or pytest cannot be had."""
+    """Raise ValueError, with what to install, if the sandbox or pytest is missing."""
     require_sandbox()
     if importlib.util.find_spec("pytest") is None:
-        raise ValueError("this environment runs pytest in a sandbox, and pytest is missing: pip install pytest")
+        raise ValueError("this environment needs pytest, which is missing; run `pip install pytest`")
 
 
 async def run_tests(tree: Tree, *, limits: Limits) -> str:
-    """What pytest says of the tests in `tree`; nothing that a run changes is kept.
+    """Run the tests in `tree` and return pytest's output. Changes of files by the run are dropped.
 
-    Raises EnvError where pytest itself does not start.
+    Raises EnvError if pytest itself does not start.
     """
     finished = await run_in_sandbox(f"{_PYTEST} tests", tree, limits=limits, mounts=pytest_mounts())
-    if _ENDS.search(finished.output) is None:  # stopped from inside, or no pytest: that is nobody's fault in there
+    # Without a summary, either the tests ended pytest, or pytest cannot start, which is not the policy's fault. A run
+    # that was killed at its time limit had started.
+    if _ENDS.search(finished.output) is None and finished.exit_code != KILLED:
         started = await run_in_sandbox(f"{_PYTEST} --version", {}, limits=limits, mounts=pytest_mounts())
         if started.exit_code != 0:
             raise EnvError(f"pytest does not start in the sandbox: {started.output.strip()[-500:]}")
@@ -82,38 +89,38 @@ async def run_tests(tree: Tree, *, limits: Limits) -> str:
 
 
 async def passed_tests(modules: Tree, tests: Mapping[str, Test], *, limits: Limits) -> frozenset[str]:
-    """The names of those of `tests` all of whose calls give, with these `modules`, what they should.
+    """Run the calls of `tests` on `modules` and return the names of the tests whose results are all correct.
 
-    Raises EnvError where Python itself does not start.
+    Raises EnvError if Python itself does not start.
     """
     calls = {name: {"module": test.module, "calls": test.calls} for name, test in tests.items()}
     tree = modules | {"calls.json": file(json.dumps(calls)), "judge.py": file(_JUDGE)}
     finished = await run_in_sandbox("/usr/bin/python3 -S judge.py", tree, limits=limits)
     left = finished.tree or {}
-    passed = frozenset(name for name, test in tests.items() if _said(left, name) == test.right)
-    if not passed:  # all of them wrong, or no Python
+    passed = frozenset(name for name, test in tests.items() if _results(left, name) == test.right)
+    if not passed and finished.exit_code != KILLED:  # all results are wrong, or Python cannot start
         started = await run_in_sandbox("/usr/bin/python3 -S -c 'import json'", {}, limits=limits)
         if started.exit_code != 0:
             raise EnvError(f"Python does not start in the sandbox: {started.output.strip()[-500:]}")
     return passed
 
 
-def _said(tree: Tree, name: str) -> Any:
-    """What came of the calls of a test; None where the run left nothing of the kind."""
+def _results(tree: Tree, name: str) -> Any:
+    """Return the reported results of a test; None if its file is missing or malformed."""
     try:
-        return json.loads(tree[f"{name}.said"].content)
+        return json.loads(tree[f"{name}.results"].content)
     except (KeyError, ValueError, RecursionError):
         return None
 
 
 @functools.cache
 def pytest_mounts() -> dict[Path, str]:
-    """Where what pytest needs is here, and where in the sandbox; `py` is one file, the others are folders."""
+    """Return the paths of pytest and its dependencies: on this host -> in the sandbox."""
     mounts = {}
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin is not None:
             origin = Path(spec.origin)
-            source = origin.parent if origin.name == "__init__.py" else origin
+            source = origin.parent if origin.name == "__init__.py" else origin  # `py` is one file
             mounts[source] = f"{INSIDE}/{source.name}"
     return mounts

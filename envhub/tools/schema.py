@@ -1,4 +1,4 @@
-"""Whether a value is what a JSON schema asks for: the part of JSON Schema that tools need, with telling errors."""
+"""Checks a value against a JSON schema: the part of JSON Schema that the tools need, with clear errors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,14 +13,14 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 class SchemaError(ValueError):
-    """The value does not fit; the text says where and why."""
+    """The value does not match its schema; the message says where and why."""
 
 
 def check_value(value: object, schema: Mapping[str, Any], where: str = "arguments") -> None:
-    """Raise SchemaError unless `value` fits `schema`.
+    """Raise SchemaError unless `value` matches `schema`.
 
-    Known are type, enum, minimum, maximum, maxLength, items, properties and required; an object has no others than its
-    properties.
+    Supported are type, enum, minimum, maximum, maxLength, items, properties and required. An object may have no other
+    keys than its properties.
     """
     kinds = _TYPES[schema["type"]]
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
@@ -43,6 +43,6 @@ def _check_object(value: Mapping[str, object], schema: Mapping[str, Any], where:
     if missing := [name for name in schema["required"] if name not in value]:
         raise SchemaError(f"{where} lacks {', '.join(missing)}")
     if unknown := [name for name in value if name not in properties]:
-        raise SchemaError(f"{where} has no {unknown[0][:40]!r}")
+        raise SchemaError(f"{where} has an unknown key {unknown[0][:40]!r}")
     for name, item in value.items():
         check_value(item, properties[name], f"{where}.{name}")

@@ -1,7 +1,7 @@
-"""Four small servers with state, as MCP servers would offer them: a bank, a calendar, a mail box and a folder of notes.
+"""Four small servers with state and the tools that they offer, as in MCP: a bank, a calendar, mail and notes.
 
-A tool is a function of the servers' state: it checks its arguments against its schema, and gives a text and a new
-state, or says why it cannot.
+A tool is a function of the servers' state. It returns a text and the new state, or raises an error with the reason.
+Before a call, the arguments are checked against the tool's schema.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from envhub.tools.schema import check_value
 
-MAX_ENTRIES = 100  # of anything that calls can add
+MAX_ENTRIES = 100  # of each kind of entry that calls can add
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday")
 _HOURS = {"type": "integer", "minimum": 8, "maximum": 17}
 _NAME = {"type": "string", "maxLength": 40}
@@ -22,23 +22,23 @@ _DAY = {"type": "string", "enum": list(DAYS)}
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the four servers hold."""
+    """The state of the four servers."""
 
     accounts: dict[str, int]  # name -> balance
     events: dict[str, tuple[str, int]]  # title -> day, hour
-    addresses: dict[str, str]  # person -> where mail reaches them
-    sent: tuple[tuple[str, str], ...]  # to, text; sorted, as errands may be done in any order
+    addresses: dict[str, str]  # person -> mail address
+    sent: tuple[tuple[str, str], ...]  # (address, text), sorted, because errands may be done in any order
     notes: dict[str, str]  # title -> text
 
 
 class ToolError(ValueError):
-    """The call fits its schema and cannot be done; the text says why, and nothing has changed."""
+    """The arguments match their schema, but the call cannot be done. The message says why; nothing has changed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tool:
     description: str
-    properties: Mapping[str, Mapping[str, Any]]  # all of them required
+    properties: Mapping[str, Mapping[str, Any]]  # argument -> its schema; all are required
     run: Callable[..., tuple[str, Servers]]
 
     @property
@@ -47,7 +47,7 @@ class Tool:
 
 
 def call_tool(servers: Servers, name: str, arguments: object) -> tuple[str, Servers]:
-    """What `name` says to `arguments`, and the state after it. Raises ToolError or SchemaError, both ValueErrors."""
+    """Call the tool `name`. Return its text and the new state. Raises ToolError or SchemaError, both ValueErrors."""
     if name not in TOOLS:
         raise ToolError(f"no tool {name[:40]}")
     tool = TOOLS[name]
@@ -112,7 +112,7 @@ def _send(servers: Servers, address: str, text: str) -> tuple[str, Servers]:
     if address not in servers.addresses.values():
         raise ToolError(f"no mail box at {address}")
     if len(servers.sent) == MAX_ENTRIES:
-        raise ToolError("the out box is full")
+        raise ToolError(f"{MAX_ENTRIES} mails have been sent; no more can be sent")
     return "sent", replace(servers, sent=tuple(sorted((*servers.sent, (address, text)))))
 
 
@@ -143,9 +143,9 @@ def _check_known(name: str, entries: Mapping[str, object], what: str) -> None:
 
 def _check_new(name: str, entries: Mapping[str, object], what: str) -> None:
     if name in entries:
-        raise ToolError(f"{what} {name} is there already")
+        raise ToolError(f"{what} {name} already exists")
     if len(entries) == MAX_ENTRIES:
-        raise ToolError(f"there are {MAX_ENTRIES} of them already")
+        raise ToolError(f"there are already {MAX_ENTRIES} entries of this kind")
 
 
 def _without(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -154,23 +154,25 @@ def _without(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 _EVENT: Mapping[str, Mapping[str, Any]] = {"title": _NAME, "day": _DAY, "hour": _HOURS}
 TOOLS: dict[str, Tool] = {
-    "bank.list": Tool(description="the accounts", properties={}, run=_list_accounts),
-    "bank.balance": Tool(description="what an account holds", properties={"account": _NAME}, run=_balance),
+    "bank.list": Tool(description="list the accounts", properties={}, run=_list_accounts),
+    "bank.balance": Tool(description="show the balance of an account", properties={"account": _NAME}, run=_balance),
     "bank.transfer": Tool(
         description="move money",
         properties={"source": _NAME, "target": _NAME, "amount": {"type": "integer", "minimum": 1, "maximum": 10**6}},
         run=_transfer,
     ),
-    "calendar.list": Tool(description="the events of a day", properties={"day": _DAY}, run=_list_events),
-    "calendar.add": Tool(description="a new event", properties=_EVENT, run=_add_event),
-    "calendar.move": Tool(description="an event to another time", properties=_EVENT, run=_move_event),
-    "calendar.cancel": Tool(description="take an event out", properties={"title": _NAME}, run=_cancel_event),
-    "mail.find": Tool(description="the address of a person", properties={"person": _NAME}, run=_find_address),
-    "mail.send": Tool(description="a mail", properties={"address": _NAME, "text": _TEXT}, run=_send),
-    "notes.list": Tool(description="the titles", properties={}, run=_list_notes),
-    "notes.read": Tool(description="a note's text", properties={"title": _NAME}, run=_read_note),
+    "calendar.list": Tool(description="list the events of a day", properties={"day": _DAY}, run=_list_events),
+    "calendar.add": Tool(description="add an event", properties=_EVENT, run=_add_event),
+    "calendar.move": Tool(description="move an event to another time", properties=_EVENT, run=_move_event),
+    "calendar.cancel": Tool(description="delete an event", properties={"title": _NAME}, run=_cancel_event),
+    "mail.find": Tool(description="find a person's address", properties={"person": _NAME}, run=_find_address),
+    "mail.send": Tool(description="send a mail", properties={"address": _NAME, "text": _TEXT}, run=_send),
+    "notes.list": Tool(description="list the titles of all notes", properties={}, run=_list_notes),
+    "notes.read": Tool(description="read a note", properties={"title": _NAME}, run=_read_note),
     "notes.write": Tool(
-        description="a note, new or again", properties={"title": _NAME, "text": _TEXT}, run=_write_note
+        description="write a note; overwrites a note of the same title",
+        properties={"title": _NAME, "text": _TEXT},
+        run=_write_note,
     ),
-    "notes.delete": Tool(description="take a note away", properties={"title": _NAME}, run=_delete_note),
+    "notes.delete": Tool(description="delete a note", properties={"title": _NAME}, run=_delete_note),
 }

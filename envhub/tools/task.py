@@ -1,18 +1,27 @@
-"""Errands for the servers: what is asked, and the calls that do it, of which some must be looked up first."""
+"""Draws the state of the servers and the errands: each with its text and the calls that do it."""
 
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from envhub.name_list import name_list
 from envhub.tools.servers import DAYS, Servers
 
-PEOPLE = ("Ada", "Ben", "Cleo", "Dora", "Emil", "Fay", "Gus", "Hana", "Igor", "June", "Kai", "Lena", "Milo", "Nora",
-          "Otto", "Pia", "Rosa", "Sven", "Tara", "Ugo", "Vera", "Walt", "Yara", "Zeno")  # fmt: skip
+PEOPLE = name_list(
+    """
+    Ada, Ben, Cleo, Dora, Emil, Fay, Gus, Hana, Igor, June, Kai, Lena, Milo, Nora, Otto, Pia, Rosa, Sven, Tara,
+    Ugo, Vera, Walt, Yara, Zeno
+    """
+)
 ACCOUNTS = ("rent", "savings", "travel", "groceries", "garden", "gifts", "repairs", "school")
 TITLES = ("review", "dentist", "lunch", "planning", "training", "interview", "tour", "rehearsal", "budget", "demo")
 NOTES = ("shopping", "ideas", "recipes", "passage", "packing", "errands", "books", "quotes")
-WORDS = ("amber", "birch", "cobalt", "dune", "ember", "fjord", "grove", "harbour", "indigo", "juniper", "kelp",
-         "lichen", "maple", "nectar", "onyx", "pebble", "quill", "raven", "saffron", "thistle")  # fmt: skip
+WORDS = name_list(
+    """
+    amber, birch, cobalt, dune, ember, fjord, grove, harbour, indigo, juniper, kelp, lichen, maple, nectar,
+    onyx, pebble, quill, raven, saffron, thistle
+    """
+)
 
 Calls = tuple[tuple[str, dict[str, str | int]], ...]
 
@@ -20,8 +29,8 @@ Calls = tuple[tuple[str, dict[str, str | int]], ...]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Errand:
     text: str
-    calls: Calls  # that do it; those among them which only look are what a policy cannot do without
-    found: tuple[str, ...]  # what had to be looked up, and is not said in the text
+    calls: Calls  # the calls that do it; among them the look-ups that a policy needs
+    found: tuple[str, ...]  # values that are not in the text and must be looked up
 
 
 def draw_servers(rng: random.Random) -> Servers:
@@ -37,7 +46,7 @@ def draw_servers(rng: random.Random) -> Servers:
 
 
 def draw_errands(rng: random.Random, servers: Servers, *, count: int) -> list[Errand]:
-    """`count` errands of different kinds."""
+    """Return `count` errands of different kinds."""
     return [draw(rng, servers) for draw in rng.sample(ERRANDS, count)]
 
 

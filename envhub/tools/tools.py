@@ -1,4 +1,4 @@
-"""`tools`: errands done by calling the tools of four servers with state, each call checked against its schema."""
+"""`tools`: do errands by calling the tools of four servers with state. Each call is checked against its schema."""
 
 import json
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from envhub.world import Change, WorldEnv
 MAX_ACTION_CHARS = 2000
 DONE = "done"
 RULES = (
-    'Do the errands by calling tools. A call is one JSON object, {"name": ..., "arguments": {...}}; say done, alone, '
-    "when all is done and nothing else has been changed. The tools and the JSON schemas of their arguments:\n"
+    'Do the errands by calling tools. A call is one JSON object, {"name": ..., "arguments": {...}}. When all errands '
+    "are done, and nothing else has been changed, write done. The tools and the JSON schemas of their arguments:\n"
 )
 
 
@@ -30,16 +30,16 @@ class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class ToolsState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     servers: Servers
-    seen: frozenset[int]  # which of the errands' calls that only look have been made: what is known, in no order
+    seen: frozenset[int]  # the positions in `calls` of the look-ups that have been made
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolsWorld:
-    """What the servers hold at first, the errands, and what they then should hold."""
+    """The errands, and the states of the servers while the errands are done."""
 
     profile: str
     errands: list[Errand]
-    path: list[Servers]  # before, between and behind the calls that do the errands
+    path: list[Servers]  # the state at the start, then the state after each call in `calls`
 
     @property
     def opening(self) -> tuple[Message, ...]:
@@ -56,7 +56,7 @@ class ToolsWorld:
 
     @property
     def calls(self) -> list[tuple[str, dict[str, str | int]]]:
-        """Of all errands, one after the other; `path[i]` is what they begin with, `path[i + 1]` what comes of it."""
+        """The calls of all errands in order. Call `i` changes the state from `path[i]` to `path[i + 1]`."""
         return [call for errand in self.errands for call in errand.calls]
 
     async def act(self, state: ToolsState, action: str) -> Change[ToolsState]:
@@ -69,15 +69,15 @@ class ToolsWorld:
             text, servers = call_tool(state.servers, call.name, call.arguments)
         except (ValueError, RecursionError) as error:
             return Change(state=state, text=f"error: {error}", valid=False)
-        looks = {position for position, needed in enumerate(self.calls) if needed == (call.name, call.arguments)}
-        seen = state.seen | {position for position in looks if self.path[position] == self.path[position + 1]}
+        matching = {position for position, needed in enumerate(self.calls) if needed == (call.name, call.arguments)}
+        seen = state.seen | {position for position in matching if self.path[position] == self.path[position + 1]}
         return Change(state=ToolsState(servers=servers, seen=seen), text=text)
 
     def admissible(self, state: ToolsState) -> None:
         return None
 
     def expert(self, state: ToolsState) -> str:
-        """The next call on the way, and no look twice; `done` at the end of the way, and off it."""
+        """Return the next call on the path, but no look-up twice; `done` at its end and in a state outside of it."""
         if state.servers not in self.path:
             return DONE
         for position in range(self.path.index(state.servers), len(self.calls)):
@@ -88,7 +88,7 @@ class ToolsWorld:
 
 
 def tool_lines() -> str:
-    """The tools as MCP's tools/list would give them, one JSON object a line."""
+    """Return the tools in the format of MCP's tools/list, one JSON object a line."""
     return "\n".join(
         json.dumps({"name": name, "description": tool.description, "inputSchema": tool.schema})
         for name, tool in TOOLS.items()
@@ -96,9 +96,9 @@ def tool_lines() -> str:
 
 
 def make_tools_env(*, profile: str = "full", errands: int = 2) -> Env:
-    """An environment of errands. Raises ValueError for options that do not fit.
+    """Return a `tools` environment. Raises ValueError for invalid options.
 
-    `profile` is "small" (no system message) or "full" (the tools are told), `errands` how many there are.
+    `profile`: "small" (no system message) or "full" (the system message lists the tools). `errands`: their number.
     """
     check_choice("profile", profile, ("small", "full"))
     check_range("errands", errands, 1, 5)
@@ -110,19 +110,19 @@ def make_tools_env(*, profile: str = "full", errands: int = 2) -> Env:
 
 
 def make_tools(task: Task, *, profile: str, num_errands: int) -> ToolsWorld:
-    """The servers and errands of `task`. Raises ValueError for a split that does not exist."""
+    """Return the world of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"tools/{num_errands}")
     while True:
         servers = draw_servers(rng)
         errands = draw_errands(rng, servers, count=num_errands)
         path, text = _path(servers, errands), _opening_text(errands)
-        told = any(secret in text for errand in errands for secret in errand.found)
-        if path is not None and not told and split_of(text) == task.split:
+        reveals_secret = any(secret in text for errand in errands for secret in errand.found)
+        if path is not None and not reveals_secret and split_of(text) == task.split:
             return ToolsWorld(profile=profile, errands=errands, path=path)
 
 
 def _path(servers: Servers, errands: list[Errand]) -> list[Servers] | None:
-    """The states on the way; None where one errand makes another impossible, or undoes it."""
+    """Return the states before and after each call; None if one errand makes another impossible."""
     path = [servers]
     for errand in errands:
         for name, arguments in errand.calls:

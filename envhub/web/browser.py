@@ -1,4 +1,4 @@
-"""A text browser: it reads HTML into lines with numbered links, fields and buttons, and knows forms and cookies."""
+"""A text browser: it shows HTML as lines with numbered links, fields and buttons, and supports forms and cookies."""
 
 import http.client
 import urllib.parse
@@ -13,18 +13,18 @@ from envhub.web.server import TIMEOUT_S, Visit
 
 MAX_REDIRECTS = 5
 MAX_PAGE_BYTES = 100_000
-REFUSED = (400, 413, 414)  # what makes no sense to the server: to whoever asks there is no such page
+REFUSED = (400, 413, 414)  # statuses of a request that the server refuses; the browser shows "no such page"
 EMPTY = "_"  # what an empty field shows
 
 
 class Element(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What can be clicked, filled in or submitted; its number is its place on the page, from 1."""
+    """A link, field, choice or button. Its number is its position on the page, from 1."""
 
     kind: str  # "link", "field", "choice" or "button"
     label: str
     target: str = ""  # of a link
-    form: int = 0  # the place of its form
-    value: str = ""  # of a field or choice, as the page has it
+    form: int = 0  # the position of its form on the page
+    value: str = ""  # of a field or choice: the value in the page
     options: tuple[str, ...] = ()  # of a choice
 
 
@@ -36,7 +36,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 class Page(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: str  # with its query
-    lines: tuple[tuple[str | int, ...], ...]  # texts, and numbers of elements
+    lines: tuple[tuple[str | int, ...], ...]  # a str is text, an int is the number of an element
     elements: tuple[Element, ...]
     forms: tuple[Form, ...]
 
@@ -45,18 +45,18 @@ class Page(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Browser(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a browser has between two actions."""
+    """The state of a browser between two actions."""
 
     page: Page | None = None
-    typed: dict[str, str] = {}  # number of a field -> its value, where it is not the page's own
+    typed: dict[str, str] = {}  # number of a field -> its value, if that differs from the page's
     cookies: dict[str, str] = {}
-    previous: str = ""  # the path of the page before; there is one step back
+    previous: str = ""  # the path of the previous page; the browser can go back one page
 
 
 def load(browser: Browser, visit: Visit, path: str, form: Mapping[str, str] | None = None) -> Browser:
-    """The browser after it went to `path`, with a POST of `form` where there is one, and to where that led.
+    """Open `path`, with a POST of `form` if there is one, follow redirects, and return the new browser.
 
-    Blocks. Raises EnvError where the server does not answer as one should.
+    Blocks. Raises EnvError if the server does not answer, or answers with an unexpected status.
     """
     cookies = dict(browser.cookies)
     connection = http.client.HTTPConnection("127.0.0.1", visit.port, timeout=TIMEOUT_S)
@@ -79,16 +79,16 @@ def load(browser: Browser, visit: Visit, path: str, form: Mapping[str, str] | No
                 previous = browser.page.path if browser.page else ""
                 return Browser(page=read_page(path, body), cookies=_kept(cookies), previous=previous)
             else:
-                raise EnvError(f"the site answers {response.status} to {path}")
+                raise EnvError(f"the site answered with status {response.status} to {path}")
     except (OSError, http.client.HTTPException) as error:
-        raise EnvError(f"the site does not answer: {type(error).__name__}: {error}") from error
+        raise EnvError(f"the site did not answer: {type(error).__name__}: {error}") from error
     finally:
         connection.close()
-    raise EnvError(f"the site leads round in a circle: {path}")
+    raise EnvError(f"the site redirected {MAX_REDIRECTS} times in a row, last to {path}")
 
 
 def filled(browser: Browser, form: int) -> dict[str, str]:
-    """What the fields of a form hold now."""
+    """Return the current values of the fields of a form."""
     assert browser.page is not None
     fields = {
         element.label: browser.typed.get(str(number), element.value)
@@ -99,7 +99,7 @@ def filled(browser: Browser, form: int) -> dict[str, str]:
 
 
 def page_text(browser: Browser) -> str:
-    """The page as lines: `[1] home` is a link, `[2] name = ada` a field, `[3] (send)` a button."""
+    """Return the page as lines: `[1] home` is a link, `[2] name = ada` a field, `[3] (send)` a button."""
     page = browser.page
     assert page is not None
     lines = [" ".join(p if isinstance(p, str) else element_text(browser, p) for p in line) for line in page.lines]
@@ -126,20 +126,20 @@ def read_page(path: str, body: str) -> Page:
 
 
 def _kept(cookies: dict[str, str]) -> dict[str, str]:
-    """Without those that the site had forgotten."""
+    """Return the cookies without those that the site deleted."""
     return {name: value for name, value in cookies.items() if value}
 
 
 class _Reader(HTMLParser):
-    """Blocks are lines; of the rest, text, links, inputs, selects and buttons matter."""
+    """Parses HTML: blocks become lines; text, links, inputs, selects and buttons are kept, all else is ignored."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[list[str | int]] = [[]]
         self.elements: list[Element] = []
         self.forms: list[Form] = []
-        self._open: dict[str, str] | None = None  # attributes of the link, button, choice or head that is open
-        self._words: list[str] = []  # within it
+        self._open: dict[str, str] | None = None  # attributes of the open link, button, select or title
+        self._words: list[str] = []  # the text in it
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value or "" for name, value in attrs}

@@ -1,7 +1,7 @@
-"""The one HTTP server of a process: on loopback, on a port that is free, for all episodes that this process plays.
+"""The HTTP server of a process: one server on loopback, on a free port, for all episodes that the process plays.
 
-A visit brings a site's state and takes it home again: an episode's state is a value of its own, and the server has
-nothing to remember between two actions. Who visits is told by the Host header: a name that nobody could guess.
+The server keeps no state between two actions. A visit brings the state of a site, and the caller reads the new state
+from it afterwards. The Host header identifies the visit, by a random name that cannot be guessed.
 """
 
 import atexit
@@ -25,7 +25,7 @@ TIMEOUT_S = 10.0  # of one read from a browser
 
 
 class Visit:
-    """One site while somebody is there: `state` is what it holds after the last request."""
+    """One site during an action. `state` is its state after the last request."""
 
     def __init__(self, site: Site, state: SiteState, *, host: str, port: int) -> None:
         self.site = site
@@ -35,7 +35,7 @@ class Visit:
 
 
 class WebServer:
-    """Serves in threads of its own until `close`."""
+    """A server that answers requests in its own threads until `close`."""
 
     def __init__(self) -> None:
         self._listener = _Listener(("127.0.0.1", 0), _Handler)
@@ -49,7 +49,7 @@ class WebServer:
 
     @contextmanager
     def visit(self, site: Site, state: SiteState) -> Iterator[Visit]:
-        """Have `site` served under a host name of its own until the block is left."""
+        """Serve `site` under a new random host name while the block runs."""
         visit = Visit(site, state, host=secrets.token_hex(16), port=self.port)
         self._listener.visits[visit.host] = visit
         try:
@@ -58,7 +58,7 @@ class WebServer:
             del self._listener.visits[visit.host]
 
     def close(self) -> None:
-        """Stop, wait for requests under way, and free the port. Does nothing in a process that was forked off."""
+        """Stop, wait for requests in flight, and free the port. Does nothing in a forked process."""
         if os.getpid() != self._pid:
             return
         self._listener.shutdown()
@@ -67,7 +67,7 @@ class WebServer:
 
 
 def web_server() -> WebServer:
-    """This process's server, started when it is first asked for and closed when the process ends."""
+    """Return the server of this process. It starts at the first call and closes when the process ends."""
     return _server_of(os.getpid())
 
 
@@ -91,7 +91,7 @@ class _Listener(socketserver.ThreadingTCPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = TIMEOUT_S
-    wbufsize = -1  # the head and the body of an answer leave together
+    wbufsize = -1  # buffer writes, so that the headers and the body are sent together
     server: _Listener
 
     def do_GET(self) -> None:
@@ -105,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self.rfile.read(int(length)).decode(errors="replace"))
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: what is asked for is the episode's own business."""
+        """Log nothing: requests are part of the episode."""
 
     def _answer(self, body: str) -> None:
         visit = self.server.visits.get(self.headers.get("Host", ""))

@@ -1,6 +1,6 @@
-"""A small market as a web site: what it holds, and what a request does to it. No sockets here: a request is a value.
+"""A small market as a web site: its state, and its response to a request. Requests are values; there are no sockets.
 
-One customer has an account. What the site holds is replaced by every request that changes it, and judges an episode.
+One customer has an account. A request that changes the site returns a new state. The last state judges the episode.
 """
 
 import hashlib
@@ -12,40 +12,40 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-ITEMS_A_PAGE = 4
+ITEMS_PER_PAGE = 4
 MAX_COUNT = 4
 MAX_TEXT_CHARS = 100
 FIRST_ORDER = 101
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ItemOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     item: str
     count: int
 
 
 class SiteState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    orders: dict[str, Order]  # by number
+    orders: dict[str, ItemOrder]  # by number
     account: dict[str, str]  # city and phone
-    messages: tuple[tuple[str, str], ...] = ()  # to whom, and what
-    sessions: frozenset[str] = frozenset()  # the cookies of who is logged in
+    messages: tuple[tuple[str, str], ...] = ()  # (recipient, text)
+    sessions: frozenset[str] = frozenset()  # the cookies of the sessions that are logged in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """What no request changes."""
+    """The part of a site that never changes."""
 
-    items: dict[str, int]  # title -> price; an item's number is its place, from 1
-    people: tuple[str, ...]  # to whom one can write
+    items: dict[str, int]  # title -> price; an item's number is its position, from 1
+    people: tuple[str, ...]  # the possible recipients of a message
     name: str
     password: str
 
     @property
     def cookie(self) -> str:
-        """The session of the customer: always the same, so that states can be compared."""
+        """The session cookie of the customer. It is always the same, so that states can be compared."""
         return hashlib.blake2b(f"{self.name} {self.password}".encode(), digest_size=16).hexdigest()
 
     def matching(self, query: str) -> list[str]:
-        """The items in whose titles all words of `query` are."""
+        """Return the items whose titles contain all words of `query`."""
         return [title for title in self.items if set(query.lower().split()) <= set(title.split())]
 
     def item_path(self, title: str) -> str:
@@ -63,33 +63,33 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Response:
-    """A page, or where else to go, and what the site then holds."""
+    """A page or a redirect, and the state of the site after the request."""
 
     state: SiteState
     status: int = 200
     body: str = ""  # HTML
-    location: str = ""
-    cookie: str | None = None  # to be set; "" to be forgotten
+    location: str = ""  # of a redirect
+    cookie: str | None = None  # the cookie to set; "" deletes it, None leaves it unchanged
 
 
 def next_number(state: SiteState) -> str:
-    """The number of the next order."""
+    """Return the number of the next order."""
     return str(max(map(int, state.orders), default=FIRST_ORDER - 1) + 1)
 
 
 def in_order(state: SiteState) -> list[str]:
-    """The numbers of the orders as they are listed."""
+    """Return the numbers of the orders in ascending order."""
     return sorted(state.orders, key=int)
 
 
 def page_number(query: Mapping[str, str]) -> int:
-    """Which page of a list is asked for, from 1; the first where that makes no sense."""
-    asked = query.get("page", "")
-    return max(1, int(asked)) if re.fullmatch(r"[0-9]{1,4}", asked) else 1
+    """Return the requested page of a list, from 1; the first page if the number is malformed."""
+    page = query.get("page", "")
+    return max(1, int(page)) if re.fullmatch(r"[0-9]{1,4}", page) else 1
 
 
 def respond(site: Site, state: SiteState, request: Request) -> Response:
-    """What the site answers to `request`."""
+    """Return the response of the site to `request`."""
     name, _, rest = request.path.removeprefix("/").partition("/")
     handle = _HANDLERS.get((request.method, name), _unknown)
     is_in = request.cookie in state.sessions
@@ -132,15 +132,15 @@ def _order_item(site: Site, state: SiteState, request: Request, rest: str) -> Re
     if title is None or verb != "order" or count not in map(str, range(1, MAX_COUNT + 1)):
         return _nothing(state)
     order_number = next_number(state)
-    orders = {**state.orders, order_number: Order(item=title, count=int(count))}
+    orders = {**state.orders, order_number: ItemOrder(item=title, count=int(count))}
     return _to(msgspec.structs.replace(state, orders=orders), f"/orders/{order_number}")
 
 
 def _login(site: Site, state: SiteState, request: Request, rest: str) -> Response:
     where = html.escape(request.query.get("next", "/"))
     fields = _text_field("name") + _text_field("password") + f'<input type="hidden" name="next" value="{where}">'
-    told = "<p>wrong name or password</p>" if "wrong" in request.query else ""
-    return Response(state=state, body=told + _form("/login", f"{fields}<button>enter</button>"))
+    error = "<p>wrong name or password</p>" if "wrong" in request.query else ""
+    return Response(state=state, body=error + _form("/login", f"{fields}<button>enter</button>"))
 
 
 def _enter(site: Site, state: SiteState, request: Request, rest: str) -> Response:
@@ -148,7 +148,7 @@ def _enter(site: Site, state: SiteState, request: Request, rest: str) -> Respons
     if (request.form.get("name"), request.form.get("password")) != (site.name, site.password):
         return _to(state, f"/login?{urllib.parse.urlencode({'next': where, 'wrong': '1'})}")
     entered = msgspec.structs.replace(state, sessions=state.sessions | {site.cookie})
-    # `//host` would lead elsewhere
+    # `//host` would be a redirect to another host
     path = urllib.parse.quote(where, safe="/?=&") if where[:1] == "/" != where[1:2] else "/"
     return replace(_to(entered, path), cookie=site.cookie)
 
@@ -160,12 +160,12 @@ def _leave(site: Site, state: SiteState, request: Request, rest: str) -> Respons
 
 def _orders(site: Site, state: SiteState, request: Request, rest: str) -> Response:
     if not rest:
-        lines = [_link(f"order {n} : {_told(state.orders[n])}", f"/orders/{n}") for n in in_order(state)]
+        lines = [_link(f"order {n} : {_order_text(state.orders[n])}", f"/orders/{n}") for n in in_order(state)]
         return Response(state=state, body=f"<p>{len(lines)} orders</p>" + _paged(lines, "/orders", {}, request))
     if rest not in state.orders:
         return _nothing(state)
     form = _form(f"/orders/{rest}/cancel", "<button>cancel</button>")
-    return Response(state=state, body=f"<p>order {rest} : {html.escape(_told(state.orders[rest]))}</p>{form}")
+    return Response(state=state, body=f"<p>order {rest} : {html.escape(_order_text(state.orders[rest]))}</p>{form}")
 
 
 def _cancel(site: Site, state: SiteState, request: Request, rest: str) -> Response:
@@ -203,7 +203,7 @@ def _send(site: Site, state: SiteState, request: Request, rest: str) -> Response
 
 
 def _framed(body: str, is_in: bool) -> str:
-    """With the links and the search that are on every page."""
+    """Return the whole page: `body` with the links and the search form that every page has."""
     links = [("home", "/")]
     links += [("orders", "/orders"), ("account", "/account"), ("write", "/write")] if is_in else [("log in", "/login")]
     nav = "<p>" + " ".join(_link(label, path) for label, path in links) + "</p>"
@@ -213,10 +213,10 @@ def _framed(body: str, is_in: bool) -> str:
 
 
 def _paged(lines: list[str], path: str, query: dict[str, str], request: Request) -> str:
-    """The lines of the page that the request asks for, and links to the pages before and after it."""
-    last = max(1, -(-len(lines) // ITEMS_A_PAGE))
+    """Return the requested page of `lines`, with links to the previous and the next page."""
+    last = max(1, -(-len(lines) // ITEMS_PER_PAGE))
     page = min(page_number(request.query), last)
-    shown = [f"<p>{line}</p>" for line in lines[(page - 1) * ITEMS_A_PAGE : page * ITEMS_A_PAGE]]
+    shown = [f"<p>{line}</p>" for line in lines[(page - 1) * ITEMS_PER_PAGE : page * ITEMS_PER_PAGE]]
     turns = [("previous", page - 1)] * (page > 1) + [("next", page + 1)] * (page < last)
     links = [_link(label, f"{path}?{urllib.parse.urlencode({**query, 'page': number})}") for label, number in turns]
     return "".join(shown) + (f"<p>{' '.join(links)}</p>" if links else "")
@@ -234,7 +234,7 @@ def _item_title(site: Site, number: str) -> str | None:
     return dict(zip(map(str, range(1, len(site.items) + 1)), site.items, strict=True)).get(number)
 
 
-def _told(order: Order) -> str:
+def _order_text(order: ItemOrder) -> str:
     return f"{order.count} {order.item}"
 
 
@@ -265,5 +265,12 @@ _HANDLERS: dict[tuple[str, str], Callable[[Site, SiteState, Request, str], Respo
     ("GET", "write"): _write,
     ("POST", "write"): _send,
 }
-_MEMBERS_ONLY = {("POST", "item"), ("GET", "orders"), ("POST", "orders"), ("GET", "account"), ("POST", "account"),
-                 ("GET", "write"), ("POST", "write")}  # fmt: skip
+_MEMBERS_ONLY = {
+    ("POST", "item"),
+    ("GET", "orders"),
+    ("POST", "orders"),
+    ("GET", "account"),
+    ("POST", "account"),
+    ("GET", "write"),
+    ("POST", "write"),
+}

@@ -1,4 +1,4 @@
-"""`web`: errands on a real web site, on loopback, through a text browser; judged by what the site then holds."""
+"""`web`: do errands on a web site, served on loopback, through a text browser. The site's last state is judged."""
 
 import asyncio
 import re
@@ -17,18 +17,18 @@ from envhub.options import check_choice, check_range
 from envhub.task_seed import split_of, task_rng
 from envhub.web.browser import Browser, Element, Page, element_text, filled, load, page_text
 from envhub.web.server import web_server
-from envhub.web.site import ITEMS_A_PAGE, MAX_TEXT_CHARS, Order, Site, SiteState, in_order, page_number
+from envhub.web.site import ITEMS_PER_PAGE, MAX_TEXT_CHARS, ItemOrder, Site, SiteState, in_order, page_number
 from envhub.web.task import ERRANDS, Errand, draw_errand, draw_site, draw_state
 from envhub.world import Change, WorldEnv
 
 RULES = (
     "Do the errands on a web site. A page is shown as text: [1] home is a link, [2] name = _ an empty field, [3] count "
-    "= 1 of 1 2 a field with choices, [4] (send) a button. goto PATH opens a page, first of all goto / . click NUMBER "
-    "follows a link. type NUMBER TEXT fills in a field. submit NUMBER presses a button. back goes to the page before. "
-    "Say done when all is done and nothing else has been changed."
+    "= 1 of 1 2 a field with choices, [4] (send) a button. goto PATH opens a page; begin with goto / . click NUMBER "
+    "follows a link. type NUMBER TEXT fills in a field. submit NUMBER presses a button. back opens the previous page. "
+    "When all errands are done, and nothing else has been changed, write done."
 )
 
-MAX_PATH_CHARS = 1000  # what is longer the server may refuse before it has read it, and its refusal be lost
+MAX_PATH_CHARS = 1000  # the server may refuse a longer path before it has read it; the refusal could then be lost
 _ACTION = re.compile(
     r"(?:(?P<verb>back|done)|goto\s*(?P<path>/[a-z0-9/?=&+\s]*)|(?P<on>click|submit)\s+(?P<number>\d{1,3})|"
     r"type\s+(?P<field>\d{1,3})\s+(?P<text>\S.*))",
@@ -41,13 +41,13 @@ class WebState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     browser: Browser
 
 
-class _NoSense(Exception):
-    """The action cannot be done; the text says why."""
+class _InvalidAction(Exception):
+    """The action cannot be done; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WebWorld:
-    """One site, and the errands on it."""
+    """One site and its errands."""
 
     profile: str
     site: Site
@@ -75,19 +75,19 @@ class WebWorld:
         found = _ACTION.fullmatch(action.strip())
         try:
             if found is None:
-                raise _NoSense("say goto PATH, click NUMBER, type NUMBER TEXT, submit NUMBER, back or done")
+                raise _InvalidAction("write goto PATH, click NUMBER, type NUMBER TEXT, submit NUMBER, back or done")
             if (found["verb"] or "").lower() == "done":
                 return Change(state=state, text="bye", over=True, score=float(_is_alike(state.site, self.goal)))
             if found["field"]:
                 return _typed(state, int(found["field"]), " ".join(found["text"].split()))
             path, form = _request(state.browser, found)
-        except _NoSense as error:
+        except _InvalidAction as error:
             return Change(state=state, text=str(error), valid=False)
         after = await asyncio.to_thread(self._visited, state, path, form)
         return Change(state=after, text=page_text(after.browser))
 
     def admissible(self, state: WebState) -> list[str]:
-        """What the page offers; of what could be typed, the errands' own words."""
+        """Return what the page offers. For fields, only the texts of the errands are listed."""
         page, actions = state.browser.page, ["goto /", "done"]
         actions += ["back"] if state.browser.previous else []
         texts = dict.fromkeys([self.site.name, self.site.password, *(t for e in self.errands for t in e.types)])
@@ -101,7 +101,7 @@ class WebWorld:
         return actions
 
     def expert(self, state: WebState) -> str:
-        """What brings the site nearer to what it should hold; what cannot be undone is left."""
+        """Return an action that brings the site closer to the goal; `done` at the goal or if it is out of reach."""
         page = state.browser.page
         if _is_alike(state.site, self.goal) or Counter(state.site.messages) - Counter(self.goal.messages):
             return "done"
@@ -122,8 +122,8 @@ class WebWorld:
         missing = Counter(self.goal.orders.values()) - Counter(state.site.orders.values())
         return self._order(state.browser, page, next(iter(missing)))
 
-    def _order(self, browser: Browser, page: Page, order: Order) -> str:
-        """The next step to an order: search, turn pages, look, choose how many."""
+    def _order(self, browser: Browser, page: Page, order: ItemOrder) -> str:
+        """Return the next action to place `order`: search, turn pages, open the item, choose how many."""
         path = self.site.item_path(order.item)
         if page.path == path:
             return _fill(browser, {"count": str(order.count)}, "order") or "goto /"
@@ -135,17 +135,17 @@ class WebWorld:
         return shown or _fill(browser, {"search": query}, "find") or "goto /"
 
     def _visited(self, state: WebState, path: str, form: Mapping[str, str] | None) -> WebState:
-        """The state after the browser has gone to `path`. Blocks."""
+        """Return the state after the browser has opened `path`. Blocks."""
         with web_server().visit(self.site, state.site) as visit:
             browser = load(state.browser, visit, path, form)
             return WebState(site=visit.state, browser=browser)
 
 
 def make_web_env(*, profile: str = "small", task: str = "any", errands: int = 1, items: int = 24) -> Env:
-    """An environment of errands on a site. Raises ValueError for options that do not fit.
+    """Return a `web` environment. Raises ValueError for invalid options.
 
-    `profile` is "small" (no system message) or "full" (the actions are told), `task` "order", "cancel", "change",
-    "write" or "any", `errands` how many there are, `items` how many the market has.
+    `profile`: "small" (no system message) or "full" (the system message explains the actions). `task`: "order",
+    "cancel", "change", "write" or "any". `errands`: their number. `items`: the number of items of the market.
     """
     check_choice("profile", profile, ("small", "full"))
     check_choice("task", task, (*ERRANDS, "any"))
@@ -159,7 +159,7 @@ def make_web_env(*, profile: str = "small", task: str = "any", errands: int = 1,
 
 
 def make_web(task: Task, *, profile: str, kind: str, num_errands: int, num_items: int) -> WebWorld:
-    """The site and the errands of `task`. Raises ValueError for a split that does not exist."""
+    """Return the world of `task`. Raises ValueError for an unknown split."""
     rng = task_rng(task, world=f"web/{kind}/{num_errands}/{num_items}")
     while True:
         site = draw_site(rng, num_items=num_items)
@@ -177,7 +177,7 @@ def _opening_text(site: Site, errands: list[Errand]) -> str:
 
 
 def _is_alike(site: SiteState, goal: SiteState) -> bool:
-    """Whether it holds what it should, whatever the numbers of its orders and whoever is logged in."""
+    """Return whether the states are equal, without regard to the numbers of orders and to sessions."""
     return (
         site.account == goal.account
         and Counter(site.messages) == Counter(goal.messages)
@@ -186,10 +186,10 @@ def _is_alike(site: SiteState, goal: SiteState) -> bool:
 
 
 def _typed(state: WebState, number: int, text: str) -> Change[WebState]:
-    """`text` in a field, in the place of what was in it. Raises _NoSense."""
+    """Replace the content of a field by `text`. Raises _InvalidAction."""
     element = _element(state.browser, number, ("field", "choice"))
     if len(text) > MAX_TEXT_CHARS or not text.isprintable() or (element.options and text not in element.options):
-        raise _NoSense(f"{element.label} does not take that")
+        raise _InvalidAction(f"{element.label} does not accept this text")
     typed = {other: value for other, value in state.browser.typed.items() if other != str(number)}
     if text != element.value:
         typed[str(number)] = text
@@ -198,15 +198,15 @@ def _typed(state: WebState, number: int, text: str) -> Change[WebState]:
 
 
 def _request(browser: Browser, found: re.Match[str]) -> tuple[str, dict[str, str] | None]:
-    """Where an action leads, and the form that is posted there, if one is. Raises _NoSense."""
+    """Return the path that an action opens, and the form to post there, or None for a GET. Raises _InvalidAction."""
     if found["path"]:
         path = "".join(found["path"].lower().split())
         if len(path) > MAX_PATH_CHARS:
-            raise _NoSense(f"a path has at most {MAX_PATH_CHARS} characters")
+            raise _InvalidAction(f"a path has at most {MAX_PATH_CHARS} characters")
         return path, None
     if found["verb"]:
         if not browser.previous:
-            raise _NoSense("there is no page before")
+            raise _InvalidAction("there is no previous page")
         return browser.previous, None
     if found["on"].lower() == "click":
         return _element(browser, int(found["number"]), ("link",)).target, None
@@ -219,30 +219,31 @@ def _request(browser: Browser, found: re.Match[str]) -> tuple[str, dict[str, str
 
 
 def _element(browser: Browser, number: int, kinds: tuple[str, ...]) -> Element:
-    """Raises _NoSense unless the page has such an element with this number."""
+    """Return the element with this number. Raises _InvalidAction unless the page has one of these kinds there."""
     elements = browser.page.elements if browser.page else ()
     if not 1 <= number <= len(elements) or elements[number - 1].kind not in kinds:
-        raise _NoSense(f"no {' or '.join(kinds)} has the number {number}")
+        raise _InvalidAction(f"no {' or '.join(kinds)} has the number {number}")
     return elements[number - 1]
 
 
 def _fill(browser: Browser, values: Mapping[str, str], button: str) -> str | None:
-    """The next step to the form with these fields and this button; None where the page has none."""
+    """Return the next action to fill in and submit the form with this button; None if the page has no such form."""
     assert browser.page is not None
     elements = list(enumerate(browser.page.elements, 1))
     for pressed, element in elements:
         if element.kind != "button" or element.label != button:
             continue
-        held = filled(browser, element.form)
+        current = filled(browser, element.form)
         for number, other in elements:
-            if other.form == element.form and held.get(other.label) != values.get(other.label, held.get(other.label)):
+            value = current.get(other.label)
+            if other.form == element.form and value != values.get(other.label, value):
                 return f"type {number} {values[other.label]}"
         return f"submit {pressed}"
     return None
 
 
 def _click(page: Page, label: str) -> str | None:
-    """The step to the link of this label; None where the page has none."""
+    """Return the click on the link with this label; None if the page has no such link."""
     return next((f"click {n}" for n, e in enumerate(page.elements, 1) if e.kind == "link" and e.label == label), None)
 
 
@@ -250,17 +251,17 @@ def _click_target(page: Page, path: str) -> str | None:
     return next((f"click {n}" for n, e in enumerate(page.elements, 1) if e.kind == "link" and e.target == path), None)
 
 
-def _turn(page: Page, place: int) -> str | None:
-    """The step to the page of results on which the one at `place` stands."""
-    return _click(page, "next" if place // ITEMS_A_PAGE + 1 > page_number(_query(page)) else "previous")
+def _turn(page: Page, position: int) -> str | None:
+    """Return the click that turns towards the page of results with the result at `position`."""
+    return _click(page, "next" if position // ITEMS_PER_PAGE + 1 > page_number(_query(page)) else "previous")
 
 
 def _query(page: Page) -> dict[str, str]:
     return dict(urllib.parse.parse_qsl(page.path.partition("?")[2]))
 
 
-def _cancel(page: Page, site: SiteState, order: Order) -> str:
-    """The next step to there being one order less of this kind."""
+def _cancel(page: Page, site: SiteState, order: ItemOrder) -> str:
+    """Return the next action to cancel one order equal to `order`."""
     number = next(number for number in in_order(site) if site.orders[number] == order)
     if page.path == f"/orders/{number}":
         return _fill(Browser(page=page), {}, "cancel") or "goto /"
