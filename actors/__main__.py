@@ -1,6 +1,6 @@
 """One actor process: `python -m actors NAME [config.yaml] [section.key=value ...]`.
 
-Its own settings say where the run is and what kind of actor this is; everything else, the run says in Redis.
+Its own settings name the run and define the kind of actor; all other settings come from the run's facts in Redis.
 """
 
 import asyncio
@@ -10,19 +10,23 @@ import sys
 import zlib
 from pathlib import Path
 
-from actors.act import act, make_stage
+from actors.act import act, make_setup
 from actors.engine import EngineDied
-from actors.join import checked_key, run_config, wait_for_run
+from actors.event_loop import run as run_loop
+from actors.join import checked_key, checked_tokenizer, run_config, wait_for_run
 from actors.orders import engine_settings
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
+from actors.watchdog import LEASE_TIMES, watch
 from common.config import Config, load_config
 from common.config_error import ConfigError
 from common.connection import RedisUnreachable, connect, connect_shards, without_password
 from common.curve import load_key
+from common.log import log_to_stderr
+from common.printable import printable_block
 from common.shutdown import LEAVE_S, Shutdown
 from envhub.catalogue import make_any_env
-from replay.buffer import Buffer
+from replay.actor_buffer import ActorBuffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunFacts, UnknownRun
 from replay.keys import shard_name
@@ -31,8 +35,8 @@ log = logging.getLogger("actors")
 
 
 def main(name: str, settings: list[str]) -> int:
-    """Return the exit code: 0 the run is over, 1 engine or learner failed, 2 bad input, 75 told to leave."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    """Run one actor; return 0 if the run is over, 1 if engine or learner failed, 2 for bad input, 75 if preempted."""
+    log_to_stderr()
     shutdown = Shutdown()
     try:
         with shutdown.nothing_to_lose():
@@ -40,40 +44,34 @@ def main(name: str, settings: list[str]) -> int:
             load_key(mine.weights.key_file)
             client = connect(mine.redis.url, ending=shutdown.requested)
             fleet = Fleet(client, mine.run.name)
-            # It takes 10 s to import vLLM; the learner meanwhile makes the model that this actor waits for.
+            # Started early: it takes 10 s to import vLLM, while the learner makes the model.
             process = EngineProcess()
             facts = wait_for_run(fleet, mine.actors.join_timeout_s)
             run = run_config(facts)
-            checked_key(run)  # the engine's process finds it in the environment
+            checked_key(run)  # the engine process reads the key from the environment
             check_host(run, Path(facts.model_path))
+            tokenizer = checked_tokenizer(facts)
             engine = start_engine(process, name, run=run, mine=mine, facts=facts)
     except (ConfigError, RedisUnreachable, UnknownRun) as error:
-        print(f"slipstream actors: {error}", file=sys.stderr)
+        print(printable_block(f"slipstream actors: {error}"), file=sys.stderr)
         return 2
     shards = connect_shards(mine.redis.url, run.redis.shards, ending=shutdown.requested)
     streams = [("eval", 0), *(("train", shard) for shard in range(len(shards)))]  # the learner waits for evaluations
     buffers = {
-        shard_name(stream, shard): Buffer(
-            shards[shard],
-            run.run.name,
-            stream=stream,
-            shard=shard,
-            vocab_size=facts.vocab_size,
-            lease_ttl_s=run.replay.lease_ttl_s,
-            max_attempts=run.replay.max_attempts,
-            max_trajectory_bytes=run.replay.max_trajectory_bytes,
-            compress=run.replay.compress,
+        shard_name(stream, shard): ActorBuffer(
+            shards[shard], run.run.name, run.replay, vocab_size=facts.vocab_size, stream=stream, shard=shard
         )
         for stream, shard in streams
     }
-    stage = make_stage(engine, name=name, run=run, actors=mine.actors, model_path=Path(facts.model_path))
+    setup = make_setup(engine, name=name, run=run, actors=mine.actors, tokenizer=tokenizer)
 
     shutdown.end_within(mine.actors.drain_s + LEAVE_S)
 
     async def play() -> int:
+        watch(limit_s=LEASE_TIMES * run.replay.lease_ttl_s)
         try:
             return await act(
-                stage,
+                setup,
                 buffers=buffers,
                 bulletin=Bulletin(client, run.run.name),
                 fleet=fleet,
@@ -84,14 +82,14 @@ def main(name: str, settings: list[str]) -> int:
             await engine.close()
 
     try:
-        return asyncio.run(play())
+        return run_loop(play())
     except EngineDied as error:
-        log.error("the actor ends with its engine, for its supervisor to start another: %s", error)
+        log.error("the engine died, and the actor ends; its supervisor starts another one: %s", error)
         return 1
 
 
 def own_config(settings: list[str]) -> Config:
-    """This actor's own settings, from a file and overrides."""
+    """Load this actor's own settings from a file and overrides. Raises ConfigError."""
     files = [setting for setting in settings if "=" not in setting]
     config = load_config(files[0] if files else None, [setting for setting in settings if "=" in setting])
     config.redis.url = without_password(config.redis.url)
@@ -99,21 +97,23 @@ def own_config(settings: list[str]) -> Config:
 
 
 def check_host(run: Config, model_folder: Path) -> None:
-    """Raise ConfigError unless this host has what the run needs of it: the model's folder and the environment."""
+    """Raise ConfigError unless this host has the run's model folder and can make its environments."""
     if not (model_folder / "config.json").is_file():
-        raise ConfigError(f"the run's model folder {model_folder} is not on this host; share or copy it")
+        raise ConfigError(
+            f"the run's model folder {model_folder} is not on this host; share it or copy it to this path"
+        )
     try:
-        for part in run.env.parts().values():
+        for part in run.env.entries().values():
             asyncio.run(make_any_env(part.name, part.options).close())
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
 
 def start_engine(process: EngineProcess, name: str, *, run: Config, mine: Config, facts: RunFacts) -> VllmEngine:
-    """A vLLM engine that will serve from the first offered version on: what the folder holds has no number."""
+    """Start a vLLM engine. It serves from the first offered version on; the folder's weights have no version number."""
     disk = mine.weights.disk or run.weights.disk
     if mine.actors.transport == "disk" and not disk:
-        raise ConfigError("`actors.transport` is disk, and the run has no `weights.disk`; use broadcast or pull")
+        raise ConfigError("`actors.transport` is disk, but `weights.disk` is empty; set it, or use broadcast or pull")
     settings = engine_settings(
         run,
         mine.actors,
@@ -133,10 +133,10 @@ def start_engine(process: EngineProcess, name: str, *, run: Config, mine: Config
     try:
         return VllmEngine(process, settings)
     except ValueError as error:
-        raise ConfigError(f"vLLM refuses the model or the sizes that it was given: {error}") from None
+        raise ConfigError(f"vLLM refuses the model or the configured sizes: {error}") from None
 
 
 if __name__ == "__main__":
     exit_code = main(sys.argv[1], sys.argv[2:])
-    # Not sys.exit: the interpreter takes a second to clear torch's heap, which a preempted actor may not have.
+    # Not sys.exit: the interpreter takes a second to clear torch's heap, and a preempted actor may not have a second.
     os._exit(exit_code)

@@ -1,4 +1,4 @@
-"""The actor: one engine, many episodes at a time, from leases to inserted trajectories."""
+"""The actor's main loop: one engine plays many episodes at a time, from leases to inserted trajectories."""
 
 import asyncio
 import contextlib
@@ -6,104 +6,106 @@ import functools
 import logging
 import random
 import socket
-from pathlib import Path
 
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerBase
 
 from actors.beat import Leases, Pulse, keep_beating
 from actors.engine import Engine, EngineDied
-from actors.group import Episodes, Stage, rollout_group
+from actors.group import Episodes, EpisodeSetup, rollout_group
 from actors.pin import Pin
 from actors.refresh import RefreshCounts, keep_fresh
 from actors.rollout import Allowance
-from common.action_format import FORMATS
-from common.config import Config
+from common.action_format import action_format
 from common.actors_config import ActorsConfig
+from common.config import Config
 from common.patience import RedisAway
 from common.shutdown import EXIT_PREEMPTED, Shutdown
 from common.trajectory import Provenance
-from replay.buffer import Buffer
+from replay.actor_buffer import ActorBuffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunState
 from replay.ticket import Lease
 
 IDLE_S = 0.05
 EVAL_STREAM = "eval"
-EXIT_RUN_FAILED = 1  # its supervisor starts this actor again, which waits for the learner to come back
-MAX_KV_USE = 0.9  # above this, a new group would only push running requests out of the KV cache
+EXIT_RUN_FAILED = 1  # the supervisor starts this actor again, which then waits until the learner is back
+MAX_KV_USE = 0.9  # above this, a new group would only evict running requests from the KV cache
 
 log = logging.getLogger(__name__)
 
 
 async def act(
-    stage: Stage,
+    setup: EpisodeSetup,
     *,
-    buffers: dict[str, Buffer],
+    buffers: dict[str, ActorBuffer],
     bulletin: Bulletin,
     fleet: Fleet,
     actors: ActorsConfig,
     shutdown: Shutdown,
 ) -> int:
-    """Produce trajectories until the run is over or this actor is told to leave; return the exit code.
+    """Produce trajectories until the run is over or this actor is asked to leave; return the exit code.
 
-    Consumes leases, from the first buffer that has one; waits for room in the engine; produces inserted trajectories.
-    Unblocked by tickets that the learner opens. Raises EngineDied: its groups go back, and the process must end.
+    Consumes leases from the buffers; waits for room in the engine; produces inserted trajectories. Unblocked by tickets
+    that the learner opens. Raises EngineDied after it has given its groups back; then the process must end.
     """
     leases, counts, pin, run_failed = Leases(), RefreshCounts(), Pin(), False
     newest = bulletin.stored if actors.transport == "disk" else bulletin.latest
-    refreshing = asyncio.create_task(keep_fresh(stage.engine, newest, counts, pin))
-    pulse = Pulse(stage, counts=counts, actors=actors, shutdown=shutdown)
-    beating = asyncio.create_task(keep_beating(pulse, actor=stage.actor, buffers=buffers, fleet=fleet, leases=leases))
+    refreshing = asyncio.create_task(keep_fresh(setup.engine, newest, counts, pin))
+    pulse = Pulse(setup, counts=counts, actors=actors, shutdown=shutdown)
+    beating = asyncio.create_task(keep_beating(pulse, actor=setup.actor, buffers=buffers, fleet=fleet, leases=leases))
     try:
         while not shutdown.requested.is_set() and not beating.done():
             _raise_first_error(refreshing, *leases.tasks())
             if pin.stuck:
-                _give_back_what_waits(stage, leases)
-            if not await _lease_one(stage, buffers, leases, pin, actors):
-                await asyncio.sleep(IDLE_S * random.uniform(0.5, 1.5))  # so that a fleet does not ask in step
+                _give_back_what_waits(setup, leases)
+            if not await _lease_one(setup, buffers, leases, pin, actors):
+                await asyncio.sleep(IDLE_S * random.uniform(0.5, 1.5))  # random, so that actors do not ask together
         if beating.done():
             run_failed = beating.result() is RunState.FAILED
         else:
-            await _drain(stage, leases, actors)
+            await _drain(setup, leases, actors)
     except RedisAway as error:
         if not shutdown.requested.is_set():
             raise
-        log.warning("leaving, and what is leased with it: %s", error)
+        log.warning("Redis is unreachable: abandoning %d leases and exiting: %s", len(leases.playing), error)
     finally:
         background = [refreshing, beating, *leases.tasks()]
         for task in background:
             task.cancel()
-        # Groups that are cancelled here give their missing members back before they end.
+        # A cancelled group gives its missing members back before its task ends.
         await asyncio.gather(*background, return_exceptions=True)
-        with contextlib.suppress(RedisAway):  # then it is missed
-            with contextlib.suppress(EngineDied):  # then its books end with the last beat
+        with contextlib.suppress(RedisAway):  # then this member expires
+            with contextlib.suppress(EngineDied):  # then the last heartbeat stays as it is
                 await asyncio.to_thread(fleet.beat, pulse.member())
-            await asyncio.to_thread(fleet.leave, stage.actor)
+            await asyncio.to_thread(fleet.leave, setup.actor)
     if shutdown.requested.is_set():
         return EXIT_PREEMPTED
     return EXIT_RUN_FAILED if run_failed else 0
 
 
-async def _drain(stage: Stage, leases: Leases, actors: ActorsConfig) -> None:
-    """Let what is being played end, for as long as there is time, and keep nobody waiting for this actor meanwhile."""
-    stage.engine.leave_broadcasts()
+async def _drain(setup: EpisodeSetup, leases: Leases, actors: ActorsConfig) -> None:
+    """Let running episodes finish for up to `actors.drain_s`, and take part in no broadcast meanwhile."""
+    setup.engine.leave_broadcasts()
     if leases.playing:
         log.info("draining %d groups for at most %.0f s", len(leases.playing), actors.drain_s)
         await asyncio.wait(leases.tasks(), timeout=actors.drain_s)
 
 
 async def _lease_one(
-    stage: Stage, buffers: dict[str, Buffer], leases: Leases, pin: Pin, actors: ActorsConfig
+    setup: EpisodeSetup, buffers: dict[str, ActorBuffer], leases: Leases, pin: Pin, actors: ActorsConfig
 ) -> bool:  # fmt: skip
-    """Start on one more group, if the engine has room and a buffer has one: the first of them, or any of the others."""
-    if stage.episodes.num_running >= actors.max_episodes or stage.engine.load().kv_use > MAX_KV_USE:
+    """Start one more group if the engine has room and a buffer has one; return whether it did.
+
+    Evaluations come first; then the shards in random order.
+    """
+    if setup.episodes.num_running >= actors.max_episodes or setup.engine.load().kv_use > MAX_KV_USE:
         return False
     (evaluations, first), *shards = buffers.items()
     for stream, buffer in [(evaluations, first), *random.sample(shards, len(shards))]:
         lease_from = _lease_evaluation if stream == EVAL_STREAM else _lease_training
-        lease = await lease_from(stage, buffer, pin)
+        lease = await lease_from(setup, buffer, pin)
         if lease is not None:
-            task = asyncio.create_task(rollout_group(lease, stage=stage, buffer=buffer))
+            task = asyncio.create_task(rollout_group(lease, setup=setup, buffer=buffer))
             key = (stream, lease.ticket.group_id)
             _cancel_former(leases, key)
             leases.playing[key] = (lease, task)
@@ -117,51 +119,51 @@ async def _lease_one(
     return False
 
 
-async def _lease_evaluation(stage: Stage, buffer: Buffer, pin: Pin) -> Lease | None:
-    """An evaluation group of exactly the version that the engine serves; others are for others, or for later."""
-    if not pin.may_lease(stage.engine.policy_version):
+async def _lease_evaluation(setup: EpisodeSetup, buffer: ActorBuffer, pin: Pin) -> Lease | None:
+    """Lease an evaluation group of exactly the version that the engine serves; others are released again."""
+    if not pin.may_lease(setup.engine.policy_version):
         return None
     with pin.leasing():
-        lease = await asyncio.to_thread(buffer.lease, stage.actor)
+        lease = await asyncio.to_thread(buffer.lease, setup.actor)
         if lease is None:
             pin.found_none()
-        elif lease.ticket.min_policy_version != stage.engine.policy_version:
-            pin.passes_over(stage.engine.policy_version)
+        elif lease.ticket.min_policy_version != setup.engine.policy_version:
+            pin.skips(setup.engine.policy_version)
             await asyncio.to_thread(buffer.release, lease)
         else:
             return lease
     return None
 
 
-async def _lease_training(stage: Stage, buffer: Buffer, pin: Pin) -> Lease | None:
-    """A training group; none that would wait for newer weights where nobody knows when they come."""
-    if pin.stays and stage.engine.policy_version < pin.asked_version:
+async def _lease_training(setup: EpisodeSetup, buffer: ActorBuffer, pin: Pin) -> Lease | None:
+    """Lease a training group; release it again if it needs newer weights and this engine may not get them soon."""
+    if pin.stays and setup.engine.policy_version < pin.asked_version:
         return None
-    lease = await asyncio.to_thread(buffer.lease, stage.actor)
-    if lease is not None and pin.stays and stage.engine.policy_version < lease.ticket.min_policy_version:
+    lease = await asyncio.to_thread(buffer.lease, setup.actor)
+    if lease is not None and pin.stays and setup.engine.policy_version < lease.ticket.min_policy_version:
         pin.asked_version = lease.ticket.min_policy_version
         await asyncio.to_thread(buffer.release, lease)
         return None
     return lease
 
 
-def _give_back_what_waits(stage: Stage, leases: Leases) -> None:
-    """Let go of the groups that wait for weights which this actor cannot get."""
+def _give_back_what_waits(setup: EpisodeSetup, leases: Leases) -> None:
+    """Give back the groups that wait for weights which this actor cannot get."""
     for lease, task in leases.playing.values():
-        waits = stage.engine.policy_version < lease.ticket.min_policy_version
-        if waits and not task.cancelling():  # once: the next would be of its giving back
+        waits = setup.engine.policy_version < lease.ticket.min_policy_version
+        if waits and not task.cancelling():  # only once: a second cancel would interrupt the giving back
             task.cancel()
 
 
 def _cancel_former(leases: Leases, key: tuple[str, int]) -> None:
-    """A group that was lost, and comes back to this actor before that was noticed, is played once."""
+    """Cancel an earlier task of the same group: its lease was lost, and this actor has leased the group again."""
     if key in leases.playing:
         _, former = leases.playing[key]
         former.cancel()
 
 
 def _forget(leases: Leases, key: tuple[str, int], done: asyncio.Task[None]) -> None:
-    """Let go of a group that ended; one that ended in an error stays, for `_raise_first_error` to find."""
+    """Remove a group whose task has ended; one with an error stays, for `_raise_first_error`."""
     _, playing = leases.playing.get(key, (None, None))
     if playing is done and (done.cancelled() or done.exception() is None):
         del leases.playing[key]
@@ -173,17 +175,17 @@ def _raise_first_error(*tasks: asyncio.Task[None]) -> None:
             task.result()
 
 
-def make_stage(
-    engine: Engine, *, name: str, run: Config, actors: ActorsConfig, model_path: Path
-) -> Stage:  # fmt: skip
-    """What episodes of `run` are played with on this actor."""
-    return Stage(
+def make_setup(
+    engine: Engine, *, name: str, run: Config, actors: ActorsConfig, tokenizer: PreTrainedTokenizerBase
+) -> EpisodeSetup:  # fmt: skip
+    """The setup of every episode of `run` on this actor."""
+    return EpisodeSetup(
         run_id=run.run.name,
         actor=name,
-        envs=run.env.parts(),
+        envs=run.env.entries(),
         engine=engine,
-        tokenizer=AutoTokenizer.from_pretrained(model_path),
-        action_format=FORMATS[run.env.action_format],
+        tokenizer=tokenizer,
+        action_format=action_format(run.env.action_format),
         allowance=Allowance(
             max_turns=run.env.max_turns,
             max_tokens=run.model.max_tokens,

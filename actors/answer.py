@@ -1,4 +1,4 @@
-"""What an environment answers, or an EnvError: the boundary that nothing of an environment's own gets past."""
+"""Calls an environment, or a format of actions, and raises EnvError for everything that goes wrong in it."""
 
 import asyncio
 import contextlib
@@ -12,23 +12,31 @@ from typing import TypeVar
 
 import numpy as np
 
+from common.action_format import ActionFormat, ParsedAction
 from common.message import Message
 from common.trajectory import MAX_REWARD, MAX_STATE_KEY
 from envhub.env import Env, EnvError, Observation
+from envhub.step_deadline import step_within
+
+MAX_OBSERVATION_CHARS = 4 << 20  # of all its texts together: about a million tokens
+MAX_OBSERVATION_TEXTS = 10_000  # messages and rewards
+MAX_LOGGED_CHARS = 20_000  # of an environment's exception
+MAX_QUOTED_CHARS = 100
 
 log = logging.getLogger(__name__)
-_told = set[str]()  # where environments failed in this process: so many lines of their code
+_logged_places = set[str]()  # file and line of every failure whose traceback this process has logged
 
 Observed = TypeVar("Observed", bound=Observation)
-Said = TypeVar("Said")
+Rendered = TypeVar("Rendered")
 
 
 async def answer(ask: Callable[[], Awaitable[Observed]], *, timeout_s: float) -> Observed:
-    """The observation that `ask()` gives. Whatever else it does within or beyond `timeout_s` becomes an EnvError."""
+    """Return the observation of `ask()`. Raises EnvError if it fails, is malformed or takes over `timeout_s`."""
     with boundary():
         try:
             async with asyncio.timeout(timeout_s):
-                observation = await ask()
+                with step_within(timeout_s):
+                    observation = await ask()
         except TimeoutError:
             raise EnvError(f"no answer within {timeout_s} s") from None
         _check(observation)
@@ -37,82 +45,154 @@ async def answer(ask: Callable[[], Awaitable[Observed]], *, timeout_s: float) ->
 
 @contextlib.contextmanager
 def boundary() -> Iterator[None]:
-    """Whatever an environment raises is an EnvError."""
+    """Turn every exception of an environment into an EnvError, except the cancellation of this task.
+
+    That includes KeyboardInterrupt: `common/shutdown.py` handles signals and never raises it.
+    """
+    task = _current_task()
     try:
         yield
-    except EnvError:
-        raise
+    except EnvError as error:
+        raise EnvError(_text_of(error)) from error  # its text may be too long, or raise
     except asyncio.CancelledError:
-        task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise EnvError("something that it waited for was cancelled") from None  # by itself: this task is not
-    except (Exception, SystemExit) as error:
+        raise EnvError("the environment awaited something that was cancelled") from None  # this task was not cancelled
+    except BaseException as error:
+        if isinstance(error, GeneratorExit) and _current_task() is not task:
+            raise  # the garbage collector closes this coroutine
         where = _place_of(error)
-        if where not in _told:
-            _told.add(where)
-            told = "".join(traceback.format_exception(error)).encode(errors="backslashreplace").decode()
-            log.warning("an environment failed at %s; it is told in full this once\n%s", where, told)
-        raise EnvError(f"{type(error).__name__}: {error} ({where})") from error
+        if where not in _logged_places:
+            _logged_places.add(where)
+            log.warning("an environment failed at %s; traceback shown once\n%s", where, _full_text(error))
+        raise EnvError(f"{type(error).__name__}: {_text_of(error)} ({where})") from error
+
+
+def _current_task() -> asyncio.Task[object] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no event loop runs in this thread
+        return None
+
+
+def _text_of(error: BaseException) -> str:
+    """The text of an exception, cut to MAX_LOGGED_CHARS; `str` of an environment's exception may itself raise."""
+    try:
+        return str(error)[:MAX_LOGGED_CHARS]
+    except BaseException as failure:
+        return f"(no text: str() of it raised {type(failure).__name__})"
+
+
+def _full_text(error: BaseException) -> str:
+    """The traceback with the texts and causes of the exception; without them if the text is too long."""
+    if len(_text_of(error)) < MAX_LOGGED_CHARS:
+        text = "".join(traceback.format_exception(error))[-MAX_LOGGED_CHARS:]
+    else:
+        text = "".join(traceback.format_tb(error.__traceback__))
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _place_of(error: BaseException) -> str:
-    """The file and line that raised it."""
+    """The file and line that raised the exception."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{Path(frame.filename).name}:{frame.lineno}"
 
 
 def state_key(env: Env) -> str:
-    """The key of `env`'s state as it is recorded: a long one as its beginning and its digest. Raises EnvError."""
+    """The key of `env`'s state for the record: a long key is cut and ends with its digest. Raises EnvError."""
     try:
-        key = env.state_key()
-        encoded = key.encode()
-    except EnvError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise EnvError(f"gives no state_key: {type(error).__name__}: {error}") from error
+        with boundary():
+            key = env.state_key()
+            if isinstance(key, str) and len(key) > MAX_OBSERVATION_CHARS:
+                raise EnvError(f"it has {len(key)} characters, the limit is {MAX_OBSERVATION_CHARS}")
+            encoded = key.encode()
+    except EnvError as error:
+        raise EnvError(f"state_key failed: {error}") from error
     if len(key) <= MAX_STATE_KEY:
         return key
     digest = hashlib.blake2b(encoded, digest_size=16).hexdigest()
     return f"{key[: MAX_STATE_KEY - len(digest) - 1]}~{digest}"
 
 
-def in_tokens(say: Callable[[tuple[Message, ...]], Said], messages: tuple[Message, ...]) -> Said:
-    """What `say`, `Chat.open` or `Chat.extend`, makes of an environment's words. Raises EnvError.
+def in_tokens(render: Callable[[tuple[Message, ...]], Rendered], messages: tuple[Message, ...]) -> Rendered:
+    """Render an environment's messages with `render`, which is `Chat.open` or `Chat.extend`. Raises EnvError.
 
-    A chat template may refuse a role, and a tokenizer half of a surrogate pair.
+    A chat template may refuse a role, and a tokenizer refuses half a surrogate pair.
     """
     try:
         with boundary():
-            return say(messages)
+            return render(messages)
     except EnvError as error:
-        raise EnvError(f"says what the model cannot be told: {error}") from error
+        raise EnvError(f"its messages cannot be turned into tokens: {error}") from error
+
+
+def parsed(action_format: ActionFormat, completion: str) -> ParsedAction:
+    """The action in `completion`. Raises EnvError if the format, which may be the user's own, fails."""
+    try:
+        with boundary():
+            action = action_format.parse(completion)
+            if not isinstance(action, ParsedAction):
+                raise EnvError(f"parse returned {_quoted(action)}, expected a ParsedAction")
+    except EnvError as error:
+        raise EnvError(f"`env.action_format` failed: {error}") from error
+    return action
 
 
 def _check(observation: object) -> None:
-    """Raise EnvError for what is no observation: it would do harm far from its cause."""
+    """Raise EnvError for a malformed observation: it would cause an error far from here."""
     if not isinstance(observation, Observation):
-        raise EnvError(f"answered a {type(observation).__name__}, not an Observation")
+        raise EnvError(f"returned a {type(observation).__name__}, expected an Observation")
+    _check_size(observation)
     for message in observation.messages:
         if not isinstance(message, Message) or not _is_text(message.role) or not _is_text(message.content):
-            raise EnvError(f"said {message!r}, not a Message of text")
+            raise EnvError(f"returned {_quoted(message)} as a message, expected a Message of valid Unicode text")
     for name, reward in observation.rewards.items():
         if not _is_text(name):
-            raise EnvError(f"gave a reward the name {name!r}, not a text")
+            raise EnvError(f"named a reward {_quoted(name)}, expected valid Unicode text")
         if not _is_number(reward) or not abs(reward) <= MAX_REWARD:
-            raise EnvError(f"gave {reward!r} as reward {name!r}, not a finite number")
+            raise EnvError(
+                f"returned reward {_quoted(name)} = {_quoted(reward)}, expected a number up to {MAX_REWARD:g}"
+            )
     if not _is_number(observation.score) or not 0.0 <= observation.score <= 1.0:
-        raise EnvError(f"gave a score of {observation.score!r}, not in [0, 1]")
-    for name, verdict in (("success", observation.success), ("valid_action", observation.valid_action)):
-        if not isinstance(verdict, bool | np.bool_):
-            raise EnvError(f"says {name}={verdict!r}, not True or False")
+        raise EnvError(f"returned score {_quoted(observation.score)}, expected a number in [0, 1]")
+    for name, flag in (("success", observation.success), ("valid_action", observation.valid_action)):
+        if not isinstance(flag, bool | np.bool_):
+            raise EnvError(f"returned {name} = {_quoted(flag)}, expected True or False")
 
 
-def _is_text(said: object) -> bool:
-    """Half a character, as of a file that was read with surrogates, is none: no wire and no tokenizer takes it."""
-    return isinstance(said, str) and said.encode(errors="replace").decode() == said
+def _check_size(observation: Observation) -> None:
+    """Raise EnvError if the observation is larger than any model's context, before anything is copied."""
+    if not isinstance(observation.messages, tuple | list):
+        raise EnvError(f"returned {_quoted(observation.messages)} as messages, expected a tuple of Message")
+    if not isinstance(observation.rewards, dict):
+        raise EnvError(f"returned {_quoted(observation.rewards)} as rewards, expected a dict")
+    num_texts = len(observation.messages) + len(observation.rewards)
+    if num_texts > MAX_OBSERVATION_TEXTS:
+        raise EnvError(f"returned {num_texts} messages and rewards, the limit is {MAX_OBSERVATION_TEXTS}")
+    texts = [text for message in observation.messages if isinstance(message, Message)
+             for text in (message.role, message.content)]  # fmt: skip
+    num_chars = sum(len(text) for text in (*texts, *observation.rewards) if isinstance(text, str | bytes))
+    if num_chars > MAX_OBSERVATION_CHARS:
+        raise EnvError(
+            f"returned {num_chars} characters, the limit of an observation is {MAX_OBSERVATION_CHARS}; make the "
+            "environment cut its texts"
+        )
 
 
-def _is_number(given: object) -> bool:
-    """Numpy's are; True is none."""
-    return isinstance(given, Real) and not isinstance(given, bool)
+def _quoted(thing: object) -> str:
+    """A short description of any object."""
+    if isinstance(thing, str | bytes):
+        return repr(thing[:MAX_QUOTED_CHARS])
+    if isinstance(thing, Message):
+        return f"Message({_quoted(thing.role)}, {_quoted(thing.content)})"
+    return repr(thing) if thing is None or isinstance(thing, Real) else f"a {type(thing).__name__}"
+
+
+def _is_text(value: object) -> bool:
+    """Whether it is valid Unicode text: half a surrogate pair can be neither sent nor tokenised."""
+    return isinstance(value, str) and value.encode(errors="replace").decode() == value
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a number, of Python or numpy; a bool is not."""
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""Staying alive in the others' eyes: leases renewed, and what this actor does said aloud."""
+"""Sends an actor's heartbeats: renews its leases, and reports its state to the fleet."""
 
 import asyncio
 import time
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from actors.group import Stage
+from actors.group import EpisodeSetup
 from actors.refresh import RefreshCounts
 from common.actors_config import ActorsConfig
 from common.shutdown import Shutdown
-from replay.buffer import Buffer
-from replay.fleet import Fleet, Member, MemberState, RunState
+from replay.actor_buffer import ActorBuffer
+from replay.fleet import Fleet, Member, MemberState, RunState, UnknownRun
 from replay.ticket import Lease
 
 BEAT_S = 1.0
@@ -21,7 +21,7 @@ BEAT_S = 1.0
 
 @dataclass(kw_only=True, slots=True)
 class Leases:
-    """The groups that this actor holds, each with the task that plays it, by (stream, group id)."""
+    """The groups that this actor has leased, each with the task that plays it, by (stream, group id)."""
 
     playing: dict[tuple[str, int], tuple[Lease, asyncio.Task[None]]] = field(default_factory=dict)
 
@@ -30,10 +30,10 @@ class Leases:
 
 
 class Pulse:
-    """What an actor says of itself, from its first beat on."""
+    """Collects the contents of an actor's heartbeats."""
 
-    def __init__(self, stage: Stage, *, counts: RefreshCounts, actors: ActorsConfig, shutdown: Shutdown) -> None:
-        self._stage = stage
+    def __init__(self, setup: EpisodeSetup, *, counts: RefreshCounts, actors: ActorsConfig, shutdown: Shutdown) -> None:
+        self._setup = setup
         self._counts = counts
         self._actors = actors
         self._shutdown = shutdown
@@ -41,25 +41,30 @@ class Pulse:
         self._first = self._last = time.monotonic()
         self._last_tokens = 0
 
+    @property
+    def join_timeout_s(self) -> float:
+        """How long this actor waits for a run that has no facts or no state in Redis."""
+        return self._actors.join_timeout_s
+
     def member(self) -> Member:
-        """As of now. Raises EngineDied."""
-        stage, counts, load, now = self._stage, self._counts, self._stage.engine.load(), time.monotonic()
+        """The heartbeat for now. Raises EngineDied."""
+        setup, counts, load, now = self._setup, self._counts, self._setup.engine.load(), time.monotonic()
         tokens_per_s = (load.generated_tokens - self._last_tokens) / max(now - self._last, 1e-6)
         self._last_tokens, self._last = load.generated_tokens, now
         return Member(
-            name=stage.actor,
-            host=stage.provenance.host,
+            name=setup.actor,
+            host=setup.provenance.host,
             role="actor",
             zone=self._actors.zone,
-            instance_kind=stage.provenance.instance_kind,
-            price_per_hour=stage.provenance.price_per_hour,
-            engine=stage.engine.name,
+            instance_kind=setup.provenance.instance_kind,
+            price_per_hour=setup.provenance.price_per_hour,
+            engine=setup.engine.name,
             transport=self._actors.transport,
-            policy_version=stage.engine.policy_version,
-            num_episodes=stage.episodes.num_running,
+            policy_version=setup.engine.policy_version,
+            num_episodes=setup.episodes.num_running,
             max_episodes=self._actors.max_episodes,
             generated_tokens=load.generated_tokens,
-            kept_tokens=stage.episodes.kept_tokens,
+            kept_tokens=setup.episodes.kept_tokens,
             tokens_per_s=tokens_per_s,
             kv_use=load.kv_use,
             state=MemberState.DRAINING if self._shutdown.requested.is_set() else MemberState.SERVING,
@@ -70,13 +75,33 @@ class Pulse:
         )
 
 
-async def keep_beating(
-    pulse: Pulse, *, actor: str, buffers: dict[str, Buffer], fleet: Fleet, leases: Leases
-) -> RunState:
-    """Renew the leases and the membership every BEAT_S. Returns what the run's state is, once there is no more to do.
+class LastKnown:
+    """Reads the run's state; while it is missing or damaged, the last known state counts for a while."""
 
-    Each buffer by itself, in a thread that is nobody else's: a server that stands still, and the inserts that wait for
-    it, cost no lease on another. Raises EngineDied, RedisAway.
+    def __init__(self, fleet: Fleet, patience_s: float) -> None:
+        self._fleet = fleet
+        self._patience_s = patience_s
+        self._state = RunState.TRAINING
+        self._known_at = time.monotonic()
+
+    def state(self) -> RunState:
+        """The run's state. Raises UnknownRun if it has been missing or damaged for longer than `patience_s`."""
+        try:
+            self._state = self._fleet.run_state()
+            self._known_at = time.monotonic()
+        except UnknownRun:
+            if time.monotonic() - self._known_at > self._patience_s:
+                raise
+        return self._state
+
+
+async def keep_beating(
+    pulse: Pulse, *, actor: str, buffers: dict[str, ActorBuffer], fleet: Fleet, leases: Leases
+) -> RunState:
+    """Renew the leases and the membership every BEAT_S; return the run's state when it has finished or failed.
+
+    Each buffer has a thread of its own. So if one server hangs, and inserts wait for it, leases on other servers are
+    still renewed. Raises EngineDied, RedisAway, UnknownRun.
     """
     threads = ThreadPoolExecutor(1 + len(buffers), thread_name_prefix="beat")
     call = partial(asyncio.get_running_loop().run_in_executor, threads)
@@ -86,7 +111,8 @@ async def keep_beating(
                 group.create_task(_keep_renewing(call, stream, buffer, leases, actor))
                 for stream, buffer in buffers.items()
             ]
-            while (state := await call(fleet.run_state)) in (RunState.STARTING, RunState.TRAINING):
+            last_known = LastKnown(fleet, pulse.join_timeout_s)
+            while (state := await call(last_known.state)) in (RunState.STARTING, RunState.TRAINING):
                 await call(fleet.beat, pulse.member())
                 await asyncio.sleep(BEAT_S)
             for task in renewing:
@@ -99,13 +125,13 @@ async def keep_beating(
 
 
 async def _keep_renewing(
-    call: Callable[..., asyncio.Future[Any]], stream: str, buffer: Buffer, leases: Leases, actor: str
+    call: Callable[..., asyncio.Future[Any]], stream: str, buffer: ActorBuffer, leases: Leases, actor: str
 ) -> None:
-    """A group whose lease was lost all the same is given up: others have it, and its tokens would count for nobody."""
+    """Renew the leases of one stream; cancel groups whose lease was lost: another actor may play them already."""
     while True:
         mine = [(lease, task) for (of, _), (lease, task) in leases.playing.items() if of == stream]
-        held = await call(buffer.heartbeat, actor, [lease for lease, _ in mine])
+        valid_ids = await call(buffer.heartbeat, actor, [lease for lease, _ in mine])
         for lease, task in mine:
-            if lease.ticket.group_id not in held:
+            if lease.ticket.group_id not in valid_ids:
                 task.cancel()
         await asyncio.sleep(BEAT_S)

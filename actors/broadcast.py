@@ -1,6 +1,6 @@
-"""An actor's part in broadcasts: it says that it lives, acknowledges an invitation, receives as a rank of a group.
+"""An actor's part in broadcasts: it registers, acknowledges invitations, and receives as one rank of a group.
 
-The group is a process group of its own, beside whatever default group the inference engine has set up.
+The group is a separate process group, independent of the default group of the inference engine.
 """
 
 import logging
@@ -13,27 +13,28 @@ from datetime import timedelta
 import redis
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
+from torch._C._distributed_c10d import BroadcastOptions, ProcessGroup, ProcessGroupGloo, Store
 
 from common.chunks import Blob
 from common.weights import Invitation
 from replay.bulletin import Acknowledgement, BroadcastGroup, Bulletin
+from replay.rendezvous import Rendezvous
 
 log = logging.getLogger(__name__)
 
-TTL_S = 6.0  # an actor silent for this long is not invited
+TTL_S = 6.0  # an actor that has not renewed for this long is not invited
 RENEW_S = 2.0
-SEAL_TIMEOUT_S = 10.0  # the publisher seals a group well within this, or is gone
+SEAL_TIMEOUT_S = 10.0  # a publisher that is alive seals a group much faster
 POLL_S = 0.01
 CHUNK_POLL_S = 0.0005
 
 
 class BroadcastMissed(RuntimeError):
-    """This actor is not in the group, or the group broke; the version can still be pulled."""
+    """This actor is not in the group, or the group failed; the version can still be pulled."""
 
 
 class TimedGroup:
-    """A process group whose broadcasts end by a deadline; vLLM's engines can take it for a communicator of theirs."""
+    """A process group whose broadcasts end by a deadline; vLLM's engines can use it as their communicator."""
 
     def __init__(self, group: ProcessGroup, deadline: float) -> None:
         """`deadline` is of the monotonic clock."""
@@ -41,55 +42,70 @@ class TimedGroup:
         self._deadline = deadline
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
-        """Receive `tensor` from rank `src`. Raises RuntimeError past the deadline, or where the group broke."""
+        """Receive `tensor` from rank `src`. Raises RuntimeError after the deadline, or if the group fails."""
         left = timedelta(seconds=max(self._deadline - time.monotonic(), 0.001))
         options = BroadcastOptions()
         options.rootRank, options.timeout = src, left
         work = self._group.broadcast([tensor], options)
-        # On a GPU `wait` is of the stream alone, and has no end when a peer has died.
+        # On a GPU `wait` waits for the stream only, and never returns if a peer has died.
         while tensor.is_cuda and not work.is_completed():
             if time.monotonic() > self._deadline:
-                raise RuntimeError(f"a chunk of {tensor.nbytes} bytes did not come by the group's deadline")
+                raise RuntimeError(f"a chunk of {tensor.nbytes} bytes did not arrive by the group's deadline")
             time.sleep(CHUNK_POLL_S)
         work.wait(left)
 
 
 ReceiveChunks = Callable[[TimedGroup, torch.Tensor, int], None]
-"""Fills a flat buffer with what rank 0 sends, so many bytes at a time."""
+"""Receives a flat buffer from rank 0, in chunks of the given number of bytes."""
 
 
 def receive_chunks(group: TimedGroup, buffer: torch.Tensor, chunk_bytes: int) -> None:
-    """Over gloo, whose bytes land in place."""
+    """Receive chunks over gloo, which writes them in place."""
     for chunk in torch.split(buffer, chunk_bytes):
         group.broadcast(chunk, src=0)
 
 
-class BroadcastMember:
-    """One actor's membership. Owns a thread that renews it, and the group while one is held."""
+class GroupStore(Rendezvous, Store):  # type: ignore[misc]
+    """A rendezvous that torch's process groups accept as their store."""
 
-    def __init__(self, bulletin: Bulletin, actor: str, over_nccl: ReceiveChunks | None = None) -> None:
-        """`over_nccl` is how chunks come to a GPU; without it this member is asked to groups over gloo alone."""
-        self._bulletin = bulletin
+    def __init__(self, client: redis.Redis, name: str, *, secret: bytes, timeout_s: float) -> None:
+        Store.__init__(self)
+        Rendezvous.__init__(self, client, name, secret=secret, timeout_s=timeout_s)
+
+
+class BroadcastMember:
+    """One actor's membership in broadcasts. It owns the thread that renews it, and the current group."""
+
+    def __init__(
+        self, client: redis.Redis, run_id: str, actor: str, *, secret: bytes, over_nccl: ReceiveChunks | None = None
+    ) -> None:
+        """`over_nccl` receives chunks on a GPU; without it this member joins groups over gloo only.
+
+        `secret` is the run's key, shared by all members; empty if the run has no key.
+        """
+        self._client = client
+        self._bulletin = Bulletin(client, run_id)
+        self._secret = secret
         self._actor = actor
         self._over_nccl = over_nccl
         self._group: ProcessGroup | None = None
-        self._held: BroadcastGroup | None = None
+        self._current: BroadcastGroup | None = None
         self._last_invitation = 0
         self._closing = threading.Event()
         self._renewing = threading.Thread(target=self._renew, name="renew-broadcast", daemon=True)
         self._renewing.start()
 
     def receive(self, invitation: Invitation, *, root: str, place: Callable[[Blob], torch.Tensor]) -> Blob:
-        """Receive the broadcast of `invitation` and return what it was. Raises BroadcastMissed.
+        """Receive the broadcast of `invitation` and return its blob. Raises BroadcastMissed.
 
-        `root` is of the weights that are here, for a delta on them. `place` says where the blob's bytes go, flat and
-        uint8; it may raise BroadcastMissed. An invitation is good for one attempt: where that failed, another would
-        wait for ranks that have gone on.
+        `root` is the root hash of the current weights, to which a delta would apply. `place` returns the flat uint8
+        tensor for the blob's bytes; it may raise BroadcastMissed. Each invitation can be used once: a second attempt
+        would wait for ranks that have already left.
         """
         if invitation.number == self._last_invitation:
-            raise BroadcastMissed(f"invitation {invitation.number} was tried before")
+            raise BroadcastMissed(f"invitation {invitation.number} was used before")
         self._last_invitation = invitation.number
-        held_group = self._held.number if self._held else 0
+        held_group = self._current.number if self._current else 0
         device = "cpu" if self._over_nccl is None else "cuda"
         acknowledgement = Acknowledgement(held_group=held_group, device=device, root=root)
         self._bulletin.acknowledge(invitation.number, self._actor, acknowledgement)
@@ -103,15 +119,15 @@ class BroadcastMember:
             self._receive_chunks(sealed, place(sealed.blob), deadline)
         except RuntimeError as error:  # torch.distributed's errors have no closer class in common
             self._leave()
-            raise BroadcastMissed(f"group {sealed.number} broke: {error}") from error
+            raise BroadcastMissed(f"group {sealed.number} failed: {error}") from error
         return sealed.blob
 
     def leave(self) -> None:
-        """From now on no further invitation comes; a broadcast under way goes on. Idempotent, and does not wait."""
+        """Stop renewing, so that no more invitations come. Idempotent; does not wait for a broadcast in progress."""
         self._closing.set()
 
     def close(self) -> None:
-        """Leave, and let go of the group. Idempotent."""
+        """Leave, and end the current group. Idempotent."""
         self.leave()
         self._renewing.join()
         self._leave()
@@ -120,29 +136,30 @@ class BroadcastMember:
         deadline = time.monotonic() + SEAL_TIMEOUT_S
         while (sealed := self._bulletin.sealed_group(invitation.number)) is None:
             if time.monotonic() > deadline:
-                raise BroadcastMissed(f"invitation {invitation.number} was not sealed in {SEAL_TIMEOUT_S} s")
+                raise BroadcastMissed(f"invitation {invitation.number} was not sealed in {SEAL_TIMEOUT_S:.0f} s")
             time.sleep(POLL_S)
         return sealed
 
     def _join(self, sealed: BroadcastGroup) -> None:
-        if self._held and self._held.number == sealed.number:
+        if self._current and self._current.number == sealed.number:
             return
         self._leave()
-        timeout = timedelta(seconds=sealed.deadline_s)
-        store = TCPStore(sealed.store_host, sealed.store_port, None, False, timeout)
-        self._group = _process_group(sealed, PrefixStore(f"group{sealed.number}", store), self._actor, timeout)
-        self._held = sealed
+        store = GroupStore(
+            self._client, self._bulletin.rendezvous_key(sealed.number), secret=self._secret, timeout_s=sealed.deadline_s
+        )
+        self._group = _process_group(sealed, store, self._actor, timedelta(seconds=sealed.deadline_s))
+        self._current = sealed
 
     def _receive_chunks(self, sealed: BroadcastGroup, buffer: torch.Tensor, deadline: float) -> None:
         assert self._group is not None
         receive = self._over_nccl if sealed.backend == "nccl" else receive_chunks
-        assert receive is not None, "a group over NCCL is sealed only for those who said that they can"
+        assert receive is not None, "a group over NCCL is sealed only for actors that acknowledged with device cuda"
         receive(TimedGroup(self._group, deadline), buffer, sealed.chunk_bytes)
 
     def _leave(self) -> None:
         if self._group is not None:
             self._group.abort()
-        self._group = self._held = None
+        self._group = self._current = None
 
     def _renew(self) -> None:
         while not self._closing.is_set():
@@ -154,7 +171,8 @@ class BroadcastMember:
         try:
             self._bulletin.leave_broadcast(self._actor)
         except redis.RedisError as error:
-            log.warning("%s leaves the broadcast by its time to live: %s", self._actor, error)
+            log.warning("%s could not leave the broadcasts; its membership expires in %.0f s: %s",
+                        self._actor, TTL_S, error)  # fmt: skip
 
 
 def _process_group(sealed: BroadcastGroup, store: Store, actor: str, timeout: timedelta) -> ProcessGroup:
@@ -169,8 +187,8 @@ def _process_group(sealed: BroadcastGroup, store: Store, actor: str, timeout: ti
         return group
     gloo = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     gloo._timeout = timeout
-    # By address: gloo's default is what this machine's host name resolves to, often one that others cannot reach.
-    gloo._devices = [ProcessGroupGloo.create_device(hostname=_address_towards(sealed.store_host))]
+    # gloo's default is the address of this machine's host name, to which other hosts often cannot connect.
+    gloo._devices = [ProcessGroupGloo.create_device(hostname=_address_towards(sealed.host))]
     group._register_backend(
         torch.device("cpu"), ProcessGroup.BackendType.GLOO, ProcessGroupGloo(store, rank, size, gloo)
     )

@@ -1,7 +1,8 @@
-"""Which tokens an engine is asked about beside the sampled one, and the kept set that its answer holds.
+"""The number of candidate tokens to request from vLLM for each sampled token, and the kept sets among them.
 
-vLLM's own sampling masks (`return_sampling_mask`) come from its GPU model runner alone. Its processed log-probabilities
-are -inf for what top-k and top-p cut off, on every machine: of enough of the likeliest tokens, the others are the set.
+vLLM returns its own sampling masks (`return_sampling_mask`) on GPUs only. On every device, its processed
+log-probabilities are -inf for tokens that top-k and top-p exclude. So the kept set is computed from enough of the most
+likely tokens: those whose log-probability is finite.
 """
 
 import numpy as np
@@ -12,13 +13,14 @@ from common.trajectory import Sampling
 
 
 class CandidatesCut(ValueError):
-    """A kept set may have more tokens than were asked about."""
+    """A kept set may have more tokens than were requested."""
 
 
 def num_candidates(sampling: Sampling, *, vocab_size: int) -> int:
-    """How many of the likeliest tokens to ask about; 0 where `sampling` cuts nothing off.
+    """How many of the most likely tokens to request; 0 if `sampling` excludes no tokens.
 
-    All that tie with the k-th are kept, and bfloat16 logits tie often: hence half as many again, and 8.
+    Top-k keeps every token that ties with the k-th, and bfloat16 logits tie often. So it is 1.5 times top_k, and 8
+    more.
     """
     if not sampling.is_cut:
         return 0
@@ -31,13 +33,13 @@ def kept_of_candidates(
     *,
     vocab_size: int,
 ) -> KeptSets:
-    """Of each sampled token, a row, those of its likeliest `candidates` that had a chance. Raises CandidatesCut."""
+    """The kept set of each token (a row): its `candidates` with a finite log-probability. Raises CandidatesCut."""
     possible = logprobs > -np.inf
     counts, width = possible.sum(axis=1), candidates.shape[1]
     if counts.max() == width < vocab_size:
         raise CandidatesCut(
-            f"a kept set has {width} tokens or more, as many as were asked about: too many tie with the last that "
-            "`sampling.top_k` keeps; choose another, or a `sampling.top_p` that ends before"
+            f"a kept set has {width} tokens or more, and {width} were requested: too many tokens tie with the last one "
+            "that `sampling.top_k` keeps; set another `sampling.top_k`, or a lower `sampling.top_p`"
         )
     impossible_last = np.sort(np.where(possible, candidates, np.iinfo(np.int32).max), axis=1)
     ids = impossible_last[np.arange(width) < counts[:, None]]

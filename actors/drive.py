@@ -1,8 +1,8 @@
-"""An episode that its environment plays by itself, asking for tokens: a turn is what was asked, and the answer to it.
+"""Plays an episode whose environment runs the loop itself and requests generations; each request and answer is a turn.
 
-Nothing is rendered here. A prompt that goes on where the last answer ended lengthens the sequence; every other begins a
-branch. What the environment repeats of sampled tokens in a branch is read and not trained: they are trained where they
-were sampled.
+Nothing is rendered here: the environment sends prompts as tokens. A prompt that continues the tokens so far extends the
+sequence; any other prompt begins a branch. Sampled tokens that a branch repeats are not trained again: they are trained
+where they were sampled.
 """
 
 import time
@@ -17,15 +17,15 @@ from actors.resume import ReplayMismatch
 from actors.tape import Tape
 from common.chat import Extension, end_tokens
 from common.trajectory import Sampling, Trajectory
+from envhub.adapters.verifiers_env import VerifiersEnv
 from envhub.driving import Asked, Reply, Terms
 from envhub.env import EnvError
-from envhub.adapters.verifiers_env import VerifiersEnv
 
 
 def terms_of(
     tokenizer: PreTrainedTokenizerBase, sampling: Sampling, *, max_tokens: int, max_turns: int
 ) -> Terms:  # fmt: skip
-    """What an episode is played with. The tokenizer is of the folder that the engine has its model from."""
+    """The terms of an episode for the environment. The tokenizer comes from the model folder of the engine."""
     return Terms(
         model_folder=Path(str(tokenizer.name_or_path)),
         max_tokens=max_tokens,
@@ -38,9 +38,9 @@ def terms_of(
 async def drive(
     tape: Tape, *, env: VerifiersEnv, sampler: Sampler, terms: Terms, step_timeout_s: float
 ) -> Trajectory:  # fmt: skip
-    """Play one episode on `tape`, from where that stands to the end.
+    """Play one episode to its end, from the current end of `tape`.
 
-    Raises EnvError, ReplayMismatch, and what `sampler` does.
+    Raises EnvError, ReplayMismatch, and the errors of `sampler`.
     """
     attempt = tape.attempt
     asked = await answer(partial(env.begin, attempt.task, terms), timeout_s=step_timeout_s)
@@ -55,7 +55,7 @@ async def drive(
                 tape.prompt(), attempt.sampling, seed=attempt.turn_seed(len(tape.turns))
             )  # fmt: skip
         except ValueError as error:
-            raise EnvError(f"it asked about tokens that are none of the model's: {error}") from error
+            raise EnvError(f"it requested a generation from an invalid prompt: {error}") from error
         tape.add_completion(completion)
         generated = time.perf_counter()
         reply = Reply(
@@ -73,24 +73,24 @@ async def drive(
         if asked.stop_reason is None:
             tape.add_prompt(extension_of(tape.prompt(), asked.prompt))
     if not tape.turns:
-        raise EnvError("the episode was over before anything was asked")
+        raise EnvError("the episode ended before it requested any generation")
     return tape.trajectory(asked.stop_reason)
 
 
-def extension_of(standing: list[int], prompt: list[int]) -> Extension:
-    """What `prompt` adds to the tokens that stand, or the branch that it begins."""
-    if prompt[: len(standing)] == standing:
-        return Extension(tokens=prompt[len(standing) :], new_branch=False)
+def extension_of(so_far: list[int], prompt: list[int]) -> Extension:
+    """The tokens that `prompt` adds to the tokens so far, or the branch that it begins."""
+    if prompt[: len(so_far)] == so_far:
+        return Extension(tokens=prompt[len(so_far) :], new_branch=False)
     return Extension(tokens=prompt, new_branch=True)
 
 
 async def _replay(tape: Tape, asked: Asked, *, env: VerifiersEnv, step_timeout_s: float) -> Asked:
-    """Answer what is asked with what was sampled before; return what is asked behind it. Raises ReplayMismatch."""
+    """Answer the requests with the recorded generations; return the request after them. Raises ReplayMismatch."""
     logprobs = tape.logprobs
     for number, turn in enumerate(tape.turns):
         branch = max(start for start in tape.branch_starts if start < turn.start)
         if asked.stop_reason is not None or asked.prompt != tape.tokens[branch : turn.start]:
-            raise ReplayMismatch(f"turn {number} begins with another prompt than was recorded")
+            raise ReplayMismatch(f"the prompt of turn {number} differs from the recorded one")
         reply = Reply(
             tokens=tape.tokens[turn.start : turn.stop],
             logprobs=logprobs[turn.start : turn.stop],
@@ -98,7 +98,7 @@ async def _replay(tape: Tape, asked: Asked, *, env: VerifiersEnv, step_timeout_s
         )
         asked = await answer(partial(env.answer, reply), timeout_s=step_timeout_s)
         if asked.stop_reason is not None or asked.rewards != turn.rewards:
-            raise ReplayMismatch(f"turn {number} ends in another way than was recorded")
+            raise ReplayMismatch(f"turn {number} differs from the record: its rewards, or the end of the episode")
     if asked.prompt != tape.prompt():
-        raise ReplayMismatch("the prompt behind the last turn is another than was recorded")
+        raise ReplayMismatch("the prompt after the last turn differs from the recorded one")
     return asked

@@ -1,4 +1,4 @@
-"""What an inference engine is: tokens in, tokens out, each with its log-probability and policy version."""
+"""The interface of an inference engine: tokens in, tokens out, each with its log-probability and policy version."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,69 +9,69 @@ from common.weights import Offer
 
 
 class EngineError(RuntimeError):
-    """The engine failed; the episode is redone and never trained."""
+    """A request failed in the engine; the episode is redone and never trained."""
 
 
 class EngineDied(EngineError):
-    """The engine as a whole is gone: the actor must end, and its members go back. No attempt has failed."""
+    """The whole engine has died: the actor must end and give its members back. No attempt counts as failed."""
 
 
 class WeightsRefused(RuntimeError):
-    """Offered weights did not arrive whole; the old ones keep serving."""
+    """Offered weights did not arrive, or are corrupt or do not fit; the engine keeps the old ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """What one generation produced."""
+    """The result of one generation."""
 
-    tokens: list[int]  # the end-of-turn token included, when it was sampled
-    logprobs: list[float]  # of the processed distribution (temperature, top-p, top-k), one a token
-    kept: KeptSets | None  # of `tokens`, where `Sampling.is_cut`
+    tokens: list[int]  # including the end-of-turn token if it was sampled
+    logprobs: list[float]  # of the processed distribution (temperature, top-p, top-k), one for each token
+    kept: KeptSets | None  # of `tokens`; None unless `Sampling.is_cut`
     version_spans: list[VersionSpan]  # over `tokens`, in order, without gaps
     finish_reason: str  # "stop" or "length"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineLoad:
-    """What the engine is doing now, for admission and for the fleet's metrics."""
+    """The current load of the engine, for admission and for the fleet's metrics."""
 
     num_running: int
-    kv_use: float  # fraction of KV blocks held, in [0, 1]
+    kv_use: float  # fraction of KV blocks in use, in [0, 1]
     generated_tokens: int  # since the start
 
 
 class Sampler(Protocol):
-    """What an episode asks for its actions: an engine, or an expert that writes its own."""
+    """Generates the actions of an episode: an engine, or an expert that writes its own."""
 
     async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
         """Continue `tokens`. Cancelling the awaiting task aborts the request.
 
-        Raises EngineError where this request failed, EngineDied where every other would.
+        Raises EngineError if only this request failed, EngineDied if every other one would fail too.
         """
 
 
 class Engine(Sampler, Protocol):
-    """Serves generations, and takes new weights without aborting any."""
+    """Serves generations, and changes its weights without aborting them."""
 
     @property
     def name(self) -> str:
-        """What it is, its version and its kind of device, for people."""
+        """Its name, version and kind of device, for people."""
 
     @property
     def policy_version(self) -> int:
-        """The version that the next token will come from."""
+        """The version that samples the next token."""
 
     async def stage(self, offer: Offer) -> None:
-        """Receive and verify the offered weights in the background, while generation goes on. Raises WeightsRefused."""
+        """Receive and verify the offered weights while generation continues. Raises WeightsRefused."""
 
     async def commit(self, policy_version: int) -> float:
-        """Swap the staged weights in at a token boundary; running requests go on. Return the pause in seconds."""
+        """Switch to the staged weights at a token boundary; running requests continue. Return the pause in seconds."""
 
     def leave_broadcasts(self) -> None:
-        """Take part in no further broadcast of weights: this actor is about to go. Does not wait."""
+        """Take part in no more broadcasts of weights: this actor is about to leave. Does not wait."""
 
     def load(self) -> EngineLoad:
-        """What is running now. Raises EngineDied, so that an actor learns of it which has nothing to generate."""
+        """The current load. Raises EngineDied, so that an idle actor also notices it."""
 
     async def close(self) -> None:
-        """Stop. Idempotent."""
+        """Stop the engine. Idempotent."""

@@ -1,7 +1,7 @@
-"""The episodes of one task as a tree of turns, for a search. Tokens are shared, and never sampled or encoded twice.
+"""The episodes of one task as a tree of turns, for a search. Shared tokens are never sampled or encoded twice.
 
-A state is reached by replaying its turns into a fresh environment, as a preempted episode is gone on with, so that it
-needs no snapshots, and every end is a trajectory like any other.
+A state is reached by replaying its turns in a fresh environment, just as a preempted episode is resumed. So the
+environment needs no snapshots, and every finished episode is an ordinary trajectory.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import itertools
 import logging
 from dataclasses import dataclass, field, replace
 
-from actors.group import Stage
+from actors.group import EpisodeSetup
 from actors.resume import resumed_tape
 from actors.rollout import EpisodeFailed
 from actors.stretch import Stretch, play_stretch
@@ -23,41 +23,41 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, slots=True)
 class Collected:
-    """What has come of the episodes of all tasks so far."""
+    """The results of all tasks so far."""
 
-    trajectories: list[Trajectory] = field(default_factory=list)  # of episodes that are over
+    trajectories: list[Trajectory] = field(default_factory=list)  # of finished episodes
     num_turns: int = 0  # generated
-    num_failed: int = 0  # stretches that ended by no doing of the policy
+    num_failed: int = 0  # stretches that failed for a reason other than the policy
     num_tasks: int = 0  # that are done
 
 
 class EpisodeTree:
-    """actors.tree_search.Tree of `attempt`'s task. What comes to its end is in `collected` at once.
+    """The actors.tree_search.Tree of `attempt`'s task. Finished episodes are added to `collected` at once.
 
-    Every stretch has a member number of its own, in the order in which they begin, and so a seed of its own. `room` is
-    for as many stretches as the engine may have at a time.
+    Every stretch has its own member number, in the order in which they begin, and so its own seed. `room` limits the
+    stretches that run in the engine at a time.
     """
 
-    def __init__(self, attempt: Attempt, *, stage: Stage, room: asyncio.Semaphore, collected: Collected) -> None:
-        self._attempt, self._stage, self._room, self._collected = attempt, stage, room, collected
+    def __init__(self, attempt: Attempt, *, setup: EpisodeSetup, room: asyncio.Semaphore, collected: Collected) -> None:
+        self._attempt, self._setup, self._room, self._collected = attempt, setup, room, collected
         self._members = itertools.count()
-        self._partials: dict[State, Trajectory] = {}  # of the states that are not over, but for the start
+        self._partials: dict[State, Trajectory] = {}  # of the states that are not over, except the start
         self._reached: set[tuple[str, ...]] = set()
         self._num_turns = 0
-        self.has_ended = False  # an episode of this task came to its end
+        self.has_ended = False  # whether an episode of this task has finished
 
     @property
     def num_turns(self) -> int:
-        """How many turns were generated so far; a stretch that failed counts one more than it has whole ones."""
+        """How many turns were generated so far; a failed stretch counts its unfinished turn too."""
         return self._num_turns
 
     @property
     def best(self) -> State:
-        """Of the states that are not over, the one with the highest return so far, and of equal ones the deepest."""
+        """The unfinished state with the highest return so far; among equal ones, the deepest."""
         return max(self._partials, key=lambda state: (state.total_reward, len(state.actions)), default=START)
 
     async def expand(self, state: State, *, width: int) -> list[State]:
-        """Sample `width` actions in `state`, one turn each; return the states behind them that are new to the tree."""
+        """Sample `width` actions in `state`, one turn each; return the resulting states that are new to the tree."""
         played = await asyncio.gather(*(self._play(state, num_turns=1) for _ in range(width)))
         children = []
         for stretch in (each for each in played if each is not None):
@@ -68,7 +68,7 @@ class EpisodeTree:
         return children
 
     async def play_out(self, state: State, *, max_turns: int) -> State | None:
-        """Play one episode from `state` to its end, or for `max_turns`; None where it failed by no doing of its own."""
+        """Play one episode from `state` to its end, or for `max_turns`; None if it failed."""
         stretch = await self._play(state, num_turns=max_turns)
         if stretch is None:
             return None
@@ -86,11 +86,15 @@ class EpisodeTree:
         num_failed = 0
         try:
             async with self._room:
-                return await play_stretch(tape, stage=self._stage, num_turns=num_turns)
+                return await play_stretch(tape, setup=self._setup, num_turns=num_turns)
         except EpisodeFailed as failure:
             num_failed = 1
             log.warning(
-                "%s member %d is left out: %s: %s", attempt.task.task_id, attempt.member, failure.outcome.value, failure
+                "%s member %d failed and is left out: %s: %s",
+                attempt.task.task_id,
+                attempt.member,
+                failure.outcome.value,
+                failure,
             )
             return None
         finally:
@@ -122,6 +126,6 @@ class EpisodeTree:
         )
 
     def _action(self, record: Trajectory, turn: Turn) -> str:
-        """What the environment was told in `turn`."""
+        """The action that the environment received in `turn`."""
         written = record.token_array()[turn.start : turn.stop].tolist()
-        return self._stage.action_format.parse(Chat(self._stage.tokenizer).reply(written)).text
+        return self._setup.action_format.parse(Chat(self._setup.tokenizer).reply(written)).text

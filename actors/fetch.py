@@ -1,4 +1,4 @@
-"""What one source gives of a blob: a few requests in flight, until nothing is missing or there is a reason to leave."""
+"""Fetches missing chunks of a blob from one source, with a few requests in flight, until it is complete or fails."""
 
 import contextlib
 import time
@@ -10,11 +10,12 @@ import numpy as np
 import xxhash
 import zmq
 
-from common.chunks import Answer, Blob, ChunkReply, ChunkRequest, Farewell
+from common.chunks import Blob, ChunkReply, ChunkRequest, ChunkStatus, Farewell
 from common.curve import CurveKey
+from common.wire import MALFORMED
 
 WINDOW = 4  # requests in flight; more only fills the server's queue
-SILENCE_S = 5.0  # a source sends a chunk a second at least, or is left
+SILENCE_S = 5.0  # a source that sends nothing for this long has failed
 LINGER_MS = 500  # for the farewell
 MAX_HEADER_BYTES = 4096
 
@@ -22,36 +23,36 @@ Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 class Left(Exception):
-    """The source was left before nothing was missing; what has come stays."""
+    """The source failed before the blob was complete; the chunks received so far stay."""
 
 
 class Full(Left):
-    """It serves as many as it may."""
+    """All its places are taken."""
 
 
 class Gone(Left):
-    """It has no such blob."""
+    """It does not have the blob."""
 
 
 class Silent(Left):
-    """It says nothing: it is dead, stopped, or cut off, or it does not have the run's key."""
+    """It sends nothing: it is dead, suspended or disconnected, or it does not have the run's key."""
 
 
 class Corrupt(Left):
-    """It sent what it should not have."""
+    """It sent a malformed reply or corrupt bytes."""
 
 
 @dataclass(kw_only=True, slots=True)
 class PullCounts:
-    """What came of the pulls."""
+    """The counters of all pulls."""
 
     fetched_bytes: int = 0
-    num_corrupt: int = 0  # of chunks, and whole blobs, that were not what they should be
+    num_corrupt: int = 0  # corrupt chunks and blobs
 
 
 @dataclass(kw_only=True, slots=True)
 class Partial:
-    """A blob on its way: what has come, and from whom."""
+    """A partly received blob, and the sources of its chunks."""
 
     blob: Blob
     chunk_bytes: int
@@ -63,12 +64,12 @@ class Partial:
         return f"{len(self.missing)} of {-(-self.blob.num_bytes // self.chunk_bytes)} chunks missing"
 
     def num_bytes(self, offset: int) -> int:
-        """Of the chunk there."""
+        """The size of the chunk at `offset`."""
         return min(self.chunk_bytes, self.blob.num_bytes - offset)
 
 
 def empty_partial(blob: Blob, chunk_bytes: int) -> Partial:
-    """Nothing of `blob` yet."""
+    """A partial of `blob` without any chunks."""
     return Partial(
         blob=blob,
         chunk_bytes=chunk_bytes,
@@ -77,7 +78,7 @@ def empty_partial(blob: Blob, chunk_bytes: int) -> Partial:
     )
 
 
-def draw(
+def fetch(
     partial: Partial,
     endpoint: str,
     *,
@@ -86,7 +87,10 @@ def draw(
     deadline: float,
     counts: PullCounts,
 ) -> None:
-    """Pull the missing chunks of `partial` from `endpoint`, until the monotonic clock says `deadline`. Raises Left."""
+    """Fetch the missing chunks of `partial` from `endpoint`. Raises Left.
+
+    `deadline` is a time of the monotonic clock.
+    """
     asked: deque[int] = deque()
     socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
     try:
@@ -101,11 +105,11 @@ def draw(
                 _ask(socket, partial, asked[-1])
             patience_s = max(min(SILENCE_S, deadline - time.monotonic()), 0.0)
             if not socket.poll(int(patience_s * 1000)):
-                raise Silent(f"{endpoint} has said nothing for {patience_s:.1f} s")
+                raise Silent(f"{endpoint} has sent nothing for {patience_s:.1f} s")
             counts.fetched_bytes += _take(socket.recv_multipart(copy=False), partial, asked, endpoint)
     finally:
         partial.missing.extendleft(reversed(asked))
-        with contextlib.suppress(zmq.Again):  # there is no connection
+        with contextlib.suppress(zmq.Again):  # the connection was never made
             socket.send(msgspec.msgpack.encode(Farewell()), zmq.NOBLOCK)
         socket.close()
 
@@ -113,8 +117,8 @@ def draw(
 def _connect(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
     try:
         socket.connect(endpoint)
-    except zmq.ZMQError as error:  # whoever announced it does not know its own address
-        raise Silent(f"{endpoint} is nowhere to connect to: {error}") from None
+    except zmq.ZMQError as error:  # its notice contains a malformed address
+        raise Silent(f"{endpoint} is not an address to connect to: {error}") from None
 
 
 def _ask(socket: "zmq.Socket[bytes]", partial: Partial, offset: int) -> None:
@@ -122,28 +126,31 @@ def _ask(socket: "zmq.Socket[bytes]", partial: Partial, offset: int) -> None:
     try:
         socket.send(msgspec.msgpack.encode(request), zmq.NOBLOCK)
     except zmq.Again:
-        raise Silent("it does not let this process in") from None
+        raise Silent("it did not accept the connection; is `weights.key_file` the same on both hosts?") from None
 
 
 def _take(frames: list[zmq.Frame], partial: Partial, asked: deque[int], endpoint: str) -> int:
-    """Put one reply into its place; return its bytes. Raises Left."""
+    """Store the chunk in one reply; return its size. Raises Left."""
     if len(frames) != 2:
-        raise Corrupt(f"{endpoint}: a reply of {len(frames)} frames, not a header and its bytes")
+        raise Corrupt(f"{endpoint}: a reply of {len(frames)} frames, expected a header and its bytes")
     data = frames[1].buffer
     try:
         reply = msgspec.msgpack.decode(frames[0].buffer, type=ChunkReply)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise Corrupt(f"{endpoint}: a reply that is not a ChunkReply: {error}") from error
     if reply.root != partial.blob.root or reply.offset not in asked:
-        raise Corrupt(f"{endpoint}: a chunk that was not asked for, at {reply.offset}")
-    if reply.answer is Answer.FULL:
+        raise Corrupt(f"{endpoint}: a chunk at {reply.offset} that was not requested")
+    if reply.answer is ChunkStatus.FULL:
         raise Full(f"{endpoint} is full")
-    if reply.answer is Answer.GONE:
-        raise Gone(f"{endpoint}: no longer served; a newer one is")
+    if reply.answer is ChunkStatus.GONE:
+        raise Gone(f"{endpoint} does not serve this blob any more; there is a newer version")
     if data.nbytes != partial.num_bytes(reply.offset):
-        raise Corrupt(f"{endpoint}: chunk at {reply.offset} holds {data.nbytes} bytes, not what was asked for")
+        raise Corrupt(
+            f"{endpoint}: the chunk at {reply.offset} has {data.nbytes} bytes, expected "
+            f"{partial.num_bytes(reply.offset)}"
+        )
     if xxhash.xxh3_64_intdigest(data) != reply.xxh3:
-        raise Corrupt(f"{endpoint}: chunk at {reply.offset} does not match its hash")
+        raise Corrupt(f"{endpoint}: the chunk at {reply.offset} does not match its hash")
     partial.buffer.data[reply.offset : reply.offset + data.nbytes] = data
     partial.givers.add(endpoint)
     asked.remove(reply.offset)

@@ -1,4 +1,4 @@
-"""Rolling out what a lease gives: the missing members of one group, side by side."""
+"""Rolls out a lease: plays the missing members of one group concurrently."""
 
 import asyncio
 import logging
@@ -13,9 +13,9 @@ from actors.resume import resumed_tape
 from actors.rollout import Allowance, EpisodeFailed, fresh_env, rollout
 from actors.tape import Attempt, Tape
 from common.action_format import ActionFormat
-from common.env_config import PartConfig
+from common.env_config import MixtureEntry
 from common.trajectory import InvalidTrajectory, Provenance, StopReason, Trajectory, Turn
-from replay.buffer import Buffer
+from replay.actor_buffer import ActorBuffer
 from replay.ticket import InsertResult, Lease
 
 FULL_RETRY_S = 0.5
@@ -25,19 +25,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, slots=True)
 class Episodes:
-    """How many episodes an actor is playing, and what came of those that it has played."""
+    """Counters of an actor's episodes."""
 
     num_running: int = 0
-    kept_tokens: int = 0  # sampled here, in trajectories that are stored and in parts that were handed in
+    kept_tokens: int = 0  # tokens sampled by this actor, in stored trajectories and in partials
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
-    """What every episode of an actor is played with."""
+class EpisodeSetup:
+    """The setup of every episode of an actor: environments, engine, tokenizer, limits."""
 
     run_id: str
     actor: str
-    envs: dict[str, PartConfig]  # by `Task.env`
+    envs: dict[str, MixtureEntry]  # by `Task.env`
     engine: Engine
     tokenizer: PreTrainedTokenizerBase
     action_format: ActionFormat
@@ -47,45 +47,45 @@ class Stage:
 
 
 Unstored = dict[int, Tape | Trajectory]
-"""What the members of a group have that the buffer has not: an episode that runs, or one that is over."""
+"""By member: a running episode, or a finished one that is not stored yet."""
 
 
-async def rollout_group(lease: Lease, *, stage: Stage, buffer: Buffer) -> None:
-    """Play every missing member of `lease` and account for each.
+async def rollout_group(lease: Lease, *, setup: EpisodeSetup, buffer: ActorBuffer) -> None:
+    """Play every missing member of `lease`, and store, fail or give back each of them.
 
-    When this is cancelled or the engine dies, what the members have so far is stored for others to go on from, and the
-    rest goes back; nobody has failed. Raises EngineDied. What nobody foresaw is raised as well, and leaves the lease to
-    expire, which counts the attempt: a task that ends its actors must not end all of them.
+    If this is cancelled or the engine dies, whole turns are handed in for other actors to continue, and the group is
+    released; no attempt counts as failed. Raises EngineDied. An unexpected exception is raised too, and leaves the
+    lease to expire, which counts the attempt: a task that kills its actors must not kill all of them.
     """
     unstored: Unstored = {}
-    let_go = _give_back
+    settle_rest = _give_back
     try:
         async with asyncio.TaskGroup() as members:
             for member, attempt in lease.missing.items():
-                members.create_task(_play_member(lease, member, attempt, unstored, stage, buffer))
+                members.create_task(
+                    _play_member(lease, member, attempt, unstored, setup, buffer),
+                    name=f"member {member} of group {lease.ticket.group_id}, environment {lease.ticket.task.env!r}",
+                )
     except ExceptionGroup as errors:
-        error = errors.exceptions[0]  # where the engine died, each member says so
+        error = errors.exceptions[0]  # if the engine died, every member raises the same
         if not isinstance(error, EngineDied):
-            let_go = _hand_in
+            settle_rest = _hand_in
         raise error from None
     finally:
-        num_handed_in = await asyncio.shield(asyncio.to_thread(let_go, lease, unstored, buffer))
-        stage.episodes.kept_tokens += num_handed_in  # not in one with the await, in which other groups add to it
+        num_handed_in = await asyncio.shield(asyncio.to_thread(settle_rest, lease, unstored, buffer))
+        setup.episodes.kept_tokens += num_handed_in  # a statement of its own: other groups add during the await
 
 
-def _give_back(lease: Lease, unstored: Unstored, buffer: Buffer) -> int:
-    """Let go of the group at once, not when its lease expires, and first of what its members have so far.
-
-    Return how many tokens of it were sampled here.
-    """
+def _give_back(lease: Lease, unstored: Unstored, buffer: ActorBuffer) -> int:
+    """Hand in the whole turns of all members, then release the group; return the tokens that were sampled here."""
     try:
         return _hand_in(lease, unstored, buffer)
     finally:
         buffer.release(lease)
 
 
-def _hand_in(lease: Lease, unstored: Unstored, buffer: Buffer) -> int:
-    """Let go of what the members have so far; return how many tokens of it were sampled here."""
+def _hand_in(lease: Lease, unstored: Unstored, buffer: ActorBuffer) -> int:
+    """Hand in the whole turns of all members; return how many of their tokens were sampled here."""
     num_turns, num_tokens = 0, 0
     for made in unstored.values():
         if _store_so_far(lease, made, buffer):
@@ -93,7 +93,7 @@ def _hand_in(lease: Lease, unstored: Unstored, buffer: Buffer) -> int:
             num_tokens += _num_sampled_here(lease, made)
     if unstored:
         log.info(
-            "group %d goes back: %d whole turns of %d episodes are handed in; what was sampled since is lost",
+            "group %d is given back: handed in %d whole turns of %d episodes; unfinished turns are lost",
             lease.ticket.group_id,
             num_turns,
             len(unstored),
@@ -101,8 +101,11 @@ def _hand_in(lease: Lease, unstored: Unstored, buffer: Buffer) -> int:
     return num_tokens
 
 
-def _store_so_far(lease: Lease, made: Tape | Trajectory, buffer: Buffer) -> bool:
-    """Store what a member has; False where that is no turn yet, or there is no room for it, or nobody wants it."""
+def _store_so_far(lease: Lease, made: Tape | Trajectory, buffer: ActorBuffer) -> bool:
+    """Store the whole turns of a member; return whether they are stored.
+
+    False if there is no whole turn yet, the server has no memory left, or the lease is lost.
+    """
     if not made.turns:
         return False
     try:
@@ -114,9 +117,9 @@ def _store_so_far(lease: Lease, made: Tape | Trajectory, buffer: Buffer) -> bool
 
 
 def _num_sampled_here(lease: Lease, made: Tape | Trajectory) -> int:
-    """The sampled tokens of an attempt, less those that it was handed over with."""
+    """The sampled tokens of an attempt, without those of the partial that it continues."""
     identity = made.attempt if isinstance(made, Tape) else made
-    earlier = lease.partials.get(identity.member) if _goes_on(lease, identity.member, identity.attempt) else None
+    earlier = lease.partials.get(identity.member) if _resumes(lease, identity.member, identity.attempt) else None
     return _num_sampled(made.turns) - (_num_sampled(earlier.turns) if earlier else 0)
 
 
@@ -124,46 +127,46 @@ def _num_sampled(turns: Iterable[Turn]) -> int:
     return sum(turn.stop - turn.start for turn in turns)
 
 
-def _goes_on(lease: Lease, member: int, attempt: int) -> bool:
-    """Whether the attempt is one that a preempted actor began; a later one is another."""
+def _resumes(lease: Lease, member: int, attempt: int) -> bool:
+    """Whether the attempt continues a partial; the attempts after it start from the beginning."""
     return member in lease.partials and attempt == lease.missing[member]
 
 
 async def _play_member(
-    lease: Lease, member: int, attempt: int | None, unstored: Unstored, stage: Stage, buffer: Buffer
+    lease: Lease, member: int, attempt: int | None, unstored: Unstored, setup: EpisodeSetup, buffer: ActorBuffer
 ) -> None:
-    """Play one member until it is stored, or until there is no attempt left to make.
+    """Play one member until it is stored or has no attempt left.
 
-    Waits until the engine serves a policy as new as the ticket asks for.
+    Waits until the engine serves a policy version that is new enough for the ticket.
     """
-    stage.episodes.num_running += 1
+    setup.episodes.num_running += 1
     try:
-        await serving_version(stage.engine, lease.ticket.min_policy_version)
+        await serving_version(setup.engine, lease.ticket.min_policy_version)
         while attempt is not None:
-            attempt = await _play_once(lease, member, attempt, unstored, stage, buffer)
+            attempt = await _play_once(lease, member, attempt, unstored, setup, buffer)
     finally:
-        stage.episodes.num_running -= 1
+        setup.episodes.num_running -= 1
 
 
 async def _play_once(
-    lease: Lease, member: int, attempt: int, unstored: Unstored, stage: Stage, buffer: Buffer
+    lease: Lease, member: int, attempt: int, unstored: Unstored, setup: EpisodeSetup, buffer: ActorBuffer
 ) -> int | None:
-    """Play and insert; return the attempt to make next where this one failed by no doing of the policy's."""
-    tape = _tape(lease, member, attempt, stage)
+    """Play and insert one attempt; return the number of the next attempt if it failed without the policy's fault."""
+    tape = _tape(lease, member, attempt, setup)
     unstored[member] = tape
     try:
-        async with fresh_env(stage.envs, tape.attempt.task, timeout_s=stage.allowance.step_timeout_s) as env:
+        async with fresh_env(setup.envs, tape.attempt.task, timeout_s=setup.allowance.step_timeout_s) as env:
             trajectory = await rollout(
                 tape,
                 env=env,
-                sampler=stage.engine,
-                tokenizer=stage.tokenizer,
-                action_format=stage.action_format,
-                allowance=stage.allowance,
+                sampler=setup.engine,
+                tokenizer=setup.tokenizer,
+                action_format=setup.action_format,
+                allowance=setup.allowance,
             )
             unstored[member] = trajectory
         if await _insert(lease, trajectory, buffer):
-            stage.episodes.kept_tokens += _num_sampled_here(lease, trajectory)
+            setup.episodes.kept_tokens += _num_sampled_here(lease, trajectory)
     except EpisodeFailed as failure:
         del unstored[member]
         log.warning("%s member %d: %s: %s", lease.ticket.task.task_id, member, failure.outcome.value, failure)
@@ -174,33 +177,34 @@ async def _play_once(
     return None
 
 
-async def _insert(lease: Lease, trajectory: Trajectory, buffer: Buffer) -> bool:
-    """Insert, once the buffer has room; False where the lease was lost.
+async def _insert(lease: Lease, trajectory: Trajectory, buffer: ActorBuffer) -> bool:
+    """Insert, and retry while the server is full; return False if the lease was lost.
 
-    Raises EpisodeFailed for a record that the buffer refuses: the engine's doing.
+    Raises EpisodeFailed if the buffer refuses the record: then the engine is at fault.
     """
     try:
         while (result := await asyncio.to_thread(buffer.insert, lease, trajectory)) is InsertResult.FULL:
-            log.warning("the buffer is full: waiting with group %d member %d", trajectory.group_id, trajectory.member)
+            log.warning("Redis has no memory left: retrying to insert group %d member %d in %.1f s",
+                        trajectory.group_id, trajectory.member, FULL_RETRY_S)  # fmt: skip
             await asyncio.sleep(FULL_RETRY_S)
     except InvalidTrajectory as error:
         raise EpisodeFailed(StopReason.INFRA_ERROR, str(error)) from error
     return result is not InsertResult.FENCED
 
 
-def _tape(lease: Lease, member: int, attempt: int, stage: Stage) -> Tape:
-    """Where the attempt stands at first: at its beginning, or where a preempted actor left it."""
+def _tape(lease: Lease, member: int, attempt: int, setup: EpisodeSetup) -> Tape:
+    """The tape of an attempt: empty, or as a preempted actor left it."""
     identity = Attempt(
-        run_id=stage.run_id,
+        run_id=setup.run_id,
         task=lease.ticket.task,
         group_id=lease.ticket.group_id,
         member=member,
         attempt=attempt,
-        actor=stage.actor,
+        actor=setup.actor,
         sampling=lease.ticket.sampling,
         seed=lease.ticket.seed,
-        provenance=stage.provenance,
+        provenance=setup.provenance,
     )
-    if _goes_on(lease, member, attempt):
+    if _resumes(lease, member, attempt):
         return resumed_tape(identity, lease.partials[member])
     return Tape(attempt=identity)

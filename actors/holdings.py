@@ -1,4 +1,4 @@
-"""What a relay holds: blobs by their root hash, those of the newest version and those of the one before."""
+"""The blobs that a relay has, by root hash: those of the newest version and of the version before."""
 
 import threading
 
@@ -8,52 +8,52 @@ from common.weights import Manifest, blobs
 
 
 class Holdings:
-    """For all threads. There is never more here than two versions are made of; they share most of it."""
+    """The blobs of at most two versions, which share most of them. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._blobs: dict[str, Bytes] = {}
-        self._manifest: Manifest | None = None  # of the newest version that is whole here
+        self._manifest: Manifest | None = None  # of the newest complete version
 
     @property
     def manifest(self) -> Manifest | None:
-        """Of the newest version that is whole here."""
+        """The manifest of the newest complete version, or None before the first one."""
         with self._lock:
             return self._manifest
 
     def roots(self) -> list[str]:
-        """Of all that can be pulled here, sorted."""
+        """The roots of all blobs, sorted."""
         with self._lock:
             return sorted(self._blobs)
 
     def get(self, root: str) -> Bytes | None:
-        """One blob; None where it is not here."""
+        """One blob; None if the relay does not have it."""
         with self._lock:
             return self._blobs.get(root)
 
     def read(self, request: ChunkRequest) -> memoryview | None:
-        """The bytes asked for, not copied; None where the blob is not here. They outlive the blob's place here."""
+        """The requested bytes without a copy, valid after the blob is removed too; None if the blob is missing."""
         held = self.get(request.root)
         return None if held is None else held.data[request.offset : request.offset + request.num_bytes]
 
     def make_room(self, manifest: Manifest) -> None:
-        """Let go of what neither the newest version here nor `manifest`, which is about to be fetched, is made of."""
+        """Remove the blobs that neither the newest complete version nor `manifest`, which is fetched next, needs."""
         with self._lock:
             needed = {blob.root for each in (self._manifest, manifest) if each for blob in blobs(each)}
             self._blobs = {root: held for root, held in self._blobs.items() if root in needed}
 
     def add(self, root: str, verified: Bytes) -> None:
-        """Have others pull this from now on."""
+        """Add a verified blob, which others can pull from now on."""
         with self._lock:
             self._blobs[root] = verified
 
     def complete(self, manifest: Manifest) -> None:
-        """All that this version is made of is here. What the one before is made of stays, for pulls that have begun."""
+        """Make this version the newest complete one. The blobs of the version before stay, for pulls in progress."""
         with self._lock:
             self._manifest = manifest
 
     def drop(self, root: str) -> None:
-        """This is not what it was: the version is not whole any more."""
+        """Remove a corrupt blob; then no version is complete."""
         with self._lock:
             self._blobs.pop(root, None)
             self._manifest = None

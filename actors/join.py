@@ -1,13 +1,18 @@
-"""How a process joins a run that its learner described in Redis: an actor, or a relay."""
+"""Joins a run that its learner described in Redis, for actors and relays."""
 
 import logging
 import tempfile
 import time
+from typing import TYPE_CHECKING
 
 from common.config import Config, load_config
 from common.config_error import ConfigError
 from common.curve import KEY_VARIABLE, CurveKey, key_from_environment
+from common.tokenizer import load_tokenizer, tokenizer_root
 from replay.fleet import Fleet, RunFacts, RunState, UnknownRun
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 JOIN_POLL_S = 0.2
 
@@ -15,41 +20,54 @@ log = logging.getLogger(__name__)
 
 
 def wait_for_run(fleet: Fleet, timeout_s: float) -> RunFacts:
-    """What the run's learner says about it. Raises UnknownRun after `timeout_s`.
+    """Wait until the run exists; return its facts. Raises UnknownRun after `timeout_s`.
 
-    Actors may be started first, so a run that is not there yet, or whose learner failed and may come back, is waited
-    for, aloud.
+    Actors may be started before the learner, and a failed learner may be started again. The wait is logged once.
     """
-    deadline, said = time.monotonic() + timeout_s, False
+    deadline, logged = time.monotonic() + timeout_s, False
     while True:
         try:
             if fleet.run_state() is not RunState.FAILED:
                 return fleet.run_facts()
-            missing = UnknownRun("the run's learner ended with an error; see its log, and start it again")
+            missing = UnknownRun("the learner of this run ended with an error; see its log, and start it again")
         except UnknownRun as error:
             missing = error
         if time.monotonic() > deadline:
             raise missing
-        if not said:
+        if not logged:
             log.info("waiting up to %.0f s for the learner: %s", timeout_s, missing)
-            said = True
+            logged = True
         time.sleep(JOIN_POLL_S)
 
 
 def run_config(facts: RunFacts) -> Config:
-    """The run's configuration, as its learner has it."""
+    """The run's configuration, as its learner published it."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(facts.config_yaml)
         file.flush()
         return load_config(file.name, [])
 
 
+def checked_tokenizer(facts: RunFacts) -> "PreTrainedTokenizerBase":
+    """Load the run's tokenizer on this host. Raises ConfigError if it differs from the learner's."""
+    tokenizer = load_tokenizer(facts.model_path)
+    root = tokenizer_root(tokenizer)
+    if root != facts.tokenizer_root:
+        raise ConfigError(
+            f"the tokenizer or the chat template in {facts.model_path} on this host differs from the learner's: its "
+            f"hash is {root}, the learner's is {facts.tokenizer_root}; copy tokenizer*, chat_template*, "
+            "special_tokens_map.json and generation_config.json from the learner's host, and install the same versions "
+            "of transformers and tokenizers"
+        )
+    return tokenizer
+
+
 def checked_key(run: Config) -> CurveKey | None:
-    """This process's key, if it has one. Raises ConfigError where the run has one, and this process does not."""
+    """The key of this process; None if the run has no key. Raises ConfigError if the run has one and it is missing."""
     key = key_from_environment()
     if run.weights.key_file and key is None:
         raise ConfigError(
-            "the run's weights travel under a key, and this host has none: copy the file that `slipstream key` wrote, "
-            f"and say where it is by weights.key_file, or set {KEY_VARIABLE}"
+            "the run encrypts its weights, and this process has no key: copy the file that `slipstream key` wrote, and "
+            f"set weights.key_file to its path, or set {KEY_VARIABLE}"
         )
     return key

@@ -1,13 +1,13 @@
-"""Being told that this host will be taken away, by the metadata service of the cloud that it runs on.
+"""Asks the cloud's metadata service whether this host will be taken away.
 
-    aws    interruption, two minutes ahead; a rebalance recommendation is a hint only, and only said
+    aws    interruption, two minutes ahead; a rebalance recommendation is only a hint, and is only logged
            https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
     gcp    preemption, 30 s ahead, and maintenance that ends the host, 60 s ahead or, with GPUs, an hour
            https://cloud.google.com/compute/docs/instances/create-use-spot
     azure  preemption, 30 s ahead, and deletion, 5 minutes ahead
            https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
 
-Elsewhere a signal says it: SIGTERM by Kubernetes and Slurm.
+Kubernetes and Slurm send SIGTERM instead.
 """
 
 import contextlib
@@ -23,11 +23,12 @@ from typing import TypeVar
 import msgspec
 
 from common.shutdown import Shutdown
+from common.wire import MALFORMED
 
 POLL_S = 2.0
 TIMEOUT_S = 2.0  # the service is on the host's own network, and answers in milliseconds
-WAIT_S = 5  # a request to GCP's is answered when something changes, or after this long
-TOKEN_TTL_S = 21_600  # the longest that AWS gives
+WAIT_S = 5  # GCP answers a request when the value changes, or after this long
+TOKEN_TTL_S = 21_600  # the longest that AWS allows
 MAX_ANSWER_BYTES = 64 << 10
 
 log = logging.getLogger(__name__)
@@ -36,15 +37,15 @@ T = TypeVar("T")
 
 
 class MetadataError(RuntimeError):
-    """The metadata service did not answer, or not as documented; it is asked again."""
+    """The metadata service did not answer, or its answer is malformed; it is asked again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """What the cloud says about this host."""
+    """An announcement of the cloud about this host."""
 
-    words: str  # for people
-    is_final: bool  # the host goes; else it may
+    text: str  # for people
+    is_final: bool  # the host will be taken away; otherwise it may be
 
 
 class _Denied(MetadataError):
@@ -52,22 +53,22 @@ class _Denied(MetadataError):
 
 
 class Aws:
-    """By IMDSv2: a token first, then one question each; 404 is no notice."""
+    """AWS: its IMDSv2 wants a token with each request; status 404 means that there is no notice."""
 
     def __init__(self, url: str) -> None:
         self._url = (url or "http://169.254.169.254") + "/latest"
         self._token = ""
 
     def look(self) -> list[Notice]:
-        """What it says now; blocks for seconds at most, as those of the others do. Raises MetadataError."""
+        """The current notices. Like `look` of the other clouds it blocks for seconds at most. Raises MetadataError."""
         action = self._ask("/meta-data/spot/instance-action")
         if action is not None:
-            told = _decoded(action, _InstanceAction)
-            return [Notice(words=f"AWS will {told.action} this host at {told.time}", is_final=True)]
+            announced = _decoded(action, _InstanceAction)
+            return [Notice(text=f"AWS will {announced.action} this host at {announced.time}", is_final=True)]
         recommendation = self._ask("/meta-data/events/recommendations/rebalance")
         if recommendation is not None:
             at = _decoded(recommendation, _Rebalance).noticeTime
-            return [Notice(words=f"AWS says since {at} that it may soon interrupt this host", is_final=False)]
+            return [Notice(text=f"AWS announced at {at} that it may soon interrupt this host", is_final=False)]
         return []
 
     def _ask(self, path: str) -> bytes | None:
@@ -86,22 +87,22 @@ class Aws:
         headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)}
         token = _asked(self._url + "/api/token", headers=headers, method="PUT")
         if not token:
-            raise MetadataError(f"{self._url}/api/token gives no token")
+            raise MetadataError(f"{self._url}/api/token answered without a token")
         self._token = token.decode("ascii", errors="replace").strip()
 
 
 class Gcp:
-    """The service waits with its answer until the value changes, so that a preemption is known at once."""
+    """GCP: its service answers when the value changes, so that a preemption is known at once."""
 
     def __init__(self, url: str) -> None:
         self._url = (url or "http://metadata.google.internal") + "/computeMetadata/v1/instance/"
 
     def look(self) -> list[Notice]:
-        # Asked for first, and always: GCP gives the warning only to a host that has asked for it lately.
+        # Always asked first: GCP warns only hosts that have asked for it recently.
         if self._ask("maintenance-event") == b"TERMINATE_ON_HOST_MAINTENANCE":
-            return [Notice(words="GCP will end this host for its maintenance", is_final=True)]
+            return [Notice(text="GCP will end this host for maintenance", is_final=True)]
         if self._ask(f"preempted?wait_for_change=true&timeout_sec={WAIT_S}", wait_s=WAIT_S) == b"TRUE":
-            return [Notice(words="GCP preempts this host", is_final=True)]
+            return [Notice(text="GCP preempts this host", is_final=True)]
         return []
 
     def _ask(self, path: str, *, wait_s: float = 0.0) -> bytes:
@@ -112,7 +113,7 @@ class Gcp:
 
 
 class Azure:
-    """Events are listed for every host of a set: those of this one count."""
+    """Azure: its service lists the events of all hosts of a set; only those of this host count."""
 
     def __init__(self, url: str) -> None:
         self._url = (url or "http://169.254.169.254") + "/metadata"
@@ -120,10 +121,12 @@ class Azure:
 
     def look(self) -> list[Notice]:
         if not self._name:
-            self._name = self._ask("/instance/compute/name?api-version=2021-02-01&format=text").decode().strip()
+            self._name = (
+                self._ask("/instance/compute/name?api-version=2021-02-01&format=text").decode(errors="replace").strip()
+            )
         document = _decoded(self._ask("/scheduledevents?api-version=2020-07-01"), _ScheduledEvents)
         return [
-            Notice(words=f"Azure: {event.EventType} of this host, not before {event.NotBefore or 'now'}", is_final=True)
+            Notice(text=f"Azure: {event.EventType} of this host, not before {event.NotBefore or 'now'}", is_final=True)
             for event in document.Events
             if event.EventType in ("Preempt", "Terminate") and self._name in event.Resources
         ]
@@ -139,28 +142,29 @@ CLOUDS: dict[str, type[Aws | Gcp | Azure]] = {"aws": Aws, "gcp": Gcp, "azure": A
 
 
 def watch_notices(cloud: str, url: str, shutdown: Shutdown) -> None:
-    """From now on, have `shutdown` told when the cloud takes this host away. `url` is of its service, "" for its own.
+    """Start a thread that sets `shutdown` when the cloud announces that this host will be taken away.
 
-    A thread asks until it is told to end. A service that fails is asked again, and said to fail once.
+    `url` is the address of the metadata service, "" for the cloud's standard one. The thread asks until `shutdown` is
+    set. Each new notice or failure of the service is logged once.
     """
     metadata = CLOUDS[cloud](url.rstrip("/"))
     threading.Thread(target=_watch, args=[metadata, shutdown], name="notices", daemon=True).start()
 
 
 def _watch(metadata: Aws | Gcp | Azure, shutdown: Shutdown) -> None:
-    said = ""
+    last_logged = ""
     while not shutdown.requested.is_set():
-        words, is_final = "", False
+        text, is_final = "", False
         try:
             for notice in metadata.look():
-                words, is_final = notice.words, notice.is_final
+                text, is_final = notice.text, notice.is_final
                 if is_final:
                     break
         except MetadataError as error:
-            words = f"no notice would be heard of: {error}"
-        if words and words != said:
-            log.warning("%s", words)
-            said = words
+            text = f"notices of the cloud do not arrive: {error}"
+        if text and text != last_logged:
+            log.warning("%s", text)
+            last_logged = text
         if is_final:
             shutdown.notice()
         shutdown.requested.wait(POLL_S)
@@ -188,16 +192,16 @@ class _ScheduledEvents(msgspec.Struct, frozen=True, kw_only=True):
 def _decoded(answer: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(answer, type=kind)
-    except msgspec.MsgspecError as error:
-        raise MetadataError(f"the service answers {answer[:200]!r}: {error}") from error
+    except MALFORMED as error:
+        raise MetadataError(f"malformed answer {answer[:200]!r} of the metadata service: {error}") from error
 
 
-# No proxy: the service is at an address that only this host reaches.
+# No proxy: only this host can connect to the service.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def _asked(url: str, *, headers: Mapping[str, str], method: str = "GET", wait_s: float = 0.0) -> bytes | None:
-    """The body of the answer; None where the service knows no such thing. Raises MetadataError."""
+    """The body of the answer; None for status 404. Raises MetadataError."""
     request = urllib.request.Request(url, headers=dict(headers), method=method)
     try:
         with contextlib.closing(_OPENER.open(request, timeout=TIMEOUT_S + wait_s)) as answer:
@@ -206,9 +210,9 @@ def _asked(url: str, *, headers: Mapping[str, str], method: str = "GET", wait_s:
         if error.code == http.HTTPStatus.NOT_FOUND:
             return None
         failure = _Denied if error.code == http.HTTPStatus.UNAUTHORIZED else MetadataError
-        raise failure(f"{url} answers {error.code} {error.reason}") from error
+        raise failure(f"{url} answered with status {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException) as error:
         raise MetadataError(f"{url} does not answer: {error}") from error
     if len(body) > MAX_ANSWER_BYTES:
-        raise MetadataError(f"{url} answers more than {MAX_ANSWER_BYTES} bytes")
+        raise MetadataError(f"{url} answered with more than {MAX_ANSWER_BYTES} bytes")
     return body

@@ -1,37 +1,37 @@
-"""What passes between an actor and its engine process: orders there, answers back, each one MessagePack struct.
+"""The messages between an actor and its engine process: orders to it and answers from it, as MessagePack structs.
 
-`call` is the number of an order, and of the answer to it.
+`call` is the number of an order, which its answer repeats.
 """
 
 import msgspec
 
 from actors.receive import ReceiverInfo
-from common.config import Config
 from common.actors_config import ActorsConfig
+from common.config import Config
 from common.kept_sets import KeptSets
 from common.trajectory import Sampling, VersionSpan
 from common.weights import Offer
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """First of all: what to serve, and how."""
+    """The first order: what to serve, and how."""
 
     model_path: str
     policy_version: int  # of the weights in that folder
-    seed: int  # must differ between actors, or they sample alike
+    seed: int  # must differ between actors, or they sample the same tokens
     max_tokens: int
     dtype: str
-    kv_cache_bytes: int  # for a CPU; on a GPU the KV cache takes what the weights leave of 90 %
+    kv_cache_bytes: int  # 0: 64 MiB on a CPU; on a GPU what the weights leave of 90 % of its memory
     max_episodes: int
-    tensor_parallel: int  # workers that share each layer
-    kv_policy: str  # what a commit does with running requests' KV: "keep" it, or "recompute" it with the new weights
+    tensor_parallel: int  # workers over which each layer is split
+    kv_policy: str  # "keep" the KV of running requests at a commit, or "recompute" it with the new weights
     receiver: ReceiverInfo
 
 
 def engine_settings(
     run: Config, mine: ActorsConfig, *, model_path: str, policy_version: int, seed: int, receiver: ReceiverInfo
 ) -> EngineSettings:
-    """Of an engine as the `run` wants it and `mine`, the settings of its host, allow."""
+    """The settings of an engine, from the `run` and from `mine`, the settings of this host."""
     return EngineSettings(
         model_path=model_path,
         policy_version=policy_version,
@@ -47,7 +47,7 @@ def engine_settings(
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Continue `tokens` by at most `num_tokens`. Answered in a Stepped."""
+    """Continue `tokens` by at most `num_tokens`. A Stepped contains the answer."""
 
     call: int
     tokens: list[int]
@@ -57,48 +57,48 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Nobody waits for that Generate any more. Not answered."""
+    """Cancel a Generate. Not answered."""
 
     call: int
 
 
-class Stage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Receive and verify in the background; it takes the place of an earlier stage. Answered by Staged."""
+class StageWeights(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Receive and verify offered weights in the background, instead of any earlier offer. Answered by Staged."""
 
     call: int
     offer: Offer
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Swap the staged weights in. Answered by Committed."""
+    """Switch to the staged weights. Answered by Committed."""
 
     call: int
     policy_version: int
 
 
 class LeaveBroadcasts(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Take part in no further broadcast of weights: this actor is about to go. Not answered."""
+    """Take part in no more broadcasts of weights: this actor is about to leave. Not answered."""
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """End at once."""
+    """End at once. Not answered."""
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to EngineSettings: vLLM serves."""
+    """The answer to EngineSettings: vLLM is ready."""
 
     vocab_size: int
     engine: str  # its name, version and kind of device
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to EngineSettings that cannot be: the model or the sizes are wrong."""
+    """The answer to EngineSettings that vLLM refuses: the model or the sizes are wrong."""
 
     why: str
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A generation that is over."""
+    """A finished generation."""
 
     call: int
     tokens: list[int]
@@ -109,38 +109,38 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A generation that could not be had; the engine is well."""
+    """A generation that failed; the engine continues."""
 
     call: int
     why: str
 
 
 class Stepped(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What one step of the engine has brought, and how full it is now."""
+    """The generations that ended in one step of the engine, and how full the engine is now."""
 
     over: list[Ended | Failed]
     kv_use: float
 
 
 class Staged(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The offered weights are in memory, or were refused."""
+    """The answer to the order to stage weights: they are in memory, or were refused."""
 
     call: int
     refusal: str | None
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """New weights serve, after a pause."""
+    """The answer to Commit: the new weights serve."""
 
     call: int
     pause_s: float
 
 
 class Died(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The last words of an engine process."""
+    """The last message of an engine process that failed."""
 
     why: str
 
 
-Order = EngineSettings | Generate | Abort | Stage | Commit | LeaveBroadcasts | Stop
+Order = EngineSettings | Generate | Abort | StageWeights | Commit | LeaveBroadcasts | Stop
 Answer = Started | Refused | Stepped | Staged | Committed | Died

@@ -1,9 +1,9 @@
-"""A broadcast's chunks over NCCL, received by vLLM's own packed NCCL engine, and landed where they are verified.
+"""Receives a broadcast's chunks over NCCL with vLLM's own packed NCCL engine, into a buffer where they are verified.
 
-That engine hands what it has unpacked to a model's `load_weights`, so that weights would serve while they come. Here a
-buffer stands in the model's place: an unverified byte never reaches the model, and what breaks half-way leaves the old
-weights as they were. Its communicator is the broadcast's own group, whose members are agreed on anew for every version
-and whose calls end by a deadline; one of vLLM's would wait for a dead peer for ever.
+vLLM's engine passes unpacked weights to a model's `load_weights`, so that they serve before all have arrived. Here a
+buffer takes the place of the model: no unverified byte reaches the model, and a transfer that fails leaves the old
+weights unchanged. Its communicator is the broadcast's own group, whose members are agreed for each broadcast and whose
+calls end by a deadline. vLLM's own communicator would wait for a dead peer for ever.
 """
 
 from contextlib import nullcontext
@@ -17,17 +17,17 @@ from actors.broadcast import TimedGroup
 
 
 class PackedNccl:
-    """Receives flat buffers, chunk by chunk, over the device of one vLLM worker."""
+    """Receives flat buffers, chunk by chunk, through the device of one vLLM worker."""
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         self._vllm_config = vllm_config
         self._device = device
 
     def __call__(self, group: TimedGroup, buffer: torch.Tensor, chunk_bytes: int) -> None:
-        """Fill `buffer`, flat and uint8 in host memory. Raises RuntimeError where the group breaks or is late.
+        """Receive into `buffer`, flat uint8 in host memory. Raises RuntimeError if the group fails or is too slow.
 
-        To vLLM's engine a chunk is a tensor that is named by where it begins, and as a packed buffer is full once it is
-        larger than its limit, each fills one.
+        For vLLM's engine each chunk is a tensor, whose name is its offset. The engine closes a packed buffer when it
+        exceeds its limit, so with a limit of one byte less than a chunk, each chunk has a buffer of its own.
         """
         config = WeightTransferConfig(backend="nccl")
         engine = NCCLWeightTransferEngine(config, self._vllm_config, self._device, _Landing(buffer))
@@ -40,13 +40,13 @@ class PackedNccl:
             dtype_names=["uint8"] * len(sizes),
             shapes=[[size] for size in sizes],
         )
-        # The current device is a thread's own, and this one is not the worker's.
+        # torch's current device is set per thread, and this is not the worker's main thread.
         with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
             engine.receive_weights(chunks)
 
 
 class _Landing:
-    """What the engine takes for a model."""
+    """The stand-in for the model: writes each received chunk to its offset in the buffer."""
 
     def __init__(self, buffer: torch.Tensor) -> None:
         self._buffer = buffer

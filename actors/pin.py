@@ -1,42 +1,42 @@
-"""An engine that keeps its policy version while an evaluation is played on it."""
+"""Keeps an engine at its policy version while it plays evaluations."""
 
 import contextlib
 import time
 from collections.abc import Iterator
 
-PASS_OVER_S = 1.0
+SKIP_S = 1.0
 
 
 class Pin:
-    """Between those who play evaluations and the one who commits new weights: never both at once.
+    """Prevents that new weights are committed while an evaluation is leased or played.
 
-    From its first evaluation group on, an actor's engine stays as it is until no more of them can be had and the last
-    is over. Newer weights are staged meanwhile; training episodes go on, with the version that is there.
+    After its first evaluation group, an actor's engine keeps its version until no more evaluation groups are available
+    and the last one has ended. Meanwhile newer weights are staged, and training episodes continue with the old version.
     """
 
     def __init__(self) -> None:
         self._num_groups = 0  # evaluation groups being played
-        self._more = False  # the last lease was granted, so the next may be
+        self._more = False  # the last lease was granted, so there may be more
         self._leasing = False
         self._committing = False
-        self._passed_over: int | None = None  # the version of this engine that a queued evaluation did not ask for
-        self._ask_again_at = 0.0  # that one may be gone by then, and the next ask for just this version
-        self.stuck = True  # no weights have come yet, or the last were refused
-        self.asked_version = 0  # the oldest that training groups ask for, where that was too new for one that stays
+        self._skipped_version: int | None = None  # the engine's version when a queued evaluation wanted another one
+        self._ask_again_at = 0.0  # until then, evaluations are not asked for with that version
+        self.stuck = True  # no weights have arrived yet, or the last ones were refused
+        self.asked_version = 0  # the oldest version that training groups accept, if this engine could not serve it
 
     @property
     def held(self) -> bool:
-        """Whether the engine has to stay as it is."""
+        """Whether the engine must keep its version."""
         return self._leasing or self._more or self._num_groups > 0
 
     @property
     def stays(self) -> bool:
-        """Whether newer weights may be long in coming: groups that ask for them are for other actors."""
+        """Whether newer weights may take long: then groups that need them are left to other actors."""
         return self.held or self.stuck
 
     @contextlib.contextmanager
     def committing(self) -> Iterator[None]:
-        """While new weights are committed, no evaluation is leased."""
+        """A context for committing new weights, in which no evaluation is leased."""
         assert not self.held, "a commit while an evaluation is being played"
         self._committing = True
         try:
@@ -46,12 +46,12 @@ class Pin:
 
     def may_lease(self, policy_version: int) -> bool:
         """Whether an engine at `policy_version` should ask for an evaluation group."""
-        passes_over = self._passed_over == policy_version and time.monotonic() < self._ask_again_at
-        return not self._committing and not passes_over
+        skips = self._skipped_version == policy_version and time.monotonic() < self._ask_again_at
+        return not self._committing and not skips
 
     @contextlib.contextmanager
     def leasing(self) -> Iterator[None]:
-        """While an evaluation group is asked for, nothing is committed."""
+        """A context for leasing an evaluation group, in which no weights are committed."""
         self._leasing = True
         try:
             yield
@@ -59,19 +59,19 @@ class Pin:
             self._leasing = False
 
     def took(self) -> None:
-        """An evaluation group is being played."""
+        """Record that an evaluation group was leased and is being played."""
         self._num_groups += 1
         self._more = True
 
     def found_none(self) -> None:
-        """None is queued."""
+        """Record that no evaluation group is queued."""
         self._more = False
 
-    def passes_over(self, policy_version: int) -> None:
-        """What is queued is of another version than this engine's, `policy_version`."""
+    def skips(self, policy_version: int) -> None:
+        """Record that the queued evaluation is of another version than this engine's, `policy_version`."""
         self._more = False
-        self._passed_over, self._ask_again_at = policy_version, time.monotonic() + PASS_OVER_S
+        self._skipped_version, self._ask_again_at = policy_version, time.monotonic() + SKIP_S
 
     def ended(self) -> None:
-        """An evaluation group is over."""
+        """Record that an evaluation group has ended."""
         self._num_groups -= 1

@@ -1,6 +1,6 @@
-"""How weights come to an actor: chunk by chunk into a buffer of their own, then verified; the engine commits them.
+"""Receives weights for an actor into a separate buffer, and verifies them; the engine commits them later.
 
-Old weights keep serving for as long as this takes and whenever it fails: nothing here touches the engine.
+The old weights serve meanwhile, and also if this fails: nothing here changes the engine.
 """
 
 import logging
@@ -34,47 +34,48 @@ from replay.bulletin import Bulletin
 
 log = logging.getLogger(__name__)
 
-REDIS_PATIENCE_S = 5.0  # without Redis there is no broadcast, and weights are pulled
-RELAYS_PATIENCE_S = 0.0  # without Redis, the relays that were known last are asked, and the publisher, at once
-RELAY_PATIENCE_S = 5.0  # a relay that gets no nearer to having the weights for this long is not waited for
+REDIS_PATIENCE_S = 5.0  # if Redis is away for longer, there is no broadcast, and weights are pulled
+RELAYS_PATIENCE_S = 0.0  # if Redis is away, the last known relays and the publisher are asked at once
+RELAY_PATIENCE_S = 5.0  # a relay without progress for this long is not waited for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReceiverInfo:
-    """What an actor must know to receive weights."""
+    """The settings with which an actor receives weights."""
 
     redis_url: str
     run_id: str
     actor: str
     transport: str  # broadcast, pull or disk
     chunk_bytes: int
-    timeout_s: float  # for pulling one version; a broadcast has its group's own deadline, and comes before
+    timeout_s: float  # for pulling one version; a broadcast, which comes before, has its group's own deadline
     disk: str  # `weights.disk`, a path or fsspec URL
 
 
 class Receiver:
-    """Receives one version at a time. Its calls block: they belong on a background thread of the actor.
+    """Receives one version at a time. Its calls block, so they run in a background thread of the actor.
 
-    It keeps the newest weights that it received, and changes them in place by a delta where there is one.
+    It keeps the weights that it received last, and applies deltas to them in place.
     """
 
     def __init__(self, info: ReceiverInfo, over_nccl: ReceiveChunks | None = None) -> None:
-        """`over_nccl` is how a broadcast's chunks come to a GPU, where the actor has one."""
+        """`over_nccl` receives a broadcast's chunks on a GPU; None if the actor has no GPU."""
         self._info = info
         self._puller: Puller | None = None
         self._store = run_store(info.disk, info.run_id) if info.transport == "disk" else None
         self._buffer = torch.empty(0, dtype=torch.uint8)
-        self._root = ""  # of what `_buffer` holds; empty where that is not known
+        self._root = ""  # root hash of the weights in `_buffer`; empty if unknown
         self._member: BroadcastMember | None = None
         if info.transport == "broadcast":
-            bulletin = Bulletin(connect(info.redis_url, patience_s=REDIS_PATIENCE_S), info.run_id)
-            self._member = BroadcastMember(bulletin, info.actor, over_nccl)
+            client, key = connect(info.redis_url, patience_s=REDIS_PATIENCE_S), key_from_environment()
+            secret = key.secret if key else b""
+            self._member = BroadcastMember(client, info.run_id, info.actor, secret=secret, over_nccl=over_nccl)
 
     def receive(self, offer: Offer) -> torch.Tensor:
         """Return the offered weights, verified, as one flat uint8 tensor on the CPU of `manifest.num_bytes`.
 
-        The tensor is overwritten by the next call. Raises WeightsRefused: the version is no longer served, did not come
-        in time, or is not what its hashes say.
+        The next call overwrites the tensor. Raises WeightsRefused if no source serves the version, it does not arrive
+        in time, or it does not match its hashes.
         """
         if not self._receive_broadcast(offer):
             try:
@@ -86,25 +87,26 @@ class Receiver:
         return self._buffer
 
     def leave_broadcasts(self) -> None:
-        """Take part in no further broadcast; weights can still be pulled. Does not wait."""
+        """Take part in no more broadcasts; weights can still be pulled. Does not wait."""
         if self._member is not None:
             self._member.leave()
 
     def close(self) -> None:
-        """Leave the broadcasts and let go of the sockets. Idempotent."""
+        """Leave the broadcasts and close the sockets. Idempotent."""
         if self._member is not None:
             self._member.close()
         if self._puller is not None:
             self._puller.close()
 
     def _receive_broadcast(self, offer: Offer) -> bool:
-        """True when the verified weights are here; whatever else happened, they can still be pulled."""
+        """Receive by broadcast; return whether it succeeded. If not, the weights can still be pulled."""
         if self._member is None or offer.invitation is None or self._info.actor not in offer.invitation.actors:
             return False
         try:
             self._take_broadcast(self._member, offer.invitation, offer.manifest)
         except (BroadcastMissed, WeightsError, redis.RedisError) as error:
-            log.warning("%s pulls version %d: %s", self._info.actor, offer.manifest.policy_version, error)
+            log.warning("%s did not get version %d by broadcast, and pulls it: %s",
+                        self._info.actor, offer.manifest.policy_version, error)  # fmt: skip
             return False
         return True
 
@@ -117,7 +119,9 @@ class Receiver:
                 self._forget(num_bytes=manifest.num_bytes)
                 return self._buffer
             if not manifest.deltas or blob != manifest.deltas[-1].blob or manifest.deltas[-1].base != self._root:
-                raise BroadcastMissed(f"blob {blob.root} is not the whole version, nor a delta on what is here")
+                raise BroadcastMissed(
+                    f"blob {blob.root} is neither a full snapshot of the version nor a delta on this actor's weights"
+                )
             delta = torch.empty(blob.num_bytes, dtype=torch.uint8)
             return delta
 
@@ -128,7 +132,7 @@ class Receiver:
         self._verify(manifest)
 
     def _pull(self, offer: Offer) -> None:
-        """By deltas from what is here, or else from the anchor: whichever is less."""
+        """Pull the deltas on the current weights, or the anchor and its deltas, whichever is smaller."""
         manifest, deadline = offer.manifest, time.monotonic() + self._info.timeout_s
         deltas = deltas_from(manifest, self._root)
         if deltas is None or sum(delta.blob.num_bytes for delta in deltas) > manifest.num_bytes:
@@ -138,17 +142,17 @@ class Receiver:
             self._root = anchor.root
             deltas = deltas_from(manifest, anchor.root)
             if deltas is None:
-                raise WeightsError(f"version {manifest.policy_version}: no delta leads on from its anchor")
+                raise WeightsError(f"version {manifest.policy_version}: its manifest has no deltas on its own anchor")
         for delta in deltas:
-            self._root = delta.base  # where this one does not come, another attempt goes on from here
+            self._root = delta.base  # if the next pull fails, another attempt continues from here
             self._apply(self._fetch(offer, delta.blob, deadline).numpy().data)
         self._verify(manifest)
 
     def _fetch(self, offer: Offer, blob: Blob, deadline: float) -> torch.Tensor:
-        """The bytes of `blob`, checked."""
+        """Fetch `blob` from the disk or by a pull, and verify it."""
         if self._store is not None:
             return self._read(self._store, offer, blob)
-        if self._puller is None:  # an engine that serves one folder, as in `slipstream eval`, is offered nothing
+        if self._puller is None:  # made late: an engine without a run, as in `slipstream eval`, never needs it
             self._puller = _puller(self._info)
         fetched = self._puller.pull(
             blob,
@@ -165,7 +169,7 @@ class Receiver:
         return buffer
 
     def _forget(self, *, num_bytes: int) -> None:
-        """What is here is about to be overwritten by `num_bytes` of whole weights."""
+        """Forget the current weights, and make the buffer large enough for a full snapshot of `num_bytes`."""
         self._root = ""
         if self._buffer.numel() != num_bytes:
             self._buffer = torch.empty(num_bytes, dtype=torch.uint8)

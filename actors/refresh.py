@@ -1,4 +1,4 @@
-"""Keeping an engine's weights new: watch the offers, stage in the background, commit at a token boundary."""
+"""Keeps an engine's weights up to date: watches the offers, stages in the background, commits at a token boundary."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, slots=True)
 class RefreshCounts:
-    """What came of the offers."""
+    """The counters of refreshes."""
 
     num_committed: int = 0
     num_refused: int = 0
@@ -27,9 +27,9 @@ class RefreshCounts:
 async def keep_fresh(engine: Engine, newest: Callable[[], Offer | None], counts: RefreshCounts, pin: Pin) -> None:
     """Refresh `engine` for as long as this runs.
 
-    Consumes the newest offer, for which it asks by `newest`; waits until that is newer than what the engine serves, and
-    to commit until no evaluation holds the engine where it is; produces commits. A refused offer leaves the old weights
-    serving, and is tried again after RETRY_S or when a newer one comes.
+    Consumes the newest offer, which `newest` reads; waits until it is newer than the engine's version, and, before the
+    commit, until no evaluation pins the engine; produces commits. If an offer is refused, the old weights keep serving;
+    the newest offer is tried after RETRY_S.
     """
     staged = -1
     while True:
@@ -41,7 +41,9 @@ async def keep_fresh(engine: Engine, newest: Callable[[], Offer | None], counts:
             except WeightsRefused as error:
                 counts.num_refused += 1
                 pin.stuck = True
-                log.warning("version %d refused, version %d serves on: %s", version, engine.policy_version, error)
+                log.warning(
+                    "version %d refused; the engine keeps version %d: %s", version, engine.policy_version, error
+                )
                 await asyncio.sleep(RETRY_S)
                 continue
             staged = version
@@ -56,6 +58,6 @@ async def keep_fresh(engine: Engine, newest: Callable[[], Offer | None], counts:
 
 
 async def serving_version(engine: Engine, policy_version: int) -> None:
-    """Return once `engine` serves `policy_version` or a newer one."""
-    while engine.policy_version < policy_version:  # noqa: ASYNC110 - the engine's thread moves it, not this loop
+    """Wait until `engine` serves `policy_version` or a newer one."""
+    while engine.policy_version < policy_version:  # noqa: ASYNC110 - the engine's thread changes it, without an event
         await asyncio.sleep(POLL_S / 2)

@@ -1,7 +1,7 @@
-"""`slipstream relay`: keeps the newest weights of a run, verified, for others to pull.
+"""`slipstream relay`: fetches and verifies the newest weights of a run, and serves them to actors.
 
-It needs Redis to hear of new versions and to be found. To go on serving what it has it needs nobody: not the learner,
-not the publisher and, for those who know it already, not Redis.
+It needs Redis to learn of new versions, and actors need Redis to find it. It serves the weights that it has even if the
+learner, the publisher and Redis are away.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import logging
 import os
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -28,16 +27,17 @@ from common.config import Config
 from common.config_error import ConfigError
 from common.connection import connect, connect_or_explain
 from common.curve import CurveKey
+from common.log import log_to_stderr
 from common.patience import RedisAway
 from common.shutdown import Shutdown
 from common.weights import Offer, WeightsError, blobs, check_blob
 from replay.bulletin import Bulletin, RelayNotice
-from replay.fleet import Fleet, RunState
+from replay.fleet import Fleet, RunState, UnknownRun
 
 POLL_S = 0.1
-RENEW_S = 1.0  # what a relay says of itself is at most so old
-TTL_S = 5.0  # one that is silent for this long is not asked any more
-SUSPECT_S = 30.0  # it looks at its blobs again, when somebody blames it, at most so often
+RENEW_S = 1.0  # interval at which a relay renews its notice
+TTL_S = 5.0  # a relay that has not renewed its notice for this long is not asked any more
+SUSPECT_S = 30.0  # a relay that is blamed for corrupt bytes checks its blobs again at most this often
 RETRY_S = 1.0
 REDIS_PATIENCE_S = 1.0
 
@@ -46,19 +46,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RelayInfo:
-    """What a relay must know."""
+    """The settings of a relay."""
 
     redis_url: str
     run_id: str
     name: str
-    host: str  # the machine's name, as the actors there call it
+    host: str  # the machine's name, which actors on it compare with their own
     address: str  # to bind to
     limits: ServerLimits
-    timeout_s: float  # for pulling one blob; what has come then stays
+    timeout_s: float  # for pulling one blob; chunks that have arrived by then are kept
 
 
 class Relay:
-    """One thread serves, one fetches, one tells what there is. Its owner waits for the end of the run."""
+    """One thread serves, one fetches, and one renews the notice. The owner waits for the end of the run."""
 
     def __init__(self, info: RelayInfo, *, key: CurveKey | None) -> None:
         self._info = info
@@ -67,35 +67,35 @@ class Relay:
         sources = Sources(self._bulletin.relays, name=info.name, host=info.host, patience_s=0.0)
         self._puller = Puller(sources, blame=self._bulletin.blame, chunk_bytes=info.limits.chunk_bytes, key=key)
         self._server = ChunkServer(info.address, self._holdings.read, limits=info.limits, key=key)
-        self._told: RelayNotice | None = None
-        self._told_at = 0.0
+        self._announced: RelayNotice | None = None
+        self._announced_at = 0.0
         self._num_blamed = 0
         self._suspect_at = 0.0
         self._closing = threading.Event()
         self._threads = [
             threading.Thread(target=self._keep, args=[work], name=name, daemon=True)
-            for name, work in (("fetch-weights", self._fetch), ("tell-weights", self._tell))
+            for name, work in (("fetch-weights", self._fetch), ("announce-weights", self._announce))
         ]
         for thread in self._threads:
             thread.start()
 
     @property
     def endpoint(self) -> str:
-        """Where it serves."""
+        """The address at which it serves."""
         return self._server.endpoint
 
     @property
     def alive(self) -> bool:
-        """False once a part of it has failed; the log says why."""
+        """False after any of its threads has failed; the log has the reason."""
         return self._server.alive and all(thread.is_alive() for thread in self._threads)
 
     def close(self) -> None:
-        """Say that it serves no more, and let go of the port. A pull under way ends within seconds."""
+        """Withdraw the notice, stop serving and release the port. A pull in progress ends within seconds."""
         self._closing.set()
         self._puller.abandon()
         for thread in self._threads:
             thread.join()
-        with contextlib.suppress(RedisAway):  # then it is missed
+        with contextlib.suppress(RedisAway):  # then the notice expires
             self._bulletin.withdraw_relay(self._info.name)
         self._server.close()
         self._puller.close()
@@ -104,14 +104,14 @@ class Relay:
         while not self._closing.wait(POLL_S):
             try:
                 work()
-            except RedisAway:  # its client has said so
+            except RedisAway:  # its client has logged it
                 pass
-            except redis.RedisError as error:  # its memory is full; what is here is served
-                log.warning("Redis refuses a relay, which goes on: %s", error)
+            except redis.RedisError as error:  # for example, its memory is full
+                log.warning("Redis refused a call of this relay; still serving, retrying in %.0f s: %s", RETRY_S, error)
                 self._closing.wait(RETRY_S)
 
     def _fetch(self) -> None:
-        """Bring what the newest version is made of and is not here; where it does not come, the next look does."""
+        """Fetch the missing blobs of the newest version; after a failure, the next call tries again."""
         self._look_again()
         offer = self._bulletin.latest()
         if offer is None or offer.manifest == self._holdings.manifest:
@@ -119,16 +119,16 @@ class Relay:
         manifest = offer.manifest
         self._holdings.make_room(manifest)
         try:
-            # The small ones first: who has the version before needs only the last delta.
+            # The smallest first: receivers with the version before need only the last delta.
             for blob in sorted(blobs(manifest), key=lambda blob: blob.num_bytes):
                 if self._holdings.get(blob.root) is None:
                     self._holdings.add(blob.root, self._pull(offer, blob))
         except PullFailed as error:
-            log.warning("version %d: %s", manifest.policy_version, error)
+            log.warning("could not fetch version %d; retrying in %.0f s: %s", manifest.policy_version, RETRY_S, error)
             self._closing.wait(RETRY_S)
             return
         self._holdings.complete(manifest)
-        log.info("version %d is here", manifest.policy_version)
+        log.info("holding version %d", manifest.policy_version)
 
     def _pull(self, offer: Offer, blob: Blob) -> Bytes:
         return self._puller.pull(
@@ -139,7 +139,7 @@ class Relay:
         )
 
     def _look_again(self) -> None:
-        """Whoever is blamed looks whether it was to blame: memory fails, and nothing else would ever tell."""
+        """Check the blobs again if a receiver has blamed this relay: nothing else detects errors in its memory."""
         manifest, now = self._holdings.manifest, time.monotonic()
         if manifest is None or now < self._suspect_at:
             return
@@ -149,16 +149,16 @@ class Relay:
             return
         self._num_blamed = num_blamed
         for blob in blobs(manifest):
-            held = self._holdings.get(blob.root)
+            cached = self._holdings.get(blob.root)
             try:
-                if held is not None:
-                    check_blob(manifest, blob, held.data)
+                if cached is not None:
+                    check_blob(manifest, blob, cached.data)
             except WeightsError as error:
-                log.error("what was right when it came has changed in memory, and is fetched again: %s", error)
+                log.error("the cached weights are corrupt; downloading them again: %s", error)
                 self._holdings.drop(blob.root)
 
-    def _tell(self) -> None:
-        """Renew the notice; at once where it is new what is here, or who is served."""
+    def _announce(self) -> None:
+        """Renew the notice every RENEW_S, and at once after a change of the blobs or of the number of receivers."""
         manifest, load, counts = self._holdings.manifest, self._server.load, self._puller.counts
         notice = RelayNotice(
             name=self._info.name,
@@ -172,19 +172,19 @@ class Relay:
             served_bytes=load.served_bytes,
             num_corrupt=counts.num_corrupt,
         )
-        told, now = self._told, time.monotonic()
-        is_news = told is None or (told.roots, told.num_children) != (notice.roots, notice.num_children)
-        if not is_news and now < self._told_at + RENEW_S:
+        last, now = self._announced, time.monotonic()
+        has_changed = last is None or (last.roots, last.num_children) != (notice.roots, notice.num_children)
+        if not has_changed and now < self._announced_at + RENEW_S:
             return
         self._bulletin.announce_relay(notice, ttl_s=TTL_S)
-        self._told, self._told_at = notice, now
+        self._announced, self._announced_at = notice, now
 
 
 def relay(config: Config) -> int:
-    """Be a relay of the run until it is over, or until told to leave; return the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    """Run a relay until the run is over or a signal asks it to leave; return the exit code."""
+    log_to_stderr()
     if not config.redis.url:
-        raise ConfigError("`redis.url` is empty; say which Redis the run is on, as in redis.url=redis://host:6379")
+        raise ConfigError("`redis.url` is empty; set it to the run's Redis server, as in redis.url=redis://host:6379")
     connect_or_explain(config.redis.url).close()
     shutdown = Shutdown()
     fleet = Fleet(connect(config.redis.url, ending=shutdown.requested), config.run.name)
@@ -195,7 +195,7 @@ def relay(config: Config) -> int:
         RelayInfo(
             redis_url=config.redis.url,
             run_id=run.run.name,
-            # Containers may have one name, and the same process ids.
+            # With a random part: containers may have the same host name and the same process ids.
             name=f"{host}-{os.getpid()}-{secrets.token_hex(4)}",
             host=host,
             address=config.weights.host,
@@ -217,7 +217,7 @@ def relay(config: Config) -> int:
 
 
 def is_over(fleet: Fleet) -> bool:
-    """Whether the run is finished; while Redis is away, nobody knows."""
-    with contextlib.suppress(RedisAway):
+    """Whether the run is finished; False if that is unknown, because Redis is away or the state is damaged."""
+    with contextlib.suppress(RedisAway, UnknownRun):
         return fleet.run_state() is RunState.FINISHED
     return False

@@ -1,13 +1,13 @@
-"""Going on where a preempted actor stopped: its record becomes a tape again, and a fresh environment is brought there.
+"""Resumes an episode of a preempted actor: replays its recorded actions in a fresh environment.
 
-What was sampled is not sampled again and not encoded again: tokens, log-probabilities and versions stay as recorded.
-The environment has to be where it was, and not every one can be set there from a snapshot. So the recorded actions are
-done again, and every answer must be what it was then, token for token and reward for reward, and every state_key too.
+Nothing is sampled or encoded again: tokens, log-probabilities and versions stay as recorded. The environment must get
+into the same state again, and not every environment can restore a snapshot. So the recorded actions are replayed, and
+every answer must equal the recorded one: its tokens, its rewards and the state_key.
 """
 
 from functools import partial
 
-from actors.answer import answer, in_tokens, state_key
+from actors.answer import answer, in_tokens, parsed, state_key
 from actors.tape import Attempt, Tape
 from common.action_format import ActionFormat
 from common.chat import Chat
@@ -16,11 +16,11 @@ from envhub.env import Env
 
 
 class ReplayMismatch(RuntimeError):
-    """The environment is not where it was: what was sampled next would have answered something that was never said."""
+    """The environment behaves differently from the record, so the recorded tokens cannot be continued."""
 
 
 def resumed_tape(attempt: Attempt, record: Trajectory) -> Tape:
-    """The tape as it was when `record` was handed in; `attempt` goes on with it."""
+    """The tape as it was when `record` was handed in; `attempt` continues it."""
     return Tape(
         attempt=attempt,
         tokens=record.token_array().tolist(),
@@ -41,29 +41,31 @@ def resumed_tape(attempt: Attempt, record: Trajectory) -> Tape:
 async def replay(
     tape: Tape, *, opening: list[int], env: Env, chat: Chat, action_format: ActionFormat, step_timeout_s: float
 ) -> None:
-    """Bring `env`, which was just reset, and `chat`, which opened with tokens `opening`, to where `tape` stands.
+    """Replay the turns of `tape` in `env`, which was just reset, and in `chat`, which opened with tokens `opening`.
 
-    Raises ReplayMismatch, and EnvError where the environment fails.
+    Raises ReplayMismatch, and EnvError if the environment fails.
     """
     if opening != tape.tokens[: tape.turns[0].start]:
-        raise ReplayMismatch("the task opens with other words than were recorded")
+        raise ReplayMismatch("the first messages differ from those recorded")
     prompt_stops = [*(turn.start for turn in tape.turns[1:]), tape.prompt_stop]
     for number, (turn, prompt_stop) in enumerate(zip(tape.turns, prompt_stops, strict=True)):
         if state_key(env) != turn.state_key:
-            raise ReplayMismatch(f"turn {number} begins in another state than was recorded")
-        action = action_format.parse(chat.reply(tape.tokens[turn.start : turn.stop]))
+            raise ReplayMismatch(f"the state before turn {number} differs from the recorded one")
+        action = parsed(action_format, chat.reply(tape.tokens[turn.start : turn.stop]))
         observation = await answer(partial(env.step, action.text), timeout_s=step_timeout_s)
         if observation.done:
-            raise ReplayMismatch(f"the episode ends with turn {number}, and went on when it was recorded")
+            raise ReplayMismatch(f"the episode ends with turn {number}, and the recorded one continued")
         if observation.rewards != turn.rewards:
-            raise ReplayMismatch(f"turn {number} earns {observation.rewards}, and {turn.rewards} when it was recorded")
+            raise ReplayMismatch(f"the rewards of turn {number} are {observation.rewards}, recorded {turn.rewards}")
         if (action.valid and observation.valid_action) != turn.valid_action:
-            raise ReplayMismatch(f"the action of turn {number} was {_valid(turn.valid_action)} when it was recorded")
+            raise ReplayMismatch(f"the action of turn {number} was recorded as {_valid(turn.valid_action)}")
         extension = in_tokens(chat.extend, observation.messages)
         if extension.tokens != tape.tokens[turn.stop : prompt_stop]:
-            raise ReplayMismatch(f"turn {number} is answered with other words than were recorded")
+            raise ReplayMismatch(f"the answer to turn {number} differs from the recorded one")
         if extension.new_branch != (turn.stop in tape.branch_starts):
-            raise ReplayMismatch(f"turn {number} is followed by another branch than was recorded")
+            raise ReplayMismatch(
+                f"the prompt after turn {number} begins a branch, or does not, unlike the recorded one"
+            )
 
 
 def _valid(is_valid: bool) -> str:

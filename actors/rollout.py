@@ -1,4 +1,4 @@
-"""One episode, from `reset` to its record. Tokens in, tokens out; facts only, the learner judges them."""
+"""Plays one episode, from `reset` to its record. It records facts only; the learner computes advantages from them."""
 
 import asyncio
 import contextlib
@@ -10,37 +10,40 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
-from actors.answer import answer, boundary, in_tokens, state_key
+from actors.answer import answer, boundary, in_tokens, parsed, state_key
 from actors.drive import drive, terms_of
 from actors.engine import EngineDied, EngineError, Sampler
 from actors.resume import ReplayMismatch, replay
 from actors.tape import Tape
 from common.action_format import ActionFormat
 from common.chat import Chat, Extension
-from common.env_config import PartConfig
+from common.env_config import MixtureEntry
 from common.message import Message
 from common.trajectory import OUTCOME_OF, StopReason, Task, Trajectory
+from envhub.adapters.verifiers_env import VerifiersEnv
 from envhub.catalogue import make_any_env
 from envhub.env import Env, EnvError
-from envhub.adapters.verifiers_env import VerifiersEnv
+from envhub.isolation.offspring import begin_episode, end_offspring
 
 HASTY_CLOSE_S = 2.0
+MAX_WHY_CHARS = 4000
 
 log = logging.getLogger(__name__)
 
 
 class EpisodeFailed(RuntimeError):
-    """The episode ended by no doing of the policy. It has a reason and no reward, and is redone."""
+    """The episode ended for a reason other than the policy. It has no reward, and is redone."""
 
     def __init__(self, stop_reason: StopReason, why: str) -> None:
-        super().__init__(why.encode(errors="backslashreplace").decode())  # half a surrogate pair reaches no Redis
+        # Without half surrogate pairs, which cannot be sent to Redis.
+        super().__init__(why[:MAX_WHY_CHARS].encode(errors="backslashreplace").decode())
         self.stop_reason = stop_reason
         self.outcome = OUTCOME_OF[stop_reason]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allowance:
-    """How long an episode may go on."""
+    """The limits of an episode."""
 
     max_turns: int
     max_tokens: int
@@ -50,29 +53,44 @@ class Allowance:
 
 @contextlib.asynccontextmanager
 async def fresh_env(
-    envs: Mapping[str, PartConfig], task: Task, *, timeout_s: float
+    envs: Mapping[str, MixtureEntry], task: Task, *, timeout_s: float
 ) -> AsyncIterator[Env | VerifiersEnv]:
-    """The environment of `task`, for one episode, closed behind it. Raises EpisodeFailed where it cannot be made."""
+    """The environment of `task` for one episode. Afterwards it is closed, and the processes that it started are killed.
+
+    Raises EpisodeFailed if it cannot be made.
+    """
     if (part := envs.get(task.env)) is None:
         known = ", ".join(envs)
         raise EpisodeFailed(StopReason.ENV_ERROR, f"the run has no environment {task.env!r}, only {known}")
+    mark = begin_episode()
     try:
-        with boundary():
-            env = make_any_env(part.name, part.options)
-    except EnvError as error:
-        raise EpisodeFailed(StopReason.ENV_ERROR, f"cannot be made: {error}") from error
+        try:
+            with boundary():
+                env = make_any_env(part.name, part.options)
+        except EnvError as error:
+            raise EpisodeFailed(StopReason.ENV_ERROR, f"the environment cannot be made: {error}") from error
+        async with _closing(env, task.env, timeout_s=timeout_s):
+            yield env
+    finally:
+        num_left = await asyncio.shield(asyncio.to_thread(end_offspring, mark))
+        if num_left:
+            log.info("killed %d processes that environment %s had left running", num_left, task.env)
+
+
+@contextlib.asynccontextmanager
+async def _closing(env: Env | VerifiersEnv, name: str, *, timeout_s: float) -> AsyncIterator[None]:
     try:
-        yield env
+        yield
     except asyncio.CancelledError:
-        timeout_s = min(timeout_s, HASTY_CLOSE_S)  # the group is given back behind this, and perhaps the host goes
+        timeout_s = min(timeout_s, HASTY_CLOSE_S)  # the group is given back after this, and the host may go soon
         raise
     finally:
         try:
             with boundary():
                 async with asyncio.timeout(timeout_s):
                     await env.close()
-        except EnvError as error:  # the episode is whole all the same
-            log.warning("%s does not close: %s", task.env, error)
+        except EnvError as error:  # the episode is complete anyway
+            log.warning("environment %s failed to close: %s", name, error)
 
 
 async def rollout(
@@ -84,10 +102,10 @@ async def rollout(
     action_format: ActionFormat,
     allowance: Allowance,
 ) -> Trajectory:
-    """Play one episode on `tape`, from where that stands to the end.
+    """Play one episode to its end, from the current end of `tape`.
 
-    Raises EpisodeFailed where the end was not the policy's own doing, EngineDied where no other episode could go on
-    either. When this is cancelled, the tape holds what there is so far.
+    Raises EpisodeFailed if it ended for a reason other than the policy, and EngineDied if no other episode can continue
+    either. If this is cancelled, the tape has everything so far.
     """
     try:
         async with asyncio.timeout(allowance.episode_timeout_s):
@@ -98,7 +116,9 @@ async def rollout(
                 return await drive(tape, env=env, sampler=sampler, terms=terms, step_timeout_s=allowance.step_timeout_s)
             return await _play(tape, env, sampler, Chat(tokenizer), action_format, allowance)
     except TimeoutError:
-        raise EpisodeFailed(StopReason.TIME_LIMIT, f"longer than {allowance.episode_timeout_s} s") from None
+        raise EpisodeFailed(
+            StopReason.TIME_LIMIT, f"it took longer than `env.episode_timeout_s` = {allowance.episode_timeout_s} s"
+        ) from None
     except EnvError as error:
         raise EpisodeFailed(StopReason.ENV_ERROR, str(error)) from error
     except ReplayMismatch as error:
@@ -115,7 +135,7 @@ async def _play(
     attempt, step_timeout_s = tape.attempt, allowance.step_timeout_s
     observation = await answer(partial(env.reset, attempt.task), timeout_s=step_timeout_s)
     if observation.done or not observation.messages:
-        raise EnvError("a reset came back with the episode over, or with nothing said")
+        raise EnvError("reset returned an observation that is done or has no messages")
     opening = in_tokens(chat.open, with_instructions(observation.messages, action_format))
     if tape.turns:
         await replay(
@@ -131,11 +151,11 @@ async def _play(
             tape.prompt(), attempt.sampling, seed=attempt.turn_seed(len(tape.turns))
         )  # fmt: skip
         tape.add_completion(completion)
-        action = action_format.parse(chat.reply(completion.tokens))
+        action = parsed(action_format, chat.reply(completion.tokens))
         generated = time.perf_counter()
         observation = await answer(partial(env.step, action.text), timeout_s=step_timeout_s)
         if not observation.rewards:
-            raise EnvError("a step came back without rewards; where nothing was earned, say 0")
+            raise EnvError("step returned no rewards; return a reward of 0 if nothing was earned")
         tape.add_turn(
             completion,
             observation,
@@ -150,22 +170,25 @@ async def _play(
             tape.add_prompt(in_tokens(chat.extend, observation.messages))
             stop_reason = spent(tape, allowance)
     if not tape.turns:
-        raise EnvError(f"its first prompt of {len(tape.tokens)} tokens leaves no room in {allowance.max_tokens}")
+        raise EnvError(
+            f"its first prompt of {len(tape.tokens)} tokens leaves no room in `model.max_tokens` = "
+            f"{allowance.max_tokens}"
+        )
     return tape.trajectory(stop_reason)
 
 
 def with_instructions(messages: tuple[Message, ...], action_format: ActionFormat) -> tuple[Message, ...]:
-    """The first messages, with what the parser will demand said in a system message."""
+    """The first messages with the instructions of the action format in the system message."""
     if not action_format.instructions:
         return messages
     if messages[0].role == "system":
-        told = Message(role="system", content=f"{messages[0].content}\n{action_format.instructions}")
-        return (told, *messages[1:])
+        extended = Message(role="system", content=f"{messages[0].content}\n{action_format.instructions}")
+        return (extended, *messages[1:])
     return (Message(role="system", content=action_format.instructions), *messages)
 
 
 def spent(tape: Tape, allowance: Allowance) -> StopReason | None:
-    """The allowance that leaves no room for another turn."""
+    """The limit that allows no further turn; None if there is room."""
     if len(tape.turns) >= allowance.max_turns:
         return StopReason.MAX_TURNS
     if len(tape.tokens) - tape.branch_starts[-1] >= allowance.max_tokens:

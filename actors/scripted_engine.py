@@ -1,7 +1,6 @@
-"""An engine without a model: a function writes the tokens, a schedule says when each is there.
+"""An engine without a model: a function writes the tokens, and a schedule sets the time of each.
 
-For tests, and for measuring what the loop around an engine costs: nothing here takes time that the schedule did not
-give it.
+For tests, and to measure the cost of the loop around an engine: only the schedule takes time.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ from common.weights import Offer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """When tokens are there: token i of a request, `prefill_s + (i + 1) * token_time_s` after it came."""
+    """The times of tokens: token i of a request is due `prefill_s + (i + 1) * token_time_s` after the request."""
 
     token_time_s: float
     prefill_s: float = 0.0
@@ -29,7 +28,7 @@ class Schedule:
 
 
 class ScriptedEngine:
-    """actors.engine.Engine by a script: `script(tokens, seed)` is the whole turn, its end token included."""
+    """An actors.engine.Engine that runs a script: `script(tokens, seed)` returns the whole turn with its end token."""
 
     def __init__(
         self,
@@ -55,13 +54,13 @@ class ScriptedEngine:
 
     @property
     def policy_version(self) -> int:
-        """The version that the next token will come from."""
+        """The version that samples the next token."""
         return self._versions[-1]
 
     async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
-        """Return what the script writes after `tokens`, when its last token is due; certain, so of log-probability 0.
+        """Return the script's turn after `tokens`, when its last token is due. All log-probabilities are 0.
 
-        Raises ValueError for a prompt that leaves no room or a script that writes nothing, EngineDied once closed.
+        Raises ValueError for a prompt that leaves no room and for an empty turn, EngineDied after `close`.
         """
         started_s = asyncio.get_running_loop().time()
         if self._closed:
@@ -70,7 +69,8 @@ class ScriptedEngine:
         room = min(sampling.max_turn_tokens, self._max_tokens - len(tokens))
         if not turn or room < 1:
             raise ValueError(
-                f"{len(turn)} scripted tokens after {len(tokens)}, of `model.max_tokens` {self._max_tokens}"
+                f"{len(turn)} scripted tokens after a prompt of {len(tokens)}, with `model.max_tokens` = "
+                f"{self._max_tokens}; both must leave room"
             )
         written = turn[:room]
         await self._until(started_s + self._schedule.due_s(len(written)))
@@ -84,11 +84,11 @@ class ScriptedEngine:
         )
 
     async def stage(self, offer: Offer) -> None:
-        """Note the version; there are no weights to receive."""
+        """Record the version; there are no weights to receive."""
         self._staged_version = offer.manifest.policy_version
 
     async def commit(self, policy_version: int) -> float:
-        """Tokens due from now on are of `policy_version`. Nothing pauses. Raises ValueError unless it was staged."""
+        """Switch to `policy_version` for tokens due from now on, without a pause. Raises ValueError unless staged."""
         if policy_version != self._staged_version:
             raise ValueError(
                 f"commit of version {policy_version}, but staged is {self._staged_version}: stage it first"
@@ -99,10 +99,10 @@ class ScriptedEngine:
         return 0.0
 
     def leave_broadcasts(self) -> None:
-        """There are none."""
+        """Do nothing: there are no broadcasts."""
 
     def load(self) -> EngineLoad:
-        """What is running now; there is no KV."""
+        """The current load; there is no KV cache."""
         return EngineLoad(num_running=len(self._running), kv_use=0.0, generated_tokens=self._generated_tokens)
 
     async def close(self) -> None:
@@ -113,7 +113,7 @@ class ScriptedEngine:
                 due.set_exception(EngineDied("the engine is closed"))
 
     async def _until(self, deadline_s: float) -> None:
-        # A timer at an absolute time: a sleep would add whatever the loop was late by.
+        # A timer at an absolute time: a sleep would add the delay of the loop.
         loop = asyncio.get_running_loop()
         due: asyncio.Future[None] = loop.create_future()
         timer = loop.call_at(deadline_s, _wake, due)
@@ -125,7 +125,7 @@ class ScriptedEngine:
             self._running.remove(due)
 
     def _spans(self, started_s: float, num_tokens: int) -> list[VersionSpan]:
-        """Which version each token is of: the one serving at the time that the token was due."""
+        """The version of each token: the one that served when the token was due."""
 
         def due_s(index: int) -> float:
             return started_s + self._schedule.due_s(index + 1)

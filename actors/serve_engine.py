@@ -1,8 +1,8 @@
-"""The engine process: vLLM, stepped by the main thread. `python -m actors.serve_engine FD`, FD being a socket.
+"""The engine process: its main thread steps vLLM. `python -m actors.serve_engine FD`, where FD is a socket.
 
-A process of its own, so that episodes and engine each have an interpreter: a step of a small model is nearly all
-Python. Between two steps it does what its actor ordered: add a request, abort one, commit staged weights. So a commit
-falls on a token boundary by construction, and the version of every token is exact.
+It is a separate process, so that episodes and engine each have their own interpreter: a step of a small model is nearly
+all Python. Between two steps it executes the actor's orders: add a request, abort one, commit staged weights. So a
+commit always happens at a token boundary, and the version of every token is exact.
 """
 
 import logging
@@ -31,25 +31,27 @@ from actors.orders import (
     LeaveBroadcasts,
     Order,
     Refused,
-    Stage,
     Staged,
+    StageWeights,
     Started,
     Stepped,
     Stop,
 )
 from actors.vllm_start import engine_name, over, sampling_params, start_vllm, stop_token_ids
+from common.log import log_to_stderr
 from common.wire import encode
 
 log = logging.getLogger(__name__)
 
 STAGE_POLL_S = 0.02
-SAY_LOAD_S = 0.02  # at most this long after the KV cache has changed, the actor knows
+REPORT_LOAD_S = 0.02  # the longest delay before the actor learns that the KV cache has changed
+REPORT_ALIVE_S = 1.0  # the longest time, plus one step, without a message: the actor treats silence as a hang
 
 
 def main(connection: Connection) -> None:
-    """Serve until told to stop, or until the actor is gone. What ends it otherwise, the actor hears."""
+    """Serve until the order to stop or until the actor is gone. Any other end is reported to the actor."""
 
-    def say(answer: Answer) -> None:
+    def reply(answer: Answer) -> None:
         connection.send_bytes(msgspec.msgpack.encode(answer))
 
     try:
@@ -58,20 +60,20 @@ def main(connection: Connection) -> None:
             stops = stop_token_ids(settings.model_path)
             llm = start_vllm(settings)
         except ValueError as error:
-            say(Refused(why=" ".join(str(error).split())))
+            reply(Refused(why=" ".join(str(error).split())))
             return
-        say(Started(vocab_size=llm.model_config.get_vocab_size(), engine=engine_name()))
-        Server(llm, settings, connection, say=say, stop_token_ids=stops).serve()
-        llm.engine_core.shutdown()  # the receiver too, or broadcasts would still wait for this actor
+        reply(Started(vocab_size=llm.model_config.get_vocab_size(), engine=engine_name()))
+        Server(llm, settings, connection, reply=reply, stop_token_ids=stops).serve()
+        llm.engine_core.shutdown()  # this also closes the receiver; otherwise broadcasts would wait for this actor
     except (EOFError, ConnectionError):
         log.info("the actor is gone")
-    except Exception as error:  # this process's main
-        log.exception("the engine process fails")
-        say(Died(why=f"{type(error).__name__}: {error}"))
+    except Exception as error:  # the main function of this process
+        log.exception("the engine process failed")
+        reply(Died(why=f"{type(error).__name__}: {error}"))
 
 
 class Server:
-    """Obeys orders and steps vLLM, by turns."""
+    """Executes orders and steps vLLM in turn."""
 
     def __init__(
         self,
@@ -79,57 +81,57 @@ class Server:
         settings: EngineSettings,
         connection: Connection,
         *,
-        say: Callable[[Answer], None],
+        reply: Callable[[Answer], None],
         stop_token_ids: list[int],
     ) -> None:
         self._llm = llm
         self._connection = connection
-        self._say = say
+        self._reply = reply
         self._stop_token_ids = stop_token_ids
         self._vocab_size = llm.model_config.get_vocab_size()
         self._kv_policy = settings.kv_policy
         self._kv_cache = llm.engine_core.engine_core.scheduler.kv_cache_manager
         self._policy_version = settings.policy_version
         self._running: dict[int, Generate] = {}
-        self._staging: Stage | None = None
+        self._staging: StageWeights | None = None
         self._stage_polled = 0.0
-        self._said_kv_use, self._said_at = 0.0, 0.0
-        # Not connection.poll(), which makes a selector anew for each call: it is asked before every step.
+        self._reported_kv_use, self._reported_at = 0.0, 0.0
+        # Not connection.poll(): it creates a new selector for each call, and this runs before every step.
         self._orders = select.poll()
         self._orders.register(connection.fileno(), select.POLLIN)
 
     def serve(self) -> None:
-        """Step whenever something generates, and sleep while nothing does."""
-        while self._obey():
-            self._say_load(self._step() if self._running else [])
+        """Step while requests are running, otherwise sleep. Report the load every REPORT_ALIVE_S."""
+        while self._execute_orders():
+            self._report_load(self._step() if self._running else [])
             self._poll_stage()
 
-    def _obey(self) -> bool:
-        """Do what was ordered; wait for an order while there is nothing else to do. False is the order to stop."""
+    def _execute_orders(self) -> bool:
+        """Execute all orders that have arrived, waiting a little if the engine is idle. Return False for a Stop."""
         while self._orders.poll(self._patience_ms()):
             match msgspec.msgpack.decode(self._connection.recv_bytes(), type=Order):
                 case Generate() as generate:
                     self._add(generate)
                 case Abort(call=call):
                     self._abort(call)
-                case Stage() as stage:
+                case StageWeights() as stage:
                     self._rpc("stage_weights", encode(stage.offer))
                     self._staging = stage
                 case Commit(call=call, policy_version=policy_version):
-                    self._say(Committed(call=call, pause_s=self._commit(policy_version)))
+                    self._reply(Committed(call=call, pause_s=self._commit(policy_version)))
                 case LeaveBroadcasts():
                     self._rpc("leave_broadcasts")
                 case Stop():
                     return False
                 case unexpected:
-                    raise TypeError(f"not an order to a serving engine: {unexpected}")
+                    raise TypeError(f"expected an order to a serving engine, got {unexpected}")
         return True
 
-    def _patience_ms(self) -> float | None:
-        """How long to wait for an order before something else must be done; None is for ever."""
-        if self._running or self._kv_cache.usage != self._said_kv_use:
+    def _patience_ms(self) -> float:
+        """How long to wait for an order before the next step or report."""
+        if self._running or self._kv_cache.usage != self._reported_kv_use:
             return 0
-        return None if self._staging is None else 1000 * STAGE_POLL_S
+        return 1000 * (REPORT_ALIVE_S if self._staging is None else STAGE_POLL_S)
 
     def _step(self) -> list[Ended | Failed]:
         generations = []
@@ -141,13 +143,14 @@ class Server:
     def _num_candidates(self, generate: Generate) -> int:
         return num_candidates(generate.sampling, vocab_size=self._vocab_size)
 
-    def _say_load(self, generations: list[Ended | Failed]) -> None:
-        """Tell the actor which generations are over, and how full the engine is if that has changed."""
+    def _report_load(self, generations: list[Ended | Failed]) -> None:
+        """Send the ended generations and the load; if there are none, only after a change or after REPORT_ALIVE_S."""
         kv_use, now = self._kv_cache.usage, time.monotonic()
-        changed = kv_use != self._said_kv_use and (now - self._said_at > SAY_LOAD_S or not self._running)
-        if generations or changed:
-            self._say(Stepped(over=generations, kv_use=kv_use))
-            self._said_kv_use, self._said_at = kv_use, now
+        elapsed_s = now - self._reported_at
+        changed = kv_use != self._reported_kv_use and (elapsed_s > REPORT_LOAD_S or not self._running)
+        if generations or changed or elapsed_s > REPORT_ALIVE_S:
+            self._reply(Stepped(over=generations, kv_use=kv_use))
+            self._reported_kv_use, self._reported_at = kv_use, now
 
     def _poll_stage(self) -> None:
         now = time.monotonic()
@@ -156,7 +159,7 @@ class Server:
         self._stage_polled = now
         if all(self._rpc("stage_ended")):
             refusals = [refusal for refusal in self._rpc("stage_refusal") if refusal is not None]
-            self._say(Staged(call=self._staging.call, refusal=refusals[0] if refusals else None))
+            self._reply(Staged(call=self._staging.call, refusal=refusals[0] if refusals else None))
             self._staging = None
 
     def _add(self, generate: Generate) -> None:
@@ -167,28 +170,28 @@ class Server:
             stop_token_ids=self._stop_token_ids,
             num_candidates=self._num_candidates(generate),
         )
-        # The salt keeps a new request off prefixes that older weights computed.
+        # The salt prevents that a new request uses cached prefixes that older weights computed.
         prompt = {"type": "token", "prompt_token_ids": generate.tokens, "cache_salt": f"v{self._policy_version}"}
         try:
             self._llm.add_request(str(generate.call), prompt, params)
-        except ValueError as error:  # this request is wrong, the engine is not
-            self._say_load([Failed(call=generate.call, why=str(error))])
+        except ValueError as error:  # only this request is wrong
+            self._report_load([Failed(call=generate.call, why=str(error))])
         else:
             self._running[generate.call] = generate
 
     def _abort(self, call: int) -> None:
-        if self._running.pop(call, None) is not None:  # else it ended while it was cancelled
+        if self._running.pop(call, None) is not None:  # otherwise it has ended meanwhile
             self._llm.abort_request([str(call)])
 
     def _rpc(self, method: str, *args: Any) -> list[Any]:
-        """What each worker's `method` returned."""
+        """Call `method` of every worker; return the results."""
         answers: list[Any] = self._llm.collective_rpc(method, args=args)
         return answers
 
     def _commit(self, policy_version: int) -> float:
-        """Return the pause in seconds; running requests go on behind it."""
+        """Switch to the staged weights; return the pause in seconds. Running requests continue afterwards."""
         started_s = time.perf_counter()
-        self._llm.sleep(level=0, mode="keep")  # vLLM's name for a pause: level 0 frees nothing
+        self._llm.sleep(level=0, mode="keep")  # vLLM's way to pause: level 0 frees no memory
         self._rpc("start_weight_update")
         self._rpc("update_weights", {"policy_version": policy_version})
         self._rpc("finish_weight_update")
@@ -201,7 +204,7 @@ class Server:
         return time.perf_counter() - started_s
 
     def _restart_unbegun(self) -> None:
-        """Add anew what has no token yet: all its tokens will be of the new version, so must the KV of its prompt."""
+        """Restart requests without a token: the new version samples all their tokens, and must compute their KV."""
         states = self._llm.output_processor.request_states.values()
         for request_id in [state.external_req_id for state in states if state.detokenizer.num_output_tokens() == 0]:
             self._llm.abort_request([request_id])
@@ -209,6 +212,6 @@ class Server:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    log_to_stderr()
     main(Connection(int(sys.argv[1])))
-    os._exit(0)  # not sys.exit: the interpreter takes seconds to clear vLLM's heap
+    os._exit(0)  # not sys.exit: the interpreter takes seconds to free vLLM's memory

@@ -1,4 +1,4 @@
-"""Where an actor or a relay pulls from: the relay of its own host, another, or the publisher."""
+"""Chooses the source of a pull: the relay of the receiver's own host, another relay, or the publisher."""
 
 import enum
 import random
@@ -10,33 +10,35 @@ import redis
 
 from replay.bulletin import RelayNotice
 
-FULL_S = 0.3  # on average; a place is free when one receiver has all it wants
-ASK_REDIS_AGAIN_S = 1.0  # after a failure; until then what was known last counts
+FULL_S = 0.3  # average pause before a full source is asked again; a place is free when one of its receivers is done
+ASK_REDIS_AGAIN_S = 1.0  # after a failure; until then the last known relays are used
 
 
-class Nobody(enum.Enum):
-    """There is no source now."""
+class NoSource(enum.Enum):
+    """The reason that there is no source now."""
 
-    YET = "yet"
-    """A relay gets nearer."""
-    AT_ALL = "at all"
-    """Each has just failed, or is full."""
+    RELAY_IS_FETCHING = "a relay is fetching"
+    """A relay makes progress and may have the blob soon."""
+    ALL_UNAVAILABLE = "all unavailable"
+    """Every source has just failed, or is full."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Progress:
-    """How far a relay had come, and when that was last seen to change."""
+    """The bytes that a relay has moved, and when that number last changed."""
 
     moved_bytes: int
     seen_at: float
 
 
 class Sources:
-    """What is known of the relays, and which of the sources has just failed its caller."""
+    """The known relays, and the sources that have just failed."""
 
     def __init__(self, find: Callable[[], list[RelayNotice]], *, name: str, host: str, patience_s: float) -> None:
-        """`find` asks Redis. A relay that does not have what is wanted yet is waited for while it gets nearer, for
-        `patience_s` at a time, and one on `host` rather than asking another. `name` is the caller's, a relay perhaps.
+        """`find` reads the relays from Redis. `name` is the caller's name, as the caller may be a relay itself.
+
+        The caller waits for a relay that does not have the blob yet as long as the relay makes progress at least every
+        `patience_s`. It waits for a relay on its own `host` before it asks other relays.
         """
         self._find = find
         self._name = name
@@ -45,42 +47,42 @@ class Sources:
         self._relays: list[RelayNotice] = []
         self._find_at = 0.0
         self._progress: dict[str, _Progress] = {}
-        self._shunned_until: dict[str, float] = {}
+        self._avoided_until: dict[str, float] = {}
         self._full_until: dict[str, float] = {}
 
-    def shun(self, endpoint: str, seconds: float) -> None:
-        """Expect nothing of this source for so long."""
-        self._shunned_until[endpoint] = time.monotonic() + seconds
+    def avoid(self, endpoint: str, seconds: float) -> None:
+        """Do not choose this source for so many seconds."""
+        self._avoided_until[endpoint] = time.monotonic() + seconds
 
-    def turned_away(self, endpoint: str) -> None:
-        """This source has no room now: it is worth waiting for, and will be asked again in a moment."""
+    def note_full(self, endpoint: str) -> None:
+        """Do not choose this source for a moment: it has no free place now."""
         self._full_until[endpoint] = time.monotonic() + FULL_S * random.uniform(0.5, 1.5)
 
-    def choose(self, root: str, publisher: str, *, begun: float) -> str | Nobody:
-        """The endpoint to pull the blob `root` from now; where there is nobody, ask again in a moment.
+    def choose(self, root: str, publisher: str, *, begun: float) -> str | NoSource:
+        """The endpoint from which to pull the blob `root` now. If no source is free, call again after a moment.
 
-        Relays come first, as the publisher is everyone's. `begun` is when the caller began to want this blob: from then
-        on, a relay has its time.
+        Relays come first, because the publisher serves all hosts. `begun` is when the caller began to pull this blob; a
+        relay's time to make progress counts from then on.
         """
         now = time.monotonic()
-        relays = [relay for relay in self._look(now) if self._shunned_until.get(relay.endpoint, 0.0) <= now]
+        relays = [relay for relay in self._look(now) if self._avoided_until.get(relay.endpoint, 0.0) <= now]
         for near in ([relay for relay in relays if relay.host == self._host], relays):
             holders = [relay for relay in near if root in relay.roots and self._may_ask(relay.endpoint, now)]
             if holders:
                 return min(holders, key=lambda relay: (relay.num_children, random.random())).endpoint
             if any(now - max(self._progress[relay.name].seen_at, begun) < self._patience_s for relay in near):
-                return Nobody.YET
-        return publisher if self._may_ask(publisher, now) else Nobody.AT_ALL
+                return NoSource.RELAY_IS_FETCHING
+        return publisher if self._may_ask(publisher, now) else NoSource.ALL_UNAVAILABLE
 
     def _may_ask(self, endpoint: str, now: float) -> bool:
-        return max(self._shunned_until.get(endpoint, 0.0), self._full_until.get(endpoint, 0.0)) <= now
+        return max(self._avoided_until.get(endpoint, 0.0), self._full_until.get(endpoint, 0.0)) <= now
 
     def _look(self, now: float) -> list[RelayNotice]:
-        """The relays but the caller itself, with their progress noted."""
+        """The relays except the caller itself; this also updates their progress."""
         if now >= self._find_at:
             try:
                 self._relays = [relay for relay in self._find() if relay.name != self._name]
-            except redis.RedisError:  # its client has said so
+            except redis.RedisError:  # its client has logged it
                 self._find_at = now + ASK_REDIS_AGAIN_S
         moved = {relay.name: relay.fetched_bytes + relay.served_bytes for relay in self._relays}
         known = {name: self._progress.get(name) for name in moved}

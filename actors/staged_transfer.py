@@ -1,12 +1,12 @@
-"""How new weights get into a vLLM worker: staged in the background, committed in one go at a token boundary.
+"""Brings new weights into a vLLM worker: stages them in the background, and commits them at a token boundary.
 
-vLLM's own engines load while they receive, so a transfer that dies half-way leaves a worker that can serve nothing.
-Here a worker first receives the whole buffer into memory and verifies it, while it goes on generating; only then does
-vLLM's weight-update session (start, update, finish) open. On a CPU the weights are loaded into a twin of the model
-before that, and the session swaps the two. On a GPU, where graphs of kernels hold the addresses of the weights and
-memory is short, the session loads from host memory.
+vLLM's own transfer engines load while they receive, so a transfer that fails half-way leaves a worker that cannot
+serve. Here a worker first receives the whole buffer into memory and verifies it, while generation continues. Only then
+does it open vLLM's weight-update session (start, update, finish). On a CPU the weights are loaded into a twin of the
+model first, and the session swaps the two. On a GPU, where CUDA graphs contain the addresses of the weights and memory
+is short, the session loads from host memory.
 
-Importing this module registers the engine with vLLM; `worker_extension_cls` makes every worker process import it.
+Importing this module registers the transfer engine with vLLM; `worker_extension_cls` makes every worker import it.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,13 +43,13 @@ class StagedWeights:
     """A verified set of weights, waiting for its commit."""
 
     policy_version: int
-    tensors: dict[str, torch.Tensor]  # in host memory, by the name that the model's loader knows; empty beside a twin
-    twin: torch.nn.Module | None  # the model with these weights in it, on a CPU
+    tensors: dict[str, torch.Tensor]  # in host memory, by the names of the model's loader; empty if there is a twin
+    twin: torch.nn.Module | None  # on a CPU, a copy of the model with these weights; None on a GPU
 
 
 @dataclass
 class StagedInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """The fields of actors.receive.ReceiverInfo: plain values, so that they reach a worker in any process."""
+    """The fields of actors.receive.ReceiverInfo, as plain values that vLLM can send to workers in other processes."""
 
     redis_url: str
     run_id: str
@@ -68,7 +68,7 @@ class StagedUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo]):  # type: ignore[misc]
-    """One worker's side of a refresh: `stage`, ask until `ended`, then vLLM's update session."""
+    """A worker's part in a refresh: call `stage`, poll `ended`, then run vLLM's update session."""
 
     init_info_cls = StagedInitInfo
     update_info_cls = StagedUpdateInfo
@@ -76,7 +76,7 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
 
     def __init__(self, config: WeightTransferConfig, vllm_config: Any, device: torch.device, model: Any) -> None:
         super().__init__(config, vllm_config, device, model)
-        # One thread: a stage that is overtaken by a newer one ends before the newer one begins.
+        # One thread, so that a stage ends before a newer one begins.
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stage-weights")
         self._receiver: Receiver | None = None
         self._newest: Future[StagedWeights] | None = None
@@ -91,21 +91,21 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         over_nccl = PackedNccl(self.vllm_config, self.device) if self.device.type == "cuda" else None
         info = ReceiverInfo(**vars(init_info))
         if self.parallel_config.rank > 0 and info.transport == "broadcast":
-            info = replace(info, transport="pull")  # an actor is one member of a broadcast: its first worker
+            info = replace(info, transport="pull")  # only the first worker of an actor takes part in broadcasts
         self._receiver = Receiver(info, over_nccl)
 
     def stage(self, offer: Offer) -> None:
-        """Begin to receive and verify `offer` in the background; it takes the place of an earlier stage."""
+        """Begin to receive and verify `offer` in the background, instead of any earlier offer."""
         self._newest = self._background.submit(self._receive, offer)
 
     def ended(self) -> bool:
-        """True once the newest stage is staged or refused."""
-        assert self._newest is not None, "asked for the end of a stage that was never begun"
+        """Whether the newest stage has ended, staged or refused."""
+        assert self._newest is not None, "ended() without stage()"
         return self._newest.done()
 
     def refusal(self) -> str | None:
-        """Why the newest stage, which has ended, failed; None when its weights are staged."""
-        assert self._newest is not None, "asked for the end of a stage that was never begun"
+        """Why the newest stage, which has ended, was refused; None if its weights are staged."""
+        assert self._newest is not None, "refusal() without stage()"
         error = self._newest.exception(timeout=0)
         if error is None:
             return None
@@ -113,7 +113,7 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
 
     def _receive(self, offer: Offer) -> StagedWeights:
         assert self._receiver is not None, "stage before init_transfer_engine"
-        # Before the bytes travel, and long before a commit: a name that the model does not have would break the worker.
+        # Before the transfer and long before a commit: a name that the model does not have would break the worker.
         self._folder.check(offer.manifest)
         version, tensors = (
             offer.manifest.policy_version,
@@ -129,28 +129,28 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         return StagedWeights(policy_version=version, tensors={}, twin=twin)
 
     def start_weight_update(self) -> None:
-        """Open the update session: on a GPU vLLM's loaders now take whole tensors of a checkpoint."""
+        """Open the update session: on a GPU, vLLM's loaders now accept whole tensors of a checkpoint."""
         if not current_platform.is_cpu():
             initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load the staged weights. The base class would end in an accelerator's synchronize, which a CPU lacks."""
+        """Load the staged weights. The base class would call an accelerator's synchronize, which a CPU lacks."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: StagedUpdateInfo) -> None:
-        """Load from memory, or take the twin's; nothing travels here."""
+        """Load the staged weights from memory, or swap with the twin. Nothing is transferred."""
         assert self._newest is not None and self._newest.done(), "commit before the stage has ended"
         staged = self._newest.result()
-        assert staged.policy_version == update_info.policy_version, "commit of another version than staged"
+        assert staged.policy_version == update_info.policy_version, "commit of another version than the staged one"
         if staged.twin is None:
             self.model.load_weights(staged.tensors.items())
         else:
             swap(self.model, staged.twin)
 
     def finish_weight_update(self) -> None:
-        """Close the session and let go of what was staged."""
+        """Close the session and free the staged weights."""
         if not current_platform.is_cpu():
             finalize_layerwise_reload(self.model, self.model_config)
         self._newest = None
@@ -160,7 +160,7 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
             self._receiver.leave_broadcasts()
 
     def shutdown(self) -> None:
-        """Let go of the receiver, on its own thread and after a stage under way, which ends by its own deadline."""
+        """Close the receiver in the background, after a running stage, which ends by its own deadline."""
         if self._receiver is not None:
             self._background.submit(self._receiver.close)
             self._receiver = None
@@ -168,7 +168,7 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
 
 
 class StagingWorker:
-    """What vLLM's worker learns by `worker_extension_cls`: calls of `collective_rpc` that its own worker lacks."""
+    """The methods that `worker_extension_cls` adds to vLLM's worker, for calls by `collective_rpc`."""
 
     weight_transfer_engine: StagedTransferEngine
 
@@ -177,11 +177,11 @@ class StagingWorker:
         self.weight_transfer_engine.stage(decode(Offer, offer_frame))
 
     def stage_ended(self) -> bool:
-        """True once the newest stage is staged or refused."""
+        """Whether the newest stage has ended, staged or refused."""
         return self.weight_transfer_engine.ended()
 
     def stage_refusal(self) -> str | None:
-        """Why the newest stage failed; None when its weights are staged."""
+        """Why the newest stage was refused; None if its weights are staged."""
         return self.weight_transfer_engine.refusal()
 
     def leave_broadcasts(self) -> None:
@@ -189,10 +189,10 @@ class StagingWorker:
 
 
 def repack_embeddings(model: torch.nn.Module) -> None:
-    """Pack the embedding matrices again on CPU.
+    """Pack the embedding matrices again on a CPU.
 
-    A reload repacks only layers that a tensor was loaded for. A tied output layer has none of its own, and went on
-    multiplying by the packed copy of the old weights: logits wrong by 3 nats, and no error.
+    A reload repacks only layers for which a tensor was loaded. A tied output layer has no tensor of its own, and kept
+    multiplying by the packed copy of the old weights: logits were wrong by 3 nats, without an error.
     """
     for module in model.modules():
         if isinstance(module, VocabParallelEmbedding):

@@ -1,11 +1,11 @@
-"""From received bytes to what the engine loads: the tensors themselves, or the model's folder with adapters merged in.
+"""Turns received bytes into the tensors that the engine loads: full weights, or merged adapters.
 
-An adapter is added to its weight by one operation in float32, and the sum rounded to the engine's dtype:
+An adapter is added to its weight by one operation in float32, and the sum is rounded to the engine's dtype:
 
     W + (alpha / rank) B A
 
-It is the operation by which the learner merges when it exports. On the same CPU the same bits come of it; other
-hardware may add up in another order. So the hashes are of the adapters, and of the folder that they belong to.
+The learner uses the same operation when it exports. On the same CPU both give the same bits; other hardware may add in
+another order. So the hashes are of the adapters and of the folder, not of the merged weights.
 """
 
 from collections.abc import Iterator
@@ -22,23 +22,23 @@ TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16":
 
 
 def tensor_of(entry: TensorEntry, buffer: torch.Tensor) -> torch.Tensor:
-    """The view of flat `buffer` that is `entry`: no copy."""
+    """The tensor `entry` as a view of the flat `buffer`, without a copy."""
     flat = buffer[entry.offset : entry.offset + entry.num_bytes]
     return flat.view(TORCH_DTYPES[entry.dtype]).view(entry.shape)
 
 
 class ModelFolder:
-    """The folder that an engine was started from: what published weights must fit, and adapters are added to."""
+    """The model folder of an engine: published weights must fit it, and adapters are merged into it."""
 
     def __init__(self, folder: Path, *, dtype: torch.dtype, tied: bool) -> None:
-        """`dtype` is the engine's; `tied` says that its head is its embedding. Raises ValueError without weights."""
+        """`dtype` is the engine's; `tied` means that its head is its embedding. Raises ValueError without weights."""
         self._folder = folder
         self._dtype = dtype
         self._tied = tied
         self._shapes = {name: list(tensor.shape) for name, tensor in self._tensors()}
         if not self._shapes:
-            raise ValueError(f"`model.path` {folder} holds no *.safetensors; save the model with save_pretrained")
-        self._root = ""  # hashed when the first adapters come
+            raise ValueError(f"`model.path` {folder} has no *.safetensors files; save the model with save_pretrained")
+        self._root = ""  # computed when the first adapters arrive
 
     def check(self, manifest: Manifest) -> None:
         """Raise WeightsRefused unless `manifest` describes exactly the folder's tensors, or adapters of this folder."""
@@ -48,21 +48,22 @@ class ModelFolder:
         self._root = self._root or folder_root(self._folder)
         if manifest.adapted.root != self._root:
             raise WeightsRefused(
-                f"version {manifest.policy_version} are adapters of other weights than those in {self._folder}; "
-                "this host needs the same folder as the learner's"
+                f"version {manifest.policy_version} has adapters for weights that differ from those in {self._folder}; "
+                "copy the learner's model folder to this host"
             )
         offered = {entry.name: entry.shape for entry in manifest.tensors}
         for name in _adapted_names(manifest):
             down, up, weight = offered.get(name + DOWN), offered.get(name + UP), self._shapes.get(name)
             if down is None or up is None or down[:1] != up[1:] or up[:1] + down[1:] != weight:
                 raise WeightsRefused(
-                    f"version {manifest.policy_version}: adapters of {down} and {up} do not fit {name} of {weight}"
+                    f"version {manifest.policy_version}: adapters of shapes {down} and {up} do not fit {name} of shape "
+                    f"{weight}"
                 )
 
     def tensors(self, manifest: Manifest, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the engine loads, by name, for the received `buffer` of a manifest that was checked.
+        """The tensors to load, by name, from the received `buffer` of a checked manifest.
 
-        Whole weights are views of the buffer. Beside adapters, weights without one stay on disk, mapped into memory.
+        Full weights are views of the buffer. With adapters, the other weights stay on disk, mapped into memory.
         """
         received = {entry.name: tensor_of(entry, buffer) for entry in manifest.tensors}
         if manifest.adapted is None:
@@ -77,20 +78,20 @@ class ModelFolder:
     def _check_whole(self, manifest: Manifest) -> None:
         offered = {entry.name: entry.shape for entry in manifest.tensors}
         expected = dict(self._shapes)
-        if self._tied:  # the same tensor under a second name: a state_dict lists it, a saved folder does not
+        if self._tied:  # a second name of the embedding, which a state_dict lists and a saved folder does not
             offered.pop("lm_head.weight", None)
             expected.pop("lm_head.weight", None)
         if offered == expected:
             return
         wrong = sorted(name for name in offered.keys() | expected.keys() if offered.get(name) != expected.get(name))
         raise WeightsRefused(
-            f"version {manifest.policy_version} does not fit the model: {len(wrong)} tensors differ, first {wrong[0]} "
-            f"(offered {offered.get(wrong[0])}, expected {expected.get(wrong[0])}); is the learner training another "
-            "model?"
+            f"version {manifest.policy_version} does not fit the model: {len(wrong)} tensors differ, the first is "
+            f"{wrong[0]} (offered {offered.get(wrong[0])}, expected {expected.get(wrong[0])}); does the learner train "
+            "another model?"
         )
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor in the folder; they are read when they are used."""
+        """Every tensor in the folder, mapped into memory and read when it is used."""
         for file in sorted(self._folder.glob("*.safetensors")):
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118

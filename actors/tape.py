@@ -1,4 +1,4 @@
-"""The tokens of an episode as they come, and the record that they become."""
+"""Collects the tokens of a running episode, and makes its record."""
 
 import time
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from envhub.env import Observation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """Who tries what: the identity of a trajectory to be."""
+    """The identity of a trajectory that is being made."""
 
     run_id: str
     task: Task
@@ -38,7 +38,7 @@ class Attempt:
     provenance: Provenance
 
     def turn_seed(self, turn: int) -> int:
-        """A seed of its own for each generation, so that a trajectory depends on weights and the run's seed alone."""
+        """The seed of one generation, so that a trajectory depends only on the weights and on the run's seed."""
         mixed = self.seed
         for part in (self.group_id, self.member, self.attempt, turn):
             mixed = (mixed * 1_000_003 + part + 1) % (1 << 62)
@@ -47,25 +47,25 @@ class Attempt:
 
 @dataclass(kw_only=True, slots=True)
 class Tape:
-    """Element i of each list belongs to `tokens[i]`."""
+    """The tokens of a running episode. Element i of each per-token list belongs to `tokens[i]`."""
 
     attempt: Attempt
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     loss_mask: list[bool] = field(default_factory=list)
-    kept: list[KeptSets] = field(default_factory=list)  # of the sampled tokens, one part behind another
+    kept: list[KeptSets] = field(default_factory=list)  # of the sampled tokens, one part for each generation
     branch_starts: list[int] = field(default_factory=lambda: [0])
     version_spans: list[VersionSpan] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
-    prompt_stop: int = 0  # where the last prompt ends; what is behind it belongs to a turn that is not whole yet
-    score: float = 0.0  # as the last turn left them
-    success: bool = False
+    prompt_stop: int = 0  # where the last prompt ends; later tokens belong to an unfinished turn
+    score: float = 0.0  # after the last turn
+    success: bool = False  # after the last turn
     started_at_s: float = field(default_factory=time.time)
     started: float = field(default_factory=time.perf_counter)
-    earlier_s: float = 0.0  # what the episode took on actors that were preempted
+    earlier_s: float = 0.0  # duration of the episode on preempted actors
 
     def prompt(self) -> list[int]:
-        """The current branch: what the next generation continues."""
+        """The current branch, which the next generation continues."""
         return self.tokens[self.branch_starts[-1] :]
 
     def add_prompt(self, extension: Extension) -> None:
@@ -98,9 +98,9 @@ class Tape:
         generate_s: float,
         env_s: float,
     ) -> None:
-        """Close the turn whose completion came last; `state_key` is of the state that its action was chosen in.
+        """Record the turn of the last completion; `state_key` is of the state in which its action was chosen.
 
-        An environment's numbers may be numpy's, which no record holds.
+        Numbers are converted, because an environment may return numpy's, which cannot be encoded.
         """
         self.turns.append(
             Turn(
@@ -117,12 +117,13 @@ class Tape:
         self.score, self.success = float(observation.score), bool(observation.success)
 
     def trajectory(self, stop_reason: StopReason) -> Trajectory:
-        """The record. What was rendered behind the last turn is left out: nothing was sampled from it."""
+        """The record of a finished episode, without the prompt after the last turn, from which nothing was sampled."""
         return self._record(stop=self.turns[-1].stop, stop_reason=stop_reason)
 
     def partial(self) -> Trajectory:
-        """The record of the turns that are whole, at least one, and of the prompt behind them. What was sampled since
-        is lost: its turn has no answer yet.
+        """The record of the whole turns, at least one, and of the prompt after them.
+
+        Tokens sampled after that prompt are lost: their turn has no answer yet.
         """
         return self._record(stop=self.prompt_stop, stop_reason=StopReason.PREEMPTED)
 

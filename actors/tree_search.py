@@ -1,6 +1,6 @@
-"""Three ways to search an episode's turns for a good end, apart from engines and environments.
+"""Three search algorithms over the turns of an episode, independent of engines and environments.
 
-What a search has found is what its tree has seen: every episode that came to its end there, and not one best of them.
+The result of a search is every episode that finished in its tree, not only the best one.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:
-    """Where an episode stands. In one tree, the same actions lead to the same state."""
+    """A state of an episode. In one tree, the same actions lead to the same state."""
 
     actions: tuple[str, ...]
     total_reward: float  # the return so far
@@ -24,24 +24,24 @@ START = State(actions=(), total_reward=0.0, mean_logprob=0.0, is_over=False, suc
 
 
 class Tree(Protocol):
-    """The states of one task, reached by playing."""
+    """The states of one task that were reached by playing."""
 
     @property
     def num_turns(self) -> int:
-        """How many turns were generated so far, whatever came of them."""
+        """How many turns were generated so far, including failed ones."""
 
     async def expand(self, state: State, *, width: int) -> list[State]:
-        """Sample `width` actions in `state`, one turn each; return the states behind them that are new to the tree."""
+        """Sample `width` actions in `state`, one turn each; return the resulting states that are new to the tree."""
 
     async def play_out(self, state: State, *, max_turns: int) -> State | None:
-        """Play one episode from `state` to its end, or for `max_turns`; None where it failed by no doing of its own."""
+        """Play one episode from `state` to its end, or for `max_turns`; None if it failed."""
 
 
 async def tree_of_thoughts(tree: Tree, *, width: int, beam: int) -> None:
-    """Breadth first: of all states at one depth, go on from the `beam` best. Yao et al. 2023, arXiv 2305.10601.
+    """Search breadth first: of all states at one depth, expand the `beam` best. Yao et al. 2023, arXiv 2305.10601.
 
-    The best are those with the highest return so far and, where that is equal, the likeliest last action. What is over
-    takes no place of the `beam`. Ends with the last episode.
+    The best states have the highest return so far; among equal ones, the most likely last action. Finished episodes do
+    not count towards the `beam`. The search ends when no state is left.
     """
     states = [START]
     while states:
@@ -51,11 +51,11 @@ async def tree_of_thoughts(tree: Tree, *, width: int, beam: int) -> None:
 
 
 async def dfsdt(tree: Tree, *, width: int, budget: int) -> None:
-    """Depth first with backtracking: go on from the newest state. Qin et al. 2023 (ToolLLM), arXiv 2307.16789.
+    """Search depth first with backtracking: expand the newest state. Qin et al. 2023 (ToolLLM), arXiv 2307.16789.
 
-    A state in which `width` actions were tried sends it back by one. An episode that ended without success sends it
-    back by two, past the state that it ended from, as in the authors' code, but never past the start. Ends with the
-    first success, with `budget` turns, or when all is tried.
+    It goes back by one state after `width` actions in a state. It goes back by two after an episode that ended without
+    success, as in the authors' code, but never past the start. The search ends with the first success, after `budget`
+    turns, or when nothing is left to try.
     """
     path, tries = [START], [0]
     while path and tree.num_turns < budget:
@@ -78,9 +78,9 @@ async def dfsdt(tree: Tree, *, width: int, budget: int) -> None:
 async def mcts(tree: Tree, *, width: int, budget: int, exploration: float) -> None:
     """Monte Carlo tree search by UCB1. Kocsis & Szepesvari 2006 (UCT); for agents Zhou et al. 2023, arXiv 2310.04406.
 
-    A state that is come to for the first time is played out once by the policy, and the return of that episode counts
-    for every state on the way; the second time it is expanded. What is over is not come to again, nor is a state below
-    which all is over. Ends with `budget` turns, or when nothing is left.
+    On its first visit, a state is played out once by the policy, and the return counts for every state on the path. On
+    its second visit it is expanded. Finished states are not visited again, nor are states whose descendants are all
+    finished. The search ends after `budget` turns, or when nothing is left.
     """
     root = _Node(state=START, parent=None)
     while not root.is_closed and tree.num_turns < budget:
@@ -92,7 +92,7 @@ async def mcts(tree: Tree, *, width: int, budget: int, exploration: float) -> No
 
 
 def ucb1(mean_return: float, *, visits: int, parent_visits: int, exploration: float) -> float:
-    """How promising a child is: mean + c sqrt(ln N / n), infinite before the first visit. Auer et al. 2002.
+    """The UCB1 score of a child: mean + c sqrt(ln N / n), infinite before the first visit. Auer et al. 2002.
 
     Mean 0.5 of n = 2 visits of N = 10 with c = 1.4: 0.5 + 1.4 * sqrt(2.302585 / 2) = 2.002176.
     """
@@ -103,14 +103,14 @@ def ucb1(mean_return: float, *, visits: int, parent_visits: int, exploration: fl
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Node:
-    """A state in the books of `mcts`."""
+    """A state in the tree of `mcts`, with its statistics."""
 
     state: State
     parent: "_Node | None"
     children: list["_Node"] = field(default_factory=list)
     visits: int = 0
     returns: float = 0.0  # the sum over its visits
-    is_closed: bool = False  # there is nothing left to be played here
+    is_closed: bool = False  # nothing is left to play here
 
     def bound(self, parent_visits: int, exploration: float) -> float:
         mean_return = self.returns / max(1, self.visits)
@@ -118,7 +118,7 @@ class _Node:
 
 
 def _selected(root: _Node, exploration: float) -> _Node:
-    """From `root` down, the most promising child that is not closed, and of equal ones the first."""
+    """Walk down from `root` to the open child with the highest score; among equal ones, the first."""
     node = root
     while node.children:
         open_children = [child for child in node.children if not child.is_closed]
@@ -127,11 +127,11 @@ def _selected(root: _Node, exploration: float) -> _Node:
 
 
 async def _visit(tree: Tree, node: _Node, *, budget: int) -> None:
-    """Play `node` out and count the return on the way up; close it where there is nothing to play."""
+    """Play `node` out and count the return on the way up; close the node if there is nothing to play."""
     if node.state.is_over:
         _count(node, node.state.total_reward)
         _close(node)
-    elif node.visits or node.parent is None:  # its expansion brought nothing new
+    elif node.visits or node.parent is None:  # its expansion gave no new states
         _close(node)
     elif tree.num_turns < budget:
         end = await tree.play_out(node.state, max_turns=budget - tree.num_turns)

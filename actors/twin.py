@@ -1,7 +1,7 @@
-"""A second set of weights for a model that serves: loaded beside it, and swapped in between two steps.
+"""A second set of weights for a serving model: loaded in the background, and swapped in between two steps.
 
-vLLM's layerwise reload opens the model itself, and every tensor goes through its loaders and is packed while nothing is
-generated. A twin is opened instead; what then happens between two steps is a swap of dictionaries.
+vLLM's layerwise reload loads and packs every tensor in the model itself, while nothing is generated. Here a twin is
+reloaded instead, and only a swap of dictionaries happens between two steps.
 """
 
 import torch
@@ -11,9 +11,9 @@ from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
 
 
 def twin_of(model: nn.Module) -> nn.Module:
-    """A module tree like `model`, with parameters and buffers of its own and everything else shared.
+    """A copy of the module tree `model`: its own parameters and buffers, and everything else shared.
 
-    What is one module or tensor under two names is one in the twin. vLLM knows how to reload it, as it does `model`.
+    A module or tensor with two names is also a single one in the twin. vLLM can reload the twin as it can `model`.
     """
     modules: dict[nn.Module, nn.Module] = {}
     tensors: dict[int, torch.Tensor] = {}  # by the id of the original
@@ -31,9 +31,9 @@ def twin_of(model: nn.Module) -> nn.Module:
 
 
 def swap(model: nn.Module, twin: nn.Module) -> None:
-    """Give `model` everything of its `twin` and the other way round, but for the tree of modules itself.
+    """Exchange everything between `model` and its `twin`, except the tree of modules itself.
 
-    Packed weights are attributes of a module, not parameters, and move along.
+    That includes packed weights, which are attributes of a module and not parameters.
     """
     for one, other in zip(model.modules(), twin.modules(), strict=True):
         tree, others_tree = one._modules, other._modules
@@ -52,7 +52,7 @@ def _own(tensor: torch.Tensor | None, known: dict[int, torch.Tensor]) -> torch.T
 
 
 def _reload_as(module: nn.Module, twin: nn.Module) -> None:
-    # In copies: a reload ties the loaders that the description names to the module that it opens.
+    # Copies, because a reload binds the loaders in this description to the module that it loads.
     info = get_layerwise_info(module)
     described = tuple({name: to_meta_tensor(tensor) for name, tensor in kind.items()} for kind in info.restore_metadata)
     get_layerwise_info(twin).restore_metadata = described

@@ -1,7 +1,7 @@
-"""The engine that serves: vLLM in a process of its own, which this side gives orders and hears from.
+"""The actor's side of the engine process, which runs vLLM: sends orders and receives answers.
 
-Orders are written by the event loop itself: the process reads all of them between two steps, so that a write waits for
-one step at most, and only where hundreds of kilobytes of prompts are on their way. A thread hears the answers.
+The event loop itself writes the orders. The process reads all of them between two steps, so a write blocks for one step
+at most, and only if hundreds of kilobytes of prompts are in the socket. A thread receives the answers.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ from actors.orders import (
     LeaveBroadcasts,
     Order,
     Refused,
-    Stage,
     Staged,
+    StageWeights,
     Started,
     Stepped,
     Stop,
@@ -43,14 +43,16 @@ from common.shutdown import die_with_parent
 from common.trajectory import Sampling
 from common.weights import Offer
 
-START_TIMEOUT_S = 600.0  # a large model loads from a slow disk
-CLOSE_TIMEOUT_S = 5.0  # it holds nothing that could be lost
+START_TIMEOUT_S = 600.0  # enough to load a large model from a slow disk
+CLOSE_TIMEOUT_S = 5.0  # then the process is killed; it has no data that could be lost
+MAX_SILENCE_S = 120.0  # it sends a message every second, but only between two steps: one step may be slow on a CPU
+POLL_S = 1.0
 
 
 class EngineProcess:
-    """The process and the socket to it. It begins to import vLLM at once, which takes 10 s.
+    """The engine process and the socket to it. It begins to import vLLM at once, which takes 10 s.
 
-    Construct it on a thread that lives as long as it: the process dies with the thread that started it.
+    Construct it on a thread that lives as long as the process: the process ends when that thread ends.
     """
 
     def __init__(self) -> None:
@@ -61,7 +63,7 @@ class EngineProcess:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=os.environ | vllm_environment(),
-                start_new_session=True,  # Ctrl-C is for the actor to answer
+                start_new_session=True,  # so that Ctrl-C reaches only the actor
                 preexec_fn=partial(die_with_parent, os.getpid()),
             )
         self._connection = Connection(ours.detach())
@@ -71,23 +73,32 @@ class EngineProcess:
         return self._popen.pid
 
     def send(self, order: Order) -> None:
-        """Raises OSError when the process is gone."""
+        """Send an order. Raises OSError if the process is gone."""
         self._connection.send_bytes(msgspec.msgpack.encode(order))
 
-    def hear(self, *, timeout_s: float | None = None) -> Answer:
-        """Wait for what it says next. Raises EngineDied when it is gone or, with `timeout_s`, stays silent."""
+    def receive(self, *, timeout_s: float) -> Answer:
+        """Wait for the next answer. Raises EngineDied if the process is gone or sends nothing for `timeout_s`.
+
+        Only time in which this process itself runs is counted: if both processes were suspended together, the engine
+        could not send anything.
+        """
+        waited_s = 0.0
         try:
-            if timeout_s is not None and not self._connection.poll(timeout_s):
-                raise EngineDied(f"the engine process has said nothing for {timeout_s:.0f} s")
+            while not self._connection.poll(POLL_S):
+                waited_s += POLL_S
+                if waited_s >= timeout_s:
+                    self.end(timeout_s=0)
+                    raise EngineDied(f"the engine process hangs: it has sent nothing for {waited_s:.0f} s")
             answer: Answer = msgspec.msgpack.decode(self._connection.recv_bytes(), type=Answer)
         except (EOFError, OSError):
-            raise EngineDied(f"the engine process ended with exit code {self._popen.wait()}") from None
+            self.end(CLOSE_TIMEOUT_S)
+            raise EngineDied(f"the engine process ended with exit code {self._popen.returncode}") from None
         if isinstance(answer, Died):
             raise EngineDied(f"the engine process failed: {answer.why}")
         return answer
 
     def end(self, timeout_s: float) -> None:
-        """Wait for its end, and bring it about after `timeout_s`."""
+        """Wait for the end of the process, and kill it after `timeout_s`."""
         try:
             self._popen.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -96,18 +107,21 @@ class EngineProcess:
 
 
 class VllmEngine:
-    """actors.engine.Engine by vLLM. When its process is gone, all that waits for it gets an EngineDied."""
+    """An actors.engine.Engine that runs vLLM. If its process dies, every waiting call raises EngineDied."""
 
-    def __init__(self, process: EngineProcess, settings: EngineSettings) -> None:
-        """Have `process` load the model. Blocks for 5 to 15 s.
+    def __init__(
+        self, process: EngineProcess, settings: EngineSettings, *, max_silence_s: float = MAX_SILENCE_S
+    ) -> None:
+        """Make `process` load the model. Blocks for 5 to 15 s. A process that is silent for `max_silence_s` is killed.
 
-        Raises ValueError where vLLM refuses the model or the sizes, EngineDied where it does not start.
+        Raises ValueError if vLLM refuses the model or the sizes, EngineDied if it does not start.
         """
         self._process = process
+        self._max_silence_s = max_silence_s
         self._max_tokens = settings.max_tokens
         self._policy_version = settings.policy_version
         self._staged_version: int | None = None
-        # A guard only: an abandoned stage may have to end first, and each may miss its broadcast and then pull.
+        # A safeguard: an older stage may have to end first, and each may miss its broadcast and then pull.
         self._stage_timeout_s = 4 * settings.receiver.timeout_s
         self._calls = itertools.count()
         self._generating: dict[int, asyncio.Future[Completion]] = {}
@@ -115,38 +129,38 @@ class VllmEngine:
         self._generated_tokens, self._kv_use = 0, 0.0
         self._death: EngineDied | None = None
         self._closing = False
-        self._dying = threading.Lock()  # an order either comes before the end, and is told of it, or is refused
+        self._dying = threading.Lock()  # so that no call is added after the waiting calls got their EngineDied
         try:
             started = self._start(settings)
         except BaseException:
             process.end(timeout_s=0)
             raise
         self._vocab_size, self._name = started.vocab_size, started.engine
-        threading.Thread(target=self._hear, name="engine-answers", daemon=True).start()
+        threading.Thread(target=self._receive_answers, name="engine-answers", daemon=True).start()
 
     @property
     def name(self) -> str:
-        """As `vllm 0.32.0 cpu`."""
+        """Its name, version and kind of device, such as `vllm 0.32.0 cpu`."""
         return self._name
 
     @property
     def policy_version(self) -> int:
-        """The version that the next token will come from."""
+        """The version that samples the next token."""
         return self._policy_version
 
     @property
     def pid(self) -> int:
-        """Of the engine process."""
+        """The process id of the engine process."""
         return self._process.pid
 
     async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
         """Continue `tokens` up to an end-of-turn token, `sampling.max_turn_tokens` or the end of the context.
 
-        At temperature 0 the likeliest tokens come, with their log-probabilities at temperature 1. With `seed` the
-        request draws from a generator of its own. Cancelling the awaiting task frees the request.
+        At temperature 0 it returns the most likely tokens, with their log-probabilities at temperature 1. With `seed`
+        the request has a random generator of its own. Cancelling the awaiting task aborts the request.
 
-        Raises ValueError for a prompt that leaves no room or that is not of this model's tokens, EngineError when this
-        generation cannot be had, EngineDied when the engine is gone.
+        Raises ValueError for a prompt that leaves no room or contains unknown tokens, EngineError if this generation
+        fails, EngineDied if the engine is gone.
         """
         check_prompt(tokens, max_tokens=self._max_tokens, vocab_size=self._vocab_size)
         num_tokens = min(sampling.max_turn_tokens, self._max_tokens - len(tokens))
@@ -160,25 +174,25 @@ class VllmEngine:
         return completion
 
     async def stage(self, offer: Offer) -> None:
-        """Receive and verify the offered weights while generation goes on. One stage at a time.
+        """Receive and verify the offered weights while generation continues. One stage at a time.
 
-        Raises WeightsRefused when they did not arrive whole or do not fit the model; the old ones keep serving.
+        Raises WeightsRefused if they do not arrive, or are corrupt or do not fit the model; the old ones keep serving.
         """
         self._staged_version = None
         version = offer.manifest.policy_version
         try:
             async with asyncio.timeout(self._stage_timeout_s):
-                staged: Staged = await self._ordered(Stage(call=next(self._calls), offer=offer), self._waiting)
+                staged: Staged = await self._ordered(StageWeights(call=next(self._calls), offer=offer), self._waiting)
         except TimeoutError:
-            raise WeightsRefused(f"version {version} is not here after {self._stage_timeout_s:.0f} s") from None
+            raise WeightsRefused(f"version {version} has not arrived after {self._stage_timeout_s:.0f} s") from None
         if staged.refusal is not None:
             raise WeightsRefused(staged.refusal)
         self._staged_version = version
 
     async def commit(self, policy_version: int) -> float:
-        """Swap the staged weights in between two steps; running requests go on. Return the pause in seconds.
+        """Switch to the staged weights between two steps; running requests continue. Return the pause in seconds.
 
-        Raises ValueError unless `policy_version` is what was staged, EngineDied when the engine is gone.
+        Raises ValueError unless `policy_version` is staged, EngineDied if the engine is gone.
         """
         if policy_version != self._staged_version:
             raise ValueError(
@@ -191,11 +205,11 @@ class VllmEngine:
         return committed.pause_s
 
     def leave_broadcasts(self) -> None:
-        """Take part in no further broadcast of weights, so that none waits for this actor. Does not wait."""
+        """Take part in no more broadcasts of weights, so that none waits for this actor. Does not wait."""
         self._send(LeaveBroadcasts())
 
     def load(self) -> EngineLoad:
-        """What is running now; the tokens of a generation count when it ends. Raises EngineDied."""
+        """The current load; the tokens of a generation count when it ends. Raises EngineDied."""
         if self._death is not None:
             raise _again(self._death)
         return EngineLoad(
@@ -203,7 +217,7 @@ class VllmEngine:
         )
 
     async def close(self) -> None:
-        """End the process; what still waits gets an EngineDied. Idempotent."""
+        """End the process; every waiting call raises EngineDied. Idempotent."""
         self._closing = True
         self._send(Stop())
         await asyncio.to_thread(self._process.end, CLOSE_TIMEOUT_S)
@@ -211,18 +225,18 @@ class VllmEngine:
 
     def _start(self, settings: EngineSettings) -> Started:
         self._send(settings)
-        match self._process.hear(timeout_s=START_TIMEOUT_S):
+        match self._process.receive(timeout_s=START_TIMEOUT_S):
             case Started() as started:
                 return started
             case Refused(why=why):
                 raise ValueError(why)
             case unexpected:
-                raise EngineDied(f"the engine process began with {unexpected}")
+                raise EngineDied(f"the engine process answered its settings with {unexpected}")
 
     async def _ordered(
-        self, order: Generate | Stage | Commit, pending: dict[int, asyncio.Future[Any]]
+        self, order: Generate | StageWeights | Commit, pending: dict[int, asyncio.Future[Any]]
     ) -> Any:  # fmt: skip
-        """What comes of `order`. Raises EngineDied, if need be long after it was placed."""
+        """Send `order` and wait for its answer. Raises EngineDied."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         with self._dying:
             if self._death is not None:
@@ -235,15 +249,15 @@ class VllmEngine:
             pending.pop(order.call, None)
 
     def _send(self, order: Order) -> None:
-        with contextlib.suppress(OSError):  # the process is gone, and those who wait will hear how
+        with contextlib.suppress(OSError):  # the process is gone; the receiving thread reports it
             self._process.send(order)
 
-    # The hearing thread's part.
+    # The methods of the receiving thread.
 
-    def _hear(self) -> None:
+    def _receive_answers(self) -> None:
         try:
             while True:
-                self._note(self._process.hear())
+                self._note(self._process.receive(timeout_s=self._max_silence_s))
         except EngineDied as error:
             self._die(EngineDied("the engine ended: close() was called") if self._closing else error)
 
@@ -257,7 +271,7 @@ class VllmEngine:
                 _settle(self._waiting.get(call), answer)
 
     def _note_over(self, generation: Ended | Failed) -> None:
-        future = self._generating.get(generation.call)  # None where nobody waits any more
+        future = self._generating.get(generation.call)  # None if the call was cancelled
         if isinstance(generation, Failed):
             _settle(future, EngineError(generation.why))
             return
@@ -280,33 +294,33 @@ class VllmEngine:
 
 
 def check_prompt(tokens: list[int], *, max_tokens: int, vocab_size: int) -> None:
-    """Raise ValueError for a prompt that the engine cannot continue; in a batch it would take the others down."""
+    """Raise ValueError for a prompt that the engine cannot continue: it would make the whole batch fail."""
     if not 1 <= len(tokens) < max_tokens:
         raise ValueError(
             f"a prompt of {len(tokens)} tokens; it must have at least 1, and leave room for 1 more in "
-            f"`model.max_tokens` = {max_tokens}: end the episode before its context is full"
+            f"`model.max_tokens` = {max_tokens}; end the episode before its context is full"
         )
     if min(tokens) < 0 or max(tokens) >= vocab_size:
         raise ValueError(
-            f"token ids in [{min(tokens)}, {max(tokens)}], the model has [0, {vocab_size}): use its own tokenizer"
+            f"token ids in [{min(tokens)}, {max(tokens)}], the model has [0, {vocab_size}); use its own tokenizer"
         )
 
 
 def _again(death: EngineDied) -> EngineDied:
-    """A new exception for each who must hear of it: one that is raised many times would grow its traceback."""
+    """A new exception for each waiting call: an exception that is raised many times collects tracebacks."""
     return EngineDied(str(death))
 
 
 def _settle(future: asyncio.Future[Any] | None, result: object) -> None:
-    """Give `result` to who awaits `future`, in its own loop."""
+    """Set the result of `future` in its own event loop."""
     if future is not None:
-        with contextlib.suppress(RuntimeError):  # that loop is closed: nobody awaits
+        with contextlib.suppress(RuntimeError):  # that loop is closed
             future.get_loop().call_soon_threadsafe(_resolve, future, result)
 
 
 def _resolve(future: asyncio.Future[Any], result: object) -> None:
     if future.done():
-        return  # cancelled meanwhile
+        return  # it was cancelled meanwhile
     if isinstance(result, Exception):
         future.set_exception(result)
     else:

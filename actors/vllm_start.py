@@ -1,15 +1,15 @@
-"""What we ask of vLLM and how its answers read: the only place that knows its options.
+"""Starts vLLM and translates its results: the only module that knows vLLM's options.
 
-vLLM reads the environment while it is imported, so import this module where vllm_environment() is set.
+vLLM reads the environment when it is imported, so import this module only in a process that has vllm_environment().
 """
 
 import os
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import torch
 import vllm
-from transformers import AutoTokenizer
 from vllm import EngineArgs, SamplingParams
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.outputs import RequestOutput
@@ -22,60 +22,79 @@ from actors.orders import Ended, EngineSettings, Failed
 from actors.staged_transfer import BACKEND, WORKER_EXTENSION
 from common.chat import end_tokens
 from common.kept_sets import MAX_KEPT_TOKENS
+from common.tokenizer import load_tokenizer, no_own_code
 from common.trajectory import Sampling, VersionSpan
 
 CPU_OPTIONS = {
     "enforce_eager": True,  # compiling takes 34 to 76 s of start for 1.1 to 1.5 times the speed
     "block_size": 32,  # prefix hits on short prompts
-    "enable_chunked_prefill": False,  # a prompt in parts turns a request's own generator back, which CPUs cannot
+    "enable_chunked_prefill": False,  # a prompt in parts resets a request's random generator, which CPUs do not support
 }
-CUDA_OPTIONS = {"enforce_eager": False, "gpu_memory_utilization": 0.9}
+CPU_KV_CACHE_BYTES = 64 << 20
+GPU_SHARE = 0.9  # of a GPU's memory, where no size of the KV cache is given
 
 
 def start_vllm(settings: EngineSettings) -> LLMEngine:
     """Return vLLM's LLMEngine, ready to step, with our transfer engine connected. Blocks for 5 to 15 s.
 
-    Raises ValueError where vLLM refuses the model or the sizes.
+    Raises ValueError if vLLM refuses the model or the sizes.
     """
     on_gpu = torch.cuda.is_available()
     if not on_gpu:
-        # OpenMP read OMP_NUM_THREADS when torch was imported, maybe too early; the setting is this thread's own.
+        # OpenMP may have read OMP_NUM_THREADS too early, when torch was imported. This sets it for this thread.
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    llm = LLMEngine.from_engine_args(
-        EngineArgs(
-            model=settings.model_path,
-            seed=settings.seed,
-            dtype=settings.dtype,
-            max_model_len=settings.max_tokens,
-            max_num_seqs=settings.max_episodes,
-            tensor_parallel_size=settings.tensor_parallel,
-            kv_cache_memory_bytes=None if on_gpu else settings.kv_cache_bytes,
-            skip_tokenizer_init=True,  # tokens in, tokens out
-            generation_config="vllm",  # else the folder's temperature, top-p and top-k would bend ours
-            logprobs_mode="processed_logprobs",  # of the distribution that was sampled from
-            max_logprobs=MAX_KEPT_TOKENS,
-            enable_prefix_caching=True,
-            async_scheduling=False,  # else a batch is in flight between steps, and a commit would tag it wrongly
-            disable_log_stats=True,
-            weight_transfer_config=WeightTransferConfig(backend=BACKEND),
-            worker_extension_cls=WORKER_EXTENSION,
-            **(CUDA_OPTIONS if on_gpu else CPU_OPTIONS),
-        )
-    )
+    with no_own_code(settings.model_path):
+        llm = LLMEngine.from_engine_args(_arguments(settings, on_gpu=on_gpu))
     llm.collective_rpc("init_weight_transfer_engine", args=(asdict(settings.receiver),))
     llm.set_weight_version(str(settings.policy_version))
     return llm
 
 
+def _arguments(settings: EngineSettings, *, on_gpu: bool) -> EngineArgs:
+    return EngineArgs(
+        model=settings.model_path,
+        trust_remote_code=False,
+        seed=settings.seed,
+        dtype=settings.dtype,
+        max_model_len=settings.max_tokens,
+        max_num_seqs=settings.max_episodes,
+        tensor_parallel_size=settings.tensor_parallel,
+        skip_tokenizer_init=True,  # tokens in, tokens out
+        generation_config="vllm",  # otherwise the folder's temperature, top-p and top-k would override ours
+        logprobs_mode="processed_logprobs",  # of the distribution from which tokens are sampled
+        max_logprobs=MAX_KEPT_TOKENS,
+        enable_prefix_caching=True,
+        async_scheduling=False,  # otherwise a batch is in flight between steps, and a commit would label it wrongly
+        disable_log_stats=True,
+        weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+        worker_extension_cls=WORKER_EXTENSION,
+        **(_gpu_options(settings.kv_cache_bytes) if on_gpu else _cpu_options(settings.kv_cache_bytes)),
+    )
+
+
+def _cpu_options(kv_cache_bytes: int) -> dict[str, Any]:
+    return CPU_OPTIONS | {"kv_cache_memory_bytes": kv_cache_bytes or CPU_KV_CACHE_BYTES}
+
+
+def _gpu_options(kv_cache_bytes: int) -> dict[str, Any]:
+    """With a size of its KV cache an engine shares its GPU: vLLM then asks for that size, and for no share of the GPU.
+
+    It still refuses to start where the share is not free, so the share is next to nothing.
+    """
+    if kv_cache_bytes:
+        return {"kv_cache_memory_bytes": kv_cache_bytes, "gpu_memory_utilization": 0.01}
+    return {"gpu_memory_utilization": GPU_SHARE}
+
+
 def engine_name() -> str:
-    """vLLM's version and the kind of device that it runs on, for people."""
+    """vLLM's version and its kind of device, for people."""
     return f"vllm {vllm.__version__} {current_platform.device_type}"
 
 
 def sampling_params(
     sampling: Sampling, *, num_tokens: int, seed: int | None, stop_token_ids: list[int], num_candidates: int
 ) -> SamplingParams:
-    """`sampling` for one request of at most `num_tokens`, its answer with `num_candidates` for each of them."""
+    """vLLM's parameters for one request of at most `num_tokens`, with `num_candidates` for each sampled token."""
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -83,7 +102,7 @@ def sampling_params(
         seed=seed,
         max_tokens=num_tokens,
         stop_token_ids=stop_token_ids,
-        logprobs=num_candidates,  # beside the sampled token's
+        logprobs=num_candidates,  # in addition to the sampled token's
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
@@ -91,11 +110,11 @@ def sampling_params(
 
 
 def over(output: RequestOutput, *, num_candidates: int, vocab_size: int) -> Ended | Failed:
-    """What a finished output says, in our words. `num_candidates` came with each token."""
+    """Translate a finished output, which has `num_candidates` for each token."""
     call, completion = int(output.request_id), output.outputs[0]
     if completion.finish_reason not in ("stop", "length"):
         return Failed(call=call, why=f"vLLM ended a generation with {completion.finish_reason!r}")
-    width = 1 + num_candidates  # the sampled token comes first, and again in its place
+    width = 1 + num_candidates  # the sampled token comes first, and again among the candidates
     kept = None
     if num_candidates:
         try:
@@ -122,9 +141,9 @@ def over(output: RequestOutput, *, num_candidates: int, vocab_size: int) -> Ende
 def stop_token_ids(model_path: str) -> list[int]:
     """The tokens that end a turn of the model in this folder.
 
-    Raises ValueError where there is none: every generation would run to its limit.
+    Raises ValueError if the tokenizer has no such token: every generation would run to its limit.
     """
-    found = end_tokens(AutoTokenizer.from_pretrained(model_path))
+    found = end_tokens(load_tokenizer(model_path))
     if not found:
         raise ValueError(f"`model.path` {model_path} names no end-of-turn token; set eos_token in its tokenizer")
     return sorted(found)
