@@ -1,13 +1,15 @@
-"""Checkpoints: what the learner needs to go on as if it had never stopped, whole or not at all.
+"""Checkpoints: all state that the learner needs to continue as if it had never stopped.
 
-    checkpoints/step_000020/shard-*.safetensors    model, optimizer and random state, each rank its own shards
-    checkpoints/step_000020/manifest.json          written last: without it the folder is the leaving of a crash
+    checkpoints/step_000020/shard-*.safetensors    model, optimizer and random state; each rank writes its own shards
+    checkpoints/step_000020/manifest.json          written last: a folder without it was left by a crash
 
-Shards are safetensors, so nothing that is read back can run code; a checkpoint of 2 ranks loads on 1 and the reverse.
-`learner.checkpoint_writer` writes them while training goes on.
+The manifest contains a hash of every file and of itself, so damage is detected when a checkpoint is read. Shards are
+safetensors files, so reading one cannot run code. A checkpoint of 2 ranks loads on 1 rank, and the other way round.
+`learner.checkpoint_writer` writes checkpoints in the background.
 """
 
-import os
+import logging
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,34 +26,67 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.staging import DefaultStager
 from torch.optim.lr_scheduler import LambdaLR
 
+from common.config_error import ConfigError
 from common.run_dir import sync_path
+from common.versions import Resumption, VersionArray, lags
+from learner.fence import Fence
 from learner.model.critic import Critic, critic_shards
 from learner.model.packed_model import PackedModel, named_shards
+from learner.model.proximal import Proximal
 from learner.objective.return_scale import scale_of
+from learner.ranks import Ranks
+from learner.sealed_file import NotWhole, file_xxh3, read_sealed, write_sealed
+from learner.share import share
+from replay.keys import FencedOut
 
 MANIFEST = "manifest.json"
 _RNG = "rng"
 _CRITIC_STEP, _CRITIC_SCALE = "critic_schedule_step", "critic_scale"
-_SCHEMA = 1
+_PROXIMAL_TOTAL = "proximal_total"
+_SCHEMA = 2
+_NAME = re.compile(r"step_\d{6,}")
+
+log = logging.getLogger(__name__)
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the learner stands in the run, apart from its weights."""
+    """The state of the learner besides its weights."""
 
     step: int  # optimizer steps made
     policy_version: int  # of the weights in this checkpoint
-    highest_published: int  # a resumed learner numbers its versions from above this
+    highest_published: int  # version; a resumed learner uses only higher ones
     next_group_id: int
     tokens_trained: int
+    resumptions: tuple[Resumption, ...] = ()  # of this run so far, oldest first
+
+    def lags(self, versions: VersionArray) -> VersionArray:
+        """How many optimizer steps the learner has made since each of `versions`."""
+        return lags(versions, policy_version=self.policy_version, resumptions=self.resumptions)
+
+    def resumed_as(self, first_version: int) -> "Progress":
+        """The same weights under the version number that a resumed learner gives them."""
+        if first_version == self.policy_version:
+            return self
+        resumption = Resumption(checkpoint_version=self.policy_version, first_version=first_version)
+        return msgspec.structs.replace(
+            self, policy_version=first_version, resumptions=(*self.resumptions, resumption)
+        )  # fmt: skip
+
+
+class _Found(msgspec.Struct, frozen=True, kw_only=True):
+    """The name of the checkpoint to resume from, or why there is no usable one."""
+
+    name: str = ""
+    problem: str = ""
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     num_bytes: int
+    xxh3: str  # see `file_xxh3`
 
 
 class _Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    schema: int
     progress: Progress
     schedule_step: int
     files: list[_File]
@@ -59,7 +94,7 @@ class _Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """What a checkpoint holds, as a copy that training does not change."""
+    """A copy of everything that a checkpoint contains; training does not change it."""
 
     state: dict[str, Tensor]
     schedule_step: int
@@ -71,49 +106,84 @@ def take_snapshot(
     optimizer: torch.optim.AdamW,
     schedule: LambdaLR,
     critic: Critic | None = None,
+    proximal: Proximal | None = None,
     *,
     progress: Progress,
     stager: DefaultStager,
 ) -> Snapshot:
-    """Copy this rank's shards to the host, into the memory that `stager` keeps for the next copy too."""
-    state = stager.stage(_state(model, optimizer, critic))
+    """Copy this rank's shards to host memory, which `stager` uses again for the next copy."""
+    state = stager.stage(_state(model, optimizer, critic) | _proximal_state(proximal))
     assert isinstance(state, dict)
     return Snapshot(state=state, schedule_step=schedule.last_epoch, progress=progress)
 
 
-def write(folder: Path, snapshot: Snapshot, *, group: dist.ProcessGroup, keep: int) -> None:
-    """Write `folder/step_NNNNNN`, then remove all but the newest `keep`.
+def write(folder: Path, snapshot: Snapshot, *, group: dist.ProcessGroup, keep: int, fence: Fence) -> None:
+    """Write `folder/step_NNNNNN`, then remove all but the newest `keep` checkpoints.
 
-    Every rank of `group`, which is over gloo, calls it, on one file system. The checkpoint is durable when it returns:
-    its bytes and then its manifest are synced to the disk.
-    Raises ValueError on every rank when it cannot be written, with the reason; the older checkpoints stay.
+    Every rank of `group`, a gloo group, calls it, on one file system. The checkpoint is durable when this returns: its
+    shards and then its manifest are synced to disk. If it cannot be written, every rank raises ValueError with the
+    reason, and the older checkpoints stay. If another process has taken `fence`, that of `folder`, rank 0 raises
+    FencedOut, and no checkpoint is finished.
     """
     path, rank = folder / f"step_{snapshot.progress.step:06d}", dist.get_rank(group)
     try:
-        _on_first_rank(partial(_make_empty, path), group)
+        _on_first_rank(partial(_begin, path, fence), group)
         state_dict_saver.save(
             snapshot.state,
             storage_writer=HuggingFaceStorageWriter(str(path), save_distributed=True),
             process_group=group,
         )
-        _on_first_rank(partial(_write_manifest, path, snapshot), group)
+        _on_first_rank(partial(_finish, path, snapshot, keep, fence), group)
     except (OSError, CheckpointException) as error:
         if rank == 0:
-            shutil.rmtree(path, ignore_errors=True)
+            with fence.held():
+                shutil.rmtree(path, ignore_errors=True)
         raise ValueError(
-            f"cannot write the checkpoint {path}: {error}; make room or mend the disk, the older ones are whole"
+            f"cannot write the checkpoint {path}: {error}; free disk space or repair the disk (older checkpoints are "
+            "intact)"
         ) from error
-    if rank == 0:
-        _keep_newest(folder, keep)
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint; None where there is none, even if one was begun."""
-    return max(_whole_checkpoints(folder), key=step_of, default=None)
+    """The newest checkpoint whose every byte matches its hash; None if none was ever finished. Reads all of it.
+
+    Damaged checkpoints are logged and skipped. Raises ConfigError if all of them are damaged.
+    """
+    for path in sorted(folder.glob("*")):
+        if not _is_checkpoint(path):
+            log.warning("%s is not a checkpoint (a folder with a name like step_000020); ignoring it", path)
+    damaged = []
+    for path in reversed(finished_checkpoints(folder)):
+        try:
+            _check_files(path, _read_manifest(path))
+            return path
+        except ConfigError as error:
+            log.error("skipping a damaged checkpoint, trying an older one: %s", error)
+            damaged.append(str(error))
+    if damaged:
+        raise ConfigError(
+            f"no checkpoint in {folder} is intact: {damaged[0]}; if there is no copy, train again from the archive in "
+            "a new run with `slipstream learner --replay-archive`"
+        )
+    return None
+
+
+def finished_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints whose manifest was written, oldest first."""
+    return sorted((path for path in folder.glob("*") if _is_checkpoint(path) and _was_finished(path)), key=step_of)
+
+
+def agreed_checkpoint(folder: Path, *, ranks: Ranks) -> Path | None:
+    """The `latest_checkpoint` of rank 0, on every rank. Every rank calls it, and raises ConfigError if rank 0 does."""
+    found = share(_found(folder) if ranks.rank == 0 else None, _Found, ranks=ranks)
+    assert found is not None
+    if found.problem:
+        raise ConfigError(found.problem)
+    return folder / found.name if found.name else None
 
 
 def step_of(path: Path) -> int:
-    """The step that a checkpoint was written after."""
+    """The step after which a checkpoint was written."""
     return int(path.name.removeprefix("step_"))
 
 
@@ -124,21 +194,27 @@ def load(
     optimizer: torch.optim.AdamW,
     schedule: LambdaLR,
     critic: Critic | None = None,
+    proximal: Proximal | None = None,
 ) -> Progress:
-    """Put model, optimizer, schedule, critic and random state back as they were saved. Every rank calls it.
+    """Restore model, optimizer, schedule, critic, proximal policy and random state from a checkpoint.
 
-    Raises ValueError for a checkpoint that is not whole or not of this model; then nothing may be trained on, as some
+    If the checkpoint has no proximal policy, a new one begins at the weights of the checkpoint. Every rank calls it.
+
+    Raises ConfigError for a checkpoint that is damaged or of another model. The model cannot be used afterwards: some
     tensors may have been read already.
     """
     manifest = _read_manifest(path)
     state = _state(model, optimizer, critic)
+    reader = HuggingFaceStorageReader(str(path))
     try:
-        state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(path)))
+        had_proximal = _PROXIMAL_TOTAL in reader.read_metadata().state_dict_metadata
+        if had_proximal:
+            state |= _proximal_state(proximal)
+        state_dict_loader.load(state, storage_reader=reader)
     except (OSError, CheckpointException) as error:
-        raise ValueError(
-            f"cannot read the checkpoint {path}: {error}; it must be of this very model, "
-            "or remove it to resume from an older one"
-        ) from error
+        raise ConfigError(f"cannot read the checkpoint {path}: {error}; it must be of the same model") from error
+    if proximal is not None and not had_proximal:
+        proximal.begin_at(model)
     torch.set_rng_state(state[_RNG])
     _set_schedule(schedule, optimizer, manifest.schedule_step)
     if critic is not None:
@@ -148,14 +224,14 @@ def load(
 
 
 def _state(model: PackedModel, optimizer: torch.optim.AdamW, critic: Critic | None) -> dict[str, Tensor]:
-    """Every tensor that training changes, by name. What the optimizer holds as numbers comes from the configuration.
+    """Every tensor that training changes, by name. The optimizer's hyperparameters come from the configuration.
 
-    The random state is one for all ranks: they are seeded alike, and nothing in a step draws from it.
+    All ranks share one random state: they have the same seed, and a step uses no random numbers.
     """
     _fill(optimizer)
     state = {_RNG: torch.get_rng_state()}
     for name, parameter in named_shards(model):
-        if parameter.requires_grad:  # beside adapters the model's own weights are frozen: they are in its folder
+        if parameter.requires_grad:  # with adapters, the model's own weights are frozen and stay in its folder
             state[f"model.{name}"] = parameter.detach()
             for moment, value in optimizer.state[parameter].items():
                 state[f"optimizer.{moment}.{name}"] = value
@@ -172,13 +248,20 @@ def _critic_state(critic: Critic) -> dict[str, Tensor]:
     return state
 
 
+def _proximal_state(proximal: Proximal | None) -> dict[str, Tensor]:
+    if proximal is None:
+        return {}
+    averages = {f"proximal.{name}": average for name, average in proximal.averages.items()}
+    return averages | {_PROXIMAL_TOTAL: proximal.total}
+
+
 def _fill(optimizer: torch.optim.AdamW) -> None:
-    """Give AdamW the state that its first step would give, so that there are tensors to write and to read into."""
+    """Create the state that AdamW's first step would create, so that its tensors can be written and restored."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if not optimizer.state[parameter]:
                 optimizer.state[parameter] = {
-                    "step": torch.zeros((), device=parameter.device),  # where fused AdamW looks for it
+                    "step": torch.zeros((), device=parameter.device),  # fused AdamW expects it on the device
                     "exp_avg": torch.zeros_like(parameter),
                     "exp_avg_sq": torch.zeros_like(parameter),
                 }
@@ -192,73 +275,106 @@ def _set_schedule(schedule: LambdaLR, optimizer: torch.optim.AdamW, step: int) -
 
 
 def _on_first_rank(action: Callable[[], None], group: dist.ProcessGroup) -> None:
-    """Do `action` on rank 0 while the others wait for it. Where it fails, every rank raises OSError."""
-    failure: OSError | None = None
+    """Run `action` on rank 0 while the other ranks wait. If it fails, every other rank raises OSError."""
+    failure: OSError | FencedOut | None = None
     if dist.get_rank(group) == 0:
         try:
             action()
-        except OSError as error:
+        except (OSError, FencedOut) as error:
             failure = error
     failed = torch.tensor(float(failure is not None))
     dist.broadcast(failed, src=0, group=group)
     if failed:
-        raise failure or OSError("the first rank could not write; its own message says why")
+        raise failure or OSError("rank 0 could not write; see its error message")
+
+
+def _begin(path: Path, fence: Fence) -> None:
+    with fence.held():
+        _make_empty(path)
+
+
+def _finish(path: Path, snapshot: Snapshot, keep: int, fence: Fence) -> None:
+    manifest = _manifest_of(path, snapshot)  # it reads every shard: longer than a fence may be held
+    with fence.held():
+        write_sealed(path / MANIFEST, manifest, schema=_SCHEMA)
+        sync_path(path.parent)
+        _keep_newest(path.parent, keep)
 
 
 def _make_empty(path: Path) -> None:
-    if path.exists():
+    if path.is_symlink() or path.is_file():
+        path.unlink()  # only the link: its target may belong to another program
+    elif path.exists():
         _remove(path)
     path.mkdir(parents=True)
 
 
-def _write_manifest(path: Path, snapshot: Snapshot) -> None:
-    files = [_File(name=file.name, num_bytes=file.stat().st_size) for file in sorted(path.iterdir())]
-    manifest = _Manifest(
-        schema=_SCHEMA, progress=snapshot.progress, schedule_step=snapshot.schedule_step, files=files
-    )  # fmt: skip
-    unnamed = path / f"{MANIFEST}.tmp"
-    with unnamed.open("wb") as stream:
-        stream.write(msgspec.json.format(msgspec.json.encode(manifest)))
-        stream.flush()
-        os.fsync(stream.fileno())
-    sync_path(path)  # the names of the shards, before that of the manifest
-    unnamed.rename(path / MANIFEST)
-    sync_path(path)
-    sync_path(path.parent)
+def _manifest_of(path: Path, snapshot: Snapshot) -> _Manifest:
+    """What is in the folder, whose names are on the disk when it returns."""
+    files = [
+        _File(name=file.name, num_bytes=file.stat().st_size, xxh3=file_xxh3(file)) for file in sorted(path.iterdir())
+    ]
+    sync_path(path)  # the shards' directory entries must be durable before the manifest's
+    return _Manifest(progress=snapshot.progress, schedule_step=snapshot.schedule_step, files=files)
 
 
 def _read_manifest(path: Path) -> _Manifest:
+    """Read the manifest of a checkpoint. Raises ConfigError if it is damaged, or if a shard has another size."""
     try:
-        manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=_Manifest)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ValueError(f"{path} is not a whole checkpoint: {error}; remove it to resume from an older one") from error
-    if manifest.schema != _SCHEMA:
-        raise ValueError(
-            f"{path} has schema {manifest.schema}, this program reads {_SCHEMA}; use the one that wrote it"
-        )
+        manifest = read_sealed(path / MANIFEST, _Manifest, schema=_SCHEMA)
+    except NotWhole as error:
+        raise ConfigError(f"the checkpoint {path} is damaged: {error}; restore it from a copy") from error
     for file in manifest.files:
         shard = path / file.name
         num_bytes = shard.stat().st_size if shard.is_file() else 0
         if num_bytes != file.num_bytes:
-            raise ValueError(
-                f"{shard} holds {num_bytes} bytes, the manifest says {file.num_bytes}; "
-                "remove the checkpoint to resume from an older one"
+            raise ConfigError(
+                f"{shard} has {num_bytes} bytes, but its manifest says {file.num_bytes}; restore it from a copy"
             )
+    if manifest.progress.step != step_of(path):
+        raise ConfigError(f"{path} contains step {manifest.progress.step}; rename the folder to match that step")
     return manifest
 
 
-def _whole_checkpoints(folder: Path) -> list[Path]:
-    return sorted((manifest.parent for manifest in folder.glob(f"step_*/{MANIFEST}")), key=step_of)
+def _found(folder: Path) -> _Found:
+    try:
+        newest = latest_checkpoint(folder)
+    except ConfigError as error:
+        return _Found(problem=str(error))
+    return _Found(name=newest.name if newest else "")
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return bool(_NAME.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
+
+
+def _was_finished(path: Path) -> bool:
+    """Whether a manifest was ever written; True also if it has since been replaced by a folder or a broken link."""
+    return (path / MANIFEST).exists() or (path / MANIFEST).is_symlink()
+
+
+def _check_files(path: Path, manifest: _Manifest) -> None:
+    """Raise ConfigError unless every shard matches its hash. Reads all of them."""
+    for file in manifest.files:
+        try:
+            is_whole = file_xxh3(path / file.name) == file.xxh3
+        except OSError as error:
+            raise ConfigError(f"{path / file.name} cannot be read: {error}; restore it from a copy") from error
+        if not is_whole:
+            raise ConfigError(f"{path / file.name} does not match its hash in the manifest; restore it from a copy")
 
 
 def _keep_newest(folder: Path, keep: int) -> None:
-    kept = _whole_checkpoints(folder)[-keep:]
+    kept = finished_checkpoints(folder)[-keep:]
     for path in folder.glob("step_*"):
-        if path not in kept:
+        if path not in kept and _is_checkpoint(path):
             _remove(path)
 
 
 def _remove(path: Path) -> None:
-    # The manifest first: a crash half-way must not leave a folder that looks whole.
-    (path / MANIFEST).unlink(missing_ok=True)
+    # The manifest goes first: after a crash half-way, the folder must not look like a finished checkpoint.
+    manifest = path / MANIFEST
+    if manifest.is_dir() and not manifest.is_symlink():
+        shutil.rmtree(manifest)
+    manifest.unlink(missing_ok=True)
     shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Checkpoints are written while training goes on: the learner waits for the copy of its state, not for the disk."""
+"""Writes checkpoints in the background: the learner waits only for the copy of its state, not for the disk."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,19 +10,27 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.optim.lr_scheduler import LambdaLR
 
 from learner.checkpoint import Progress, Snapshot, take_snapshot, write
+from learner.fence import Fence
 from learner.model.critic import Critic
 from learner.model.packed_model import PackedModel
+from learner.model.proximal import Proximal
 from learner.ranks import Ranks
 
 
 class CheckpointWriter:
-    """Writes one learner's checkpoints, one at a time, in a thread of each rank.
+    """Writes the checkpoints of a learner, one at a time, in a background thread of each rank.
 
-    The threads meet over a process group of their own, so that their collectives never mix with those of training.
+    The threads use a separate process group, so that their collectives never mix with those of training.
     """
 
     def __init__(self, folder: Path, *, ranks: Ranks, keep: int) -> None:
-        """All but the newest `keep` in `folder` are removed after each. Every rank makes one, together."""
+        """After each checkpoint, all but the newest `keep` in `folder` are removed. Collective.
+
+        No earlier writer can finish a checkpoint there after this: `folder` stays as it is until `begin`.
+        """
+        self.fence = Fence(folder)
+        if ranks.rank == 0:
+            self.fence.take()
         self._folder = folder
         self._keep = keep
         self._group = dist.new_group(backend="gloo")
@@ -44,37 +52,38 @@ class CheckpointWriter:
         optimizer: torch.optim.AdamW,
         schedule: LambdaLR,
         critic: Critic | None = None,
+        proximal: Proximal | None = None,
         *,
         progress: Progress,
         once_durable: Callable[[], None],
     ) -> None:
-        """Wait for the one under way, copy what is to be written, and return; every rank calls it.
+        """Wait for the previous checkpoint, copy the state, and start writing; every rank calls it.
 
-        `once_durable` is called in the thread when the checkpoint survives a loss of power. Raises what `wait` raises.
+        The thread calls `once_durable` when the checkpoint would survive a power loss. Raises what `wait` raises.
         """
         self.wait()
-        snapshot = take_snapshot(model, optimizer, schedule, critic, progress=progress, stager=self._stager)
+        snapshot = take_snapshot(model, optimizer, schedule, critic, proximal, progress=progress, stager=self._stager)
         self._under_way = self._thread.submit(self._write, snapshot, once_durable)
 
     def raise_failure(self) -> None:
-        """Raise what `wait` would raise, if that is known by now."""
+        """Raise what `wait` would raise, if the checkpoint has already failed."""
         if self._under_way and self._under_way.done():
             self.wait()
 
     def wait(self) -> None:
-        """Return once the checkpoint under way is durable, and `once_durable` was called.
+        """Wait until the checkpoint in progress is durable and `once_durable` has returned.
 
-        Raises ValueError where it could not be written, and what `once_durable` raised.
+        Raises ValueError if it could not be written, FencedOut, and any error of `once_durable`.
         """
         under_way, self._under_way = self._under_way, None
         if under_way:
             under_way.result()
 
     def close(self) -> None:
-        """Let the checkpoint under way end, well or not. Call it before the ranks part."""
+        """Wait for the checkpoint in progress, whether it succeeds or not. Call it before `leave_ranks`."""
         self._thread.shutdown()
         self._stager.close()
 
     def _write(self, snapshot: Snapshot, once_durable: Callable[[], None]) -> None:
-        write(self._folder, snapshot, group=self._group, keep=self._keep)
+        write(self._folder, snapshot, group=self._group, keep=self._keep, fence=self.fence)
         once_durable()

@@ -1,4 +1,4 @@
-"""Where the learner's time goes."""
+"""Measures how long each part of a step takes."""
 
 import time
 
@@ -9,13 +9,13 @@ class Clock:
     """Splits the wall clock into named parts that add up to it."""
 
     def __init__(self, device: torch.device) -> None:
-        """What `device` was told to do is waited for at each lap, so that a part's time is its own."""
+        """Each lap waits for the kernels queued on `device`, so that their time counts for the right part."""
         self._device = device
         self._times_s: dict[str, float] = {}
         self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:
-        """Everything since the last lap was `name`."""
+        """Add the time since the last lap to the part `name`."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         now = time.perf_counter()
@@ -23,6 +23,6 @@ class Clock:
         self._last = now
 
     def take(self) -> dict[str, float]:
-        """The parts since the last take, in seconds. What comes next is of the next."""
+        """Return the seconds of each part since the last call, and begin again at 0."""
         taken, self._times_s = self._times_s, {}
         return taken

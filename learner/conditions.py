@@ -1,4 +1,4 @@
-"""What a step's arithmetic depends on besides the weights it begins with and the batch, to the last bit."""
+"""The settings and the machine that the result of a step depends on, besides its weights and its batch."""
 
 import dataclasses
 
@@ -6,23 +6,29 @@ import torch
 import transformers
 
 from common.config import Config
+from common.imported import digest_of
 from learner.ranks import Ranks
 
 
 def conditions_of(config: Config, *, ranks: Ranks) -> dict[str, str]:
-    """The settings and the machine, as they are recorded with each archived step."""
+    """Settings and machine, as recorded with each archived step."""
     on_gpu = ranks.device.type == "cuda"
-    return settings_of(config) | {
-        "learner.ranks": str(ranks.num_ranks),
-        "threads of a rank": str(torch.get_num_threads()),
-        "device": torch.cuda.get_device_name() if on_gpu else torch.backends.cpu.get_cpu_capability(),
-        "torch": str(torch.__version__),
-        "transformers": transformers.__version__,
-    }
+    own = {f"file of objective.{key}": digest_of(name) for key, name in config.objective.own_parts.items()}
+    return (
+        settings_of(config)
+        | own
+        | {
+            "learner.ranks": str(ranks.num_ranks),
+            "threads of a rank": str(torch.get_num_threads()),
+            "device": torch.cuda.get_device_name() if on_gpu else torch.backends.cpu.get_cpu_capability(),
+            "torch": str(torch.__version__),
+            "transformers": transformers.__version__,
+        }
+    )
 
 
 def settings_of(config: Config) -> dict[str, str]:
-    """Those that a model trained on given batches depends on, its warm start included; the initial model apart."""
+    """The settings that change what is learned from given batches, including the warm start but not the model."""
     learner = config.learner
     settings: dict[str, object] = {
         "model.dtype": config.model.dtype,
@@ -30,7 +36,7 @@ def settings_of(config: Config) -> dict[str, str]:
         "sampling.temperature": config.sampling.temperature,
         "sampling.top_p": config.sampling.top_p,
         "sampling.top_k": config.sampling.top_k,
-        "learner.steps": learner.steps,  # the learning rate's schedule ends there
+        "learner.steps": learner.steps,  # the end of the learning rate schedule
         "learner.ranks": learner.ranks,
         "learner.micro_batch_tokens": learner.micro_batch_tokens,
         "learner.logprob_chunk_tokens": learner.logprob_chunk_tokens,
@@ -45,7 +51,7 @@ def settings_of(config: Config) -> dict[str, str]:
 
 
 def differences(theirs: dict[str, str], ours: dict[str, str]) -> list[str]:
-    """What differs, for people."""
+    """One line of text for each setting that differs."""
     return [
         f"{name} was {theirs.get(name, 'unknown')} and is {ours.get(name, 'unknown')}"
         for name in sorted(theirs.keys() | ours.keys())

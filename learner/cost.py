@@ -1,4 +1,4 @@
-"""What the actors of a run cost, and which tokens nobody learned from."""
+"""The cost of a run's actors, and the tokens that were generated but never trained on."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -10,27 +10,27 @@ from replay.ledger import Ledger
 
 
 @dataclass(kw_only=True, slots=True)
-class Share:
-    """What the actors of one kind, zone and price have cost."""
+class ActorCost:
+    """The cost so far of all actors of one kind, zone and price."""
 
     instance_kind: str
     zone: str
-    price_per_hour: float  # dollars, of one
-    num_actors: int = 0  # that ever served
-    hours: float = 0.0  # of all together
+    price_per_hour: float  # dollars, of one actor
+    num_actors: int = 0  # that have ever served
+    hours: float = 0.0  # summed over these actors
     dollars: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """Of a run so far; the learner's own machines are not in it."""
+    """The cost of a run so far, without the learner's own machines."""
 
-    shares: list[Share]
-    dollars_per_hour: float  # of those that serve now
-    tokens_trained: int  # prompt and sampled, like those that were dropped
+    shares: list[ActorCost]
+    dollars_per_hour: float  # of the actors that serve now
+    tokens_trained: int  # prompt and sampled tokens
     wasted_tokens: dict[str, int]
-    """By reason: of trajectories that were dropped, by the group's; of parts that were handed in and then discarded, by
-    that; "preempted" are tokens that were sampled by actors that are gone, and are in neither of these."""
+    """Prompt and sampled tokens that were not trained on, by reason. Dropped trajectories and discarded parts of
+    episodes have the reason of the drop. "preempted" are tokens of actors that have left, without the other two."""
 
     @property
     def dollars(self) -> float:
@@ -38,26 +38,26 @@ class Cost:
 
     @property
     def dollars_per_million_tokens(self) -> float | None:
-        """None where nothing is trained yet, or nothing has a price."""
+        """Dollars per million trained tokens; None if nothing has been trained yet, or if no actor has a price."""
         return self.dollars / (self.tokens_trained / 1e6) if self.dollars and self.tokens_trained else None
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The cost as JSON-compatible values."""
         totals = {"dollars": self.dollars, "dollars_per_million_tokens": self.dollars_per_million_tokens}
         return totals | asdict(self)
 
 
 def cost_of(everyone: Iterable[Member], *, alive: Iterable[Member], ledger: Ledger, tokens_trained: int) -> Cost:
-    """`everyone` ever took part, and `alive` still do. A minute at 0.60 $ an hour costs a cent."""
+    """The cost of a run: `everyone` has taken part, `alive` still do. A minute at 0.60 $ an hour costs one cent."""
     serving = {member.name for member in alive if member.role == "actor"}
-    shares: dict[tuple[str, str, float], Share] = {}
+    shares: dict[tuple[str, str, float], ActorCost] = {}
     wasted: dict[str, int] = defaultdict(int)
     dollars_per_hour = 0.0
     for member in everyone:
         if member.role != "actor":
             continue
         what = (member.instance_kind, member.zone, member.price_per_hour)
-        share = shares.setdefault(what, Share(instance_kind=what[0], zone=what[1], price_per_hour=what[2]))
+        share = shares.setdefault(what, ActorCost(instance_kind=what[0], zone=what[1], price_per_hour=what[2]))
         share.num_actors += 1
         share.hours += member.served_s / 3600
         share.dollars += member.price_per_hour * member.served_s / 3600

@@ -1,4 +1,4 @@
-"""Which environment the next group is of, where a run learns in several."""
+"""Chooses the environment of each group, for a run that learns in several environments."""
 
 import random
 from collections import deque
@@ -9,50 +9,53 @@ from common.trajectory import Task
 from learner.task_order import task_index
 from replay.ticket import Group
 
-WINDOW = 32  # groups of a part that its success is the mean of
-FEWEST = 8  # groups of a part before it may be set aside: fewer say little
+WINDOW = 32  # groups of one environment; its success is their mean
+FEWEST = 8  # groups of one environment before it may get less weight: fewer are too noisy
 
 
 class Curriculum:
-    """Shares groups out over the parts of `env.mixture` by weight, with less for what is too hard or too easy.
+    """Distributes groups over the entries of `env.mixture` by weight; what is too hard or too easy gets less.
 
-    What a part is too easy or too hard for is known from the groups that were claimed, those that teach nothing among
-    them. It is forgotten when a learner starts again, and found anew after a few groups of each part.
+    It measures success on all claimed groups, including those that teach nothing. A restarted learner begins with no
+    measurements, and has them again after a few groups of each environment.
     """
 
     def __init__(self, config: EnvConfig, *, seed: int) -> None:
         self._config = config
-        self._parts = config.parts()
+        self._entries = config.entries()
         self._seed = seed
-        self._success = {label: deque[float](maxlen=WINDOW) for label in self._parts}
+        self._success = {label: deque[float](maxlen=WINDOW) for label in self._entries}
 
-    def saw(self, groups: Iterable[Group]) -> None:
-        """Learn from `groups` how hard their environments are now."""
+    def observe(self, groups: Iterable[Group]) -> None:
+        """Add the success of `groups` to what is measured of their environments."""
         for group in groups:
-            seen = self._success.get(group.ticket.task.env)
-            if seen is not None:  # else it is of an earlier life of this run, with another mixture
-                seen.append(sum(trajectory.success for trajectory in group.trajectories) / len(group.trajectories))
+            measured = self._success.get(group.ticket.task.env)
+            if measured is not None:  # None for a group from before a restart, of another mixture
+                measured.append(sum(trajectory.success for trajectory in group.trajectories) / len(group.trajectories))
 
     def weights(self) -> dict[str, float]:
-        """Of each part, as of now; they need not add up to 1."""
+        """The current weight of each environment; the weights need not add up to 1."""
         return {
-            label: part.weight * (self._config.aside_weight if self._is_aside(label) else 1)
-            for label, part in self._parts.items()
+            label: entry.weight * (self._config.aside_weight if self._is_aside(label) else 1)
+            for label, entry in self._entries.items()
         }
 
     def task(self, group_id: int) -> Task:
-        """A train task. The same ids and groups seen give the same tasks; no task of a part comes twice in a lap."""
+        """The train task of a group. The same ids and observed groups give the same tasks.
+
+        No task of an environment is repeated before all of them have been visited.
+        """
         index = task_index(group_id, self._config.num_train_tasks, self._seed)
         return Task(env=self.label(group_id), split="train", index=index)
 
     def label(self, number: int) -> str:
-        """The part that the `number`th of something is of."""
+        """The environment of item `number`, drawn by the current weights."""
         weights = self.weights()
         (label,) = random.Random(f"{self._seed}/{number}").choices(list(weights), list(weights.values()))
         return label
 
     def _is_aside(self, label: str) -> bool:
-        seen = self._success[label]
-        if len(seen) < FEWEST:
+        measured = self._success[label]
+        if len(measured) < FEWEST:
             return False
-        return not self._config.min_success <= sum(seen) / len(seen) <= self._config.max_success
+        return not self._config.min_success <= sum(measured) / len(measured) <= self._config.max_success

@@ -1,4 +1,4 @@
-"""Success on held-out tasks, measured by the actors at one policy version: each task once sampled, once greedy."""
+"""Measures success on held-out tasks at one policy version: actors play each task once sampled and once greedy."""
 
 import logging
 import time
@@ -8,45 +8,53 @@ from common.config import Config
 from common.shutdown import Shutdown
 from common.trajectory import Sampling, Task
 from learner.checkpoint import Progress
-from learner.supply import SupplyDried
+from learner.supply import SupplyDried, failures_since
 from learner.tally import EvalResult
-from replay.buffer import Buffer
+from replay.learner_buffer import LearnerBuffer
+from replay.ledger import Ledger
 from replay.ticket import Group, Ticket
 
 STREAM = "eval"
 POLL_S = 0.05
 ANY_LAG = 1 << 31
-MAX_CLAIM = 64  # groups at once, so that others get a turn at the server
-_STEP = 1  # evaluation groups belong to no optimizer step; they are settled as soon as they are counted
+MAX_CLAIM = 64  # groups per claim, so that one claim does not block the server for long
+_STEP = 1  # evaluation groups belong to no optimizer step: any number will do, and they are settled once counted
 
 log = logging.getLogger(__name__)
 
 
 class Evaluation:
-    """One evaluation: opened, played by whichever actors are at its version, and counted.
+    """One evaluation: its tickets are opened, played by actors that serve its version, and counted.
 
-    An actor takes one of its tickets only while it serves just that version, and then stays there until none is left.
+    An actor takes a ticket only while it serves this version. It then keeps this version until no ticket is left.
     """
 
-    def __init__(self, buffer: Buffer, config: Config, progress: Progress) -> None:
-        """Open its tickets, to be played at the version of `progress`; what is left of another is given up."""
+    def __init__(self, buffer: LearnerBuffer, config: Config, progress: Progress, *, before: Ledger) -> None:
+        """`before` is the ledger from before its tickets were opened; `begin` opens them."""
         self._buffer = buffer
         self._config = config
         self.policy_version = progress.policy_version
         self.step = progress.step
-        give_up(buffer)
-        self._first_group_id = buffer.ledger().last_group_id + 1
-        self._solved: dict[int, bool] = {}  # by place: first the sampled half, then the greedy half
-        self._num_mixed = 0  # episodes that another version had a part in: in neither sum nor count
+        self._before = before
+        self._first_group_id = before.last_group_id + 1
+        self._solved: dict[int, bool] = {}  # by place: the first half is sampled, the second greedy
+        self._num_mixed = 0  # episodes in which another version sampled tokens; they are not counted
         self._begun = time.monotonic()
-        self._idle_since: float | None = None  # when it was first seen that nobody plays it
+        self._idle_since: float | None = None  # when no actor was first seen to play it
         self._lasted_s = 0.0
-        buffer.open([self._ticket(place) for place in range(self._num_tickets)])
+
+    @classmethod
+    def begin(cls, buffer: LearnerBuffer, config: Config, progress: Progress) -> "Evaluation":
+        """Open tickets for the version of `progress`; what is left of an earlier evaluation is dropped."""
+        drop_open_groups(buffer)
+        begun = cls(buffer, config, progress, before=buffer.ledger())
+        buffer.open([begun._ticket(place) for place in range(begun._num_tickets)])
+        return begun
 
     def finish(self, shutdown: Shutdown) -> EvalResult | None:
-        """Wait for the result; None when told to stop. Raises SupplyDried after `learner.claim_timeout_s`.
+        """Wait for the result; None if a stop was requested. Raises SupplyDried after `learner.claim_timeout_s`.
 
-        An episode that could not be had, because its environment kept failing, is in neither sum nor count.
+        Episodes that were quarantined because their environment kept failing are not counted.
         """
         deadline = time.monotonic() + self._config.learner.claim_timeout_s
         while self.collect():
@@ -54,17 +62,20 @@ class Evaluation:
                 return None
             if time.monotonic() > deadline:
                 raise SupplyDried(
-                    f"the evaluation of version {self.policy_version} did not end within "
+                    f"the evaluation of version {self.policy_version} did not finish within "
                     f"{self._config.learner.claim_timeout_s:.0f} s (learner.claim_timeout_s); are actors running?"
                 )
             time.sleep(POLL_S)
         result = self.result()
         if result is None:
-            raise SupplyDried(f"no evaluation episode could be had; the environment failed: {self._buffer.failures()}")
+            why = failures_since(self._before, self._buffer.ledger(), self._buffer.failures())
+            raise SupplyDried(
+                f"the evaluation has no sampled or no greedy episode: {'; '.join(why) or 'no attempt failed'}"
+            )
         return result
 
     def collect(self) -> bool:
-        """Count what is ready; return whether more is to come."""
+        """Count the finished episodes; return whether some are still missing."""
         ledger, groups = self._buffer.ledger(), []
         if ledger.ready:
             groups = self._buffer.claim(_STEP, min(ledger.ready, MAX_CLAIM), policy_version=0, max_lag=ANY_LAG)
@@ -77,7 +88,7 @@ class Evaluation:
         return ledger.ready + ledger.queued + ledger.leased > len(groups)
 
     def result(self) -> EvalResult | None:
-        """What was counted; None where one of the halves has no episode."""
+        """The result so far; None while one of the halves has no episode."""
         num_tasks = self._config.eval.num_tasks
         sampled = [solved for place, solved in self._solved.items() if place < num_tasks]
         greedy = [solved for place, solved in self._solved.items() if place >= num_tasks]
@@ -92,7 +103,7 @@ class Evaluation:
         )
 
     def _solved_in(self, places: range) -> dict[str, float]:
-        """The fraction solved, by part of the mixture; nothing where there is only one environment."""
+        """The solved fraction of each environment of the mixture; empty for a run with only one environment."""
         if not self._config.env.mixture:
             return {}
         solved = defaultdict[str, list[bool]](list)
@@ -103,20 +114,20 @@ class Evaluation:
 
     @property
     def num_mixed(self) -> int:
-        """Episodes that were thrown away because another version had a part in them."""
+        """Episodes that were not counted because another version sampled some of their tokens."""
         return self._num_mixed
 
     @property
     def lasted_s(self) -> float:
-        """From the opening to the last look at it."""
+        """Seconds from opening the evaluation to the last `collect`."""
         return self._lasted_s
 
-    def nobody_began(self) -> bool:
-        """Whether every ticket waits still for an actor at its version."""
+    def is_untouched(self) -> bool:
+        """Whether every ticket still waits for an actor at this version."""
         return self._buffer.ledger().queued == self._num_tickets
 
-    def stands_still(self) -> bool:
-        """Whether nobody has played it for as long as a lease lasts: those at its version are gone."""
+    def is_abandoned(self) -> bool:
+        """Whether no actor has played it for as long as a lease lasts: the actors at this version have left."""
         idle_since = self._idle_since
         return idle_since is not None and time.monotonic() - idle_since > self._config.replay.lease_ttl_s
 
@@ -126,22 +137,22 @@ class Evaluation:
 
     def _count(self, group: Group) -> None:
         place, (episode,) = group.ticket.group_id - self._first_group_id, group.trajectories
-        if place < 0:  # it was opened by a learner that is gone
+        if place < 0:  # a learner before this one opened it
             return
         if episode.oldest_policy_version == self.policy_version == episode.newest_policy_version:
             self._solved[place] = episode.success
             return
         self._num_mixed += 1
         log.warning(
-            "an episode of the evaluation of version %d is of versions %d to %d, and does not count",
+            "not counting an episode of the evaluation of version %d: versions %d to %d sampled it",
             self.policy_version, episode.oldest_policy_version, episode.newest_policy_version,
         )  # fmt: skip
 
     def _task(self, place: int) -> Task:
-        """The parts of a mixture take turns, each with its own first held-out tasks."""
-        parts = list(self._config.env.parts())
-        index, part = divmod(place % self._config.eval.num_tasks, len(parts))
-        return Task(env=parts[part], split="held_out", index=index)
+        """The held-out task at `place`: the environments of a mixture take turns, each from its first task on."""
+        envs = list(self._config.env.entries())
+        index, env = divmod(place % self._config.eval.num_tasks, len(envs))
+        return Task(env=envs[env], split="held_out", index=index)
 
     def _ticket(self, place: int) -> Ticket:
         num_tasks, sampling = self._config.eval.num_tasks, self._config.sampling
@@ -161,41 +172,41 @@ class Evaluation:
 
 
 class RegularEvaluation:
-    """Every `eval.every` steps an evaluation of the version that was published then, while training goes on.
+    """Evaluates a published version every `eval.every` steps, while training continues.
 
-    One at a time. One that nobody has begun when the next version is published moves on to that one: every actor was
-    busy, or went past it. One that stands still, because the actors at its version are gone, is given up.
+    There is one evaluation at a time. If no actor has started it when the next version is published, that version is
+    evaluated instead: all actors were busy, or have skipped the version. If its actors have left, it is dropped.
     """
 
-    def __init__(self, buffer: Buffer, config: Config, *, last_step: int) -> None:
-        """`last_step` is that of the last one that was finished."""
+    def __init__(self, buffer: LearnerBuffer, config: Config, *, last_step: int) -> None:
+        """`last_step` is the step of the last finished evaluation."""
         self._buffer = buffer
         self._config = config
         self._last_step = last_step
         self._current: Evaluation | None = None
 
-    def tend(self, progress: Progress) -> Evaluation | None:
-        """Look at the one under way, and begin one that is due; called once a step. Return one that is finished."""
+    def advance(self, progress: Progress) -> Evaluation | None:
+        """Collect the current evaluation, and begin one if due; called once a step. Return it when it is finished."""
         finished, current = None, self._current
         if current and not current.collect():
             finished, self._current, self._last_step = current, None, current.step
-        elif current and current.stands_still() and not current.nobody_began():
-            log.warning("the evaluation of version %d is given up: nobody plays it", current.policy_version)
-            give_up(self._buffer)
+        elif current and current.is_abandoned() and not current.is_untouched():
+            log.warning("dropping the evaluation of version %d: no actor plays it any more", current.policy_version)
+            drop_open_groups(self._buffer)
             self._current = None
         published = progress.highest_published == progress.policy_version
-        if published and self._is_due(progress.step) and (self._current is None or self._current.nobody_began()):
-            self._current = Evaluation(self._buffer, self._config, progress)
+        if published and self._is_due(progress.step) and (self._current is None or self._current.is_untouched()):
+            self._current = Evaluation.begin(self._buffer, self._config, progress)
         return finished
 
     def _is_due(self, step: int) -> bool:
-        """The run's end has an evaluation of its own."""
+        """Whether `step` starts an evaluation. The last step does not: the run ends with a separate one."""
         every = self._config.eval.every if self._config.eval.num_tasks else 0
         return every > 0 and step < self._config.learner.steps and step // every > self._last_step // every
 
 
-def give_up(buffer: Buffer) -> None:
-    """Drop whatever is left of evaluations; leases on them are lost."""
+def drop_open_groups(buffer: LearnerBuffer) -> None:
+    """Drop all groups of evaluations that are still open; actors lose their leases on them."""
     ledger = buffer.ledger()
     if ledger.queued + ledger.leased + ledger.ready:
         buffer.drop(range(ledger.last_group_id + 1), reason="superseded")

@@ -1,4 +1,4 @@
-"""What is learnt from: a conversation, or two of which one is preferred, as token sequences."""
+"""Training examples as token sequences: one conversation, or two of which one is preferred."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -10,20 +10,20 @@ from learner.pack import TokenSequence, count_loss_tokens
 
 Goal = Literal["sft", "dpo", "reward"]
 Example = tuple[list[TokenSequence], ...]
-"""One side; or two, the preferred one first. Each has a loss token, and comes in one sequence or more."""
+"""One side, or two with the preferred one first. A side is one or more sequences, with at least one loss token."""
 
 
 def example_of(sides: Sequence[Sequence[Branch]], goal: Goal) -> Example | None:
-    """The sides for `goal`; None where one of them has nothing to learn from.
+    """The sides of an example for `goal`; None if one of them has no loss token.
 
-    For a reward model a conversation is what it ends with: its last branch, read at the last token.
+    A reward model reads only the last branch of a conversation, and scores it at its last token.
     """
     read = tuple([_at_end(side[-1])] if goal == "reward" else _learnt(side) for side in sides)
     return read if all(count_loss_tokens(side) for side in read) else None
 
 
 def longest(example: Example) -> int:
-    """Tokens of the longest sequence."""
+    """The number of tokens of the longest sequence."""
     return max(sequence.num_tokens for side in example for sequence in side)
 
 
@@ -41,6 +41,6 @@ def _sequence(branch: Branch, loss_mask: Sequence[bool]) -> TokenSequence:
         tokens=np.array(branch.tokens, dtype=np.int32),
         loss_mask=np.array(loss_mask, dtype=np.bool_),
         behaviour_logprobs=nothing,
-        advantages=nothing,  # a step puts the weights here
+        advantages=nothing,  # a step replaces them with the weights
         kept=None,
     )

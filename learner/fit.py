@@ -1,15 +1,16 @@
-"""Learning from what is written down: imitation, preferences (DPO), and a model of what is preferred.
+"""Training on recorded conversations: imitation (SFT), preferences (DPO), and reward models.
 
-Every gradient here is that of a weighted sum of what the model says of the loss tokens, and a step makes it in any
-number of micro-batches on any number of ranks alike:
+Every gradient is that of a weighted sum of the model's outputs at the loss tokens. The result does not depend on the
+number of micro-batches or ranks:
 
-    sft      weight 1                                   what is said: log-probabilities
-    dpo      weight beta * sigmoid(-margin), and minus  what is said: log-probabilities
+    sft      weight 1                                     output: log-probabilities
+    dpo      weight beta * sigmoid(-margin), and minus    output: log-probabilities
              that on the side that is not preferred
-    reward   weight sigmoid(-margin), and minus that    what is said: the score, at the last token
+    reward   weight sigmoid(-margin), and minus that      output: the score at the last token
+             on the side that is not preferred
 
-A margin needs both sides of a pair. So it is measured first, in a forward pass of its own, and the backward pass may
-then find the two sides in different micro-batches.
+A margin needs both sides of a pair, which may lie in different micro-batches. So a separate forward pass measures the
+margins before the backward pass.
 """
 
 import dataclasses
@@ -37,16 +38,17 @@ from learner import checkpoint
 from learner.checkpoint import Progress
 from learner.checkpoint_writer import CheckpointWriter
 from learner.examples import Example, Goal
+from learner.fit_options import FitOptions
+from learner.learner import stop_requested
+from learner.measure import of_each_token
 from learner.model.export import save_adapters, save_hf
 from learner.model.gradient import Update, apply_gradient, backward
-from learner.learner import any_rank_is_told
-from learner.measure import of_each_token
-from learner.model.packed_model import PackedModel, expect_backward, load_kind
 from learner.model.optimizer import make_optimizer, make_schedule
-from learner.pack import Packed, TokenSequence, count_loss_tokens, micro_batches
-from learner.objective.preference import Margins, dpo_margins, preference_loss, preference_slope
-from learner.ranks import Ranks
+from learner.model.packed_model import ModelSettings, PackedModel, expect_backward, load_kind
 from learner.model.reward_model import RewardModel, save_reward_model
+from learner.objective.preference import Margins, dpo_margins, preference_loss, preference_slope
+from learner.pack import Packed, TokenSequence, count_loss_tokens, micro_batches
+from learner.ranks import Ranks
 from learner.step_metrics import summed_over_ranks
 
 log = logging.getLogger(__name__)
@@ -54,7 +56,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Material:
-    """Examples; of pairs for DPO also what the reference thinks of them."""
+    """Examples, and for DPO the reference policy's difference between the two sides of each."""
 
     examples: Sequence[Example]
     reference: Margins | None = None
@@ -66,24 +68,22 @@ class Material:
 
 @dataclass(kw_only=True, slots=True)
 class Fit:
-    """What is being fitted, and how far that is."""
+    """The state of a training run on recorded conversations."""
 
     goal: Goal
     config: Config
+    options: FitOptions
     ranks: Ranks
     model: PackedModel
     optimizer: torch.optim.AdamW
     schedule: LambdaLR
     progress: Progress
 
-    def said(self, packed: Packed) -> Tensor:
-        """What the model says of each loss token: its log-probability, or the score behind it."""
-        if isinstance(self.model, RewardModel):
-            said: Tensor = self.model(packed)
-        else:
-            chunk_tokens = self.config.learner.logprob_chunk_tokens
-            said = self.model(packed, temperature=1.0, chunk_tokens=chunk_tokens).logprobs
-        return said
+    def outputs(self, packed: Packed) -> Tensor:
+        """The model's output at each loss token: its log-probability, or a reward model's score after it."""
+        found = self.model(packed)
+        outputs: Tensor = found if isinstance(self.model, RewardModel) else found.logprobs
+        return outputs
 
 
 def fit(
@@ -92,29 +92,31 @@ def fit(
     held_out: Sequence[Example],
     *,
     config: Config,
+    options: FitOptions,
     run_dir: RunDir,
     ranks: Ranks,
     shutdown: Shutdown,
 ) -> bool:
-    """Fit a model to `examples` and export it; False when told to stop before. A run that stopped goes on.
+    """Fit a model to `examples` and export it; False if a stop was requested before the end.
 
-    Every rank passes all of the examples, in the same order. Raises ConfigError where the run is of something else.
+    A run that was stopped continues from its checkpoint. Every rank passes all of the examples, in the same order.
+    Raises ConfigError if the run was started with other examples or settings.
     """
-    _check_identity(run_dir.path / "fit.json", _identity(goal, examples, config), ranks=ranks)
-    num_steps = config.fit.epochs * -(-len(examples) // config.fit.batch_rows)
-    fitted = _load(goal, config, ranks=ranks, num_steps=num_steps)
-    # Before any checkpoint is read: now the policy is the reference.
-    taught, measured = (_material(fitted, each) for each in (examples, held_out))
-    newest = checkpoint.latest_checkpoint(run_dir.checkpoints)
+    _check_identity(run_dir.path / "fit.json", _identity(goal, examples, config, options), ranks=ranks)
+    num_steps = options.epochs * -(-len(examples) // options.batch_rows)
+    fitted = _load(goal, config, options, ranks=ranks, num_steps=num_steps)
+    # Before a checkpoint is read: until then the model is the reference policy.
+    training, validation = (_material(fitted, each) for each in (examples, held_out))
+    checkpoints = CheckpointWriter(run_dir.checkpoints, ranks=ranks, keep=config.learner.keep_checkpoints)
+    newest = checkpoint.agreed_checkpoint(run_dir.checkpoints, ranks=ranks)
     if newest is not None:
         fitted.progress = checkpoint.load(
             newest, model=fitted.model, optimizer=fitted.optimizer, schedule=fitted.schedule
         )
         log.info("resumed from %s", newest.name)
-    checkpoints = CheckpointWriter(run_dir.checkpoints, ranks=ranks, keep=config.learner.keep_checkpoints)
     writer = _writer(run_dir, fitted.progress) if ranks.rank == 0 else None
     try:
-        finished = _train(fitted, taught, measured, checkpoints, writer, num_steps=num_steps, shutdown=shutdown)
+        finished = _train(fitted, training, validation, checkpoints, writer, num_steps=num_steps, shutdown=shutdown)
         checkpoints.wait()
     finally:
         checkpoints.close()
@@ -125,8 +127,8 @@ def fit(
     return finished
 
 
-def _identity(goal: Goal, examples: Sequence[Example], config: Config) -> dict[str, object]:
-    """What a run is of: with anything else its checkpoints have nothing to do."""
+def _identity(goal: Goal, examples: Sequence[Example], config: Config, options: FitOptions) -> dict[str, object]:
+    """The data and settings that a run's checkpoints depend on."""
     digest = hashlib.sha256()
     for example in examples:
         for side in example:
@@ -135,43 +137,45 @@ def _identity(goal: Goal, examples: Sequence[Example], config: Config) -> dict[s
     return {
         "goal": goal,
         "model.path": config.model.path,
-        "fit.data": digest.hexdigest(),
-        "fit.epochs": config.fit.epochs,
-        "fit.batch_rows": config.fit.batch_rows,
-        "fit.beta": config.fit.beta,
+        "--data": digest.hexdigest(),
+        "--epochs": options.epochs,
+        "--batch-rows": options.batch_rows,
+        "--beta": options.beta,
         "run.seed": config.run.seed,
     }
 
 
 def _check_identity(path: Path, identity: dict[str, object], *, ranks: Ranks) -> None:
     if path.exists():
-        before = json.loads(path.read_text())
+        try:
+            before = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{path} is damaged: {error}; restore it from a copy, or choose another `run.name`"
+            ) from error
         others = [name for name, value in identity.items() if before.get(name) != value]
         if others:
             raise ConfigError(
-                f"the run in {path.parent} was begun with another {' and '.join(others)}; choose another `run.name`"
+                f"the run in {path.parent} was started with another {' and '.join(others)}; choose another `run.name`"
             )
-    dist.barrier()  # nobody looks after the first has written
+    dist.barrier()  # every rank has looked before rank 0 writes
     if ranks.rank == 0:
         write_json(path, identity)
 
 
-def _load(goal: Goal, config: Config, *, ranks: Ranks, num_steps: int) -> Fit:
+def _load(goal: Goal, config: Config, options: FitOptions, *, ranks: Ranks, num_steps: int) -> Fit:
     torch.manual_seed(config.run.seed)
     model = load_kind(
         RewardModel if goal == "reward" else PackedModel,
         config.model.path,
         ranks=ranks,
-        dtype=config.model.dtype,
-        activation_checkpointing=config.learner.activation_checkpointing,
-        compile=config.learner.compile,
-        cpu_offload=config.learner.cpu_offload,
-        lora=config.model.lora,
+        settings=dataclasses.replace(ModelSettings.of(config), temperature=1.0),
     )
     optimizer = make_optimizer(model, config=config.optim)
     return Fit(
         goal=goal,
         config=config,
+        options=options,
         ranks=ranks,
         model=model,
         optimizer=optimizer,
@@ -193,8 +197,8 @@ def _writer(run_dir: RunDir, progress: Progress) -> MetricsWriter:
 
 def _train(
     fitted: Fit,
-    taught: Material,
-    measured: Material,
+    training: Material,
+    validation: Material,
     checkpoints: CheckpointWriter,
     writer: MetricsWriter | None,
     *,
@@ -203,38 +207,41 @@ def _train(
 ) -> bool:
     every = fitted.config.learner.checkpoint_every
     if fitted.progress.step == 0:
-        _write_held_out(fitted, measured, writer)
+        _write_held_out(fitted, validation, writer)
     while (step := fitted.progress.step) < num_steps:
-        places, ends_epoch = _batch_at(step, len(taught.examples), config=fitted.config)
-        metrics = _step(fitted, taught.at(places))
+        places, ends_epoch = _batch_at(
+            step, len(training.examples), batch_rows=fitted.options.batch_rows, seed=fitted.config.run.seed
+        )
+        metrics = _step(fitted, training.at(places))
         if writer:
-            _say(writer.write(step + 1, metrics), f"step {step + 1} of {num_steps}")
+            _log_means(writer.write(step + 1, metrics), f"step {step + 1} of {num_steps}")
         if ends_epoch:
-            _write_held_out(fitted, measured, writer)
-        told = any_rank_is_told(shutdown, fitted.ranks)
-        if told or (step + 1) % every == 0 or step + 1 == num_steps:
+            _write_held_out(fitted, validation, writer)
+        stopping = stop_requested(shutdown, fitted.ranks)
+        if stopping or (step + 1) % every == 0 or step + 1 == num_steps:
             checkpoints.begin(
                 fitted.model, fitted.optimizer, fitted.schedule, progress=fitted.progress, once_durable=_nothing
             )
-        if told:
+        if stopping:
             break
     return fitted.progress.step == num_steps
 
 
-def _batch_at(step: int, num_examples: int, *, config: Config) -> tuple[list[int], bool]:
-    """The examples of the step after `step`, by place, and whether they are an epoch's last: known from the seed alone,
-    so that a run that is resumed goes on with what it has not seen."""
-    size = config.fit.batch_rows
-    epoch, number = divmod(step, -(-num_examples // size))
-    order = np.random.default_rng([config.run.seed, epoch]).permutation(num_examples)
-    return order[number * size : (number + 1) * size].tolist(), (number + 1) * size >= num_examples
+def _batch_at(step: int, num_examples: int, *, batch_rows: int, seed: int) -> tuple[list[int], bool]:
+    """The places of the next step's examples, and whether the step ends an epoch.
+
+    Both follow from `step` and the seed, so that a resumed run continues with the examples it has not yet seen.
+    """
+    epoch, number = divmod(step, -(-num_examples // batch_rows))
+    order = np.random.default_rng([seed, epoch]).permutation(num_examples)
+    return order[number * batch_rows : (number + 1) * batch_rows].tolist(), (number + 1) * batch_rows >= num_examples
 
 
 def _step(fitted: Fit, batch: Material) -> Metrics:
     """One optimizer step."""
     metrics, weights, divisor = _weights(fitted, batch)
-    sequences = _weighed(batch.examples, weights)
-    said_sum = _backward(fitted, sequences, divisor=divisor)
+    sequences = _with_weights(batch.examples, weights)
+    output_sum = _backward(fitted, sequences, divisor=divisor)
     update = apply_gradient(fitted.optimizer, fitted.schedule, max_grad_norm=fitted.config.optim.max_grad_norm)
     num_tokens = sum(sequence.num_tokens for sequence in sequences)
     fitted.progress = msgspec.structs.replace(
@@ -244,23 +251,23 @@ def _step(fitted: Fit, batch: Material) -> Metrics:
         tokens_trained=fitted.progress.tokens_trained + num_tokens,
     )
     if fitted.goal == "sft":
-        metrics.add("fit/loss", -said_sum, divisor)
+        metrics.add("fit/loss", -output_sum, divisor)
     return _with_update(metrics, update, num_tokens=num_tokens)
 
 
 def _weights(fitted: Fit, batch: Material) -> tuple[Metrics, Sequence[Sequence[float]], float]:
-    """What each side of each example weighs, and what all are divided by; with what the margins say already."""
+    """The metrics of the margins, the weight of each side of each example, and the divisor of all weights."""
     if fitted.goal == "sft":
         num_loss_tokens = sum(count_loss_tokens(side) for example in batch.examples for side in example)
         return Metrics(), [(1.0,)] * len(batch.examples), num_loss_tokens
     margins = _margins(fitted, batch)
-    slopes = preference_slope(margins) * (fitted.config.fit.beta if fitted.goal == "dpo" else 1.0)
+    slopes = preference_slope(margins) * (fitted.options.beta if fitted.goal == "dpo" else 1.0)
     metrics = Metrics()
     _add_margins(metrics, margins)
     return metrics, [(slope, -slope) for slope in slopes.tolist()], len(batch.examples)
 
 
-def _weighed(examples: Sequence[Example], weights: Sequence[Sequence[float]]) -> list[TokenSequence]:
+def _with_weights(examples: Sequence[Example], weights: Sequence[Sequence[float]]) -> list[TokenSequence]:
     return [
         dataclasses.replace(sequence, advantages=np.full(sequence.num_tokens, weight, dtype=np.float32))
         for example, sides in zip(examples, weights, strict=True)
@@ -273,30 +280,30 @@ def _margins(fitted: Fit, batch: Material) -> Margins:
     differences = _differences(fitted, batch)
     if batch.reference is None:
         return differences
-    return dpo_margins(differences, batch.reference, beta=fitted.config.fit.beta)
+    return dpo_margins(differences, reference=batch.reference, beta=fitted.options.beta)
 
 
 def _differences(fitted: Fit, pairs: Material) -> Margins:
-    """What is said of the preferred side less what is said of the other, each summed over its loss tokens."""
+    """The summed output of the preferred side, minus that of the other side, for each pair. Collective."""
     sums = _sums(fitted, pairs.examples)
     return sums[::2] - sums[1::2]
 
 
 def _sums(fitted: Fit, examples: Sequence[Example]) -> npt.NDArray[np.float64]:
-    """What is said of each side of each example, one after another, summed over its loss tokens. Collective."""
+    """The outputs of each side of each example, summed over its loss tokens, one side after the other. Collective."""
     sides = [side for example in examples for side in example]
-    said = of_each_token(
-        {"said": fitted.said},
+    outputs = of_each_token(
+        {"outputs": fitted.outputs},
         [sequence for side in sides for sequence in side],
         micro_batch_tokens=fitted.config.learner.micro_batch_tokens,
         ranks=fitted.ranks,
-    )["said"]
+    )["outputs"]
     starts = np.cumsum([0, *(count_loss_tokens(side) for side in sides[:-1])])
-    return np.add.reduceat(said, starts)
+    return np.add.reduceat(outputs, starts)
 
 
 def _backward(fitted: Fit, sequences: Sequence[TokenSequence], *, divisor: float) -> float:
-    """Add up the gradient of -sum(weight * said) / divisor; return that sum, over all ranks, without the minus."""
+    """Add up the gradient of -sum(weight * output) / divisor; return sum(weight * output) over all ranks."""
     ranks, sums = fitted.ranks, []
     packs = micro_batches(
         sequences,
@@ -307,26 +314,26 @@ def _backward(fitted: Fit, sequences: Sequence[TokenSequence], *, divisor: float
     for number, packed in enumerate(packs, start=1):
         expect_backward(fitted.model, last=number == len(packs))
         packed = packed.to(ranks.device)
-        said_sum = (packed.advantages[packed.loss_mask] * fitted.said(packed)).sum()
-        backward(-said_sum, ranks=ranks, divisor=divisor)
-        sums.append(said_sum.detach())
-    return summed_over_ranks({"said": torch.stack(sums).sum()})["said"]
+        output_sum = (packed.advantages[packed.loss_mask] * fitted.outputs(packed)).sum()
+        backward(-output_sum, ranks=ranks, divisor=divisor)
+        sums.append(output_sum.detach())
+    return summed_over_ranks({"outputs": torch.stack(sums).sum()})["outputs"]
 
 
-def _write_held_out(fitted: Fit, measured: Material, writer: MetricsWriter | None) -> None:
-    """Measure what is not trained on, and write it down at the step that was made last. Collective."""
-    if not measured.examples:
+def _write_held_out(fitted: Fit, validation: Material, writer: MetricsWriter | None) -> None:
+    """Measure the loss on held-out examples, and record it at the last step. Collective."""
+    if not validation.examples:
         return
     metrics = Metrics()
     if fitted.goal == "sft":
-        num_loss_tokens = sum(count_loss_tokens(side) for example in measured.examples for side in example)
-        metrics.add("fit/held_out_loss", -float(_sums(fitted, measured.examples).sum()), num_loss_tokens)
+        num_loss_tokens = sum(count_loss_tokens(side) for example in validation.examples for side in example)
+        metrics.add("fit/held_out_loss", -float(_sums(fitted, validation.examples).sum()), num_loss_tokens)
     else:
-        margins = _margins(fitted, measured)
+        margins = _margins(fitted, validation)
         metrics.add("fit/held_out_loss", float(preference_loss(margins).sum()), len(margins))
         metrics.add("fit/held_out_accuracy", float((margins > 0).sum()), len(margins))
     if writer:
-        _say(writer.write(fitted.progress.step, metrics), f"after step {fitted.progress.step}, held out")
+        _log_means(writer.write(fitted.progress.step, metrics), f"held-out examples after step {fitted.progress.step}")
 
 
 def _add_margins(metrics: Metrics, margins: Margins) -> None:
@@ -343,7 +350,7 @@ def _with_update(metrics: Metrics, update: Update, *, num_tokens: int) -> Metric
     return metrics
 
 
-def _say(means: dict[str, float], when: str) -> None:
+def _log_means(means: dict[str, float], when: str) -> None:
     shown = ("loss", "accuracy", "held_out_loss", "held_out_accuracy")
     values = (f"{name.replace('_', ' ')} {means[f'fit/{name}']:.3f}" for name in shown if f"fit/{name}" in means)
     log.info("%s: %s", when, ", ".join(values))
@@ -359,4 +366,4 @@ def _export(fitted: Fit, run_dir: RunDir) -> None:
 
 
 def _nothing() -> None:
-    """No ledger waits for these checkpoints."""
+    """Do nothing: there is no ledger whose claims these checkpoints settle."""

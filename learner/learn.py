@@ -1,11 +1,11 @@
-"""The learner: groups in, policy versions out.
+"""The learner's main loop: consumes groups, produces policy versions.
 
     claim(step) -> archive -> advantages -> packs -> one optimizer step -> publish -> checkpoint ... settle
 
-It waits for actors only where it has no batch, and for the disk only where the checkpoint before is not written yet.
-What it consumed counts as trained only when a checkpoint that covers the step is durable, and the archive before it.
-Rank 0 alone talks to Redis, but for claims where there are shards enough for other ranks. `learner.rerun` makes the
-same steps from the archive.
+It waits for actors only when it has no batch, and for the disk only while the previous checkpoint is being written.
+A group counts as trained only when the archive and a checkpoint that covers its step are durable. Only rank 0 uses
+Redis, except for claims: if there are several shards, other ranks claim from theirs. `learner.rerun` makes the same
+steps from the archive.
 """
 
 import logging
@@ -13,56 +13,65 @@ import logging
 import msgspec
 
 from common.config import Config
+from common.config_error import ConfigError
 from common.connection import connect_shards
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
+from common.tokenizer import load_tokenizer, tokenizer_root
 from learner.checkpoint import Progress
 from learner.clock import Clock
 from learner.conditions import conditions_of
 from learner.lead import Lead
-from learner.learner import Learner, begin, begin_checkpoint, export, imitate_expert, judged, load_learner, train_on
-from learner.links import join_run, shard_buffer
+from learner.learner import Learner, begin, begin_checkpoint, export, imitate_expert, load_learner, scored, train_on
+from learner.links import join_run
+from learner.publish import publisher_settings
 from learner.publisher.published import adapted_folder, published_layout, published_tensors
 from learner.ranks import Ranks
+from learner.rerun import catch_up
 from learner.share import share
 from learner.supplies import Supplies, shards_of, whole_batch
+from learner.tally import load_tally
 from replay.keys import FencedOut
+from replay.learner_buffer import LearnerBuffer
 from replay.shards import Epochs
 
 log = logging.getLogger(__name__)
 
 
 def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) -> bool:
-    """Train until `learner.steps`, or until told to stop; return whether the run is finished.
+    """Train until `learner.steps`, or until a stop is requested; return whether the run is finished.
 
     Every rank calls it. Raises ConfigError, RedisAway, SupplyDried, ArchiveError, FencedOut.
     """
     learner, resumed = load_learner(config, run_dir, ranks)
     durable_step = learner.progress.step if resumed else None
+    _recover(learner, resumed=resumed)
     lead = _take_the_lead(learner, shutdown) if ranks.rank == 0 else None
     fresh = share(lead.with_fresh_version(learner.progress) if lead else None, Progress, ranks=ranks)
     assert fresh is not None
-    skipped_versions = fresh.policy_version - learner.progress.policy_version
     learner.progress = fresh
-    supplies = _supplies(learner, lead, shutdown, skipped_versions=skipped_versions)
+    supplies = _supplies(learner, lead, shutdown)
     try:
         _publish(learner, lead)
         if not resumed and not _warm_up(learner, lead, shutdown):
             return False
         begin(learner)
+        if durable_step is not None and durable_step < learner.progress.step:
+            durable_step = learner.progress.step
+            _checkpoint(learner, lead)
         if learner.progress.step == 0:
             _evaluate_start(learner, lead, shutdown)
             if durable_step is None:
                 _checkpoint(learner, lead)
         if learner.progress.step >= config.learner.steps:
-            log.info("nothing is left to do: %d steps of %d are made", learner.progress.step, config.learner.steps)
+            log.info("the run is already finished: %d of %d steps", learner.progress.step, config.learner.steps)
         if lead:
             lead.train_from_here()
         clock = Clock(ranks.device)
         while learner.progress.step < config.learner.steps and _step(learner, lead, supplies, clock, shutdown):
             pass
         finished = learner.progress.step >= config.learner.steps
-        # What it was resumed from is not written anew: until that was done, there would be none.
+        # The checkpoint that it resumed from is not written again: a crash while doing so would leave none.
         if (
             not finished
             and learner.progress.step % config.learner.checkpoint_every
@@ -73,7 +82,7 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
         if finished:
             finished = _finish(learner, lead, shutdown)
     except FencedOut:
-        raise  # the run is another learner's now, and its state is not ours to set
+        raise  # another learner has taken over the run: do not set its state
     except BaseException:
         if lead:
             lead.fail()
@@ -85,10 +94,25 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
     return finished
 
 
-def _step(learner: Learner, lead: Lead | None, supplies: Supplies | None, clock: Clock, shutdown: Shutdown) -> bool:
-    """One optimizer step, from the claim to the checkpoint; False when told to stop before its batch came.
+def _recover(learner: Learner, *, resumed: bool) -> None:
+    """Make settled steps again if their checkpoint is lost. Every rank calls it. Raises ConfigError.
 
-    A step is recorded before its checkpoint, which covers it; so the time of a checkpoint is in the next one's record.
+    It must run before rank 0 takes the lead: that makes the groups ready again that no checkpoint covers.
+    """
+    durable_step = load_tally(learner.run_dir.tally).durable_step
+    if durable_step and not resumed:
+        raise ConfigError(
+            f"{learner.run_dir.checkpoints} contains no checkpoint, but {durable_step} steps count as trained; restore "
+            "one from a copy, or train again from the archive in a new run with `slipstream learner --replay-archive`"
+        )
+    if learner.progress.step < durable_step:
+        catch_up(learner, durable_step=durable_step)
+
+
+def _step(learner: Learner, lead: Lead | None, supplies: Supplies | None, clock: Clock, shutdown: Shutdown) -> bool:
+    """Make one optimizer step, from claim to checkpoint; False if a stop was requested before its batch was complete.
+
+    The step is recorded before its checkpoint, so the record of the next step contains the time of the checkpoint.
     """
     learner.checkpoints.raise_failure()
     before, config = learner.progress, learner.config.learner
@@ -100,7 +124,7 @@ def _step(learner: Learner, lead: Lead | None, supplies: Supplies | None, clock:
     if lead:
         lead.archive(batch, before)
     clock.lap("archive")
-    batch = judged(learner, batch)
+    batch = scored(learner, batch)
     metrics = train_on(learner, batch, clock)
     step, last = learner.progress.step, config.steps
     if step % config.publish_every == 0 or step == last:
@@ -121,44 +145,57 @@ def _take_the_lead(learner: Learner, shutdown: Shutdown) -> Lead:
     config = learner.config
     client, *further = connect_shards(config.redis.url, config.redis.shards, ending=shutdown.requested)
     links = join_run(
-        client, config, model_folder=learner.model.folder, vocab_size=learner.model.vocab_size, further=further
+        client,
+        config,
+        model_folder=learner.model.folder,
+        vocab_size=learner.model.vocab_size,
+        tokenizer_root=tokenizer_root(load_tokenizer(learner.model.folder)),
+        further=further,
     )
-    return Lead(
+    publishing = publisher_settings(
+        config,
+        entries=published_layout(learner.model, dtype=config.model.dtype),
+        adapted=adapted_folder(learner.model),
+        learner_epoch=links.epoch,
+        device=learner.ranks.device.type,
+    )
+    return Lead.begin(
         links,
         config,
         learner.run_dir,
         progress=learner.progress,
         conditions=conditions_of(config, ranks=learner.ranks),
-        weights=published_layout(learner.model, dtype=config.model.dtype),
-        adapted=adapted_folder(learner.model),
-        redis_url=config.redis.url,
-        device=learner.ranks.device.type,
+        publishing=publishing,
+        fence=learner.checkpoints.fence,
         flops=learner.flops,
     )
 
 
-def _supplies(learner: Learner, lead: Lead | None, shutdown: Shutdown, *, skipped_versions: int) -> Supplies | None:
-    """Where this rank's part of every batch comes from; None where other ranks read all shards. Collective."""
+def _supplies(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> Supplies | None:
+    """The source of this rank's part of every batch; None if other ranks read all shards. Collective."""
     config, ranks, vocab_size = learner.config, learner.ranks, learner.model.vocab_size
-    held = share(lead.epochs if lead else None, Epochs, ranks=ranks)
+    acquired = share(lead.epochs if lead else None, Epochs, ranks=ranks)
     mine = shards_of(ranks.rank, num_shards=config.redis.num_shards, num_ranks=ranks.num_ranks)
     if not mine:
         return None
-    assert held is not None
+    assert acquired is not None
     if lead:
         buffers = {shard: lead.shards[shard] for shard in mine}
-        return Supplies(buffers, config, progress=learner.progress, skipped_versions=skipped_versions)
+        return Supplies.begin(buffers, config, progress=learner.progress)
     clients = connect_shards(config.redis.url, config.redis.shards, ending=shutdown.requested)
-    buffers = {shard: shard_buffer(clients[shard], config, vocab_size=vocab_size, shard=shard) for shard in mine}
+    buffers = {
+        shard: LearnerBuffer(clients[shard], config.run.name, config.replay, vocab_size=vocab_size, shard=shard)
+        for shard in mine
+    }
     for shard, buffer in buffers.items():
-        buffer.adopt_epoch(held.epochs[shard])
-    return Supplies(buffers, config, progress=learner.progress, skipped_versions=skipped_versions)
+        buffer.adopt_epoch(acquired.epochs[shard])
+    return Supplies.begin(buffers, config, progress=learner.progress)
 
 
 def _warm_up(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
-    """Evaluate what there is, and imitate the expert while the actors play that.
+    """Evaluate the initial model, and imitate the expert while the actors play that evaluation.
 
-    False when told to stop in mid-imitation: then nothing of it is kept, and a resumed learner begins anew.
+    False if a stop was requested during the imitation: nothing of it is kept, and a resumed learner repeats it.
     """
     config = learner.config
     if config.warm_start.episodes:
@@ -176,14 +213,14 @@ def _warm_up(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
 
 
 def _evaluate_start(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> None:
-    """Evaluate what reinforcement learning begins with, unless that was done before this learner was resumed."""
+    """Evaluate the model before reinforcement learning, unless it was evaluated before this learner resumed."""
     name = "warm_start" if learner.config.warm_start.episodes else "initial"
     if lead and learner.config.eval.num_tasks and not lead.has_evaluated(name):
         lead.close_evaluation(lead.open_evaluation(learner.progress), name, shutdown)
 
 
 def _publish(learner: Learner, lead: Lead | None) -> None:
-    """Offer the weights as they are. Gathering is collective; only rank 0 copies them out."""
+    """Publish the current weights. Every rank takes part in gathering them; only rank 0 publishes."""
     version = learner.progress.policy_version
     tensors = published_tensors(learner.model, dtype=learner.config.model.dtype)
     if lead:
@@ -195,11 +232,11 @@ def _publish(learner: Learner, lead: Lead | None) -> None:
 
 
 def _checkpoint(learner: Learner, lead: Lead | None) -> None:
-    """Begin to make the learner durable, its archive before it; what it consumed counts as trained once that is done.
+    """Sync the archive and begin a checkpoint; its steps count as trained once it is durable.
 
-    Raises what became of the checkpoint before: ValueError, FencedOut.
+    Raises the error of the previous checkpoint: ValueError, FencedOut.
     """
-    learner.checkpoints.wait()  # here already: between asking the fence and writing there is to be no wait
+    learner.checkpoints.wait()  # now, so that nothing waits between the check for another learner and the write
     if lead:
         begin_checkpoint(learner, lead.prepare_checkpoint(learner.progress))
     else:
@@ -207,7 +244,7 @@ def _checkpoint(learner: Learner, lead: Lead | None) -> None:
 
 
 def _finish(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
-    """Export the model, evaluate it, and sum up; False when told to stop before the evaluation was done."""
+    """Export and evaluate the model, and write the summary; False if a stop was requested during the evaluation."""
     export(learner)
     if lead:
         evaluation = lead.open_evaluation(learner.progress) if learner.config.eval.num_tasks else None

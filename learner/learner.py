@@ -1,6 +1,6 @@
-"""What training changes, and what changes it: a warm start, and one optimizer step for one batch after another.
+"""The learner's state, and the operations on it: load, warm start, train on a batch, checkpoint, export.
 
-`learner.learn` brings it batches that actors make, `learner.rerun` those of an archive.
+`learner.learn` trains it on batches of actors, `learner.rerun` on those of an archive.
 """
 
 import dataclasses
@@ -19,35 +19,47 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from common import archive
 from common.config import Config
+from common.config_error import ConfigError
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
+from common.trajectory import InvalidTrajectory
+from common.wire import WireError
 from learner import checkpoint
+from learner.bounds import check_bounds
 from learner.checkpoint import Progress
 from learner.checkpoint_writer import CheckpointWriter
 from learner.clock import Clock
+from learner.measure import Measured, measure
 from learner.model.critic import Critic, begin_at, load_critic, policy_kind
 from learner.model.export import save_adapters, save_hf
 from learner.model.flops import Flops, flops_of
-from learner.objective.kl import k1
-from learner.measure import Measured, measure
-from learner.model.packed_model import PackedModel, load_kind
 from learner.model.optimizer import make_optimizer, make_schedule
-from learner.pack import TokenSequence, count_loss_tokens, count_sequences, micro_batches, sequences_of
+from learner.model.packed_model import ModelSettings, PackedModel, load_kind
+from learner.model.proximal import Proximal
+from learner.objective.kl import k1
+from learner.pack import (
+    TokenSequence,
+    count_loss_tokens,
+    count_trajectories,
+    micro_batches,
+    sequences_of,
+    with_lags,
+)
 from learner.ranks import Ranks
 from learner.reference import reference_at, reference_step
-from learner.score import Judge, load_judge
-from learner.step import train_step
+from learner.score import RewardScorer, load_reward_scorer
+from learner.step import StepSettings, train_step
 from learner.step_metrics import StepMetrics, summed_over_ranks
 from learner.supply import Batch
+from learner.token_advantages import sequences_with_advantages
 from learner.warm_start import WarmStartStep, imitate
-from learner.token_advantages import weighed_sequences
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, slots=True)
 class Learner:
-    """What training changes, and where it happens."""
+    """The state of training."""
 
     config: Config
     run_dir: RunDir
@@ -58,41 +70,39 @@ class Learner:
     progress: Progress
     critic: Critic | None
     checkpoints: CheckpointWriter
-    reference: PackedModel | None = None  # for objectives with a KL divergence; from the first step on
-    judge: Judge | None = None  # for objectives with a reward model; from the first step on
+    proximal: Proximal | None = None  # for objectives that clip around it
+    reference: PackedModel | None = None  # for objectives with a KL divergence; set by `begin`
+    scorer: RewardScorer | None = None  # for objectives with a reward model; set by `begin`
 
     @property
     def flops(self) -> Flops:
-        """What training this model costs."""
-        return flops_of(
-            self.model,
-            peak_tflops=self.config.learner.peak_tflops,
-            device=self.ranks.device,
-            num_ranks=self.ranks.num_ranks,
-        )
+        """The cost of training this model, in floating-point operations."""
+        return flops_of(self.model, device=self.ranks.device, num_ranks=self.ranks.num_ranks)
 
 
 def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner, bool]:
-    """The learner as the newest whole checkpoint left it, or as it begins; and which of the two."""
+    """The learner from its newest intact checkpoint, or a new one; and whether it was resumed. Raises ConfigError."""
+    if config.objective.own_parts:  # on every rank, as each imports them from its own disk
+        check_bounds(
+            config.objective, max_lag=config.replay.max_lag, max_uses=config.replay.max_uses, device=ranks.device
+        )
     torch.manual_seed(config.run.seed)
     model = load_kind(
-        policy_kind(config),
-        config.model.path or run_dir.model,
-        ranks=ranks,
-        dtype=config.model.dtype,
-        activation_checkpointing=config.learner.activation_checkpointing,
-        compile=config.learner.compile,
-        cpu_offload=config.learner.cpu_offload,
-        lora=config.model.lora,
+        policy_kind(config), config.model.path or run_dir.model, ranks=ranks, settings=ModelSettings.of(config)
     )
     optimizer = make_optimizer(model.causal_lm, config=config.optim)
     policy_steps = config.learner.steps - config.objective.critic_warmup_steps
     schedule = make_schedule(optimizer, config=config.optim, num_steps=policy_steps)
     critic = load_critic(config, model, ranks=ranks)
+    proximal = Proximal(model, decay=config.objective.proximal_decay) if config.objective.has_proximal else None
     progress = Progress(step=0, policy_version=0, highest_published=-1, next_group_id=0, tokens_trained=0)
-    newest = checkpoint.latest_checkpoint(run_dir.checkpoints)
+    # Before the newest checkpoint is looked for: an earlier learner must not finish another one meanwhile.
+    checkpoints = CheckpointWriter(run_dir.checkpoints, ranks=ranks, keep=config.learner.keep_checkpoints)
+    newest = checkpoint.agreed_checkpoint(run_dir.checkpoints, ranks=ranks)
     if newest is not None:
-        progress = checkpoint.load(newest, model=model, optimizer=optimizer, schedule=schedule, critic=critic)
+        progress = checkpoint.load(
+            newest, model=model, optimizer=optimizer, schedule=schedule, critic=critic, proximal=proximal
+        )
         log.info("resumed from %s: version %d", newest.name, progress.policy_version)
     learner = Learner(
         config=config,
@@ -103,59 +113,66 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner
         schedule=schedule,
         progress=progress,
         critic=critic,
-        checkpoints=CheckpointWriter(run_dir.checkpoints, ranks=ranks, keep=config.learner.keep_checkpoints),
+        proximal=proximal,
+        checkpoints=checkpoints,
     )
     return learner, newest is not None
 
 
 def begin(learner: Learner) -> None:
-    """What reinforcement learning begins with, or goes on with: a critic of the policy's weights, reference and judge.
+    """Prepare critic, proximal policy, reference and reward scorer for reinforcement learning.
 
-    Before the first step the first two are the policy as it is then; later they come from the checkpoint and from the
-    run's folder. Every rank calls it. Raises ConfigError for a run that began without a reference.
+    Before the first step the first three are copies of the policy; later they come from the checkpoint and the run's
+    folder. Every rank calls it. Raises ConfigError if the run needs a reference that it never wrote.
     """
-    if learner.critic is not None and learner.progress.step == 0:
-        begin_at(learner.critic, learner.model)
+    if learner.progress.step == 0:
+        if learner.critic is not None:
+            begin_at(learner.critic, learner.model)
+        if learner.proximal is not None:
+            learner.proximal.begin_at(learner.model)
     _take_reference(learner)
-    learner.judge = load_judge(learner.config, learner.model, ranks=learner.ranks)
+    learner.scorer = load_reward_scorer(learner.config, learner.model, ranks=learner.ranks)
 
 
-def judged(learner: Learner, batch: Batch) -> Batch:
-    """The batch with all that its episodes earned. Every rank calls it."""
-    return learner.judge.scored(batch) if learner.judge else batch
+def scored(learner: Learner, batch: Batch) -> Batch:
+    """The batch with the reward model's scores, if the objective has one. Every rank calls it."""
+    return learner.scorer.scored(batch) if learner.scorer else batch
 
 
 def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
-    """Make one optimizer step on `batch`, and lap "measure", "pack" and the parts of `train_step`."""
+    """Make one optimizer step on `batch`; time "measure", "pack", "proximal" and the parts of `train_step`."""
     config, ranks, before, critic = learner.config, learner.ranks, learner.progress, learner.critic
     measured = _measure(learner, batch)
     clock.lap("measure")
-    sequences = weighed_sequences(batch.groups, objective=config.objective, measured=measured)
+    sequences = sequences_with_advantages(batch.groups, objective=config.objective, measured=measured)
+    sequences = with_lags(sequences, before.lags)
     clock.lap("pack")
     packs = micro_batches(
         sequences, max_tokens=config.learner.micro_batch_tokens, num_ranks=ranks.num_ranks, rank=ranks.rank
     )
+    proximal_logprobs = learner.proximal.logprobs(learner.model, packs) if learner.proximal else None
+    clock.lap("proximal")
     metrics = train_step(
         learner.model,
         learner.optimizer,
         learner.schedule,
         packs,
+        settings=_step_settings(config),
         reference=learner.reference if config.objective.kl_place == "loss" else None,
+        proximal_logprobs=proximal_logprobs,
         critic=critic,
         critic_only=before.step < config.objective.critic_warmup_steps,
         ranks=ranks,
-        objective=config.objective,
         global_num_loss_tokens=count_loss_tokens(sequences),
-        global_num_sequences=count_sequences(sequences),
-        temperature=config.sampling.temperature,
-        chunk_tokens=config.learner.logprob_chunk_tokens,
-        max_grad_norm=config.optim.max_grad_norm,
+        global_num_trajectories=count_trajectories(sequences),
         clock=clock,
     )
-    if measured.reference_logprobs is not None:  # as the reward has it, where the loss has none
-        divergence = k1(torch.from_numpy(measured.reference_logprobs), _behaviour_logprobs(sequences))
+    if learner.proximal is not None:
+        learner.proximal.after_step(learner.model)
+    if measured.reference_logprobs is not None:  # the divergence is in the reward, not in the loss
+        divergence = k1(torch.from_numpy(measured.reference_logprobs), q_logprobs=_behaviour_logprobs(sequences))
         metrics = dataclasses.replace(metrics, reference_kl=float(divergence.mean()))
-    if critic is not None and config.objective.normalise_returns and not metrics.skipped:
+    if critic is not None and not metrics.skipped:
         critic.scale = critic.scale.after(_returns(sequences))
     learner.progress = msgspec.structs.replace(
         before,
@@ -171,15 +188,23 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
     return metrics
 
 
+def _step_settings(config: Config) -> StepSettings:
+    return StepSettings(
+        objective=config.objective,
+        max_lag=config.replay.max_lag,
+        max_grad_norm=config.optim.max_grad_norm,
+    )
+
+
 def _take_reference(learner: Learner) -> None:
-    learner.reference = None  # its memory is free before the next one is read
+    learner.reference = None  # free its memory before the next one is loaded
     learner.reference = reference_at(
         learner.model, learner.config, learner.run_dir, step=learner.progress.step, ranks=learner.ranks
     )
 
 
 def _measure(learner: Learner, batch: Batch) -> Measured:
-    """What the objective needs to know of the batch before it is weighed."""
+    """Measure what the objective needs to compute the advantages of the batch."""
     config = learner.config
     bare = [
         sequence
@@ -194,9 +219,7 @@ def _measure(learner: Learner, batch: Batch) -> Measured:
         reference=learner.reference,
         ranks=learner.ranks,
         objective=config.objective,
-        temperature=config.sampling.temperature,
         micro_batch_tokens=config.learner.micro_batch_tokens,
-        chunk_tokens=config.learner.logprob_chunk_tokens,
     )
 
 
@@ -206,43 +229,49 @@ def _behaviour_logprobs(sequences: Sequence[TokenSequence]) -> Float64[Tensor, "
 
 
 def _returns(sequences: Sequence[TokenSequence]) -> npt.NDArray[np.float64]:
-    """What the critic was trained towards, at every loss token of the batch."""
+    """The critic's targets at every loss token of the batch."""
     found = [sequence.returns[sequence.loss_mask] for sequence in sequences if sequence.returns is not None]
     return np.concatenate(found).astype(np.float64)
 
 
 def begin_checkpoint(learner: Learner, once_durable: Callable[[], None] = lambda: None) -> None:
-    """Write down where the learner stands, while it goes on: see `CheckpointWriter.begin`. Every rank calls it."""
+    """Begin to write a checkpoint in the background: see `CheckpointWriter.begin`. Every rank calls it."""
     learner.checkpoints.begin(
         learner.model,
         learner.optimizer,
         learner.schedule,
         learner.critic,
+        learner.proximal,
         progress=learner.progress,
         once_durable=once_durable,
     )
 
 
 def export(learner: Learner) -> None:
-    """Write the trained model for others: a Hugging Face folder, and its adapters alone. Every rank calls it."""
+    """Export the trained model as a Hugging Face folder, and its adapters separately. Every rank calls it."""
     save_hf(learner.model, learner.run_dir.trained_model, ranks=learner.ranks)
     if learner.config.model.lora.rank:
         save_adapters(learner.model, learner.run_dir.trained_adapters, ranks=learner.ranks)
 
 
 class _Stopped(Exception):
-    """Told to stop in mid-imitation."""
+    """A stop was requested during imitation."""
 
 
 def imitate_expert(learner: Learner, demonstrations: Path, shutdown: Shutdown) -> int | None:
-    """The number of optimizer steps made; None when told to stop before the last."""
+    """Imitate the expert; return the number of optimizer steps, or None if a stop was requested before the last."""
     config = learner.config
-    episodes = list(archive.read(demonstrations, vocab_size=learner.model.vocab_size))
+    try:
+        episodes = list(archive.read(demonstrations, vocab_size=learner.model.vocab_size))
+    except (OSError, WireError, InvalidTrajectory) as error:
+        raise ConfigError(
+            f"{demonstrations} is damaged: {error}; remove it, and the next start generates it again"
+        ) from error
 
-    def say(step: WarmStartStep) -> None:
+    def report(step: WarmStartStep) -> None:
         if step.step % max(1, step.num_steps // 5) == 0:
-            log.info("warm start %d of %d: %.3f nats a token", step.step, step.num_steps, step.loss)
-        if any_rank_is_told(shutdown, learner.ranks):
+            log.info("warm start step %d of %d: %.3f nats per token", step.step, step.num_steps, step.loss)
+        if stop_requested(shutdown, learner.ranks):
             raise _Stopped
 
     try:
@@ -253,15 +282,14 @@ def imitate_expert(learner: Learner, demonstrations: Path, shutdown: Shutdown) -
             ranks=learner.ranks,
             seed=config.run.seed,
             micro_batch_tokens=config.learner.micro_batch_tokens,
-            chunk_tokens=config.learner.logprob_chunk_tokens,
-            on_step=say,
+            on_step=report,
         )
     except _Stopped:
-        log.info("told to stop in mid-imitation")
+        log.info("stopping during imitation, as requested")
         return None
 
 
-def any_rank_is_told(shutdown: Shutdown, ranks: Ranks) -> bool:
-    """Whether to stop: a signal reaches the ranks at different times, and they must stop after the same step."""
-    told = torch.tensor(float(shutdown.requested.is_set()), device=ranks.device)
-    return bool(summed_over_ranks({"told": told})["told"])
+def stop_requested(shutdown: Shutdown, ranks: Ranks) -> bool:
+    """Whether any rank was asked to stop: signals reach ranks at different times, but all must stop after one step."""
+    requested = torch.tensor(float(shutdown.requested.is_set()), device=ranks.device)
+    return bool(summed_over_ranks({"requested": requested})["requested"])

@@ -1,4 +1,4 @@
-"""Rank 0's connections to the run: the buffers of each stream and shard, the fleet, the offers, and who leads."""
+"""Rank 0's connections to the run: buffers of each stream and shard, fleet, bulletin, and this learner's epochs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ import redis
 
 from common.config import Config, dump_config
 from learner.evaluation import STREAM as EVAL_STREAM
-from replay.buffer import Buffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunFacts, RunState
+from replay.learner_buffer import LearnerBuffer
 from replay.repertoire import Repertoire
 from replay.shards import Epochs, Shards
 
@@ -19,14 +19,13 @@ from replay.shards import Epochs, Shards
 class Links:
     """Rank 0's connections to the run."""
 
-    train: Buffer  # the first shard
     shards: Shards
-    evaluation: Buffer
+    evaluation: LearnerBuffer
     fleet: Fleet
     bulletin: Bulletin
     repertoires: list[Repertoire]  # of each server
     epochs: Epochs  # of each shard
-    epoch: int  # of the first, which fences what is published
+    epoch: int  # of the first shard; publishing checks it
 
 
 def join_run(
@@ -35,27 +34,36 @@ def join_run(
     *,
     model_folder: Path,
     vocab_size: int,
+    tokenizer_root: str,
     further: Sequence[redis.Redis] = (),
 ) -> Links:
-    """Become the run's learner: older ones are fenced out from here on, and actors may join.
+    """Become the run's learner: from now on older learners are fenced out, and actors may join.
 
     `further` are the clients of `redis.shards`.
     """
     run_id, clients = config.run.name, [client, *further]
     shards = Shards(
-        [shard_buffer(each, config, vocab_size=vocab_size, shard=shard) for shard, each in enumerate(clients)]
+        [
+            LearnerBuffer(each, run_id, config.replay, vocab_size=vocab_size, shard=shard)
+            for shard, each in enumerate(clients)
+        ]
     )
-    evaluation, fleet = shard_buffer(client, config, vocab_size=vocab_size, stream=EVAL_STREAM), Fleet(client, run_id)
-    repertoires = [Repertoire(each) for each in dict.fromkeys(clients)]
+    evaluation = LearnerBuffer(client, run_id, config.replay, vocab_size=vocab_size, stream=EVAL_STREAM)
+    fleet = Fleet(client, run_id)
+    repertoires = [Repertoire.start(each) for each in dict.fromkeys(clients)]
     epochs = shards.acquire_epochs()
     evaluation.adopt_epoch(epochs.epochs[0])
-    # In this order: actors that wait for a learner which failed take the facts as soon as it is starting.
+    # In this order: actors that wait after a learner failed read the facts as soon as the state is STARTING.
     fleet.describe_run(
-        RunFacts(config_yaml=dump_config(config), model_path=str(model_folder.resolve()), vocab_size=vocab_size)
+        RunFacts(
+            config_yaml=dump_config(config),
+            model_path=str(model_folder.resolve()),
+            vocab_size=vocab_size,
+            tokenizer_root=tokenizer_root,
+        )
     )
     fleet.set_run_state(RunState.STARTING)
     return Links(
-        train=shards.buffers[0],
         shards=shards,
         evaluation=evaluation,
         fleet=fleet,
@@ -63,20 +71,4 @@ def join_run(
         repertoires=repertoires,
         epochs=epochs,
         epoch=epochs.epochs[0],
-    )
-
-
-def shard_buffer(
-    client: redis.Redis, config: Config, *, vocab_size: int, stream: str = "train", shard: int = 0
-) -> Buffer:
-    """The buffer of a stream, or of a shard of it, as the run has configured it."""
-    return Buffer(
-        client,
-        config.run.name,
-        stream=stream,
-        shard=shard,
-        vocab_size=vocab_size,
-        lease_ttl_s=config.replay.lease_ttl_s,
-        max_attempts=config.replay.max_attempts,
-        max_trajectory_bytes=config.replay.max_trajectory_bytes,
     )

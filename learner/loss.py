@@ -1,29 +1,35 @@
-"""The policy loss, composed of named parts: each a pure function in a file of its own.
+"""The policy loss, composed of parts: each is a pure function in its own file.
 
-    advantages (learner.weigh) -> surrogate x correction + KL - entropy -> normalisation -> one number
+    advantages (learner.token_advantages) -> surrogate x correction + KL - entropy -> normalisation -> one number
 
-Policies meet in every token: behaviour sampled it some optimizer steps ago and wrote its log-probability down, proximal
-is the learner at the start of the step, current is the one being trained, reference is what RL began with. Every part
-gives one number a token; sums and counts are divided once, by the whole batch's over all ranks (see `learner.step`).
+Up to four policies give a log-probability to each token. Behaviour sampled it some optimizer steps ago and recorded its
+log-probability. Proximal is an average of the learner's last steps (`learner.model.proximal`). Current is the policy
+being trained. Reference is the policy that the KL divergence is measured from. Every part gives one number per token.
+Sums are divided once, by counts of the whole batch over all ranks (see `learner.step`).
 """
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from common.objective_config import ObjectiveConfig
-from learner.objective.correction import correction
-from learner.objective.kl import k2, k3
+from learner.objective.correction import Correction, correction
+from learner.objective.kl import k3, reference_divergence
+from learner.objective.lag import by_lag
 from learner.objective.normalisation import token_weights
-from learner.objective.ratio import Sequences, ratio
-from learner.objective.surrogate import surrogate
+from learner.objective.ratio import MAX_LOG_RATIO, Sequences, ratio
+from learner.objective.surrogate import Surrogate, surrogate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyLoss:
-    """The loss and what was measured on the way, summed over loss tokens; ratios as they were before any cut."""
+    """The loss, and sums over loss tokens for metrics; ratios are those before any clip, cap or mask.
+
+    The guard (`learner.objective.guard`) needs sums after every clip, cap and mask: of the weights of tokens with a
+    gradient, and for each sequence of the tokens that the correction did not mask.
+    """
 
     loss_sum: Float[Tensor, ""]  # with gradient
     num_loss_tokens: Float[Tensor, ""]
@@ -31,59 +37,117 @@ class PolicyLoss:
     ratio_square_sum: Float[Tensor, ""]
     ratio_max: Float[Tensor, ""]
     mismatch_kl_sum: Float[Tensor, ""]  # nats: KL(behaviour || current), the k3 estimate
-    reference_kl_sum: Float[Tensor, ""]  # nats: KL(current || reference), as the loss has it; 0 without a reference
-    num_clipped_high: Float[Tensor, ""]  # advantage > 0, and the surrogate held it back
-    num_clipped_low: Float[Tensor, ""]  # advantage < 0, and the surrogate held it back
-    num_masked: Float[Tensor, ""]  # left out of the loss by the correction
-    num_masked_sequences: Float[Tensor, ""]  # left out with every token of theirs
-    num_truncated: Float[Tensor, ""]  # whose behaviour weight was cut to its cap
+    reference_kl_sum: Float[Tensor, ""]  # nats: KL(current || reference) as in the loss; 0 without a reference
+    num_clipped_high: Float[Tensor, ""]  # advantage > 0, and the surrogate clipped it
+    num_clipped_low: Float[Tensor, ""]  # advantage < 0, and the surrogate clipped it
+    num_masked: Float[Tensor, ""]  # tokens that the correction masked
+    num_sequences: Float[Tensor, ""]  # with loss tokens
+    num_masked_sequences: Float[Tensor, ""]  # whose every token is masked
+    num_truncated: Float[Tensor, ""]  # tokens whose behaviour weight was capped
+    num_weighed: Float[Tensor, ""]  # tokens with a gradient from the surrogate
+    weight_sum: Float[Tensor, ""]  # over those: gradient = -weight * advantage * gradient of the log-probability
+    weight_square_sum: Float[Tensor, ""]
+    left_log_ratio_sums: Float[Tensor, " sequences"]  # nats: of current to behaviour, over tokens that are not masked
+    num_left_tokens: Float[Tensor, " sequences"]
+    by_lag: Float[Tensor, "buckets sums"]  # see `learner.objective.lag`
 
 
-def policy_loss(
-    current_logprobs: Float[Tensor, " tokens"],
-    proximal_logprobs: Float[Tensor, " tokens"],
-    behaviour_logprobs: Float[Tensor, " tokens"],
-    advantages: Float[Tensor, " tokens"],
-    entropies: Float[Tensor, " tokens"],
-    reference_logprobs: Float[Tensor, " tokens"] | None,
-    *,
-    sequences: Sequences,
-    objective: ObjectiveConfig,
-) -> PolicyLoss:
-    """Compose what `objective` names. Arguments are of loss tokens only; current and entropies have gradients.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossTokens:
+    """What the loss reads: one number for each loss token of a pack. Current and entropies have gradients."""
+
+    current_logprobs: Float[Tensor, " tokens"]
+    behaviour_logprobs: Float[Tensor, " tokens"]
+    proximal_logprobs: Float[Tensor, " tokens"] | None = None  # for corrections that need a proximal policy
+    reference_logprobs: Float[Tensor, " tokens"] | None = None  # with them, the loss has a KL divergence
+    advantages: Float[Tensor, " tokens"]
+    entropies: Float[Tensor, " tokens"]
+    lags: Int[Tensor, " tokens"]
+    sequences: Sequences
+
+
+def policy_loss(tokens: LossTokens, *, max_lag: int = 0, objective: ObjectiveConfig) -> PolicyLoss:
+    """Compute the loss that `objective` configures; tokens that lag by more than `max_lag` steps are masked.
 
         loss_sum = sum(norm_weight * (behaviour_weight * surrogate + kl_coefficient * kl - entropy_bonus * entropy))
 
     At zero lag (current = proximal = behaviour) every correction gives the same loss and the same gradient.
     """
+    current, sequences = tokens.current_logprobs, tokens.sequences
     corrected = correction(
-        current_logprobs, proximal_logprobs, behaviour_logprobs, advantages, sequences=sequences, objective=objective
-    )
-    part = surrogate(
-        current_logprobs, corrected.anchor_logprobs, advantages, sequences=sequences, objective=objective
+        current, proximal_logprobs=tokens.proximal_logprobs, behaviour_logprobs=tokens.behaviour_logprobs,
+        advantages=tokens.advantages, lags=tokens.lags, max_lag=max_lag, sequences=sequences, objective=objective,
     )  # fmt: skip
+    part = surrogate(
+        current, anchor_logprobs=corrected.anchor_logprobs, advantages=tokens.advantages,
+        sequences=sequences, objective=objective,
+    )  # fmt: skip
+    reference_kl = _reference_kl(tokens)
     losses = corrected.weights * part.losses
-    reference_kl = torch.zeros_like(losses)
-    if reference_logprobs is not None:
-        reference_kl = {"k2": k2, "k3": k3}[objective.kl_estimator](reference_logprobs, current_logprobs)
+    if tokens.reference_logprobs is not None:
         losses = losses + objective.kl_coefficient * reference_kl
     if objective.entropy_bonus:
-        losses = losses - objective.entropy_bonus * entropies
-    norm_weights = token_weights(current_logprobs, sequences=sequences, objective=objective)
-    lagged_ratio = ratio(current_logprobs.detach(), behaviour_logprobs)
-    ones = torch.ones_like(lagged_ratio)
-    wholly_masked = sequences.means(corrected.masked.to(ones.dtype)) == 1
+        losses = losses - objective.entropy_bonus * tokens.entropies
+    norm_weights = token_weights(current, sequences=sequences, objective=objective)
     return PolicyLoss(
         loss_sum=(norm_weights * losses).sum(),
-        num_loss_tokens=ones.sum(),
-        ratio_sum=lagged_ratio.sum(),
-        ratio_square_sum=lagged_ratio.square().sum(),
-        ratio_max=torch.cat([lagged_ratio, lagged_ratio.new_zeros(1)]).max(),
-        mismatch_kl_sum=k3(current_logprobs.detach(), behaviour_logprobs).sum(),
         reference_kl_sum=reference_kl.detach().sum(),
-        num_clipped_high=((advantages > 0) & part.held_back).float().sum(),
-        num_clipped_low=((advantages < 0) & part.held_back).float().sum(),
-        num_masked=corrected.masked.float().sum(),
-        num_masked_sequences=(wholly_masked / sequences.sums(ones)).sum(),
-        num_truncated=corrected.truncated.float().sum(),
+        **_ratio_sums(tokens, corrected, part),
+        **_bound_sums(tokens, corrected, part),
+        **_guard_sums(tokens, corrected, part),
     )
+
+
+def _reference_kl(tokens: LossTokens) -> Tensor:
+    """The divergence from the reference by token; 0 without a reference."""
+    if tokens.reference_logprobs is None:
+        return torch.zeros_like(tokens.current_logprobs)
+    return reference_divergence(
+        tokens.current_logprobs,
+        behaviour_logprobs=tokens.behaviour_logprobs,
+        reference_logprobs=tokens.reference_logprobs,
+    )
+
+
+def _ratio_sums(tokens: LossTokens, corrected: Correction, part: Surrogate) -> dict[str, Tensor]:
+    """The number of tokens, and sums of their ratios before any clip, cap or mask."""
+    current = tokens.current_logprobs.detach()
+    ratios = ratio(current, other_logprobs=tokens.behaviour_logprobs)
+    clipped = part.held_back & (tokens.advantages != 0)
+    return {
+        "num_loss_tokens": torch.ones_like(ratios).sum(),
+        "ratio_sum": ratios.sum(),
+        "ratio_square_sum": ratios.square().sum(),
+        "ratio_max": torch.cat([ratios, ratios.new_zeros(1)]).max(),
+        "mismatch_kl_sum": k3(current, q_logprobs=tokens.behaviour_logprobs).sum(),
+        "by_lag": by_lag(tokens.lags, ratios, clipped=clipped, masked=corrected.masked),
+    }
+
+
+def _bound_sums(tokens: LossTokens, corrected: Correction, part: Surrogate) -> dict[str, Tensor]:
+    """How many tokens and sequences were clipped, masked or capped."""
+    ones = torch.ones_like(corrected.weights)
+    of_sequence = tokens.sequences.sums(ones)
+    wholly_masked = tokens.sequences.means(corrected.masked.to(ones.dtype)) == 1
+    return {
+        "num_clipped_high": ((tokens.advantages > 0) & part.held_back).float().sum(),
+        "num_clipped_low": ((tokens.advantages < 0) & part.held_back).float().sum(),
+        "num_masked": corrected.masked.float().sum(),
+        "num_sequences": (ones / of_sequence).sum(),
+        "num_masked_sequences": (wholly_masked / of_sequence).sum(),
+        "num_truncated": corrected.truncated.float().sum(),
+    }
+
+
+def _guard_sums(tokens: LossTokens, corrected: Correction, part: Surrogate) -> dict[str, Tensor]:
+    """What the guard needs, after every clip, cap and mask."""
+    weights = corrected.weights * part.weights * (tokens.advantages != 0)
+    left = (~corrected.masked).to(weights.dtype)
+    log_ratios = (tokens.current_logprobs.detach() - tokens.behaviour_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return {
+        "num_weighed": (weights > 0).float().sum(),
+        "weight_sum": weights.sum(),
+        "weight_square_sum": weights.square().sum(),
+        "left_log_ratio_sums": tokens.sequences.totals(left * log_ratios),
+        "num_left_tokens": tokens.sequences.totals(left),
+    }

@@ -1,11 +1,11 @@
-"""Token sequences laid end to end: the only layout of a batch, without padding.
+"""Token sequences concatenated without padding: the only layout of a batch.
 
 `tokens` of all sequences follow one another, longest sequence first; `lengths` says where each ends, and
 `position_ids` start again at 0 in each. Element i of every per-token array belongs to `tokens[i]`.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,20 +17,25 @@ from torch import Tensor
 
 from common.kept_sets import KeptSets, joined
 from common.trajectory import LogprobArray, MaskArray, TokenArray, Trajectory
+from common.versions import VersionArray
 from learner.objective.ratio import Sequences
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenSequence:
-    """What one forward pass reads from its first token on, and what the loss needs to know about each token."""
+    """A sequence that a forward pass reads as one text, with what the loss needs to know about each token."""
 
     tokens: TokenArray
-    loss_mask: MaskArray  # True on tokens the policy sampled and that are trained; never on the first
+    loss_mask: MaskArray  # True on sampled tokens that are trained; never on the first token
     behaviour_logprobs: LogprobArray  # of the policy that sampled; 0 elsewhere
     advantages: LogprobArray
-    old_values: LogprobArray | None = None  # the critic's at the start of the step; None without one
-    returns: LogprobArray | None = None  # what the critic is trained towards
-    kept: KeptSets | None  # of the loss tokens; None where the policy chose from the whole vocabulary
+    old_values: LogprobArray | None = None  # of the critic at the start of the step; None without a critic
+    returns: LogprobArray | None = None  # the critic's targets
+    trajectory: int = 0  # number in the batch of the trajectory that it is a branch of: see `numbered`
+    trajectory_tokens: int = 0  # loss tokens of that whole trajectory: see `numbered`
+    policy_versions: VersionArray | None = None  # that sampled each token; 0 elsewhere; None if no episode was played
+    lags: VersionArray | None = None  # optimizer steps since that version; 0 elsewhere; None if not counted
+    kept: KeptSets | None  # of the loss tokens; None if the policy sampled from the whole vocabulary
 
     @property
     def num_tokens(self) -> int:
@@ -39,7 +44,7 @@ class TokenSequence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packed:
-    """Sequences end to end, as one micro-batch."""
+    """Concatenated sequences: one micro-batch."""
 
     tokens: Int[Tensor, " tokens"]
     position_ids: Int[Tensor, " tokens"]  # 0, 1, 2, ... from the start of each sequence
@@ -48,9 +53,12 @@ class Packed:
     advantages: Float[Tensor, " tokens"]
     old_values: Float[Tensor, " tokens"] | None = None
     returns: Float[Tensor, " tokens"] | None = None
-    # The ids that each loss token was chosen from, filled up with -1; None where that was the whole vocabulary.
+    lags: Int[Tensor, " tokens"] | None = None
+    # The ids that each loss token was sampled from, padded with -1; None if that was the whole vocabulary.
     kept: Int[Tensor, "loss_tokens width"] | None
     lengths: tuple[int, ...]  # tokens of each sequence; on the host, so that no kernel waits for them
+    trajectories: Int[Tensor, " sequences"]  # of each sequence, by its number in the batch
+    trajectory_tokens: Int[Tensor, " sequences"]  # loss tokens of that whole trajectory
 
     def to(self, device: torch.device) -> "Packed":
         parts = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
@@ -64,7 +72,17 @@ class Packed:
         ids = torch.arange(num, device=device).repeat_interleave(
             torch.tensor(self.lengths, device=device), output_size=len(self.tokens)
         )
-        return Sequences(ids=ids[self.loss_mask], num=num)
+        return Sequences(
+            ids=ids[self.loss_mask],
+            num=num,
+            trajectories=self.trajectories,
+            trajectory_tokens=self.trajectory_tokens,
+        )
+
+    @property
+    def loss_lags(self) -> Int[Tensor, " tokens"]:
+        """The lag of each loss token; 0 if lags are not counted."""
+        return torch.zeros_like(self.tokens[self.loss_mask]) if self.lags is None else self.lags[self.loss_mask]
 
 
 def sequences_of(
@@ -74,13 +92,14 @@ def sequences_of(
     old_values: LogprobArray | None = None,
     returns: LogprobArray | None = None,
 ) -> list[TokenSequence]:
-    """The branches of a trajectory, each a sequence of its own; `advantage` is every token's, or one for each.
+    """One sequence for each branch of a trajectory.
 
-    `old_values` and `returns` have an element for each token of the trajectory.
+    `advantage` is one number for all tokens or one for each; `old_values` and `returns` have one for each token.
 
-    Raises ValueError where a sampled token begins a branch: nothing would have predicted it.
+    Raises ValueError if a branch begins with a sampled token: there is no prompt that it was sampled from.
     """
     tokens, loss_mask = trajectory.token_array(), trajectory.loss_mask_array()
+    policy_versions = trajectory.policy_version_array()
     behaviour_logprobs = trajectory.behaviour_logprob_array()
     advantages = np.broadcast_to(np.asarray(advantage, dtype=np.float32), tokens.shape)
     stops = [*trajectory.branch_starts[1:], trajectory.num_tokens]
@@ -88,8 +107,8 @@ def sequences_of(
     for start, stop in zip(trajectory.branch_starts, stops, strict=True):
         if loss_mask[start]:
             raise ValueError(
-                f"group {trajectory.group_id}, member {trajectory.member}: token {start} begins a sequence and has "
-                "loss_mask True; a sampled token needs a prompt before it"
+                f"group {trajectory.group_id}, member {trajectory.member}: token {start} is the first of a sequence "
+                "and has loss_mask True; a sampled token needs a prompt before it"
             )
         sequences.append(
             TokenSequence(
@@ -99,25 +118,50 @@ def sequences_of(
                 advantages=advantages[start:stop],
                 old_values=None if old_values is None else old_values[start:stop],
                 returns=None if returns is None else returns[start:stop],
+                policy_versions=policy_versions[start:stop],
                 kept=trajectory.kept and trajectory.kept.between(int(num_sampled[start]), int(num_sampled[stop])),
             )
         )
     return sequences
 
 
+def with_lags(
+    sequences: Sequence[TokenSequence], lags_of: Callable[[VersionArray], VersionArray]
+) -> list[TokenSequence]:
+    """Add the lag of every sampled token; `lags_of` is `Progress.lags` of the learner."""
+    found = []
+    for sequence in sequences:
+        assert sequence.policy_versions is not None, "only episodes lag"
+        lags = np.where(sequence.loss_mask, lags_of(sequence.policy_versions), 0).astype(np.int32)
+        found.append(dataclasses.replace(sequence, lags=lags))
+    return found
+
+
 def count_loss_tokens(sequences: Sequence[TokenSequence]) -> int:
     return sum(int(sequence.loss_mask.sum()) for sequence in sequences)
 
 
-def count_sequences(sequences: Sequence[TokenSequence]) -> int:
-    """Those with a token to train."""
-    return sum(bool(sequence.loss_mask.any()) for sequence in sequences)
+def numbered(trajectories: Iterable[Sequence[TokenSequence]]) -> list[TokenSequence]:
+    """The sequences of a batch, each with the number of its trajectory; an element of `trajectories` has branches.
+
+    Branches may go to different packs and ranks, but the loss is still counted by trajectory.
+    """
+    return [
+        dataclasses.replace(branch, trajectory=number, trajectory_tokens=count_loss_tokens(branches))
+        for number, branches in enumerate(trajectories)
+        for branch in branches
+    ]
+
+
+def count_trajectories(sequences: Sequence[TokenSequence]) -> int:
+    """The number of trajectories in a batch that `numbered` made."""
+    return 1 + max((sequence.trajectory for sequence in sequences), default=-1)
 
 
 def pack(sequences: Sequence[TokenSequence]) -> Packed:
-    """Lay `sequences` end to end, longest first: attention then finds sequences of like length side by side.
+    """Concatenate `sequences`, longest first, so that attention finds sequences of similar length next to each other.
 
-    No sequences give a pack of one token without loss, for a rank that has nothing to do in a step that all share.
+    Without sequences, the pack is one token without loss: a rank with no data must still take part in the step.
     """
     if not sequences:
         sequences = [_NOTHING]
@@ -125,47 +169,49 @@ def pack(sequences: Sequence[TokenSequence]) -> Packed:
     per_token = {
         item.name: _joined([getattr(sequence, item.name) for sequence in ordered])
         for item in dataclasses.fields(TokenSequence)
-        if item.name != "kept" and getattr(ordered[0], item.name) is not None
+        if item.name not in _NOT_PACKED and getattr(ordered[0], item.name) is not None
     }
     return Packed(
         **per_token | {"tokens": per_token["tokens"].long()},
         position_ids=torch.cat([torch.arange(sequence.num_tokens) for sequence in ordered]),
         kept=_kept_ids([sequence for sequence in ordered if sequence.loss_mask.any()]),
         lengths=tuple(sequence.num_tokens for sequence in ordered),
+        trajectories=torch.tensor([sequence.trajectory for sequence in ordered]),
+        trajectory_tokens=torch.tensor([sequence.trajectory_tokens for sequence in ordered]),
     )
 
 
 def micro_batches(sequences: Sequence[TokenSequence], *, max_tokens: int, num_ranks: int, rank: int) -> list[Packed]:
-    """This rank's share of `sequences`, which every rank passes whole and in the same order.
+    """This rank's packs of `sequences`; every rank passes all sequences, in the same order.
 
-    Every rank gets the same number of packs, as the collectives inside a forward pass need it, and about the same
-    number of tokens. Raises ValueError for a sequence longer than `max_tokens`.
+    Every rank gets the same number of packs, because forward passes are collective, and about the same number of
+    tokens. Raises ValueError for a sequence longer than `max_tokens`.
     """
     bins = bins_of_rank(sequences, max_tokens=max_tokens, num_ranks=num_ranks, rank=rank)
     return [pack([sequences[index] for index in members]) for members in bins]
 
 
 def bins_of_rank(sequences: Sequence[TokenSequence], *, max_tokens: int, num_ranks: int, rank: int) -> list[list[int]]:
-    """What each of this rank's `micro_batches` is made of: indices into `sequences`, in the order of the pack."""
+    """The members of each of this rank's `micro_batches`: indices into `sequences`, in the order of the pack."""
     lengths = [sequence.num_tokens for sequence in sequences]
     bins = balanced_bins(lengths, max_tokens=max_tokens, num_ranks=num_ranks)
     return [sorted(members, key=lambda index: -lengths[index]) for members in bins[rank::num_ranks]]
 
 
 def balanced_bins(lengths: Sequence[int], *, max_tokens: int, num_ranks: int) -> list[list[int]]:
-    """Indices into `lengths`, in bins of at most `max_tokens`; their number is a multiple of `num_ranks`.
+    """Distribute indices into `lengths` over bins of at most `max_tokens`; their number is a multiple of `num_ranks`.
 
-    Longest first into the emptiest bin, with as few bins as that allows. Bins come fullest first, so that dealing
-    them out in turn gives ranks like loads, in every round: their collectives meet in each micro-batch, where the
-    fullest is waited for. Two bins differ by the shortest sequence of the fuller one at most. Waiting took 0 to 2 % of
-    the time of 256 sequences of log-normal lengths (sigma 1 to 1.5, at most 8192) on 2 and 8 ranks, counted in tokens.
+    The longest sequence goes first, always into the emptiest bin, with as few bins as that allows. Bins are returned
+    fullest first and dealt out to ranks in turn. So the ranks have similar loads in each round, where all wait for the
+    fullest bin. Two bins differ at most by the shortest sequence of the fuller one. With 256 sequences of log-normal
+    lengths (sigma 1 to 1.5, at most 8192) on 2 and 8 ranks, waiting took 0 to 2 % of the time, counted in tokens.
 
     >>> balanced_bins([4, 3, 3, 2], max_tokens=6, num_ranks=2)
     [[0, 3], [1, 2]]
     """
     if lengths and max(lengths) > max_tokens:
         raise ValueError(
-            f"a sequence of {max(lengths)} tokens does not fit a micro-batch of {max_tokens}; "
+            f"a sequence of {max(lengths)} tokens does not fit into a micro-batch of {max_tokens}; "
             "raise `learner.micro_batch_tokens`"
         )
     num_rounds = max(1, -(-sum(lengths) // (max_tokens * num_ranks)))
@@ -191,14 +237,14 @@ def _joined(arrays: Sequence[npt.NDArray[np.generic]]) -> Tensor:
 
 
 def _kept_ids(sequences: Sequence[TokenSequence]) -> Tensor | None:
-    """Of all loss tokens, as wide as the largest set. Raises ValueError where some sequences have none."""
+    """The kept ids of all loss tokens, padded to equal width. Raises ValueError if only some sequences have sets."""
     kept = [sequence.kept for sequence in sequences if sequence.kept is not None]
     if not kept:
         return None
     if len(kept) != len(sequences):
         raise ValueError(
-            f"{len(kept)} of {len(sequences)} sequences in a pack have kept sets: they were not sampled alike, by "
-            "`sampling.top_k` and `sampling.top_p`, and cannot be trained together"
+            f"only {len(kept)} of {len(sequences)} sequences in a pack have kept sets: they were sampled with "
+            "different `sampling.top_k` or `sampling.top_p` and cannot be trained together; drop the others"
         )
     sets = joined(kept)
     counts = sets.count_array()
@@ -214,5 +260,8 @@ _NOTHING = TokenSequence(
     advantages=np.zeros(1, dtype=np.float32),
     old_values=np.zeros(1, dtype=np.float32),
     returns=np.zeros(1, dtype=np.float32),
+    lags=np.zeros(1, dtype=np.int32),
     kept=None,
 )
+# Fields that are not one number per token, or that a pack does not need.
+_NOT_PACKED = ("kept", "policy_versions", "trajectory", "trajectory_tokens")

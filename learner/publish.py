@@ -1,7 +1,7 @@
-"""The learner's side of publishing: a copy into shared memory, and a word to the publisher process.
+"""The learner's side of publishing: copies weights into shared memory and notifies the publisher process.
 
-Nothing here waits for an actor, for Redis or for a hash: a version that the publisher has not begun when a newer one
-comes is overtaken by it.
+Nothing here waits for an actor, for Redis or for a hash. If the publisher has not started a version when a newer one
+arrives, it skips the older one.
 """
 
 import contextlib
@@ -22,14 +22,15 @@ import msgspec
 import torch
 
 from common.blob_store import run_store
+from common.config import Config
 from common.weights import Adapted, TensorEntry, buffer_bytes
 from learner.publisher.messages import (
     Announced,
     Broadcasted,
     Freed,
+    PublisherSettings,
     Refused,
     Served,
-    Settings,
     Stop,
     Submitted,
     ToLearner,
@@ -44,106 +45,94 @@ log = logging.getLogger(__name__)
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 WATCH_S = 1.0
-ANSWER_S = 30.0  # the publisher answers in milliseconds once it has started; past this it is wedged, and replaced
+ANSWER_S = 30.0  # a running publisher answers in milliseconds; after this long it has hung and is replaced
 
 
 @dataclass(kw_only=True, slots=True)
 class PublishStats:
-    """What has been published so far."""
+    """Counts and times of publishing so far."""
 
     num_published: int = 0  # versions announced
-    num_skipped: int = 0  # versions overtaken by a newer one before they were announced
+    num_skipped: int = 0  # versions that a newer one replaced before they were announced
     num_restarts: int = 0  # publisher processes that died and were replaced
-    num_broadcasts: int = 0  # broadcasts that were whole
-    served_bytes: int = 0  # pulled from the process that runs now, up to its last announcement
-    announced_version: int = -1  # the newest one announced
-    num_bytes: int = 0  # of that one, for a receiver of the one before: its delta, or whole
-    blocked_s: float = 0.0  # of the last publish: all that the learner waited for, the copy in it
+    num_broadcasts: int = 0  # completed broadcasts
+    served_bytes: int = 0  # pulled from the current process, up to its last announcement
+    announced_version: int = -1  # the newest announced version
+    num_bytes: int = 0  # of that version, for a receiver of the version before: its delta, or all weights
+    blocked_s: float = 0.0  # of the last publish: all that the learner waited for, including the copy
     copy_s: float = 0.0  # of the last publish: the copy alone
-    broadcast_s: float = 0.0  # of the last broadcast that was whole: the sending
-    num_receivers: int = 0  # of the last broadcast that was whole
+    broadcast_s: float = 0.0  # of the last completed broadcast: the sending alone
+    num_receivers: int = 0  # of the last completed broadcast
+
+
+def publisher_settings(
+    config: Config, *, entries: list[TensorEntry], adapted: Adapted | None, learner_epoch: int, device: str
+) -> PublisherSettings:
+    """The settings of a run's publisher."""
+    weights = config.weights
+    return PublisherSettings(
+        entries=entries,
+        adapted=adapted,
+        redis_url=config.redis.url,
+        run_id=config.run.name,
+        learner_epoch=learner_epoch,
+        host=weights.host,
+        chunk_bytes=weights.chunk_bytes,
+        anchor_every=weights.anchor_every,
+        fan_out=weights.fan_out,
+        pull_bytes_per_s=weights.pull_bytes_per_s,
+        broadcast_timeout_s=weights.broadcast_timeout_s,
+        disk=weights.disk,
+        device=device,
+    )
 
 
 class Publisher:
-    """Publishes weights from learner rank 0. Owns the publisher process and the shared memory between the two.
+    """Publishes weights from learner rank 0. Owns the publisher process and the memory that the two share.
 
-    The memory has no name (memfd), so nothing is left behind however either side ends. It is three times the weights,
-    four times where deltas are made. Construct it on a thread that lives as long as it: the process dies with the
-    thread that started it.
+    The memory is anonymous (memfd), so nothing is left behind, however either process ends. It is three times as large
+    as the weights, or four times if deltas are made. The publisher process ends with the thread that started it, so
+    construct this on a thread that lives at least as long.
     """
 
-    def __init__(
-        self,
-        entries: list[TensorEntry],
-        *,
-        redis_url: str,
-        run_id: str,
-        learner_epoch: int,
-        host: str,
-        chunk_bytes: int,
-        anchor_every: int,
-        broadcast_timeout_s: float,
-        log_path: Path,
-        adapted: Adapted | None = None,
-        disk: str = "",
-        fan_out: int = 8,
-        pull_bytes_per_s: int = 0,
-        device: str = "cpu",
-    ) -> None:
-        """Lay out `entries` in shared memory; every version consists of these tensors, in their order.
-
-        They are adapters where `adapted` says of what. `disk` is where they are written as well, a path or fsspec URL.
-        """
-        if disk:
-            run_store(disk, run_id)  # what cannot be had is refused here, and not in the process, again and again
-        self._settings = Settings(
-            redis_url=redis_url,
-            run_id=run_id,
-            learner_epoch=learner_epoch,
-            host=host,
-            chunk_bytes=chunk_bytes,
-            anchor_every=anchor_every,
-            fan_out=fan_out,
-            pull_bytes_per_s=pull_bytes_per_s,
-            broadcast_timeout_s=broadcast_timeout_s,
-            device=device,
-            entries=entries,
-            adapted=adapted,
-            disk=disk,
-        )
-        self._close_timeout_s = 2 * broadcast_timeout_s
+    def __init__(self, settings: PublisherSettings, *, log_path: Path) -> None:
+        """Lay out the tensors in shared memory, and start the publisher process, which logs to `log_path`."""
+        if settings.disk:
+            run_store(settings.disk, settings.run_id)  # refuse an unusable store here, not in each new process
+        self._settings = settings
+        self._close_timeout_s = 2 * settings.broadcast_timeout_s
         self._log_path = log_path
         self._stats = PublishStats()
         self._refusal = ""
         self._slot_fds = [
-            os.memfd_create(f"slipstream-weights-{slot}") for slot in range(num_slots(anchor_every=anchor_every))
+            os.memfd_create(f"slipstream-weights-{slot}")
+            for slot in range(num_slots(anchor_every=settings.anchor_every))
         ]
-        self._entries = entries
-        self._slots = [_mapped(fd, entries) for fd in self._slot_fds]
+        self._slots = [_mapped(fd, settings.entries) for fd in self._slot_fds]
         self._free_slots: list[int] = []
-        self._newest: Submitted | None = None  # None where its slot has been given back
+        self._newest: Submitted | None = None  # None once its slot is free again
         self._start()
-        self._using = threading.Lock()  # by the learner's thread, or by the one that watches
+        self._using = threading.Lock()  # shared by the learner's thread and the watching thread
         self._closed = threading.Event()
         threading.Thread(target=self._watch, name="watch-publisher", daemon=True).start()
 
     @property
     def stats(self) -> PublishStats:
-        """What has been published so far, as far as the publisher process has said; a dead one is replaced."""
+        """The current counts, from the messages of the publisher process so far; a dead process is replaced."""
         with self._using:
-            self._tend()
+            self._read_messages()
             return replace(self._stats)
 
     @property
     def pid(self) -> int:
-        """Of the publisher process."""
+        """The pid of the publisher process."""
         return self._process.pid
 
     def publish(self, tensors: Iterable[tuple[str, torch.Tensor]], *, policy_version: int) -> None:
-        """Copy `tensors`, one at a time and none kept, and have them published as `policy_version`.
+        """Copy `tensors` one at a time, and have the publisher process publish them as `policy_version`.
 
-        Returns after the copy. Raises FencedOut once the publisher process has been told that a newer learner or newer
-        weights are there, and ValueError for tensors that are not those laid out; then nothing is published.
+        Returns after the copy. Raises FencedOut once the publisher process has found a newer learner or newer weights,
+        and ValueError if the tensors differ from the layout; then nothing is published.
         """
         begun = time.perf_counter()
         with self._using:
@@ -155,7 +144,7 @@ class Publisher:
             self._stats.blocked_s = time.perf_counter() - begun
 
     def close(self) -> None:
-        """Let the publisher process finish what was submitted, for two broadcast timeouts at most, and end it."""
+        """Let the publisher process finish the submitted version, for at most two broadcast timeouts, then end it."""
         with self._using:
             if self._process.returncode is not None:
                 self._closed.set()
@@ -164,7 +153,7 @@ class Publisher:
                 self._send(Stop())
                 self._process.wait(self._close_timeout_s)
             except (OSError, subprocess.TimeoutExpired) as error:
-                log.warning("the publisher process does not end by itself: %s", repr(error))
+                log.warning("killing the publisher process, which did not exit when asked to: %s", repr(error))
             self._end()
             self._closed.set()
         self._slots.clear()
@@ -172,19 +161,19 @@ class Publisher:
             os.close(fd)
 
     def _watch(self) -> None:
-        """Replace the process where it died while the learner waits: for actors, who wait for weights.
+        """Replace a dead publisher process even while the learner waits for actors, which wait for weights.
 
-        It dies with the thread that started it, which may be this one; so this one ends behind it.
+        The process ends with the thread that started it, which may be this one; so this thread ends after the process.
         """
         while not self._closed.wait(WATCH_S):
-            with self._using, contextlib.suppress(OSError):  # of one that died at once: the next look finds it
+            with self._using, contextlib.suppress(OSError):  # the new process died too: the next check finds it
                 if not self._closed.is_set():
-                    self._tend()
+                    self._read_messages()
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs, self._log_path.open("ab") as log_file:
-            command = [sys.executable, "-m", "learner.serve_weights", *map(str, [theirs.fileno(), *self._slot_fds])]
+            command = [sys.executable, "-m", "learner.publisher.serve", *map(str, [theirs.fileno(), *self._slot_fds])]
             self._process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno(), *self._slot_fds],
@@ -206,31 +195,31 @@ class Publisher:
         self._connection.close()
 
     def _restart(self, error: BaseException) -> None:
-        log.warning("the publisher process is replaced: %s; see %s", repr(error), self._log_path)
+        log.warning("replacing the publisher process: %s; see %s", repr(error), self._log_path)
         self._end()
         self._start()
         self._stats.num_restarts += 1
 
     @torch.no_grad()
     def _copy(self, tensors: Iterable[tuple[str, torch.Tensor]], slot: int) -> float:
-        """Return the seconds that copying took, without those in which the tensors were made."""
+        """Copy `tensors` into a slot; return the seconds of copying, without the time to produce the tensors."""
         copy_s, missing = 0.0, set(self._slots[slot])
         for name, tensor in tensors:
             place = self._slots[slot].get(name)
             if place is None or (place.dtype, place.shape) != (tensor.dtype, tensor.shape):
-                found = "nothing" if place is None else f"{place.dtype} {list(place.shape)}"
-                raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}; the layout has {found} of that name")
+                expected = "no tensor of that name" if place is None else f"{place.dtype} {list(place.shape)}"
+                raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}; the layout has {expected}")
             begun = time.perf_counter()
             place.copy_(tensor)
             copy_s += time.perf_counter() - begun
             missing.discard(name)
-            del tensor  # before the next is made
+            del tensor  # before the next one is produced
         if missing:
-            raise ValueError(f"a version consists of all tensors laid out; {sorted(missing)} did not come")
+            raise ValueError(f"a version needs every tensor of the layout; missing: {sorted(missing)}")
         return copy_s
 
     def _free_slot(self) -> int:
-        self._tend()
+        self._read_messages()
         if self._refusal:
             raise FencedOut(self._refusal)
         try:
@@ -245,23 +234,23 @@ class Publisher:
         deadline = time.monotonic() + ANSWER_S
         while not self._free_slots:
             if not self._connection.poll(deadline - time.monotonic()):
-                raise TimeoutError(f"no answer in {ANSWER_S} s")
-            self._note(self._connection.recv_bytes())
+                raise TimeoutError(f"no answer within {ANSWER_S} s")
+            self._handle(self._connection.recv_bytes())
 
-    def _tend(self) -> None:
-        """Take note of what the publisher process has said; replace it if it died."""
+    def _read_messages(self) -> None:
+        """Read the messages of the publisher process; replace the process if it died."""
         try:
             while self._connection.poll():
-                self._note(self._connection.recv_bytes())
+                self._handle(self._connection.recv_bytes())
         except (OSError, EOFError) as error:
             self._restart(error)
 
-    def _note(self, message: bytes) -> None:
+    def _handle(self, message: bytes) -> None:
         match msgspec.msgpack.decode(message, type=ToLearner):
             case Freed(slot=slot, skipped=skipped):
                 self._free_slots.append(slot)
                 if self._newest is not None and slot == self._newest.slot:
-                    self._newest = None  # its bytes are about to be another version's
+                    self._newest = None  # its slot is about to be overwritten
                 self._stats.num_skipped += skipped
             case Announced(policy_version=version, num_bytes=num_bytes):
                 self._stats.num_published += 1
@@ -290,7 +279,7 @@ def _mapped(fd: int, entries: list[TensorEntry]) -> dict[str, torch.Tensor]:
     """The tensors of a slot by name, as views of its memory."""
     num_bytes = buffer_bytes(entries)
     os.ftruncate(fd, num_bytes)
-    # Populated now: page faults would make the first copy into each slot several times slower than the later ones.
+    # Populate now: page faults would make the first copy into each slot several times slower than later copies.
     slot = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
     flat = torch.frombuffer(slot, dtype=torch.uint8)
     return {

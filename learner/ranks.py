@@ -1,4 +1,4 @@
-"""The processes that train together: one rank a device, over gloo on CPUs and NCCL on GPUs."""
+"""The processes that train together: one rank per device, with gloo on CPUs and NCCL on GPUs."""
 
 import datetime
 import os
@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """This process among those that train together."""
+    """This process and its place among the processes that train together."""
 
     rank: int
     num_ranks: int
@@ -21,12 +21,12 @@ class Ranks:
 
 
 def join_ranks(*, timeout_s: float) -> Ranks:
-    """Join the ranks that torchrun started; without torchrun, be the only one.
+    """Join the ranks that torchrun started; without torchrun, be the only rank.
 
-    A collective that waits longer than `timeout_s` for another rank raises RuntimeError in this one.
+    A collective that waits longer than `timeout_s` for another rank raises RuntimeError.
     """
     device = _device()
-    # gloo beside NCCL for what lives in host memory, as with `learner.cpu_offload`.
+    # Tensors in host memory, as with `learner.cpu_offload`, need gloo besides NCCL.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     timeout = datetime.timedelta(seconds=timeout_s)
     if "RANK" in os.environ:
@@ -39,7 +39,7 @@ def join_ranks(*, timeout_s: float) -> Ranks:
 
 
 def leave_ranks() -> None:
-    """Let go of the process group. Every rank calls it."""
+    """Destroy the process group. Every rank calls it."""
     dist.destroy_process_group()
 
 

@@ -1,29 +1,37 @@
-"""The reference: the policy that the objective's KL divergence holds on to, frozen or replaced every so many steps.
+"""The reference policy of the objective's KL divergence: frozen, or replaced every `objective.reference_every` steps.
 
-It is written down when it is taken, tied to its step, so that a resumed run and a re-run hold on to the very same one.
+It is written to disk when it is taken, in a folder named after the step, so that a resumed run uses the same one.
 """
 
 import shutil
 from pathlib import Path
 
+import msgspec
 import torch.distributed as dist
 
 from common.config import Config
 from common.config_error import ConfigError
 from common.run_dir import RunDir, sync_path
-from learner.checkpoint import MANIFEST, step_of
+from learner.checkpoint import finished_checkpoints, step_of
 from learner.model.export import save_hf
 from learner.model.packed_model import PackedModel, load_model
 from learner.ranks import Ranks
+from learner.sealed_file import NotWhole, file_xxh3, read_sealed, write_sealed
+
+HASHES = "hashes.json"
+
+
+class _Files(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    xxh3: dict[str, str]  # of each file of the folder, by name
 
 
 def reference_at(model: PackedModel, config: Config, run_dir: RunDir, *, step: int, ranks: Ranks) -> PackedModel | None:
-    """Return the reference of a run that stands at `step`, None where its objective has no KL divergence.
+    """The reference of a run at `step`; None if its objective has no KL divergence.
 
-    Before the first step that is `model` as it is, and again whenever `objective.reference_every` divides the step,
-    which is GRPO's outer loop, https://arxiv.org/abs/2402.03300; it is then written down, and later read from there. It
-    costs the memory of the weights once more, and a forward pass in each step. Every rank calls it, on one file system.
-    Raises ConfigError for a run that has not written the one it needs.
+    Before the first step, and whenever `objective.reference_every` divides the step (GRPO's outer loop,
+    https://arxiv.org/abs/2402.03300), it is a copy of `model`, which is written to disk. At other steps it is read from
+    there. It costs the memory of the weights once more, and a forward pass per step. Every rank calls it, on one file
+    system. Raises ConfigError if the run never wrote the reference it needs, or if its files are damaged.
     """
     objective = config.objective
     if not objective.kl_coefficient:
@@ -35,16 +43,17 @@ def reference_at(model: PackedModel, config: Config, run_dir: RunDir, *, step: i
     elif not folder.is_dir():
         raise ConfigError(
             f"`objective.kl_coefficient` must be 0, got {objective.kl_coefficient} with objective.reference_every "
-            f"{objective.reference_every}; this run wrote no reference at step {taken_at}, so start a new one"
+            f"{objective.reference_every}: this run wrote no reference at step {taken_at}; start a new run"
         )
+    _check_whole(folder)
     if ranks.rank == 0:
         _remove_older(run_dir, every=objective.reference_every)
-    reference = load_model(folder, ranks=ranks, dtype=config.model.dtype, activation_checkpointing=False)
+    reference = load_model(folder, ranks=ranks, settings=model.settings.frozen())
     return reference.requires_grad_(False)
 
 
 def reference_step(step: int, *, every: int) -> int:
-    """The step after which the reference of a run that stands at `step` was taken.
+    """The step after which the reference of a run at `step` was taken.
 
     >>> [reference_step(step, every=10) for step in (0, 9, 10, 25)], reference_step(25, every=0)
     ([0, 0, 10, 20], 0)
@@ -53,23 +62,39 @@ def reference_step(step: int, *, every: int) -> int:
 
 
 def _write(model: PackedModel, folder: Path, *, ranks: Ranks) -> None:
-    """Whole or not at all: the folder gets its name when every byte is on the disk."""
+    """Write the reference atomically: the folder gets its final name when every byte is on disk."""
     unnamed = folder.with_name(folder.name + ".tmp")
     if ranks.rank == 0:
         shutil.rmtree(unnamed, ignore_errors=True)
     save_hf(model, unnamed, ranks=ranks)
     if ranks.rank == 0:
+        written = _Files(xxh3={path.name: file_xxh3(path) for path in unnamed.iterdir()})
+        write_sealed(unnamed / HASHES, written, schema=1)
         for path in (*unnamed.iterdir(), unnamed):
             sync_path(path)
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was resumed here: the same bits
+        shutil.rmtree(folder, ignore_errors=True)  # written before the run was resumed here: the same bits
         unnamed.rename(folder)
         sync_path(folder.parent)
     dist.barrier()  # the others read what rank 0 writes
 
 
+def _check_whole(folder: Path) -> None:
+    """Raise ConfigError unless every file matches its hash: else the divergence would be from another policy."""
+    try:
+        files = read_sealed(folder / HASHES, _Files, schema=1).xxh3
+        damaged = [name for name, xxh3 in files.items() if file_xxh3(folder / name) != xxh3]
+    except (NotWhole, OSError) as error:
+        raise ConfigError(f"the reference in {folder} is damaged: {error}; restore it from a copy") from error
+    if damaged:
+        raise ConfigError(
+            f"the reference in {folder} is damaged: {', '.join(damaged)} does not match its hash; restore it from a "
+            "copy"
+        )
+
+
 def _remove_older(run_dir: RunDir, *, every: int) -> None:
-    """Remove what no whole checkpoint asks for, nor one that is still being written: that is of a later step."""
-    steps = [step_of(manifest.parent) for manifest in run_dir.checkpoints.glob(f"step_*/{MANIFEST}")]
+    """Remove references that no finished checkpoint needs. One that is still being written is of a later step."""
+    steps = [step_of(path) for path in finished_checkpoints(run_dir.checkpoints)]
     oldest = min((reference_step(step, every=every) for step in steps), default=0)
     for path in run_dir.reference.glob("step_*[0-9]"):
         if step_of(path) < oldest:

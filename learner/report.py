@@ -1,16 +1,17 @@
-"""What a step measured, by the names that people watch. Sums and counts in, one record a step out.
-
-Every name is explained in docs/metrics.md.
-"""
+"""The metrics of a step, under the names that docs/metrics.md explains: sums and counts in, one record per step out."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+import numpy as np
+
 from common.metrics import Metrics
 from common.trajectory import Trajectory
+from learner.checkpoint import Progress
 from learner.cost import Cost
 from learner.model.flops import Flops
+from learner.objective.lag import BUCKETS, bucket_of
 from learner.publish import PublishStats
 from learner.step_metrics import StepMetrics
 from learner.supply import Batch
@@ -18,22 +19,19 @@ from learner.tally import Tally
 from replay.fleet import Member
 from replay.ledger import Ledger
 
-LAG_BUCKETS = {0: "0", 1: "1", 2: "2", 4: "3_4", 8: "5_8", 16: "9_16"}  # by the largest lag in each
-LAST_BUCKET = "17_up"
-
 
 def step_metrics(
-    batch: Batch, step: StepMetrics, *, policy_version: int, times_s: dict[str, float], flops: Flops, tally: Tally
+    batch: Batch, step: StepMetrics, *, before: Progress, times_s: dict[str, float], flops: Flops, tally: Tally
 ) -> Metrics:
-    """Everything about one optimizer step, also added to `tally`; `policy_version` is the one that was trained.
+    """The metrics of one optimizer step, which are also added to `tally`; `before` is the progress before the step.
 
-    `times_s` are the parts of the time since the record before this one.
+    `times_s` has the seconds of each part since the previous record.
     """
     metrics = Metrics()
     trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
     _add_rewards(metrics, trajectories)
     _add_choices(metrics, batch)
-    _add_lags(metrics, trajectories, policy_version, tally)
+    _add_lags(metrics, trajectories, before, tally)
     _add_step(metrics, step)
     for reason, count in batch.num_dropped.items():
         metrics.add(f"replay/dropped_{reason}", count)
@@ -45,13 +43,31 @@ def step_metrics(
     return metrics
 
 
-def add_flow(metrics: Metrics, batch: Batch, before: Ledger, now: Ledger, *, group_size: int) -> None:
-    """How long what was produced and dropped since `before` is, and which fraction of it was trained."""
-    produced = group_size * (now.finished - before.finished)
+def add_produced(metrics: Metrics, before: Ledger, now: Ledger) -> None:
+    """Add reward and success of every episode that ended since `before`, including those of dropped groups."""
+    num_episodes = now.inserted - before.inserted
+    metrics.add("produced/episodes", max(0, num_episodes))
+    for env, episodes in now.episodes.items():
+        count = episodes - before.episodes.get(env, 0)
+        successes = now.successes.get(env, 0) - before.successes.get(env, 0)
+        returns = now.returns.get(env, 0.0) - before.returns.get(env, 0.0)
+        if not 0 <= successes <= count:
+            continue  # the server restarted with older data: the episodes since `before` are unknown
+        metrics.add("produced/reward", returns, count)
+        metrics.add("produced/success", successes, count)
+        if len(now.episodes) > 1:
+            metrics.add(f"produced/reward_in_{env}", returns, count)
+            metrics.add(f"produced/success_in_{env}", successes, count)
+            metrics.add(f"produced/share_of_{env}", count, num_episodes)
+
+
+def add_flow(metrics: Metrics, batch: Batch, before: Ledger, now: Ledger) -> None:
+    """Add the lengths of trajectories produced and dropped since `before`, and the fraction of tokens trained."""
+    produced = now.inserted - before.inserted
     dropped = sum(now.dropped_trajectories.values()) - sum(before.dropped_trajectories.values())
-    metrics.add("replay/produced_tokens", _finished(now.tokens) - _finished(before.tokens), produced)
-    metrics.add("replay/produced_turns", _finished(now.turns) - _finished(before.turns), produced)
-    metrics.add("replay/produced_s", (_finished(now.duration_ms) - _finished(before.duration_ms)) / 1000, produced)
+    metrics.add("replay/produced_tokens", _produced(now.tokens) - _produced(before.tokens), produced)
+    metrics.add("replay/produced_turns", _produced(now.turns) - _produced(before.turns), produced)
+    metrics.add("replay/produced_s", (_produced(now.duration_ms) - _produced(before.duration_ms)) / 1000, produced)
     wasted = _dropped(now.tokens) - _dropped(before.tokens)
     metrics.add("replay/dropped_tokens", wasted, dropped)
     metrics.add("replay/dropped_turns", _dropped(now.turns) - _dropped(before.turns), dropped)
@@ -61,7 +77,7 @@ def add_flow(metrics: Metrics, batch: Batch, before: Ledger, now: Ledger, *, gro
 
 
 def add_system(metrics: Metrics, *, ledger: Ledger, members: Iterable[Member], publish: PublishStats) -> None:
-    """What the buffer, the fleet and the publisher say about themselves."""
+    """Add the state of the buffer, the fleet and the publisher."""
     metrics.add("replay/queued", ledger.queued)
     metrics.add("replay/leased", ledger.leased)
     metrics.add("replay/ready", ledger.ready)
@@ -88,7 +104,7 @@ def add_system(metrics: Metrics, *, ledger: Ledger, members: Iterable[Member], p
 
 
 def add_cost(metrics: Metrics, cost: Cost) -> None:
-    """What the actors of the run cost so far, where they have prices, and what of their work came to nothing."""
+    """Add the cost of the actors so far, if they have prices, and the tokens that were wasted."""
     if cost.dollars_per_million_tokens is not None:
         metrics.add("fleet/cost_dollars", cost.dollars)
         metrics.add("fleet/dollars_per_hour", cost.dollars_per_hour)
@@ -98,12 +114,12 @@ def add_cost(metrics: Metrics, cost: Cost) -> None:
 
 
 def slots_used(actors: Sequence[Member]) -> float:
-    """Episodes being played, of those that the actors would play at a time; 0 without actors."""
+    """The fraction of the actors' episode slots that play an episode; 0 without actors."""
     return sum(actor.num_episodes for actor in actors) / max(sum(actor.max_episodes for actor in actors), 1)
 
 
-def _finished(sums: dict[str, int]) -> int:
-    return sums.get("finished", 0)
+def _produced(sums: dict[str, int]) -> int:
+    return sums.get("produced", 0)
 
 
 def _dropped(sums: dict[str, int]) -> int:
@@ -112,27 +128,28 @@ def _dropped(sums: dict[str, int]) -> int:
 
 def _add_rewards(metrics: Metrics, trajectories: list[Trajectory]) -> None:
     for trajectory in trajectories:
-        metrics.add("reward/mean", trajectory.total_reward)
-        metrics.add("reward/success", float(trajectory.success))
-        metrics.add("reward/score", trajectory.score)
-        metrics.add("reward/valid_actions", sum(t.valid_action for t in trajectory.turns), len(trajectory.turns))
-        metrics.add("reward/branches", len(trajectory.branch_starts) - 1)
+        metrics.add("trained/reward", trajectory.total_reward)
+        metrics.add("trained/success", float(trajectory.success))
+        metrics.add("trained/score", trajectory.score)
+        metrics.add("trained/valid_actions", sum(t.valid_action for t in trajectory.turns), len(trajectory.turns))
+        metrics.add("trained/branches", len(trajectory.branch_starts) - 1)
         for turn in trajectory.turns:
             for component, reward in turn.rewards.items():
-                metrics.add(f"reward/of_{component}", reward, 0)
+                metrics.add(f"trained/reward_of_{component}", reward, 0)
     for component in {name for t in trajectories for turn in t.turns for name in turn.rewards}:
-        metrics.add(f"reward/of_{component}", 0.0, len(trajectories))  # a mean over trajectories, not over turns
+        # A mean over trajectories, not over turns.
+        metrics.add(f"trained/reward_of_{component}", 0.0, len(trajectories))
     if len({trajectory.task.env for trajectory in trajectories}) > 1:
         for trajectory in trajectories:
-            metrics.add(f"reward/success_in_{trajectory.task.env}", float(trajectory.success))
-            metrics.add(f"reward/share_of_{trajectory.task.env}", 1.0, 0)
+            metrics.add(f"trained/success_in_{trajectory.task.env}", float(trajectory.success))
+            metrics.add(f"trained/share_of_{trajectory.task.env}", 1.0, 0)
         for env in {trajectory.task.env for trajectory in trajectories}:
-            metrics.add(f"reward/share_of_{env}", 0.0, len(trajectories))
+            metrics.add(f"trained/share_of_{env}", 0.0, len(trajectories))
 
 
-def _add_lags(metrics: Metrics, trajectories: list[Trajectory], policy_version: int, tally: Tally) -> None:
-    lags = [policy_version - trajectory.oldest_policy_version for trajectory in trajectories]
-    newest_lags = [policy_version - trajectory.newest_policy_version for trajectory in trajectories]
+def _add_lags(metrics: Metrics, trajectories: list[Trajectory], before: Progress, tally: Tally) -> None:
+    lags = _lags(before, [trajectory.oldest_policy_version for trajectory in trajectories])
+    newest_lags = _lags(before, [trajectory.newest_policy_version for trajectory in trajectories])
     tally.add_lags(lags)
     metrics.add("lag/mean", sum(lags), len(lags))
     metrics.add("lag/max", max(lags))
@@ -140,15 +157,19 @@ def _add_lags(metrics: Metrics, trajectories: list[Trajectory], policy_version: 
     metrics.add_histogram("lag/oldest_token", [float(lag) for lag in lags])
     metrics.add_histogram("lag/newest_token", [float(lag) for lag in newest_lags])
     for trajectory, lag in zip(trajectories, lags, strict=True):
-        bucket = next((name for most, name in LAG_BUCKETS.items() if lag <= most), LAST_BUCKET)
-        metrics.add(f"reward/at_lag_{bucket}", trajectory.total_reward)
+        bucket = bucket_of(lag)
+        metrics.add(f"trained/reward_at_lag_{bucket}", trajectory.total_reward)
         metrics.add(f"lag/fraction_at_{bucket}", 1 / len(lags), 0)
-    for bucket in (*LAG_BUCKETS.values(), LAST_BUCKET):
+    for bucket in BUCKETS:
         metrics.add(f"lag/fraction_at_{bucket}", 0.0)
 
 
+def _lags(before: Progress, versions: list[int]) -> list[int]:
+    return [int(lag) for lag in before.lags(np.array(versions, dtype=np.int32))]
+
+
 def _add_choices(metrics: Metrics, batch: Batch) -> None:
-    """What GiGPO could compare, and what top-k and top-p left to choose from."""
+    """Add the fraction of turns whose state occurs twice in the group, and the sizes of kept sets."""
     for group in batch.groups:
         states = Counter(turn.state_key for trajectory in group.trajectories for turn in trajectory.turns)
         num_shared = sum(count for state, count in states.items() if state and count > 1)
@@ -177,12 +198,21 @@ def _add_step(metrics: Metrics, step: StepMetrics) -> None:
     metrics.add("optim/masked_fraction", step.masked_fraction)
     metrics.add("optim/masked_sequence_fraction", step.masked_sequence_fraction)
     metrics.add("optim/truncated_fraction", step.truncated_fraction)
+    metrics.add("optim/weighed_fraction", step.weighed_fraction)
+    metrics.add("optim/weight_mean", step.evidence.weight_mean)
+    metrics.add("optim/token_ess", step.evidence.token_ess)
+    metrics.add("optim/trajectory_ess", step.evidence.trajectory_ess)
     metrics.add("optim/guard_scale", step.guard_scale)
+    for bucket, tokens in step.by_lag.items():
+        metrics.add(f"lag/tokens_at_{bucket}", tokens.fraction)
+        metrics.add(f"mismatch/ratio_mean_at_lag_{bucket}", tokens.ratio_mean)
+        metrics.add(f"mismatch/effective_sample_size_at_lag_{bucket}", tokens.effective_sample_size)
+        metrics.add(f"optim/clip_fraction_at_lag_{bucket}", tokens.clip_fraction)
+        metrics.add(f"optim/masked_fraction_at_lag_{bucket}", tokens.masked_fraction)
     metrics.add("learner/num_loss_tokens", step.num_loss_tokens)
     metrics.add("learner/num_micro_batches", step.num_micro_batches)
     if step.values is not None:
         metrics.add("learner/value_loss", step.values.loss)
-        metrics.add("learner/value_clip_fraction", step.values.clip_fraction)
         metrics.add("learner/value_explained_variance", step.values.explained_variance)
         metrics.add("learner/value_mean", step.values.mean)
         metrics.add("learner/value_return_mean", step.values.return_mean)
@@ -208,7 +238,7 @@ def _add_times(
 
 
 def _lengths(trajectories: Iterable[Trajectory]) -> list[int]:
-    """Of the token sequences: each branch is one."""
+    """The length of each token sequence: each branch is one."""
     return [
         stop - start
         for trajectory in trajectories

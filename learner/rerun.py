@@ -1,9 +1,9 @@
-"""The learner once more, without actors and without Redis: batches from a run's archive, and the same weights again.
+"""Trains again on the archived batches of a run, without actors and without Redis.
 
     archived step -> advantages -> packs -> one optimizer step -> checkpoint
 
-On the same machine, with as many ranks and threads, the weights are the run's bit for bit; with other settings another
-model is trained on the same data. Nobody is there to sample: nothing is published, and nothing is evaluated.
+On the same machine, with as many ranks and threads, the weights equal the run's bit for bit. With other settings,
+another model is trained on the same data. There are no actors, so nothing is published or evaluated.
 """
 
 import copy
@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from common.config import Config
+from common.config_error import ConfigError
 from common.metrics import MetricsWriter
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
@@ -24,13 +25,13 @@ from learner.clock import Clock
 from learner.conditions import conditions_of, differences
 from learner.learner import (
     Learner,
-    any_rank_is_told,
     begin,
     begin_checkpoint,
     export,
     imitate_expert,
-    judged,
     load_learner,
+    scored,
+    stop_requested,
     train_on,
 )
 from learner.overview import OVERVIEW
@@ -39,7 +40,7 @@ from learner.report import step_metrics
 from learner.step_metrics import StepMetrics
 from learner.supply import Batch
 from learner.tally import load_tally, save_tally
-from replay.archive import Archive
+from replay.archive import Archive, ArchiveError
 
 log = logging.getLogger(__name__)
 
@@ -47,41 +48,66 @@ log = logging.getLogger(__name__)
 def train_again(
     config: Config, run_dir: RunDir, archive: Archive, demonstrations: Path, *, ranks: Ranks, shutdown: Shutdown
 ) -> bool:
-    """Train on every archived step up to `learner.steps` and export the model; False when told to stop before that.
+    """Train on every archived step up to `learner.steps`, then export; False if a stop was requested before the end.
 
-    Every rank calls it, on one file system. Raises ArchiveError; for a step that is missing, before any is made.
+    Every rank calls it, on one file system. Raises ArchiveError; if a step is missing, before training begins.
     """
-    otherwise = made_otherwise(archive, config, ranks=ranks)
-    for line in otherwise if ranks.rank == 0 else []:
-        log.warning("weights may differ from the run's: %s", line)
+    differing = condition_differences(archive, config, ranks=ranks)
+    for line in differing if ranks.rank == 0 else []:
+        log.warning("the weights may differ from those of the run: %s", line)
     learner, resumed = load_learner(config, run_dir, ranks)
-    notes = _Notes(learner) if ranks.rank == 0 else None
+    records = _Records(learner) if ranks.rank == 0 else None
     try:
         if not resumed and config.warm_start.episodes and imitate_expert(learner, demonstrations, shutdown) is None:
             return False
         begin(learner)
         if not resumed:
             begin_checkpoint(learner)
-        finished = _make_steps(learner, archive, notes, shutdown)
+        finished = _make_steps(learner, archive, records, shutdown)
         learner.checkpoints.wait()
     finally:
         learner.checkpoints.close()
-        if notes:
-            notes.close()
+        if records:
+            records.close()
     if finished:
         export(learner)
     return finished
 
 
+def catch_up(learner: Learner, *, durable_step: int) -> None:
+    """Make the steps up to `durable_step` again from the run's archive, because their checkpoint is lost.
+
+    Their groups count as trained, so only the archive still has them. Every rank calls it. Raises ConfigError if the
+    archive lacks a step.
+    """
+    begun = learner.progress.step
+    archive = Archive(learner.run_dir.trajectories, learner.config.run.name)
+    log.error(
+        "the checkpoint of step %d is lost: making steps %d to %d again from the archive", durable_step, begun + 1,
+        durable_step,
+    )  # fmt: skip
+    begin(learner)
+    clock = Clock(learner.ranks.device)
+    try:
+        while learner.progress.step < durable_step:
+            _step(learner, archive, None, clock)
+    except ArchiveError as error:
+        raise ConfigError(
+            f"the checkpoint of step {durable_step} is lost, the newest intact one is of step {begun}, and the archive "
+            f"of the steps between cannot be read: {error}; restore the checkpoint or the file from a copy, or start a "
+            "new run"
+        ) from error
+
+
 def last_step(archive: Archive, config: Config) -> int:
-    """Of a re-run: the archive's last, or `learner.steps` where that is less."""
+    """The last step of a re-run: that of the archive, or `learner.steps` if that is less."""
     return min(config.learner.steps, archive.last_step)
 
 
-def made_otherwise(archive: Archive, config: Config, *, ranks: Ranks) -> list[str]:
-    """Where the run's steps were made with other settings, or on another machine, than this re-run's; for people.
+def condition_differences(archive: Archive, config: Config, *, ranks: Ranks) -> list[str]:
+    """One line of text for each difference in settings or machine between the run's steps and this re-run.
 
-    Raises ArchiveError where a step is missing.
+    Raises ArchiveError if a step is missing.
     """
     ours = conditions_of(config, ranks=ranks)
     theirs = [(step, archive.conditions(step)) for step in range(1, last_step(archive, config) + 1)]
@@ -92,24 +118,24 @@ def made_otherwise(archive: Archive, config: Config, *, ranks: Ranks) -> list[st
     return found
 
 
-def _make_steps(learner: Learner, archive: Archive, notes: "_Notes | None", shutdown: Shutdown) -> bool:
-    """False when told to stop; a checkpoint was written first."""
-    last, told = last_step(archive, learner.config), False
+def _make_steps(learner: Learner, archive: Archive, records: "_Records | None", shutdown: Shutdown) -> bool:
+    """Train on every step; False if a stop was requested, after writing a checkpoint."""
+    last, stopping = last_step(archive, learner.config), False
     clock = Clock(learner.ranks.device)
-    while learner.progress.step < last and not told:
-        _step(learner, archive, notes, clock)
+    while learner.progress.step < last and not stopping:
+        _step(learner, archive, records, clock)
         step = learner.progress.step
-        told = any_rank_is_told(shutdown, learner.ranks)
-        if told or step % learner.config.learner.checkpoint_every == 0 or step == last:
-            if notes:
-                begin_checkpoint(learner, notes.keeper())
+        stopping = stop_requested(shutdown, learner.ranks)
+        if stopping or step % learner.config.learner.checkpoint_every == 0 or step == last:
+            if records:
+                begin_checkpoint(learner, records.tally_saver())
             else:
                 begin_checkpoint(learner)
         clock.lap("checkpoint")
     return learner.progress.step >= last
 
 
-def _step(learner: Learner, archive: Archive, notes: "_Notes | None", clock: Clock) -> None:
+def _step(learner: Learner, archive: Archive, records: "_Records | None", clock: Clock) -> None:
     learner.checkpoints.raise_failure()
     replay = learner.config.replay
     archived = archive.read(
@@ -118,20 +144,22 @@ def _step(learner: Learner, archive: Archive, notes: "_Notes | None", clock: Clo
         max_group_bytes=replay.group_size * replay.max_trajectory_bytes,
     )
     clock.lap("wait")
-    # The run's own number: whenever its learner was resumed, some were left out.
-    before = msgspec.structs.replace(learner.progress, policy_version=archived.policy_version)
+    # The run's version numbers, which skip some numbers at each resumption.
+    before = msgspec.structs.replace(
+        learner.progress, policy_version=archived.policy_version, resumptions=archived.resumptions
+    )  # fmt: skip
     learner.progress = before
     newest = max(group.ticket.group_id for group in archived.groups)
     batch = Batch(groups=archived.groups, num_dropped={}, next_group_id=max(before.next_group_id, newest + 1))
-    batch = judged(learner, batch)
+    batch = scored(learner, batch)
     metrics = train_on(learner, batch, clock)
-    if notes:
-        notes.record_step(batch, metrics, before, clock.take())
+    if records:
+        records.record_step(batch, metrics, before, clock.take())
     clock.lap("record")
 
 
-class _Notes:
-    """What people watch of a re-run; rank 0 takes them."""
+class _Records:
+    """Writes the metrics and the tally of a re-run, on rank 0."""
 
     def __init__(self, learner: Learner) -> None:
         run_dir, step = learner.run_dir, learner.progress.step
@@ -142,15 +170,18 @@ class _Notes:
         self._writer.lay_out(OVERVIEW)
 
     def record_step(self, batch: Batch, step: StepMetrics, before: Progress, times_s: dict[str, float]) -> None:
-        """Write everything about the step that followed `before`, and one line for people."""
-        metrics = step_metrics(
-            batch, step, policy_version=before.policy_version, times_s=times_s, flops=self._flops, tally=self._tally
-        )
+        """Write the metrics of the step that followed `before`, and log one line."""
+        metrics = step_metrics(batch, step, before=before, times_s=times_s, flops=self._flops, tally=self._tally)
         means = self._writer.write(before.step + 1, metrics)
-        log.info("step %d reward %.3f in %.1f s", before.step + 1, means["reward/mean"], sum(times_s.values()))
+        log.info(
+            "step %d: mean reward of the batch %.3f, took %.1f s",
+            before.step + 1,
+            means["trained/reward"],
+            sum(times_s.values()),
+        )
 
-    def keeper(self) -> Callable[[], None]:
-        """What keeps the sum of the steps so far, to be called in any thread once a checkpoint covers them."""
+    def tally_saver(self) -> Callable[[], None]:
+        """A function that saves the tally as of now; any thread may call it once a checkpoint covers these steps."""
         return partial(save_tally, copy.deepcopy(self._tally), self._tally_path)
 
     def close(self) -> None:

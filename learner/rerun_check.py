@@ -1,4 +1,4 @@
-"""Whether a re-run came to the weights of its run, tensor by tensor and bit by bit."""
+"""Compares the weights of a re-run with those of its run, bit by bit."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,56 +14,59 @@ from learner.conditions import differences, settings_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """What there is to say of a re-run that is finished."""
+class RerunCheck:
+    """The result of comparing a finished re-run with its run."""
 
     text: str
-    exit_code: int  # 1 where the same settings gave other weights
+    exit_code: int  # 1 if the same settings gave other weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """Where two models differ."""
+    """How two models differ."""
 
-    first: str  # the first tensor that differs, by name
-    how: str  # for people: by how much, or in what
-    num_different: int
-    num_tensors: int  # of both together, by name
+    first: str  # name of the first tensor that differs
+    how: str  # by how much, or in what
+    num_different: int  # tensors
+    num_tensors: int  # different names in both models together
 
 
-def judge(config: Config, run_dir: RunDir, *, original_config: Config, original: RunDir) -> Verdict:
-    """Compare the two trained models. Other settings than the run's are no failure when other weights come of them."""
+def check_rerun(config: Config, run_dir: RunDir, *, original_config: Config, original: RunDir) -> RerunCheck:
+    """Compare the two trained models. Different weights are a failure only if the settings are the same."""
     step = _trained_step(run_dir)
     if (_trained_step(original), original_config.learner.steps) != (step, step) or not original.trained_model.is_dir():
-        return Verdict(
-            text=f"nothing to compare with: {original.path} has no trained model of step {step}", exit_code=0
+        return RerunCheck(
+            text=f"nothing to compare with: {original.path} contains no trained model of step {step}", exit_code=0
         )  # fmt: skip
     found = difference(run_dir.trained_model, original.trained_model)
     if found is None:
-        return Verdict(text=f"identical to {original.trained_model}", exit_code=0)
+        return RerunCheck(text=f"identical to {original.trained_model}", exit_code=0)
     theirs, ours = (settings_of(one) | {"model.path": one.model.path} for one in (original_config, config))
     changed = differences(theirs, ours)
     text = (
         f"not identical to {original.trained_model}: {found.num_different} of {found.num_tensors} tensors differ, "
         f"first {found.first}, {found.how}"
     )
-    return Verdict(text="; ".join([text, *changed]), exit_code=0 if changed else 1)
+    return RerunCheck(text="; ".join([text, *changed]), exit_code=0 if changed else 1)
 
 
 def _trained_step(run_dir: RunDir) -> int | None:
-    """Where its newest checkpoint stands; None before the first."""
+    """The step of the newest checkpoint; None before the first."""
     newest = latest_checkpoint(run_dir.checkpoints)
     return step_of(newest) if newest else None
 
 
 def difference(ours: Path, theirs: Path) -> Difference | None:
-    """None where every tensor has the same name, shape, dtype and bits. Raises OSError for a folder without weights."""
+    """The difference between two models; None if all names, shapes, dtypes and bits are equal.
+
+    Raises OSError for a folder without weights.
+    """
     our_files, their_files = _files_by_tensor(ours), _files_by_tensor(theirs)
     names = sorted(our_files.keys() | their_files.keys())
     different = {}
     for name in names:
         if name not in our_files or name not in their_files:
-            different[name] = "which one of the two lacks"
+            different[name] = "which only one of the two has"
         elif how := _how_different(_read(our_files[name], name), _read(their_files[name], name)):
             different[name] = how
     if not different:
@@ -73,10 +76,10 @@ def difference(ours: Path, theirs: Path) -> Difference | None:
 
 
 def _how_different(ours: Tensor, theirs: Tensor) -> str:
-    """Empty where they are the same."""
+    """How two tensors differ; empty if they are equal."""
     if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
         return f"{ours.dtype} of {tuple(ours.shape)}, not {theirs.dtype} of {tuple(theirs.shape)}"
-    # As bytes: NaN equals itself, and 0 is not -0.
+    # Compared as bytes: NaN equals itself, and 0 differs from -0.
     if torch.equal(ours.reshape(-1).view(torch.uint8), theirs.reshape(-1).view(torch.uint8)):
         return ""
     return f"by up to {float((ours.double() - theirs.double()).abs().max()):.3g}"
@@ -88,7 +91,7 @@ def _files_by_tensor(folder: Path) -> dict[str, Path]:
         with safe_open(path, framework="pt") as file:
             files |= dict.fromkeys(file.keys(), path)
     if not files:
-        raise FileNotFoundError(f"{folder} holds no safetensors")
+        raise FileNotFoundError(f"{folder} contains no .safetensors files")
     return files
 
 

@@ -1,4 +1,4 @@
-"""A reward model's word on a batch: one more named reward, earned by the last turn of each episode."""
+"""Adds the reward model's score to each episode, as a named reward of its last turn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,24 +6,24 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from transformers import AutoTokenizer
 
 from common.config import Config
 from common.config_error import ConfigError
+from common.tokenizer import load_tokenizer
 from common.trajectory import Trajectory
 from learner.measure import Numbers, of_each_token
 from learner.model.packed_model import PackedModel
+from learner.model.reward_model import RewardModel, load_reward_model
 from learner.pack import TokenSequence, sequences_of
 from learner.ranks import Ranks
-from learner.model.reward_model import RewardModel, load_reward_model
 from learner.supply import Batch
 
 COMPONENT = "reward_model"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judge:
-    """A reward model, and what its score counts."""
+class RewardScorer:
+    """A reward model, and the weight of its score in the reward."""
 
     model: RewardModel
     weight: float
@@ -33,8 +33,8 @@ class Judge:
     def scored(self, batch: Batch) -> Batch:
         """The batch with the reward `reward_model` in the last turn of every episode. Every rank calls it.
 
-        An episode is judged by its last branch, whose last token is the last that the policy sampled; that is where a
-        conversation ends when `slipstream reward` fits the model.
+        Only the last branch of an episode is scored, at the last token that the policy sampled. `slipstream reward`
+        trains the model on conversations that end there too.
         """
         trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
         rewards = iter((self.weight * self._scores(trajectories)).tolist())
@@ -48,26 +48,26 @@ class Judge:
 
     def _scores(self, trajectories: Sequence[Trajectory]) -> Numbers:
         ends = [_end_of(trajectory) for trajectory in trajectories]
-        asked = {"scores": self.model}
-        return of_each_token(asked, ends, micro_batch_tokens=self.micro_batch_tokens, ranks=self.ranks)["scores"]
+        queries = {"scores": self.model}
+        return of_each_token(queries, ends, micro_batch_tokens=self.micro_batch_tokens, ranks=self.ranks)["scores"]
 
 
-def load_judge(config: Config, model: PackedModel, *, ranks: Ranks) -> Judge | None:
-    """The judge that `objective.reward_model` names; None where that is empty. Every rank calls it.
+def load_reward_scorer(config: Config, model: PackedModel, *, ranks: Ranks) -> RewardScorer | None:
+    """Load the reward model in `objective.reward_model`; None if that is empty. Every rank calls it.
 
-    Raises ConfigError where the folder is no reward model, or reads other tokens than the policy, `model`, writes.
+    Raises ConfigError if the folder is not a reward model, or if its tokenizer is not that of the policy, `model`.
     """
     if not config.objective.reward_model:
         return None
     folder = Path(config.objective.reward_model)
-    reward_model = load_reward_model(folder, ranks=ranks, dtype=config.model.dtype)
-    theirs, ours = (AutoTokenizer.from_pretrained(each).get_vocab() for each in (folder, model.folder))
+    reward_model = load_reward_model(folder, ranks=ranks, settings=model.settings)
+    theirs, ours = (load_tokenizer(each).get_vocab() for each in (folder, model.folder))
     if theirs != ours:
         raise ConfigError(
-            f"`objective.reward_model` {folder} has another tokenizer than the policy in {model.folder}: it would "
-            "judge other words than were written; fit one to a model of the same family"
+            f"`objective.reward_model` {folder} has another tokenizer than the policy in {model.folder}, so it would "
+            "score other text than the policy wrote; train one from a model of the same family"
         )
-    return Judge(
+    return RewardScorer(
         model=reward_model,
         weight=config.objective.reward_model_weight,
         micro_batch_tokens=config.learner.micro_batch_tokens,
@@ -76,14 +76,14 @@ def load_judge(config: Config, model: PackedModel, *, ranks: Ranks) -> Judge | N
 
 
 def rewarded(trajectory: Trajectory, reward: float) -> Trajectory:
-    """With `reward` among those of its last turn, in place of an earlier judgement."""
+    """The trajectory with the reward model's `reward` in its last turn; it replaces an earlier score."""
     *turns, last = trajectory.turns
     last = msgspec.structs.replace(last, rewards=last.rewards | {COMPONENT: reward})
     return msgspec.structs.replace(trajectory, turns=[*turns, last])
 
 
 def _end_of(trajectory: Trajectory) -> TokenSequence:
-    """The last branch, to be read at its last token."""
+    """The last branch, with only its last token in the loss mask."""
     branch = sequences_of(trajectory, advantage=0.0)[-1]
     at_end = np.arange(branch.num_tokens) == branch.num_tokens - 1
     return TokenSequence(

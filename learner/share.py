@@ -1,4 +1,4 @@
-"""Ranks hear from each other what a step is made of: as frames of ours, never as pickles."""
+"""Broadcasts records between ranks, as the frames of `common.wire`, never as pickles."""
 
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def share(record: S | None, kind: type[S], *, ranks: Ranks, source: int = 0) -> S | None:
-    """Return on every rank what rank `source` passed; the others pass None. Collective."""
+    """Return the record of rank `source` on every rank; the other ranks pass None. Collective."""
     if ranks.num_ranks == 1:
         return record
     frame = encode(record) if record is not None else b""

@@ -1,4 +1,4 @@
-"""What one optimizer step measured: sums of each micro-batch in, numbers of the whole batch over all ranks out."""
+"""The metrics of one optimizer step: combines the sums of each micro-batch over the batch and all ranks."""
 
 import dataclasses
 import math
@@ -9,52 +9,75 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from learner.model.gradient import Update
 from learner.loss import PolicyLoss
+from learner.model.gradient import Update
+from learner.objective.guard import Evidence, trajectory_ess
+from learner.objective.lag import LagMetrics, lag_metrics
 from learner.objective.value_loss import ValueLoss, ValueMetrics, value_metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepMetrics:
-    """What a step measured over all ranks; means and fractions are over its loss tokens, unless they say otherwise."""
+    """The metrics of a step over all ranks; means and fractions are over its loss tokens, unless noted otherwise."""
 
     num_loss_tokens: int
     num_micro_batches: int  # of this rank
-    loss: float  # as `objective.normalisation` divides it
+    loss: float  # divided as `objective.normalisation` says
     entropy: float  # nats
     mismatch_kl: float  # nats; 1e-3 is healthy
-    reference_kl: float  # nats from the policy that RL began with; 0 where the objective does not ask
+    reference_kl: float  # nats from the reference policy; 0 if the objective has none
     ratio_mean: float
     ratio_std: float
     ratio_max: float
     effective_sample_size: float  # as a fraction of num_loss_tokens: 1 when every ratio is the same
     chi_square: float  # mean(ratio^2) - 1
-    clip_fraction_high: float  # tokens of positive advantage that the surrogate held back
-    clip_fraction_low: float  # tokens of negative advantage that the surrogate held back
-    masked_fraction: float  # tokens that the correction left out
-    masked_sequence_fraction: float  # of the sequences: those it left out whole
-    truncated_fraction: float  # tokens whose behaviour weight was cut to its cap
+    clip_fraction_high: float  # tokens of positive advantage that the surrogate clipped
+    clip_fraction_low: float  # tokens of negative advantage that the surrogate clipped
+    masked_fraction: float  # tokens that the correction masked
+    masked_sequence_fraction: float  # fraction of the sequences whose every token is masked
+    truncated_fraction: float  # tokens whose behaviour weight was capped
     grad_norm: float  # before clipping
     lr: float
-    skipped: bool  # a gradient was not finite or the guard refused the step, and nothing was updated
-    guard_scale: float  # what the guard made of the learning rate: 1 is all of it, 0 is none
-    values: ValueMetrics | None  # of the critic, where there is one
+    skipped: bool  # nothing was updated: a gradient was not finite, or the guard skipped the step
+    evidence: Evidence  # that the guard decided by
+    weighed_fraction: float  # tokens with a gradient from the surrogate
+    guard_scale: float  # the guard's factor for the learning rate: 1 keeps the step, 0 skips it
+    by_lag: dict[str, LagMetrics]  # by bucket name; buckets without tokens are left out
+    values: ValueMetrics | None  # of the critic; None without a critic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """What a micro-batch gave, without gradient."""
+class MicroBatchSums:
+    """The sums over one micro-batch, without gradient."""
 
     loss: PolicyLoss
+    trajectories: Tensor  # of each of its sequences, by its number in the batch
     value_loss: ValueLoss | None
     entropy_sum: Tensor
 
 
-def measured_over_ranks(parts: Sequence[Part]) -> dict[str, float]:
-    """Every sum over all micro-batches of all ranks, and the largest ratio."""
-    sums = {name: torch.stack([getattr(part.loss, name) for part in parts]).sum() for name in _SUMMED}
-    total = summed_over_ranks(sums | {"entropy_sum": torch.stack([part.entropy_sum for part in parts]).sum()})
-    return total | {"ratio_max": _largest(part.loss.ratio_max for part in parts)}
+def evidence_over_ranks(
+    micro_batches: Sequence[MicroBatchSums], measured: dict[str, float], *, num_trajectories: int
+) -> Evidence:
+    """What the guard decides by: `measured` of the tokens, and sums over the branches of trajectories. Collective."""
+    sums = torch.zeros((2, num_trajectories), dtype=torch.float64, device=micro_batches[0].trajectories.device)
+    for each in micro_batches:
+        of_branches = torch.stack([each.loss.left_log_ratio_sums, each.loss.num_left_tokens])
+        sums.index_add_(1, each.trajectories, of_branches.double())
+    dist.all_reduce(sums)
+    num, total = measured["num_weighed"], measured["weight_sum"]
+    return Evidence(
+        weight_mean=total / num if num else 1.0,
+        token_ess=total**2 / measured["weight_square_sum"] / num if num else 1.0,
+        trajectory_ess=trajectory_ess(sums[0], num_tokens=sums[1]),
+    )
+
+
+def measured_over_ranks(micro_batches: Sequence[MicroBatchSums]) -> dict[str, float]:
+    """Every sum over all micro-batches of all ranks, and the largest ratio. Collective."""
+    sums = {name: torch.stack([getattr(each.loss, name) for each in micro_batches]).sum() for name in _SUMMED}
+    total = summed_over_ranks(sums | {"entropy_sum": torch.stack([each.entropy_sum for each in micro_batches]).sum()})
+    return total | {"ratio_max": _largest(each.loss.ratio_max for each in micro_batches)}
 
 
 def step_metrics_of(
@@ -63,11 +86,12 @@ def step_metrics_of(
     *,
     divisor: int,
     num_micro_batches: int,
-    num_sequences: int,
+    evidence: Evidence,
     guard_scale: float,
+    by_lag: dict[str, LagMetrics],
     values: ValueMetrics | None,
 ) -> StepMetrics:
-    """The metrics of a step, from what `measured_over_ranks` found in it."""
+    """The metrics of a step, from the sums of `measured_over_ranks`."""
     num_loss_tokens = measured["num_loss_tokens"]
     mean = {name: value / num_loss_tokens for name, value in measured.items()}
     return StepMetrics(
@@ -85,28 +109,39 @@ def step_metrics_of(
         clip_fraction_high=mean["num_clipped_high"],
         clip_fraction_low=mean["num_clipped_low"],
         masked_fraction=mean["num_masked"],
-        masked_sequence_fraction=measured["num_masked_sequences"] / num_sequences,
+        masked_sequence_fraction=measured["num_masked_sequences"] / measured["num_sequences"],
         truncated_fraction=mean["num_truncated"],
         grad_norm=update.grad_norm,
         lr=update.lr,
         skipped=update.skipped,
+        evidence=evidence,
+        weighed_fraction=mean["num_weighed"],
         guard_scale=guard_scale,
+        by_lag=by_lag,
         values=values,
     )
 
 
 def critic_metrics_of(losses: Sequence[ValueLoss], update: Update) -> ValueMetrics:
-    """What the critic's losses of all micro-batches of all ranks come to."""
+    """The critic's metrics over all micro-batches of all ranks. Collective."""
     names = [item.name for item in dataclasses.fields(ValueLoss)]
     sums = {name: torch.stack([getattr(loss, name) for loss in losses]).sum() for name in names}
     return value_metrics(summed_over_ranks(sums), grad_norm=update.grad_norm, lr=update.lr)
 
 
-_SUMMED = [field.name for field in dataclasses.fields(PolicyLoss) if field.name != "ratio_max"]
+_NOT_SUMMED = ("ratio_max", "left_log_ratio_sums", "num_left_tokens", "by_lag")
+_SUMMED = [field.name for field in dataclasses.fields(PolicyLoss) if field.name not in _NOT_SUMMED]
+
+
+def lag_metrics_of(micro_batches: Sequence[MicroBatchSums]) -> dict[str, LagMetrics]:
+    """The metrics of each bucket of lag, over all micro-batches of all ranks. Collective."""
+    sums = torch.stack([each.loss.by_lag for each in micro_batches]).sum(dim=0).double()
+    dist.all_reduce(sums)
+    return lag_metrics(sums.tolist())
 
 
 def summed_over_ranks(sums: dict[str, Tensor]) -> dict[str, float]:
-    """Each sum, summed over the ranks as well, in one collective."""
+    """Each sum, added up over all ranks in one collective."""
     stacked = torch.stack([value.double() for value in sums.values()])
     dist.all_reduce(stacked)
     return dict(zip(sums, stacked.tolist(), strict=True))

@@ -1,104 +1,124 @@
-"""The learner's side of the buffer: how much work is admitted, and which groups make a step."""
+"""The learner's side of the buffer: admits work for actors, and chooses the groups of each step."""
 
 import logging
 import math
 import statistics
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from common.config import Config
 from common.shutdown import Shutdown
 from common.trajectory import Sampling, Task
+from common.versions import Resumption, oldest_within
 from learner.curriculum import Curriculum
 from learner.token_advantages import teaches
-from replay.buffer import Buffer
+from replay.failures import Failure
+from replay.learner_buffer import LearnerBuffer
 from replay.ledger import Ledger
-from replay.sampler import Order, Reuse
+from replay.sampler import ClaimOrder, Reuse
 from replay.ticket import Group, Ticket
 
 POLL_S = 0.02
 EXPLAIN_EVERY_S = 10.0
+ARE_ACTORS_RUNNING = "are actors running, and do their episodes end?"
 
 log = logging.getLogger(__name__)
 
 
 class SupplyDried(RuntimeError):
-    """No batch came within `learner.claim_timeout_s`; the message says what the buffer holds."""
+    """No complete batch within `learner.claim_timeout_s`; the message says why, and what the buffer contains."""
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """What one optimizer step learns from."""
+    """The groups of one optimizer step."""
 
     groups: list[Group]
     num_dropped: dict[str, int]  # groups claimed for this step and dropped, by reason
-    next_group_id: int  # of the first ticket that was not opened yet
+    next_group_id: int  # of the next ticket to open
 
 
 class Supply:
     """Opens tickets and claims groups for one step after another."""
 
-    def __init__(self, buffer: Buffer, config: Config, *, first_group_id: int, every: int = 1) -> None:
-        """Group ids begin at `first_group_id` and rise by `every`."""
+    def __init__(
+        self,
+        buffer: LearnerBuffer,
+        config: Config,
+        *,
+        first_group_id: int,
+        every: int = 1,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Group ids begin at `first_group_id` and increase by `every`; `sleep` is called to wait for actors."""
+        self._sleep = sleep
         self._buffer = buffer
         self._config = config
         self._next_group_id = first_group_id
         self._every = every
         self._curriculum = Curriculum(config.env, seed=config.run.seed)
-        self._last_alike = 0.0  # mean return of the last group whose members earned the same
+        self._last_equal_return = 0.0  # mean return of the last group whose members all had the same
         replay = config.replay
-        # A step's groups are chosen from so many.
+        # The number of groups that a step's groups are chosen from.
         self._num_candidates = math.ceil(replay.groups_per_step / replay.keep_fraction)
         self._reuse = Reuse(
             max_uses=replay.max_uses,
             samples_per_insert=replay.samples_per_insert,
-            # A step is claimed at once, so that it may go before the inserts that pay for it.
+            # A step claims all its groups at once, so claims may be ahead of inserts by that many.
             error_buffer=self._num_candidates,
         )
 
     def next_batch(
-        self, step: int, *, policy_version: int, published_version: int, shutdown: Shutdown, skipped_versions: int = 0
+        self,
+        step: int,
+        *,
+        policy_version: int,
+        published_version: int,
+        shutdown: Shutdown,
+        resumptions: Sequence[Resumption] = (),
     ) -> Batch | None:
-        """Return the groups that optimizer step `step` (counted from 1) learns from; None when told to stop.
+        """The batch of optimizer step `step` (counted from 1); None if a stop was requested.
 
-        Consumes ready groups; waits for actors to finish enough of them; produces tickets, so that actors always find
-        `target_lag` steps of work ahead. Groups that teach nothing (see `teaches`) are dropped and others take
-        their place. Where there are more candidates than a step takes (`replay.keep_fraction`), those whose returns
-        differ least are dropped. `skipped_versions` are no lag: see `Supplies`. Raises SupplyDried.
+        Consumes ready groups; waits for actors to finish enough of them; produces tickets, so that actors always have
+        `target_lag` steps of work ahead. Groups that teach nothing (see `teaches`) are dropped and replaced by others.
+        If there are more candidates than a step needs (`replay.keep_fraction`), the groups whose returns differ least
+        are dropped. Version numbers that the learner's `resumptions` skipped do not count as lag. Raises SupplyDried.
         """
-        replay, started = self._config.replay, time.monotonic()
+        replay, started, before = self._config.replay, time.monotonic(), self._buffer.ledger()
         wanted = self._num_candidates
+        oldest = oldest_within(replay.max_lag, policy_version=policy_version, resumptions=resumptions)
         kept: list[Group] = []
         dropped: Counter[str] = Counter()
-        last_said = started
+        last_logged = started
         while len(kept) < wanted and not shutdown.requested.is_set():
             self.admit(step, kept, published_version=published_version)
             claimed = self._buffer.claim(
                 step,
                 wanted - len(kept),
                 policy_version=policy_version,
-                max_lag=replay.max_lag + skipped_versions,
-                order=Order(replay.order),
+                max_lag=policy_version - oldest,  # in versions
+                order=ClaimOrder(replay.order),
                 seed=self._config.run.seed,
                 reuse=self._reuse,
             )
-            self._curriculum.saw(claimed)
-            useful, useless = self._sorted_out(claimed)
-            for reason, groups in useless.items():
+            self._curriculum.observe(claimed)
+            useful, rejected = self._sorted_out(claimed)
+            for reason, groups in rejected.items():
                 self._drop(groups, reason, dropped)
-            if replay.order == Order.PRIORITISED.value:  # by how far its returns lie apart: what it has to teach
+            if replay.order == ClaimOrder.PRIORITISED.value:  # by the spread of its returns: how much it can teach
                 self._buffer.prioritise({group.ticket.group_id: spread(group) for group in useful})
             kept += useful
             if not claimed:
-                last_said = self._wait(step, started, last_said)
+                last_logged = self._wait(step, started, last_logged, before)
         if len(kept) < wanted:
             return None
         self.admit(step, kept, published_version=published_version)
         kept.sort(key=lambda group: (-spread(group), group.ticket.group_id))
         self._drop(kept[replay.groups_per_step :], "low_variance", dropped)
         del kept[replay.groups_per_step :]
-        # By id, so that a step's arithmetic does not depend on which group was finished first.
+        # By id, so that the result of a step does not depend on which group was finished first.
         kept.sort(key=lambda group: group.ticket.group_id)
         return Batch(groups=kept, num_dropped=dict(dropped), next_group_id=self._next_group_id)
 
@@ -108,30 +128,33 @@ class Supply:
             dropped[reason] += len(groups)
 
     def _sorted_out(self, claimed: list[Group]) -> tuple[list[Group], dict[str, list[Group]]]:
-        """The groups to learn from, and the others by reason."""
-        sampling, useful, useless = self._config.sampling, list[Group](), dict[str, list[Group]]()
+        """The groups to learn from, and the others by the reason for dropping them."""
+        sampling, useful, rejected = self._config.sampling, list[Group](), dict[str, list[Group]]()
         for group in claimed:
-            drawn = group.ticket.sampling
-            if (drawn.temperature, drawn.top_p, drawn.top_k) != (sampling.temperature, sampling.top_p, sampling.top_k):
-                # Of a life of this run with another configuration: the learner's softmax is of this one's.
-                useless.setdefault("other_sampling", []).append(group)
+            used = group.ticket.sampling
+            if (used.temperature, used.top_p, used.top_k) != (sampling.temperature, sampling.top_p, sampling.top_k):
+                # From before a restart with another configuration: the learner's softmax follows the current one.
+                rejected.setdefault("other_sampling", []).append(group)
             elif teaches(group, objective=self._config.objective):
                 useful.append(group)
             else:
-                useless.setdefault("zero_variance", []).append(group)
-                self._last_alike = statistics.mean(_returns(group))
-        return useful, useless
+                rejected.setdefault("zero_variance", []).append(group)
+                self._last_equal_return = statistics.mean(_returns(group))
+        return useful, rejected
 
     def admit(self, step: int, kept: list[Group], *, published_version: int) -> None:
-        """Open tickets until as much work is under way as the lag allows, and never more than the run needs.
+        """Open tickets until there is as much work in progress as the lag allows, but never more than the run needs.
 
         `kept` are the groups of `step` so far.
         """
         replay, learner = self._config.replay, self._config.learner
         steps = min(replay.target_lag + 1, learner.steps - step + 1)
-        room = self._room(self._buffer.ledger(), kept, num_uses=self._num_candidates * steps - len(kept))
+        ledger = self._buffer.ledger()
+        room = self._room(ledger, kept, num_uses=self._num_candidates * steps - len(kept))
         if room <= 0:
             return
+        num_known = max(0, math.ceil((ledger.last_group_id + 1 - self._next_group_id) / self._every))
+        self._next_group_id += num_known * self._every  # a learner before this one opened these
         ids = range(self._next_group_id, self._next_group_id + room * self._every, self._every)
         oldest_allowed = max(0, published_version - replay.target_lag)
         self._buffer.open(
@@ -143,10 +166,10 @@ class Supply:
         self._next_group_id += room * self._every
 
     def _room(self, ledger: Ledger, kept: list[Group], *, num_uses: int) -> int:
-        """How many groups are to be opened for `num_uses` more uses of groups to be had, the rest of this step's first.
+        """The number of groups to open so that `num_uses` more uses are possible, the rest of this step's included.
 
-        Each may be used `max_uses` times, but only once for this step, and as often as the limiter lets them. With one
-        use each this is: queued + leased + ready + kept <= candidates of a step * min(target_lag + 1, steps left).
+        Each group may be used `max_uses` times, but only once per step, and as often as the rate limiter allows. With
+        one use each: queued + leased + ready + kept <= candidates of a step * min(target_lag + 1, steps left).
         """
         reuse, wanted = self._reuse, self._num_candidates - len(kept)
         unfinished = ledger.queued + ledger.leased
@@ -161,40 +184,66 @@ class Supply:
             room = max(room, math.ceil(needed) - ledger.finished - unfinished)
         return room
 
-    def _wait(self, step: int, started: float, last_said: float) -> float:
-        """Sleep a little. Say what is missing now and then, and give up at the deadline."""
+    def _wait(self, step: int, started: float, last_logged: float, before: Ledger) -> float:
+        """Sleep for one poll; log what is missing every `EXPLAIN_EVERY_S`. Raises SupplyDried at the deadline.
+
+        `before` is the ledger from when the wait for this step began. Returns the time of the last log line.
+        """
         now, timeout_s = time.monotonic(), self._config.learner.claim_timeout_s
         if now - started > timeout_s:
             raise SupplyDried(
-                f"step {step}: no whole batch within {timeout_s:.0f} s (learner.claim_timeout_s): {self._why()}"
+                f"step {step}: no complete batch within {timeout_s:.0f} s (learner.claim_timeout_s): "
+                f"{self._why(before)}"
             )
-        if now - last_said > EXPLAIN_EVERY_S:
-            log.info("step %d: waiting for actors since %.0f s: %s", step, now - started, self._why())
-            last_said = now
-        time.sleep(POLL_S)
-        return last_said
+        if now - last_logged > EXPLAIN_EVERY_S:
+            log.info("step %d: has waited for actors for %.0f s: %s", step, now - started, self._why(before))
+            last_logged = now
+        self._sleep(POLL_S)
+        return last_logged
 
-    def _why(self) -> str:
-        """What keeps a batch from coming, the likeliest first, and what the buffer holds."""
-        ledger, failures = self._buffer.ledger(), self._buffer.failures()
-        reasons = []
-        if num_alike := ledger.dropped.get("zero_variance", 0):
+    def _why(self, before: Ledger) -> str:
+        """The reasons why there is no complete batch, most likely first, and the counts of the buffer."""
+        ledger, reasons = self._buffer.ledger(), []
+        if num_equal := ledger.dropped.get("zero_variance", 0):
             reasons.append(
-                f"in {num_alike} groups all members earned the same ({self._last_alike:.3g} in the last), which leaves "
-                "nothing to compare: warm-start, take easier tasks or larger groups, or an objective.advantage without "
-                "siblings, as reinforce_pp"
+                f"in {num_equal} groups all members had the same return ({self._last_equal_return:.3g} in the last), "
+                "so there is nothing to compare: use a warm start, easier tasks, larger groups, or an "
+                "objective.advantage that does not compare siblings, such as reinforce_pp"
             )
-        if failures:
-            num_failed = sum(ledger.failed.values())
-            reasons.append(f"{num_failed} attempts failed; the last, {failures[0].outcome}: {failures[0].reason}")
+        reasons += failures_since(before, ledger, self._buffer.failures())
         if not reasons:
-            reasons.append("are actors running, and do their episodes end?")
+            reasons.append(ARE_ACTORS_RUNNING)
         counts = f"{ledger.queued} groups queued, {ledger.leased} leased, {ledger.ready} ready"
         return f"{'; '.join(reasons)} ({counts})"
 
 
+def failures_since(before: Ledger, now: Ledger, failures: Sequence[Failure]) -> list[str]:
+    """The problems between two states of the ledger, as text; `failures` are the last ones, newest first.
+
+    A failure from before the first state cannot be the cause of what happened after it.
+    """
+    reasons = []
+    num_expired = now.expired_leases - before.expired_leases
+    if num_expired > 0:
+        reasons.append(
+            f"{num_expired} leases expired: an actor stopped sending heartbeats without returning its groups; see its "
+            "log"
+        )
+    num_failed, num_before = sum(now.failed.values()), sum(before.failed.values())
+    if failures and num_failed > num_before:
+        last = failures[0]
+        reasons.append(f"{num_failed - num_before} attempts failed; the last one: {last.outcome}: {last.reason}")
+    elif failures and not reasons:
+        last = failures[0]
+        reasons.append(
+            f"{ARE_ACTORS_RUNNING} No attempt has failed since this wait began; {num_failed} failed before it, the "
+            f"last one: {last.outcome}: {last.reason}"
+        )
+    return reasons
+
+
 def ticket_of(group_id: int, task: Task, config: Config, *, min_policy_version: int) -> Ticket:
-    """The ticket of group `group_id`: its task, and how its episodes are sampled."""
+    """The ticket of group `group_id`: its task and sampling settings."""
     sampling = config.sampling
     return Ticket(
         group_id=group_id,
@@ -216,5 +265,5 @@ def _returns(group: Group) -> list[float]:
 
 
 def spread(group: Group) -> float:
-    """How far the returns of siblings lie apart: their standard deviation."""
+    """The standard deviation of the siblings' returns."""
     return statistics.pstdev(_returns(group))

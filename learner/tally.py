@@ -1,10 +1,15 @@
-"""What a run adds up to, kept beside its checkpoints, so that a resumed run tells its whole story."""
+"""Running totals of a run, stored beside its checkpoints, so that a resumed run reports on all of its steps."""
 
 from pathlib import Path
 
 import msgspec
 
-from common.run_dir import write_whole
+from common.config_error import ConfigError
+from learner.sealed_file import NotWhole, read_sealed, write_sealed
+from replay.ledger import Ledger, ledger_of
+
+_SCHEMA = 1
+CURE = "restore it from a copy, or train again from the archive in a new run with `slipstream learner --replay-archive`"
 
 
 class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,26 +18,29 @@ class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
     sampled: float
     greedy: float
     num_tasks: int
-    sampled_in: dict[str, float]  # by part of `env.mixture`; empty where there is only one environment
+    sampled_in: dict[str, float]  # by label of `env.mixture`; empty for a run with only one environment
     greedy_in: dict[str, float]
 
 
 class EvalDuring(EvalResult, frozen=True, kw_only=True):
-    """An evaluation that was made while training went on."""
+    """An evaluation made during training."""
 
-    step: int  # whose weights it is of
+    step: int  # whose weights were evaluated
     policy_version: int
 
 
 class Tally(msgspec.Struct, kw_only=True):
-    """Of the steps in the surviving model: what a crash undid is not in it."""
+    """Totals over the steps that the current model contains; steps lost in a crash are not included."""
 
+    durable_step: int = 0  # the last step that a checkpoint covered when this was written; claims up to it are settled
+    base_root: str = ""  # hash of the weights that the adapters were trained on; empty without adapters
     evaluations: dict[str, EvalResult] = {}
     evaluations_during: list[EvalDuring] = []
     lag: dict[str, int] = {}  # trajectories trained, by lag of their oldest token
     tokens_trained: int = 0
-    seconds: float = 0.0  # in optimizer steps, waiting included
-    first_reward_s: float | None = None  # from the start of the run to the first reward line
+    seconds: float = 0.0  # spent in steps, including waiting
+    first_reward_s: float | None = None  # from the start of the run to the first recorded reward
+    recorded: Ledger = ledger_of({})  # at the last record; the next record counts what was added since
 
     def add_lags(self, lags: list[int]) -> None:
         for lag in lags:
@@ -40,9 +48,14 @@ class Tally(msgspec.Struct, kw_only=True):
 
 
 def load_tally(path: Path) -> Tally:
-    """The tally in `path`, or an empty one."""
-    return msgspec.json.decode(path.read_bytes(), type=Tally) if path.exists() else Tally()
+    """The tally in `path`, or an empty one if there is no file. Raises ConfigError if it is damaged."""
+    if not path.exists() and not path.is_symlink():
+        return Tally()
+    try:
+        return read_sealed(path, Tally, schema=_SCHEMA)
+    except NotWhole as error:
+        raise ConfigError(f"{error}; {CURE}") from error
 
 
 def save_tally(tally: Tally, path: Path) -> None:
-    write_whole(path, msgspec.json.encode(tally).decode())
+    write_sealed(path, tally, schema=_SCHEMA)

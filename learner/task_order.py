@@ -1,4 +1,4 @@
-"""In which order tasks are visited."""
+"""The order in which tasks are visited."""
 
 import functools
 

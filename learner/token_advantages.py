@@ -1,16 +1,18 @@
-"""What each token of a batch learns: groups in, token sequences with advantages out, as `objective.advantage` says."""
+"""Per-token advantages of a batch: groups in, token sequences with advantages out, by `objective.advantage`."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from jaxtyping import Float, Int
 
-from common.objective_config import WITH_CRITIC, ObjectiveConfig
+from common.objective_config import BATCH_SHRUNK, WITH_CRITIC, ObjectiveConfig
 from common.trajectory import Trajectory
+from learner.measure import Measured, Numbers
 from learner.objective import allocation
 from learner.objective.advantage import (
     RETURN_RESOLUTION,
@@ -18,15 +20,16 @@ from learner.objective.advantage import (
     centred_advantages,
     gigpo_advantages,
     leave_one_out_advantages,
+    own_advantages,
     returns_differ,
     returns_to_go,
     standardised_advantages,
 )
+from learner.objective.baseline import gradient_energy, shrunk_advantages
 from learner.objective.gae import bi_level_gae, gae
 from learner.objective.kl import k1
-from learner.measure import Measured, Numbers
-from learner.pack import TokenSequence, sequences_of
 from learner.objective.vtrace import vtrace
+from learner.pack import TokenSequence, numbered, sequences_of
 from replay.ticket import Group
 
 GROUP_RELATIVE = {
@@ -35,58 +38,68 @@ GROUP_RELATIVE = {
     "leave_one_out": leave_one_out_advantages,
 }
 TURN_RELATIVE = {"gigpo": standardised_advantages, "gigpo_centred": centred_advantages}
+# How the KL penalties of siblings are compared. Never in standard deviations: if all siblings had the same return, the
+# penalties alone would make up the deviation, and their coefficient would cancel.
+PENALTY_RELATIVE = GROUP_RELATIVE | {"group_standardised": centred_advantages}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Episode:
-    """A trajectory, and a number for each of its sampled tokens, in order; 0 where the objective does not ask."""
+class MeasuredTrajectory:
+    """A trajectory, with numbers for each of its sampled tokens in order; 0 if the objective does not need them."""
 
     trajectory: Trajectory
-    penalties: Numbers  # what the divergence from the reference takes off the token's reward
-    values: Numbers  # the critic's
+    penalties: Numbers  # KL penalty, subtracted from the token's reward
+    values: Numbers  # of the critic
+    current_logprobs: Numbers
     lagged_ratios: Numbers  # current / behaviour
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
-    """A number for each sampled token of an episode."""
+class AdvantageEstimate:
+    """Numbers for each sampled token of an episode."""
 
     advantages: Numbers
-    returns: Numbers  # what the critic is trained towards
+    returns: Numbers  # the critic's targets
 
 
-def weighed_sequences(
+def sequences_with_advantages(
     groups: Sequence[Group], *, objective: ObjectiveConfig, measured: Measured | None = None
 ) -> list[TokenSequence]:
-    """Every sequence of a batch, its tokens weighed by how much better they were than what they are compared with.
+    """Every sequence of a batch, with the advantage of each token.
 
-    With a critic, also what it said of them and what it is trained towards. `measured` is of this very batch, and may
-    be left out where the objective asks for nothing.
+    With a critic, also with its values and targets. `measured` must be of this batch; it may be left out if the
+    objective needs no measurements.
     """
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     episodes = _episodes(trajectories, objective=objective, measured=measured or Measured())
-    if objective.advantage in GROUP_RELATIVE:
-        return _weighed_by_group(_members(groups, episodes), objective)
+    if objective.advantage in GROUP_RELATIVE or "advantage" in objective.own_parts:
+        return numbered(_advantages_by_group(_members(groups, episodes), objective))
     if objective.advantage in TURN_RELATIVE:
-        return _weighed_by_turn(_members(groups, episodes), objective)
+        return numbered(_advantages_by_turn(_members(groups, episodes), objective))
+    if objective.advantage in BATCH_SHRUNK:
+        return numbered(_advantages_by_task(_members(groups, episodes), objective))
     if objective.advantage in WITH_CRITIC:
-        return _weighed_by_critic(episodes, objective)
-    return _weighed_by_batch(episodes, objective)
+        return numbered(_advantages_by_critic(episodes, objective))
+    return numbered(_advantages_by_batch(episodes, objective))
 
 
 def teaches(group: Group, *, objective: ObjectiveConfig) -> bool:
-    """Whether anything in the group may have an advantage; without, nothing of the surrogate reaches the gradient."""
+    """Whether any token of the group can have an advantage other than 0; if not, the surrogate has no gradient."""
     if not objective.compares_siblings or objective.returns_come_later:
         return True
     if objective.advantage in TURN_RELATIVE:
         rewards = [_turn_rewards(trajectory) for trajectory in group.trajectories]
-        advantages = _turn_advantages(group.trajectories, rewards, objective)
+        compared = TURN_RELATIVE[objective.advantage]
+        advantages = _turn_advantages(group.trajectories, rewards, objective, compared=compared)
         return any(bool((abs(each) > RETURN_RESOLUTION).any()) for each in advantages)
-    return returns_differ([trajectory.total_reward for trajectory in group.trajectories])
+    returns = [trajectory.total_reward for trajectory in group.trajectories]
+    if "advantage" in objective.own_parts:
+        return bool((abs(own_advantages(objective.advantage, returns)) > RETURN_RESOLUTION).any())
+    return returns_differ(returns)
 
 
 def token_rewards(trajectory: Trajectory, *, objective: ObjectiveConfig) -> Float[np.ndarray, " tokens"]:
-    """The reward of each sampled token, in order, as `objective.allocation` says."""
+    """The reward of each sampled token, in order, by `objective.allocation`."""
     turn_rewards, turn_tokens = _turn_rewards(trajectory), _turn_tokens(trajectory)
     match objective.allocation:
         case "last_token":
@@ -101,104 +114,160 @@ def token_rewards(trajectory: Trajectory, *, objective: ObjectiveConfig) -> Floa
             raise ValueError(f"no allocation {unknown!r}")
 
 
-def _episodes(trajectories: Sequence[Trajectory], *, objective: ObjectiveConfig, measured: Measured) -> list[Episode]:
-    """Cut what was measured of a whole batch into the pieces that belong to its trajectories."""
+def _episodes(
+    trajectories: Sequence[Trajectory], *, objective: ObjectiveConfig, measured: Measured
+) -> list[MeasuredTrajectory]:
+    """Split what was measured of a whole batch by trajectory."""
     behaviour = [trajectory.behaviour_logprob_array()[trajectory.loss_mask_array()] for trajectory in trajectories]
     stops = np.cumsum([len(each) for each in behaviour])
     zeros = np.zeros(int(stops[-1]))
     sampled = np.concatenate(behaviour).astype(np.float64)
-    penalties = values = ratios = zeros
+    penalties = values = current = ratios = zeros
     if measured.reference_logprobs is not None:
-        divergence = k1(torch.from_numpy(measured.reference_logprobs), torch.from_numpy(sampled))
+        divergence = k1(torch.from_numpy(measured.reference_logprobs), q_logprobs=torch.from_numpy(sampled))
         penalties = objective.kl_coefficient * divergence.numpy()
     if measured.values is not None:
         values = measured.values
     if measured.current_logprobs is not None:
-        ratios = np.exp(measured.current_logprobs - sampled)
-    parts = [np.split(numbers, stops[:-1]) for numbers in (penalties, values, ratios)]
+        current = measured.current_logprobs
+        ratios = np.exp(current - sampled)
+    parts = [np.split(numbers, stops[:-1]) for numbers in (penalties, values, current, ratios)]
     return [
-        Episode(trajectory=trajectory, penalties=penalties, values=values, lagged_ratios=ratios)
-        for trajectory, penalties, values, ratios in zip(trajectories, *parts, strict=True)
+        MeasuredTrajectory(
+            trajectory=trajectory, penalties=penalties, values=values, current_logprobs=current, lagged_ratios=ratios
+        )
+        for trajectory, penalties, values, current, ratios in zip(trajectories, *parts, strict=True)
     ]
 
 
-def _members(groups: Sequence[Group], episodes: Sequence[Episode]) -> list[list[Episode]]:
+def _members(groups: Sequence[Group], episodes: Sequence[MeasuredTrajectory]) -> list[list[MeasuredTrajectory]]:
     """The episodes of each group."""
     remaining = iter(episodes)
     return [[next(remaining) for _ in group.trajectories] for group in groups]
 
 
-def _weighed_by_group(groups: Sequence[Sequence[Episode]], objective: ObjectiveConfig) -> list[TokenSequence]:
-    """One number a trajectory, compared with its siblings: its return, less all that the divergence takes off it."""
-    advantages_of = GROUP_RELATIVE[objective.advantage]
-    sequences: list[TokenSequence] = []
+def _advantages_by_group(
+    groups: Sequence[Sequence[MeasuredTrajectory]], objective: ObjectiveConfig
+) -> list[list[TokenSequence]]:
+    """One advantage per trajectory: its return and its penalties, each compared with those of its siblings.
+
+        advantage = GROUP_RELATIVE(returns) - PENALTY_RELATIVE(kl_coefficient * summed k1)
+
+    A function of the user's gets the returns alone; then penalties are centred.
+
+    With group_standardised this is GRPO's balance: as in its loss, the divergence is weighed against one standard
+    deviation of the returns. Returns (1, 0) and penalties (0.2, 0) give 0.707 - 0.1 and -0.707 + 0.1.
+    """
+    advantages_of = GROUP_RELATIVE.get(objective.advantage, partial(own_advantages, objective.advantage))
+    penalties_of = PENALTY_RELATIVE.get(objective.advantage, centred_advantages)
+    sequences: list[list[TokenSequence]] = []
     for members in groups:
-        advantages = advantages_of(
-            [member.trajectory.total_reward - float(member.penalties.sum()) for member in members]
+        advantages = advantages_of([member.trajectory.total_reward for member in members]) - penalties_of(
+            [float(member.penalties.sum()) for member in members]
         )  # fmt: skip
         for member, advantage in zip(members, advantages, strict=True):
-            sequences += sequences_of(member.trajectory, advantage=float(advantage))
+            sequences.append(sequences_of(member.trajectory, advantage=float(advantage)))
     return sequences
 
 
-def _weighed_by_turn(groups: Sequence[Sequence[Episode]], objective: ObjectiveConfig) -> list[TokenSequence]:
-    """One number a turn, compared with the siblings and with the turns that began in the same state."""
-    sequences: list[TokenSequence] = []
+def _advantages_by_turn(
+    groups: Sequence[Sequence[MeasuredTrajectory]], objective: ObjectiveConfig
+) -> list[list[TokenSequence]]:
+    """One advantage per turn, compared with the siblings and with the turns that began in the same state.
+
+    Penalties are compared in the same way, but never in standard deviations: see `_advantages_by_group`.
+    """
+    compared = TURN_RELATIVE[objective.advantage]
+    sequences: list[list[TokenSequence]] = []
     for members in groups:
-        rewards = [_penalised_turn_rewards(member) for member in members]
-        advantages = _turn_advantages([member.trajectory for member in members], rewards, objective)
-        for member, of_turns in zip(members, advantages, strict=True):
-            of_sampled = np.repeat(of_turns, _turn_tokens(member.trajectory))
-            sequences += sequences_of(member.trajectory, advantage=_over_all_tokens(member.trajectory, of_sampled))
+        trajectories = [member.trajectory for member in members]
+        rewards = [_turn_rewards(trajectory) for trajectory in trajectories]
+        gains = _turn_advantages(trajectories, rewards, objective, compared=compared)
+        penalties = [_turn_penalties(member) for member in members]
+        losses = _turn_advantages(trajectories, penalties, objective, compared=centred_advantages)
+        for member, gain, loss in zip(members, gains, losses, strict=True):
+            of_sampled = np.repeat(gain - loss, _turn_tokens(member.trajectory))
+            sequences.append(sequences_of(member.trajectory, advantage=_over_all_tokens(member.trajectory, of_sampled)))
     return sequences
 
 
 def _turn_advantages(
-    trajectories: Sequence[Trajectory], rewards: Sequence[npt.NDArray[np.float64]], objective: ObjectiveConfig
+    trajectories: Sequence[Trajectory],
+    rewards: Sequence[npt.NDArray[np.float64]],
+    objective: ObjectiveConfig,
+    *,
+    compared: Callable[[Sequence[float]], npt.NDArray[np.float64]],
 ) -> list[Float[np.ndarray, " _turns"]]:
     return gigpo_advantages(
         rewards,
         [[turn.state_key for turn in trajectory.turns] for trajectory in trajectories],
         gamma=objective.gamma,
         same_state_weight=objective.same_state_weight,
-        compared=TURN_RELATIVE[objective.advantage],
+        compared=compared,
     )
 
 
-def _weighed_by_batch(episodes: Sequence[Episode], objective: ObjectiveConfig) -> list[TokenSequence]:
-    """One number a token, compared with every loss token of the batch."""
-    returns = [returns_to_go(_penalised_rewards(episode, objective), gamma=objective.gamma) for episode in episodes]
-    sequences: list[TokenSequence] = []
-    for episode, advantages in zip(episodes, _standardised(returns), strict=True):
-        sequences += sequences_of(episode.trajectory, advantage=_over_all_tokens(episode.trajectory, advantages))
+def _advantages_by_task(
+    groups: Sequence[Sequence[MeasuredTrajectory]], objective: ObjectiveConfig
+) -> list[list[TokenSequence]]:
+    """One advantage per trajectory: its return less its penalties, compared with siblings and batch."""
+    returns = [
+        np.array([member.trajectory.total_reward - float(member.penalties.sum()) for member in members])
+        for members in groups
+    ]
+    energies = None
+    if objective.advantage == "opob":
+        energies = [
+            np.array([gradient_energy(member.current_logprobs, ratios=member.lagged_ratios) for member in members])
+            for members in groups
+        ]
+    sequences: list[list[TokenSequence]] = []
+    for members, advantages in zip(groups, shrunk_advantages(returns, energies=energies), strict=True):
+        for member, advantage in zip(members, advantages, strict=True):
+            sequences.append(sequences_of(member.trajectory, advantage=float(advantage)))
     return sequences
 
 
-def _weighed_by_critic(episodes: Sequence[Episode], objective: ObjectiveConfig) -> list[TokenSequence]:
-    """One number a token, compared with what the critic expected; but for V-trace in standard deviations of the batch.
+def _advantages_by_batch(
+    episodes: Sequence[MeasuredTrajectory], objective: ObjectiveConfig
+) -> list[list[TokenSequence]]:
+    """One advantage per token, compared with every loss token of the batch."""
+    returns = [returns_to_go(_penalised_rewards(episode, objective), gamma=objective.gamma) for episode in episodes]
+    sequences: list[list[TokenSequence]] = []
+    for episode, advantages in zip(episodes, _standardised(returns), strict=True):
+        sequences.append(sequences_of(episode.trajectory, advantage=_over_all_tokens(episode.trajectory, advantages)))
+    return sequences
 
-    Every rank holds the whole batch, so that its mean and its deviation are the same everywhere.
+
+def _advantages_by_critic(
+    episodes: Sequence[MeasuredTrajectory], objective: ObjectiveConfig
+) -> list[list[TokenSequence]]:
+    """One advantage per token, compared with the critic's value; except for V-trace, standardised over the batch.
+
+    Every rank has the whole batch, so its mean and its deviation are the same on every rank.
     """
     estimates = [_estimate(episode, objective) for episode in episodes]
     advantages = [estimate.advantages for estimate in estimates]
     if objective.advantage != "vtrace":
         advantages = _standardised(advantages)
-    sequences: list[TokenSequence] = []
+    sequences: list[list[TokenSequence]] = []
     for episode, estimate, of_sampled in zip(episodes, estimates, advantages, strict=True):
-        sequences += sequences_of(
-            episode.trajectory,
-            advantage=_over_all_tokens(episode.trajectory, of_sampled),
-            old_values=_over_all_tokens(episode.trajectory, episode.values),
-            returns=_over_all_tokens(episode.trajectory, estimate.returns),
+        sequences.append(
+            sequences_of(
+                episode.trajectory,
+                advantage=_over_all_tokens(episode.trajectory, of_sampled),
+                old_values=_over_all_tokens(episode.trajectory, episode.values),
+                returns=_over_all_tokens(episode.trajectory, estimate.returns),
+            )
         )
     return sequences
 
 
-def _estimate(episode: Episode, objective: ObjectiveConfig) -> Estimate:
+def _estimate(episode: MeasuredTrajectory, objective: ObjectiveConfig) -> AdvantageEstimate:
     values, rewards = episode.values, _penalised_rewards(episode, objective)
     match objective.advantage:
         case "gae":
-            advantages = gae(rewards, values, gamma=objective.gamma, lam=objective.gae_lambda)
+            advantages = gae(rewards, values=values, gamma=objective.gamma, lam=objective.gae_lambda)
         case "bi_level_gae":
             advantages = bi_level_gae(
                 _penalised_turn_rewards(episode),
@@ -211,31 +280,35 @@ def _estimate(episode: Episode, objective: ObjectiveConfig) -> Estimate:
             )
         case "vtrace":
             found = vtrace(
-                rewards, values, episode.lagged_ratios,
-                gamma=objective.gamma, max_rho=objective.max_rho, max_c=objective.max_c,
+                rewards, values=values, lagged_ratio=episode.lagged_ratios,
+                gamma=objective.gamma, max_rho=objective.max_rho,
             )  # fmt: skip
-            return Estimate(advantages=found.advantages, returns=found.targets)
+            return AdvantageEstimate(advantages=found.advantages, returns=found.targets)
         case unknown:
             raise ValueError(f"no advantage {unknown!r} with a critic")
-    return Estimate(advantages=advantages, returns=advantages + values)
+    return AdvantageEstimate(advantages=advantages, returns=advantages + values)
 
 
-def _penalised_rewards(episode: Episode, objective: ObjectiveConfig) -> Numbers:
-    """The reward of each sampled token, less what the divergence takes off it."""
+def _penalised_rewards(episode: MeasuredTrajectory, objective: ObjectiveConfig) -> Numbers:
+    """The reward of each sampled token, less its KL penalty."""
     rewards: Numbers = token_rewards(episode.trajectory, objective=objective) - episode.penalties
     return rewards
 
 
-def _penalised_turn_rewards(episode: Episode) -> Numbers:
-    """The reward of each turn, less what the divergence takes off all of its tokens."""
-    turn_tokens = _turn_tokens(episode.trajectory)
-    penalties = np.add.reduceat(episode.penalties, np.cumsum(turn_tokens) - turn_tokens)
-    rewards: Numbers = _turn_rewards(episode.trajectory) - penalties
+def _penalised_turn_rewards(episode: MeasuredTrajectory) -> Numbers:
+    """The reward of each turn, less the KL penalties of its tokens."""
+    rewards: Numbers = _turn_rewards(episode.trajectory) - _turn_penalties(episode)
     return rewards
 
 
+def _turn_penalties(episode: MeasuredTrajectory) -> Numbers:
+    turn_tokens = _turn_tokens(episode.trajectory)
+    penalties: Numbers = np.add.reduceat(episode.penalties, np.cumsum(turn_tokens) - turn_tokens)
+    return penalties
+
+
 def _standardised(numbers: Sequence[npt.NDArray[np.float64]]) -> list[npt.NDArray[np.float64]]:
-    """In standard deviations over all episodes together."""
+    """Standardise over the tokens of all episodes together."""
     stops = np.cumsum([len(each) for each in numbers])[:-1]
     return np.split(batch_standardised_advantages(np.concatenate(numbers)), stops)
 

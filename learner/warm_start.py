@@ -1,4 +1,4 @@
-"""The warm start: imitation of expert episodes, so that reinforcement learning finds attempts that succeed."""
+"""The warm start: imitates expert episodes, so that some attempts succeed when reinforcement learning begins."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ import numpy as np
 from common.config import OptimConfig, WarmStartConfig
 from common.trajectory import Trajectory
 from learner.model.gradient import apply_gradient, backward
-from learner.model.packed_model import PackedModel, expect_backward
 from learner.model.optimizer import make_optimizer, make_schedule
+from learner.model.packed_model import PackedModel, expect_backward
 from learner.pack import TokenSequence, count_loss_tokens, micro_batches, sequences_of
 from learner.ranks import Ranks
 from learner.step_metrics import summed_over_ranks
@@ -33,16 +33,15 @@ def imitate(
     ranks: Ranks,
     seed: int,
     micro_batch_tokens: int,
-    chunk_tokens: int,
     on_step: Callable[[WarmStartStep], None],
 ) -> int:
-    """Make the policy likelier to write what the expert wrote, and return the number of optimizer steps.
+    """Train the policy to imitate the expert; return the number of optimizer steps.
 
-        loss = -sum(logprob of each loss token) / number of loss tokens in the step, over all ranks
+        loss = -sum(logprob of each loss token at temperature 1) / number of loss tokens in the step, over all ranks
 
-    Every rank passes all of the trajectories. They are visited in a seeded order, anew in each of `config.epochs`, in
-    steps of at most `config.batch_tokens` tokens; `on_step` is called after each. The optimizer is the warm start's
-    own: reinforcement learning begins with a fresh one. Raises ValueError where there is nothing to imitate.
+    Every rank passes all of the trajectories. Each of `config.epochs` visits them in a new seeded order, in steps of at
+    most `config.batch_tokens` tokens; `on_step` is called after each step. The optimizer is used only here:
+    reinforcement learning begins with a new one. Raises ValueError if there are no trajectories.
     """
     sequences = [part for trajectory in trajectories for part in sequences_of(trajectory, advantage=0.0)]
     batches = _batches(sequences, batch_tokens=config.batch_tokens, epochs=config.epochs, seed=seed)
@@ -57,8 +56,8 @@ def imitate(
         packs = micro_batches(batch, max_tokens=micro_batch_tokens, num_ranks=ranks.num_ranks, rank=ranks.rank)
         for number, packed in enumerate(packs, start=1):
             expect_backward(model, last=number == len(packs))
-            current = model(packed.to(ranks.device), temperature=1.0, chunk_tokens=chunk_tokens)
-            loss_sum = -current.logprobs.sum()
+            with model.at_temperature(1.0):
+                loss_sum = -model(packed.to(ranks.device)).logprobs.sum()
             backward(loss_sum, ranks=ranks, divisor=num_loss_tokens)
             loss_sums.append(loss_sum.detach())
         update = apply_gradient(optimizer, schedule, max_grad_norm=optim.max_grad_norm)
@@ -70,7 +69,7 @@ def imitate(
 def _batches(
     sequences: Sequence[TokenSequence], *, batch_tokens: int, epochs: int, seed: int
 ) -> list[list[TokenSequence]]:
-    """The batch of each step: as many whole sequences as `batch_tokens` hold, and at least one."""
+    """The batch of each step: as many whole sequences as fit into `batch_tokens`, and at least one."""
     rng = np.random.default_rng(seed)
     batches: list[list[TokenSequence]] = []
     for _ in range(epochs):

@@ -1,8 +1,8 @@
-"""Attention over a packed row in which no sequence sees another, exact and without a [tokens, tokens] mask.
+"""Attention over packed sequences: no sequence sees another, without a [tokens, tokens] mask.
 
-On a CPU each sequence is attended to by itself, in place. Elsewhere, and with a sliding window, sequences of like
-length that lie side by side are the rows of one small batch: a row's padding comes after its tokens, and attention is
-causal, so no token ever sees it. Every other layer works on the packed row.
+On a CPU, attention runs on one sequence after the other, in place. On other devices, and with a sliding window,
+neighbouring sequences of similar length become the rows of a small batch. The padding of a row comes after its tokens,
+and attention is causal, so no token sees it. Every other layer works on the packed row.
 """
 
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-# A sequence joins a batch of longer ones if it is at least this fraction as long as the longest: less padding against
-# fewer kernels. With 64 sequences of 60 to 180 tokens, 0.6 took about 10 % longer and 0.8 to 0.95 were alike.
+# A sequence joins a batch of longer ones if it has at least this fraction of the longest length: a trade-off between
+# padding and number of kernels. With 64 sequences of 60 to 180 tokens, 0.6 took about 10 % longer than 0.8 to 0.95.
 MIN_LENGTH_RATIO = 0.8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """Consecutive sequences of a pack that are attended to as one batch of [len(lengths), longest]."""
+    """Consecutive sequences of a pack that form one batch of [len(lengths), longest] in attention."""
 
     lengths: tuple[int, ...]
 
@@ -38,7 +38,7 @@ class Rows:
 
 
 def rows_of(lengths: Sequence[int]) -> tuple[Rows, ...]:
-    """Group consecutive sequences of like length; `pack` sorts by length, which makes the groups few.
+    """Group consecutive sequences of similar length; `pack` sorts by length, so there are few groups.
 
     >>> [row.lengths for row in rows_of([10, 9, 8, 7, 2])]
     [(10, 9, 8), (7,), (2,)]
@@ -54,36 +54,53 @@ def rows_of(lengths: Sequence[int]) -> tuple[Rows, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackRows:
-    """All rows of a pack, on their way through the layers.
+    """All rows of a pack, as passed through the layers.
 
-    As a bare tuple torch.compile would look at its length, and make the layers' code anew for each number of rows.
+    With a bare tuple, torch.compile would check its length, and compile the layers again for each number of rows.
     """
 
     rows: tuple[Rows, ...]
 
 
-@torch.compiler.disable(reason="it splits the pack at other places each time")  # type: ignore[no-untyped-call, untyped-decorator]
+class CannotPack(ValueError):
+    """The model cannot read packed sequences; the message completes the sentence "it cannot be trained here: "."""
+
+
+# Arguments of transformers that are not needed here: positions are already in `query` and `key`, there is no cache,
+# dropout is 0 in evaluation mode, and the sequence bounds are flash-attn's form of `rows`.
+_WITHOUT_EFFECT = {"position_ids", "past_key_values", "use_cache", "output_attentions", "dropout",
+                   "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}  # fmt: skip
+
+
+@torch.compiler.disable(reason="it splits each pack at different places")  # type: ignore[no-untyped-call, untyped-decorator]
 def packed_attention(
     module: nn.Module,
     query: Float[Tensor, "1 heads tokens head_dim"],
     key: Float[Tensor, "1 kv_heads tokens head_dim"],
-    value: Float[Tensor, "1 kv_heads tokens head_dim"],
-    attention_mask: None,
+    value: Float[Tensor, "1 kv_heads tokens value_dim"],
+    attention_mask: Tensor | None,
     *,
-    rows: PackRows,
+    rows: PackRows | None = None,
     scaling: float,
     sliding_window: int | None = None,
-    **_: object,
-) -> tuple[Float[Tensor, "1 tokens heads head_dim"], None]:
-    """The attention function that a Hugging Face model calls in each layer; the signature is transformers'.
+    is_causal: bool | None = None,
+    **others: object,
+) -> tuple[Float[Tensor, "1 tokens heads value_dim"], None]:
+    """The attention function that a Hugging Face model calls in each layer, with the signature of transformers.
 
-    `rows` comes from the caller of the model. What else transformers passes (position_ids, dropout and the like) has
-    no part here: positions are in `query` and `key` already, and dropout would make the log-probabilities random.
+    `rows` comes from the caller of the model. Raises CannotPack for a model whose layers do not pass it on, or that
+    needs a feature missing here, such as attention sinks (`s_aux`) or capped scores (`softcap`).
     """
+    if rows is None:
+        raise CannotPack("its layers do not pass the sequence bounds on to the attention")
+    wanted = others | {"attention_mask": attention_mask, "is_causal": is_causal is False or None}
+    unknown = sorted(name for name, value in wanted.items() if value is not None and name not in _WITHOUT_EFFECT)
+    if unknown:
+        raise CannotPack(f"its attention needs {', '.join(unknown)}, which packed attention does not support")
     lengths = [length for row in rows.rows for length in row.lengths]
     if query.device.type == "cpu" and (sliding_window is None or sliding_window >= max(lengths)):
         return _one_by_one(query, key, value, lengths, scaling), None
-    # Split, not sliced: the backward pass of a slice fills zeros as long as the whole pack.
+    # Split, not sliced: the backward pass of a slice would fill zeros for the whole pack.
     sizes = [row.num_tokens for row in rows.rows]
     parts = [torch.split_with_sizes(packed[0], sizes, dim=1) for packed in (query, key, value)]
     attended = [
@@ -96,12 +113,12 @@ def packed_attention(
 def _one_by_one(
     query: Float[Tensor, "1 heads tokens head_dim"],
     key: Float[Tensor, "1 kv_heads tokens head_dim"],
-    value: Float[Tensor, "1 kv_heads tokens head_dim"],
+    value: Float[Tensor, "1 kv_heads tokens value_dim"],
     lengths: list[int],
     scaling: float,
-) -> Float[Tensor, "1 tokens heads head_dim"]:
-    # Split and joined where a sequence is one stretch of memory, as the projections before and behind it have it: along
-    # the other axis, the gradients of the parts would be joined by strided copies.
+) -> Float[Tensor, "1 tokens heads value_dim"]:
+    # Split along the axis where a sequence is contiguous in memory, as in the projections before and after. Along the
+    # other axis, the gradients of the parts would be joined by strided copies.
     parts = (torch.split_with_sizes(packed.transpose(1, 2), lengths, dim=1) for packed in (query, key, value))
     attended = [
         F.scaled_dot_product_attention(
@@ -128,11 +145,11 @@ def _batched(packed: Float[Tensor, "heads tokens head_dim"], row: Rows) -> Float
 def _attend(
     query: Float[Tensor, "rows heads longest head_dim"],
     key: Float[Tensor, "rows kv_heads longest head_dim"],
-    value: Float[Tensor, "rows kv_heads longest head_dim"],
+    value: Float[Tensor, "rows kv_heads longest value_dim"],
     row: Rows,
     scaling: float,
     sliding_window: int | None,
-) -> Float[Tensor, "tokens heads head_dim"]:
+) -> Float[Tensor, "tokens heads value_dim"]:
     window = None if sliding_window is None or sliding_window >= row.longest else sliding_window
     attended = F.scaled_dot_product_attention(
         query,
@@ -149,7 +166,7 @@ def _attend(
 
 
 def _window_mask(longest: int, window: int, device: torch.device) -> Bool[Tensor, "longest longest"]:
-    """True where a token may look: at itself and the `window - 1` tokens before it."""
+    """True where a token may attend: to itself and to the `window - 1` tokens before it."""
     position = torch.arange(longest, device=device)
     behind = position[:, None] - position[None, :]
     return (behind >= 0) & (behind < window)

@@ -1,7 +1,7 @@
-"""torch.compile of a model's layers, each by itself: the same numbers but for rounding, in fewer passes over memory.
+"""Compiles each layer of a model with torch.compile: same results up to rounding, with fewer passes over memory.
 
-Layers of one shape share their code, and its lengths are symbols: packs of other lengths use it too. Attention is not
-compiled, see `learner.attention`: a layer's code is what comes before it and what comes after.
+Layers of the same shape share compiled code, which works for packs of any length. Attention is not compiled (see
+`learner.model.attention`), so the code of a layer has two parts: before and after the attention.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ BACKEND = "inductor"
 
 
 def compile_layers(layers: Sequence[nn.Module]) -> None:
-    """Have each layer's forward and backward passes compiled when they are first called for."""
+    """Make each layer compile its forward and backward pass at the first call."""
     for layer in layers:
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=BACKEND)
 
 
 def check_compiler(device: torch.device) -> None:
-    """Compile one line for `device`. Raises ConfigError where that cannot be done."""
+    """Compile one line of code for `device`. Raises ConfigError if that fails."""
     doubled = torch.compile(lambda numbers: 2 * numbers, backend=BACKEND)
     try:
         doubled(torch.ones(2, device=device))
@@ -30,7 +30,7 @@ def check_compiler(device: torch.device) -> None:
         inner = error.inner_exception
         reason = f"{type(inner).__name__}: {inner}".splitlines()[0]
         raise ConfigError(
-            f"`learner.compile` must be false where torch.compile does not work, got True ({reason}); install a C++ "
-            "compiler and Python's headers (Debian, Ubuntu: apt-get install g++ python3-dev), or name a compiler in "
-            "the environment's CXX"
+            f"`learner.compile` must be false if torch.compile does not work, got True ({reason}); install a C++ "
+            "compiler and Python's headers (Debian, Ubuntu: apt-get install g++ python3-dev), or set the environment "
+            "variable CXX to a compiler"
         ) from error

@@ -1,4 +1,4 @@
-"""The critic of a run: what predicts returns, what moves it, and the unit that it predicts in."""
+"""The critic of a run: the model that predicts returns, with its optimizer, schedule and unit."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -8,22 +8,22 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from common.config import Config
+from common.config import Config, LoraConfig
 from learner.model.logprobs import TokenLogprobs
-from learner.model.packed_model import PackedModel, load_kind, merged_shards, named_shards
 from learner.model.optimizer import make_optimizer, make_schedule
-from learner.pack import Packed
-from learner.ranks import Ranks
+from learner.model.packed_model import PackedModel, load_kind, merged_shards, named_shards
+from learner.model.value_model import SharedTrunk, ValueHead, ValueModel
 from learner.objective.return_scale import ReturnScale
 from learner.objective.value_loss import ValueLoss, value_loss
-from learner.model.value_model import SharedTrunk, ValueHead, ValueModel
+from learner.pack import Packed
+from learner.ranks import Ranks
 
 
 @dataclass(kw_only=True, slots=True)
 class Critic:
-    """What its optimizer moves is `module`: a model of its own, or the head alone where the policy's trunk is shared.
+    """A critic and its optimizer. `module` is a separate model, or only a head if the critic shares the policy's trunk.
 
-    Its schedule counts its own updates: in the warm-up it moves, and the policy's does not.
+    The critic has its own schedule: during the critic's warm-up it advances, but the policy's does not.
     """
 
     module: ValueModel | ValueHead
@@ -36,21 +36,20 @@ class Critic:
         return isinstance(self.module, ValueHead)
 
 
-def critic_loss(critic: Critic, packed: Packed, current: TokenLogprobs, *, value_clip: float) -> ValueLoss:
-    """The critic's loss on a pack that carries values and returns; `current` is the policy's forward pass on it."""
+def critic_loss(critic: Critic, packed: Packed, current: TokenLogprobs) -> ValueLoss:
+    """The critic's loss on a pack with values and returns; `current` is the policy's result on the same pack."""
     assert packed.old_values is not None and packed.returns is not None
     values = current.values if critic.is_shared else critic.module(packed)
     assert values is not None
     return value_loss(
         values,
-        critic.scale.normalised(packed.old_values[packed.loss_mask]),
-        critic.scale.normalised(packed.returns[packed.loss_mask]),
-        value_clip=value_clip,
+        old_values=critic.scale.normalised(packed.old_values[packed.loss_mask]),
+        returns=critic.scale.normalised(packed.returns[packed.loss_mask]),
     )
 
 
 def load_critic(config: Config, model: PackedModel, *, ranks: Ranks) -> Critic | None:
-    """The critic that `objective.critic` asks for, beside `model`, whose folder its own trunk is read from."""
+    """Load the critic of `objective.critic`; None for "none". A separate trunk comes from the folder of `model`."""
     module: ValueModel | ValueHead
     match config.objective.critic:
         case "none":
@@ -59,17 +58,10 @@ def load_critic(config: Config, model: PackedModel, *, ranks: Ranks) -> Critic |
             assert isinstance(model, SharedTrunk)
             module = model.value_head
         case "own":
-            module = load_kind(
-                ValueModel,
-                model.folder,
-                ranks=ranks,
-                dtype=config.model.dtype,
-                activation_checkpointing=config.learner.activation_checkpointing,
-                compile=config.learner.compile,
-                cpu_offload=config.learner.cpu_offload,
-            )
+            settings = dataclasses.replace(model.settings, lora=LoraConfig())
+            module = load_kind(ValueModel, model.folder, ranks=ranks, settings=settings)
         case unknown:
-            raise ValueError(f"no critic {unknown!r}")
+            raise ValueError(f"unknown critic {unknown!r}")
     optim = dataclasses.replace(config.optim, lr=config.optim.critic_lr)
     optimizer = make_optimizer(module, config=optim)
     return Critic(
@@ -81,13 +73,13 @@ def load_critic(config: Config, model: PackedModel, *, ranks: Ranks) -> Critic |
 
 
 def policy_kind(config: Config) -> type[PackedModel]:
-    """What the policy's model has to be for `objective.critic`."""
+    """The class of the policy's model that `objective.critic` needs."""
     return SharedTrunk if config.objective.critic == "shared" else PackedModel
 
 
 @torch.no_grad()
 def begin_at(critic: Critic, model: PackedModel) -> None:
-    """Give a critic with a trunk of its own the policy's weights: what imitation has learnt is worth as much to it."""
+    """Copy the policy's weights into a critic with a separate trunk: it too needs what imitation has learned."""
     if isinstance(critic.module, ValueModel):
         shards = dict(merged_shards(model))
         for name, parameter in named_shards(critic.module):
@@ -95,8 +87,8 @@ def begin_at(critic: Critic, model: PackedModel) -> None:
 
 
 def critic_shards(critic: Critic) -> Iterator[tuple[str, nn.Parameter]]:
-    """Every parameter of the critic as this rank holds it. A shared trunk must have been asked for its own before."""
+    """This rank's shards of the critic's parameters. With a shared trunk, call `named_shards(model)` before."""
     if isinstance(critic.module, ValueModel):
-        for _ in named_shards(critic.module):  # which puts back what a forward pass gathered
+        for _ in named_shards(critic.module):  # it reshards what a forward pass gathered
             break
     yield from critic.module.named_parameters()

@@ -1,4 +1,4 @@
-"""What leaves the learner: a Hugging Face folder of the whole weights, and adapters in peft's own format."""
+"""Exports trained weights: a Hugging Face folder of the full weights, and adapters in peft's format."""
 
 import json
 import shutil
@@ -8,9 +8,9 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoTokenizer
 from transformers.core_model_loading import revert_weight_conversion
 
+from common.tokenizer import load_tokenizer
 from common.weights import TensorEntry
 from learner.model.lora import adapter_settings, is_of_adapter, name_in_peft
 from learner.model.packed_model import PackedModel, full_layout, full_tensors, named_shards, whole
@@ -20,19 +20,19 @@ MAX_FILE_BYTES = 5 << 30
 
 
 def save_hf(model: PackedModel, folder: str | Path, *, ranks: Ranks, max_file_bytes: int = MAX_FILE_BYTES) -> None:
-    """Write a Hugging Face folder, tokenizer included, that vLLM and transformers load. Every rank calls it.
+    """Write a Hugging Face folder with the tokenizer, which vLLM and transformers can load. Every rank calls it.
 
-    The weights are float32, adapters merged. Rank 0 alone writes: it holds the tensors of one file of at most
-    `max_file_bytes` at a time, or one tensor where that is larger; the others hold one tensor.
+    The weights are float32, with adapters merged. Only rank 0 writes: its memory holds the tensors of one file of at
+    most `max_file_bytes`, or one tensor if that is larger. The other ranks need memory for one tensor.
     """
     folder, tensors = Path(folder), full_tensors(model)
     if ranks.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        for stale in folder.glob("model*.safetensors*"):  # of an export that was cut into other files
+        for stale in folder.glob("model*.safetensors*"):  # of an earlier export with other file sizes
             stale.unlink()
         _write_weights(model, folder, tensors, _cut(full_layout(model), max_file_bytes))
         model.causal_lm.config.save_pretrained(folder)
-        AutoTokenizer.from_pretrained(model.folder).save_pretrained(folder)
+        load_tokenizer(model.folder).save_pretrained(folder)
         generation = model.folder / "generation_config.json"
         if generation.is_file():
             shutil.copy(generation, folder)
@@ -41,7 +41,7 @@ def save_hf(model: PackedModel, folder: str | Path, *, ranks: Ranks, max_file_by
 
 
 def save_adapters(model: PackedModel, folder: str | Path, *, ranks: Ranks) -> None:
-    """Write the adapters alone as peft does, to be put beside the weights of `model.folder`. Every rank calls it."""
+    """Write only the adapters, in peft's format, for use with the weights of `model.folder`. Every rank calls it."""
     folder = Path(folder)
     tensors = {
         name_in_peft(name): whole(shard).cpu() for name, shard in named_shards(model) if is_of_adapter(name)
@@ -53,7 +53,7 @@ def save_adapters(model: PackedModel, folder: str | Path, *, ranks: Ranks) -> No
 
 
 def _cut(entries: Sequence[TensorEntry], max_file_bytes: int) -> list[int]:
-    """How many of the tensors, in their order, each file gets."""
+    """The number of tensors in each file, in their order."""
     counts, room = [0], max_file_bytes
     for entry in entries:
         if entry.num_bytes > room and counts[-1]:
@@ -67,7 +67,7 @@ def _cut(entries: Sequence[TensorEntry], max_file_bytes: int) -> list[int]:
 def _write_weights(
     model: PackedModel, folder: Path, tensors: Iterator[tuple[str, Tensor]], counts: Sequence[int]
 ) -> None:
-    """Write so many of `tensors` into each file; where there are several, the index that transformers reads too."""
+    """Write `counts` tensors into each file, and the index that transformers reads if there are several files."""
     if len(counts) == 1:
         _write_file(model, folder / "model.safetensors", tensors)
         return
@@ -82,9 +82,9 @@ def _write_weights(
 
 
 def _write_file(model: PackedModel, path: Path, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
-    """Return what was written: names and bytes."""
-    held = {name: tensor.cpu().contiguous() for name, tensor in tensors}
-    # A model may hold as one tensor what its folder has as several.
-    held = revert_weight_conversion(model.causal_lm, held)
-    save_file(held, path, metadata={"format": "pt"})
-    return {name: tensor.nbytes for name, tensor in held.items()}
+    """Write one file; return the names of its tensors and their bytes."""
+    weights = {name: tensor.cpu().contiguous() for name, tensor in tensors}
+    # transformers merges some tensors of a folder into one when it loads them.
+    weights = revert_weight_conversion(model.causal_lm, weights)
+    save_file(weights, path, metadata={"format": "pt"})
+    return {name: tensor.nbytes for name, tensor in weights.items()}

@@ -1,4 +1,4 @@
-"""What a step costs in floating-point operations, and what the devices could have done in its time."""
+"""The floating-point operations of a step, and the model FLOPs utilisation (MFU)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import torch
 
 from learner.model.packed_model import PackedModel
 
-# Dense bfloat16, in 1e12 operations a second, by a part of the device's name; the first that fits.
+# Dense bfloat16, in 1e12 operations per second, by a part of the device's name; the first match counts.
 PEAK_TFLOPS = {
     "B200": 2250.0,
     "H100 PCIe": 756.0,
@@ -22,37 +22,38 @@ PEAK_TFLOPS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flops:
-    """Of one optimizer step: forward and twice that backward, by the matrix products alone (PaLM, appendix B).
+    """Floating-point operations of one optimizer step: the matrix products forward, and twice that backward.
 
         flops = 6 * parameters * tokens + 12 * layers * heads * head_dim * token pairs
 
-    https://arxiv.org/abs/2204.02311. A token reads itself and those before it in its sequence, so n tokens are
-    n (n + 1) / 2 pairs. What is computed again (activation checkpointing), or for a reference, is not counted. With
-    1e6 parameters, 2 layers of 4 heads of 8, a sequence of 10 tokens costs 6e7 + 12 * 2 * 4 * 8 * 55 = 60,042,240.
+    PaLM, appendix B, https://arxiv.org/abs/2204.02311. A token attends to itself and those before it in its sequence,
+    so n tokens are n (n + 1) / 2 pairs. Recomputation (activation checkpointing) and the reference's forward pass are
+    not counted. With 1e6 parameters and 2 layers of 4 heads of 8, a sequence of 10 tokens costs
+    6e7 + 12 * 2 * 4 * 8 * 55 = 60,042,240.
     """
 
     per_token: float
     per_pair: float
-    peak: float | None  # operations a second of all ranks together; None where nobody knows
+    peak: float | None  # operations per second of all ranks together; None if unknown
 
     def of(self, lengths: Iterable[int]) -> float:
-        """Of sequences that are `lengths` tokens long."""
+        """The operations of training on sequences of these `lengths`, in tokens."""
         return sum(self.per_token * length + self.per_pair * length * (length + 1) / 2 for length in lengths)
 
     def utilisation(self, lengths: Iterable[int], elapsed_s: float) -> float | None:
-        """The fraction of the peak over `elapsed_s` (MFU); None where the peak is not known."""
+        """The fraction of the peak that was used in `elapsed_s` (MFU); None if the peak is unknown."""
         return self.of(lengths) / (self.peak * elapsed_s) if self.peak else None
 
 
-def flops_of(model: PackedModel, *, peak_tflops: float, device: torch.device, num_ranks: int) -> Flops:
-    """What training `model` costs. `peak_tflops` is of one device, 0 to go by its name."""
+def flops_of(model: PackedModel, *, device: torch.device, num_ranks: int) -> Flops:
+    """The cost of training `model`, and the peak of all ranks, if the device's name is in PEAK_TFLOPS."""
     config = model.causal_lm.config.get_text_config()
     heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads  # not every architecture says it
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads  # not every architecture has the key
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if not config.tie_word_embeddings:  # looked up, not multiplied
         parameters -= model.causal_lm.get_input_embeddings().weight.numel()
-    peak = peak_tflops or _known_peak(device)
+    peak = _known_peak(device)
     return Flops(
         per_token=6.0 * parameters,
         per_pair=12.0 * config.num_hidden_layers * heads * head_dim,

@@ -1,4 +1,4 @@
-"""The gradient of one optimizer step: added up over micro-batches and ranks, clipped, applied and forgotten."""
+"""The gradient of one optimizer step: summed over micro-batches and ranks, clipped, applied and cleared."""
 
 import math
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from learner.ranks import Ranks
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """What became of one optimizer step."""
+    """The result of one optimizer step."""
 
     grad_norm: float
     lr: float
@@ -21,13 +21,13 @@ class Update:
 
 
 def backward(loss_sum: Tensor, *, ranks: Ranks, divisor: float) -> None:
-    """Add this micro-batch's part of the gradient of the sum over all ranks, divided by `divisor`."""
-    # FSDP averages gradients over the ranks where a sum is wanted: num_ranks undoes that, here and nowhere else.
+    """Add the gradient of this micro-batch's `loss_sum` / `divisor`; FSDP adds up those of all ranks."""
+    # FSDP averages gradients over the ranks, but a sum is needed: num_ranks undoes the average, here and nowhere else.
     torch.autograd.backward(loss_sum * (ranks.num_ranks / divisor))
 
 
 def gradient_norm(optimizer: torch.optim.Optimizer) -> Tensor:
-    """The global norm of the gradient of all that `optimizer` moves: whole, the same on every rank. Collective."""
+    """The global norm of the gradient of all parameters of `optimizer`, the same on every rank. Collective."""
     norm = torch.nn.utils.get_total_norm([p.grad for p in _parameters(optimizer) if p.grad is not None])
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
@@ -35,9 +35,9 @@ def gradient_norm(optimizer: torch.optim.Optimizer) -> Tensor:
 def apply_gradient(
     optimizer: torch.optim.Optimizer, schedule: LambdaLR, *, max_grad_norm: float, scale: float = 1.0
 ) -> Update:
-    """Clip the gradient to a global norm of `max_grad_norm`, update, move the schedule on, and forget the gradient.
+    """Clip the gradient to a global norm of `max_grad_norm`, update parameters and schedule, clear the gradient.
 
-    `scale` is of the learning rate, for this update only; 0, like a gradient that is not finite, changes nothing.
+    `scale` multiplies the learning rate of this update only. With 0, or if the gradient is not finite, nothing changes.
     """
     lr = float(optimizer.param_groups[0]["lr"]) * scale
     norm = gradient_norm(optimizer)
@@ -48,7 +48,7 @@ def apply_gradient(
         for group in optimizer.param_groups:
             group["lr"] *= scale
         optimizer.step()
-        schedule.step()  # sets the next step's learning rate anew, from the schedule alone
+        schedule.step()  # sets the next learning rate from the schedule alone, so `scale` does not last
     optimizer.zero_grad(set_to_none=True)
     return Update(grad_norm=grad_norm, lr=lr, skipped=not updates)
 

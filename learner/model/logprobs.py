@@ -1,4 +1,4 @@
-"""Log-probabilities of the tokens that are trained, without the whole of [tokens, vocabulary] ever existing."""
+"""Log-probabilities of loss tokens, without a tensor of [tokens, vocabulary]."""
 
 import math
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ from torch.utils.checkpoint import checkpoint
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenLogprobs:
-    """What the current policy thinks of each loss token, in the order of the pack."""
+    """The output of the policy for each loss token, in the order of the pack."""
 
     logprobs: Float[Tensor, " loss_tokens"]  # with gradient
-    entropies: Float[Tensor, " loss_tokens"]  # nats; with gradient only where that was asked for
+    entropies: Float[Tensor, " loss_tokens"]  # nats; with gradient only if requested
     values: Float[Tensor, " loss_tokens"] | None = None  # of a critic that shares the trunk; with gradient
 
 
 def predictions(
     hidden: Float[Tensor, "tokens hidden"], tokens: Int[Tensor, " tokens"], loss_mask: Bool[Tensor, " tokens"]
 ) -> tuple[Float[Tensor, "loss_tokens hidden"], Int[Tensor, " loss_tokens"]]:
-    """The hidden states that predict the loss tokens, and those tokens. The one place that shifts by one.
+    """The hidden states that predict the loss tokens, and those tokens. This is the only place that shifts by one.
 
     The state after token i - 1 predicts token i. The first token of a sequence is never a loss token (`sequences_of`
-    sees to it), so the state before a loss token is always of its own sequence. Tokens that are not trained end here,
-    and cost no logits.
+    ensures it), so the state before a loss token is always of the same sequence. Tokens that are not trained are left
+    out here, and cost no logits.
     """
     positions = loss_mask.nonzero().squeeze(1)
     return hidden[positions - 1], tokens[positions]
@@ -49,29 +49,29 @@ def chunked_logprobs(
         logits[i] = head_weight @ hidden[i] + head_bias        in float32
         logprob[i] = logits[i, target[i]] / T - log(sum(exp(logits[i] / T)))
 
-    Actors record the log-probability after temperature, so it is divided out here as well. Logits exist for
-    `chunk_tokens` tokens at a time, forward and backward: all but the last chunk's are recomputed there. Two words with
+    Actors record the log-probability after temperature, so logits are divided by it here as well. Logits exist for
+    `chunk_tokens` tokens at a time; the backward pass recomputes those of all chunks but the last. Two tokens with
     logits (ln 3, 0) have probabilities (3/4, 1/4) at T = 1, and (0.634, 0.366) at T = 2. `entropy_gradient` costs one
-    more [chunk_tokens, vocab] in the backward pass.
+    more tensor of [chunk_tokens, vocab] in the backward pass.
 
-    With `kept`, the ids that each target was chosen from (filled up with -1, the target among them), both are of the
-    softmax over those alone, as top-k and top-p made it: a token that had no chance then has none here either, whatever
-    the current policy thinks of it. Of three words with logits (ln 3, 0, 0), the first two kept, the first has 3/4.
+    `kept` has the ids that each target was sampled from, padded with -1, including the target. Then both results are of
+    the softmax over these ids only, as with top-k and top-p: a token that could not be sampled has no probability here
+    either. Of three tokens with logits (ln 3, 0, 0), with the first two kept, the first has 3/4.
 
     Raises ValueError unless `temperature` > 0: a greedy policy has no log-probabilities to train on.
     """
     if temperature <= 0:
-        raise ValueError(f"temperature must be > 0, got {temperature}; trajectories to train on are sampled")
-    # float32 at least: bfloat16 logits are wrong in the second digit.
+        raise ValueError(f"temperature must be > 0, got {temperature}; only sampled trajectories can be trained on")
+    # At least float32: bfloat16 logits are wrong in the second digit.
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     weight, bias = head_weight.to(dtype), None if head_bias is None else head_bias.to(dtype)
     logprobs, entropies = [], []
-    # At least one chunk, though it be empty: every rank's backward pass must reach the head, or FSDP's collectives
-    # would differ in size.
+    # At least one chunk, even an empty one: the backward pass of every rank must reach the head, or the sizes of FSDP's
+    # collectives would differ.
     last_start = max(0, len(targets) - 1) // chunk_tokens * chunk_tokens
     for start in range(0, last_start + 1, chunk_tokens):
         chunk = slice(start, start + chunk_tokens)
-        # The backward pass begins with the last chunk. Its logits are kept: to let go of them would save nothing.
+        # The backward pass begins with the last chunk, so to drop its logits would save nothing.
         run = _logprobs if start == last_start else _recomputed_logprobs
         chunk_kept = None if kept is None else kept[chunk]
         chunk_logprobs, chunk_entropies = run(
@@ -91,7 +91,7 @@ def _logprobs(
     temperature: float,
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
-    # The states are divided, not the logits: they are smaller.
+    # Divide the states, not the logits: they are smaller.
     logits = F.linear(hidden.to(weight.dtype) / temperature, weight, None if bias is None else bias / temperature)
     of_targets = logits.gather(1, targets[:, None]).squeeze(1)
     if kept is not None:

@@ -1,9 +1,9 @@
-"""LoRA: low-rank adapters beside frozen linear layers, by peft. https://arxiv.org/abs/2106.09685
+"""LoRA: low-rank adapters for frozen linear layers, with peft. https://arxiv.org/abs/2106.09685
 
     y = W x + (alpha / rank) B A x        A: [rank, in], random at first;  B: [out, rank], 0 at first
 
-What is exported, and what vLLM serves, is the merged weight; actors merge what is published of adapters themselves,
-by the same operation (`actors/staged_weights.py`):
+The exported weights are merged. Only adapters are published; actors merge them into their own copy of the weights by
+the same operation (`actors/staged_weights.py`):
 
     W + (alpha / rank) B A
 """
@@ -17,20 +17,21 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from common.config import LoraConfig
+from common.config_error import ConfigError
 
-_NAME = "default"  # peft can hold several adapters by name; this is its own name for the only one
+_NAME = "default"  # peft supports several named adapters; this is its default name for a single one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapter:
-    """What is trained beside one weight."""
+    """The adapter of one weight."""
 
     down: nn.Parameter  # A
     up: nn.Parameter  # B
     scaling: float  # alpha / rank
 
     def merged(self, weight: Float[Tensor, "out in"]) -> Float[Tensor, "out in"]:
-        """The weight that computes what `weight` and its adapter do together.
+        """The weight that has the same effect as `weight` with its adapter.
 
         With weight 1, A 2, B 3 and a scaling of 0.5 it is 4.
         """
@@ -38,9 +39,9 @@ class Adapter:
 
 
 def add_adapters(causal_lm: PreTrainedModel, config: LoraConfig) -> None:
-    """Freeze every weight of `causal_lm` and put an adapter beside each that `config` asks for.
+    """Freeze every weight of `causal_lm`, and add an adapter to each target module of `config`.
 
-    The random state is as it was, though A is drawn from it. Raises ValueError for target modules that the model does
+    A is random, but the random state is restored afterwards. Raises ConfigError for target modules that the model does
     not have, or that are not linear layers of its decoder.
     """
     targets = config.target_modules or "all-linear"
@@ -65,7 +66,7 @@ def add_adapters(causal_lm: PreTrainedModel, config: LoraConfig) -> None:
 
 
 def adapters_of(causal_lm: PreTrainedModel) -> dict[str, Adapter]:
-    """By the name, in the Hugging Face folder, of the weight that each stands beside; empty without LoRA."""
+    """The adapters, by the Hugging Face name of the weight that each belongs to; empty without LoRA."""
     return {
         f"{name}.weight": Adapter(
             down=module.lora_A[_NAME].weight, up=module.lora_B[_NAME].weight, scaling=module.scaling[_NAME]
@@ -75,12 +76,12 @@ def adapters_of(causal_lm: PreTrainedModel) -> dict[str, Adapter]:
 
 
 def is_of_adapter(name: str) -> bool:
-    """Whether the parameter `name` is an adapter's own."""
+    """Whether the parameter `name` belongs to an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 
 def folder_name(name: str) -> str:
-    """The name in the Hugging Face folder of the frozen parameter `name`."""
+    """The name of the frozen parameter `name` in the Hugging Face folder."""
     return name.replace(".base_layer.", ".")
 
 
@@ -90,7 +91,7 @@ def name_in_peft(name: str) -> str:
 
 
 def adapter_settings(causal_lm: PreTrainedModel) -> peft.LoraConfig:
-    """What peft needs to know to put the adapters beside the same weights again."""
+    """The peft configuration, which peft needs to load the adapters again."""
     return causal_lm.peft_config[_NAME]
 
 
@@ -100,8 +101,8 @@ def _adapted(causal_lm: PreTrainedModel) -> list[tuple[str, peft.tuners.lora.Lor
     ]
 
 
-def _bad_targets(config: LoraConfig, reason: str) -> ValueError:
-    return ValueError(
+def _bad_targets(config: LoraConfig, reason: str) -> ConfigError:
+    return ConfigError(
         f"`model.lora.target_modules` {config.target_modules}: {reason}; "
-        "leave it empty for every linear layer but the head"
+        "leave it empty to adapt every linear layer but the head"
     )

@@ -1,4 +1,4 @@
-"""AdamW and its schedule."""
+"""The optimizer, AdamW, and its learning rate schedule."""
 
 import math
 from functools import partial
@@ -9,16 +9,19 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from common.config import OptimConfig
 
+BETAS = (0.9, 0.95)  # decay of the gradient's mean and of its square
+EPS = 1e-8  # added to the denominator
+
 
 def make_optimizer(model: nn.Module, *, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW (https://arxiv.org/abs/1711.05101) over what trains, as it is sharded; its state is float32."""
+    """AdamW (https://arxiv.org/abs/1711.05101) over the trainable parameters; its state is sharded, in float32."""
     return torch.optim.AdamW(
         [parameter for parameter in model.parameters() if parameter.requires_grad],
         lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
+        betas=BETAS,
+        eps=EPS,
         weight_decay=config.weight_decay,
-        fused=True,  # one pass over weights, gradient and state; one operation at a time it is a tenth of a small step
+        fused=True,  # one pass over memory; unfused it takes a tenth of a small step
     )
 
 
@@ -31,10 +34,10 @@ def make_schedule(optimizer: torch.optim.Optimizer, *, config: OptimConfig, num_
 
 
 def lr_fraction(step: int, *, schedule: str, warmup_steps: int, num_steps: int) -> float:
-    """Fraction of the top learning rate at `step`, counted from 0.
+    """The learning rate at `step`, counted from 0, as a fraction of the highest one.
 
-    Linear from 1/(warmup_steps + 1) over the warm-up, which so never wastes a step on a rate of 0; then constant, or
-    down to 0 at `num_steps` along a line or half a cosine. At step 75 of 100 without warm-up: 1, 0.25, 0.146.
+    The warm-up is linear from 1/(warmup_steps + 1), so no step has a rate of 0. Then the rate is constant, or falls to
+    0 at `num_steps`, linearly or along half a cosine. At step 75 of 100 without warm-up: 1, 0.25, 0.146.
     """
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)

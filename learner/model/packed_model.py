@@ -1,6 +1,9 @@
-"""A Hugging Face causal LM that reads packed rows: loaded from a folder, sharded over the ranks, gathered again."""
+"""A Hugging Face causal LM that reads packed sequences: loads it from a folder, shards it, gathers its weights."""
 
+import dataclasses
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,56 +18,93 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from common.config import LoraConfig
+from common.config import Config, LoraConfig
 from common.weights import TensorEntry, layout
-from learner.model.attention import PackRows, packed_attention, rows_of
+from learner.model.attention import CannotPack, PackRows, packed_attention, rows_of
 from learner.model.compiler import check_compiler, compile_layers
 from learner.model.logprobs import TokenLogprobs, chunked_logprobs, predictions
 from learner.model.lora import adapters_of, add_adapters, folder_name, is_of_adapter
+from learner.model.rope import fix_frequencies
+from learner.model.skeleton import fill, refused_together, skeleton_of, tensors_of
 from learner.pack import Packed
 from learner.ranks import Ranks
-from learner.model.skeleton import Refusal, agree, fill, skeleton_of, tensors_of
 
 M = TypeVar("M", bound="PackedModel")
 PACKED_ATTENTION = "slipstream_packed"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class PackedModel(nn.Module):
-    """A causal LM whose forward pass takes a pack and gives the log-probabilities of its loss tokens."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSettings:
+    """How a model is loaded, and how it computes; the model keeps them."""
 
-    def __init__(self, causal_lm: PreTrainedModel, *, folder: Path) -> None:
+    dtype: str  # of the forward pass, float32 or bfloat16; logits and heads are always float32
+    temperature: float  # of the actors' sampling: logits are divided by it
+    chunk_tokens: int  # tokens whose logits exist at one time
+    max_tokens: int | None = None  # of the longest sequence; some models need it, see `learner.model.rope`
+    activation_checkpointing: bool = False  # recompute activations in the backward pass
+    compile: bool = False  # the layers, see `learner.model.compiler`
+    cpu_offload: bool = False  # weights, gradients and optimizer state in host memory; a layer is copied when needed
+    lora: LoraConfig = field(default_factory=LoraConfig)  # with a rank above 0 only adapters are trained
+
+    @classmethod
+    def of(cls, config: Config) -> "ModelSettings":
+        """The settings of a run's policy."""
+        return cls(
+            dtype=config.model.dtype,
+            temperature=config.sampling.temperature,
+            chunk_tokens=config.learner.logprob_chunk_tokens,
+            max_tokens=config.model.max_tokens,
+            activation_checkpointing=config.learner.activation_checkpointing,
+            compile=config.learner.compile,
+            cpu_offload=config.learner.cpu_offload,
+            lora=config.model.lora,
+        )
+
+    def frozen(self) -> "ModelSettings":
+        """The same for a model that is not trained."""
+        return ModelSettings(
+            dtype=self.dtype, temperature=self.temperature, chunk_tokens=self.chunk_tokens, max_tokens=self.max_tokens
+        )
+
+
+class PackedModel(nn.Module):
+    """A causal LM whose forward pass takes a pack and returns the log-probabilities of its loss tokens."""
+
+    def __init__(self, causal_lm: PreTrainedModel, *, folder: Path, settings: ModelSettings) -> None:
         super().__init__()
         self.causal_lm: PreTrainedModel = causal_lm
-        self.folder = folder  # where it was loaded from
-        self.one_rank_holds_all = False  # sharded over one rank, and not offloaded: see `expect_backward`
-        self.hands_over = True  # gradients to FSDP, after the next backward pass
+        self.folder = folder  # that it was loaded from
+        self.settings = settings
+        self.one_rank_holds_all = False  # one rank, without offloading: see `expect_backward`
+        self.syncs_gradients = True  # FSDP takes the gradients after the next backward pass
 
     @property
     def vocab_size(self) -> int:
         return int(self.causal_lm.config.vocab_size)
 
     def heads(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What trains and is written down with the causal LM, and is no part of it."""
+        """Parameters outside the causal LM that are trained and saved with it."""
         return iter(())
 
-    def forward(
-        self, packed: Packed, *, temperature: float, chunk_tokens: int, entropy_gradient: bool = False
-    ) -> TokenLogprobs:
-        """Hidden states of the packed row, then log-probabilities in chunks: see `chunked_logprobs`."""
+    @contextmanager
+    def at_temperature(self, temperature: float) -> Iterator[None]:
+        """Within the block, forward passes use this temperature instead of that of the settings."""
+        settings = self.settings
+        self.settings = dataclasses.replace(settings, temperature=temperature)
+        try:
+            yield
+        finally:
+            self.settings = settings
+
+    def forward(self, packed: Packed, *, entropy_gradient: bool = False) -> TokenLogprobs:
+        """The log-probabilities of the loss tokens, computed in chunks: see `chunked_logprobs`."""
         hidden, targets = predictions(self.hidden_states(packed), packed.tokens, packed.loss_mask)
-        return self.logprobs(
-            hidden,
-            targets,
-            packed.kept,
-            temperature=temperature,
-            chunk_tokens=chunk_tokens,
-            entropy_gradient=entropy_gradient,
-        )
+        return self.logprobs(hidden, targets, packed.kept, entropy_gradient=entropy_gradient)
 
     def hidden_states(self, packed: Packed) -> Float[Tensor, "tokens hidden"]:
-        """The decoder's last, of every token of the pack."""
-        # No mask and no cache: with either, transformers would take the row for one sequence.
+        """The decoder's last hidden state of every token of the pack."""
+        # No mask and no cache: with either, transformers would treat the row as one sequence.
         hidden: Tensor = self.causal_lm.get_decoder()(
             input_ids=packed.tokens[None],
             position_ids=packed.position_ids[None],
@@ -80,11 +120,9 @@ class PackedModel(nn.Module):
         targets: Int[Tensor, " loss_tokens"],
         kept: Int[Tensor, "loss_tokens width"] | None,
         *,
-        temperature: float,
-        chunk_tokens: int,
         entropy_gradient: bool,
     ) -> TokenLogprobs:
-        """The output embedding's word on each of `targets`."""
+        """The log-probability of each of `targets`, from the output embedding."""
         head = self.causal_lm.get_output_embeddings()
         return chunked_logprobs(
             hidden,
@@ -92,139 +130,116 @@ class PackedModel(nn.Module):
             head.bias,
             targets,
             kept=kept,
-            temperature=temperature,
-            chunk_tokens=chunk_tokens,
+            temperature=self.settings.temperature,
+            chunk_tokens=self.settings.chunk_tokens,
             entropy_gradient=entropy_gradient,
         )
 
 
-def load_model(
-    path: str | Path,
-    *,
-    ranks: Ranks,
-    dtype: str,
-    activation_checkpointing: bool,
-    compile: bool = False,
-    cpu_offload: bool = False,
-    lora: LoraConfig | None = None,
-) -> PackedModel:
+def load_model(path: str | Path, *, ranks: Ranks, settings: ModelSettings) -> PackedModel:
     """Load the policy in folder `path`: see `load_kind`."""
-    return load_kind(
-        PackedModel,
-        path,
-        ranks=ranks,
-        dtype=dtype,
-        activation_checkpointing=activation_checkpointing,
-        compile=compile,
-        cpu_offload=cpu_offload,
-        lora=lora,
-    )
+    return load_kind(PackedModel, path, ranks=ranks, settings=settings)
 
 
-def load_kind(
-    kind: type[M],
-    path: str | Path,
-    *,
-    ranks: Ranks,
-    dtype: str,
-    activation_checkpointing: bool,
-    compile: bool = False,
-    cpu_offload: bool = False,
-    lora: LoraConfig | None = None,
-) -> M:
-    """Load the causal LM in folder `path`, float32 master weights, and shard it over `ranks`.
+def load_kind(kind: type[M], path: str | Path, *, ranks: Ranks, settings: ModelSettings) -> M:
+    """Load the causal LM in folder `path` with float32 master weights, and shard it over `ranks`.
 
-    `kind` is what is made of it: see `learner.value_model`.
-    `dtype` is that of the forward pass, float32 or bfloat16; logits are always float32. With `compile` the layers run
-    as compiled code, see `learner.compiler`. With `cpu_offload` weights, gradients and optimizer state live in host
-    memory, and a layer's weights come to the device as it is reached. With a `lora` of some rank only adapters train,
-    see `learner.lora`. Every rank calls it.
-    Raises ValueError for a folder that holds no causal LM, and for a model that does not read packed rows right;
-    ConfigError where the layers cannot be compiled.
+    `kind` is the class of the result: see `learner.model.value_model`. Every rank calls it. Raises ConfigError, on
+    every rank, for a folder without a causal LM, for a model that gives other results for packed sequences, and if the
+    layers cannot be compiled.
     """
-    if compile:
-        check_compiler(ranks.device)
     folder = Path(path)
-    tensors = _read_on_first_rank(folder, lora, ranks=ranks)
-    causal_lm = skeleton_of(folder, attention=PACKED_ATTENTION)
-    causal_lm.set_attn_implementation(_attention_for(ranks.device, dtype))
-    if lora is not None and lora.rank:
-        add_adapters(causal_lm, lora)
-    # Always in evaluation mode: dropout would make the log-probabilities differ from the actors'.
-    model = kind(causal_lm, folder=folder).eval()
+    transformers_logging.disable_progress_bar()
+    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+    with refused_together(folder, ranks=ranks):
+        if settings.compile:
+            check_compiler(ranks.device)
+        causal_lm = skeleton_of(folder)
+        fix_frequencies(causal_lm, max_tokens=settings.max_tokens)
+        tensors = tensors_of(_read(folder, settings)) if ranks.rank == 0 else {}
+        causal_lm.set_attn_implementation(_attention_for(ranks.device, settings.dtype))
+        if settings.lora.rank:
+            add_adapters(causal_lm, settings.lora)
+        # Always in evaluation mode: with dropout, the log-probabilities would differ from those of the actors.
+        model = kind(causal_lm, folder=folder, settings=settings).eval()
     layers = _decoder_layers(causal_lm)
-    if compile:  # before a checkpoint, which then calls compiled code twice, and before FSDP, whose hooks stay outside
+    if settings.compile:  # before activation checkpointing and FSDP, so that they wrap the compiled code
         compile_layers(layers)
-    if activation_checkpointing:
+    if settings.activation_checkpointing:
         for layer in layers:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-    policy = MixedPrecisionPolicy(param_dtype=DTYPES[dtype], reduce_dtype=torch.float32)
-    offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if cpu_offload else OffloadPolicy()
-    # One rank holds every weight anyway: to let go of its copy after each layer and make it anew would be for nothing.
-    model.one_rank_holds_all = ranks.num_ranks == 1 and not cpu_offload
+    policy = MixedPrecisionPolicy(param_dtype=DTYPES[settings.dtype], reduce_dtype=torch.float32)
+    offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if settings.cpu_offload else OffloadPolicy()
+    # A single rank has every weight anyway: freeing a gathered copy after each layer would only cost time.
+    model.one_rank_holds_all = ranks.num_ranks == 1 and not settings.cpu_offload
     on_one_cpu = model.one_rank_holds_all and ranks.device.type == "cpu"
-    modules: list[nn.Module] = [model] if on_one_cpu else [*layers, model]
+    heads = [module for module in model.children() if module is not causal_lm]
+    modules: list[nn.Module] = [*heads, model] if on_one_cpu else [*layers, *heads, model]
     for module in modules:
         fully_shard(
             module,
             mesh=ranks.mesh,
-            mp_policy=policy,
+            mp_policy=MixedPrecisionPolicy() if module in heads else policy,
             offload_policy=offload,
             reshard_after_forward=not model.one_rank_holds_all,
         )
-    fill(causal_lm, tensors, ranks=ranks, cpu_offload=cpu_offload)
+    fill(causal_lm, tensors, ranks=ranks, cpu_offload=settings.cpu_offload)
     return model
 
 
 def expect_backward(model: PackedModel, *, last: bool) -> None:
-    """Say whether the coming backward pass is the `last` of an optimizer step.
+    """Tell the model whether the next backward pass is the `last` of an optimizer step.
 
-    One rank adds up its gradients outside FSDP and hands them over with the last one, once a step instead of once a
-    micro-batch; the sum is the same. More ranks reduce each micro-batch's, so that no rank ever holds them whole.
+    A single rank accumulates its gradients outside FSDP, and syncs them once per step instead of once per micro-batch;
+    the sum is the same. Several ranks reduce the gradients of each micro-batch, so that no rank holds all of them.
     """
-    if model.one_rank_holds_all and model.hands_over != last:
+    if model.one_rank_holds_all and model.syncs_gradients != last:
         assert isinstance(model, FSDPModule)
         model.set_requires_gradient_sync(last)
         model.set_reshard_after_backward(last)
-        model.hands_over = last
+        model.syncs_gradients = last
 
 
 def check_packing(model: PackedModel) -> None:
-    """Raise ValueError unless two short sequences, packed, get the log-probabilities of the model's own forward pass.
+    """Raise CannotPack unless short packed sequences get the same log-probabilities as in the model's own forward pass.
 
-    It sees whatever `forward` leaves out: a scaling of the logits, a state that runs on from one sequence into the
-    next, a bias inside the attention.
+    This detects anything that `forward` leaves out: a scaling of the logits, a state that continues into the next
+    sequence, a bias inside the attention. The last sequence has the highest positions below `max_tokens`, and sliding
+    windows are made narrow, to detect what only long sequences show. Afterwards only the weights of `model` are usable.
     """
-    causal_lm, vocab_size = model.causal_lm, model.causal_lm.config.vocab_size
-    lengths = (7, 4)
-    tokens = torch.arange(11, 22) * 7919 % vocab_size
-    position_ids = torch.cat([torch.arange(length) for length in lengths])
+    causal_lm, max_tokens, lengths = model.causal_lm, model.settings.max_tokens or 0, (7, 4, 5)
+    tokens = torch.arange(11, 27) * 7919 % model.vocab_size
+    starts = (0, 0, max(0, max_tokens - lengths[-1]))
+    position_ids = torch.cat([torch.arange(length) + start for start, length in zip(starts, lengths, strict=True)])
     packed = Packed(
         tokens=tokens,
         position_ids=position_ids,
-        loss_mask=position_ids > 0,
-        behaviour_logprobs=torch.zeros(11),
-        advantages=torch.zeros(11),
+        loss_mask=torch.cat([torch.arange(length) > 0 for length in lengths]),
+        behaviour_logprobs=torch.zeros(len(tokens)),
+        advantages=torch.zeros(len(tokens)),
         kept=None,
         lengths=lengths,
+        trajectories=torch.arange(2),
+        trajectory_tokens=torch.tensor([6, 3]),
     )
-    with torch.no_grad():
-        found = model(packed, temperature=1.0, chunk_tokens=5).logprobs
+    _narrow_windows(causal_lm)
+    with torch.no_grad(), model.at_temperature(1.0):
+        found = model(packed).logprobs
         causal_lm.set_attn_implementation("eager")
-        expected = torch.cat([_plain_logprobs(causal_lm, sequence) for sequence in tokens.split(lengths)])
-        causal_lm.set_attn_implementation(PACKED_ATTENTION)
+        alone = zip(torch.split_with_sizes(tokens, lengths), torch.split_with_sizes(position_ids, lengths), strict=True)
+        expected = torch.cat([_plain_logprobs(causal_lm, *sequence) for sequence in alone])
     difference = float((found - expected).abs().max())
-    if difference > 1e-3:
-        raise ValueError(
-            f"{model.folder}: {type(causal_lm).__name__} gives other log-probabilities for packed sequences than for "
-            f"single ones, by {difference:.3g} nats; this architecture cannot be trained here"
+    if not difference <= 1e-3:
+        raise CannotPack(
+            f"{type(causal_lm).__name__} gives other log-probabilities for packed sequences than for single ones, by "
+            f"{difference:.3g} nats"
         )
 
 
 def named_shards(model: PackedModel) -> Iterator[tuple[str, nn.Parameter]]:
-    """Every parameter as this rank holds it: its float32 shard, by name; adapters and what they freeze included.
+    """This rank's float32 shard of every parameter, by name, including adapters and frozen weights.
 
-    A head that is tied to the embedding does not come twice.
+    A head that is tied to the embedding is yielded only once.
     """
     _reshard(model)
     yield from model.causal_lm.named_parameters()
@@ -232,7 +247,7 @@ def named_shards(model: PackedModel) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _reshard(model: PackedModel) -> None:
-    """A forward pass that no backward pass follows leaves parameters whole, in the forward pass's dtype."""
+    """Shard the parameters again: a forward pass without a backward pass leaves them gathered, in its dtype."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -248,10 +263,10 @@ def full_layout(model: PackedModel) -> list[TensorEntry]:
 
 
 def full_tensors(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
-    """Every weight whole, one at a time, in float32: the names and tensors that vLLM's `load_weights` takes.
+    """Every weight, gathered one at a time in float32, with the names that vLLM's `load_weights` expects.
 
-    Adapters are merged into the weights that they stand beside. Gathering is collective: every rank iterates to
-    the end. What the caller lets go of is freed before the next is gathered.
+    Adapters are merged into their weights. Gathering is collective: every rank iterates to the end. A tensor that the
+    caller drops is freed before the next one is gathered.
     """
     for name, shard in merged_shards(model):
         yield name, whole(shard)
@@ -259,8 +274,8 @@ def full_tensors(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def merged_shards(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
-    """Every weight as this rank holds it, adapters merged in, under its name in the Hugging Face folder. Collective."""
-    _reshard(model)  # the adapters' parameters too are then the ranks' shards
+    """This rank's shard of every weight with adapters merged, by its name in the Hugging Face folder. Collective."""
+    _reshard(model)  # so that the adapters' parameters are shards too
     adapters = adapters_of(model.causal_lm)
     for name, shard in named_shards(model):
         if not is_of_adapter(name):
@@ -269,45 +284,32 @@ def merged_shards(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def whole(shard: Tensor) -> Tensor:
-    """The tensor that the ranks hold in shards. Collective."""
+    """The full tensor, gathered from the ranks' shards. Collective."""
     detached = shard.detach()
     assert isinstance(detached, DTensor)
     return detached.full_tensor()
 
 
-def _read_on_first_rank(folder: Path, lora: LoraConfig | None, *, ranks: Ranks) -> dict[str, Tensor]:
-    """What rank 0 reads in `folder`, checked, by name; nothing on the others. Raises ValueError on every rank."""
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"`model.path` {folder} has no config.json; it must be a Hugging Face folder")
-    transformers_logging.disable_progress_bar()
-    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
-    tensors, refusal = {}, None
-    if ranks.rank == 0:
-        try:
-            tensors = tensors_of(_read(folder, lora))
-        except ValueError as error:
-            refusal = Refusal(reason=str(error))
-    agree(refusal, ranks=ranks)
-    return tensors
-
-
-def _read(folder: Path, lora: LoraConfig | None) -> PreTrainedModel:
-    causal_lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=PACKED_ATTENTION)
-    check_packing(PackedModel(causal_lm, folder=folder).eval())
-    if lora is not None and lora.rank:
-        add_adapters(causal_lm, lora)
+def _read(folder: Path, settings: ModelSettings) -> PreTrainedModel:
+    causal_lm = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation=PACKED_ATTENTION, trust_remote_code=False
+    )
+    fix_frequencies(causal_lm, max_tokens=settings.max_tokens)
+    check_packing(PackedModel(causal_lm, folder=folder, settings=settings).eval())
+    if settings.lora.rank:
+        add_adapters(causal_lm, settings.lora)
     return causal_lm
 
 
 def _attention_for(device: torch.device, dtype: str) -> str:
-    # flash-attn's kernels know half precision only.
+    # flash-attn's kernels support only half precision.
     if device.type == "cuda" and dtype == "bfloat16" and find_spec("flash_attn") is not None:
         return "flash_attention_2"
     return PACKED_ATTENTION
 
 
 def _sequence_bounds(packed: Packed) -> dict[str, object]:
-    """Where sequences begin and end, in the words of our attention and in those of flash-attn's varlen kernels."""
+    """The bounds of the sequences, as arguments for our attention and for flash-attn's varlen kernels."""
     bounds = torch.tensor([0, *packed.lengths], device=packed.tokens.device).cumsum(0).int()
     return {
         "rows": PackRows(rows=rows_of(packed.lengths)),
@@ -323,6 +325,14 @@ def _decoder_layers(causal_lm: PreTrainedModel) -> list[nn.Module]:
     return [module for module in causal_lm.modules() if type(module).__name__ in unsplit]
 
 
-def _plain_logprobs(causal_lm: PreTrainedModel, tokens: Tensor) -> Tensor:
-    logprobs: Tensor = causal_lm(input_ids=tokens[None], use_cache=False).logits[0].float().log_softmax(dim=-1)
+def _narrow_windows(causal_lm: PreTrainedModel) -> None:
+    """Make every sliding window 3 tokens wide, in the configuration and in layers that store a width."""
+    for attributes in (vars(causal_lm.config.get_text_config()), *map(vars, causal_lm.modules())):
+        if attributes.get("sliding_window"):
+            attributes["sliding_window"] = 3
+
+
+def _plain_logprobs(causal_lm: PreTrainedModel, tokens: Tensor, position_ids: Tensor) -> Tensor:
+    output = causal_lm(input_ids=tokens[None], position_ids=position_ids[None], use_cache=False)
+    logprobs: Tensor = output.logits[0].float().log_softmax(dim=-1)
     return logprobs[:-1].gather(1, tokens[1:, None]).squeeze(1)

@@ -1,4 +1,4 @@
-"""A reward model: one number for a whole conversation, read at its last token."""
+"""The reward model: one score for a whole conversation, computed at its last token."""
 
 import json
 from collections.abc import Iterator
@@ -14,15 +14,15 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 
 from common.config_error import ConfigError
 from learner.model.export import save_hf
-from learner.model.packed_model import PackedModel, load_kind
+from learner.model.packed_model import ModelSettings, PackedModel, load_kind
 from learner.pack import Packed
 from learner.ranks import Ranks
 
-SCORE = "score.weight"  # by the name that transformers gives it
+SCORE = "score.weight"  # the name in transformers
 
 
 class ScoreHead(nn.Module):
-    """One number from a hidden state, in float32, as transformers' sequence classification has it; 0 at first."""
+    """One number from a hidden state, in float32, as in transformers' sequence classification; 0 at first."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -34,14 +34,14 @@ class ScoreHead(nn.Module):
 
 
 class RewardModel(PackedModel):
-    """The policy's architecture with a score in place of the vocabulary's head.
+    """The policy's architecture with a score head instead of the output embedding.
 
-    Unlike a critic, it reads the state behind a token: `loss_mask` marks the last token of each conversation.
+    Unlike a critic, it reads the state after a token: `loss_mask` marks the last token of each conversation.
     """
 
-    def __init__(self, causal_lm: PreTrainedModel, *, folder: Path) -> None:
-        super().__init__(causal_lm, folder=folder)
-        causal_lm.get_output_embeddings().weight = None  # a tied one stays as the input embedding
+    def __init__(self, causal_lm: PreTrainedModel, *, folder: Path, settings: ModelSettings) -> None:
+        super().__init__(causal_lm, folder=folder, settings=settings)
+        causal_lm.get_output_embeddings().weight = None  # a tied weight stays as the input embedding
         self.score = ScoreHead(causal_lm.config.hidden_size)
 
     def forward(self, packed: Packed) -> Float[Tensor, " loss_tokens"]:  # type: ignore[override]
@@ -50,7 +50,7 @@ class RewardModel(PackedModel):
         return scores
 
     def heads(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The score's weights, by their name in the folder."""
+        """The weights of the score head, by their name in the folder."""
         yield SCORE, self.score.weight
 
 
@@ -61,34 +61,34 @@ def save_reward_model(model: RewardModel, folder: Path, *, ranks: Ranks) -> None
         path = folder / "config.json"
         config = json.loads(path.read_text())
         name = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(config["model_type"])
-        if name:  # without, the trunk and `score.weight` are there all the same
+        if name:  # otherwise the folder still has the trunk and `score.weight`
             config["architectures"] = [name]
         config |= {"id2label": {"0": "reward"}, "label2id": {"reward": 0}}
         path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 @torch.no_grad()
-def load_reward_model(folder: Path, *, ranks: Ranks, dtype: str) -> RewardModel:
-    """What `save_reward_model` wrote, to ask and not to train. Every rank calls it, and reads the folder.
+def load_reward_model(folder: Path, *, ranks: Ranks, settings: ModelSettings) -> RewardModel:
+    """Load what `save_reward_model` wrote, frozen. Every rank calls it, and reads the folder.
 
-    Raises ConfigError for a folder without a score of one number.
+    Raises ConfigError for a folder without a score head of one output.
     """
     weight = _read_score(folder)
-    model = load_kind(RewardModel, folder, ranks=ranks, dtype=dtype, activation_checkpointing=False)
-    held = model.score.weight
-    assert isinstance(held, DTensor)
-    held.to_local().copy_(distribute_tensor(weight.to(ranks.device), ranks.mesh, held.placements).to_local())
+    model = load_kind(RewardModel, folder, ranks=ranks, settings=settings.frozen())
+    head = model.score.weight
+    assert isinstance(head, DTensor)
+    head.to_local().copy_(distribute_tensor(weight.to(ranks.device), ranks.mesh, head.placements).to_local())
     return model.requires_grad_(False)
 
 
 def _read_score(folder: Path) -> Tensor:
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            if SCORE in file.keys():  # noqa: SIM118 - it is no mapping
+            if SCORE in file.keys():  # noqa: SIM118 - not a mapping
                 weight: Tensor = file.get_tensor(SCORE).float()
                 if len(weight) == 1:
                     return weight
     raise ConfigError(
-        f"`objective.reward_model` {folder} holds no {SCORE} of one number; it must be a folder that `slipstream "
-        "reward` wrote, or a sequence classifier of one label"
+        f"`objective.reward_model` {folder} has no {SCORE} with one output; it must be a folder that `slipstream "
+        "reward` wrote, or a sequence classifier with one label"
     )

@@ -1,8 +1,10 @@
-"""A model of which no rank but the first ever holds the whole: the others get their shards from it.
+"""Loads a model so that only rank 0 ever has all of its weights; the other ranks receive their shards from it.
 
-rank 0 reads the folder | all make a skeleton: shapes, no memory | shard it | rank 0 hands out one tensor at a time
+all make a skeleton: shapes, no memory | rank 0 reads the folder | shard it | rank 0 sends out one tensor at a time
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -12,42 +14,80 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from common.config_error import ConfigError
+from common.tokenizer import no_own_code
+from learner.model.attention import CannotPack
 from learner.ranks import Ranks
 from learner.share import share
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """Why rank 0 takes no model from the folder."""
+    """Why a rank could not load the model."""
 
     reason: str
 
 
-def skeleton_of(folder: Path, *, attention: str) -> PreTrainedModel:
-    """The causal LM of `folder` without its weights: float32 parameters and buffers on the meta device."""
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(
-            AutoConfig.from_pretrained(folder), dtype=torch.float32, attn_implementation=attention
+def skeleton_of(folder: Path) -> PreTrainedModel:
+    """The causal LM of `folder` without its weights: float32 parameters and buffers on the meta device.
+
+    Raises ConfigError for a folder without a model, and CannotPack for an architecture that cannot read packed
+    sequences.
+    """
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"`model.path` {folder} has no config.json; it must be a Hugging Face folder")
+    with no_own_code(folder), torch.device("meta"):
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        # Every architecture supports eager attention; it is replaced after the check that it can be.
+        causal_lm = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
         )
+    if causal_lm._is_stateful:
+        raise CannotPack("its layers carry a state from token to token, which would continue into the next sequence")
+    if not causal_lm._can_set_attn_implementation():
+        raise CannotPack("its attention is its own code, and transformers cannot replace it")
+    if causal_lm.config.get_text_config().to_dict().get("attention_chunk_size"):
+        raise CannotPack("it attends within chunks of a sequence (attention_chunk_size)")
+    return causal_lm
 
 
-def agree(refusal: Refusal | None, *, ranks: Ranks) -> None:
-    """Raise ValueError on every rank where rank 0 has a `refusal`. Collective."""
-    refusal = share(refusal, Refusal, ranks=ranks)
-    if refusal is not None:
-        raise ValueError(refusal.reason)
+@contextmanager
+def refused_together(folder: Path, *, ranks: Ranks) -> Iterator[None]:
+    """Raise ConfigError on every rank if the block raises on any, so that no rank waits for a failed one. Collective.
+
+    The block runs the code of the model in `folder`, which is not ours, so any exception becomes a ConfigError.
+    """
+    cause: Exception | None = None
+    try:
+        yield
+    except Exception as error:  # the model's code may raise anything
+        cause = error
+    refusal = None if cause is None else Refusal(reason=_reason(folder, cause))
+    first = torch.tensor(ranks.num_ranks if refusal is None else ranks.rank, device=ranks.device)
+    dist.all_reduce(first, op=dist.ReduceOp.MIN)
+    if int(first) < ranks.num_ranks:
+        refusal = share(refusal if ranks.rank == int(first) else None, Refusal, ranks=ranks, source=int(first))
+        assert refusal is not None
+        raise ConfigError(refusal.reason) from cause
+
+
+def _reason(folder: Path, error: Exception) -> str:
+    if isinstance(error, ConfigError):
+        return str(error)
+    what = str(error) if isinstance(error, CannotPack) else f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"`model.path` {folder} cannot be trained here: {what}; docs/models.md lists the models that can"
 
 
 def tensors_of(causal_lm: PreTrainedModel) -> dict[str, Tensor]:
-    """Everything that a skeleton lacks: every parameter and every buffer, also those that no folder holds."""
+    """Everything that a skeleton lacks: every parameter and every buffer, including those not stored in the folder."""
     return {**dict(causal_lm.named_parameters()), **dict(causal_lm.named_buffers())}
 
 
 @torch.no_grad()
 def fill(skeleton: PreTrainedModel, tensors: dict[str, Tensor], *, ranks: Ranks, cpu_offload: bool) -> None:
-    """Give the sharded `skeleton` memory and put `tensors` into it, which only rank 0 need have. Collective.
+    """Allocate the sharded `skeleton` and copy `tensors`, which only rank 0 needs, into it. Collective.
 
-    With `cpu_offload` the memory of its parameters is the host's. Each tensor is let go of when its shards are handed
-    out, so that rank 0 has room for its own.
+    With `cpu_offload` its parameters are in host memory. Each tensor is freed once its shards are sent out, so that
+    rank 0 has memory for its own shards.
     """
     skeleton.to_empty(device="cpu" if cpu_offload else ranks.device)
     for name, parameter in skeleton.named_parameters():

@@ -1,7 +1,7 @@
-"""How much better an attempt was than its siblings or than the batch: host arithmetic in float64, without gradient.
+"""Advantages: how much better an attempt was than its siblings or than the batch, in float64 on the host.
 
-What compares siblings gives one number a trajectory, which `learner.weigh` gives to every token of it; what compares
-tokens or turns gives one number each.
+Functions that compare siblings return one number per trajectory; `learner.token_advantages` gives it to every token.
+Functions that compare tokens or turns return one number for each.
 """
 
 import math
@@ -11,15 +11,18 @@ import numpy as np
 import numpy.typing as npt
 from jaxtyping import Float
 
-# Below this, a difference between returns is the rounding of sums of rewards, not a fact about the attempts.
+from common.config_error import ConfigError
+from common.imported import imported
+
+# A smaller difference between returns is a rounding error of summed rewards.
 RETURN_RESOLUTION = 1e-6
 
 
 def centred_advantages(returns: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Each member's return above the mean of its group, in the unit of the reward; the order is that of `returns`.
+    """Each member's return minus the mean of its group, in the unit of the reward, in the order of `returns`.
 
-    Dr. GRPO, https://arxiv.org/abs/2503.20783: dividing by the standard deviation would give groups that are almost
-    always won or lost more weight than those in between.
+    Dr. GRPO, https://arxiv.org/abs/2503.20783: dividing by the standard deviation would give groups with almost only
+    successes or failures more weight than those in between.
 
         advantage[i] = returns[i] - mean(returns)
 
@@ -34,13 +37,13 @@ def centred_advantages(returns: Sequence[float]) -> npt.NDArray[np.float64]:
 
 
 def standardised_advantages(returns: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Each member's return above the mean of its group, in standard deviations of the group; without unit.
+    """Each member's return minus the mean of its group, in standard deviations of the group; no unit.
 
-    GRPO, https://arxiv.org/abs/2402.03300, with the sample standard deviation (n - 1), as TRL and verl have it.
+    GRPO, https://arxiv.org/abs/2402.03300, with the sample standard deviation (n - 1), as in TRL and verl.
 
         advantage[i] = (returns[i] - mean(returns)) / (std(returns) + 1e-6)
 
-    The constant makes a group of equal returns come out as zeros when their sums differ by rounding.
+    Because of the constant, a group of equal returns gives zeros even if their sums differ by rounding.
 
     >>> standardised_advantages([1.0, 0.0, 0.0, 1.0]).round(3).tolist()
     [0.866, -0.866, -0.866, 0.866]
@@ -53,7 +56,7 @@ def standardised_advantages(returns: Sequence[float]) -> npt.NDArray[np.float64]
 
 
 def leave_one_out_advantages(returns: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Each member's return above the mean of the others, in the unit of the reward.
+    """Each member's return minus the mean of the others, in the unit of the reward.
 
     RLOO, https://arxiv.org/abs/2402.14740: a baseline without the member's own return leaves the gradient unbiased.
 
@@ -71,10 +74,10 @@ def leave_one_out_advantages(returns: Sequence[float]) -> npt.NDArray[np.float64
 
 
 def batch_standardised_advantages(numbers: Float[np.ndarray, " tokens"]) -> Float[np.ndarray, " tokens"]:
-    """Each token's number above the mean of all tokens of the batch, in standard deviations; without unit.
+    """Each token's number minus the mean over all tokens of the batch, in standard deviations; no unit.
 
-    REINFORCE++, https://arxiv.org/abs/2501.03262, of returns-to-go: the batch is the baseline, so that attempts are
-    compared over tasks. PPO's implementations, https://arxiv.org/abs/2005.12729, of what GAE gives.
+    REINFORCE++, https://arxiv.org/abs/2501.03262, applies it to returns-to-go: the batch is the baseline, so attempts
+    are compared across tasks. PPO implementations, https://arxiv.org/abs/2005.12729, apply it to GAE's advantages.
 
         advantage[t] = (X[t] - mean(X)) / (std(X) + 1e-6)    over every loss token of the batch
 
@@ -86,7 +89,7 @@ def batch_standardised_advantages(numbers: Float[np.ndarray, " tokens"]) -> Floa
 
 
 def returns_to_go(rewards: Float[np.ndarray, " steps"], *, gamma: float) -> Float[np.ndarray, " steps"]:
-    """What is still to come at each step, that step's own reward included.
+    """The discounted sum of rewards from each step on, including the reward of that step.
 
         G[t] = rewards[t] + gamma * G[t + 1]
 
@@ -106,15 +109,14 @@ def same_state_advantages(
     *,
     compared: Callable[[Sequence[float]], npt.NDArray[np.float64]],
 ) -> Float[np.ndarray, " turns"]:
-    """Each turn among those that began in the same state: what GiGPO calls the step relative advantage (its eq. 7).
+    """Compares each turn with those that began in the same state: GiGPO's step relative advantage (eq. 7).
 
-    `state_keys` and `returns` (discounted, to go) are of all turns of all members of one group; `compared` is
+    `state_keys` and `returns` (discounted returns-to-go) are of all turns of all members of one group; `compared` is
     `standardised_advantages` or `centred_advantages`.
 
         advantage[k] = compared(returns of the turns with state_keys[k])[k]
 
-    A state that was met once has nothing to be compared with, and neither has a turn whose state is not known ("": no
-    two of them need be the same): 0.
+    The advantage is 0 for a state that occurs once, and for an unknown state (""), which is never equal to another.
 
     >>> returns = np.array([1.0, 5.0, 0.0, 2.0])
     >>> same_state_advantages(["a", "b", "a", "c"], returns, compared=centred_advantages).tolist()
@@ -139,19 +141,19 @@ def gigpo_advantages(
     same_state_weight: float,
     compared: Callable[[Sequence[float]], npt.NDArray[np.float64]],
 ) -> list[Float[np.ndarray, " _turns"]]:
-    """GiGPO, https://arxiv.org/abs/2505.10978: each turn by how its attempt ended and by what others did in its state.
+    """GiGPO, https://arxiv.org/abs/2505.10978: compares attempts with siblings, and turns with those in the same state.
 
-    Both arguments are by member of one group, and by turn of that member.
+    Both arguments are indexed by member of one group, then by turn of that member.
 
         A_E[i] = compared(sums of turn_rewards)[i]                             of the episode, undiscounted (eq. 3)
         G[i, t] = turn_rewards[i][t] + gamma * G[i, t + 1]                     (eq. 5)
         A_S[i, t] = same_state_advantages(state_keys, G)[i, t]                 (eq. 7)
         advantage[i, t] = A_E[i] + same_state_weight * A_S[i, t]               (eq. 8)
 
-    verl-agent, by GiGPO's authors, takes the mean and deviation of A_E over turns, so that a long episode counts more
-    often; this is the paper's, over episodes.
+    verl-agent, by GiGPO's authors, takes mean and deviation of A_E over turns, so a long episode counts more often.
+    This function follows the paper: over episodes.
 
-    Two attempts at one task: the first does the right thing in state s at once, the other after a detour through t.
+    Two attempts at one task: the first acts correctly in state s at once, the other after a detour through t.
 
     >>> both = gigpo_advantages(
     ...     [np.array([1.0]), np.array([0.0, 0.0, 1.0])], [["s"], ["s", "t", "s"]],
@@ -170,15 +172,32 @@ def gigpo_advantages(
     ]
 
 
+def own_advantages(name: str, returns: Sequence[float]) -> npt.NDArray[np.float64]:
+    """The advantages of a group by the user's function `name`. Raises ConfigError for a result of another shape, or
+    that is not finite.
+    """
+    found = imported("objective.advantage", name, Callable)(returns)
+    try:
+        advantages = np.asarray(found, dtype=np.float64)
+    except (TypeError, ValueError):
+        advantages = np.array(np.nan)
+    if advantages.shape != (len(returns),) or not np.all(np.isfinite(advantages)):
+        raise ConfigError(
+            f"`objective.advantage` {name!r} must give one finite number for each return, gave {found!r} for "
+            f"{list(returns)}; groups of equal returns also occur"
+        )
+    return advantages
+
+
 def returns_differ(returns: Sequence[float]) -> bool:
-    """Whether a group can teach anything: with equal returns every advantage, and so the gradient, is zero."""
+    """Whether the returns of a group differ: if not, all advantages, and so the gradient, are zero."""
     return bool(np.ptp(_group(returns)) > RETURN_RESOLUTION)
 
 
 def _group(returns: Sequence[float]) -> npt.NDArray[np.float64]:
     group = np.asarray(returns, dtype=np.float64)
     if group.size < 2:
-        raise ValueError(f"a group needs at least 2 returns to compare, got {group.size}; see `replay.group_size`")
+        raise ValueError(f"a group must have at least 2 returns, got {group.size}; see `replay.group_size`")
     if not np.all(np.isfinite(group)):
-        raise ValueError(f"the returns of a group must be finite, got {group.tolist()}; look at the rewards")
+        raise ValueError(f"the returns of a group must be finite, got {group.tolist()}; check the rewards")
     return group

@@ -1,7 +1,7 @@
-"""Which tokens of a trajectory a reward is given to: rewards per turn in, rewards per sampled token out.
+"""Distributes the rewards of turns over tokens: rewards per turn in, rewards per sampled token out.
 
-Every allocation conserves the return: the tokens' rewards add up to the turns'. Sampled tokens alone are counted, turn
-after turn; what the environment said has no place here. All is host arithmetic in float64.
+Every allocation conserves the return: the rewards of the tokens add up to those of the turns. Only sampled tokens are
+counted, turn after turn; tokens of the environment are not. All arithmetic is float64 on the host.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 def last_token(
     turn_rewards: Float[np.ndarray, " turns"], turn_tokens: Int[np.ndarray, " turns"]
 ) -> Float[np.ndarray, " tokens"]:
-    """The whole return on the trajectory's last sampled token, as RLHF does it: https://arxiv.org/abs/2203.02155.
+    """The whole return on the trajectory's last sampled token, as in RLHF: https://arxiv.org/abs/2203.02155.
 
     >>> last_token(np.array([1.0, -0.5]), np.array([2, 3])).tolist()
     [0.0, 0.0, 0.0, 0.0, 0.5]
@@ -24,7 +24,7 @@ def last_token(
 def uniform_positive(
     turn_rewards: Float[np.ndarray, " turns"], turn_tokens: Int[np.ndarray, " turns"]
 ) -> Float[np.ndarray, " tokens"]:
-    """A return above 0 in equal parts on all sampled tokens; any other whole on the last, where it was incurred.
+    """A return above 0 in equal parts on all sampled tokens; any other return on the last token.
 
         rewards[t] = return / tokens    if return > 0, else last_token
 
@@ -42,7 +42,7 @@ def uniform_positive(
 def discounted(
     turn_rewards: Float[np.ndarray, " turns"], turn_tokens: Int[np.ndarray, " turns"], *, discount: float
 ) -> Float[np.ndarray, " tokens"]:
-    """The return in parts on the last token of every turn, each turn's `discount` times the next one's.
+    """The return split over the last tokens of the turns; each turn's part is `discount` times that of the next turn.
 
         part[k] = return * discount^(last - k) / sum over turns j of discount^(last - j)
 
@@ -56,7 +56,7 @@ def discounted(
 def per_turn(
     turn_rewards: Float[np.ndarray, " turns"], turn_tokens: Int[np.ndarray, " turns"]
 ) -> Float[np.ndarray, " tokens"]:
-    """Each turn's own reward on its last token: what was earned is where it was earned.
+    """The reward of each turn on its last token.
 
     >>> per_turn(np.array([1.0, -0.5]), np.array([2, 3])).tolist()
     [0.0, 1.0, 0.0, 0.0, -0.5]

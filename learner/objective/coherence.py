@@ -1,24 +1,28 @@
-"""The linter of objectives: what would run, and not do what its words say, is refused with the reason and the cure.
+"""The linter of objectives: rejects settings that would have no effect or not do what they say, with a remedy.
 
-Two mistakes of the field cannot be made here and have no rule: the behaviour log-probabilities are always those that
-the sampler recorded (no recomputed ones can stand in for them, and none can be missing), and where top-k and top-p cut
-the policy off, the learner's softmax runs over what they kept (see `common.kept_sets`).
+Two common mistakes are impossible here and need no rule. Behaviour log-probabilities are always those that the sampler
+recorded, never recomputed or missing. And with top-k or top-p, the learner's softmax runs over the tokens that they
+kept (see `common.kept_sets`). Checks that need the loss are in `learner.bounds`; this file works without torch.
 """
 
 import dataclasses
+import math
 
 from common.config import Config
 from common.config_error import ConfigError
-from common.objective_config import WITH_CRITIC, ObjectiveConfig
+from common.objective_config import MASK_BOUNDS, WITH_CRITIC, ObjectiveConfig
 
-# The largest importance weight that is still a bound: recipes take 1.2 to 10, and 20 beside a trust region.
-MAX_WEIGHT = 20.0
-# GSPO's ratio is a mean over a whole sequence, so its clips are a few 1e-4; a token's are around 0.2.
+# GSPO's ratio is a mean over a whole sequence, so usual clips are a few 1e-4; for single tokens they are around 0.2.
 MAX_SEQUENCE_CLIP = 0.05
 MIN_TOKEN_CLIP = 0.01
+# `replay.max_lag` may be at most this many times the age of the proximal policy, in steps. In the study of lag, a run
+# collapsed at 16 times, one of three at 8 times, and one learned less at 5 times; at 4 times none of six did.
+LAG_PER_STEP_BEHIND = 4
+COLLAPSING_LAG = 8  # optimizer steps; smaller lags were not tried without max_negative_kl
+REFUSED = 2  # exit code of `python -m learner.bounds`
 
-# Keys that do something only under some words of another key.
-_ONLY_UNDER = {
+# Keys that have an effect only with some values of another key.
+_ONLY_WITH = {
     "allocation": ("advantage", {"reinforce_pp", "gae", "vtrace"}),
     "gamma": ("advantage", {"reinforce_pp", "gigpo", "gigpo_centred", *WITH_CRITIC}),
     "same_state_weight": ("advantage", {"gigpo", "gigpo_centred"}),
@@ -26,129 +30,134 @@ _ONLY_UNDER = {
     "turn_gamma": ("advantage", {"bi_level_gae"}),
     "turn_lambda": ("advantage", {"bi_level_gae"}),
     "max_rho": ("advantage", {"vtrace"}),
-    "max_c": ("advantage", {"vtrace"}),
     "critic_warmup_steps": ("critic", {"own", "shared"}),
-    "value_clip": ("critic", {"own", "shared"}),
     "value_coefficient": ("critic", {"shared"}),
-    "normalise_returns": ("critic", {"own", "shared"}),
     "allocation_discount": ("allocation", {"discounted"}),
     "clip_low": ("surrogate", {"ppo_clip", "gspo"}),
     "clip_high": ("surrogate", {"ppo_clip", "gspo"}),
     "dual_clip": ("surrogate", {"ppo_clip", "gspo"}),
     "ratio_low": ("surrogate", {"cispo"}),
-    "ratio_high": ("surrogate", {"cispo", "aipo", "dppo_tv", "dppo_kl"}),
+    "ratio_high": ("surrogate", {"cispo", "dppo_tv", "dppo_kl"}),
     "max_total_variation": ("surrogate", {"dppo_tv"}),
     "max_binary_kl": ("surrogate", {"dppo_kl"}),
-    "mask_low": ("correction", {"token_mask"}),
-    "mask_high": ("correction", {"token_mask"}),
-    "sequence_mask_low": ("correction", {"sequence_mask"}),
-    "sequence_mask_high": ("correction", {"sequence_mask"}),
-    "geometric_mask_low": ("correction", {"geometric_mask"}),
-    "geometric_mask_high": ("correction", {"geometric_mask"}),
+    "mask_low": ("correction", set(MASK_BOUNDS)),
+    "mask_high": ("correction", set(MASK_BOUNDS)),
     "max_behaviour_weight": ("correction", {"truncated_is", "decoupled"}),
+    "proximal_decay": ("correction", {"truncated_is", "decoupled"}),
     "normalisation_tokens": ("normalisation", {"constant"}),
 }
 
 
 def check_coherence(config: Config) -> None:
-    """Raise ConfigError unless the parts of `config.objective` go together, at the lag that `config.replay` allows."""
+    """Raise ConfigError unless the keys of `config.objective` fit together, at the lag that `config.replay` allows."""
     objective = config.objective
     _check_critic(objective, config.learner.steps)
-    _check_vtrace(objective)
+    _check_vtrace(objective, config.replay.max_lag)
     _check_kl(objective)
     _check_anchor(objective)
     _check_clip(objective)
     if config.replay.max_uses > 1:
         _check_reuse(objective, config.replay.max_uses)
     _check_effect(objective)
-    if objective.reward_model and config.replay.keep_fraction < 1:
-        raise ConfigError(
-            f"`replay.keep_fraction` must be 1 with objective.reward_model, got {config.replay.keep_fraction}: groups "
-            "are chosen by what the environment gave, before they are judged; leave it out"
-        )
+    _check_choice(config)
     if config.replay.max_lag > 0:
-        _check_bounds(objective, config.replay.max_lag)
+        _check_proximal(objective, config.replay.max_lag)
+        _check_negatives(objective, config.replay.max_lag)
 
 
 def _check_critic(objective: ObjectiveConfig, num_steps: int) -> None:
     if objective.advantage in WITH_CRITIC and objective.critic == "none":
-        _refuse("advantage", objective.advantage, "it compares with a critic, and there is none",
+        refuse("advantage", objective.advantage, "it needs a critic, and objective.critic is `none`",
                 "choose objective.critic own or shared")  # fmt: skip
     if objective.advantage not in WITH_CRITIC and objective.critic != "none":
-        _refuse("critic", objective.critic, f"{objective.advantage} never asks it",
+        refuse("critic", objective.critic, f"objective.advantage {objective.advantage} does not use a critic",
                 f"choose objective.advantage {' or '.join(WITH_CRITIC)}, or critic none")  # fmt: skip
     if objective.critic_warmup_steps >= num_steps:
-        _refuse("critic_warmup_steps", objective.critic_warmup_steps,
-                f"learner.steps is {num_steps}, so that the policy would never learn",
-                "leave steps to the policy")  # fmt: skip
+        refuse("critic_warmup_steps", objective.critic_warmup_steps,
+                f"learner.steps is {num_steps}, so the policy would never learn",
+                "take fewer warm-up steps than learner.steps")  # fmt: skip
 
 
-def _check_vtrace(objective: ObjectiveConfig) -> None:
+def _check_choice(config: Config) -> None:
+    """Refuse to choose groups by the spread of their returns where that is not known, or always 0."""
+    replay = config.replay
+    for name, chosen, value, other in (
+        ("keep_fraction", replay.keep_fraction < 1, replay.keep_fraction, "1"),
+        ("order", replay.order == "prioritised", replay.order, "oldest, freshest or uniform"),
+    ):
+        if chosen and config.objective.reward_model:
+            raise ConfigError(
+                f"`replay.{name}` must be {other} with objective.reward_model, got {value!r}: groups are chosen by "
+                "the rewards of the environment, before the reward model scores them; leave it out"
+            )
+        if chosen and replay.group_size == 1:
+            raise ConfigError(
+                f"`replay.{name}` must be {other} with replay.group_size 1, got {value!r}: groups are chosen by the "
+                "spread of their returns, which is always 0 for one return; leave it out, or use groups of 2 or more"
+            )
+
+
+def _check_vtrace(objective: ObjectiveConfig, max_lag: int) -> None:
     vtrace, plain = objective.advantage == "vtrace", objective.surrogate == "policy_gradient"
     if vtrace and not plain:
-        _refuse("surrogate", objective.surrogate,
-                "vtrace's advantages have the ratio to the behaviour policy in them, and this surrogate would put it "
-                "in twice", "choose surrogate policy_gradient")  # fmt: skip
-    if plain and not vtrace:
-        _refuse("surrogate", objective.surrogate,
-                f"it has no ratio to the behaviour policy, and {objective.advantage} brings none: nothing would bound "
-                "a stale token", "choose advantage vtrace, or surrogate ppo_clip")  # fmt: skip
+        refuse("surrogate", objective.surrogate,
+                "vtrace's advantages already contain the ratio to the behaviour policy, and this surrogate would apply "
+                "it a second time", "choose surrogate policy_gradient")  # fmt: skip
+    if plain and not vtrace and max_lag > 0 and "correction" not in objective.own_parts:
+        refuse("surrogate", objective.surrogate,
+                f"neither it nor advantage {objective.advantage} has a ratio to the behaviour policy: nothing would "
+                f"correct a stale token (replay.max_lag is {max_lag})",
+                "choose advantage vtrace, surrogate ppo_clip, or replay.target_lag=0 and replay.max_lag=0")  # fmt: skip
 
 
 def _check_kl(objective: ObjectiveConfig) -> None:
     in_reward = objective.kl_place == "reward"
     if objective.kl_coefficient == 0 and (in_reward or objective.reference_every):
         name = "kl_place" if in_reward else "reference_every"
-        _refuse(name, getattr(objective, name), "it has no effect with objective.kl_coefficient 0",
-                "leave it out, or give the divergence a weight")  # fmt: skip
-    if objective.kl_estimator == "k1" and not in_reward:
-        _refuse("kl_estimator", "k1", "its gradient is zero on average, so that in the loss it does nothing but add "
-                "noise", "use k2 or k3, or objective.kl_place=reward")  # fmt: skip
-    if objective.kl_coefficient and in_reward and objective.kl_estimator != "k1":
-        _refuse("kl_estimator", objective.kl_estimator,
-                "in the reward it is the value that counts, and only that of k1 gives the divergence's gradient",
-                "use k1, or objective.kl_place=loss")  # fmt: skip
+        refuse(name, getattr(objective, name), "it has no effect with objective.kl_coefficient 0",
+                "leave it out, or set kl_coefficient above 0")  # fmt: skip
 
 
 def _check_reuse(objective: ObjectiveConfig, max_uses: int) -> None:
     clips = objective.surrogate in ("ppo_clip", "gspo", "dppo_tv", "dppo_kl")
-    bounded = clips or objective.correction.endswith("_mask")
+    # What parts of the user's do is measured in learner.own_parts.
+    bounded = clips or objective.has_own_loss or objective.correction.endswith("_mask")
     if objective.correction == "truncated_is" or (objective.correction != "decoupled" and not bounded):
-        _refuse(
+        refuse(
             "surrogate, objective.correction",
             (objective.surrogate, objective.correction),
-            f"replay.max_uses is {max_uses}, and their weights are cut but never 0: each use of a group pushes its "
-            "tokens further, and nothing says when it is enough",
+            f"replay.max_uses is {max_uses}, and token weights are capped but never 0: each use of a group pushes its "
+            "tokens further, without limit",
             "choose ppo_clip without truncated_is, a mask, or replay.max_uses=1",
         )
 
 
 def _check_anchor(objective: ObjectiveConfig) -> None:
-    weighed = objective.correction in ("truncated_is", "decoupled")
-    if weighed and objective.surrogate in ("aipo", "dppo_tv", "dppo_kl", "policy_gradient"):
-        _refuse(
+    has_weights = objective.correction in ("truncated_is", "decoupled")
+    if has_weights and objective.surrogate in ("dppo_tv", "dppo_kl", "policy_gradient"):
+        refuse(
             "correction",
             objective.correction,
-            f"{objective.surrogate} has itself a ratio to the behaviour policy, which this correction takes out of the "
-            "surrogate and makes a weight",
-            "use none or a mask, or surrogate ppo_clip or cispo",
+            f"{objective.surrogate} is defined by the ratio to the behaviour policy, but this correction moves that "
+            "ratio out of the surrogate, into a weight",
+            "choose correction none or a mask, or surrogate ppo_clip or cispo",
         )
 
 
 def _check_clip(objective: ObjectiveConfig) -> None:
     clips = (objective.clip_low, objective.clip_high)
     if objective.surrogate == "gspo" and max(clips) > MAX_SEQUENCE_CLIP:
-        _refuse(
+        refuse(
             "clip_low, objective.clip_high",
             clips,
-            "gspo's ratio is the mean over a sequence and never gets that far from 1: nothing would be clipped",
-            "3e-4 and 4e-4 are the paper's",
+            "gspo's ratio is a mean over a sequence and never gets that far from 1: nothing would be clipped",
+            "the paper uses 3e-4 and 4e-4",
         )
     if objective.surrogate == "ppo_clip" and min(clips) < MIN_TOKEN_CLIP:
-        _refuse(
+        refuse(
             "clip_low, objective.clip_high",
             clips,
-            "the ratio of a single token scatters further than that: nearly every token would be clipped",
+            "the ratio of a single token varies more than that: nearly every token would be clipped",
             "0.2 and 0.28 are usual, or choose surrogate gspo",
         )
 
@@ -156,35 +165,49 @@ def _check_clip(objective: ObjectiveConfig) -> None:
 def _check_effect(objective: ObjectiveConfig) -> None:
     for item in dataclasses.fields(objective):
         value = getattr(objective, item.name)
-        word_key, words = _ONLY_UNDER.get(item.name, ("", set()))
-        if words and value != item.default and getattr(objective, word_key) not in words:
-            _refuse(
+        other_key, allowed = _ONLY_WITH.get(item.name, ("", set()))
+        if allowed and value != item.default and getattr(objective, other_key) not in allowed:
+            refuse(
                 item.name,
                 value,
-                f"it has no effect with objective.{word_key} {getattr(objective, word_key)}",
-                f"leave it out, or choose {' or '.join(sorted(words))}",
+                f"it has no effect with objective.{other_key} {getattr(objective, other_key)}",
+                f"leave it out, or choose {' or '.join(sorted(allowed))}",
             )
 
 
-def _check_bounds(objective: ObjectiveConfig, max_lag: int) -> None:
-    bounds = {
-        "clip_high": 1 + objective.clip_high if objective.surrogate in ("ppo_clip", "gspo") else 1.0,
-        "ratio_high": objective.ratio_high if objective.surrogate not in ("ppo_clip", "gspo") else 1.0,
-        "max_rho": objective.max_rho,
-        "max_behaviour_weight": (
-            objective.max_behaviour_weight if objective.correction in ("truncated_is", "decoupled") else 1.0
-        ),
-    }
-    for name, bound in bounds.items():
-        if not bound <= MAX_WEIGHT:
-            _refuse(
-                name,
-                getattr(objective, name),
-                f"a ratio up to {bound:g} is as good as unclipped, and unclipped importance sampling collapses under "
-                f"lag (replay.max_lag is {max_lag})",
-                f"keep it at {MAX_WEIGHT:g} at most, or train with replay.target_lag=0 and replay.max_lag=0",
-            )
+def _check_proximal(objective: ObjectiveConfig, max_lag: int) -> None:
+    if not objective.has_proximal:
+        return
+    steps_behind = objective.proximal_decay / (1 - objective.proximal_decay)
+    least = max_lag / LAG_PER_STEP_BEHIND
+    if steps_behind < least:
+        refuse(
+            "proximal_decay",
+            objective.proximal_decay,
+            f"the proximal policy is only {steps_behind:.3g} steps old, while episodes may lag by {max_lag} "
+            "(replay.max_lag); with so young a policy, runs collapse (docs/studies/lag.md)",
+            f"use {math.ceil(1000 * least / (1 + least)) / 1000:g} or more",
+        )
 
 
-def _refuse(name: str, value: object, reason: str, cure: str) -> None:
+def _check_negatives(objective: ObjectiveConfig, max_lag: int) -> None:
+    """Refuse cispo without max_negative_kl at a large lag: it keeps the gradient of far-off tokens that did badly."""
+    if objective.surrogate == "cispo" and objective.max_negative_kl == 0 and max_lag >= COLLAPSING_LAG:
+        refuse(
+            "max_negative_kl",
+            objective.max_negative_kl,
+            f"cispo clips no gradient, and such runs collapsed at a lag of {COLLAPSING_LAG}, with correction none and "
+            f"with token_mask (docs/studies/lag.md); replay.max_lag is {max_lag}",
+            "use 0.1, with which they did not collapse",
+        )
+
+
+def reads(objective: ObjectiveConfig, name: str) -> bool:
+    """Whether the chosen objective uses `objective.<name>` at all."""
+    other_key, allowed = _ONLY_WITH.get(name, ("correction", {objective.correction}))
+    return getattr(objective, other_key) in allowed
+
+
+def refuse(name: str, value: object, reason: str, cure: str) -> None:
+    """Raise ConfigError for an incoherent objective."""
     raise ConfigError(f"`objective.{name}` {value!r} is incoherent: {reason}; {cure}")

@@ -1,89 +1,142 @@
-"""What is done about the age of the data: which policy the surrogate is anchored at, and what each token weighs.
+"""Corrections for lag: the policy that the surrogate's ratio is to (the anchor), and a weight for each token.
 
-A mask takes a token out of the sum, never out of the count that the sum is divided by: else the tokens that stay would
-weigh more, the more were masked.
+A masked token is left out of the sum, but still counts in the divisor. Otherwise the other tokens would get a larger
+weight, the more tokens are masked.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from common.imported import imported
 from common.objective_config import ObjectiveConfig
+from learner.objective.of_shape import of_shape
 from learner.objective.ratio import Sequences, geometric_ratio, product_ratio, ratio
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correction:
-    """One number a token each, without gradient; `masked` tokens weigh 0."""
+    """One number per token, without gradient; `masked` tokens have weight 0."""
 
-    anchor_logprobs: Float[Tensor, " tokens"]  # what the surrogate's ratio is to
+    anchor_logprobs: Float[Tensor, " tokens"]  # of the policy that the surrogate's ratio is to
     weights: Float[Tensor, " tokens"]
     masked: Bool[Tensor, " tokens"]
-    truncated: Bool[Tensor, " tokens"]  # the weight was cut to its cap
+    truncated: Bool[Tensor, " tokens"]  # whose weight was capped
 
 
 def correction(
     current_logprobs: Float[Tensor, " tokens"],
-    proximal_logprobs: Float[Tensor, " tokens"],
+    *,
+    proximal_logprobs: Float[Tensor, " tokens"] | None,
     behaviour_logprobs: Float[Tensor, " tokens"],
     advantages: Float[Tensor, " tokens"],
-    *,
+    lags: Int[Tensor, " tokens"] | None = None,
+    max_lag: int = 0,
     sequences: Sequences,
     objective: ObjectiveConfig,
 ) -> Correction:
-    """The correction that `objective.correction` names, and the mask of stale negatives if that is on.
+    """Apply `objective.correction`; also mask tokens that are too old and, if configured, stale negatives.
 
-    none            anchored at behaviour, and nothing else
-    token_mask      anchored at behaviour, without the tokens whose ratio is out of bounds
-    sequence_mask   the same by the sequence's whole ratio
+    none            anchor behaviour, no weights
+    token_mask      anchor behaviour, masks tokens whose ratio is out of bounds
+    sequence_mask   the same by the ratio of the whole sequence
     geometric_mask  the same by the geometric mean of the sequence's ratios
-    truncated_is    anchored at proximal, weighed by min(proximal / behaviour, cap)
-    decoupled       anchored at proximal, weighed by proximal / behaviour, without the tokens above the cap
+    truncated_is    anchor proximal, weights min(proximal / behaviour, cap)
+    decoupled       anchor proximal, weights proximal / behaviour, masks tokens above the cap
+    module:function what the user's function of current, behaviour, advantages and sequences returns
 
-    At zero lag (current = proximal = behaviour) each weighs every token 1.
+    At zero lag (current = proximal = behaviour) every weight is 1. Raises ValueError if the correction needs proximal
+    log-probabilities and they are missing.
     """
     current = current_logprobs.detach()
-    lagged_ratio = ratio(current, behaviour_logprobs)
-    behaviour_weights = ratio(proximal_logprobs, behaviour_logprobs)
+    corrected = _configured(
+        current, proximal_logprobs=proximal_logprobs, behaviour_logprobs=behaviour_logprobs, advantages=advantages,
+        sequences=sequences, objective=objective,
+    )  # fmt: skip
+    masked = corrected.masked
+    if lags is not None:
+        masked = masked | too_old(lags, max_lag=max_lag)
+    if objective.max_negative_kl:
+        masked = masked | stale_negatives(
+            current,
+            behaviour_logprobs=behaviour_logprobs,
+            advantages=advantages,
+            sequences=sequences,
+            max_kl=objective.max_negative_kl,
+        )
+    return replace(corrected, weights=torch.where(masked, 0.0, corrected.weights), masked=masked)
+
+
+def _configured(
+    current: Tensor,
+    *,
+    proximal_logprobs: Tensor | None,
+    behaviour_logprobs: Tensor,
+    advantages: Tensor,
+    sequences: Sequences,
+    objective: ObjectiveConfig,
+) -> Correction:
+    """`objective.correction` alone."""
+    lagged_ratio = ratio(current, other_logprobs=behaviour_logprobs)
     nothing = torch.zeros_like(lagged_ratio, dtype=torch.bool)
     anchor, weights, masked, truncated = behaviour_logprobs, torch.ones_like(lagged_ratio), nothing, nothing
+    low, high = objective.mask_bounds
     match objective.correction:
         case "none":
             pass
         case "token_mask":
-            masked = outside(lagged_ratio, low=objective.mask_low, high=objective.mask_high)
+            masked = outside(lagged_ratio, low=low, high=high)
         case "sequence_mask":
-            whole = product_ratio(current, behaviour_logprobs, sequences=sequences)
-            masked = outside(whole, low=objective.sequence_mask_low, high=objective.sequence_mask_high)
+            whole = product_ratio(current, other_logprobs=behaviour_logprobs, sequences=sequences)
+            masked = outside(whole, low=low, high=high)
         case "geometric_mask":
-            mean = geometric_ratio(current, behaviour_logprobs, sequences=sequences)
-            masked = outside(mean, low=objective.geometric_mask_low, high=objective.geometric_mask_high)
+            mean = geometric_ratio(current, other_logprobs=behaviour_logprobs, sequences=sequences)
+            masked = outside(mean, low=low, high=high)
         case "truncated_is":
-            anchor = proximal_logprobs
+            anchor = _needed(proximal_logprobs, objective)
+            behaviour_weights = ratio(anchor, other_logprobs=behaviour_logprobs)
             weights = truncated_weight(behaviour_weights, max_behaviour_weight=objective.max_behaviour_weight)
             truncated = behaviour_weights > objective.max_behaviour_weight
         case "decoupled":
-            anchor, weights = proximal_logprobs, behaviour_weights
-            masked = outside(behaviour_weights, low=0.0, high=objective.max_behaviour_weight)
-        case unknown:
-            raise ValueError(f"no correction {unknown!r}")
-    if objective.max_negative_kl:
-        masked = masked | stale_negatives(
-            current, behaviour_logprobs, advantages, sequences=sequences, max_kl=objective.max_negative_kl
-        )
-    return Correction(
-        anchor_logprobs=anchor, weights=torch.where(masked, 0.0, weights), masked=masked, truncated=truncated
-    )
+            anchor = _needed(proximal_logprobs, objective)
+            weights = ratio(anchor, other_logprobs=behaviour_logprobs)
+            masked = outside(weights, low=0.0, high=objective.max_behaviour_weight)
+        case name:
+            made = imported("objective.correction", name, Callable)(
+                current, behaviour_logprobs=behaviour_logprobs, advantages=advantages, sequences=sequences
+            )
+            return of_shape(made, Correction, f"`objective.correction` {name!r}", like=current)
+    return Correction(anchor_logprobs=anchor, weights=weights, masked=masked, truncated=truncated)
+
+
+def _needed(proximal_logprobs: Tensor | None, objective: ObjectiveConfig) -> Tensor:
+    if proximal_logprobs is None:
+        raise ValueError(f"correction {objective.correction!r} needs the proximal policy's log-probabilities")
+    return proximal_logprobs
+
+
+def too_old(lags: Int[Tensor, " tokens"], *, max_lag: int) -> Bool[Tensor, " tokens"]:
+    """True on tokens that lag by more than `max_lag` optimizer steps: the hard limit `replay.max_lag`.
+
+        masked = lag > max_lag
+
+    The rest of their sequence is still trained. Statistics of the whole sequence, such as its mean ratio, include the
+    masked tokens, because the rest was sampled after them.
+
+    With 4, lags 0, 4, 5 and 30 give False, False, True, True.
+    """
+    return lags > max_lag
 
 
 def outside(lagged_ratio: Float[Tensor, " tokens"], *, low: float, high: float) -> Bool[Tensor, " tokens"]:
-    """IcePop's mask, https://arxiv.org/abs/2510.18855: True where the two policies disagree too much to learn.
+    """IcePop's mask, https://arxiv.org/abs/2510.18855: True where the two policies differ too much.
 
         masked = ratio < low or ratio > high
 
-    Given a sequence's ratio instead of a token's it is the sequence mask of
+    With the ratio of a sequence instead of a token, it is the sequence mask of
     https://yingru.notion.site/271211a558b7808d8b12d403fd15edda (When Speed Kills Stability).
 
     With [0.5, 5], ratios 0.4, 0.5, 1, 5 and 6 give True, False, False, False, True.
@@ -94,7 +147,7 @@ def outside(lagged_ratio: Float[Tensor, " tokens"], *, low: float, high: float) 
 def truncated_weight(
     behaviour_weights: Float[Tensor, " tokens"], *, max_behaviour_weight: float
 ) -> Float[Tensor, " tokens"]:
-    """Truncated importance sampling, https://arxiv.org/abs/1802.01561: the weight of what another policy sampled.
+    """Truncated importance sampling, https://arxiv.org/abs/1802.01561: the weight of tokens of another policy.
 
         weight = min(proximal / behaviour, max_behaviour_weight)
 
@@ -105,9 +158,9 @@ def truncated_weight(
 
 def stale_negatives(
     current_logprobs: Float[Tensor, " tokens"],
+    *,
     behaviour_logprobs: Float[Tensor, " tokens"],
     advantages: Float[Tensor, " tokens"],
-    *,
     sequences: Sequences,
     max_kl: float,
 ) -> Bool[Tensor, " tokens"]:
@@ -115,7 +168,8 @@ def stale_negatives(
 
         masked = A < 0 and mean over the sequence of (behaviour - current) > max_kl
 
-    To make likelier what the policy has left behind pulls it back; to make that unlikelier still pushes it anywhere.
+    A sequence that the policy has moved away from is masked only if its advantage is negative. To make it more likely
+    pulls the policy back, but to make it even less likely pushes the policy in no particular direction.
 
     With 0.1 nats and A = -1: two tokens of ratios 0.8 and 0.9 give a mean of 0.164 and are masked, 0.8 and 1.2 give
     0.0204 and are not; with A = 1 neither is.

@@ -1,8 +1,8 @@
-"""Generalised advantage estimation over what the policy sampled, given a critic's values.
+"""Generalised advantage estimation over the sampled tokens, given a critic's values.
 
-Tokens are the sampled ones of one trajectory, turn after turn: what the environment said in between is stepped over, so
-that the value after a turn's last token is that of the next turn's first. Every trajectory ends: nothing is
-bootstrapped after the last token. All is host arithmetic in float64.
+Tokens are the sampled ones of one trajectory, turn after turn. Tokens of the environment in between are skipped, so the
+value after a turn's last token is that of the next turn's first. Every trajectory has ended, so nothing is bootstrapped
+after the last token. All arithmetic is float64 on the host.
 """
 
 import numpy as np
@@ -10,16 +10,16 @@ from jaxtyping import Float, Int
 
 
 def gae(
-    rewards: Float[np.ndarray, " tokens"], values: Float[np.ndarray, " tokens"], *, gamma: float, lam: float
+    rewards: Float[np.ndarray, " tokens"], *, values: Float[np.ndarray, " tokens"], gamma: float, lam: float
 ) -> Float[np.ndarray, " tokens"]:
-    """GAE, https://arxiv.org/abs/1506.02438; `values[t]` is the critic's before token t is sampled.
+    """GAE, https://arxiv.org/abs/1506.02438; `values[t]` is the critic's value before token t is sampled.
 
         delta[t] = rewards[t] + gamma * values[t + 1] - values[t]
         advantage[t] = delta[t] + gamma * lam * advantage[t + 1]
 
-    `advantage + values` is what the critic is trained towards.
+    `advantage + values` are the critic's targets.
 
-    >>> gae(np.array([0.0, 0.0, 1.0]), np.array([0.5, 0.6, 0.8]), gamma=1.0, lam=0.5).round(3).tolist()
+    >>> gae(np.array([0.0, 0.0, 1.0]), values=np.array([0.5, 0.6, 0.8]), gamma=1.0, lam=0.5).round(3).tolist()
     [0.25, 0.3, 0.2]
     """
     advantages, following, next_value = np.zeros(len(rewards)), 0.0, 0.0
@@ -53,10 +53,10 @@ def bi_level_gae(
     [0.3, 0.4, 0.2]
     """
     ends = np.cumsum(turn_tokens)
-    turn_advantages = gae(turn_rewards, values[ends - 1], gamma=turn_gamma, lam=turn_lam)
+    turn_advantages = gae(turn_rewards, values=values[ends - 1], gamma=turn_gamma, lam=turn_lam)
     advantages = np.zeros(len(values))
     for turn, (start, stop) in enumerate(zip(ends - turn_tokens, ends, strict=True)):
         rewards = np.zeros(stop - start)
         rewards[-1] = turn_advantages[turn] + values[stop - 1]
-        advantages[start:stop] = gae(rewards, values[start:stop], gamma=token_gamma, lam=token_lam)
+        advantages[start:stop] = gae(rewards, values=values[start:stop], gamma=token_gamma, lam=token_lam)
     return advantages

@@ -1,4 +1,4 @@
-"""What a pair teaches, of which one side is preferred: the loss of a margin, and how steep it is there."""
+"""The preference loss of a pair, as a function of its margin, and its slope."""
 
 import numpy as np
 from jaxtyping import Float64
@@ -7,7 +7,7 @@ Margins = Float64[np.ndarray, " pairs"]
 
 
 def preference_loss(margins: Margins) -> Margins:
-    """Bradley and Terry's: the surprise, in nats, that the preferred side of each pair is preferred.
+    """The Bradley-Terry loss: the surprise, in nats, that the preferred side of each pair is preferred.
 
         loss = -log(sigmoid(margin)) = log(1 + exp(-margin))
 
@@ -18,19 +18,18 @@ def preference_loss(margins: Margins) -> Margins:
 
 
 def preference_slope(margins: Margins) -> Margins:
-    """By how much the loss falls as the margin grows: sigmoid(-margin). At 0 it is 0.5, at 2 it is 0.119."""
+    """How fast the loss falls as the margin grows: sigmoid(-margin). At 0 it is 0.5, at 2 it is 0.119."""
     slope: Margins = np.exp(-np.logaddexp(0.0, margins))
     return slope
 
 
-def dpo_margins(policy: Margins, reference: Margins, *, beta: float) -> Margins:
-    """The margins that the policy gives implicitly, against the policy that it began as.
+def dpo_margins(policy: Margins, *, reference: Margins, beta: float) -> Margins:
+    """The implicit margins of a policy, relative to the policy that it began as.
 
         margin = beta * ((logprob(chosen) - logprob(rejected)) - the same of the reference)
 
-    `policy` and `reference` hold the differences, each log-probability summed over the tokens that are learnt from. At
-    beta 0.1 a policy that moved a difference from -5 to 5 has a margin of 1. DPO, https://arxiv.org/abs/2305.18290,
-    equation 7.
+    `policy` and `reference` are the differences, each log-probability summed over the loss tokens. With beta 0.1, a
+    policy that moved a difference from -5 to 5 has a margin of 1. DPO, https://arxiv.org/abs/2305.18290, equation 7.
     """
     margins: Margins = beta * (policy - reference)
     return margins

@@ -1,4 +1,4 @@
-"""How far two policies are apart on what one of them sampled: token by token, or over a whole sequence."""
+"""Probability ratios of two policies on sampled tokens: by token, or over a whole sequence."""
 
 from dataclasses import dataclass
 
@@ -6,23 +6,30 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-# exp(20) is 5e8: a ratio of no use to anyone, whose square still fits in float32. Past it, inf * 0 would be NaN.
+# exp(20) is 5e8: larger than any useful ratio, but its square still fits in float32. Beyond, inf * 0 would be NaN.
 MAX_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sequences:
-    """Which sequence each loss token belongs to: a whole trajectory, or one branch of it where history was rewritten.
+    """Which sequence each loss token belongs to: a whole trajectory, or one branch of it if its history was rewritten.
 
-    Three loss tokens, the last of another sequence: ids (0, 0, 1), num 2.
+    Three loss tokens, the last one of another sequence: ids (0, 0, 1), num 2. If both sequences are branches of the
+    batch's sixth trajectory: trajectories (5, 5), trajectory_tokens (3, 3).
     """
 
     ids: Int[Tensor, " tokens"]  # in [0, num)
-    num: int  # on the host, so that no kernel waits for it; sequences without loss tokens count as well
+    num: int  # on the host, so that no kernel waits for it; includes sequences without loss tokens
+    trajectories: Int[Tensor, " sequences"]  # the number of each sequence's trajectory in the batch
+    trajectory_tokens: Int[Tensor, " sequences"]  # loss tokens of that trajectory, including those in other packs
 
     def sums(self, values: Float[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
         """For each token the sum over its sequence: 1, 3, 5 with ids (0, 0, 1) give 4, 4, 5."""
-        return values.new_zeros(self.num).index_add(0, self.ids, values)[self.ids]
+        return self.totals(values)[self.ids]
+
+    def totals(self, values: Float[Tensor, " tokens"]) -> Float[Tensor, " sequences"]:
+        """The sum over each sequence: 1, 3, 5 with ids (0, 0, 1) give 4, 5."""
+        return values.new_zeros(self.num).index_add(0, self.ids, values)
 
     def means(self, values: Float[Tensor, " tokens"]) -> Float[Tensor, " tokens"]:
         """For each token the mean over its sequence: 1, 3, 5 with ids (0, 0, 1) give 2, 2, 5."""
@@ -30,9 +37,9 @@ class Sequences:
 
 
 def ratio(
-    current_logprobs: Float[Tensor, " tokens"], other_logprobs: Float[Tensor, " tokens"]
+    current_logprobs: Float[Tensor, " tokens"], *, other_logprobs: Float[Tensor, " tokens"]
 ) -> Float[Tensor, " tokens"]:
-    """How many times likelier the token is under the current policy.
+    """How many times more likely each token is under the current policy.
 
         ratio = exp(current - other)
 
@@ -42,9 +49,9 @@ def ratio(
 
 
 def product_ratio(
-    current_logprobs: Float[Tensor, " tokens"], other_logprobs: Float[Tensor, " tokens"], *, sequences: Sequences
+    current_logprobs: Float[Tensor, " tokens"], *, other_logprobs: Float[Tensor, " tokens"], sequences: Sequences
 ) -> Float[Tensor, " tokens"]:
-    """How many times likelier the whole sequence is under the current policy; the same for each of its tokens.
+    """How many times more likely the whole sequence is under the current policy; the same for each of its tokens.
 
         ratio = exp(sum over the sequence of (current - other))
 
@@ -54,7 +61,7 @@ def product_ratio(
 
 
 def geometric_ratio(
-    current_logprobs: Float[Tensor, " tokens"], other_logprobs: Float[Tensor, " tokens"], *, sequences: Sequences
+    current_logprobs: Float[Tensor, " tokens"], *, other_logprobs: Float[Tensor, " tokens"], sequences: Sequences
 ) -> Float[Tensor, " tokens"]:
     """The geometric mean of a sequence's ratios: `product_ratio` made independent of length.
 

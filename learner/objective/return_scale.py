@@ -1,7 +1,7 @@
-"""The unit in which a critic predicts returns: a running mean and standard deviation of those it was trained towards.
+"""The unit in which a critic predicts returns: a running mean and standard deviation of its targets.
 
-A critic whose targets stay around 0 and 1 learns at the same rate whatever the rewards of a task are worth. MAPPO,
-https://arxiv.org/abs/2103.01955, calls it value normalisation, and found it to matter in every task.
+A critic whose targets have mean 0 and deviation 1 learns at the same rate for any scale of rewards. MAPPO,
+https://arxiv.org/abs/2103.01955, calls this value normalisation, and found that it matters in every task.
 """
 
 import math
@@ -12,13 +12,13 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-DECAY = 0.95  # of what earlier steps say: the last twenty count
-MIN_STD = 1e-4  # returns that never differ are not blown up
+DECAY = 0.95  # of earlier steps: about the last twenty count
+MIN_STD = 1e-4  # so that returns that never differ are not amplified
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReturnScale:
-    """Exponentially weighted sums over steps; `of` with nothing measured is the identity."""
+    """Exponentially weighted sums over steps; before the first step the scale is the identity."""
 
     weight: float = 0.0
     mean_sum: float = 0.0
@@ -35,12 +35,12 @@ class ReturnScale:
         return max(math.sqrt(max(self.square_sum / self.weight - self.mean**2, 0.0)), MIN_STD)
 
     def after(self, returns: Float[np.ndarray, " tokens"]) -> "ReturnScale":
-        """The scale once a step's returns were seen.
+        """The scale after adding the returns of a step.
 
             sum = DECAY * sum + (1 - DECAY) * mean over the step,   of 1, returns and returns^2
             mean = sum of returns / sum of 1,   std = sqrt(sum of squares / sum of 1 - mean^2)
 
-        The division is Adam's correction: the first step counts whole.
+        The division is Adam's bias correction: the first step counts fully.
 
         >>> scale = ReturnScale().after(np.array([1.0, 3.0]))
         >>> scale.mean, round(scale.std, 6)
@@ -58,15 +58,15 @@ class ReturnScale:
         return (returns - self.mean) / self.std
 
     def restored(self, values: Float[np.ndarray, " tokens"]) -> Float[np.ndarray, " tokens"]:
-        """What the critic said, in the unit of the reward: with mean 2 and std 4, 1 is 6."""
+        """The critic's values in the unit of the reward: with mean 2 and std 4, 1 is 6."""
         return values * self.std + self.mean
 
     def tensor(self) -> Float64[Tensor, " 3"]:
-        """For a checkpoint: nothing is rounded."""
+        """The scale as a tensor for a checkpoint, without rounding."""
         return torch.tensor([self.weight, self.mean_sum, self.square_sum], dtype=torch.float64)
 
 
 def scale_of(tensor: Float64[Tensor, " 3"]) -> ReturnScale:
-    """What `ReturnScale.tensor` wrote."""
+    """The scale that `ReturnScale.tensor` wrote."""
     weight, mean_sum, square_sum = tensor.tolist()
     return ReturnScale(weight=weight, mean_sum=mean_sum, square_sum=square_sum)

@@ -1,76 +1,95 @@
-"""What is minimised in place of the return: one loss a token, and which tokens the surrogate itself held back.
+"""Surrogate losses: one loss per token, and which tokens the surrogate clipped.
 
-Every ratio is of the current policy to an anchor: the behaviour policy that sampled, or the proximal policy, which is
-the learner's own at the start of the step (`learner.correction` says which). Advantages have no gradient.
+Every ratio is of the current policy to an anchor: the behaviour policy, or the proximal policy, which is an average of
+the learner's last steps (`learner.objective.correction` chooses). Advantages have no gradient.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from common.imported import imported
 from common.objective_config import ObjectiveConfig
+from learner.objective.of_shape import of_shape
 from learner.objective.ratio import Sequences, geometric_ratio, ratio
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Surrogate:
-    """One number a token each."""
+    """One number per token."""
 
     losses: Float[Tensor, " tokens"]  # with gradient
-    held_back: Bool[Tensor, " tokens"]  # at a bound: without gradient, or (cispo, aipo) with a cut weight
+    weights: Float[Tensor, " tokens"]  # gradient = -weight * A * gradient of current; 0 where a bound removed it
+    held_back: Bool[Tensor, " tokens"]  # at a bound: without gradient, or (cispo) with a capped weight
 
 
 def surrogate(
     current_logprobs: Float[Tensor, " tokens"],
+    *,
     anchor_logprobs: Float[Tensor, " tokens"],
     advantages: Float[Tensor, " tokens"],
-    *,
     sequences: Sequences,
     objective: ObjectiveConfig,
 ) -> Surrogate:
-    """The surrogate that `objective.surrogate` names."""
+    """Compute the surrogate `objective.surrogate`: a built-in one, or the user's function of the same arguments."""
     match objective.surrogate:
         case "ppo_clip" | "gspo":
             if objective.surrogate == "gspo":
-                policy_ratio = gspo_ratio(current_logprobs, anchor_logprobs, sequences=sequences)
+                policy_ratio = gspo_ratio(current_logprobs, anchor_logprobs=anchor_logprobs, sequences=sequences)
             else:
-                policy_ratio = ratio(current_logprobs, anchor_logprobs)
+                policy_ratio = ratio(current_logprobs, other_logprobs=anchor_logprobs)
             return clipped(
                 policy_ratio,
-                advantages,
+                advantages=advantages,
                 clip_low=objective.clip_low,
                 clip_high=objective.clip_high,
                 dual_clip=objective.dual_clip,
             )
-        case "cispo" | "aipo":
+        case "cispo":
             return truncated_gradient(
                 current_logprobs,
-                anchor_logprobs,
-                advantages,
-                ratio_low=objective.ratio_low if objective.surrogate == "cispo" else 0.0,
+                anchor_logprobs=anchor_logprobs,
+                advantages=advantages,
+                ratio_low=objective.ratio_low,
                 ratio_high=objective.ratio_high,
             )
         case "policy_gradient":
-            return policy_gradient(current_logprobs, advantages)
+            return policy_gradient(current_logprobs, advantages=advantages)
         case "dppo_tv":
             trusted = within_total_variation(
-                current_logprobs, anchor_logprobs, advantages, max_divergence=objective.max_total_variation
+                current_logprobs,
+                behaviour_logprobs=anchor_logprobs,
+                advantages=advantages,
+                max_divergence=objective.max_total_variation,
             )
         case "dppo_kl":
             trusted = within_binary_kl(
-                current_logprobs, anchor_logprobs, advantages, max_divergence=objective.max_binary_kl
+                current_logprobs,
+                behaviour_logprobs=anchor_logprobs,
+                advantages=advantages,
+                max_divergence=objective.max_binary_kl,
             )
-        case unknown:
-            raise ValueError(f"no surrogate {unknown!r}")
-    return trust_region(current_logprobs, anchor_logprobs, advantages, trusted, ratio_high=objective.ratio_high)
+        case name:
+            made = imported("objective.surrogate", name, Callable)(
+                current_logprobs, anchor_logprobs=anchor_logprobs, advantages=advantages, sequences=sequences
+            )
+            return of_shape(made, Surrogate, f"`objective.surrogate` {name!r}", like=current_logprobs)
+    return trust_region(
+        current_logprobs,
+        behaviour_logprobs=anchor_logprobs,
+        advantages=advantages,
+        trusted=trusted,
+        ratio_high=objective.ratio_high,
+    )
 
 
 def clipped(
     policy_ratio: Float[Tensor, " tokens"],
-    advantages: Float[Tensor, " tokens"],
     *,
+    advantages: Float[Tensor, " tokens"],
     clip_low: float,
     clip_high: float,
     dual_clip: float,
@@ -79,8 +98,8 @@ def clipped(
 
         loss = -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)
 
-    and, unless `dual_clip` is 0, the second bound of https://arxiv.org/abs/1912.09729, without which a negative
-    advantage at a large ratio gives a loss without limit:
+    and, unless `dual_clip` is 0, with the second bound of https://arxiv.org/abs/1912.09729. Without it, a negative
+    advantage at a large ratio gives an unlimited loss:
 
         loss = min(loss, -dual_clip * A)    where A < 0
 
@@ -94,11 +113,12 @@ def clipped(
         negative = advantages < 0
         losses = torch.where(negative, torch.minimum(losses, -dual_clip * advantages), losses)
         held_back = held_back | (negative & (policy_ratio > dual_clip))
-    return Surrogate(losses=losses, held_back=held_back)
+    weights = torch.where(held_back, 0.0, policy_ratio.detach())
+    return Surrogate(losses=losses, weights=weights, held_back=held_back)
 
 
 def gspo_ratio(
-    current_logprobs: Float[Tensor, " tokens"], anchor_logprobs: Float[Tensor, " tokens"], *, sequences: Sequences
+    current_logprobs: Float[Tensor, " tokens"], *, anchor_logprobs: Float[Tensor, " tokens"], sequences: Sequences
 ) -> Float[Tensor, " tokens"]:
     """GSPO's ratio, https://arxiv.org/abs/2507.18071: one for all tokens of a sequence, in its token form (eq. 14).
 
@@ -107,19 +127,19 @@ def gspo_ratio(
 
     Two tokens of ratios 4 and 1 both get 2, and a gradient of 2 to the log-probability of each.
     """
-    whole = geometric_ratio(current_logprobs.detach(), anchor_logprobs, sequences=sequences)
+    whole = geometric_ratio(current_logprobs.detach(), other_logprobs=anchor_logprobs, sequences=sequences)
     return whole * torch.exp(current_logprobs - current_logprobs.detach())
 
 
 def truncated_gradient(
     current_logprobs: Float[Tensor, " tokens"],
+    *,
     anchor_logprobs: Float[Tensor, " tokens"],
     advantages: Float[Tensor, " tokens"],
-    *,
     ratio_low: float,
     ratio_high: float,
 ) -> Surrogate:
-    """The policy gradient, each token weighed by its ratio within bounds; every token keeps a gradient.
+    """The policy gradient, each token weighted by its clipped ratio; every token keeps a gradient.
 
         loss = -no_gradient(clip(ratio, ratio_low, ratio_high)) * A * current
 
@@ -128,28 +148,28 @@ def truncated_gradient(
 
     A ratio of 8, bounds of [0, 5], A = 2 and a log-probability of -0.5 give 5, and a gradient of -10.
     """
-    whole = ratio(current_logprobs.detach(), anchor_logprobs)
+    whole = ratio(current_logprobs.detach(), other_logprobs=anchor_logprobs)
     weights = whole.clamp(ratio_low, ratio_high)
-    return Surrogate(losses=-weights * advantages * current_logprobs, held_back=weights != whole)
+    return Surrogate(losses=-weights * advantages * current_logprobs, weights=weights, held_back=weights != whole)
 
 
-def policy_gradient(current_logprobs: Float[Tensor, " tokens"], advantages: Float[Tensor, " tokens"]) -> Surrogate:
-    """The policy gradient, https://doi.org/10.1007/BF00992696, for advantages that have the ratio in them: V-trace's.
+def policy_gradient(current_logprobs: Float[Tensor, " tokens"], *, advantages: Float[Tensor, " tokens"]) -> Surrogate:
+    """The policy gradient, https://doi.org/10.1007/BF00992696, for advantages that contain the ratio: V-trace's.
 
         loss = -A * current
 
     A = 2 and a log-probability of -0.5 give 1, and a gradient of -2.
     """
     held_back = torch.zeros_like(advantages, dtype=torch.bool)
-    return Surrogate(losses=-advantages * current_logprobs, held_back=held_back)
+    return Surrogate(losses=-advantages * current_logprobs, weights=torch.ones_like(advantages), held_back=held_back)
 
 
 def trust_region(
     current_logprobs: Float[Tensor, " tokens"],
+    *,
     behaviour_logprobs: Float[Tensor, " tokens"],
     advantages: Float[Tensor, " tokens"],
     trusted: Bool[Tensor, " tokens"],
-    *,
     ratio_high: float,
 ) -> Surrogate:
     """DPPO, https://arxiv.org/abs/2602.04879: the policy gradient of the tokens inside the trust region.
@@ -158,23 +178,23 @@ def trust_region(
 
     A trusted token of ratio 2, A = 1 and log-probability -0.5 gives 1, and a gradient of -2.
     """
-    weights = ratio(current_logprobs.detach(), behaviour_logprobs).clamp(max=ratio_high) * trusted
-    return Surrogate(losses=-weights * advantages * current_logprobs, held_back=~trusted)
+    weights = ratio(current_logprobs.detach(), other_logprobs=behaviour_logprobs).clamp(max=ratio_high) * trusted
+    return Surrogate(losses=-weights * advantages * current_logprobs, weights=weights, held_back=~trusted)
 
 
 def within_total_variation(
     current_logprobs: Float[Tensor, " tokens"],
+    *,
     behaviour_logprobs: Float[Tensor, " tokens"],
     advantages: Float[Tensor, " tokens"],
-    *,
     max_divergence: float,
 ) -> Bool[Tensor, " tokens"]:
-    """Where the token's probability has not moved further than allowed in the direction that the advantage pushes.
+    """True where the token's probability has not moved too far in the direction that the advantage pushes.
 
         trusted = p - q <= max_divergence     for A > 0, with p = exp(current), q = exp(behaviour)
         trusted = p - q >= -max_divergence    for A <= 0
 
-    With 0.2: from 0.001 to 0.1 is trusted whatever the ratio of 100; from 0.5 to 0.8 is not if A > 0, and is if A < 0.
+    With 0.2: from 0.001 to 0.1 is trusted, despite a ratio of 100; from 0.5 to 0.8 is not if A > 0, and is if A < 0.
     """
     moved = (current_logprobs.exp() - behaviour_logprobs.exp()).detach()
     return torch.where(advantages > 0, moved <= max_divergence, moved >= -max_divergence)
@@ -182,12 +202,12 @@ def within_total_variation(
 
 def within_binary_kl(
     current_logprobs: Float[Tensor, " tokens"],
+    *,
     behaviour_logprobs: Float[Tensor, " tokens"],
     advantages: Float[Tensor, " tokens"],
-    *,
     max_divergence: float,
 ) -> Bool[Tensor, " tokens"]:
-    """As `within_total_variation`, by the KL divergence of "this token or any other", in nats.
+    """Like `within_total_variation`, but by the KL divergence of "this token or any other", in nats.
 
         kl = q * log(q / p) + (1 - q) * log((1 - q) / (1 - p))
         trusted = kl <= max_divergence, or the probability moved against the advantage's push
@@ -195,7 +215,7 @@ def within_binary_kl(
     From 0.5 to 0.8 the divergence is 0.223 nats: with 0.05 that is not trusted if A > 0, and is if A < 0.
     """
     current, behaviour = current_logprobs.detach().exp(), behaviour_logprobs.exp()
-    # 1 - p of a sure token is 0: the floor keeps the divergence finite, and far above any bound in use.
+    # 1 - p of a certain token is 0: the floor keeps the divergence finite, and far above any bound in use.
     others = (1 - behaviour).clamp(min=1e-8), (1 - current).clamp(min=1e-8)
     divergence = (
         behaviour * (behaviour_logprobs - current_logprobs.detach()) + others[0] * (others[0] / others[1]).log()

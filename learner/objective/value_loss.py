@@ -1,4 +1,4 @@
-"""What a critic minimises: the squared distance of its values to the returns, clipped as PPO clips them."""
+"""The critic's loss: the squared distance of its values to the returns."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,11 +10,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueLoss:
-    """The loss and what was measured on the way, summed over loss tokens, in the critic's own unit."""
+    """The loss, and sums over loss tokens for metrics, in the critic's unit."""
 
     loss_sum: Float[Tensor, ""]  # with gradient
     num_loss_tokens: Float[Tensor, ""]
-    num_clipped: Float[Tensor, ""]  # where the clipped error is the larger one: these have no gradient
     value_sum: Float[Tensor, ""]
     return_sum: Float[Tensor, ""]
     return_square_sum: Float[Tensor, ""]
@@ -23,32 +22,20 @@ class ValueLoss:
 
 
 def value_loss(
-    values: Float[Tensor, " tokens"],
-    old_values: Float[Tensor, " tokens"],
-    returns: Float[Tensor, " tokens"],
-    *,
-    value_clip: float,
+    values: Float[Tensor, " tokens"], *, old_values: Float[Tensor, " tokens"], returns: Float[Tensor, " tokens"]
 ) -> ValueLoss:
-    """PPO's value loss, https://arxiv.org/abs/1707.06347, clipped as in OpenAI's baselines, TRL and verl.
+    """The value loss of actor-critic methods, https://arxiv.org/abs/1506.02438.
 
-        clipped = clip(values, old_values - value_clip, old_values + value_clip)
-        loss = max((values - returns)^2, (clipped - returns)^2) / 2
+        loss = (values - returns)^2 / 2
 
-    A `value_clip` of 0 is off. With 0.2: a value that moved from 0 to 0.5, and should be 1, is at 0.2 for the loss,
-    which is (0.2 - 1)^2 / 2 = 0.32 and has no gradient; one that should be 0.1 gives (0.5 - 0.1)^2 / 2 = 0.08.
+    A value of 0.5 that should be 1 gives 0.125, and a gradient of -0.5. `old_values`, those before the step, are used
+    only for metrics. There is no clip around them as in PPO: a batch makes one step, so they are equal to `values`.
     """
     errors = (values - returns).square()
-    clipped = torch.zeros_like(errors, dtype=torch.bool)
-    if value_clip:
-        bounded = old_values + (values - old_values).clamp(-value_clip, value_clip)
-        bounded_errors = (bounded - returns).square()
-        clipped = bounded_errors > errors
-        errors = torch.maximum(errors, bounded_errors)
     missed = returns - old_values
     return ValueLoss(
         loss_sum=errors.sum() / 2,
         num_loss_tokens=torch.ones_like(errors).sum(),
-        num_clipped=clipped.float().sum(),
         value_sum=values.detach().sum(),
         return_sum=returns.sum(),
         return_square_sum=returns.square().sum(),
@@ -59,11 +46,10 @@ def value_loss(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueMetrics:
-    """What a step measured of the critic, over all loss tokens; in its own unit, as `learner.return_scale` has it."""
+    """The critic's metrics of a step, over all loss tokens, in its unit (see `return_scale`)."""
 
     loss: float
-    clip_fraction: float  # tokens whose value moved further than `objective.value_clip` allows, and was held back
-    explained_variance: float  # of the returns, by the values before the step: 1 is all, 0 is what a constant explains
+    explained_variance: float  # of the returns, by the values before the step: 1 is perfect, 0 is as good as a constant
     mean: float
     return_mean: float
     grad_norm: float  # before clipping
@@ -71,18 +57,17 @@ class ValueMetrics:
 
 
 def value_metrics(totals: Mapping[str, float], *, grad_norm: float, lr: float) -> ValueMetrics:
-    """What the fields of `ValueLoss`, summed over a whole batch, say of it.
+    """The critic's metrics, from the fields of `ValueLoss` summed over a whole batch.
 
-        explained_variance = 1 - var(returns - old_values) / var(returns),   0 where returns never differ
+        explained_variance = 1 - var(returns - old_values) / var(returns),   0 if all returns are equal
 
-    Returns of 1 and 3 that were expected to be 1 and 2: 1 - 0.25 / 1 = 0.75.
+    Returns of 1 and 3 that were predicted as 1 and 2: 1 - 0.25 / 1 = 0.75.
     """
     mean = {name: total / totals["num_loss_tokens"] for name, total in totals.items()}
     return_variance = mean["return_square_sum"] - mean["return_sum"] ** 2
     missed_variance = mean["missed_square_sum"] - mean["missed_sum"] ** 2
     return ValueMetrics(
         loss=mean["loss_sum"],
-        clip_fraction=mean["num_clipped"],
         explained_variance=1 - missed_variance / return_variance if return_variance > 0 else 0.0,
         mean=mean["value_sum"],
         return_mean=mean["return_sum"],

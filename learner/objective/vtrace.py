@@ -1,4 +1,4 @@
-"""V-trace: what a critic would have seen, had the learner's policy sampled in the actors' place."""
+"""V-trace: targets and advantages for a critic, corrected for tokens that an older policy sampled."""
 
 from dataclasses import dataclass
 
@@ -8,34 +8,36 @@ from jaxtyping import Float
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VTrace:
-    """One number a sampled token each."""
+    """One number per sampled token."""
 
-    targets: Float[np.ndarray, " tokens"]  # what the critic is trained towards
-    advantages: Float[np.ndarray, " tokens"]  # the truncated ratio is in them: the surrogate is -A * current
+    targets: Float[np.ndarray, " tokens"]  # of the critic
+    advantages: Float[np.ndarray, " tokens"]  # include the truncated ratio: the surrogate is -A * current
+
+
+MAX_C = 1.0  # the most that a token's ratio propagates later rewards back: at most max_rho, and 1 in the paper's runs
 
 
 def vtrace(
     rewards: Float[np.ndarray, " tokens"],
+    *,
     values: Float[np.ndarray, " tokens"],
     lagged_ratio: Float[np.ndarray, " tokens"],
-    *,
     gamma: float,
     max_rho: float,
-    max_c: float,
 ) -> VTrace:
     """IMPALA's targets and advantages, https://arxiv.org/abs/1802.01561, over one trajectory that ended.
 
-        rho[t] = min(ratio[t], max_rho),  c[t] = min(ratio[t], max_c),  ratio = proximal / behaviour
+        rho[t] = min(ratio[t], max_rho),  c[t] = min(ratio[t], MAX_C),  ratio = proximal / behaviour
         delta[t] = rho[t] * (rewards[t] + gamma * values[t + 1] - values[t])
         targets[t] = values[t] + delta[t] + gamma * c[t] * (targets[t + 1] - values[t + 1])
         advantage[t] = rho[t] * (rewards[t] + gamma * targets[t + 1] - values[t])
 
-    >>> ratios = np.array([0.5, 3.0])
-    >>> found = vtrace(np.array([0.0, 1.0]), np.array([0.5, 0.6]), ratios, gamma=1.0, max_rho=1.0, max_c=1.0)
+    >>> values, ratios = np.array([0.5, 0.6]), np.array([0.5, 3.0])
+    >>> found = vtrace(np.array([0.0, 1.0]), values=values, lagged_ratio=ratios, gamma=1.0, max_rho=1.0)
     >>> found.targets.round(3).tolist(), found.advantages.round(3).tolist()
     ([0.75, 1.0], [0.25, 0.4])
     """
-    rho, c = np.minimum(lagged_ratio, max_rho), np.minimum(lagged_ratio, max_c)
+    rho, c = np.minimum(lagged_ratio, max_rho), np.minimum(lagged_ratio, MAX_C)
     targets, advantages = np.zeros(len(values)), np.zeros(len(values))
     next_value = next_target = 0.0
     for token in reversed(range(len(values))):

@@ -1,7 +1,7 @@
-"""The publisher's part in broadcasts: invite, gather acknowledgements, seal, send.
+"""The publisher's side of broadcasts: invite actors, collect acknowledgements, seal the group, send.
 
-Membership is settled anew for every version, so a member that died or stopped costs one deadline at most and is not
-waited for again. A group is used again while its members stay the same and all of them still hold it.
+The members are chosen again for every version, so a dead or suspended member costs at most one deadline. A process
+group is reused while its members stay the same and all of them still have it.
 """
 
 import logging
@@ -9,65 +9,86 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 
+import redis
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
+from torch._C._distributed_c10d import BroadcastOptions, ProcessGroup, ProcessGroupGloo, Store
 
 from common.chunks import Blob
 from common.weights import Invitation, Manifest
 from replay.bulletin import Acknowledgement, BroadcastGroup, Bulletin
+from replay.rendezvous import Rendezvous
 
 log = logging.getLogger(__name__)
 
-PREPARE_S = 3.0  # for an invited actor to see the offer and acknowledge it
+PREPARE_S = 3.0  # time for an invited actor to see the offer and acknowledge it
 POLL_S = 0.01
 CHUNK_POLL_S = 0.0005
-SLACK = 3.0  # a send may take this many times as long, by the byte, as the last one of the same group
+SLACK = 3.0  # a send may take this many times as long per byte as the last one of the same group
 MIN_DEADLINE_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BroadcastReport:
-    """A broadcast that was whole."""
+    """A completed broadcast."""
 
-    seconds: float  # the sending alone: without the wait for acknowledgements, without joining
+    seconds: float  # of sending, without waiting for acknowledgements and without joining
     num_receivers: int
     num_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Payload:
-    """One version, both ways."""
+    """The bytes of a version: all weights, and the delta."""
 
     whole: torch.Tensor  # flat, uint8
-    delta: bytes | None  # on the version before it; None where there is none
+    delta: bytes | None  # from the version before; None if the version travels whole
+
+
+class GroupStore(Rendezvous, Store):  # type: ignore[misc]
+    """A rendezvous as the store of a torch process group."""
+
+    def __init__(self, client: redis.Redis, name: str, *, secret: bytes, timeout_s: float) -> None:
+        Store.__init__(self)
+        Rendezvous.__init__(self, client, name, secret=secret, timeout_s=timeout_s)
 
 
 class Broadcaster:
-    """Rank 0 of the broadcast groups. Owns their store, and the group that was used last."""
+    """Rank 0 of the broadcast groups. Owns the group of the last broadcast."""
 
     def __init__(
-        self, bulletin: Bulletin, *, host: str, chunk_bytes: int, timeout_s: float, device: torch.device
+        self,
+        client: redis.Redis,
+        run_id: str,
+        *,
+        secret: bytes,
+        host: str,
+        chunk_bytes: int,
+        timeout_s: float,
+        device: torch.device,
     ) -> None:
-        self._bulletin = bulletin
+        """`secret` is shared with the actors that may take part; empty if the run has no key."""
+        self._client = client
+        self._bulletin = Bulletin(client, run_id)
+        self._secret = secret
         self._host = host
         self._chunk_bytes = chunk_bytes
         self._timeout_s = timeout_s
         self._device = device
-        self._store = TCPStore(host, 0, None, True, timedelta(seconds=timeout_s), wait_for_workers=False)
         self._group: ProcessGroup | None = None
-        self._held: BroadcastGroup | None = None
+        self._joined: BroadcastGroup | None = None
         self._last_byte_s = 0.0  # of the last send
 
     def invite(self) -> Invitation | None:
-        """Whom to ask to this broadcast; None where nobody wants one."""
+        """The actors to invite to the next broadcast; None if no actor takes broadcasts."""
         actors = self._bulletin.broadcast_members()
         return Invitation(number=self._bulletin.next_invitation(), actors=actors) if actors else None
 
     def broadcast(self, invitation: Invitation, manifest: Manifest, payload: Payload) -> BroadcastReport | None:
-        """Send the delta to those who acknowledge, the whole weights if one of them lacks its base; say how it went.
+        """Send the delta to the actors that acknowledge, or all weights if one of them lacks the delta's base.
 
-        None where nobody acknowledged or the group broke: its members pull, and the next broadcast builds a new one.
+        None if no actor acknowledged or the group failed: its members then pull, and the next broadcast builds a new
+        group.
         """
         answers = self._gather(invitation)
         if payload.delta is not None and all(answer.root == manifest.deltas[-1].base for answer in answers.values()):
@@ -86,8 +107,8 @@ class Broadcaster:
             assert self._group is not None
             device = self._device if sealed.backend == "nccl" else torch.device("cpu")
             send_chunks(self._group, buffer, sealed.chunk_bytes, device, start + sealed.deadline_s)
-        except RuntimeError as error:  # torch.distributed's errors have no closer class in common
-            log.warning("broadcast group %d of %s broke: %s", sealed.number, sealed.actors, error)
+        except RuntimeError as error:  # the closest common class of torch.distributed's errors
+            log.warning("broadcast group %d of %s failed: %s", sealed.number, sealed.actors, error)
             self._leave()
             return None
         seconds = time.monotonic() - joined
@@ -99,7 +120,10 @@ class Broadcaster:
         while len(answers := self._bulletin.acknowledgements(invitation.number)) < len(invitation.actors):
             if time.monotonic() > deadline:
                 log.warning(
-                    "left out of broadcast %d: %s", invitation.number, sorted({*invitation.actors} - {*answers})
+                    "broadcast %d goes without %s: no acknowledgement within %g s",
+                    invitation.number,
+                    sorted({*invitation.actors} - {*answers}),
+                    PREPARE_S,
                 )
                 break
             time.sleep(POLL_S)
@@ -107,10 +131,14 @@ class Broadcaster:
 
     def _seal(self, invitation: Invitation, answers: dict[str, Acknowledgement], blob: Blob) -> BroadcastGroup:
         actors = sorted(answers)
-        held = self._held
-        if held and held.actors == actors and all(answer.held_group == held.number for answer in answers.values()):
+        joined = self._joined
+        if (
+            joined
+            and joined.actors == actors
+            and all(answer.held_group == joined.number for answer in answers.values())
+        ):
             deadline_s = min(self._timeout_s, max(SLACK * self._last_byte_s * blob.num_bytes, MIN_DEADLINE_S))
-            number = held.number
+            number = joined.number
         else:
             self._leave()
             deadline_s = self._timeout_s
@@ -119,8 +147,7 @@ class Broadcaster:
         sealed = BroadcastGroup(
             number=number,
             backend="nccl" if on_gpus else "gloo",
-            store_host=self._host,
-            store_port=self._store.port,
+            host=self._host,
             actors=actors,
             blob=blob,
             chunk_bytes=self._chunk_bytes,
@@ -132,33 +159,34 @@ class Broadcaster:
     def _join(self, sealed: BroadcastGroup) -> None:
         if self._group is not None:
             return
-        timeout = timedelta(seconds=sealed.deadline_s)
-        store = PrefixStore(f"group{sealed.number}", self._store)
-        self._group = _process_group(sealed, store, timeout)
-        self._held = sealed
+        store = GroupStore(
+            self._client, self._bulletin.rendezvous_key(sealed.number), secret=self._secret, timeout_s=sealed.deadline_s
+        )
+        self._group = _process_group(sealed, store, timedelta(seconds=sealed.deadline_s))
+        self._joined = sealed
 
     def _leave(self) -> None:
         if self._group is not None:
             self._group.abort()
-        self._group = self._held = None
+        self._group = self._joined = None
 
 
 def send_chunks(
     group: ProcessGroup, buffer: torch.Tensor, chunk_bytes: int, device: torch.device, deadline: float
 ) -> None:
-    """Broadcast flat `buffer` as rank 0, so many bytes at a time and by way of `device`.
+    """Broadcast flat `buffer` as rank 0, `chunk_bytes` at a time, each copied to `device` first.
 
-    Raises RuntimeError past the deadline, of the monotonic clock, or where the group broke.
+    Raises RuntimeError after the deadline, which is of the monotonic clock, or if the group failed.
     """
     for piece in torch.split(buffer, chunk_bytes):
         left = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
         options = BroadcastOptions()
         options.timeout = left
         work = group.broadcast([piece.to(device)], options)
-        # On a GPU `wait` is of the stream alone, and has no end when a receiver has died.
+        # On a GPU, `wait` only makes the stream wait, and never returns if a receiver has died.
         while device.type == "cuda" and not work.is_completed():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"a chunk of {piece.nbytes} bytes was not sent by the group's deadline")
+                raise RuntimeError(f"a chunk of {piece.nbytes} bytes was not sent before the group's deadline")
             time.sleep(CHUNK_POLL_S)
         work.wait(left)
 
@@ -175,7 +203,7 @@ def _process_group(sealed: BroadcastGroup, store: Store, timeout: timedelta) -> 
         return group
     gloo = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     gloo._timeout = timeout
-    # By address: gloo's default is what this machine's host name resolves to, often one that others cannot reach.
-    gloo._devices = [ProcessGroupGloo.create_device(hostname=sealed.store_host)]
+    # With an explicit address: by default gloo uses what the host name resolves to, often not reachable from others.
+    gloo._devices = [ProcessGroupGloo.create_device(hostname=sealed.host)]
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, ProcessGroupGloo(store, 0, size, gloo))
     return group

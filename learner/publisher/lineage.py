@@ -1,4 +1,4 @@
-"""How a published version hangs together with those before it: which one is its anchor, and which deltas lead on."""
+"""Links a published version to earlier ones: its anchor, and the deltas since the anchor."""
 
 import msgspec
 import xxhash
@@ -8,14 +8,14 @@ from common.weights import Anchor, Delta, Manifest, deltas_from
 
 
 def continued(manifest: Manifest, previous: Manifest, delta: bytes, *, anchor_every: int) -> Manifest:
-    """`manifest`, which is whole, as what `delta` makes of `previous`.
+    """`manifest` with the deltas that lead to it; `delta` is the one from `previous`.
 
-    It is an anchor itself where the last one lies `anchor_every` versions back, or where a newcomer would pull more in
-    deltas than in whole weights. Whoever holds the last anchor, or what came after it, still gets on by deltas alone.
+    The version becomes a new anchor if the last one is `anchor_every` versions old, or if a new actor would pull more
+    in deltas than in full weights. An actor that has the last anchor or a later version can still use deltas alone.
     """
     newest = Delta(base=previous.root, blob=Blob(root=xxhash.xxh3_128_hexdigest(delta), num_bytes=len(delta)))
     last = previous.anchor or Anchor(root=previous.root, xxh3=[entry.xxh3 for entry in previous.tensors])
-    # Weights that stay as they are for many versions have one delta, of nothing, from themselves to themselves.
+    # Weights that do not change for many versions have only one delta, an empty one from themselves to themselves.
     deltas = previous.deltas if previous.deltas[-1:] == [newest] else [*previous.deltas, newest]
     continuing = msgspec.structs.replace(manifest, anchor=last, deltas=deltas)
     since = deltas_from(continuing, last.root)

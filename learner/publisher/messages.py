@@ -1,59 +1,59 @@
-"""What the learner and its publisher process say to each other, one MessagePack message at a time."""
+"""The messages between the learner and its publisher process, in MessagePack."""
 
 import msgspec
 
 from common.weights import Adapted, TensorEntry
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From the learner, first of all."""
+class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """From the learner, as the first message; fields that are not explained here are those of `weights`."""
 
+    entries: list[TensorEntry]  # the tensors of every version, in this order, and their places in a slot
+    adapted: Adapted | None = None  # the model that the tensors are adapters of; None for full weights
     redis_url: str
     run_id: str
     learner_epoch: int
     host: str
     chunk_bytes: int
     anchor_every: int
-    fan_out: int
-    pull_bytes_per_s: int
+    fan_out: int = 8
+    pull_bytes_per_s: int = 0
     broadcast_timeout_s: float
-    disk: str  # `weights.disk`
-    device: str
-    entries: list[TensorEntry]  # where each tensor lies in a slot
-    adapted: Adapted | None
+    disk: str = ""  # path or fsspec URL where each version is written as well; empty for none
+    device: str = "cpu"  # of the weights, for the broadcast's backend
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From the learner: this version is whole in this slot."""
+    """From the learner: this slot contains this version."""
 
     slot: int
     policy_version: int
 
 
 class Withdraw(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From the learner: it holds a newer version and has no slot to write it to."""
+    """From the learner: it has a newer version and needs a free slot for it."""
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """From the learner: finish what is submitted, then exit."""
+    """From the learner: finish the submitted version, then exit."""
 
 
 class Freed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """To the learner: this slot may be written again."""
 
     slot: int
-    skipped: bool  # its version was overtaken before it was announced
+    skipped: bool  # a newer version replaced this one before it was announced
 
 
 class Announced(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """To the learner: `latest` says this version."""
+    """To the learner: this version is announced."""
 
     policy_version: int
-    num_bytes: int  # that a receiver of the version before it takes
+    num_bytes: int  # that a receiver of the version before needs
 
 
 class Broadcasted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """To the learner: a broadcast was whole."""
+    """To the learner: a broadcast is complete."""
 
     policy_version: int
     broadcast_s: float
@@ -61,16 +61,16 @@ class Broadcasted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """To the learner: so much had been pulled from this process when the next version was announced."""
+    """To the learner: the bytes pulled from this process so far, sent with each announcement."""
 
     total_bytes: int
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """To the learner: it is fenced out."""
+    """To the learner: it is fenced out of the run."""
 
     reason: str
 
 
-ToProcess = Settings | Submitted | Withdraw | Stop
+ToProcess = PublisherSettings | Submitted | Withdraw | Stop
 ToLearner = Freed | Announced | Broadcasted | Served | Refused

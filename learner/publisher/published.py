@@ -1,8 +1,8 @@
-"""What of a model is published: its weights, as the actors' engines hold them, or the adapters alone.
+"""The tensors that are published of a model: its weights, as the actors' engines use them, or only the adapters.
 
 Weights are rounded to the dtype of the forward pass (`model.dtype`), as the engines would round them. In bfloat16 a
-step of RL changes one in a hundred of them, so that they travel as deltas; in float32 it changes nearly all. Adapters
-are published in float32: each actor adds them to the weights of its own copy of the model's folder.
+step of RL changes about one in a hundred of them, so deltas are small; in float32 it changes nearly all. Adapters are
+published in float32: each actor adds them to the weights in its own copy of the model's folder.
 """
 
 from collections.abc import Iterator
@@ -22,9 +22,9 @@ def published_layout(model: PackedModel, *, dtype: str) -> list[TensorEntry]:
 
 
 def published_tensors(model: PackedModel, *, dtype: str) -> Iterator[tuple[str, Tensor]]:
-    """What the layout says, each whole, one at a time.
+    """The tensors of `published_layout`, gathered from the ranks one at a time.
 
-    Gathering is collective: every rank iterates to the end. What the caller lets go of is freed before the next.
+    Gathering is collective: every rank iterates to the end. A tensor that the caller drops is freed before the next.
     """
     published_dtype = "float32" if adapters_of(model.causal_lm) else dtype
     for name, shard in _published_shards(model):
@@ -32,17 +32,17 @@ def published_tensors(model: PackedModel, *, dtype: str) -> Iterator[tuple[str, 
 
 
 def adapted_folder(model: PackedModel) -> Adapted | None:
-    """What published adapters belong to; None where whole weights are published. Reads the folder through."""
+    """The base of the published adapters; None if full weights are published. Reads the whole folder of the model."""
     scalings = {adapter.scaling for adapter in adapters_of(model.causal_lm).values()}
     if not scalings:
         return None
-    (scaling,) = scalings  # of one rank and one alpha
+    (scaling,) = scalings  # all adapters have the same rank and alpha
     return Adapted(root=folder_root(model.folder), scaling=scaling)
 
 
 def _published_shards(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
-    """The names are those of the Hugging Face folder, which vLLM's `load_weights` takes."""
-    shards = dict(named_shards(model))  # the ranks' shards, also where a forward pass left parameters whole
+    """This rank's shards, under the names of the Hugging Face folder, which vLLM's `load_weights` expects."""
+    shards = dict(named_shards(model))  # sharded again, even if a forward pass left parameters gathered
     adapters = adapters_of(model.causal_lm)
     if not adapters:
         yield from shards.items()

@@ -1,9 +1,10 @@
-"""The publisher process: it hashes, announces and sends what the learner copied into shared memory.
+"""The publisher process: hashes, announces and sends the weights that the learner copied into shared memory.
 
-It is a process of its own so that a wedged collective or a slow receiver never touches the one that trains. One thread
-answers the learner, one serves pulls, one takes each version through seal, delta, announce and broadcast.
+It is a separate process, so that a hanging collective or a slow receiver never affects training. One thread answers the
+learner, one serves pulls, and one takes each version through hashing, delta, announcement and broadcast.
 """
 
+import contextlib
 import logging
 import mmap
 import os
@@ -23,6 +24,7 @@ from common.chunk_server import ChunkServer, ServerLimits
 from common.connection import connect
 from common.curve import key_from_environment
 from common.delta import encode_delta
+from common.log import log_to_stderr
 from common.shutdown import die_with_parent
 from common.weights import Invitation, Manifest, Offer, buffer_bytes, sealed
 from learner.publisher.broadcast import Broadcaster, Payload
@@ -30,9 +32,9 @@ from learner.publisher.lineage import continued
 from learner.publisher.messages import (
     Announced,
     Broadcasted,
+    PublisherSettings,
     Refused,
     Served,
-    Settings,
     Stop,
     Submitted,
     ToLearner,
@@ -47,14 +49,14 @@ from replay.keys import FencedOut
 log = logging.getLogger(__name__)
 
 REDIS_PAUSE_S = 1.0
-REDIS_PATIENCE_S = 5.0  # then it looks whether a newer version has come
+REDIS_PATIENCE_S = 5.0  # then it checks for a newer version
 POLL_S = 0.1
 
 
 class WeightServer:
     """The publisher process's threads and what they share."""
 
-    def __init__(self, settings: Settings, connection: Connection, slot_fds: list[int]) -> None:
+    def __init__(self, settings: PublisherSettings, connection: Connection, slot_fds: list[int]) -> None:
         self._settings = settings
         self._connection = connection
         self._reporting = threading.Lock()
@@ -62,9 +64,12 @@ class WeightServer:
         slots = [mmap.mmap(fd, buffer_bytes(settings.entries)) for fd in slot_fds]
         self._views = [memoryview(slot) for slot in slots]
         self._buffers = [torch.frombuffer(slot, dtype=torch.uint8) for slot in slots]
-        self._bulletin = Bulletin(connect(settings.redis_url, patience_s=REDIS_PATIENCE_S), settings.run_id)
+        client, key = connect(settings.redis_url, patience_s=REDIS_PATIENCE_S), key_from_environment()
+        self._bulletin = Bulletin(client, settings.run_id)
         self._broadcaster = Broadcaster(
-            self._bulletin,
+            client,
+            settings.run_id,
+            secret=key.secret if key else b"",
             host=settings.host,
             chunk_bytes=settings.chunk_bytes,
             timeout_s=settings.broadcast_timeout_s,
@@ -76,13 +81,13 @@ class WeightServer:
             limits=ServerLimits(
                 fan_out=settings.fan_out, bytes_per_s=settings.pull_bytes_per_s, chunk_bytes=settings.chunk_bytes
             ),
-            key=key_from_environment(),
+            key=key,
         )
         self._store = self._start_store() if settings.disk else None
         self._publishing = threading.Thread(target=self._publish_versions, name="publish-versions", daemon=True)
 
     def run(self) -> None:
-        """Serve until the learner says stop or is gone."""
+        """Serve until the learner asks to stop or has exited."""
         self._publishing.start()
         while self._publishing.is_alive() and self._server.alive and (self._store is None or self._store.alive):
             if self._connection.poll(POLL_S) and not self._take_message():
@@ -104,7 +109,7 @@ class WeightServer:
         try:
             message = msgspec.msgpack.decode(self._connection.recv_bytes(), type=ToProcess)
         except (EOFError, ConnectionResetError):
-            return False  # the learner is gone
+            return False  # the learner has exited
         match message:
             case Submitted():
                 self._report(self._shelf.submit(message))
@@ -115,7 +120,7 @@ class WeightServer:
         return True
 
     def _report(self, messages: Sequence[ToLearner]) -> None:
-        with self._reporting:
+        with self._reporting, contextlib.suppress(ConnectionError):  # the learner is gone: `run` sees it, and ends
             for message in messages:
                 self._connection.send_bytes(msgspec.msgpack.encode(message))
 
@@ -141,14 +146,14 @@ class WeightServer:
                 self._report([Refused(reason=str(error))])
 
     def _delta(self, submitted: Submitted) -> bytes | None:
-        """What turns the newest version into this one; None where there is none, or where too much has changed."""
+        """The delta from the newest version to this one; None for the first version, or if too much has changed."""
         newest = self._shelf.newest
         if newest is None or self._settings.anchor_every == 1:
             return None
         return encode_delta(self._views[newest.slot], self._views[submitted.slot], self._settings.entries)
 
     def _offer(self, manifest: Manifest, payload: Payload) -> None:
-        """Announce and broadcast; while Redis is away try again, until a newer version takes this one's place."""
+        """Announce and broadcast a version; while Redis is unreachable, retry until a newer version replaces it."""
         while True:
             try:
                 invitation = self._broadcaster.invite()
@@ -164,7 +169,9 @@ class WeightServer:
                     self._broadcast(invitation, manifest, payload)
                 return
             except redis.RedisError as error:
-                log.warning("version %d is not announced yet: %s", manifest.policy_version, error)
+                log.warning(
+                    "could not announce version %d; retrying in %g s: %s", manifest.policy_version, REDIS_PAUSE_S, error
+                )
                 if self._shelf.overtaken():
                     return
                 time.sleep(REDIS_PAUSE_S)
@@ -174,7 +181,7 @@ class WeightServer:
         if report is None:
             return
         log.info(
-            "version %d, %.1f MB, broadcast to %d in %.3f s",
+            "version %d, %.1f MB, broadcast to %d actors in %.3f s",
             manifest.policy_version, report.num_bytes / 1e6, report.num_receivers, report.seconds,
         )  # fmt: skip
         self._report(
@@ -189,15 +196,16 @@ class WeightServer:
 
 
 def main(arguments: list[str]) -> None:
-    """`python -m learner.serve_weights CONNECTION_FD SLOT_FD...`; the rest comes over the connection."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    # A broadcast that broke ends its group; torch's default would end this process.
+    """Run the process: `python -m learner.publisher.serve CONNECTION_FD SLOT_FD...`; settings come as a message."""
+    log_to_stderr()
+    # A failed broadcast ends its group; with torch's default it would end this process.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the learner closes this process
-    die_with_parent(os.getppid())  # a learner that is gone already has closed the connection
+    # Ctrl-C goes to every process of the terminal, but the learner stops this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(os.getppid())  # a learner that has already exited has closed the connection
     connection_fd, *slot_fds = map(int, arguments)
     connection = Connection(connection_fd)
-    settings = msgspec.msgpack.decode(connection.recv_bytes(), type=Settings)
+    settings = msgspec.msgpack.decode(connection.recv_bytes(), type=PublisherSettings)
     try:
         WeightServer(settings, connection, slot_fds).run()
     except Exception:

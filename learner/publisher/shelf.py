@@ -1,4 +1,4 @@
-"""Which slot of the shared memory holds which version, and what may become of it."""
+"""Keeps track of which slot of the shared memory contains which version, and which slots are free."""
 
 import threading
 from dataclasses import dataclass
@@ -9,43 +9,43 @@ from learner.publisher.messages import Freed, Submitted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
-    """A version and where its bytes are."""
+class StoredVersion:
+    """A version and the slot that contains it."""
 
     slot: int
     manifest: Manifest
 
 
 def num_slots(*, anchor_every: int) -> int:
-    """The anchor, the newest (which may be it for good), one that is being hashed, one for the learner to write."""
+    """The number of slots: newest version, one being hashed, one for the learner to write, with deltas the anchor."""
     return 3 if anchor_every == 1 else 4
 
 
 class Shelf:
-    """Which slot holds which version, for all threads, and the deltas between them.
+    """Maps slots to versions, and keeps the deltas between versions. Thread-safe.
 
-    A slot is in one of six states: free (the learner's), pending (submitted, not begun), in hand (being hashed),
-    newest (what the next delta is made on), anchor (for newcomers; the newest may be it), previous (the anchor before
-    it, for pulls that have begun).
+    A slot is in one of six states: free (for the learner), pending (submitted, not begun), processing (being hashed),
+    newest (the base of the next delta), anchor (for new actors; may also be the newest), previous (the anchor before
+    that, for pulls that have begun).
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._pending: Submitted | None = None
-        self._in_hand: Submitted | None = None
-        self._newest: Held | None = None
-        self._anchor: Held | None = None
-        self._previous: Held | None = None
+        self._processing: Submitted | None = None
+        self._newest: StoredVersion | None = None
+        self._anchor: StoredVersion | None = None
+        self._previous: StoredVersion | None = None
         self._deltas: dict[str, bytes] = {}  # of the newest manifest, by root
         self._stopping = False
 
     @property
-    def newest(self) -> Held | None:
-        """What was served last. Its slot stays as it is until the next `serve`."""
+    def newest(self) -> StoredVersion | None:
+        """The version that was served last. Its slot does not change until the next `serve`."""
         return self._newest
 
     def submit(self, submitted: Submitted) -> list[Freed]:
-        """Make this version the pending one; an older one that was not begun is overtaken."""
+        """Make this version the pending one; an older pending version is skipped."""
         with self._changed:
             freed = self._free_pending()
             self._pending = submitted
@@ -53,29 +53,29 @@ class Shelf:
         return freed
 
     def withdraw(self) -> list[Freed]:
-        """Free a slot that nothing needs as much as a newer version does: the pending one, else the previous one."""
+        """Free the slot that is needed least: that of the pending version, or else that of the previous anchor."""
         with self._changed:
             return self._free_pending() or self._free_previous()
 
     def stop(self) -> None:
-        """Let `take` return None once nothing is pending."""
+        """Make `take` return None once no version is pending."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
 
     def take(self) -> Submitted | None:
-        """Wait for a version and take it in hand; None when there will be no more."""
+        """Wait for a pending version and begin to process it; None if there will be no more."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending is not None or self._stopping)
-            self._in_hand, self._pending = self._pending, None
-            return self._in_hand
+            self._processing, self._pending = self._pending, None
+            return self._processing
 
     def serve(self, manifest: Manifest, delta: bytes | None) -> list[Freed]:
-        """The version in hand is `manifest`: serve it. `delta` is its last one, None where there are none."""
+        """Serve the version being processed, as `manifest`. `delta` is its last delta, None if it has none."""
         with self._changed:
-            assert self._in_hand is not None
-            newest = Held(slot=self._in_hand.slot, manifest=manifest)
-            self._in_hand = None
+            assert self._processing is not None
+            newest = StoredVersion(slot=self._processing.slot, manifest=manifest)
+            self._processing = None
             freed = self._free_newest()
             if manifest.anchor is None:
                 freed += self._free_previous()
@@ -86,19 +86,19 @@ class Shelf:
             return freed
 
     def overtaken(self) -> bool:
-        """A newer version is pending, or none will come: what is in hand need not be tried for ever."""
+        """Whether to stop retrying the current version: a newer one is pending, or the learner asked to stop."""
         with self._changed:
             return self._pending is not None or self._stopping
 
     def read(self, request: ChunkRequest, slots: list[memoryview]) -> bytes | None:
-        """A copy of the bytes asked for; None when no such blob is served. The slot cannot be freed meanwhile."""
+        """A copy of the requested bytes; None if this blob is not served. The slot cannot be freed meanwhile."""
         end = request.offset + request.num_bytes
         with self._changed:
             if (delta := self._deltas.get(request.root)) is not None:
                 return delta[request.offset : end]
-            for held in (self._anchor, self._previous):
-                if held and held.manifest.root == request.root:
-                    return bytes(slots[held.slot][request.offset : end])
+            for stored in (self._anchor, self._previous):
+                if stored and stored.manifest.root == request.root:
+                    return bytes(slots[stored.slot][request.offset : end])
         return None
 
     def _free_pending(self) -> list[Freed]:

@@ -1,7 +1,7 @@
-"""What the publisher keeps on disk: the newest version's blobs, for actors that read them there.
+"""Writes the newest version to a store (a disk or fsspec URL), for actors that read weights from there.
 
-It goes on beside the broadcasts and pulls, as slowly as the disk is. A version that was not begun when a newer one
-comes is overtaken. Blobs are written first; then the version is announced, on a board of its own; then older blobs go.
+It works in the background, at the speed of the store. A version that was not begun when a newer one arrives is skipped.
+Blobs are written first; then the version is announced under a separate key; then older blobs are removed.
 """
 
 import logging
@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 RETRY_S = 5.0
 
 
-class Gone(RuntimeError):
-    """A blob is no longer served: newer versions are."""
+class BlobGone(RuntimeError):
+    """A blob is no longer served, because there are newer versions."""
 
 
 class StoreWriter:
-    """Writes what it is given, by a thread of its own."""
+    """Writes submitted versions to the store, in a background thread."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class StoreWriter:
         *,
         chunk_bytes: int,
     ) -> None:
-        """`read` returns bytes of a blob; None when it is not served any more."""
+        """`read` returns bytes of a blob; None if the blob is no longer served."""
         self._store = store
         self._bulletin = bulletin
         self._read = read
@@ -44,7 +44,7 @@ class StoreWriter:
         self._changed = threading.Condition()
         self._pending: Manifest | None = None
         self._stopping = False
-        self._kept: set[str] = set()  # of the version announced before
+        self._kept: set[str] = set()  # blobs of the version announced last
         self._written: set[str] = set()
         self._writing = threading.Thread(target=self._write_versions, name="store-weights", daemon=True)
         self._writing.start()
@@ -54,13 +54,13 @@ class StoreWriter:
         return self._writing.is_alive()
 
     def submit(self, manifest: Manifest) -> None:
-        """Have this version written; an older one that was not begun is overtaken."""
+        """Write this version in the background; an older pending version is skipped."""
         with self._changed:
             self._pending = manifest
             self._changed.notify()
 
     def close(self) -> None:
-        """Write what is pending and end."""
+        """Write the pending version, then stop."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -70,10 +70,13 @@ class StoreWriter:
         while (manifest := self._take()) is not None:
             try:
                 self._write(manifest)
-            except (Gone, FencedOut) as error:
-                log.warning("version %d does not come to disk: %s", manifest.policy_version, error)
+            except (BlobGone, FencedOut) as error:
+                log.warning("version %d is not written to the store: %s", manifest.policy_version, error)
             except (StoreError, redis.RedisError) as error:
-                log.warning("version %d is not on disk yet: %s", manifest.policy_version, error)
+                log.warning(
+                    "could not write version %d to the store; retrying in %g s: %s",
+                    manifest.policy_version, RETRY_S, error,
+                )  # fmt: skip
                 self._try_again(manifest)
 
     def _take(self) -> Manifest | None:
@@ -91,7 +94,7 @@ class StoreWriter:
         self._bulletin.announce_stored(Offer(manifest=manifest, pull_endpoint=""))
         roots = {blob.root for blob in parts}
         self._written &= roots | self._kept
-        self._store.keep(roots | self._kept)  # for who has begun to read the version before
+        self._store.keep(roots | self._kept)  # keep the last version too, for actors that are reading it
         self._kept = roots
 
     def _chunks(self, blob: Blob) -> Iterator[bytes]:
@@ -99,11 +102,11 @@ class StoreWriter:
             num_bytes = min(self._chunk_bytes, blob.num_bytes - offset)
             chunk = self._read(ChunkRequest(root=blob.root, offset=offset, num_bytes=num_bytes))
             if chunk is None:
-                raise Gone(f"{blob.root} is no longer served")
+                raise BlobGone(f"blob {blob.root} is no longer served; there is a newer version")
             yield chunk
 
     def _try_again(self, manifest: Manifest) -> None:
-        """After a pause, unless a newer version has come."""
+        """Make the version pending again after a pause, unless a newer one has arrived."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending is not None or self._stopping, RETRY_S)
             if self._pending is None and not self._stopping:
