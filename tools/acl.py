@@ -1,4 +1,4 @@
-"""`slipstream acl`: users for a run on a shared Redis server, one for each role, with new passwords."""
+"""`slipstream acl`: print commands that create one user per role for a run on a shared Redis server."""
 
 import secrets
 import sys
@@ -8,7 +8,7 @@ from replay.roles import Role, acl_rules, user_of
 
 
 def acl(config: Config) -> int:
-    """Print commands that make the users, for an administrator to send; to stderr, what each role connects with."""
+    """Print the commands for an administrator to send, and to stderr the user and new password of each role."""
     run_id = config.run.name
     for role in Role:
         password, user = secrets.token_hex(16), user_of(run_id, role)

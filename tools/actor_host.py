@@ -1,4 +1,4 @@
-"""`slipstream actors`: start this host's actors, keep them up, and take them down in order."""
+"""`slipstream actors`: start this host's actors, restart those that crash, and end them in order."""
 
 import contextlib
 import os
@@ -23,21 +23,21 @@ from common.connection import connect, connect_or_explain
 from common.run_dir import RunDir
 from common.shutdown import LEAVE_S, Shutdown
 from replay.fleet import Fleet
-from tools.child import Child, say_last_words
+from tools.child import Child, print_failure
 
 POLL_S = 0.2
-ASK_EVERY_S = 1.0  # for the number of actors that is wanted here
-GRACE_S = LEAVE_S + 2.0  # after the drain; by then an actor has ended itself
+ASK_EVERY_S = 1.0  # how often Redis is asked for the wanted number of actors
+GRACE_S = LEAVE_S + 2.0  # after the drain; an actor ends by itself sooner
 NVIDIA_SMI_TIMEOUT_S = 20.0
 
 
 def host_actors(config: Config) -> int:
-    """Run `actors.count` actors, or as many as are wanted since, until their run is over; return the exit code.
+    """Run `actors.count` actors, or the number that `slipstream scale` set, until their run is over.
 
-    When the host is about to be taken away, by a signal or a notice, they drain, and the code is 75.
+    Return the exit code. On a signal or a preemption notice the actors drain, and the code is 75.
     """
     if not config.redis.url:
-        raise ConfigError("`redis.url` is empty; say which Redis the run is on, as in redis.url=redis://host:6379")
+        raise ConfigError("`redis.url` is empty; name the Redis server of the run, as redis.url=redis://host:6379")
     connect_or_explain(config.redis.url).close()
     shutdown = Shutdown()
     if config.actors.notices != "none":
@@ -52,23 +52,23 @@ def host_actors(config: Config) -> int:
             failed = _watch(host, relay, shutdown)
             host.end()
         if failed:
-            say_last_words("actors", failed)
+            print_failure("actors", failed)
             return failed.exit_code or 1
         return shutdown.exit_code
 
 
 class Host:
-    """The actors of this host, one in each slot. Where there are GPUs, a slot has those of one engine."""
+    """Supervises the actors of this host, one in each slot. On GPUs, a slot has the devices of one engine."""
 
     def __init__(self, config: Config, command: Callable[[str], list[str]], *, devices: list[str]) -> None:
-        """`command` starts an actor of a name; `devices` are the GPUs, none on a CPU.
+        """`command` returns the command that starts an actor; `devices` are the GPUs, none on a CPU.
 
-        Raises ConfigError for fewer GPUs than an engine is to have.
+        Raises ConfigError for fewer GPUs than one engine needs.
         """
         together = config.actors.tensor_parallel
         if 0 < len(devices) < together:
             raise ConfigError(
-                f"`actors.tensor_parallel` is {together}, and this host has {len(devices)} GPUs; lower it"
+                f"`actors.tensor_parallel` must be <= {len(devices)}, the GPUs of this host, got {together}; lower it"
             )
         self.count = config.actors.count
         self._config = config
@@ -77,8 +77,8 @@ class Host:
         self._devices = [",".join(devices[start : start + together]) for start in starts]
         self._slots: dict[int, Child] = {}
         self._leaving: set[int] = set()
-        self._renamed: set[int | None] = set()  # processes that ended, and whose slot has its next name already
-        self._life = secrets.token_hex(4)  # containers may have one name, and the same process ids
+        self._renamed: set[int | None] = set()  # ended processes whose slot already has its next name
+        self._life = secrets.token_hex(4)  # two containers may have the same host name and the same process ids
         self._num_named = 0
 
     @property
@@ -87,16 +87,16 @@ class Host:
         return len(self._slots) == self.count and all(actor.exit_code == 0 for actor in self._slots.values())
 
     def want(self, count: int) -> None:
-        """Keep up so many actors from now on: at least one, and no more than there are devices for."""
+        """Keep `count` actors running from now on: at least one, and no more than the devices allow."""
         count = max(min(count, len(self._devices) or count), 1)
         if count != self.count:
-            print(f"{count} actors are wanted, {self.count} were", flush=True)
+            print(f"changing the number of actors from {self.count} to {count}", flush=True)
         self.count = count
 
-    def tend(self) -> Child | None:
-        """Start what is missing and what crashed, and ask to leave what is too many; return one that failed for good.
+    def update(self) -> Child | None:
+        """Start missing actors, restart crashed ones, end surplus ones; return one that cannot be restarted.
 
-        An actor that leaves has its slot until it is gone.
+        An actor that drains keeps its slot until it has ended.
         """
         for slot in sorted(self._slots.keys() | range(self.count)):
             actor = self._slots.get(slot)
@@ -112,13 +112,13 @@ class Host:
             else:
                 if actor.exit_code not in (None, 0) and actor.pid not in self._renamed:
                     self._renamed.add(actor.pid)
-                    actor.command = self._command(self._new_name())  # its former life keeps its own record and cost
+                    actor.command = self._command(self._new_name())  # the record and cost of the ended process stay
                 if not actor.keep_up():
                     return actor
         return None
 
     def end(self) -> None:
-        """Ask all to leave, and wait until they have."""
+        """Ask all actors to drain, and wait until they have ended."""
         for actor in self._slots.values():
             actor.ask_to_end()
         deadline = time.monotonic() + self._config.actors.drain_s + GRACE_S
@@ -142,12 +142,12 @@ class Host:
 
 
 def actor_command(name: str, settings: Path) -> list[str]:
-    """What starts the actor `name`."""
+    """The command that starts the actor `name` with the YAML file `settings`."""
     return [sys.executable, "-m", "actors", name, str(settings)]
 
 
 def visible_devices() -> list[str]:
-    """The GPUs that this process may use: those of CUDA_VISIBLE_DEVICES where it is set, else all; none on a CPU."""
+    """The GPUs that this process may use: CUDA_VISIBLE_DEVICES if it is set, else all; none on a CPU."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [device.strip() for device in visible.split(",") if device.strip()]
@@ -159,17 +159,17 @@ def visible_devices() -> list[str]:
         capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S,
     )  # fmt: skip
     if listed.returncode:
-        said = (listed.stdout + listed.stderr).strip()
+        output = (listed.stdout + listed.stderr).strip()
         raise ConfigError(
-            f"{command} does not list the GPUs ({said}); mend it, or say which in `actors.devices`, or set "
-            "CUDA_VISIBLE_DEVICES, to nothing for none"
+            f"{command} failed to list the GPUs ({output}); repair it, or name the GPUs in `actors.devices` or in "
+            "CUDA_VISIBLE_DEVICES (empty for none)"
         )
     return listed.stdout.split()
 
 
 @contextlib.contextmanager
 def host_relay(config: Config, settings: Path) -> Iterator[Child | None]:
-    """This host's relay, which leaves after its actors; None where it is to have none."""
+    """Run this host's relay until the actors have ended; yield None if `actors.relay` is off."""
     if not config.actors.relay:
         yield None
         return
@@ -189,9 +189,9 @@ def host_relay(config: Config, settings: Path) -> Iterator[Child | None]:
 
 
 def _watch(host: Host, relay: Child | None, shutdown: Shutdown) -> Child | None:
-    """Keep all up until the actors are done or they are asked to leave; return who failed for good."""
+    """Supervise until the actors are done or a shutdown is requested; return a child that cannot be restarted."""
     while not host.is_done and not shutdown.requested.wait(POLL_S):
-        failed = host.tend()
+        failed = host.update()
         if failed:
             return failed
         if relay and not relay.keep_up():
@@ -200,13 +200,12 @@ def _watch(host: Host, relay: Child | None, shutdown: Shutdown) -> Child | None:
 
 
 def _follow(host: Host, config: Config, ended: threading.Event) -> None:
-    """Keep `host` to the number of actors that is wanted of it: in a thread, as a Redis that hangs must not hold up a
-    notice."""
+    """Apply the wanted number of actors to `host`, in a thread: a Redis that hangs must not delay a notice."""
     name = socket.gethostname()
     with connect(config.redis.url, patience_s=0) as client:
         fleet, is_begun = Fleet(client, config.run.name), False
         while not ended.is_set():
-            with contextlib.suppress(redis.RedisError):  # away for a moment: as many as before
+            with contextlib.suppress(redis.RedisError):  # Redis is away for a moment: keep the number
                 if not is_begun:
                     fleet.forget_wanted_actors(name)
                     is_begun = True

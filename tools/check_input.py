@@ -1,33 +1,36 @@
-"""What can be seen to be wrong with a configuration before anything is started: in seconds, without torch."""
+"""Checks of a configuration that take seconds, before anything is started."""
 
 import asyncio
-import difflib
+import dataclasses
 import ipaddress
 import json
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
-from common.action_format import FORMATS
+from common.action_format import action_format
 from common.config import Config
 from common.config_error import ConfigError
 from common.env_config import EnvConfig
 from common.run_dir import RunDir
 from envhub.catalogue import DRIVING, make_any_env
-from learner.objective.coherence import check_coherence
+from learner.objective.coherence import REFUSED, check_coherence
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 
 
 def check_input(config: Config) -> None:
-    """Check what a learner needs that its configuration only names. Raises ConfigError."""
+    """Check what the configuration of a learner refers to: environment, model, address, disk. Raises ConfigError."""
     check_coherence(config)
+    _check_objective(config)
     check_env(config.env)
-    for part in config.env.parts().values():
+    for part in config.env.entries().values():
         if part.name in DRIVING and (config.warm_start.episodes or not config.model.path):
             raise ConfigError(
-                f"`env.name` {part.name} has no expert to imitate, or to learn a tiny model's words from; set "
-                "`model.path`, and leave `warm_start.episodes` at 0"
+                f"`env.name` {part.name} has no expert: a warm start has nothing to imitate, and a tiny model no "
+                "vocabulary; set `model.path`, and `warm_start.episodes` to 0"
             )
     if config.model.path:
         check_model_folder(Path(config.model.path), max_tokens=config.model.max_tokens)
@@ -35,33 +38,51 @@ def check_input(config: Config) -> None:
     _check_disk(config)
 
 
+def _check_objective(config: Config) -> None:
+    """Raise ConfigError for an objective that the loss refuses: see `learner.bounds`.
+
+    The check runs in another process, as it imports torch, and a supervisor must not.
+    """
+    replay = config.replay
+    question = {
+        "objective": dataclasses.asdict(config.objective), "max_lag": replay.max_lag, "max_uses": replay.max_uses
+    }  # fmt: skip
+    command = [sys.executable, "-m", "learner.bounds"]
+    check = subprocess.run(command, input=json.dumps(question), capture_output=True, text=True)
+    if check.returncode == REFUSED:
+        raise ConfigError(check.stdout.strip())
+    if check.returncode:
+        raise RuntimeError(f"`{' '.join(command)}` ended with code {check.returncode}: {check.stderr.strip()}")
+
+
 def check_env(env: EnvConfig) -> None:
-    """Raise ConfigError unless `env.name` with `env.options` makes an environment, and `env.action_format` is known."""
-    if env.action_format not in FORMATS:
-        near = difflib.get_close_matches(env.action_format, FORMATS, n=1)
-        hint = f"did you mean {near[0]}?" if near else "see common/action_format.py"
-        raise ConfigError(f"`env.action_format` must be one of {', '.join(FORMATS)}, got {env.action_format!r}; {hint}")
-    for part in env.parts().values():
+    """Raise ConfigError unless `env.name` with `env.options` makes an environment, and there is `env.action_format`."""
+    action_format(env.action_format)
+    for part in env.entries().values():
         try:
             asyncio.run(make_any_env(part.name, part.options).close())
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        except Exception as error:  # a user's own code, whatever it raises
-            raise ConfigError(f"`env.name` {part.name!r} cannot be made: {type(error).__name__}: {error}") from error
+        except Exception as error:  # a user's code may raise anything
+            raise ConfigError(
+                f"`env.name` {part.name!r} with `env.options` {part.options} failed to start: {type(error).__name__}: "
+                f"{error}"
+            ) from error
 
 
 def check_model_folder(folder: Path, *, max_tokens: int) -> None:
-    """Raise ConfigError unless `folder` holds what a chat model of `max_tokens` needs."""
+    """Raise ConfigError unless `folder` has the files of a chat model with a context of `max_tokens`."""
     if not folder.is_dir():
         raise ConfigError(
-            f"`model.path` {folder} is no folder here; models are not downloaded: `hf download NAME --local-dir FOLDER`"
+            f"`model.path` {folder} is not a directory; models are not downloaded automatically: "
+            "`hf download NAME --local-dir FOLDER`"
         )
     if not (folder / "config.json").is_file():
         raise ConfigError(f"`model.path` {folder} is not a Hugging Face model folder: it has no config.json")
     if not any(folder.glob("*.safetensors")):
-        raise ConfigError(f"`model.path` {folder} has no weights; save them as safetensors (save_pretrained)")
+        raise ConfigError(f"`model.path` {folder} has no *.safetensors; save the weights with save_pretrained")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise ConfigError(f"`model.path` {folder} has no tokenizer; save one beside the weights (save_pretrained)")
+        raise ConfigError(f"`model.path` {folder} has no tokenizer; save it beside the weights with save_pretrained")
     has_template = any((folder / name).is_file() for name in TEMPLATE_FILES)
     if not has_template and "chat_template" not in _read_json(folder / "tokenizer_config.json"):
         raise ConfigError(f"`model.path` {folder}: its tokenizer has no chat template; Slipstream trains chat models")
@@ -83,26 +104,28 @@ def _read_json(path: Path) -> dict[str, object]:
 
 
 def check_host(host: str) -> None:
-    """Raise ConfigError unless weights can be served at `host`."""
+    """Raise ConfigError unless `host` is an IPv4 address that weights can be served at."""
     try:
         address = ipaddress.IPv4Address(host)
         if address.is_unspecified:
-            raise ConfigError(f"`weights.host` {host} is no address that actors could connect to; name one interface's")
+            raise ConfigError(
+                f"`weights.host` {host} is not an address that actors can connect to; give the address of one interface"
+            )
         with socket.socket() as probe:
             probe.bind((host, 0))
     except (ipaddress.AddressValueError, OSError) as error:
         raise ConfigError(
-            f"`weights.host` must be an IPv4 address of this machine, as actors reach it; {host!r} cannot be bound: "
+            f"`weights.host` must be an IPv4 address of this machine that actors can reach; {host!r} cannot be bound: "
             f"{error}"
         ) from None
 
 
 def _check_disk(config: Config) -> None:
-    """Raise ConfigError where the run's weights would lie among the other files of the run."""
+    """Raise ConfigError if `weights.disk` would put weights among the other files of the run."""
     disk = Path(config.weights.disk.removeprefix("file://")).absolute()
     run = RunDir(config.run.root, config.run.name).path.absolute()
     if config.weights.disk and run.is_relative_to(disk / config.run.name):
         raise ConfigError(
-            f"`weights.disk` {config.weights.disk} would have weights among the files of the run in {run}; name "
+            f"`weights.disk` {config.weights.disk} would put weights among the other files of the run, in {run}; name "
             "another folder"
         )

@@ -12,19 +12,21 @@ from pathlib import Path
 
 import psutil
 
+from common.printable import printable_block
 from common.shutdown import die_with_parent
+from envhub.isolation.offspring import end_offspring_of
 
 MAX_RESTARTS = 5
 BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
-WELL_S = 600.0  # what ran for so long was well: its earlier crashes count no more
+STABLE_S = 600.0  # a process that ran this long was stable: its earlier crashes are not counted
 LOG_TAIL_LINES = 15
 EXIT_BAD_INPUT = 2
 
 
 class Child:
-    """One process in a session of its own, so that Ctrl-C in the terminal reaches the supervisor alone.
+    """One process in its own session, so that Ctrl-C in the terminal reaches only the supervisor.
 
-    It is asked to end when the supervisor's main thread ends, whatever the program.
+    The kernel sends it SIGTERM when the supervisor's main thread ends.
     """
 
     def __init__(self, name: str, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> None:
@@ -48,15 +50,15 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """The exit code; None while the process runs."""
         return None if self._process is None else self._process.poll()
 
     def keep_up(self) -> bool:
-        """Start it again, after a pause, if it crashed; False once it has crashed too often or was given bad input."""
+        """Restart it after a pause if it crashed; return False if it crashed too often or rejected its input."""
         if self.exit_code in (None, 0):
             return True
         now = time.monotonic()
-        if self._restart_at == 0.0 and now - self._started_at > WELL_S:
+        if self._restart_at == 0.0 and now - self._started_at > STABLE_S:
             self._num_restarts = 0
         if self.exit_code == EXIT_BAD_INPUT or self._num_restarts >= MAX_RESTARTS:
             return False
@@ -65,26 +67,29 @@ class Child:
         elif now >= self._restart_at:
             self._num_restarts += 1
             self._restart_at = 0.0
-            print(f"{self.name} ended with code {self.exit_code}: started again, see {self.log}", flush=True)
+            print(f"{self.name} ended with code {self.exit_code}; restarting it, see {self.log}", flush=True)
+            if self.pid is not None:
+                end_offspring_of(self.pid)  # an actor that was killed could not end the processes of its environments
             self.start()
         return True
 
     @property
     def pid(self) -> int | None:
-        """Of the process that was started last; None before that."""
+        """The id of the newest process; None before the first start."""
         return None if self._process is None else self._process.pid
 
     def send(self, number: signal.Signals) -> None:
-        """A signal, to this very process."""
+        """Send a signal to this process only, not to its children."""
         if self._process is not None:
             self._process.send_signal(number)
 
     def ask_to_end(self) -> None:
+        """Send SIGTERM if it runs."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for the end; after `timeout_s`, force it on the process and all that it started."""
+        """Wait until it has ended; after `timeout_s`, kill it with all its descendants."""
         if self._process is None:
             return
         try:
@@ -93,31 +98,31 @@ class Child:
             self.kill()
 
     def kill(self) -> None:
-        """Force the end on the process and on all that it started."""
+        """Kill the process and all its descendants."""
         if self._process is not None and self._process.poll() is None:
             process = psutil.Process(self._process.pid)
             kill([process, *process.children(recursive=True)])
             self._process.wait()
 
-    def last_words(self) -> str:
-        """Why it ended, from its log: one line where it was given bad input, else where the log stops."""
+    def last_log_lines(self) -> str:
+        """The end of its log, which tells why it ended; only the last line if it rejected its input."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         num_lines = 1 if self.exit_code == EXIT_BAD_INPUT else LOG_TAIL_LINES
-        return "\n".join(lines[-num_lines:])
+        return printable_block("\n".join(lines[-num_lines:]))
 
 
-def say_last_words(verb: str, child: Child) -> None:
-    """Tell the person at the terminal why `child` failed for good: on one line where it could say so itself."""
-    words = child.last_words()
+def print_failure(verb: str, child: Child) -> None:
+    """Print why `child` failed: its own error message if it rejected its input, else the end of its log."""
+    lines = child.last_log_lines()
     if child.exit_code == EXIT_BAD_INPUT:
-        print(words, file=sys.stderr)
+        print(lines, file=sys.stderr)
     else:
-        told = f"{child.name} ended with {child.exit_code}; {child.log} ends:"
-        print(f"slipstream {verb}: {told}\n{words}", file=sys.stderr)
+        ended = f"{child.name} ended with code {child.exit_code}; the last lines of {child.log}:"
+        print(f"slipstream {verb}: {ended}\n{lines}", file=sys.stderr)
 
 
 def kill(processes: Sequence[psutil.Process]) -> None:
-    """Kill -9, parents before their children, so that nobody starts what has just been killed again."""
+    """Send SIGKILL, to parents before their children, so that no parent restarts a child that was just killed."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

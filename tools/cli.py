@@ -1,76 +1,54 @@
-"""`slipstream VERB [config.yaml] [section.key=value ...]`: one thin verb per process."""
+"""`slipstream VERB [config.yaml ...] [a.b=c ...] [--option value ...]`: the command line; each process is one verb."""
 
 import argparse
-import functools
-import inspect
+import dataclasses
 import os
-import re
 import sys
-import textwrap
-from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from redis.exceptions import NoPermissionError
 
-from common.config import Config, dump_config, key_paths, load_config
+from common.config import Config, dump_config, load_config
 from common.config_error import ConfigError
 from common.connection import PASSWORD_VARIABLE, RedisUnreachable, without_password
 from common.curve import load_key
+from common.printable import printable_block
 from common.run_dir import RunDir
 from replay.fleet import UnknownRun
 from replay.listing import NotRecorded
 from replay.server import ServerError, password_of
 from tools import drill
-from tools.launch import launch
-from tools.launch import scale
 from tools.child import EXIT_BAD_INPUT
-from tools.replay.questions import add_questions, answer, take_operands
+from tools.config_help import settings_help
+from tools.launch import launch, scale
+from tools.options import add_options
+from tools.replay.questions import add_questions, take_operands
+from tools.verbs import VERBS, called
 
-# Verbs about a run that began before, perhaps in another process: without a YAML its own configuration is theirs.
+# Verbs about a run that exists already. Without a YAML file they use the configuration in the run's directory.
 JOINING = ("learner", "actors", "relay", "top", "scale", "replay", "eval", "collect")
-FIXED_POLICY = ("eval", "collect")  # verbs that play with what a run has trained, not with what it began with
+FIXED_POLICY = ("eval", "collect")  # verbs that play with the run's trained model, not with its initial model
 MOVING_WEIGHTS = ("up", "learner", "actors", "relay")
-
-# Verbs import what they need when they are called: `slipstream top` must not wait seconds for torch.
-VERBS = {
-    "up": "start Redis, a learner, actors and TensorBoard on this machine, and watch them",
-    "learner": "train; one process, or one per rank under torchrun when learner.ranks > 1",
-    "actors": "start actors.count actors that roll out episodes for a run",
-    "relay": "keep a run's newest weights for actors to pull, so that the publisher sends one copy",
-    "top": "watch a run in the terminal",
-    "scale": "have a host keep up as many actors as are advised, or as told",
-    "drill": "a run on this machine under one fault after another, and what was lost: nothing",
-    "launch": "start a run on Kubernetes, Slurm, SkyPilot or Ray",
-    "replay": "look into the buffer: its groups, trajectories, what was trained; audit, set aside, export",
-    "key": "make the key that weights travel under where the network is not trusted, at weights.key_file",
-    "acl": "print users for a shared Redis server, by role: `slipstream acl run.name=NAME | redis-cli`",
-    "sft": "imitate recorded conversations, those that earned enough: fit.data, from model.path",
-    "dpo": "learn from pairs of conversations which is preferred (DPO): fit.data, from model.path",
-    "reward": "fit a reward model to such pairs: fit.data, from model.path",
-    "eval": "measure success on held-out tasks, of a run's trained model or of model.path",
-    "collect": "play train tasks with a run's trained model or model.path, and write the trajectories to FILE",
-    "envs": "serve environments to actors on other hosts: `slipstream envs serve`",
-    "doctor": "check this machine: packages, Redis, memory, shared memory",
-}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Return the exit code: 0 done, 1 failed, 2 bad input or no use in another try, 75 told to leave, 130 Ctrl-C."""
+    """Return the exit code: 0 done, 1 failed, 2 bad input (a retry cannot help), 75 preempted, 130 Ctrl-C."""
     arguments = _parsed(argv)
-    # An environment of the user's own may lie in this folder, as it may for the processes that are started from here.
+    # A user's environment may be a module in this folder. Child processes, started with `-m`, find it there as well.
     sys.path.insert(0, str(Path.cwd()))
     try:
         config = _load(arguments)
         if arguments.print_config:
             print(dump_config(config), end="")
             return 0
-        return _verb(arguments)(config)
+        return called(arguments)(config)
     except (ConfigError, RedisUnreachable, ServerError, UnknownRun, NotRecorded, NoPermissionError) as error:
-        print(f"slipstream {arguments.verb}: {error}", file=sys.stderr)
+        print(printable_block(f"slipstream {arguments.verb}: {error}"), file=sys.stderr)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read the output, as `head` does, has seen enough
+    except BrokenPipeError:  # the reader of our output, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -89,10 +67,15 @@ def _parsed(argv: list[str] | None) -> argparse.Namespace:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Ends its help with every configuration key. They are read from the source, so only when somebody asks."""
+    """Appends settings to its help: every one, or those of a verb. They are read from the source only for the help."""
+
+    verb = ""
 
     def format_help(self) -> str:
-        return f"{super().format_help()}\n{_config_help()}\n"
+        sections = VERBS[self.verb].settings if self.verb else [section.name for section in dataclasses.fields(Config)]
+        title = f"settings of `slipstream {self.verb}`" if self.verb else "all settings"
+        more = "\n`slipstream --help` lists all settings\n" if self.verb else ""
+        return f"{super().format_help()}\n{title} (section.key = default):\n{settings_help(sections)}\n{more}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -100,62 +83,67 @@ def _parser() -> argparse.ArgumentParser:
         prog="slipstream", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )  # fmt: skip
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb, summary in VERBS.items():
+    for verb in VERBS:
+        summary = VERBS[verb].summary
         one = verbs.add_parser(
             verb, help=summary, description=summary, parents=_parents(verb),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )  # fmt: skip
+        one.verb = verb
+        if (own := VERBS[verb].own) is not None:
+            add_options(one, own)
         if verb == "replay":
             add_questions(one, _settings())
         if verb == "learner":
-            one.add_argument("--replay-archive", metavar="RUN", help="train again on what this run was trained on, by "
-                             "its own config, without actors and Redis; run.name is RUN-rerun by default")  # fmt: skip
+            one.add_argument("--replay-archive", metavar="RUN", help="repeat the training of RUN from its archive and "
+                             "configuration, without actors or Redis; run.name is RUN-rerun by default")  # fmt: skip
         if verb == "drill":
             drill.add_options(one)
         if verb == "scale":
             scale.add_options(one)
         if verb == "collect":
-            one.add_argument("--force", action="store_true", help="write over FILE if it is there")
+            one.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
         if verb == "up":
-            one.add_argument("--dry-run", action="store_true", help="print what would be started and stop")
+            one.add_argument("--dry-run", action="store_true", help="print what would be started, and exit")
     return parser
 
 
 def _parents(verb: str) -> list[_Parser]:
-    """Whose arguments come before a verb's own."""
+    """Parsers of the arguments that come before the verb's options: its operands, then the settings."""
     if verb == "replay":
         return []
     operand = _Parser(add_help=False)
     if verb == "launch":
         launch.add_options(operand)
     if verb == "collect":
-        operand.add_argument("file", type=Path, metavar="FILE", help="the file of rows, .jsonl or .parquet")
+        operand.add_argument("file", type=Path, metavar="FILE", help="where to write the rows, .jsonl or .parquet")
     if verb == "envs":
-        operand.add_argument("service", choices=("serve",), help="what to do with them")
+        operand.add_argument("service", choices=("serve",), help="what to do with the environments")
     return [operand, _settings()]
 
 
 def _settings() -> _Parser:
-    """What every verb takes, to be a parent of its parser."""
+    """A parent parser with the arguments that every verb takes."""
     settings = _Parser(add_help=False)
     settings.set_defaults(replay_archive=None)
     settings.add_argument("settings", nargs="*", metavar="config.yaml | section.key=value",
-                          help="YAML files of differences, each over those before it, then overrides")  # fmt: skip
-    settings.add_argument("--resume", metavar="NAME", help="go on with the run of this name, with its own config")
-    settings.add_argument("--print-config", action="store_true", help="print the whole configuration and stop")
+                          help="YAML files that change defaults, then single settings; a later one wins")  # fmt: skip
+    settings.add_argument("--resume", metavar="NAME", help="continue the run of this name with its configuration")
+    settings.add_argument("--print-config", action="store_true", help="print the whole configuration, and exit")
     return settings
 
 
 def _load(arguments: argparse.Namespace) -> Config:
-    """The configuration, without any password in it: that goes to the environment, for children to find."""
+    """The configuration without its password, which is moved to an environment variable that children inherit."""
     files = [setting for setting in arguments.settings if "=" not in setting]
     overrides = [setting for setting in arguments.settings if "=" in setting]
     if files and (arguments.resume or arguments.replay_archive):
         raise ConfigError(
-            f"config files, or --resume or --replay-archive with the run's own, not both; got {', '.join(files)}"
+            f"got the config file {', '.join(files)} with --resume or --replay-archive, which use the configuration of "
+            "an existing run; leave the file out, and change single settings as key=value"
         )
     if arguments.resume and arguments.replay_archive:
-        raise ConfigError("--resume goes on with a run, --replay-archive begins one; give one of them")
+        raise ConfigError("got both --resume, which continues a run, and --replay-archive, which begins one; give one")
     named = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     root = named.get("run.root", Config().run.root)
     if arguments.resume:
@@ -180,112 +168,24 @@ def _load(arguments: argparse.Namespace) -> Config:
 
 
 def _config_of(root: str, name: str) -> Path:
-    """The configuration of a run that exists. Raises ConfigError with those that do."""
+    """The configuration file of the run `name`. If it does not exist, raises ConfigError with those that do."""
     path = RunDir(root, name).config
     if not path.is_file():
-        there = sorted(other.parent.name for other in Path(root).glob("*/config.yaml"))
-        raise ConfigError(f"no run {name!r} under {root}/; there are: {', '.join(there) or 'none'}")
+        existing = sorted(other.parent.name for other in Path(root).glob("*/config.yaml"))
+        raise ConfigError(f"no run {name!r} under {root}/; existing runs: {', '.join(existing) or 'none'}")
     return path
 
 
-def _verb(arguments: argparse.Namespace) -> Callable[[Config], int]:
-    match arguments.verb:
-        case "up":
-            from tools.up import dry_run, up
-
-            if arguments.dry_run:
-                return dry_run
-            return lambda config: up(config, resume=bool(arguments.resume))
-        case "learner":
-            from tools.rerun import rerun
-            from tools.train import train
-
-            return lambda config: rerun(config) if config.run.rerun_of else train(config)
-        case "actors":
-            from tools.actor_host import host_actors
-
-            return host_actors
-        case "relay":
-            from actors.relay import relay
-            from tools.check_input import check_host
-
-            def checked(config: Config) -> int:
-                check_host(config.weights.host)
-                return relay(config)
-
-            return checked
-        case "key":
-            from tools.key import make_key
-
-            return make_key
-        case "top":
-            from tools.top import top
-
-            return top
-        case "scale":
-            return lambda config: scale.scale(
-                config, to=arguments.to, host=arguments.host, on=arguments.on, dry_run=arguments.dry_run
-            )
-        case "drill":
-            return lambda config: drill.drill(config, faults=arguments.fault or list(drill.FAULTS))
-        case "launch":
-            return lambda config: launch.launch(config, engine=arguments.engine, dry_run=arguments.dry_run)
-        case "replay":
-            return answer(arguments)
-        case "acl":
-            from tools.acl import acl
-
-            return acl
-        case "sft" | "dpo" | "reward" as goal:
-            from tools.fit import fit_model
-
-            return lambda config: fit_model(config, goal=goal)
-        case "eval":
-            from tools.evaluate import evaluate
-
-            return evaluate
-        case "collect":
-            from tools.collect import collect
-
-            return lambda config: collect(config, path=arguments.file, force=arguments.force)
-        case "envs":
-            from tools.serve_envs import serve_envs
-
-            return serve_envs
-        case _:
-            from tools.doctor import doctor
-
-            return doctor
-
-
-def _config_help() -> str:
-    """Every key with its default and the comment beside it, read from the dataclasses' source."""
-    lines = ["configuration keys (section.key = default):"]
-    for path in key_paths():
-        value: object = Config()
-        for name in path.split("."):
-            value = getattr(value, name)
-        lines += textwrap.wrap(
-            f"{path} = {value!r}  {_comment(path)}", 110, initial_indent="  ", subsequent_indent="      "
-        )
-    return "\n".join(lines)
-
-
-def _comment(path: str) -> str:
-    """The comment of a key inside its own section's class, as two sections may share a name."""
-    section: type = Config
-    for name in path.split(".")[:-1]:
-        section = type(getattr(section(), name))
-    found = re.search(
-        rf"^    {path.rsplit('.', 1)[-1]}: [^\n]*?  # (.+)$", _source(section), re.MULTILINE
-    )  # fmt: skip
-    return found.group(1) if found else ""
-
-
-@functools.cache
-def _source(section: type) -> str:
-    return inspect.getsource(section)
+def _end(code: int) -> NoReturn:
+    """End the process. One of several ranks skips the shutdown of the interpreter: threads of PyTorch's gloo sometimes
+    abort in it (2 of 48 processes that had only joined, summed and left). The work is done by then, but the exit code
+    would report a failure."""
+    if "RANK" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _end(main())

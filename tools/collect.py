@@ -1,7 +1,7 @@
-"""`slipstream collect`: trajectories of a fixed model as rows, for rejection sampling, SFT, DPO and reward models.
+"""`slipstream collect`: play with a fixed model and write rows for rejection sampling, SFT, DPO or reward models.
 
-What a search picked is no sample of the policy: the rows are for those, and never for an importance-corrected
-objective.
+A search chooses among actions, so its trajectories are not samples of the policy. Never train on them with an
+importance-corrected objective.
 """
 
 import asyncio
@@ -13,112 +13,116 @@ from pathlib import Path
 
 from actors.engine import EngineDied
 from actors.episode_tree import Collected, EpisodeTree
-from actors.group import Stage
+from actors.group import EpisodeSetup
 from actors.tape import Attempt
 from actors.tree_search import START, dfsdt, mcts, tree_of_thoughts
-from tools.collect_options import CollectConfig
 from common.config import Config
 from common.config_error import ConfigError
+from common.log import log_to_stderr
 from common.trajectory import Sampling, Task, Trajectory
 from common.transcript import Transcriber
 from envhub.catalogue import DRIVING
+from tools.collect_options import CollectOptions
 from tools.fixed_policy import start_fixed_policy
 from tools.replay.export import check_free, row_of, write_rows
 
-PROGRESS_S = 5.0  # from one line to the next
+PROGRESS_S = 5.0  # between two lines of progress
 STATE = "collected"
 
 
-def collect(config: Config, *, path: Path, force: bool) -> int:
-    """Play, and write one row a trajectory to `path`, whole or not at all. Raises ConfigError.
+def collect(config: Config, *, path: Path, force: bool, options: CollectOptions) -> int:
+    """Play, and write one row per trajectory to `path`, completely or not at all. Raises ConfigError.
 
-    The model is `model.path`, else the trained model of `run.name`.
+    The model is `model.path` if given, else the trained model of `run.name`.
     """
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    log_to_stderr(logging.WARNING)
     check_free(path, force=force)
-    check_collect(config)
-    return collect_on(start_fixed_policy(config, name="collect"), config, path=path)
+    check_collect(config, options)
+    return collect_on(start_fixed_policy(config, name="collect"), config, options, path=path)
 
 
-def check_collect(config: Config) -> None:
-    """Raise ConfigError where there are too few tasks, or a search is asked for that cannot be."""
-    last = config.collect.first_task + config.collect.num_tasks
+def check_collect(config: Config, options: CollectOptions) -> None:
+    """Raise ConfigError for more tasks than there are, or for a search that the environment does not support."""
+    last = options.first_task + options.num_tasks
     if last > config.env.num_train_tasks:
         raise ConfigError(
-            "`collect.first_task` + `collect.num_tasks` must be <= env.num_train_tasks = "
-            f"{config.env.num_train_tasks}, got {last}; play fewer"
+            "`--first-task` + `--num-tasks` must be <= env.num_train_tasks = "
+            f"{config.env.num_train_tasks}, got {last}; lower `--num-tasks`"
         )
-    for part in config.env.parts().values():
-        if part.name in DRIVING and config.collect.search != "none":
+    for part in config.env.entries().values():
+        if part.name in DRIVING and options.search != "none":
             raise ConfigError(
-                f"`collect.search` must be none for `env.name` {part.name}, got {config.collect.search!r}; it plays "
-                "its episodes itself, and none can be gone on with from the middle"
+                f"`--search` must be none for `env.name` {part.name}, got {options.search!r}: this "
+                "environment controls its own episodes, and a search must continue them from the middle"
             )
 
 
-def collect_on(stage: Stage, config: Config, *, path: Path) -> int:
-    """Play on `stage` and write what came of it; return 0, or 130 after Ctrl-C and 1 where the engine died on the way.
+def collect_on(stage: EpisodeSetup, config: Config, options: CollectOptions, *, path: Path) -> int:
+    """Play on `stage` and write the finished trajectories. Return 0, 130 after Ctrl-C, or 1 if the engine died.
 
-    Either way what had come to its end by then is written. Raises ConfigError where there is nothing at all.
+    In all three cases the trajectories that have finished are written. Raises ConfigError if every episode failed.
     """
-    transcriber = Transcriber(stage.tokenizer)  # now, in case that the template is one that it cannot read
+    transcriber = Transcriber(stage.tokenizer)  # before playing: it raises for a chat template that it cannot read
     collected, exit_code = Collected(), 0
     try:
-        asyncio.run(_collect(stage, config, collected))
+        asyncio.run(_collect(stage, config, options, collected))
     except KeyboardInterrupt:
         exit_code = 130
-        _say("stopped; what is over is written")
+        _report("stopped; writing the finished trajectories")
     except EngineDied as error:
         exit_code = 1
-        _say(f"{error}; what is over is written")
-    trajectories = _chosen(collected.trajectories, search=config.collect.search)
+        _report(f"{error}; writing the finished trajectories")
+    trajectories = _chosen(collected.trajectories, search=options.search)
     if trajectories:
         write_rows(path, (row_of(trajectory, transcriber, state=STATE, step=None) for trajectory in trajectories))
         print(f"{path}: {_described(trajectories)}; {collected.num_turns} turns were generated")
     elif not exit_code:
-        raise ConfigError("no episode could be had; the warnings above say why")
+        raise ConfigError("every episode failed; see the warnings above")
     else:
-        _say(f"nothing is written to {path}: no episode was over")
+        _report(f"nothing is written to {path}: no episode has finished")
     if collected.num_failed:
-        _say(f"{collected.num_failed} episodes are left out: they failed by no doing of the policy's, as said above")
+        _report(
+            f"{collected.num_failed} episodes are left out: their environment or engine failed, see the warnings above"
+        )
     return exit_code
 
 
-async def _collect(stage: Stage, config: Config, collected: Collected) -> None:
-    """Play every task, as many at a time as the engine has room for."""
+async def _collect(stage: EpisodeSetup, config: Config, options: CollectOptions, collected: Collected) -> None:
+    """Play every task, `actors.max_episodes` at a time."""
     room = asyncio.Semaphore(config.actors.max_episodes)
     tasks_at_a_time = asyncio.Semaphore(config.actors.max_episodes)
 
     async def play(group_id: int, task: Task) -> None:
         async with tasks_at_a_time:
             attempt = _attempt(config, stage, task, group_id=group_id)
-            tree = EpisodeTree(attempt, stage=stage, room=room, collected=collected)
-            await _play(tree, config)
+            tree = EpisodeTree(attempt, setup=stage, room=room, collected=collected)
+            await _play(tree, config, options)
             collected.num_tasks += 1
 
-    groups = _groups(config, stage)
-    telling = asyncio.create_task(_tell(collected, num_tasks=len(groups)))
+    groups = _groups(options, stage)
+    reporting = asyncio.create_task(_report_progress(collected, num_tasks=len(groups)))
     try:
         await asyncio.gather(*(play(group_id, task) for group_id, task in groups.items()))
     finally:
-        telling.cancel()
+        reporting.cancel()
         await stage.engine.close()
 
 
-def _groups(config: Config, stage: Stage) -> dict[int, Task]:
-    """The tasks by group, which is a task's index where there is one environment: files of different tasks go together.
+def _groups(options: CollectOptions, stage: EpisodeSetup) -> dict[int, Task]:
+    """The tasks by group id.
 
-    In a mixture, the first task of each environment comes before the second of any.
+    With one environment the group id is the index of the task, so files of different tasks can be concatenated. In a
+    mixture, the first task of every environment comes before the second task of any.
     """
-    first, labels = config.collect.first_task, list(stage.envs)
+    first, labels = options.first_task, list(stage.envs)
     return {
         index * len(labels) + place: Task(env=label, split="train", index=index)
-        for index in range(first, first + config.collect.num_tasks)
+        for index in range(first, first + options.num_tasks)
         for place, label in enumerate(labels)
     }
 
 
-def _attempt(config: Config, stage: Stage, task: Task, *, group_id: int) -> Attempt:
+def _attempt(config: Config, stage: EpisodeSetup, task: Task, *, group_id: int) -> Attempt:
     sampling = config.sampling
     return Attempt(
         run_id=stage.run_id,
@@ -138,29 +142,29 @@ def _attempt(config: Config, stage: Stage, task: Task, *, group_id: int) -> Atte
     )
 
 
-async def _play(tree: EpisodeTree, config: Config) -> None:
-    """Play one task. A search in which no episode came to its end goes on from the best state that it has found."""
+async def _play(tree: EpisodeTree, config: Config, options: CollectOptions) -> None:
+    """Play one task. If a search finishes no episode, one is played out from the best state that it has found."""
     max_turns = config.env.max_turns
-    if config.collect.search == "none":
+    if options.search == "none":
         await asyncio.gather(*(tree.play_out(START, max_turns=max_turns) for _ in range(config.replay.group_size)))
         return
-    await _search(tree, config.collect)
+    await _search(tree, options)
     if not tree.has_ended:
         await tree.play_out(tree.best, max_turns=max_turns)
 
 
-async def _search(tree: EpisodeTree, settings: CollectConfig) -> None:
-    match settings.search:
+async def _search(tree: EpisodeTree, options: CollectOptions) -> None:
+    match options.search:
         case "tree_of_thoughts":
-            await tree_of_thoughts(tree, width=settings.width, beam=settings.beam)
+            await tree_of_thoughts(tree, width=options.width, beam=options.beam)
         case "dfsdt":
-            await dfsdt(tree, width=settings.width, budget=settings.budget)
+            await dfsdt(tree, width=options.width, budget=options.budget)
         case _:
-            await mcts(tree, width=settings.width, budget=settings.budget, exploration=settings.exploration)
+            await mcts(tree, width=options.width, budget=options.budget, exploration=options.exploration)
 
 
 def _chosen(trajectories: Iterable[Trajectory], *, search: str) -> list[Trajectory]:
-    """In order; and of a search each episode once, as playing on may come to an end that was come to before."""
+    """Sort the trajectories. A search may reach the same end twice, so its duplicates are dropped."""
     ordered = sorted(trajectories, key=lambda trajectory: (trajectory.group_id, trajectory.member))
     if search == "none":
         return ordered
@@ -170,13 +174,13 @@ def _chosen(trajectories: Iterable[Trajectory], *, search: str) -> list[Trajecto
     return list(distinct.values())
 
 
-async def _tell(collected: Collected, *, num_tasks: int) -> None:
-    """Say every PROGRESS_S how far it is."""
+async def _report_progress(collected: Collected, *, num_tasks: int) -> None:
+    """Print a line of progress every PROGRESS_S."""
     with contextlib.suppress(asyncio.CancelledError):
         while True:
             await asyncio.sleep(PROGRESS_S)
             solved = {trajectory.group_id for trajectory in collected.trajectories if trajectory.success}
-            _say(
+            _report(
                 f"{collected.num_tasks} of {num_tasks} tasks are played, {len(solved)} solved; "
                 f"{collected.num_turns} turns were generated"
             )
@@ -189,5 +193,5 @@ def _described(trajectories: list[Trajectory]) -> str:
     return f"{len(trajectories)} trajectories of {len(tasks)} tasks, {num_good} successes in {len(solved)} of the tasks"
 
 
-def _say(text: str) -> None:
+def _report(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What `slipstream collect` plays."""
+"""The options of `slipstream collect`: which episodes it plays."""
 
 import math
 from dataclasses import dataclass
@@ -8,22 +8,22 @@ from common.config_error import require
 SEARCHES = ("none", "tree_of_thoughts", "dfsdt", "mcts")
 
 
-@dataclass(kw_only=True, slots=True)
-class CollectConfig:
-    num_tasks: int = 100  # train tasks that are played, of each environment
-    first_task: int = 0  # the first of them
-    search: str = "none"  # none plays replay.group_size episodes a task; or tree_of_thoughts, dfsdt, mcts
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectOptions:
+    num_tasks: int = 100  # train tasks to play, in each environment
+    first_task: int = 0  # index of the first of them
+    search: str = "none"  # none plays replay.group_size episodes per task; or tree_of_thoughts, dfsdt, mcts
     width: int = 3  # actions that a search tries in one state
-    beam: int = 2  # tree_of_thoughts: states that it goes on from at each depth
-    budget: int = 60  # dfsdt, mcts: turns that may be generated for one task
+    beam: int = 2  # tree_of_thoughts: states that it expands at each depth
+    budget: int = 60  # dfsdt, mcts: the most turns that are generated for one task
     exploration: float = 1.4  # mcts: the constant of UCB1, for returns between 0 and 1
 
     def __post_init__(self) -> None:
-        require(self.search in SEARCHES, "collect.search", f"one of {', '.join(SEARCHES)}", self.search,
+        require(self.search in SEARCHES, "--search", f"one of {', '.join(SEARCHES)}", self.search,
                 "none plays independent episodes")  # fmt: skip
         for name, usual in (("num_tasks", 100), ("width", 3), ("beam", 2), ("budget", 60)):
             value = getattr(self, name)
-            require(value >= 1, f"collect.{name}", ">= 1", value, f"{usual} is the default")
-        require(self.first_task >= 0, "collect.first_task", ">= 0", self.first_task, "0 begins with the first")
-        require(math.isfinite(self.exploration) and self.exploration >= 0, "collect.exploration", ">= 0",
-                self.exploration, "0 goes by what was earned so far alone")  # fmt: skip
+            require(value >= 1, f"--{name.replace('_', '-')}", ">= 1", value, f"{usual} is the default")
+        require(self.first_task >= 0, "--first-task", ">= 0", self.first_task, "0 is the first task")
+        require(math.isfinite(self.exploration) and self.exploration >= 0, "--exploration", ">= 0",
+                self.exploration, "0 uses only the mean returns so far")  # fmt: skip

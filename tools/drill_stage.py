@@ -1,11 +1,14 @@
-"""The processes of a drill, on this machine: a server, a learner, a host of actors beside it and one behind a link."""
+"""The processes of a drill, on this machine: a server, a learner and two hosts of actors, each behind a link."""
 
 import contextlib
+import json
 import os
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -15,22 +18,28 @@ import redis
 from common.config import Config, dump_config
 from common.connection import PASSWORD_VARIABLE, connect
 from common.metrics import read_metrics
-from common.run_dir import RunDir
+from common.run_dir import RunDir, write_whole
 from common.shutdown import LEAVE_S
+from replay.actor_buffer import ActorBuffer
+from replay.bulletin import Bulletin
 from replay.fleet import Fleet, Member
 from replay.ledger import Ledger, read_ledger
 from replay.listing import list_groups
 from replay.server import Server, start_server
 from tools.child import Child
 from tools.link import Link
+from tools.soak.undo import Undoing
 
-POLL_S = 0.1
+POLL_S = 0.05
+TAIL_BYTES = 1 << 16  # of metrics: some records
+LOOK_S = 0.2  # between two looks at whether a fault is recovered from
+NUM_LAST_STEPS = 3
 PATIENCE_S = 240.0  # for what takes seconds; a vLLM engine takes 15 s to start on an idle machine
 LEARNER_GRACE_S = 60.0
 
 
 class DrillFailed(RuntimeError):
-    """What had to be seen was not seen; the message says what, and where the logs are."""
+    """An expected event did not happen. The message names the event and the logs."""
 
 
 class Stage:
@@ -40,19 +49,31 @@ class Stage:
         self.config = config
         self.dir = RunDir(config.run.root, config.run.name)
         self.dir.create()
+        self.orders = orders_of(config)
+        self.orders.mkdir(exist_ok=True)
         self.server: Server = start_server(self.dir.redis)
-        self.link = Link(self.server.port).__enter__()
+        self.links = {name: Link(self.server.port).__enter__() for name in ("learner", "near", "far")}
         self.cloud = _Cloud()
         config.redis.url = self.server.url
-        self.dir.config.write_text(dump_config(config))
+        self._write_config()
         self.client: redis.Redis = connect(self.server.secret_url, patience_s=PATIENCE_S)
         self.learner = self._child("learner", "learner")
-        self.near = self._child("near", "actors", "actors.transport=broadcast")
+        self.near = self._child("near", "actors", f"actors.transport={config.actors.transport}")
         self.far = self._child(
-            "far", "actors", f"redis.url=redis://127.0.0.1:{self.link.port}/0", f"run.root={self.dir.path}/far",
+            "far", "actors", f"run.root={self.dir.path}/far",
             "actors.transport=pull", "actors.notices=aws", f"actors.notices_url={self.cloud.url}",
         )  # fmt: skip
         self.everyone = [self.learner, self.near, self.far]
+        self._undoing = Undoing()
+        self.later, self.undo_all = self._undoing.later, self._undoing.undo_all
+        self._asked: set[Child] = set()  # whose next end is a fault's doing
+        self._away: set[Child] = set()  # who is not started again yet
+        self._recovering: list[_Recovering] = []
+        self._looked_at = 0.0
+
+    @property
+    def run_id(self) -> str:
+        return self.config.run.name
 
     def start(self) -> None:
         """Return once both hosts serve, and the learner makes steps."""
@@ -62,7 +83,7 @@ class Stage:
         self.until(lambda: self.last_step() >= 2, "the learner makes steps")
 
     def end(self) -> None:
-        """Have everyone leave in order, the learner last, with a checkpoint."""
+        """Ask every process to end, the learner last, with a checkpoint."""
         for child in (self.near, self.far):
             child.ask_to_end()
         for child in (self.near, self.far):
@@ -70,71 +91,235 @@ class Stage:
         self.learner.ask_to_end()
         self.learner.wait(LEARNER_GRACE_S)
 
+    def finish(self) -> None:
+        """Restart the learner for the last steps of the run, and wait until every process has ended with it."""
+        self.end_of(self.learner)
+        self.learner.ask_to_end()
+        self.learner.wait(LEARNER_GRACE_S)
+        self.config.learner.steps = self.last_step() + NUM_LAST_STEPS
+        self._write_config()
+        self.until(lambda: self.learner.exit_code == 0, "the run is finished")
+        self.until(lambda: all(child.exit_code == 0 for child in self.everyone), "the hosts end with the run")
+
     def close(self) -> None:
-        """End whatever still runs, at once."""
+        """Kill every process that still runs."""
+        self.server.process.send_signal(signal.SIGCONT)
+        self.undo_all()
         for child in self.everyone:
             child.kill()
         self.client.close()
-        self.link.__exit__()
+        for link in self.links.values():
+            link.__exit__()
         self.cloud.close()
         self.server.stop()
 
     def restart_server(self) -> None:
-        """kill -9, and the same server again with what it held."""
+        """Kill the server, and start it again with the same data."""
         self.server.process.kill()
         self.server.process.wait()
         self.server.keep_up()
 
-    def until(self, holds: Callable[[], bool], what: str) -> None:
-        """Wait, and keep up what crashed meanwhile. Raises DrillFailed."""
+    def end_of(self, child: Child) -> None:
+        """Expect the next end of `child`, which a fault causes, and start it again after it."""
+        self._asked.add(child)
+
+    def kill(self, child: Child) -> None:
+        """Kill this process alone; it is started again."""
+        self.end_of(child)
+        child.send(signal.SIGKILL)
+
+    def ended(self, child: Child, *, comes_back: bool = True) -> int:
+        """Return the exit code of its next end, which a fault causes. With `comes_back` false it waits for `back`."""
+        self._away.add(child)
+        self.until(lambda: child.exit_code is not None, f"the {child.name} ends")
+        exit_code = child.exit_code
+        assert exit_code is not None
+        if comes_back:
+            self.back(child)
+        return exit_code
+
+    def away(self, child: Child) -> None:
+        """Kill it, and do not start it before `back`."""
+        self._away.add(child)
+        child.send(signal.SIGKILL)
+        self.until(lambda: child.exit_code is not None, f"the {child.name} is killed")
+
+    def back(self, child: Child) -> None:
+        """Start it again."""
+        child.start()
+        self._away.discard(child)
+
+    def until(self, holds: Callable[[], bool], what: str, *, poll_s: float = POLL_S) -> None:
+        """Wait, and restart each process that a fault has ended. Raises DrillFailed."""
         deadline = time.monotonic() + PATIENCE_S
         while not holds():
-            for child in self.everyone:
-                if child.exit_code is not None and child is not self.far:
-                    raise DrillFailed(
-                        f"{what}: never, as the {child.name} ended with {child.exit_code}; see {child.log}"
-                    )
+            self._tick(what)
             if time.monotonic() > deadline:
                 raise DrillFailed(f"{what}: not within {PATIENCE_S:.0f} s; see {self.dir.log('*')}")
-            time.sleep(POLL_S)
+            time.sleep(poll_s)
+
+    def _tick(self, what: str) -> None:
+        for child in self.everyone:
+            if child.exit_code in (None, 0) or child in self._away:
+                continue
+            if child not in self._asked:
+                raise DrillFailed(f"{what}: never, as the {child.name} ended with {child.exit_code}; see {child.log}")
+            self._asked.remove(child)
+            child.start()
+        if self._recovering and time.monotonic() > self._looked_at + LOOK_S:
+            self._look()
+
+    def recovering(self, fault: str, recovered_s: dict[str, float]) -> None:
+        """Set `recovered_s[fault]` as soon as the fault is over, a step is made and an insert is answered."""
+        self._recovering.append(_Recovering(fault, recovered_s, self._undoing.pending()))
+
+    def until_recovered(self) -> None:
+        self.until(lambda: not self._recovering, "a step is made, and an insert answered")
+
+    def _look(self) -> None:
+        self._looked_at = time.monotonic()
+        try:
+            inserted = self.ledger().inserted
+        except redis.RedisError:  # it stands still, or is away
+            return
+        stepped_at = self._last_record().get("time", 0.0)
+        for one in list(self._recovering):
+            if one.since is None:
+                if not any(undo.is_alive() for undo in one.undos):
+                    one.since, one.inserted = time.time(), inserted
+            elif stepped_at > one.since and inserted > one.inserted:
+                one.recovered_s[one.fault] = round(time.time() - one.since, 1)
+                self._recovering.remove(one)
+
+    def until_whole(self) -> float:
+        """The seconds until an actor on each host serves the newest weights, and has had something stored since."""
+        started = time.monotonic()
+        kept = {member.name: member.kept_tokens for member in self._members()}
+        version = Bulletin(self.client, self.run_id).highest_version()
+
+        def works(host: Child) -> bool:
+            return any(
+                member.kept_tokens > kept.get(member.name, 0) and member.policy_version >= version
+                for member in self.members(host)
+            )
+
+        self.until(lambda: works(self.near) and works(self.far), "an actor on each host works, with new weights")
+        return round(time.monotonic() - started, 1)
+
+    def until_answered(self) -> None:
+        """Wait for an insert."""
+        inserted = self.ledger().inserted
+        self.until(lambda: self.ledger().inserted > inserted, "an insert is answered")
+
+    def until_step(self) -> None:
+        """Wait for a step."""
+        now = time.time()
+        self.until(lambda: self._last_record().get("time", 0.0) > now, "a step is made")
+
+    def saved_step(self) -> int:
+        """The step of the newest checkpoint."""
+        manifests = self.dir.checkpoints.glob("step_*/manifest.json")
+        return max((int(path.parent.name.removeprefix("step_")) for path in manifests), default=0)
+
+    def second_learner(self) -> Child:
+        return self._child("learner-second", "learner", link="learner")
+
+    def buffer(self) -> ActorBuffer:
+        """An actor's buffer."""
+        facts = Fleet(self.client, self.run_id).run_facts()
+        return ActorBuffer(self.client, self.run_id, self.config.replay, vocab_size=facts.vocab_size)
 
     def ledger(self) -> Ledger:
         return read_ledger(self.client, self.config.run.name)
 
     def last_step(self) -> int:
-        """The newest that is recorded."""
-        return max((int(record["step"]) for record in read_metrics(self.dir.metrics)), default=0)
+        """The newest step in the metrics."""
+        return int(self._last_record().get("step", 0))
+
+    def recorded_steps(self) -> list[int]:
+        """The step of every record in the metrics, in their order."""
+        return [int(record["step"]) for record in read_metrics(self.dir.metrics) if "trained/reward" in record]
+
+    def _last_record(self) -> dict[str, float]:
+        """The newest whole line of the metrics; {} before there is one. A long run's are too long to read them all."""
+        if not self.dir.metrics.exists():
+            return {}
+        with self.dir.metrics.open("rb") as file:
+            file.seek(max(0, self.dir.metrics.stat().st_size - TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]  # behind the last newline somebody writes
+        for line in reversed(lines):
+            with contextlib.suppress(ValueError):
+                record = json.loads(line)
+                if isinstance(record, dict):
+                    return record
+        return {}
 
     def members(self, host: Child) -> list[Member]:
-        """The actors that `host` has started and that are alive in the others' eyes."""
-        return [
-            member for member in Fleet(self.client, self.config.run.name).members() if f"-{host.pid}-" in member.name
-        ]
+        """The actors that `host` has started and that send heartbeats."""
+        return [member for member in self._members() if f"-{host.pid}-" in member.name]
+
+    def _members(self) -> list[Member]:
+        return Fleet(self.client, self.run_id).members()
 
     def serves(self, host: Child) -> bool:
         return any(member.generated_tokens for member in self.members(host))
 
     def actor(self, host: Child) -> psutil.Process:
         """The actor process of `host`."""
-        for process in psutil.Process(host.pid).children():
+        return self._below(host.pid, "actors")
+
+    def engine(self, host: Child) -> psutil.Process:
+        """The engine process of the actor of `host`."""
+        return self._below(self.actor(host).pid, "actors.serve_engine")
+
+    def publisher(self) -> psutil.Process:
+        return self._below(self.learner.pid, "learner.publisher.serve")
+
+    def _below(self, pid: int | None, module: str) -> psutil.Process:
+        """The process that `pid` has started as `python -m module`, once it is there."""
+        found: list[psutil.Process] = []
+
+        def is_there() -> bool:
             with contextlib.suppress(psutil.Error):
-                if "actors" in process.cmdline():
-                    return process
-        raise DrillFailed(f"the {host.name} has no actor; see {host.log}")
+                found.extend(child for child in psutil.Process(pid).children() if module in child.cmdline())
+            return bool(found)
+
+        self.until(is_there, f"{module} runs")
+        return found[0]
 
     def num_held(self, host: Child) -> int:
         """The groups that actors of `host` lease."""
         leased = list_groups(self.client, self.config.run.name, states=["leased"])
         return sum(f"-{host.pid}-" in group.holder for group in leased)
 
-    def _child(self, name: str, verb: str, *settings: str) -> Child:
-        command = [sys.executable, "-m", "tools.cli", verb, str(self.dir.config), *settings]
+    def _child(self, name: str, verb: str, *settings: str, link: str = "") -> Child:
+        url = f"redis.url=redis://127.0.0.1:{self.links[link or name].port}/0"
+        command = [sys.executable, "-m", "tools.cli", verb, str(self.dir.config), url, *settings]
         environment = {
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             PASSWORD_VARIABLE: self.server.password,
             "PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")])),
         }
         return Child(name, command, log=self.dir.log(name), environment=environment)
+
+    def _write_config(self) -> None:
+        write_whole(self.dir.config, dump_config(self.config))
+
+
+@dataclass(slots=True)
+class _Recovering:
+    """A fault, and the counts when it was over."""
+
+    fault: str
+    recovered_s: dict[str, float]
+    undos: Sequence[threading.Thread]  # it is over when these have ended
+    since: float | None = None  # unix time
+    inserted: int = 0
+
+
+def orders_of(config: Config) -> Path:
+    """The folder in which a fault orders trouble of an environment."""
+    return RunDir(config.run.root, config.run.name).path / "orders"
 
 
 class _Cloud:

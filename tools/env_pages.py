@@ -1,7 +1,7 @@
-"""`python -m tools.env_pages`: plays the episodes that the pages of docs/environments show, and writes them in.
+"""`python -m tools.env_pages`: play the episodes that the pages of docs/environments show, and write them there.
 
-A page holds the line `<!-- episode of NAME: OPTIONS, task INDEX -->`, with OPTIONS as JSON; what stands between it and
-`<!-- end of episode -->` is what the expert really did and was really told.
+A page has the line `<!-- episode of NAME: OPTIONS, task INDEX -->`, with OPTIONS as JSON. The text between it and
+`<!-- end of episode -->` is replaced by the real actions of the expert and the real observations.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _EPISODE = re.compile(
 
 
 def with_episodes(page: str) -> str:
-    """`page` with its episodes as they are now. Raises ValueError for a page without one."""
+    """Return `page` with its episodes played again. Raises ValueError for a page without an episode."""
     if _EPISODE.search(page) is None:
         raise ValueError("a page needs `<!-- episode of NAME: {}, task 0 -->` and `<!-- end of episode -->`")
     return _EPISODE.sub(_replaced, page)
@@ -35,7 +35,7 @@ def _replaced(found: re.Match[str]) -> str:
 
 
 async def _episode(name: str, options: dict[str, object], index: int) -> str:
-    """What an expert does on a train task, each action behind `>`, and what it is told; the system's rules left out."""
+    """The expert's actions on a train task, each after `>`, and the observations, without the system message."""
     env = make_env(name, options)
     observation = await env.reset(Task(env=name, split="train", index=index))
     lines = [message.content for message in observation.messages if message.role != "system"]

@@ -1,15 +1,15 @@
-"""`slipstream eval`: success on held-out tasks, played by one engine here, without a run."""
+"""`slipstream eval`: measure success on held-out tasks with one engine on this machine, without a run."""
 
 import asyncio
 import json
 import logging
-import sys
 
-from actors.group import Stage
+from actors.group import EpisodeSetup
 from actors.rollout import EpisodeFailed, rollout
 from actors.tape import Attempt, Tape
 from common.config import Config
 from common.config_error import ConfigError
+from common.log import log_to_stderr
 from common.trajectory import Sampling, Task, Trajectory
 from envhub.catalogue import make_any_env
 from tools.fixed_policy import start_fixed_policy
@@ -20,16 +20,16 @@ log = logging.getLogger(__name__)
 
 
 def evaluate(config: Config) -> int:
-    """Print success, score and turns as one JSON line for each way of sampling and environment.
+    """Print success, score and turns as one JSON line per environment and way of sampling.
 
-    The model is `model.path`, else the trained model of `run.name`.
+    The model is `model.path` if given, else the trained model of `run.name`.
     """
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    log_to_stderr(logging.WARNING)
     asyncio.run(_evaluate(config, start_fixed_policy(config, name="eval")))
     return 0
 
 
-async def _evaluate(config: Config, stage: Stage) -> None:
+async def _evaluate(config: Config, stage: EpisodeSetup) -> None:
     num_tasks = config.eval.num_tasks or DEFAULT_NUM_TASKS
     try:
         for name, temperature in (("sampled", config.sampling.temperature), ("greedy", 0.0)):
@@ -39,16 +39,16 @@ async def _evaluate(config: Config, stage: Stage) -> None:
                 attempts = [_play(task, temperature, config, stage, room) for task in tasks]
                 played = [trajectory for trajectory in await asyncio.gather(*attempts) if trajectory is not None]
                 if not played:
-                    raise ConfigError("no episode could be had; the warnings above say why")
+                    raise ConfigError("every episode failed; see the warnings above")
                 print(json.dumps({"env": label, "sampling": name, **_means(played)}), flush=True)
     finally:
         await stage.engine.close()
 
 
 async def _play(
-    task: Task, temperature: float, config: Config, stage: Stage, room: asyncio.Semaphore
+    task: Task, temperature: float, config: Config, stage: EpisodeSetup, room: asyncio.Semaphore
 ) -> Trajectory | None:
-    """The episode; None where it could not be had, by no doing of the policy's."""
+    """Play one episode; return None if its environment or engine failed."""
     attempt = Attempt(
         run_id="eval",
         task=task,

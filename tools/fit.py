@@ -1,8 +1,7 @@
-"""`slipstream sft`, `dpo` and `reward`: fit a model to recorded conversations, in one process or one per rank."""
+"""`slipstream sft`, `dpo` and `reward`: train a model on recorded conversations, in one process or one per rank."""
 
 import logging
 import os
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +10,13 @@ from typing import TYPE_CHECKING
 from common.config import Config, dump_config
 from common.config_error import ConfigError
 from common.dialogue import Tokeniser
+from common.log import log_to_stderr
 from common.run_dir import RunDir, write_whole
 from common.shutdown import Shutdown, die_with_parent
+from learner.fit_options import FitOptions
 from tools.check_input import check_model_folder
 from tools.fit_rows import Sample, read_samples
+from tools.options import as_arguments
 from tools.train import RANK_TIMEOUT_S, become_torchrun
 
 if TYPE_CHECKING:
@@ -23,18 +25,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def fit_model(config: Config, *, goal: "Goal") -> int:
-    """Return the exit code: 0 the model is exported, 75 or 130 told to stop; a checkpoint is written first."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+def fit_model(config: Config, *, goal: "Goal", options: FitOptions) -> int:
+    """Train and export the model; return the exit code.
+
+    0: the model is exported. 75 or 130: stopped by a signal, after a checkpoint.
+    """
+    log_to_stderr()
     shutdown, run_dir = Shutdown(), RunDir(config.run.root, config.run.name)
     with shutdown.nothing_to_lose():
-        taught, held_out, left_out = read_samples(config.fit, pairs=goal != "sft")
+        trained, held_out, left_out = read_samples(options, pairs=goal != "sft")
         if "RANK" in os.environ:
             die_with_parent(os.getppid())  # torchrun
         else:
-            _prepare(config, run_dir, goal=goal)
-        examples, measured = _examples(config, goal, (taught, held_out), left_out)
-        from learner.fit import fit  # after the quick checks: it imports torch
+            _prepare(config, run_dir, options, goal=goal)
+        examples, measured = _examples(config, goal, (trained, held_out), left_out, data=options.data)
+        from learner.fit import fit  # after the quick checks, as it imports torch
         from learner.ranks import join_ranks, leave_ranks
 
         ranks = join_ranks(timeout_s=RANK_TIMEOUT_S)
@@ -42,9 +47,11 @@ def fit_model(config: Config, *, goal: "Goal") -> int:
         for reason, number in left_out.items():
             if number:
                 log.info("%d rows are left out: %s", number, reason)
-        log.info("%d to learn from, %d held out", len(examples), len(measured))
+        log.info("training on %d examples, %d are held out", len(examples), len(measured))
     try:
-        finished = fit(goal, examples, measured, config=config, run_dir=run_dir, ranks=ranks, shutdown=shutdown)
+        finished = fit(
+            goal, examples, measured, config=config, options=options, run_dir=run_dir, ranks=ranks, shutdown=shutdown
+        )
     finally:
         leave_ranks()
     if finished and ranks.rank == 0:
@@ -52,20 +59,20 @@ def fit_model(config: Config, *, goal: "Goal") -> int:
     return 0 if finished else shutdown.exit_code
 
 
-def _prepare(config: Config, run_dir: RunDir, *, goal: "Goal") -> None:
+def _prepare(config: Config, run_dir: RunDir, options: FitOptions, *, goal: "Goal") -> None:
     if not config.model.path:
-        raise ConfigError("`model.path` is empty; name the Hugging Face folder to begin with")
+        raise ConfigError("`model.path` is empty; name the Hugging Face model folder that training begins with")
     check_model_folder(Path(config.model.path), max_tokens=config.model.max_tokens)
     run_dir.create()
     write_whole(run_dir.config, dump_config(config))
     if config.learner.ranks > 1:
-        become_torchrun(goal, config, run_dir)
+        become_torchrun(goal, config, run_dir, *as_arguments(options))
 
 
 def _examples(
-    config: Config, goal: "Goal", parts: Sequence[Sequence[Sample]], left_out: Counter[str]
+    config: Config, goal: "Goal", parts: Sequence[Sequence[Sample]], left_out: Counter[str], *, data: str
 ) -> "list[list[Example]]":
-    """Each part's samples as tokens. Raises ConfigError where none of the first is left."""
+    """Tokenise the samples of each part. Raises ConfigError if no sample of the first part is left."""
     from learner.examples import longest
     from tools.prepare import load_tokenizer  # it imports transformers
 
@@ -78,12 +85,12 @@ def _examples(
         parts_read.append(short)
     if not parts_read[0]:
         why = ", ".join(f"{number} {reason}" for reason, number in left_out.items() if number)
-        raise ConfigError(f"`fit.data` {config.fit.data} leaves nothing to learn from: {why}")
+        raise ConfigError(f"`--data` {data} has no row to train on: {why}")
     return parts_read
 
 
 def _example(sample: Sample, tokeniser: Tokeniser, goal: "Goal", left_out: Counter[str]) -> "Example | None":
-    """None for what teaches nothing, which is counted."""
+    """The tokens of one sample; None if nothing can be learnt from it, which `left_out` counts by reason."""
     from learner.examples import example_of
 
     try:
@@ -93,5 +100,5 @@ def _example(sample: Sample, tokeniser: Tokeniser, goal: "Goal", left_out: Count
         return None
     example = example_of(sides, goal)
     if example is None:
-        left_out["the assistant says nothing that is learnt from"] += 1
+        left_out["no assistant message to learn from"] += 1
     return example

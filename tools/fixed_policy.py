@@ -1,9 +1,9 @@
-"""A model that does not change, on one engine here, without a run: what `slipstream eval` and `collect` play with."""
+"""Starts an engine with a fixed model on this machine, without a run, for `slipstream eval` and `collect`."""
 
 from pathlib import Path
 
-from actors.act import make_stage
-from actors.group import Stage
+from actors.act import make_setup
+from actors.group import EpisodeSetup
 from actors.orders import engine_settings
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
@@ -14,17 +14,17 @@ from tools.check_input import check_env, check_model_folder
 from tools.prepare import load_tokenizer
 
 
-def start_fixed_policy(config: Config, *, name: str) -> Stage:
-    """What episodes are played with: the engine of `model.path`, else of the trained model of `run.name`.
+def start_fixed_policy(config: Config, *, name: str) -> EpisodeSetup:
+    """Start an engine with `model.path` if given, else with the trained model of `run.name`.
 
-    Whoever asks for it closes `engine`. Raises ConfigError where there is no such model, or no such environment.
+    The caller closes `engine`. Raises ConfigError if the model or the environment does not exist.
     """
     folder = Path(config.model.path) if config.model.path else RunDir(config.run.root, config.run.name).trained_model
     if not folder.is_dir():
         raise ConfigError(f"no model at {folder}; give `model.path`, or `run.name` of a finished run")
     check_env(config.env)
     check_model_folder(folder, max_tokens=config.model.max_tokens)
-    load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     settings = engine_settings(
         config,
         config.actors,
@@ -33,7 +33,7 @@ def start_fixed_policy(config: Config, *, name: str) -> Stage:
         seed=config.run.seed,
         receiver=ReceiverInfo(
             redis_url="", run_id=name, actor=name, transport="pull", chunk_bytes=1, timeout_s=1.0, disk=""
-        ),  # nothing is ever offered to it
+        ),  # it never receives weights
     )
     engine = VllmEngine(EngineProcess(), settings)
-    return make_stage(engine, name=name, run=config, actors=config.actors, model_path=folder)
+    return make_setup(engine, name=name, run=config, actors=config.actors, tokenizer=tokenizer)

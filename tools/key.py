@@ -1,4 +1,4 @@
-"""`slipstream key`: a key for a run's weights, to be copied to every host of it."""
+"""`slipstream key`: write a new key that encrypts a run's weight transfers; every host of the run needs a copy."""
 
 import os
 from pathlib import Path
@@ -9,19 +9,22 @@ from common.curve import KEY_VARIABLE, new_secret
 
 
 def make_key(config: Config) -> int:
-    """Write a new key to `weights.key_file`, for its owner alone to read. Raises ConfigError."""
+    """Write a new key to `weights.key_file`, readable only by its owner. Raises ConfigError."""
     path = Path(config.weights.key_file)
     if not config.weights.key_file:
         raise ConfigError(
-            "`weights.key_file` is empty; say where the key is to be written, as weights.key_file=weights.key"
+            "`weights.key_file` is empty; name the file to write the key to, for example weights.key_file=weights.key"
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(new_secret() + "\n")
     except FileExistsError:
-        raise ConfigError(f"`weights.key_file` {path} exists; a run's processes need one and the same key") from None
+        raise ConfigError(
+            f"`weights.key_file` {path} exists and is not overwritten: all processes of a run need the same key; use "
+            "it, or name another file"
+        ) from None
     except OSError as error:
-        raise ConfigError(f"`weights.key_file` {path} cannot be written: {error.strerror}") from None
-    print(f"{path}: copy it to every host of the run, or set {KEY_VARIABLE} to what it holds")
+        raise ConfigError(f"`weights.key_file` {path} cannot be written: {error.strerror}; name another file") from None
+    print(f"wrote {path}; copy it to every host of the run, or set {KEY_VARIABLE} to its content there")
     return 0

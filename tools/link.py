@@ -1,4 +1,4 @@
-"""A TCP link on loopback that can be made slow and be cut; clients and server know nothing of it."""
+"""A TCP proxy on loopback that can delay, hold back or lose traffic, for tests of faults."""
 
 import asyncio
 import threading
@@ -10,13 +10,17 @@ CHUNK_BYTES = 1 << 16
 
 
 class Link:
-    """Passes everything on to `port` for as long as it is entered. Its attributes may be set from any thread."""
+    """Forwards connections to `port` while its context is entered. Any thread may set its attributes."""
 
     def __init__(self, port: int) -> None:
-        self.delay_s = 0.0  # before each piece of up to CHUNK_BYTES is passed on, either way
-        self.is_cut = False  # then nothing is passed on; connections stay, and go on when it is mended
-        self.num_held = 0  # pieces that were held up by a cut
-        self.port = 0  # where it listens
+        self.delay_s = 0.0  # before each piece of up to CHUNK_BYTES is forwarded, in either direction
+        self.is_cut = False  # nothing is forwarded; connections stay open and continue when this is False again
+        self.is_deaf = False  # replies are lost; the connections are then unusable, so reset() must follow
+        self.num_passed = 0  # pieces forwarded, in either direction
+        self.num_held = 0  # pieces that waited because the link was cut
+        self.num_lost = 0  # replies lost
+        self.num_broken = 0  # connections broken by reset()
+        self.port = 0  # it listens here
         self._upstream = port
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -27,12 +31,22 @@ class Link:
     def __enter__(self) -> Self:
         self._thread.start()
         if not self._started.wait(START_TIMEOUT_S):
-            raise TimeoutError("the link does not listen")
+            raise TimeoutError(f"the link has not begun to listen within {START_TIMEOUT_S:.0f} s")
         return self
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(START_TIMEOUT_S)
+
+    def reset(self) -> None:
+        """Break every connection soon after; new connections are accepted at once."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._break)
+
+    def _break(self) -> None:
+        self.num_broken += len(self._pumps) // 2
+        for pump in self._pumps:
+            pump.cancel()
 
     def _run(self) -> None:
         self._loop.run_until_complete(self._serve())
@@ -47,33 +61,37 @@ class Link:
         for pump in self._pumps:
             pump.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
-        await asyncio.sleep(0)  # in which the transports end
+        await asyncio.sleep(0)  # lets the transports close
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             back, forth = await asyncio.open_connection("127.0.0.1", self._upstream)
-        except OSError:  # the server is away: so is whoever is at the other end of a link
+        except OSError:  # the server is down: the client must see a closed connection as well
             writer.close()
             return
         for pair in ((reader, forth), (back, writer)):
-            pump = asyncio.create_task(self._pump(*pair))
+            pump = asyncio.create_task(self._pump(*pair, replies=pair[0] is back))
             self._pumps.add(pump)
             pump.add_done_callback(self._pumps.discard)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, replies: bool) -> None:
         try:
             while piece := await reader.read(CHUNK_BYTES):
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
                 if self.is_cut:
                     self.num_held += 1
-                    while self.is_cut:  # noqa: ASYNC110 - another thread mends it
+                    while self.is_cut:  # noqa: ASYNC110 - another thread sets it
                         await asyncio.sleep(POLL_S)
+                if replies and self.is_deaf:
+                    self.num_lost += 1
+                    continue
+                self.num_passed += 1
                 writer.write(piece)
                 await writer.drain()
             writer.close()
-        except OSError:  # either end may be killed at any moment
+        except OSError:  # a fault may kill either end at any time
             writer.close()
         finally:
-            if not writer.is_closing():  # cancelled: what is left to write nobody reads
+            if not writer.is_closing():  # cancelled: drop what is still to be written
                 writer.transport.abort()

@@ -1,4 +1,4 @@
-"""What a run needs before it starts: its directory, its tiny model, and expert episodes for the warm start."""
+"""Prepares a run: its directory, its tiny model, and the expert episodes of its warm start."""
 
 import asyncio
 import logging
@@ -8,18 +8,19 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from actors.engine import Completion
 from actors.rollout import Allowance, EpisodeFailed, rollout
 from actors.tape import Attempt, Tape
 from common import archive
-from common.action_format import FORMATS, ActionFormat
+from common.action_format import ActionFormat, action_format
 from common.chat import end_of_turn_text
 from common.config import Config, differences, dump_config, load_config
 from common.config_error import ConfigError
 from common.env_config import EnvConfig
 from common.run_dir import RunDir, write_whole
+from common.tokenizer import load_tokenizer as tokenizer_of
 from common.trajectory import Provenance, Sampling, Task, Trajectory, VersionSpan
 from envhub.catalogue import make_env
 from envhub.env import Env, EnvError
@@ -30,17 +31,18 @@ log = logging.getLogger(__name__)
 
 
 def prepare(config: Config) -> RunDir:
-    """Make the run directory whole. What is there already stays, so that a resumed run goes on from it."""
+    """Create what is missing in the run's directory. A resumed run continues with what exists."""
     run_dir = RunDir(config.run.root, config.run.name)
     run_dir.create()
     if run_dir.config.exists():
         for change in differences(load_config(str(run_dir.config), []), config):
-            log.warning("the run goes on with another %s", change)
+            log.warning("the run continues with a changed setting: %s", change)
     write_whole(run_dir.config, dump_config(config))
     try:
         _make_what_is_missing(config, run_dir)
     except (EnvError, EpisodeFailed) as error:
-        raise ConfigError(f"`env.name` {', '.join(config.env.parts())}: its expert cannot play: {error}") from error
+        names = ", ".join(config.env.entries())
+        raise ConfigError(f"`env.name` {names}: its expert failed to play: {error}") from error
     return run_dir
 
 
@@ -66,27 +68,26 @@ def model_folder(config: Config, run_dir: RunDir) -> Path:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """Raises ConfigError where the folder has no tokenizer or no chat template."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    """Load the tokenizer of a model folder. Raises ConfigError if it has no tokenizer or no chat template."""
+    tokenizer = tokenizer_of(folder)
     if not tokenizer.chat_template:
         raise ConfigError(f"`model.path` {folder}: its tokenizer has no chat template; Slipstream trains chat models")
-    assert isinstance(tokenizer, PreTrainedTokenizerBase)
     return tokenizer
 
 
 def vocabulary_texts(config: EnvConfig, num_tasks: int) -> set[str]:
-    """Every text that the first `num_tasks` train tasks show or take while an expert plays them. Raises EnvError."""
+    """Every observation and action of the expert in the first `num_tasks` train tasks. Raises EnvError."""
     try:
         return asyncio.run(_vocabulary_texts(config, num_tasks))
     except EnvError:
         raise
-    except Exception as error:  # an environment's own code, as at the rollout boundary
+    except Exception as error:  # an environment's code may raise anything, as at the rollout boundary
         raise EnvError(f"{type(error).__name__}: {error}") from error
 
 
 async def _vocabulary_texts(config: EnvConfig, num_tasks: int) -> set[str]:
-    texts = {FORMATS[config.action_format].instructions}
-    for label, part in config.parts().items():
+    texts = {action_format(config.action_format).instructions}
+    for label, part in config.entries().items():
         env = make_env(part.name, part.options)
         for index in range(num_tasks):
             texts |= await _texts_of(env, Task(env=label, split="train", index=index), config)
@@ -95,15 +96,14 @@ async def _vocabulary_texts(config: EnvConfig, num_tasks: int) -> set[str]:
 
 
 async def _texts_of(env: Env, task: Task, config: EnvConfig) -> set[str]:
-    """What an expert sees, could do and does in `task`, and what a policy hears that writes nonsense, as it does at
-    first."""
-    action_format, texts = FORMATS[config.action_format], set[str]()
+    """What an expert observes and may do in `task`, and the reply to a malformed action: a new policy gets it often."""
+    written_as, texts = action_format(config.action_format), set[str]()
     observation = await env.reset(task)
     for _ in range(config.max_turns):
         texts.update(message.content for message in observation.messages)
-        texts.update(action_format.write(action) for action in env.admissible() or ())
+        texts.update(written_as.write(action) for action in env.admissible() or ())
         action = env.expert()
-        texts.add(action_format.write(action))
+        texts.add(written_as.write(action))
         observation = await env.step(action)
         if observation.done:
             break
@@ -114,14 +114,14 @@ async def _texts_of(env: Env, task: Task, config: EnvConfig) -> set[str]:
 
 
 class NoisyExpert:
-    """Plays an environment by its own expert, and with chance `noise` does any admissible action instead."""
+    """Generates the actions of an environment's expert; with probability `noise`, a random admissible action."""
 
     def __init__(self, env: Env, tokenizer: PreTrainedTokenizerBase, action_format: ActionFormat, noise: float) -> None:
         self._env, self._tokenizer, self._format, self._noise = env, tokenizer, action_format, noise
         self._end = end_of_turn_text(tokenizer)
 
     async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
-        """The tokens of the next action. Log-probabilities are 0: nothing was drawn from a distribution."""
+        """The tokens of the next action. Log-probabilities are 0, as nothing is sampled."""
         chance = random.Random(seed)
         choices = self._env.admissible()
         action = chance.choice(choices) if choices and chance.random() < self._noise else self._env.expert()
@@ -136,9 +136,9 @@ class NoisyExpert:
 
 
 def demonstrate(config: Config, tokenizer: PreTrainedTokenizerBase) -> Iterator[Trajectory]:
-    """Yield `warm_start.episodes` expert episodes on train tasks, made by the actors' own rollout."""
-    action_format = FORMATS[config.env.action_format]
-    envs = {label: make_env(part.name, part.options) for label, part in config.env.parts().items()}
+    """Yield `warm_start.episodes` expert episodes on train tasks, played by the same rollout as the actors use."""
+    written_as = action_format(config.env.action_format)
+    envs = {label: make_env(part.name, part.options) for label, part in config.env.entries().items()}
     curriculum = Curriculum(config.env, seed=config.run.seed)
     allowance = Allowance(
         max_turns=config.env.max_turns,
@@ -153,9 +153,9 @@ def demonstrate(config: Config, tokenizer: PreTrainedTokenizerBase) -> Iterator[
                 rollout(
                     Tape(attempt=_demonstration(config, task)),
                     env=envs[task.env],
-                    sampler=NoisyExpert(envs[task.env], tokenizer, action_format, config.warm_start.noise),
+                    sampler=NoisyExpert(envs[task.env], tokenizer, written_as, config.warm_start.noise),
                     tokenizer=tokenizer,
-                    action_format=action_format,
+                    action_format=written_as,
                     allowance=allowance,
                 )
             )

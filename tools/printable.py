@@ -1,4 +1,4 @@
-"""What models and environments wrote, as a terminal may show it."""
+"""Lines of text for a terminal, and lines of JSON for a program."""
 
 import json
 from typing import Any
@@ -6,20 +6,13 @@ from typing import Any
 from rich.cells import chop_cells
 from rich.console import Console
 
-
-def printable(text: str) -> str:
-    """`text` with everything that is no visible character written out, as \\x1b or \\u202e or \\n.
-
-    So no text moves the cursor, hides itself or reorders its neighbours. `rich` reads its own markup in strings only:
-    show the result as a `rich.text.Text`.
-    """
-    return "".join(character if character.isprintable() else _escape(character) for character in text)
+from common.printable import printable
 
 
 def printable_lines(text: str, console: Console, *, indent: int) -> list[str]:
-    """The lines of `text`, printable, for a place `indent` columns in: a terminal wraps none of them.
+    """The lines of `text` without control characters, split so that a terminal does not wrap them at `indent` columns.
 
-    A line that it wrapped would go on at the left edge, where lines of ours begin.
+    A wrapped line would continue at the left edge, where it could pass for one of our own lines.
     """
     lines = [printable(line) for line in text.split("\n")]
     if not console.is_terminal:
@@ -29,9 +22,5 @@ def printable_lines(text: str, console: Console, *, indent: int) -> list[str]:
 
 
 def json_line(record: dict[str, Any]) -> str:
-    """One line of JSON in ASCII: a terminal can show it, and a program reads the same text back."""
+    """`record` as one line of ASCII JSON, which is safe to print in a terminal."""
     return json.dumps(record, allow_nan=False)
-
-
-def _escape(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")

@@ -1,38 +1,38 @@
-"""`slipstream envs serve`: host environments for actors on other hosts, and for other people's clients."""
+"""`slipstream envs serve`: serve environments to actors on other hosts, and to clients of other projects."""
 
 import asyncio
 import ipaddress
 import logging
-import sys
 
 from common.config import Config
 from common.config_error import ConfigError
+from common.log import log_to_stderr
 from common.shutdown import Shutdown
 from envhub.catalogue import ENVS, env_maker
-from envhub.serving.env_pool import EnvPool, WorkerFailed
 from envhub.remote.env_secret import SECRET_VARIABLE, read_secret
+from envhub.serving.env_pool import EnvPool, WorkerFailed
 from envhub.serving.env_server import EnvServer
+from tools.serve_options import ServeOptions
 
 POLL_S = 0.1
 
 log = logging.getLogger(__name__)
 
 
-def serve_envs(config: Config) -> int:
-    """Serve until told to end; return the exit code. Raises ConfigError."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    shutdown, section = Shutdown(), config.env_server
-    names = section.names or list(ENVS)
+def serve_envs(config: Config, *, options: ServeOptions) -> int:
+    """Serve until a signal; return the exit code. Raises ConfigError."""
+    log_to_stderr()
+    shutdown, names = Shutdown(), list(options.names) or list(ENVS)
     try:
         for name in names:
             env_maker(name)
-        secret = read_secret(section.key_file, option="env_server.key_file")
+        secret = read_secret(options.key_file, option="--key-file")
     except ValueError as error:
-        raise ConfigError(str(error).replace("`env.name`", "`env_server.names`")) from None
+        raise ConfigError(str(error).replace("`env.name`", "`--names`")) from None
     try:
-        asyncio.run(_serve(config, names, secret, shutdown))
+        asyncio.run(_serve(config, options, names, secret, shutdown))
     except OSError as error:
-        where = f"`env_server.host` {section.host} and `env_server.port` {section.port}"
+        where = f"`--host` {options.host} and `--port` {options.port}"
         raise ConfigError(f"{where} cannot be bound: {error.strerror}; choose others") from None
     except WorkerFailed as error:
         log.error("%s", error)
@@ -40,19 +40,21 @@ def serve_envs(config: Config) -> int:
     return shutdown.exit_code
 
 
-async def _serve(config: Config, names: list[str], secret: str, shutdown: Shutdown) -> None:
-    section = config.env_server
+async def _serve(config: Config, options: ServeOptions, names: list[str], secret: str, shutdown: Shutdown) -> None:
     pool = EnvPool(
-        num_processes=section.processes, max_episodes=section.max_episodes, step_timeout_s=config.env.step_timeout_s
+        num_processes=options.processes, max_episodes=options.max_episodes, step_timeout_s=config.env.step_timeout_s
     )  # fmt: skip
-    server = EnvServer(pool, names=names, lease_s=section.lease_s, secret=secret)
-    async with pool.running(), server.listening(section.host, section.port) as url:
+    server = EnvServer(pool, names=names, lease_s=options.lease_s, secret=secret)
+    async with pool.running(), server.listening(options.host, options.port) as url:
         log.info("serving %s at %s", ", ".join(names), url)
-        if not secret and not _is_loopback(section.host):
-            log.warning("whoever reaches it may play; set %s or env_server.key_file", SECRET_VARIABLE)
+        if not secret and not _is_loopback(options.host):
+            log.warning(
+                "no authentication: any client that can connect may use the server; set %s or --key-file",
+                SECRET_VARIABLE,
+            )
         while not shutdown.requested.is_set():  # noqa: ASYNC110 - a signal handler sets it
             await asyncio.sleep(POLL_S)
-        log.info("ending; %d episodes are let go", pool.num_episodes)
+        log.info("stopping; closing %d episodes", pool.num_episodes)
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What `make bench-replay` measures against, under build/: Reverb in a Python environment of its own, redis-benchmark.
+# Installs what `make bench-replay` compares with, under build/: Reverb in a separate Python environment, redis-benchmark.
 set -euo pipefail
 python=${1:?the Python 3.11 to make the environment with}
 
@@ -13,7 +13,7 @@ fi
 
 if ! command -v redis-benchmark >/dev/null && [ ! -x build/redis-tools/usr/bin/redis-benchmark ]; then
     if ! command -v apt-get >/dev/null; then
-        echo "redis-benchmark is missing, which bench-replay measures against: put it on the PATH (package redis-tools)" >&2
+        echo "redis-benchmark is missing; bench-replay needs it: put it on the PATH (Debian package redis-tools)" >&2
         exit 1
     fi
     mkdir -p build/redis-tools

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the adapters to MiniWoB++ and BrowserGym show pages in: Debian's Chromium with its driver, and bubblewrap round it.
+# Installs the browser of the MiniWoB++ and BrowserGym adapters: Debian's Chromium, its driver, and bubblewrap to isolate it.
 set -euo pipefail
 
 packages=()

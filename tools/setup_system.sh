@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What no wheel brings. Installs it where it may, else says what to install.
+# Installs system packages that no wheel contains. Without the rights to install, it prints what is missing.
 set -euo pipefail
 
 packages=()
@@ -9,8 +9,8 @@ fi
 if ! command -v "${CXX:-g++}" >/dev/null; then
     packages+=(g++)
 fi
-# Environments that run commands (shell, code, research, swe) do so in bubblewrap, with the system's own Python inside, or not at all;
-# swe and swebench work in git repositories.
+# Environments that run commands (shell, code, research, swe) need bubblewrap and the system's Python; swe and swebench
+# need git.
 if ! command -v bwrap >/dev/null; then
     packages+=(bubblewrap)
 fi
@@ -19,6 +19,10 @@ if [ ! -x /usr/bin/python3 ]; then
 fi
 if [ ! -x /usr/bin/git ]; then
     packages+=(git)
+fi
+# The tests of a server whose clock jumps.
+if ! compgen -G '/usr/lib/*/faketime/libfaketime.so.1' >/dev/null; then
+    packages+=(libfaketime)
 fi
 if [ ${#packages[@]} = 0 ]; then
     exit 0
@@ -29,6 +33,6 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     exit 0
 fi
 echo "missing: ${packages[*]} (Debian, Ubuntu: apt-get install ${packages[*]})" >&2
-echo "vLLM's CPU build loads libnuma.so.1; learner.compile, and its test, need a C++ compiler;" >&2
-echo "the environments shell, code, research and swe refuse to be made without bubblewrap and /usr/bin/python3, swe and swebench without /usr/bin/git" >&2
+echo "vLLM's CPU build needs libnuma.so.1; learner.compile and its test need a C++ compiler;" >&2
+echo "the environments shell, code, research and swe need bubblewrap and /usr/bin/python3; swe and swebench need /usr/bin/git" >&2
 [[ " ${packages[*]} " != *" libnuma1 "* ]]

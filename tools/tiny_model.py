@@ -1,6 +1,6 @@
-"""A tiny model of one's own: a word-level tokenizer, a chat template, and a Qwen3 of random weights.
+"""Makes a tiny model without a download: a word-level tokenizer, a chat template, and a Qwen3 with random weights.
 
-Saved as a normal Hugging Face folder, so that everything which takes a model takes this one, and nothing is downloaded.
+It is saved as a normal Hugging Face folder, so it works wherever a model does.
 """
 
 from collections.abc import Iterable
@@ -14,18 +14,18 @@ from common.config import TinyModelConfig
 
 END_OF_TURN, PADDING, UNKNOWN = "<|end|>", "<|pad|>", "<|unknown|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
-# Three tokens around a message: a tiny model pays for every one of them.
+# Only three tokens around a message: every token costs a tiny model much.
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-# A word is the same token wherever it stands, so that a model which learns to copy has one word to copy, not two. The
-# spaces are lost: text comes back as words with a space between any two, which environments must understand.
+# A word is the same token with or without a space before it, so a model that learns to copy needs one token per word.
+# Spaces are lost: decoded text has one space between any two words, and environments must accept that.
 WORD = Regex(r"\[[A-Z]+\]|[A-Za-z0-9]+|[^\sA-Za-z0-9]")
 
 
 def make_tiny_model(folder: Path, *, texts: Iterable[str], config: TinyModelConfig, max_tokens: int, seed: int) -> None:
-    """Save a model whose vocabulary is the words of `texts`, with weights drawn from `seed`."""
+    """Save a model whose vocabulary is the words of `texts`, with random weights from `seed`."""
     tokenizer = _tokenizer(texts, max_tokens)
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(
@@ -39,7 +39,7 @@ def make_tiny_model(folder: Path, *, texts: Iterable[str], config: TinyModelConf
             head_dim=config.head_dim,
             max_position_embeddings=max_tokens,
             tie_word_embeddings=True,
-            # Transformers' 0.02 suits widths of thousands; at a width of 100 it costs hundreds of steps to grow out of.
+            # Transformers' default of 0.02 suits widths of thousands; at a width of 100 it costs hundreds of steps.
             initializer_range=config.hidden_size**-0.5,
             bos_token_id=None,
             eos_token_id=tokenizer.convert_tokens_to_ids(END_OF_TURN),

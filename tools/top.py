@@ -1,8 +1,5 @@
-"""`slipstream top`: watch a run in the terminal, from anywhere that reaches its Redis and its directory."""
+"""`slipstream top`: watch a run in the terminal, from any machine that can reach its Redis and its directory."""
 
-import contextlib
-
-import redis
 from rich.console import Console
 from rich.live import Live
 
@@ -12,13 +9,13 @@ from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from replay.fleet import Fleet
 from tools.replay.run_client import clients_of
-from tools.view import View
+from tools.view import View, show
 
 REFRESH_S = 1.0
 
 
 def top(config: Config) -> int:
-    """Show the run until Ctrl-C; once, where the output is no terminal."""
+    """Show the run until Ctrl-C; show it once where the output is not a terminal."""
     clients = clients_of(config, patience_s=0)
     run = run_config(Fleet(clients[0], config.run.name).run_facts())
     view = View(clients, RunDir(config.run.root, config.run.name), config.run.name, num_steps=run.learner.steps)
@@ -29,6 +26,5 @@ def top(config: Config) -> int:
     shutdown = Shutdown()
     with Live(view.render(), console=console, auto_refresh=False) as live:
         while not shutdown.requested.wait(REFRESH_S):
-            with contextlib.suppress(redis.RedisError):  # away for a moment: what is shown stays
-                live.update(view.render(), refresh=True)
+            show(console, lambda: live.update(view.render(), refresh=True))
     return 0

@@ -8,6 +8,8 @@ from typing import NoReturn
 from common.config import Config
 from common.config_error import ConfigError
 from common.connection import check_servers
+from common.log import log_to_stderr
+from common.printable import printable_block
 from common.run_dir import RunDir
 from common.shutdown import Shutdown, die_with_parent
 from tools.check_input import check_input
@@ -17,17 +19,17 @@ RANK_TIMEOUT_S = 1800.0
 
 
 def train(config: Config) -> int:
-    """Return the exit code: 0 the run is finished, 75 or 130 told to stop; a checkpoint is written first."""
+    """Train the run; return the exit code. 0: it is finished. 75 or 130: stopped by a signal, after a checkpoint."""
     if not config.redis.url:
-        raise ConfigError("`redis.url` is empty; name a server, or use `slipstream up`, which starts one")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+        raise ConfigError("`redis.url` is empty; name a Redis server, or use `slipstream up`, which starts one")
+    log_to_stderr()
     shutdown, run_dir = Shutdown(), RunDir(config.run.root, config.run.name)
     with shutdown.nothing_to_lose():
         if "RANK" in os.environ:
             die_with_parent(os.getppid())  # torchrun, which prepared the run before it became torchrun
         else:
             _prepare(config, run_dir)
-        from learner.learn import learn  # after the quick checks: it imports torch
+        from learner.learn import learn  # after the quick checks, as it imports torch
         from learner.ranks import join_ranks, leave_ranks
         from learner.supply import SupplyDried
         from replay.archive import ArchiveError
@@ -38,13 +40,13 @@ def train(config: Config) -> int:
         if not learn(config, run_dir, ranks=ranks, shutdown=shutdown):
             return shutdown.exit_code
         if ranks.rank == 0:
-            logging.info("finished: the trained model is in %s", run_dir.trained_model)
+            logging.info("the run is finished; the trained model is in %s", run_dir.trained_model)
         return 0
-    except (SupplyDried, FencedOut) as error:  # another try would end alike, or fence the newer learner out
-        print(f"slipstream learner: {error}", file=sys.stderr)
+    except (SupplyDried, FencedOut) as error:  # a retry would fail again, or fence out the newer learner
+        print(printable_block(f"slipstream learner: {error}"), file=sys.stderr)
         return EXIT_BAD_INPUT
-    except (ArchiveError, RunForgotten) as error:  # another try may find room, or makes the run known again
-        print(f"slipstream learner: {error}", file=sys.stderr)
+    except (ArchiveError, RunForgotten) as error:  # a retry may find disk space, or register the run again
+        print(printable_block(f"slipstream learner: {error}"), file=sys.stderr)
         return 1
     finally:
         leave_ranks()
@@ -60,10 +62,10 @@ def _prepare(config: Config, run_dir: RunDir) -> None:
         become_torchrun("learner", config, run_dir)
 
 
-def become_torchrun(verb: str, config: Config, run_dir: RunDir) -> NoReturn:
-    """Torchrun starts `verb` once a rank, and hands signals on."""
+def become_torchrun(verb: str, config: Config, run_dir: RunDir, *options: str) -> NoReturn:
+    """Replace this process by torchrun, which starts `verb` once per rank and forwards signals."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.learner.ranks}",
-        "-m", "tools.cli", verb, str(run_dir.config),
+        "-m", "tools.cli", verb, str(run_dir.config), *options,
     ]  # fmt: skip
     os.execv(command[0], command)

@@ -6,27 +6,28 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 import psutil
-import redis
 from rich.console import Console
 from rich.live import Live
 
 from common.config import Config, dump_config
 from common.config_error import ConfigError
 from common.connection import PASSWORD_VARIABLE, check_servers, connect_or_explain, connect_shards
+from common.headline import headline
 from common.metrics import read_metrics
 from common.run_dir import RunDir, write_whole
 from common.shutdown import LEAVE_S, Shutdown
 from replay.fleet import Fleet, RunState, UnknownRun
-from replay.server import Server, password_of, start_server
+from replay.redis_version import warning_of
+from replay.server import Server, find_executable, password_of, start_private_server
 from tools.check_input import check_input
-from tools.child import Child, kill, say_last_words
+from tools.child import Child, kill, print_failure
 from tools.table import print_table
-from tools.view import View
+from tools.view import View, show
 
 POLL_S = 0.2
 ACTORS_GRACE_S = LEAVE_S + 5.0  # after the drain
@@ -34,8 +35,13 @@ LEARNER_GRACE_S = 60.0
 TENSORBOARD_PORT = 6006
 
 
-def up(config: Config, *, resume: bool) -> int:
-    """Start everything, show progress until the learner is done, end everything in order; return the exit code."""
+def up(config: Config, *, resume: bool, dry_run: bool) -> int:
+    """Start everything, show progress until the learner is done, end everything in order; return the exit code.
+
+    With `dry_run`, only print what would be started.
+    """
+    if dry_run:
+        return _print_plan(config)
     run_dir = _checked(config, resume=resume)
     shutdown = Shutdown(at_once=_kill_everything)
     with _redis(config, run_dir) as server:
@@ -44,13 +50,13 @@ def up(config: Config, *, resume: bool) -> int:
         run_dir.start_clock()
         os.environ.update(environment)
         if resume:
-            say_that_it_goes_on(config)
+            mark_as_starting(config)
         write_whole(run_dir.config, dump_config(config))
         return _supervise(config, run_dir, _children(config, run_dir, environment), server, shutdown)
 
 
-def dry_run(config: Config) -> int:
-    """Print what would be started."""
+def _print_plan(config: Config) -> int:
+    """Print what would be started; return 0."""
     run_dir = _checked(config, resume=True)
     print(f"redis: {config.redis.url or 'a server of its own'}")
     for child in _children(config, run_dir, environment={}):
@@ -59,16 +65,16 @@ def dry_run(config: Config) -> int:
 
 
 def _checked(config: Config, *, resume: bool) -> RunDir:
-    """The run's directory, after everything that can be checked before anything is started. Raises ConfigError."""
+    """Check everything that can be checked before a start; return the run's directory. Raises ConfigError."""
     run_dir = RunDir(config.run.root, config.run.name)
     if run_dir.config.exists() and not resume:
         raise ConfigError(
-            f"run {config.run.name!r} exists in {run_dir.path}; go on with it by `--resume {config.run.name}`, "
-            "with the settings that are to change behind it, or choose another run.name"
+            f"run {config.run.name!r} exists in {run_dir.path}; continue it by `--resume {config.run.name} "
+            "[key=value ...]`, or choose another run.name"
         )
     if config.run.rerun_of:
         raise ConfigError(
-            f"run {config.run.name!r} is a re-run of {config.run.rerun_of!r} and needs no actors; go on with it by "
+            f"run {config.run.name!r} is a re-run of {config.run.rerun_of!r} and needs no actors; continue it by "
             f"`slipstream learner --resume {config.run.name}`"
         )
     check_input(config)
@@ -81,20 +87,23 @@ def _kill_everything() -> None:
 
 @contextlib.contextmanager
 def _redis(config: Config, run_dir: RunDir) -> Iterator[Server | None]:
-    """The run's Redis: None where it is the user's, else a server of its own, whose URL goes into `config`."""
+    """Start a Redis server for the run and write its URL into `config`; yield None if the user runs one already."""
     if config.redis.url and password_of(run_dir.redis, config.redis.url) is None:
         check_servers(config.redis.url, config.redis.shards)
         yield None
         return
-    with start_server(run_dir.redis) as server:
+    if warning := warning_of(find_executable()):
+        print(f"slipstream up: {warning}", file=sys.stderr)
+    with start_private_server(run_dir.redis) as server:
         config.redis.url = server.url
         yield server
 
 
-def say_that_it_goes_on(config: Config) -> None:
-    """A run that ended says so in Redis, and actors that come before the learner would leave again.
+def mark_as_starting(config: Config) -> None:
+    """Set the state of a resumed run to STARTING in Redis, and its configuration to `config`.
 
-    They play as `config` says, which may not be what the run was described with when it ended.
+    Redis still says that the run has ended, so actors that join before the learner would leave again. They take the
+    configuration from Redis as well, and it may have changed since.
     """
     fleet = Fleet(connect_or_explain(config.redis.url), config.run.name)
     with contextlib.suppress(UnknownRun):
@@ -103,7 +112,7 @@ def say_that_it_goes_on(config: Config) -> None:
 
 
 def _children(config: Config, run_dir: RunDir, environment: dict[str, str]) -> list[Child]:
-    """In the order of starting; they end in the order actors, learner, TensorBoard."""
+    """The processes to start, in this order: learner, actors, TensorBoard."""
     python, settings = sys.executable, str(run_dir.config)
     secrets = {"OMP_NUM_THREADS": "1", **environment}
     port = free_port(TENSORBOARD_PORT)
@@ -119,7 +128,7 @@ def _children(config: Config, run_dir: RunDir, environment: dict[str, str]) -> l
 
 
 def free_port(wanted: int) -> int:
-    """`wanted` if it is free on loopback, else any that is."""
+    """`wanted` if it is free on loopback, else any free port."""
     for port in (wanted, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -135,16 +144,16 @@ def _supervise(
     config: Config, run_dir: RunDir, children: list[Child], server: Server | None, shutdown: Shutdown
 ) -> int:
     learner, actors, tensorboard = children
-    console = Console()
-    _say_where_to_look(config, run_dir, tensorboard)
+    console = Console(markup=False)
+    _print_places(config, run_dir, tensorboard)
     try:
         for child in children:
             child.start()
         failed = _watch(console, config, run_dir, children, server, shutdown)
         if failed:
-            say_last_words("up", failed)
+            print_failure("up", failed)
     finally:
-        # Actors first: a learner that stops under them would leave them waiting; TensorBoard last, it shows the end.
+        # Actors first: without a learner they would wait. TensorBoard last: it shows how the run ends.
         for child, grace_s in (
             (actors, config.actors.drain_s + ACTORS_GRACE_S),
             (learner, LEARNER_GRACE_S),
@@ -167,81 +176,80 @@ def _watch(
     server: Server | None,
     shutdown: Shutdown,
 ) -> Child | None:
-    """Show progress until the learner is done or a signal asks to stop; return a child that failed for good."""
+    """Show progress until the learner is done or a signal asks to stop; return a child that cannot be restarted."""
     learner, actors, tensorboard = children
-    # Without patience: a server that is away is started again from here.
+    # Without retries: this loop restarts a server that has ended.
     shards = connect_shards(config.redis.url, config.redis.shards, patience_s=0)
     view = View(shards, run_dir, config.run.name, num_steps=config.learner.steps)
-    reporter = _LineReporter(console, run_dir)
-    live = Live(view.render(), console=console, auto_refresh=False) if console.is_terminal else None
+    reporter = LineReporter(console, run_dir)
+    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     with live or contextlib.nullcontext():
         while learner.exit_code != 0:
             if shutdown.requested.wait(POLL_S):
-                console.print("stopping: actors, then the learner with a checkpoint; Ctrl-C again to stop at once",
-                              soft_wrap=True)  # fmt: skip
+                console.print("stopping the actors, then the learner, which writes a checkpoint; press Ctrl-C again "
+                              "to stop at once", soft_wrap=True)  # fmt: skip
                 return None
             exit_code = server.keep_up() if server else None
             if exit_code is not None:
-                console.print(f"redis-server ended ({exit_code}) and was started again with what it held",
+                console.print(f"redis-server ended with code {exit_code}; restarted it with its data",
                               soft_wrap=True)  # fmt: skip
             for child in (learner, actors):
                 if not child.keep_up():
                     return child
             tensorboard.keep_up()  # training does not depend on it
-            if live:
-                with contextlib.suppress(redis.RedisError):  # away for a moment: what is shown stays
-                    live.update(view.render(), refresh=True)
-            else:
-                reporter.report()
-    reporter.report()
+            show(console, lambda: live.update(view.render(), refresh=True) if live else reporter.report())
+    show(console, reporter.report)
     return None
 
 
-class _LineReporter:
-    """One line a step where the output is no terminal."""
+class LineReporter:
+    """Prints one line per step, where the output is not a terminal."""
 
     def __init__(self, console: Console, run_dir: RunDir) -> None:
         self._console = console
         self._run_dir = run_dir
-        self._num_said = 0
+        self._num_printed = 0
 
     def report(self) -> None:
         records = read_metrics(self._run_dir.metrics)
-        for record in records[self._num_said :]:
-            self._console.print(progress_line(record), highlight=False, soft_wrap=True)
-        self._num_said = len(records)
+        while self._num_printed < len(records):
+            self._num_printed += 1  # before printing, so that a record which cannot be printed is tried only once
+            self._console.print(progress_line(records[: self._num_printed]), highlight=False, soft_wrap=True)
 
 
-def progress_line(record: dict[str, Any]) -> str:
-    """One record of the metrics file, for people."""
-    if "reward/mean" not in record:
+def progress_line(records: Sequence[dict[str, Any]]) -> str:
+    """The newest of the `records` of a metrics file as one line of text."""
+    record = records[-1]
+    if "trained/reward" not in record:
         return (
             f"step {record['step']:4d}  held-out success {record['eval/success_sampled']:.3f} sampled, "
             f"{record['eval/success_greedy']:.3f} greedy"
         )
     return (
-        f"step {record['step']:4d}  reward {record['reward/mean']:.3f}  success {record['reward/success']:.3f}  "
+        f"step {record['step']:4d}  {headline(records) or 'no episode has finished'}  "
+        f"trained success {record['trained/success']:.3f}  "
         f"lag {record['lag/mean']:.1f}  ready {record['replay/ready']:.0f}  "
         f"tokens/s {record['fleet/generated_tokens_per_s']:.0f} generated {record['perf/trained_tokens_per_s']:.0f} "
         f"trained  learner busy {record['perf/learner_busy']:.0%}"
     )
 
 
-def _say_where_to_look(config: Config, run_dir: RunDir, tensorboard: Child) -> None:
+def _print_places(config: Config, run_dir: RunDir, tensorboard: Child) -> None:
+    """Print where the run's directory, TensorBoard, Redis and logs are."""
     port = tensorboard.command[tensorboard.command.index("--port") + 1]
     rows = {
         "run directory": str(run_dir.path),
         "TensorBoard": f"http://127.0.0.1:{port}",
         "Redis": config.redis.url,
         "logs": str(run_dir.log("*")),
-        "another terminal": f"slipstream top {run_dir.config}",
+        "in another terminal": f"slipstream top {run_dir.config}",
         "started": time.strftime("%H:%M:%S"),
     }
     print_table(f"Slipstream: {config.run.name}", rows)
 
 
 def summary_rows(summary: dict[str, Any]) -> dict[str, str]:
-    """The table that a person judges the run by."""
+    """The rows of the table that sums up a finished run."""
     rows = {
         f"held-out success, {name.replace('_', ' ')}": (
             f"{result['sampled']:.1%} sampled, {result['greedy']:.1%} greedy, of {result['num_tasks']} tasks"
@@ -252,13 +260,17 @@ def summary_rows(summary: dict[str, Any]) -> dict[str, str]:
         rows["held-out success, by step"] = ", ".join(
             f"{result['step']}: {result['sampled']:.1%}" for result in summary["eval_during"]
         )
+    if newest := summary["produced"]:
+        rows[f"success of the last {newest['num_episodes']} episodes"] = (
+            f"{newest['success']:.1%}, between {newest['low']:.1%} and {newest['high']:.1%} (95 %)"
+        )
     ledger = summary["ledger"]
     lost = ", ".join(f"{count} {reason}" for reason, count in ledger["dropped_trajectories"].items()) or "none"
     first_reward, cost = summary["first_reward_s"], summary["cost"]
     wasted = ", ".join(f"{tokens} {reason}" for reason, tokens in cost["wasted_tokens"].items()) or "none"
     if cost["dollars_per_million_tokens"] is not None:
         rows["actors cost"] = (
-            f"${cost['dollars']:.2f}, ${cost['dollars_per_million_tokens']:.2f} for a million trained tokens"
+            f"${cost['dollars']:.2f}, ${cost['dollars_per_million_tokens']:.2f} per million trained tokens"
         )
     return rows | {
         "trajectories produced": str(ledger["inserted"]),
@@ -268,7 +280,7 @@ def summary_rows(summary: dict[str, Any]) -> dict[str, str]:
         "lag (optimizer steps: trajectories)": ", ".join(f"{lag}: {n}" for lag, n in summary["lag"].items()),
         "tokens per second": f"{summary['tokens_per_s']['generated']:.0f} generated, "
         f"{summary['tokens_per_s']['trained']:.0f} trained",
-        "tokens wasted": f"{wasted}; {cost['tokens_trained']} were trained",
+        "tokens wasted": f"{wasted}; {cost['tokens_trained']} trained",
         "first reward line": f"after {first_reward:.0f} s" if first_reward is not None else "none",
         "whole run": f"{summary['wall_s']:.0f} s",
         "run directory": summary["run_dir"],

@@ -1,7 +1,7 @@
-"""`make bench-actors`: what the actors' own code costs, beside what the engine alone would take.
+"""`make bench-actors`: measure the cost of the actors' code against the time of the engine alone.
 
-Two parts, each measured by turns with its limit: the episode loop against the scripted engine's schedule, and the whole
-loop against vLLM generating the same tokens offline. docs/benchmarks.md says how.
+It has two parts, each measured alternately with its limit: the episode loop against the schedule of a scripted engine,
+and the whole loop against vLLM generating the same tokens offline. docs/benchmarks.md has the method.
 """
 
 import asyncio
@@ -21,24 +21,27 @@ from typing import Any
 import psutil
 import torch
 
-from actors.act import act, make_stage
-from actors.group import Stage
+from actors.act import act, make_setup
+from actors.group import EpisodeSetup
 from actors.vllm_engine import VllmEngine
 from actors.vllm_environment import vllm_environment
 from common.config import Config, load_config
+from common.connection import connect
+from common.log import log_to_stderr
 from common.shutdown import Shutdown
 from common.trajectory import Sampling, Task, Trajectory
 from learner.links import Links
+from replay.actor_buffer import ActorBuffer
 from replay.fleet import RunState
 from replay.ticket import Ticket
 from tools.bench import benchmark
 from tools.bench.an_engine import an_engine
-from tools.bench.episode_loop import episode_loop
 from tools.bench.benchmark import Cost, Row, cost_of
+from tools.bench.episode_loop import episode_loop
 from tools.prepare import load_tokenizer, model_folder, prepare
 
-CONFIG = Path(__file__).parent.parent.parent / "conf" / "quickstart.yaml"
-NUM_GROUPS = 32  # in one repeat of the whole loop: its end, when episodes run out, must not weigh
+CONFIG = Path(__file__).parents[2] / "conf" / "quickstart.yaml"
+NUM_GROUPS = 32  # in one repeat of the whole loop; enough that its end, with few episodes, hardly counts
 NUM_WARM_UP_GROUPS = 8
 WHOLE_REPEATS = 7
 POLL_S = 0.1
@@ -46,8 +49,8 @@ TIMEOUT_S = 300.0
 
 
 def main() -> int:
-    """Measure, print, and write docs/benchmarks/actors.json; return 0 when every goal holds, else 1."""
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    """Measure, print, and write docs/benchmarks/actors.json; return 0 if every goal holds, else 1."""
+    log_to_stderr(logging.WARNING)
     measuring = benchmark.Run("actors")
     with tempfile.TemporaryDirectory(prefix="bench-actors-") as root:
         config = load_config(str(CONFIG), [f"run.root={root}", "run.name=bench-actors", "warm_start.episodes=0"])
@@ -64,31 +67,41 @@ def main() -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ARun:
-    """What a learner and an actor would have, in one process, and vLLM beside them."""
+    """The parts of a learner and an actor in one process, and an offline vLLM to compare with."""
 
     config: Config
     links: Links
-    stage: Stage
+    buffer: ActorBuffer
+    stage: EpisodeSetup
     engine: VllmEngine
-    offline: Any  # vLLM's LLMEngine, started as the actor's is
+    offline: Any  # vLLM's LLMEngine, started with the settings of the actor's
     shutdown: Shutdown
 
 
 @contextmanager
 def _a_run(config: Config, folder: Path, root: Path) -> Iterator[ARun]:
-    from actors.vllm_start import start_vllm  # vLLM reads the environment while it is imported
+    from actors.vllm_start import start_vllm  # vLLM reads environment variables at import
 
     with an_engine(config, folder, root) as (links, engine, settings):
         offline = start_vllm(settings)
-        stage = make_stage(engine, name="actor", run=config, actors=config.actors, model_path=folder)
+        tokenizer, client = load_tokenizer(folder), connect(settings.receiver.redis_url)
         try:
-            yield ARun(config=config, links=links, stage=stage, engine=engine, offline=offline, shutdown=Shutdown())
+            yield ARun(
+                config=config,
+                links=links,
+                buffer=ActorBuffer(client, config.run.name, config.replay, vocab_size=len(tokenizer)),
+                stage=make_setup(engine, name="actor", run=config, actors=config.actors, tokenizer=tokenizer),
+                engine=engine,
+                offline=offline,
+                shutdown=Shutdown(),
+            )
         finally:
+            client.close()
             offline.engine_core.shutdown()
 
 
 def whole_loop(run: ARun) -> tuple[Row, Row, Row]:
-    """Tokens per second from ticket to insert, beside the same prompts and lengths given to vLLM all at once."""
+    """Tokens per second from ticket to insert, against the same prompts and lengths given to vLLM all at once."""
     run.links.fleet.set_run_state(RunState.TRAINING)
     first_group_id = 0
     _act_out(run, first_group_id, NUM_WARM_UP_GROUPS)
@@ -126,8 +139,8 @@ def whole_loop(run: ARun) -> tuple[Row, Row, Row]:
 
 
 def _act_out(run: ARun, first_group_id: int, num_groups: int) -> tuple[Cost, list[Trajectory]]:
-    """Open tickets and let the actor play them; return what it took to the end of the last episode, and all of them."""
-    config, train = run.config, run.links.train
+    """Open tickets and let the actor play them; return the cost until the last episode ended, and the trajectories."""
+    config, train = run.config, run.links.shards.buffers[0]
     group_ids = range(first_group_id, first_group_id + num_groups)
     train.open(_ticket(config, group_id) for group_id in group_ids)
     run.shutdown.requested.clear()
@@ -142,7 +155,7 @@ def _act_out(run: ARun, first_group_id: int, num_groups: int) -> tuple[Cost, lis
 
 
 def _cpu_s(run: ARun) -> float:
-    """What this process and the engine's have used."""
+    """CPU seconds that this process and the engine's have used."""
     engine = psutil.Process(run.engine.pid).cpu_times()
     return time.process_time() + float(engine.user + engine.system)
 
@@ -164,10 +177,11 @@ def _ticket(config: Config, group_id: int) -> Ticket:
 
 
 async def _act_until_ready(run: ARun, num_groups: int) -> None:
+    learner = run.links.shards.buffers[0]
     acting = asyncio.create_task(
         act(
             run.stage,
-            buffers={"train": run.links.train},
+            buffers={"train": run.buffer},
             bulletin=run.links.bulletin,
             fleet=run.links.fleet,
             actors=run.config.actors,
@@ -175,9 +189,9 @@ async def _act_until_ready(run: ARun, num_groups: int) -> None:
         )
     )
     async with asyncio.timeout(TIMEOUT_S):
-        while not acting.done() and (await asyncio.to_thread(run.links.train.ledger)).ready < num_groups:  # noqa: ASYNC110
+        while not acting.done() and (await asyncio.to_thread(learner.ledger)).ready < num_groups:  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
-        if acting.done():  # it failed, or Ctrl-C
+        if acting.done():  # it failed, or was interrupted
             sys.exit(acting.result())
         run.shutdown.requested.set()
         await acting
@@ -185,7 +199,7 @@ async def _act_until_ready(run: ARun, num_groups: int) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TurnToMake:
-    """A prompt, and how many tokens were generated after it."""
+    """A prompt, and the number of tokens that were generated after it."""
 
     prompt: list[int]
     num_tokens: int
@@ -195,7 +209,7 @@ class TurnToMake:
 
 
 def turns_in_order(trajectories: list[Trajectory], *, temperature: float) -> list[TurnToMake]:
-    """Every turn, in the order in which the loop asked for them: so the prefix cache finds as much as it did there."""
+    """Every turn, in the order in which the loop requested them, so that the prefix cache has as many hits as there."""
     turns: list[TurnToMake] = []
     for trajectory in trajectories:
         tokens, now_s = trajectory.token_array().tolist(), trajectory.started_at_s
@@ -215,7 +229,7 @@ def turns_in_order(trajectories: list[Trajectory], *, temperature: float) -> lis
 
 
 async def _generate_offline(llm: Any, turns: list[TurnToMake]) -> None:
-    """Have vLLM make every turn at its recorded length, all of them asked for at once."""
+    """Let vLLM generate every turn at its recorded length, all requested at once."""
     from actors.vllm_start import sampling_params
 
     llm.reset_prefix_cache()

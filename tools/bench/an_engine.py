@@ -1,4 +1,4 @@
-"""An actor's engine for a benchmark: real vLLM in its own process, with a Redis server and a learner's links."""
+"""Starts an actor's engine for a benchmark: vLLM in its own process, with a Redis server and a learner's links."""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
 from common.config import Config
 from common.connection import connect
+from common.tokenizer import tokenizer_root
 from learner.links import Links, join_run
 from replay.server import start_server
 from tools.prepare import load_tokenizer
@@ -21,8 +22,13 @@ TIMEOUT_S = 300.0
 def an_engine(config: Config, folder: Path, root: Path) -> Iterator[tuple[Links, VllmEngine, EngineSettings]]:
     """Yield the learner's links, the engine of the model in `folder`, and its settings; `root` is for the server."""
     with start_server(root / "redis") as server:
+        tokenizer = load_tokenizer(folder)
         links = join_run(
-            connect(server.secret_url), config, model_folder=folder, vocab_size=len(load_tokenizer(folder))
+            connect(server.secret_url),
+            config,
+            model_folder=folder,
+            vocab_size=len(tokenizer),
+            tokenizer_root=tokenizer_root(tokenizer),
         )
         receiver = ReceiverInfo(
             redis_url=server.secret_url,

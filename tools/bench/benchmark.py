@@ -1,7 +1,7 @@
-"""What every benchmark shares: rows that set our number beside its limit, and where they are written down.
+"""The rows of a benchmark, each our number and its limit, and the files that they are written to.
 
-A benchmark measures both sides of a row by turns in one run, so that what else the machine does falls on both; a row
-holds medians over the repeats, and the range of the ratio says how far to believe them.
+A benchmark measures both sides of a row alternately in one run, so that other load on the machine affects both. A row
+has medians over the repeats; the range of the ratio shows how reliable they are.
 """
 
 import asyncio
@@ -24,22 +24,22 @@ from rich.table import Table
 
 from common.run_dir import write_whole
 
-DOCS = Path(__file__).parent.parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 GOAL = re.compile(r"(ratio|value) (<=|>=) (\d+(?:\.\d+)?)")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One measurement beside its limit."""
+    """One measurement and its limit."""
 
     name: str
     value: float  # the median of ours
     unit: str
-    against: float  # the median of what it is measured against, in the same unit
+    against: float  # the median of its limit, in the same unit
     ratio: float  # the median over the repeats of ours / against
     ratio_range: tuple[float, float]  # over the repeats
     num_repeats: int
     goal: str  # "ratio <= 1.02", "value <= 0.3"; empty for none
-    holds: bool | None  # None where there is no goal
+    holds: bool | None  # None without a goal
 
     @classmethod
     def of(cls, name: str, values: Sequence[float], *, unit: str, against: Sequence[float], goal: str = "") -> Self:
@@ -60,19 +60,19 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What it ran on, without names."""
+    """The machine of a benchmark, without names."""
 
     cpu: str
     num_cores: int
     memory_gib: float
     gpu: str  # empty for none
     versions: dict[str, str]
-    load_before: float  # processes that wanted a core, over the minute before
-    load_after: float  # the same at the end: what is above the benchmark's own was others'
+    load_before: float  # the load average of the minute before
+    load_after: float  # the same at the end; what exceeds the benchmark's own load is from other processes
 
 
 class Benchmark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One run of one benchmark, as docs/benchmarks/NAME.json holds it."""
+    """One run of one benchmark, as it is stored in docs/benchmarks/NAME.json."""
 
     name: str
     date: str
@@ -84,14 +84,14 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What a piece of work took."""
+    """The time that a piece of work took."""
 
     wall_s: float
-    cpu_s: float  # of this process, all its threads
+    cpu_s: float  # of this process, with all its threads
 
 
 def cost_of(work: Coroutine[Any, Any, None]) -> Cost:
-    """Run `work` to its end."""
+    """Run `work` to its end, and measure its cost."""
     gc.collect()
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     asyncio.run(work)
@@ -99,7 +99,7 @@ def cost_of(work: Coroutine[Any, Any, None]) -> Cost:
 
 
 def describe_machine(*, gpu: str, versions: dict[str, str], load_before: float) -> Machine:
-    """This machine, at the end of a benchmark that began under `load_before`."""
+    """Describe this machine at the end of a benchmark that began with the load average `load_before`."""
     return Machine(
         cpu=_cpu_model(),
         num_cores=os.cpu_count() or 1,
@@ -116,17 +116,17 @@ def today() -> str:
 
 
 class Run:
-    """A benchmark under way, begun when it is made."""
+    """A benchmark in progress; its time counts from the constructor."""
 
     def __init__(self, name: str, *, command: str = "") -> None:
-        """`command` is what runs it; `make bench-NAME` where it is empty."""
+        """`command` is the shell command that runs it, `make bench-NAME` if empty."""
         self._name = name
         self._command = command or f"make bench-{name}"
         self._load_before = os.getloadavg()[0]
         self._started = time.perf_counter()
 
     def end(self, rows: list[Row], *, gpu: str = "", versions: dict[str, str]) -> int:
-        """Print the rows, and write them to docs/benchmarks; return 0 when every goal holds, else 1."""
+        """Print the rows, and write them to docs/benchmarks; return 0 if every goal holds, else 1."""
         result = Benchmark(
             name=self._name,
             date=today(),
@@ -136,12 +136,12 @@ class Run:
             rows=rows,
         )
         show(result)
-        print(f"written to {write(result)}")
+        print(f"wrote {write(result)}")
         return 0 if all(row.holds in (True, None) for row in rows) else 1
 
 
 def show(benchmark: Benchmark) -> None:
-    """Print the rows as a table for people."""
+    """Print the rows as a table."""
     table = Table(*_COLUMNS, title=benchmark.name, title_justify="left")
     for row in benchmark.rows:
         table.add_row(*_cells(row), style="" if row.holds in (True, None) else "red")
@@ -163,16 +163,16 @@ def read(name: str, docs: Path = DOCS) -> Benchmark:
 
 
 def with_table(page: str, benchmark: Benchmark) -> str:
-    """`page` with the table of `benchmark` between its two marks. Raises ValueError for a page without them."""
+    """Return `page` with the table of `benchmark` between its two marks. Raises ValueError if they are missing."""
     begin, end = f"<!-- {benchmark.name} -->\n", f"<!-- end of {benchmark.name} -->"
     if page.count(begin) != 1 or page.count(end) != 1:
-        raise ValueError(f"docs/benchmarks.md needs the lines {begin.strip()} and {end} once, for the table to go in")
+        raise ValueError(f"docs/benchmarks.md must have the lines {begin.strip()} and {end} exactly once each")
     before, rest = page.split(begin)
     return before + begin + markdown(benchmark) + end + rest.split(end)[1]
 
 
 def markdown(benchmark: Benchmark) -> str:
-    """The rows as a Markdown table, and under it what they were measured on."""
+    """The rows as a Markdown table, followed by a line about the machine."""
     lines = [_markdown_line(_COLUMNS), _markdown_line(["---"] * len(_COLUMNS))]
     lines += [_markdown_line(_cells(row)) for row in benchmark.rows]
     machine = benchmark.machine
@@ -203,7 +203,7 @@ def _markdown_line(cells: Sequence[str]) -> str:
 def _holds(goal: str, *, value: float, ratio: float) -> bool:
     match = GOAL.fullmatch(goal)
     if match is None:
-        raise ValueError(f"a goal reads like `ratio <= 1.02` or `value >= 3`, got {goal!r}")
+        raise ValueError(f"a goal must look like `ratio <= 1.02` or `value >= 3`, got {goal!r}")
     measured, limit = {"ratio": ratio, "value": value}[match[1]], float(match[3])
     return measured <= limit if match[2] == "<=" else measured >= limit
 

@@ -1,4 +1,4 @@
-"""The trace of a real fine-tuning, and how fast its deltas are made: parts of `make bench-weights`."""
+"""Parts of `make bench-weights`: the weights of a real fine-tuning step by step, and the speed of deltas."""
 
 import time
 
@@ -11,6 +11,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from common.config import OptimConfig
 from common.delta import apply_delta, encode_delta
 from common.weights import buffer_bytes, layout
+from learner.model.optimizer import BETAS, EPS
 from tools.bench.benchmark import DOCS, Row
 
 PRETRAINING_STEPS = 200
@@ -21,9 +22,9 @@ SPEED_DENSITY = 0.01
 
 
 class Trace:
-    """A small Qwen3 that has learnt the bytes of this repository's pages, and goes on at a learning rate of RL.
+    """A small Qwen3 that has learnt the bytes of this repository's docs, and continues at a learning rate of RL.
 
-    Float32 master weights under AdamW with the default settings of a run; what is published are bfloat16 copies.
+    Its master weights are float32, trained by AdamW with the default settings of a run. Bfloat16 copies are published.
     """
 
     def __init__(self) -> None:
@@ -42,7 +43,7 @@ class Trace:
         self._optimizer = self._adamw(OptimConfig().lr)
 
     def step(self) -> None:
-        """One optimizer step on bytes drawn anew."""
+        """Make one optimizer step on newly sampled bytes."""
         starts = torch.randint(len(self._text) - NUM_BYTES, (NUM_SEQUENCES, 1))
         tokens = self._text[starts + torch.arange(NUM_BYTES)]
         loss = self._model(input_ids=tokens, labels=tokens, use_cache=False).loss
@@ -52,19 +53,18 @@ class Trace:
         self._optimizer.zero_grad()
 
     def published(self) -> list[tuple[str, torch.Tensor]]:
-        """The weights as they are, rounded."""
+        """The current weights, rounded to bfloat16."""
         return [(name, parameter.detach().to(torch.bfloat16)) for name, parameter in self._model.named_parameters()]
 
     def _adamw(self, lr: float) -> torch.optim.AdamW:
-        defaults = OptimConfig()
         return torch.optim.AdamW(
-            self._model.parameters(), lr=lr, betas=(defaults.beta1, defaults.beta2), eps=defaults.eps,
-            weight_decay=defaults.weight_decay,
+            self._model.parameters(), lr=lr, betas=BETAS, eps=EPS,
+            weight_decay=OptimConfig().weight_decay,
         )  # fmt: skip
 
 
 def delta_speed(num_repeats: int) -> Row:
-    """Making a delta, and applying it, beside hashing the same weights, which every version costs in any case."""
+    """Time to make and apply a delta, against hashing the same weights, which every version needs anyway."""
     entries = layout([("w", "bfloat16", (SPEED_ELEMENTS,))])
     random = np.random.default_rng(0)
     old = bytearray(random.bytes(buffer_bytes(entries)))

@@ -1,4 +1,4 @@
-"""What a learner waits for in `publish` while a receiver fails: a part of `make bench-weights`."""
+"""A part of `make bench-weights`: how long a learner waits in `publish` while a receiver fails."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ from tools.bench.weights_stage import (
 
 
 def disturbed(bench: Bench, fault: str) -> Row:
-    """What a learner waits for in `publish` once `fault` has come over one of two receivers, beside before."""
+    """How long a learner waits in `publish` after a fault of one of two receivers, against before the fault."""
     tensors, run = large_tensors(), fault.replace(" ", "-")
     bulletin = bench.bulletin(run)
     receivers = [_receiver(bench, run, f"actor{rank}") for rank in range(NUM_RECEIVERS)]
@@ -75,7 +75,7 @@ def _stopped(receiver: BaseProcess, start: Callable[[str, Barrier], BaseProcess]
 
 @contextmanager
 def _slowed(receiver: BaseProcess, start: Callable[[str, Barrier], BaseProcess]) -> Iterator[None]:
-    """It runs for a tenth of the time."""
+    """Let the receiver run for a tenth of the time."""
     over = threading.Event()
 
     def slow_down() -> None:
@@ -95,7 +95,7 @@ def _slowed(receiver: BaseProcess, start: Callable[[str, Barrier], BaseProcess])
 def _joined(receiver: BaseProcess, start: Callable[[str, Barrier], BaseProcess]) -> Iterator[None]:
     has_started = SPAWN.Barrier(2)
     newcomer = start("newcomer", has_started)
-    has_started.wait(TIMEOUT_S)  # what an interpreter takes to start it would not take from the learner's host
+    has_started.wait(TIMEOUT_S)  # on real hosts, the start of an interpreter would not slow the learner's host
     yield
     newcomer.kill()
     newcomer.join()
@@ -126,6 +126,6 @@ def _receive_for_ever(bench: Bench, run: str, actor: str, has_started: Barrier |
         if offer is None or offer.manifest.policy_version == version:
             time.sleep(POLL_S)
             continue
-        with contextlib.suppress(WeightsRefused):  # overtaken: the next one is on offer
+        with contextlib.suppress(WeightsRefused):  # a newer version is already on offer
             receiver.receive(offer)
         version = offer.manifest.policy_version

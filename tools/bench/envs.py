@@ -1,7 +1,7 @@
-"""`make bench-envs`: 64 episodes of each built-in environment at a time, in one process, in environment steps a second.
+"""`make bench-envs`: environment steps per second with 64 concurrent episodes of each built-in environment.
 
-They are set beside the same episodes played one at a time: an environment that waits (for its sandbox) gains by being
-one of many, and one that only computes must not lose by it.
+They are compared with the same episodes played one at a time. An environment that waits for its sandbox gains from
+concurrency; one that only computes must not lose by it.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from tools.bench.benchmark import Row
 
 NUM_EPISODES = 64
 NUM_REPEATS = 3
-NOISE = 0.2  # of the actions, where actions are listed: a policy is no expert
+NOISE = 0.2  # share of random admissible actions: a policy does not play like an expert
 MAX_TURNS = 30
 
 
@@ -30,7 +30,7 @@ def main() -> int:
 
 
 def steps_row(name: str, *, num_episodes: int, num_repeats: int) -> Row:
-    """Steps a second of `num_episodes` episodes at a time, beside those one at a time; resets are in the time."""
+    """Steps per second of `num_episodes` concurrent episodes, against one at a time; the time includes resets."""
     pairs = []
     for repeat in range(num_repeats):
         tasks = [Task(env=name, split="train", index=repeat * num_episodes + i) for i in range(num_episodes)]
@@ -44,7 +44,7 @@ def steps_row(name: str, *, num_episodes: int, num_repeats: int) -> Row:
 
 
 def steps_per_s(name: str, lanes: Sequence[Sequence[Task]]) -> float:
-    """Play every lane's episodes one after the other, all lanes at a time, each in an environment of its own."""
+    """Play the lanes concurrently, each in its own environment, and the episodes of a lane one after another."""
     gc.collect()
     started = time.perf_counter()
     num_steps = asyncio.run(_play_all(name, lanes))
@@ -67,7 +67,7 @@ async def _play_lane(name: str, lane: Sequence[Task]) -> int:
             num_steps += 1
             if observation.done:
                 break
-            await asyncio.sleep(0)  # as a policy would be asked here, and others go on meanwhile
+            await asyncio.sleep(0)  # a policy would generate here, while other episodes continue
     await env.close()
     return num_steps
 

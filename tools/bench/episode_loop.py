@@ -1,4 +1,4 @@
-"""What an episode costs on an engine that costs nothing: chat, environment and record, by wall clock and by CPU."""
+"""Measures an episode on an engine without cost: chat, environment and record, in wall-clock and CPU time."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -10,25 +10,25 @@ from transformers import PreTrainedTokenizerBase
 from actors.rollout import Allowance, rollout
 from actors.scripted_engine import Schedule, ScriptedEngine
 from actors.tape import Attempt, Tape
-from common.action_format import FORMATS
+from common.action_format import action_format
 from common.config import Config
 from common.trajectory import Trajectory
 from envhub.catalogue import make_env
 from tools.bench.benchmark import Row, cost_of
 from tools.prepare import demonstrate
 
-NUM_EPISODES = 32  # at a time
-EPISODES_PER_LANE = 4  # one after the other
-SCHEDULE = Schedule(prefill_s=0.05, token_time_s=0.02)  # about that of an 8B model on one GPU, under 32 requests
+NUM_EPISODES = 32  # concurrently
+EPISODES_PER_LANE = 4  # one after another
+SCHEDULE = Schedule(prefill_s=0.05, token_time_s=0.02)  # about that of an 8B model on one GPU with 32 requests
 REPEATS = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Script:
-    """Expert episodes, for an engine to play again word for word."""
+    """Expert episodes that a scripted engine repeats token by token."""
 
     episodes: list[Trajectory]
-    answers: dict[tuple[int, ...], list[int]]  # prompt -> what was written
+    answers: dict[tuple[int, ...], list[int]]  # prompt -> the tokens that followed
     config: Config
     tokenizer: PreTrainedTokenizerBase
 
@@ -46,7 +46,7 @@ class Script:
 
 
 def episode_loop(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[Row, Row]:
-    """Lanes of real shop episodes, beside as many lanes that make the same `generate` calls and nothing else."""
+    """Lanes of real shop episodes, against as many lanes that only make the same `generate` calls."""
     script = _make_script(config, tokenizer)
     pairs = [(cost_of(_in_lanes(script, _play)), cost_of(_in_lanes(script, _only_generate))) for _ in range(REPEATS)]
     per_turn = 1e3 / script.num_turns
@@ -109,7 +109,7 @@ async def _play(episode: Trajectory, script: Script, engine: ScriptedEngine) -> 
         env=env,
         sampler=engine,
         tokenizer=script.tokenizer,
-        action_format=FORMATS[config.env.action_format],
+        action_format=action_format(config.env.action_format),
         allowance=Allowance(
             max_turns=config.env.max_turns,
             max_tokens=config.model.max_tokens,
@@ -118,7 +118,7 @@ async def _play(episode: Trajectory, script: Script, engine: ScriptedEngine) -> 
         ),
     )
     await env.close()
-    assert again.tokens == episode.tokens, "the script was not played word for word"
+    assert again.tokens == episode.tokens, "the episode differs from its script"
 
 
 async def _only_generate(episode: Trajectory, script: Script, engine: ScriptedEngine) -> None:

@@ -1,8 +1,8 @@
-"""`make bench-learner`: what a whole optimizer step costs, beside what the model alone would take.
+"""`make bench-learner`: measure a whole optimizer step against the time of the model alone.
 
-Tokens per second of pack, forward, backward and update, by turns with the same model's forward and backward passes on
-full rows, and with those on the same data padded; how a step's time splits; the memory of log-probabilities in chunks.
-docs/benchmarks.md says how. On a GPU the models are those of 0.5B and 1.5B.
+It measures tokens per second of pack, forward, backward and update, alternately with the forward and backward passes of
+the same model on full rows and on the same data padded. It also measures how the time of a step splits, and the memory
+of log-probabilities in chunks. docs/benchmarks.md has the method. On a GPU the models have 0.5B and 1.5B weights.
 """
 
 import logging
@@ -18,15 +18,16 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from common.config import OptimConfig
+from common.log import log_to_stderr
 from common.objective_config import ObjectiveConfig
 from learner.clock import Clock
-from learner.model.packed_model import PackedModel, full_tensors, load_model
 from learner.model.optimizer import make_optimizer, make_schedule
-from learner.pack import Packed, TokenSequence, count_loss_tokens, count_sequences, micro_batches
+from learner.model.packed_model import ModelSettings, PackedModel, full_tensors, load_model
+from learner.model.proximal import Proximal
+from learner.pack import Packed, TokenSequence, count_loss_tokens, count_trajectories, micro_batches
 from learner.ranks import Ranks, join_ranks, leave_ranks
-from learner.step import train_step
+from learner.step import StepSettings, train_step
 from tools.bench import benchmark
-from tools.bench.logprobs import memory_row
 from tools.bench.benchmark import Row
 from tools.bench.learner_limits import (
     Rows,
@@ -50,16 +51,16 @@ from tools.bench.learner_load import (
     save_model,
     sequences,
 )
+from tools.bench.logprobs import memory_row
 
-NUM_REPEATS = 11  # of a small model; a larger one has fewer
-CHUNK_TOKENS = 1024
-# Dense bfloat16, from the makers' data sheets.
+NUM_REPEATS = 11  # for a small model; a larger one has fewer
+# Dense bfloat16, from NVIDIA's data sheets.
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
-    """One model twice: as the learner trains it, and as transformers has it."""
+class ModelPair:
+    """One model twice: as the learner trains it, and as transformers runs it."""
 
     size: Size
     ranks: Ranks
@@ -67,30 +68,39 @@ class Stage:
     plain: PreTrainedModel
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LambdaLR
-    weights: dict[str, torch.Tensor]  # where a publisher would take them from
+    proximal: Proximal
+    weights: dict[str, torch.Tensor]  # a publisher would read them from here
 
     def packs(self, batch: list[TokenSequence]) -> list[Packed]:
         return micro_batches(batch, max_tokens=self.size.micro_batch_tokens, num_ranks=1, rank=0)
 
-    def train(self, batch: list[TokenSequence], packs: list[Packed], clock: Clock | None = None) -> None:
+    def train(
+        self, batch: list[TokenSequence], packs: list[Packed], clock: Clock | None = None, *, proximal: bool = False
+    ) -> None:
+        logprobs = None
+        if proximal:
+            logprobs = self.proximal.logprobs(self.model, packs)
         train_step(
             self.model,
             self.optimizer,
             self.schedule,
             packs,
+            settings=StepSettings(
+                objective=ObjectiveConfig(correction="decoupled" if proximal else "token_mask"),
+                max_grad_norm=1.0,
+            ),
             reference=None,
+            proximal_logprobs=logprobs,
             ranks=self.ranks,
-            objective=ObjectiveConfig(),
             global_num_loss_tokens=count_loss_tokens(batch),
-            global_num_sequences=count_sequences(batch),
-            temperature=1.0,
-            chunk_tokens=CHUNK_TOKENS,
-            max_grad_norm=1.0,
+            global_num_trajectories=count_trajectories(batch),
             clock=clock,
         )
+        if proximal:
+            self.proximal.after_step(self.model)
 
     def timed(self, batch: list[TokenSequence]) -> dict[str, float]:
-        """Seconds of each part of a step that is published; they add up to all of it."""
+        """Seconds of each part of a published step; they add up to the whole step."""
         clock = Clock(self.ranks.device)
         packs = self.packs(batch)
         clock.lap("pack")
@@ -106,8 +116,8 @@ class Stage:
 
 
 def main() -> int:
-    """Measure, print, and write docs/benchmarks/learner.json; return 0 when every goal holds, else 1."""
-    logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
+    """Measure, print, and write docs/benchmarks/learner.json; return 0 if every goal holds, else 1."""
+    log_to_stderr(logging.ERROR)
     measuring = benchmark.Run("learner")
     ranks = join_ranks(timeout_s=60)
     rows = [memory_row(ranks.device)]
@@ -123,28 +133,31 @@ def main() -> int:
 
 
 def rows_of(size: Size, ranks: Ranks, *, num_repeats: int) -> Iterator[Row]:
-    """Everything about one model."""
+    """All measurements of one model."""
     with tempfile.TemporaryDirectory(prefix="bench-learner-") as folder:
-        stage = make_stage(save_model(Path(folder), size), size, ranks)
+        pair = make_pair(save_model(Path(folder), size), size, ranks)
     for mix in (UNIFORM, LONG_TAIL, FEW_LONG):
-        yield from speed_rows(stage, mix, num_repeats=num_repeats)
-    yield from time_rows(stage, LONG_TAIL, num_repeats=num_repeats)
+        yield from speed_rows(pair, mix, num_repeats=num_repeats)
+    yield proximal_row(pair, LONG_TAIL, num_repeats=num_repeats)
+    yield from time_rows(pair, LONG_TAIL, num_repeats=num_repeats)
 
 
-def make_stage(folder: Path, size: Size, ranks: Ranks) -> Stage:
-    model = load_model(folder, ranks=ranks, dtype=size.dtype, activation_checkpointing=False)
+def make_pair(folder: Path, size: Size, ranks: Ranks) -> ModelPair:
+    settings = ModelSettings(dtype=size.dtype, temperature=1.0, chunk_tokens=1024)
+    model = load_model(folder, ranks=ranks, settings=settings)
     plain = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=getattr(torch, size.dtype), attn_implementation="sdpa"
+        folder, dtype=getattr(torch, size.dtype), attn_implementation="sdpa", trust_remote_code=False
     )  # fmt: skip
     optim = OptimConfig(lr=1e-6)
     optimizer = make_optimizer(model, config=optim)
-    return Stage(
+    return ModelPair(
         size=size,
         ranks=ranks,
         model=model,
         plain=plain.to(ranks.device).eval(),
         optimizer=optimizer,
         schedule=make_schedule(optimizer, config=optim, num_steps=1000),
+        proximal=Proximal(model, decay=0.9),
         weights={name: torch.empty(tensor.shape) for name, tensor in full_tensors(model)},
     )
 
@@ -154,23 +167,23 @@ def a_batch(size: Size, mix: Mix) -> list[TokenSequence]:
     return sequences(lengths, vocab_size=size.vocab_size)
 
 
-def speed_rows(stage: Stage, mix: Mix, *, num_repeats: int) -> Iterator[Row]:
-    """Real tokens per second of whole steps, beside full rows and beside a padded batch."""
-    size, batch = stage.size, a_batch(stage.size, mix)
+def speed_rows(pair: ModelPair, mix: Mix, *, num_repeats: int) -> Iterator[Row]:
+    """Real tokens per second of whole steps, against full rows and against a padded batch."""
+    size, batch = pair.size, a_batch(pair.size, mix)
     num_tokens = sum(sequence.num_tokens for sequence in batch)
     full, short = (
         full_rows(batch, length=length, max_tokens=size.micro_batch_tokens, vocab_size=size.vocab_size)
         for length in (length_around_a_token(batch), mean_length(batch))
     )
     padded = padded_rows(batch, max_tokens=size.micro_batch_tokens)
-    ours = (num_tokens, lambda: stage.train(batch, stage.packs(batch)))
+    ours = (num_tokens, lambda: pair.train(batch, pair.packs(batch)))
     steps, limits, short_limits = by_turns(
         ours,
-        (_num_tokens(full), lambda: _plainly(stage, full)),
-        (_num_tokens(short), lambda: _plainly(stage, short)),
+        (_num_tokens(full), lambda: _plainly(pair, full)),
+        (_num_tokens(short), lambda: _plainly(pair, short)),
         num_repeats=num_repeats,
     )
-    steps_again, paddeds = by_turns(ours, (num_tokens, lambda: _plainly(stage, padded)), num_repeats=3)
+    steps_again, paddeds = by_turns(ours, (num_tokens, lambda: _plainly(pair, padded)), num_repeats=3)
     what = f"{size.name}, {mix.name}: whole step"
     yield Row.of(
         f"{what}, against forward and backward of full rows", steps, unit="tokens/s", against=limits,
@@ -186,7 +199,7 @@ def speed_rows(stage: Stage, mix: Mix, *, num_repeats: int) -> Iterator[Row]:
     )  # fmt: skip
     peak = [flops for name, flops in PEAK_FLOPS.items() if torch.cuda.is_available() and name in gpu_name()]
     if peak:
-        num_weights = sum(weight.numel() for weight in stage.plain.parameters())
+        num_weights = sum(weight.numel() for weight in pair.plain.parameters())
         yield Row.of(
             f"{what}, MFU on real tokens (6 x weights, without attention), of peak",
             [6 * num_weights * tokens_per_s for tokens_per_s in steps],
@@ -195,8 +208,23 @@ def speed_rows(stage: Stage, mix: Mix, *, num_repeats: int) -> Iterator[Row]:
         )
 
 
+def proximal_row(pair: ModelPair, mix: Mix, *, num_repeats: int) -> Row:
+    """The cost of a proximal policy: one more forward pass, and its average after each step."""
+    batch = a_batch(pair.size, mix)
+    num_tokens = sum(sequence.num_tokens for sequence in batch)
+    with_one, without = by_turns(
+        (num_tokens, lambda: pair.train(batch, pair.packs(batch), proximal=True)),
+        (num_tokens, lambda: pair.train(batch, pair.packs(batch))),
+        num_repeats=num_repeats,
+    )
+    return Row.of(
+        f"{pair.size.name}, {mix.name}: whole step with a proximal policy, against one without",
+        with_one, unit="tokens/s", against=without, goal="ratio >= 0.74",
+    )  # fmt: skip
+
+
 def by_turns(*sides: tuple[int, Callable[[], None]], num_repeats: int) -> list[list[float]]:
-    """Tokens per second of each side, given its tokens and its work, in every repeat; forth and back."""
+    """Tokens per second of each side in every repeat; every second repeat has the sides in reverse order."""
     speeds: list[list[float]] = [[] for _ in sides]
     for repeat in range(num_repeats + 1):
         order = list(range(len(sides)))
@@ -208,18 +236,18 @@ def by_turns(*sides: tuple[int, Callable[[], None]], num_repeats: int) -> list[l
     return speeds
 
 
-def time_rows(stage: Stage, mix: Mix, *, num_repeats: int) -> Iterator[Row]:
-    """Where a step's wall clock goes; the parts add up to it. There are no actors here, and so no wait."""
-    batch = a_batch(stage.size, mix)
+def time_rows(pair: ModelPair, mix: Mix, *, num_repeats: int) -> Iterator[Row]:
+    """How the wall-clock time of a step splits into parts. Without actors, there is no wait."""
+    batch = a_batch(pair.size, mix)
     splits = []
     for repeat in range(num_repeats + 1):
-        split = stage.timed(batch)
+        split = pair.timed(batch)
         if repeat:
             splits.append(split)
     wholes = [1e3 * sum(split.values()) for split in splits]
     for part in splits[0]:
         yield Row.of(
-            f"{stage.size.name}, {mix.name}: {part}, of a step with its publish copy",
+            f"{pair.size.name}, {mix.name}: {part}, of a step with its publish copy",
             [1e3 * split[part] for split in splits],
             unit="ms",
             against=wholes,
@@ -242,8 +270,8 @@ def _num_tokens(rows: list[Rows]) -> int:
     return sum(part.tokens.numel() for part in rows)
 
 
-def _plainly(stage: Stage, rows: list[Rows]) -> None:
-    forward_and_backward(stage.plain, to(rows, stage.ranks.device))
+def _plainly(pair: ModelPair, rows: list[Rows]) -> None:
+    forward_and_backward(pair.plain, to(rows, pair.ranks.device))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""What the learner is measured against: the same model by transformers alone, on full rows and on a padded batch.
+"""The limits that the learner is measured against: the same model in transformers, on full rows or a padded batch.
 
-Neither packs, weighs, clips nor updates; both take logits of as many tokens as the learner does, and no others.
+Both only run forward and backward passes, without packing, weighting, clipping or an update. Like the learner, they
+compute logits only for the loss tokens.
 """
 
 from collections.abc import Sequence
@@ -20,23 +21,23 @@ class Rows:
     """A micro-batch of rows of one length."""
 
     tokens: Tensor  # [rows, length]
-    mask: Tensor | None  # True on real tokens; None where all are
+    mask: Tensor | None  # True on real tokens; None if there is no padding
     loss_mask: Tensor
 
 
 def mean_length(sequences: Sequence[TokenSequence]) -> int:
-    """Of a sequence."""
+    """The mean length of a sequence, in tokens."""
     return round(sum(sequence.num_tokens for sequence in sequences) / len(sequences))
 
 
 def length_around_a_token(sequences: Sequence[TokenSequence]) -> int:
-    """Of the sequence that the mean token lies in: rows of this length cost as much attention as `sequences` do."""
+    """The mean over tokens of the length of their sequence: rows of this length need as much attention."""
     num_tokens = sum(sequence.num_tokens for sequence in sequences)
     return round(sum(sequence.num_tokens**2 for sequence in sequences) / num_tokens)
 
 
 def full_rows(sequences: Sequence[TokenSequence], *, length: int, max_tokens: int, vocab_size: int) -> list[Rows]:
-    """As many tokens as `sequences` have, in rows of one length."""
+    """Random tokens, as many as `sequences` have, in rows of one length."""
     num_tokens = sum(sequence.num_tokens for sequence in sequences)
     num_rows = round(num_tokens / length)
     tokens = torch.randint(0, vocab_size, (num_rows, length), generator=torch.Generator().manual_seed(0))
@@ -45,7 +46,7 @@ def full_rows(sequences: Sequence[TokenSequence], *, length: int, max_tokens: in
 
 
 def padded_rows(sequences: Sequence[TokenSequence], *, max_tokens: int) -> list[Rows]:
-    """Every sequence padded on the right to the longest of the batch; `max_tokens` counts padding as well."""
+    """The sequences, padded on the right to the longest one; `max_tokens` includes padding."""
     longest = max(sequence.num_tokens for sequence in sequences)
     tokens = torch.zeros(len(sequences), longest, dtype=torch.long)
     mask, loss_mask = torch.zeros_like(tokens, dtype=torch.bool), torch.zeros_like(tokens, dtype=torch.bool)
@@ -57,7 +58,7 @@ def padded_rows(sequences: Sequence[TokenSequence], *, max_tokens: int) -> list[
 
 
 def forward_and_backward(causal_lm: PreTrainedModel, micro_batches: Sequence[Rows]) -> None:
-    """Gradients of the summed cross-entropy, and forget them."""
+    """Compute the gradients of the summed cross-entropy, and discard them."""
     for rows in micro_batches:
         hidden = causal_lm.get_decoder()(
             input_ids=rows.tokens, attention_mask=rows.mask, use_cache=False

@@ -1,4 +1,4 @@
-"""What the benchmark of the learner trains on: models of random weights, batches of lengths that agents make."""
+"""The load of the learner's benchmark: models with random weights, and batches with the lengths of agents' episodes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ import numpy.typing as npt
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from learner.pack import TokenSequence
+from learner.pack import TokenSequence, numbered
 
-LOSS_EVERY = 3  # every third token is sampled, as in the quickstart; the rest is what the environment says
+LOSS_EVERY = 3  # every third token is sampled, as in the quickstart; the others are observations
 
 Lengths = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mix:
-    """How long the sequences of a batch are."""
+    """A distribution of the lengths of sequences."""
 
     name: str
     draw: Callable[[np.random.Generator, int], Lengths]
@@ -45,7 +45,7 @@ FEW_LONG = Mix(name="60 to 140, 1 in 32 eight times as long", draw=_few_long)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
-    """A Qwen3 to train, and how much of it at a time."""
+    """The shape of a Qwen3 to train, and the size of its batches."""
 
     name: str
     vocab_size: int
@@ -57,7 +57,7 @@ class Size:
     head_dim: int
     num_sequences: int  # in a step
     micro_batch_tokens: int
-    times_as_long: int = 1  # as the mix says
+    times_as_long: int = 1  # factor on the lengths of the mix
     dtype: str = "float32"
 
 
@@ -103,9 +103,9 @@ def save_model(folder: Path, size: Size) -> Path:
 
 
 def sequences(lengths: Lengths, *, vocab_size: int, seed: int = 0) -> list[TokenSequence]:
-    """Random tokens of those lengths, every third sampled by the policy, which was as unsure as can be."""
+    """Sequences of random tokens, every third sampled by a policy that is uniform over the vocabulary."""
     rng = np.random.default_rng(seed)
-    return [_sequence(int(length), rng, vocab_size) for length in lengths]
+    return numbered([_sequence(int(length), rng, vocab_size)] for length in lengths)
 
 
 def _sequence(length: int, rng: np.random.Generator, vocab_size: int) -> TokenSequence:

@@ -1,4 +1,4 @@
-"""Peak memory of log-probabilities in chunks, beside that of whole logits."""
+"""Measures the peak memory of log-probabilities in chunks, against that of all logits at once."""
 
 import itertools
 from collections.abc import Callable
@@ -14,7 +14,7 @@ NUM_TOKENS, WIDTH, VOCAB_SIZE, CHUNK_TOKENS = 2048, 128, 32_768, 128
 
 
 def memory_row(device: torch.device) -> Row:
-    """Forward and backward of NUM_TOKENS log-probabilities over VOCAB_SIZE words."""
+    """Peak memory of forward and backward of NUM_TOKENS log-probabilities over VOCAB_SIZE words."""
     chunked = _peak_bytes(device, CHUNK_TOKENS)
     whole = _peak_bytes(device, NUM_TOKENS)
     return Row.of(
@@ -51,7 +51,7 @@ def _cuda_peak_bytes(work: Callable[[], None]) -> int:
 
 
 def _host_peak_bytes(work: Callable[[], None]) -> int:
-    """What PyTorch's allocator had given out at its highest: unlike the resident set, it is the same in every run."""
+    """The maximum of bytes that PyTorch's allocator had given out; unlike resident memory, it is deterministic."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         work()
     assert profiled.profiler is not None and profiled.profiler.kineto_results is not None

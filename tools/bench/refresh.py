@@ -1,4 +1,4 @@
-"""The pause of a commit beside the time of a token, on a real engine that generates all the while."""
+"""Measures the pause of a commit against the time of a token, on a real engine that keeps generating."""
 
 import asyncio
 import itertools
@@ -16,18 +16,19 @@ from common.trajectory import Sampling
 from common.weights import Offer, layout
 from learner.links import Links
 from learner.publish import Publisher
+from learner.publisher.messages import PublisherSettings
 from tools.bench.an_engine import TIMEOUT_S, an_engine
 from tools.bench.benchmark import Row
 from tools.prepare import model_folder, prepare
 
-CONFIG = Path(__file__).parent.parent.parent / "conf" / "quickstart.yaml"
-NUM_RUNNING = 16  # generations at a time, under a refresh
+CONFIG = Path(__file__).parents[2] / "conf" / "quickstart.yaml"
+NUM_RUNNING = 16  # concurrent generations during a refresh
 NUM_REFRESHES = 15
 POLL_S = 0.1
 
 
 def refresh() -> Row:
-    """The pause of a commit under NUM_RUNNING generations, beside the time between two of their tokens."""
+    """The pause of a commit during NUM_RUNNING generations, against the time between two of their tokens."""
     with tempfile.TemporaryDirectory(prefix="bench-refresh-") as root:
         config = load_config(str(CONFIG), [f"run.root={root}", "run.name=bench-refresh", "warm_start.episodes=0"])
         folder = model_folder(config, prepare(config))
@@ -45,8 +46,8 @@ def refresh() -> Row:
 
 def _publisher(config: Config, folder: Path, links: Links, redis_url: str) -> Publisher:
     weights = load_file(folder / "model.safetensors")
-    return Publisher(
-        layout((name, "float32", tuple(tensor.shape)) for name, tensor in weights.items()),
+    settings = PublisherSettings(
+        entries=layout((name, "float32", tuple(tensor.shape)) for name, tensor in weights.items()),
         redis_url=redis_url,
         run_id=config.run.name,
         learner_epoch=links.epoch,
@@ -54,8 +55,8 @@ def _publisher(config: Config, folder: Path, links: Links, redis_url: str) -> Pu
         chunk_bytes=config.weights.chunk_bytes,
         anchor_every=config.weights.anchor_every,
         broadcast_timeout_s=config.weights.broadcast_timeout_s,
-        log_path=Path(config.run.root) / "publisher.log",
     )
+    return Publisher(settings, log_path=Path(config.run.root) / "publisher.log")
 
 
 async def _refreshed(
@@ -63,7 +64,7 @@ async def _refreshed(
 ) -> tuple[list[float], list[float]]:
     """The pause of each commit, and the time of a token before it, both in seconds."""
     weights = list(load_file(folder / "model.safetensors").items())
-    fresh_times_s: list[float] = []  # of generations that no refresh fell into, since the last one
+    fresh_times_s: list[float] = []  # of generations since the last refresh that no refresh interrupted
     pauses_s, token_times_s, seeds = [], [], itertools.count()
     lanes = [
         asyncio.create_task(_generate_on(engine, config.model.max_tokens, fresh_times_s, seeds))
@@ -93,7 +94,7 @@ async def _offered(links: Links, policy_version: int) -> Offer:
 
 
 async def _generate_on(engine: VllmEngine, max_tokens: int, token_times_s: list[float], seeds: Iterator[int]) -> None:
-    """One generation after the other, each as long as the context allows; note the time of a token."""
+    """Generate again and again, each time as long as the context allows; append the time of a token."""
     sampling = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=max_tokens)
     while True:
         seed = next(seeds)

@@ -1,6 +1,6 @@
-"""`make bench-replay`: what it takes to insert and to claim, beside the bare socket and beside other replays.
+"""`make bench-replay`: measure insert and claim against the bare socket and against other replay systems.
 
-Everything is measured by turns: one repeat has each side once. docs/benchmarks.md says how.
+All sides are measured alternately: one repeat has each side once. docs/benchmarks.md has the method.
 """
 
 import sys
@@ -17,20 +17,22 @@ import redis
 from common.connection import connect
 from common.trajectory import Trajectory, encode_trajectory
 from common.wire import decode
-from replay.buffer import Buffer
+from replay.actor_buffer import ActorBuffer
 from replay.bulk import WINDOW
-from replay.server import Server, start_server, version_of
+from replay.learner_buffer import LearnerBuffer
+from replay.redis_version import version_of
+from replay.server import Server, start_server
 from replay.server import find_executable as find_redis
 from replay.ticket import Lease
 from tools.bench import benchmark
-from tools.bench.replay_fleet import fleet_rows
 from tools.bench.benchmark import Row
-from tools.bench.replay_load import FRAME, GROUP_SIZE, NUM_TOKENS, TRAJECTORY, Groups, a_buffer
+from tools.bench.replay_fleet import fleet_rows
+from tools.bench.replay_load import FRAME, GROUP_SIZE, NUM_TOKENS, TRAJECTORY, groups_of
 from tools.bench.replay_rivals import KEYS, PickledStream, RawSocket, Reverb, TrainingText, redis_benchmark
 
 REPEATS = 11
 NUM_ITEMS = 512  # trajectories that each side moves in a repeat
-NUM_SLOW_GROUPS = 16  # where one takes milliseconds
+NUM_SLOW_GROUPS = 16  # for a side that takes milliseconds per group
 CLAIM_GROUPS = 2  # of 8: a claim of 16
 DURABILITY_REPEATS = 5
 REVERB_WINDOWS = (WINDOW, 32)  # ours, and the best of 4, 8, 16, 32 and 64 on the machine of docs/benchmarks
@@ -41,18 +43,18 @@ Rates = defaultdict[str, list[float]]  # by what was measured: one a repeat, ite
 
 
 def main() -> int:
-    """Measure, print, and write docs/benchmarks/replay.json; return 0 when every goal holds, else 1."""
+    """Measure, print, and write docs/benchmarks/replay.json; return 0 if every goal holds, else 1."""
     measuring = benchmark.Run("replay")
     with tempfile.TemporaryDirectory(prefix="bench-replay-") as root:
-        with start_server(Path(root) / "redis") as server, connect(server.secret_url) as client:
-            client.config_set("appendfsync", "everysec")  # else every row would measure the disk
+        with start_server(Path(root) / "redis") as server, connect(server.admin_url) as client:
+            client.config_set("appendfsync", "everysec")  # otherwise every row would measure the disk
             rows = [*hot_calls(server, client, Path(root)), *bytes_per_token(), *fleet_rows(server)]
         rows += durability(Path(root))
     return measuring.end(rows, versions=_versions())
 
 
 def hot_calls(server: Server, client: redis.Redis, root: Path) -> list[Row]:
-    """Insert and claim beside the socket, redis-benchmark, Reverb and pickles in a stream."""
+    """Insert and claim, against the socket, redis-benchmark, Reverb and pickles in a stream."""
     payload = root / "payload"
     payload.write_bytes(FRAME)
     with ExitStack() as stack:
@@ -68,9 +70,9 @@ def hot_calls(server: Server, client: redis.Redis, root: Path) -> list[Row]:
 
 
 def pickled_streams(client: redis.Redis, rates: Rates) -> None:
-    """One repeat of PipelineRL's way, with its records, and with ours."""
+    """One repeat of PipelineRL's method, with its records and with ours."""
     stream, num_items = PickledStream(client), NUM_SLOW_GROUPS * GROUP_SIZE
-    # Each member has objects of its own: what a pickle meets twice it holds once.
+    # Each member has its own objects: a pickle stores a repeated object only once.
     texts = [TrainingText.of(TRAJECTORY) for _ in range(GROUP_SIZE)]
     records = [decode(Trajectory, FRAME) for _ in range(GROUP_SIZE)]
     groups: dict[str, Sequence[TrainingText] | Sequence[Trajectory]] = {"lists": texts, "bytes": records}
@@ -80,18 +82,18 @@ def pickled_streams(client: redis.Redis, rates: Rates) -> None:
 
 
 def reverb_ways(reverb: Reverb, rates: Rates) -> None:
-    """One repeat of Reverb: its writer with each window, and both of its ways to sample."""
+    """One repeat of Reverb: its writer with each window, and both of its methods to sample."""
     for window in REVERB_WINDOWS:
         rates[f"Reverb insert {window}"].append(NUM_ITEMS / reverb.insert(NUM_ITEMS, window=window))
         if window == WINDOW:
             rates["Reverb sample"].append(NUM_ITEMS / reverb.sample(NUM_ITEMS))
         else:
-            reverb.insert(DATASET_WINDOW, window=window)  # what it asks for ahead must be there
+            reverb.insert(DATASET_WINDOW, window=window)  # it prefetches, so these items must exist
             rates["Reverb dataset"].append(NUM_ITEMS / reverb.sample_dataset(NUM_ITEMS, window=DATASET_WINDOW))
 
 
 def ours(server: Server, client: redis.Redis, rates: Rates, *, num_items: int = NUM_ITEMS) -> None:
-    """One repeat of our side, each part next to the bare socket's."""
+    """One repeat of our side, each part directly after that of the bare socket."""
     raw = RawSocket(server, FRAME)
     for name, insert in (
         ("insert", _insert_all),
@@ -99,29 +101,27 @@ def ours(server: Server, client: redis.Redis, rates: Rates, *, num_items: int = 
         ("insert one by one", _insert_one_by_one),
         ("insert compressed", _insert_all),
     ):
-        buffer = a_buffer(client, name.replace(" ", "-"), compress=name == "insert compressed")
-        buffer.acquire_epoch()
-        groups = Groups(buffer=buffer, next_id=buffer.ledger().opened + 1)
+        groups = groups_of(client, name.replace(" ", "-"), compress=name == "insert compressed")
         work = groups.lease(num_items // GROUP_SIZE)
         rates[f"{name}: raw SET"].append(num_items / raw.set(num_items))
-        rates[name].append(num_items / _seconds(lambda: insert(buffer, work)))  # noqa: B023 - called at once
-        claimed = _seconds(lambda: claim_all(buffer, num_items))  # noqa: B023
+        rates[name].append(num_items / _seconds(lambda: insert(groups.actor, work)))  # noqa: B023 - called at once
+        claimed = _seconds(lambda: claim_all(groups.learner, num_items))  # noqa: B023
         rates[f"{name}: claim"].append(num_items / claimed)
-        buffer.settle(num_items)
+        groups.learner.settle(num_items)
     rates["raw GET"].append(_with_payloads(client, lambda: num_items / raw.get(num_items)))
     raw.close()
 
 
-def _insert_all(buffer: Buffer, work: Work) -> None:
+def _insert_all(buffer: ActorBuffer, work: Work) -> None:
     buffer.insert_all(work)
 
 
-def _insert_one_by_one(buffer: Buffer, work: Work) -> None:
+def _insert_one_by_one(buffer: ActorBuffer, work: Work) -> None:
     for lease, trajectory in work:
         buffer.insert(lease, trajectory)
 
 
-def _insert_by_threads(buffer: Buffer, work: Work) -> None:
+def _insert_by_threads(buffer: ActorBuffer, work: Work) -> None:
     shares = [work[start::WINDOW] for start in range(WINDOW)]
     threads = [threading.Thread(target=_insert_one_by_one, args=(buffer, share)) for share in shares]
     for thread in threads:
@@ -130,7 +130,7 @@ def _insert_by_threads(buffer: Buffer, work: Work) -> None:
         thread.join()
 
 
-def claim_all(buffer: Buffer, num_items: int) -> None:
+def claim_all(buffer: LearnerBuffer, num_items: int) -> None:
     num_claimed = 0
     for step in range(1, num_items // GROUP_SIZE // CLAIM_GROUPS + 1):
         num_claimed += len(buffer.claim(step, CLAIM_GROUPS, policy_version=3, max_lag=0)) * GROUP_SIZE
@@ -171,7 +171,7 @@ def _hot_rows(rates: dict[str, list[float]]) -> list[Row]:
 
 
 def bytes_per_token() -> list[Row]:
-    """Of the trajectory that everything else is measured with."""
+    """Bytes per token of the trajectory that all other rows use."""
     compressed = len(encode_trajectory(TRAJECTORY, compress=True)) / NUM_TOKENS
     plain = len(FRAME) / NUM_TOKENS
     return [
@@ -190,24 +190,22 @@ SETTINGS: dict[str, dict[str, str]] = {
 
 
 def durability(root: Path) -> list[Row]:
-    """Inserts per second under each setting, beside an fsync every second."""
+    """Inserts per second with each setting of Redis, against an fsync every second."""
     rates = Rates(list)
     with ExitStack() as stack:
         sides = []
         for number, (name, settings) in enumerate(SETTINGS.items()):
             server = stack.enter_context(start_server(root / f"redis-{number}"))
-            client = stack.enter_context(connect(server.secret_url))
+            client = stack.enter_context(connect(server.admin_url))
             for setting, value in settings.items():
                 client.config_set(setting, value)
-            buffer = a_buffer(client, "bench")
-            buffer.acquire_epoch()
-            sides.append((name, Groups(buffer=buffer)))
+            sides.append((name, groups_of(client, "bench")))
         for _ in range(DURABILITY_REPEATS + 1):
             for name, groups in sides:
                 first_id = groups.next_id
                 work = groups.lease(NUM_ITEMS // GROUP_SIZE)
-                rates[name].append(NUM_ITEMS / _seconds(lambda: groups.buffer.insert_all(work)))  # noqa: B023
-                groups.buffer.drop(range(first_id, groups.next_id), "benchmark")
+                rates[name].append(NUM_ITEMS / _seconds(lambda: groups.actor.insert_all(work)))  # noqa: B023
+                groups.learner.drop(range(first_id, groups.next_id), "benchmark")
     everysec = rates["AOF, fsync every second"][1:]
     return [Row.of(f"durability: {name}", rates[name][1:], unit="/s", against=everysec) for name in SETTINGS]
 
@@ -219,7 +217,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _versions() -> dict[str, str]:
-    major, minor = version_of(find_redis())
+    major, minor, _ = version_of(find_redis())
     return {"redis": f"{major}.{minor}", "redis-py": redis.__version__, "dm-reverb": "0.14.0"}
 
 

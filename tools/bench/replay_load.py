@@ -1,4 +1,4 @@
-"""What the benchmarks of replay send: trajectories of 53 KB, and groups to send them to."""
+"""The load of the replay benchmarks: trajectories of 53 KB, and groups to insert them into."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import redis
 
+from common.config import ReplayConfig
 from common.trajectory import (
     Outcome,
     Provenance,
@@ -18,7 +19,8 @@ from common.trajectory import (
     encode_trajectory,
 )
 from common.wire import SCHEMA
-from replay.buffer import Buffer
+from replay.actor_buffer import ActorBuffer
+from replay.learner_buffer import LearnerBuffer
 from replay.ticket import Lease, Ticket
 
 RUN_ID = "bench"
@@ -29,15 +31,15 @@ GROUP_SIZE = 8
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=512)
 
 
-def a_trajectory(*, seed: int = 0) -> Trajectory:
+def a_trajectory(*, seed: int = 0, num_tokens: int = NUM_TOKENS) -> Trajectory:
     """An episode in which the policy sampled half of the tokens.
 
-    Ids are as frequent as words are (Zipf), and log-probabilities as sure as a trained policy's: what zstd finds in
-    them is less than it finds in text.
+    Token ids are distributed like words (Zipf), and log-probabilities like those of a trained policy. Zstd compresses
+    them less than real text.
     """
     rng = np.random.default_rng(seed)
-    bounds = np.linspace(0, NUM_TOKENS, 2 * NUM_TURNS + 1, dtype=int).tolist()
-    mask = np.zeros(NUM_TOKENS, dtype=np.bool_)
+    bounds = np.linspace(0, num_tokens, 2 * NUM_TURNS + 1, dtype=int).tolist()
+    mask = np.zeros(num_tokens, dtype=np.bool_)
     turns, spans = [], []
     for start, stop in zip(bounds[1::2], bounds[2::2], strict=True):
         mask[start:stop] = True
@@ -46,8 +48,8 @@ def a_trajectory(*, seed: int = 0) -> Trajectory:
                  generate_s=1.0, env_s=0.1)
         )  # fmt: skip
         spans.append(VersionSpan(start=start, stop=stop, policy_version=3))
-    sure = rng.random(NUM_TOKENS) < 0.6
-    surprise = rng.exponential(np.where(sure, 0.003, 1.2), NUM_TOKENS)
+    sure = rng.random(num_tokens) < 0.6
+    surprise = rng.exponential(np.where(sure, 0.003, 1.2), num_tokens)
     return Trajectory(
         schema=SCHEMA,
         run_id=RUN_ID,
@@ -57,7 +59,7 @@ def a_trajectory(*, seed: int = 0) -> Trajectory:
         attempt=0,
         actor="actor",
         turns=turns,
-        tokens=np.minimum(rng.zipf(1.3, NUM_TOKENS), VOCAB_SIZE - 1).astype("<i4").tobytes(),
+        tokens=np.minimum(rng.zipf(1.3, num_tokens), VOCAB_SIZE - 1).astype("<i4").tobytes(),
         behaviour_logprobs=np.where(mask, -surprise, 0).astype("<f4").tobytes(),
         loss_mask=np.packbits(mask, bitorder="little").tobytes(),
         kept=None,
@@ -78,21 +80,8 @@ TRAJECTORY = a_trajectory()
 FRAME = encode_trajectory(TRAJECTORY)
 
 
-def a_buffer(client: redis.Redis, stream: str, *, compress: bool = False) -> Buffer:
-    return Buffer(
-        client,
-        RUN_ID,
-        stream=stream,
-        vocab_size=VOCAB_SIZE,
-        lease_ttl_s=60.0,
-        max_attempts=2,
-        max_trajectory_bytes=8 << 20,
-        compress=compress,
-    )
-
-
 def attempts_at(lease: Lease) -> list[tuple[Lease, Trajectory]]:
-    """What an actor would insert for `lease`."""
+    """The trajectories that an actor would insert for `lease`."""
     ticket = lease.ticket
     return [
         (lease, msgspec.structs.replace(TRAJECTORY, task=ticket.task, group_id=ticket.group_id, member=member))
@@ -102,15 +91,16 @@ def attempts_at(lease: Lease) -> list[tuple[Lease, Trajectory]]:
 
 @dataclass(kw_only=True, slots=True)
 class Groups:
-    """Opens groups, one after another, in a buffer whose epoch is held."""
+    """Opens and leases groups of a stream."""
 
-    buffer: Buffer
-    next_id: int = 1
+    learner: LearnerBuffer  # with an epoch
+    actor: ActorBuffer
+    next_id: int
 
     def open(self, num_groups: int, *, group_size: int = GROUP_SIZE) -> list[int]:
         ids = list(range(self.next_id, self.next_id + num_groups))
         self.next_id += num_groups
-        self.buffer.open(
+        self.learner.open(
             Ticket(
                 group_id=group_id,
                 task=Task(env="shop", split="train", index=group_id),
@@ -124,7 +114,16 @@ class Groups:
         return ids
 
     def lease(self, num_groups: int) -> list[tuple[Lease, Trajectory]]:
-        """Open and lease `num_groups`; return what there is to insert."""
+        """Open and lease `num_groups`; return the trajectories to insert."""
         self.open(num_groups)
-        leases = [self.buffer.lease("actor") for _ in range(num_groups)]
+        leases = [self.actor.lease("actor") for _ in range(num_groups)]
         return [attempt for lease in leases if lease is not None for attempt in attempts_at(lease)]
+
+
+def groups_of(client: redis.Redis, stream: str, *, compress: bool = False) -> Groups:
+    """The groups of a stream, with a new epoch; their ids continue those that it has had."""
+    replay = ReplayConfig(lease_ttl_s=60.0, max_attempts=2, max_trajectory_bytes=8 << 20, compress=compress)
+    learner = LearnerBuffer(client, RUN_ID, replay, vocab_size=VOCAB_SIZE, stream=stream)
+    actor = ActorBuffer(client, RUN_ID, replay, vocab_size=VOCAB_SIZE, stream=stream)
+    learner.acquire_epoch()
+    return Groups(learner=learner, actor=actor, next_id=learner.ledger().opened + 1)

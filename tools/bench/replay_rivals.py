@@ -1,7 +1,7 @@
-"""What replay is measured against: the bare socket, redis-benchmark, pickles in a stream, Reverb."""
+"""The systems that replay is measured against: the bare socket, redis-benchmark, pickles in a stream, Reverb."""
 
 import csv
-import pickle  # a rival's wire; no byte of ours goes through it
+import pickle  # the wire format of another system; Slipstream itself never uses it
 import shutil
 import socket
 import subprocess
@@ -19,20 +19,20 @@ from common.trajectory import Trajectory
 from replay.bulk import WINDOW
 from replay.server import Server
 
-BUILD = Path(__file__).parent.parent.parent / "build"
+BUILD = Path(__file__).parents[2] / "build"
 REVERB_PYTHON = BUILD / "reverb" / "bin" / "python"
 REDIS_TOOLS = BUILD / "redis-tools" / "usr"
-SETUP = "run `make bench-replay`, which sets it up, or tools/setup_bench_replay.sh"
+SETUP = "run `make bench-replay`, which installs it, or tools/setup_bench_replay.sh"
 TIMEOUT_S = 60.0
 KEYS = [b"payload:%012d" % number for number in range(16)]
 
 
 class RivalMissing(RuntimeError):
-    """Something to measure against is not there; the message says how to get it."""
+    """A system to measure against is not installed; the message says how to install it."""
 
 
 class RawSocket:
-    """The least that a client could do: bytes out, bytes in, WINDOW requests under way."""
+    """The minimum that a client can do: send and receive bytes, with WINDOW requests in flight."""
 
     def __init__(self, server: Server, payload: bytes) -> None:
         self._socket = socket.create_connection(("127.0.0.1", server.port), TIMEOUT_S)
@@ -56,7 +56,7 @@ class RawSocket:
         return time.perf_counter() - started
 
     def get(self, num_payloads: int) -> float:
-        """GET that many of KEYS, which must be there; return the seconds. The bytes are received and not looked at."""
+        """GET that many of KEYS, which must exist; return the seconds. The bytes are received and not read."""
         reply_bytes = len(b"$%d\r\n\r\n" % len(self._payload)) + len(self._payload)
         started, num_sent, num_bytes = time.perf_counter(), 0, 0
         while num_bytes < num_payloads * reply_bytes:
@@ -71,7 +71,7 @@ class RawSocket:
 
     def _send(self, pieces: list[bytes]) -> None:
         sent = self._socket.sendmsg(pieces)
-        if sent < sum(map(len, pieces)):  # the rest, which the socket had no room for
+        if sent < sum(map(len, pieces)):  # the socket's buffer was full: send the rest
             self._socket.sendall(b"".join(pieces)[sent:])
 
     def _answered(self, reply: bytes, least: int) -> int:
@@ -84,13 +84,13 @@ class RawSocket:
 
 
 class TrainingText(pydantic.BaseModel):
-    """What PipelineRL sends of one trajectory: the fields of its class of this name, pipelinerl/rollouts.py."""
+    """What PipelineRL sends per trajectory: the fields of its class of this name in pipelinerl/rollouts.py."""
 
     text: str
     n_predicted: int
     reward: float = 0.0
-    logprobs: list[float] = []  # of the tokens that were sampled
-    ref_logprobs: list[float] = []  # its preprocessor's to fill
+    logprobs: list[float] = []  # of the sampled tokens
+    ref_logprobs: list[float] = []  # filled by its preprocessor
     input_ids: list[int] = []
     labels: list[int] = []  # the ids, and -100 where the policy did not sample
     group_id: str | None = None
@@ -102,12 +102,12 @@ class TrainingText(pydantic.BaseModel):
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Self:
-        """The whole episode as one, which is the best case: its agents make one of each call of the model."""
+        """The whole episode as one record. This is the best case: its agents make one record per call of the model."""
         sampled = trajectory.loss_mask_array()
         ids = trajectory.token_array()
         num_sampled = int(sampled.sum())
         return cls(
-            text="four" * trajectory.num_tokens,  # about what a token of English has
+            text="four" * trajectory.num_tokens,  # about the length of a token of English
             n_predicted=4 * num_sampled,
             reward=trajectory.total_reward,
             logprobs=trajectory.behaviour_logprob_array()[sampled].tolist(),
@@ -122,7 +122,7 @@ class TrainingText(pydantic.BaseModel):
 
 
 class PickledStream:
-    """Groups as pickles in a Redis stream, as PipelineRL has them (github.com/ServiceNow/PipelineRL).
+    """Groups as pickles in a Redis stream, as PipelineRL stores them (github.com/ServiceNow/PipelineRL).
 
     Its actor dumps each TrainingText of a group and writes the list as one entry (pipelinerl/actor.py,
     `data_stream_writer.write`); `RedisStreamWriter` and `RedisStreamReader` (pipelinerl/streams.py) pickle it, XADD it
@@ -135,7 +135,7 @@ class PickledStream:
         self._client = client
 
     def insert(self, group: Sequence[TrainingText] | Sequence[Trajectory], num_groups: int) -> float:
-        """The group as often as that, into a new stream; return the seconds."""
+        """Write the group `num_groups` times into a new stream; return the seconds."""
         self._client.delete(self.STREAM)
         started = time.perf_counter()
         for index in range(num_groups):
@@ -145,7 +145,7 @@ class PickledStream:
         return time.perf_counter() - started
 
     def sample(self, num_groups: int) -> float:
-        """All that was inserted; return the seconds."""
+        """Read everything that was inserted; return the seconds."""
         started, last_id = time.perf_counter(), b"0"
         for index in range(num_groups):
             reply: Any = self._client.xread({self.STREAM: last_id}, count=1, block=self.BLOCK_MS)
@@ -157,12 +157,12 @@ class PickledStream:
 
 
 class Reverb:
-    """A Reverb server and its client, each a process of its own, as Redis and ours are."""
+    """A Reverb server and its client, each in its own process, like Redis and our client."""
 
     def __init__(self, payload: Path) -> None:
-        """`payload` holds the bytes of an item. Raises RivalMissing."""
+        """`payload` is the file with the bytes of an item. Raises RivalMissing."""
         if not REVERB_PYTHON.exists():
-            raise RivalMissing(f"there is no Reverb at {REVERB_PYTHON}: {SETUP}")
+            raise RivalMissing(f"Reverb is not installed at {REVERB_PYTHON}: {SETUP}")
         self._server = self._start("serve")
         self._client = self._start("drive", self._line(self._server), str(payload))
         self._line(self._client)
@@ -183,7 +183,7 @@ class Reverb:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for process in (self._client, self._server):
-            with process:  # closes its input, at which it ends, and waits
+            with process:  # closes its standard input, which ends it, and waits
                 pass
 
     def _start(self, *arguments: str) -> subprocess.Popen[str]:
@@ -206,18 +206,18 @@ class Reverb:
         assert process.stdout is not None
         line = process.stdout.readline().strip()
         if not line:
-            raise RivalMissing(f"Reverb's process ended (exit {process.wait(TIMEOUT_S)}): try {REVERB_PYTHON} by hand")
+            raise RivalMissing(f"Reverb ended with code {process.wait(TIMEOUT_S)}; try {REVERB_PYTHON} by hand")
         return line
 
 
 def redis_benchmark(server: Server, num_payloads: int) -> float:
-    """GETs per second of KEYS, which must be there, by 50 clients in C without a pipeline: its defaults."""
+    """GETs per second of KEYS, which must exist, by 50 clients in C without pipelining, its defaults."""
     found = shutil.which("redis-benchmark") or str(REDIS_TOOLS / "bin" / "redis-benchmark")
     if not Path(found).exists():
-        raise RivalMissing(f"there is no redis-benchmark: {SETUP}")
+        raise RivalMissing(f"redis-benchmark is not installed: {SETUP}")
     libraries = next(iter(sorted((REDIS_TOOLS / "lib").glob("*-linux-gnu"))), "")
     ended = subprocess.run(
-        # The password is in its arguments, where others see it: of a server that lives for this benchmark alone.
+        # Other users can see the password in the arguments; the server exists only for this benchmark.
         [found, "-p", str(server.port), "-a", server.password, "-n", str(num_payloads), "-r", str(len(KEYS)), "--csv",
          "GET", "payload:__rand_int__"],
         capture_output=True,
@@ -227,5 +227,5 @@ def redis_benchmark(server: Server, num_payloads: int) -> float:
     )  # fmt: skip
     rows = list(csv.DictReader(ended.stdout.splitlines()))
     if not rows:
-        raise RivalMissing(f"redis-benchmark gave no numbers: {ended.stdout} {ended.stderr}")
+        raise RivalMissing(f"redis-benchmark printed no numbers: {ended.stdout} {ended.stderr}")
     return float(rows[0]["rps"])

@@ -1,8 +1,8 @@
-"""Reverb's side of `make bench-replay`, run by a Python of its own (requirements/reverb.txt) and by nothing else.
+"""Reverb's side of `make bench-replay`. It runs only in a separate Python environment (requirements/reverb.txt).
 
-`serve` prints its port and serves until its standard input closes. `drive PORT FILE` takes `insert N WINDOW`,
-`sample N` and `dataset N WINDOW` on its standard input, one a line, does so with the bytes of FILE, and answers each
-with its seconds.
+`serve` prints its port and serves until its standard input closes. `drive PORT FILE` reads the commands `insert N
+WINDOW`, `sample N` and `dataset N WINDOW` from its standard input, one per line. It executes each with the bytes of
+FILE, and prints the seconds.
 """
 
 import sys
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def serve() -> None:
-    # A queue in which every item is sampled once: what a learner takes from it leaves it, as with us.
+    # A queue in which every item is sampled once, and then removed, as in our buffer.
     server = reverb.Server(
         [
             reverb.Table(
@@ -60,7 +60,7 @@ def drive(address: str, payload: np.ndarray) -> None:
 
 
 def insert(client: reverb.Client, payload: np.ndarray, *, num_items: int, window: int) -> float:
-    """Each payload is one step, one chunk and one item; at most `window` items are not confirmed at any time."""
+    """Insert each payload as one step, one chunk and one item, with at most `window` items unconfirmed."""
     started = time.perf_counter()
     with client.trajectory_writer(num_keep_alive_refs=1) as writer:
         for _ in range(num_items):
@@ -72,7 +72,7 @@ def insert(client: reverb.Client, payload: np.ndarray, *, num_items: int, window
 
 
 def sample(client: reverb.Client, payload: np.ndarray, *, num_items: int) -> float:
-    """By `Client.sample`, as arrays, one at a time: the way without TensorFlow, which Reverb advises against."""
+    """Sample arrays one at a time by `Client.sample`, which needs no TensorFlow; Reverb advises against it."""
     started = time.perf_counter()
     for item in client.sample(TABLE, num_samples=num_items, emit_timesteps=False):
         check(item.data[0], payload)
@@ -80,9 +80,9 @@ def sample(client: reverb.Client, payload: np.ndarray, *, num_items: int) -> flo
 
 
 def sample_dataset(address: str, payload: np.ndarray, *, num_items: int, window: int) -> float:
-    """By `TrajectoryDataset`, which Reverb says should always be preferred, with `window` samples in flight.
+    """Sample by `TrajectoryDataset`, which Reverb recommends, with `window` samples in flight.
 
-    Its clock starts at the first item: a learner makes the dataset's iterator once and then lives with it.
+    The time counts from the first item, as a learner creates the iterator of the dataset only once.
     """
     import tensorflow as tf
 
@@ -104,7 +104,7 @@ def sample_dataset(address: str, payload: np.ndarray, *, num_items: int, window:
 
 def check(array: np.ndarray, payload: np.ndarray) -> None:
     if array.nbytes != payload.nbytes:
-        raise SystemExit(f"sampled {array.nbytes} bytes, {payload.nbytes} were inserted")
+        raise SystemExit(f"sampled {array.nbytes} bytes, but {payload.nbytes} were inserted")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""`make bench-weights`: what publishing costs the learner, and what weights cost on their way, beside their limits.
+"""`make bench-weights`: measure the cost of publishing for the learner and of moving weights, against their limits.
 
-Six parts: a publish beside a copy of the weights, and while a receiver fails or joins; a broadcast beside gloo's own;
-what the publisher serves where a relay stands between; deltas of a real fine-tuning beside whole weights; and the pause
-of a commit beside the time of a token. docs/benchmarks.md says how.
+Its parts: a publish against a copy of the weights, also while a receiver fails or joins; a broadcast against gloo
+alone; the bytes that the publisher serves with a relay; deltas of a real fine-tuning against whole weights; and the
+pause of a commit against the time of a token. docs/benchmarks.md has the method.
 """
 
 import logging
@@ -10,7 +10,6 @@ import os
 import sys
 import tempfile
 import time
-from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from multiprocessing import Queue
@@ -18,20 +17,21 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import FileStore
 
 from actors.receive import Receiver
 from actors.relay import Relay, RelayInfo
 from actors.vllm_environment import vllm_environment
 from common.chunk_server import ServerLimits
+from common.log import log_to_stderr
 from common.weights import Offer, buffer_bytes, layout
 from replay.bulletin import Bulletin
 from replay.server import start_server
 from tools.bench import benchmark
+from tools.bench.benchmark import Row
 from tools.bench.deltas import Trace, delta_speed
 from tools.bench.disturbed import FAULTS, disturbed
 from tools.bench.refresh import refresh
-from tools.bench.benchmark import Row
 from tools.bench.weights_stage import (
     NUM_RECEIVERS,
     POLL_S,
@@ -53,8 +53,8 @@ NUM_VERSIONS = 100
 
 
 def main() -> int:
-    """Measure, print, and write docs/benchmarks/weights.json; return 0 when every goal holds, else 1."""
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    """Measure, print, and write docs/benchmarks/weights.json; return 0 if every goal holds, else 1."""
+    log_to_stderr(logging.WARNING)
     torch.set_num_threads(1)
     measuring = benchmark.Run("weights")
     with tempfile.TemporaryDirectory(prefix="bench-weights-") as root, start_server(Path(root) / "redis") as server:
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def publish(bench: Bench) -> Row:
-    """What a learner waits for in `publish`, beside a copy of the same tensors into memory that is there already."""
+    """How long a learner waits in `publish`, against a copy of the same tensors into allocated memory."""
     tensors = large_tensors()
     copies = [torch.zeros_like(tensor) for _, tensor in tensors]
     blocked_s, copied_s = [], []
@@ -100,13 +100,14 @@ def publish(bench: Bench) -> Row:
 
 
 def broadcast(bench: Bench) -> Row:
-    """Whole weights to processes that receive, beside one gloo broadcast of as many bytes to the same processes."""
+    """A broadcast of whole weights, against one gloo broadcast of as many bytes to the same processes."""
     tensors, bulletin = large_tensors(), bench.bulletin("broadcast")
     num_bytes = sum(tensor.nbytes for _, tensor in tensors)
     flat = torch.zeros(num_bytes, dtype=torch.uint8)
-    store = TCPStore(WEIGHTS.host, 0, None, True, timedelta(seconds=TIMEOUT_S), wait_for_workers=False)
+    rendezvous = str(bench.root / "rendezvous")
+    store = FileStore(rendezvous, NUM_RECEIVERS + 1)
     receivers = [
-        SPAWN.Process(target=_receive_by_turns, args=(bench, rank, store.port, num_bytes), daemon=True)
+        SPAWN.Process(target=_receive_by_turns, args=(bench, rank, rendezvous, num_bytes), daemon=True)
         for rank in range(1, NUM_RECEIVERS + 1)
     ]
     ours_s, gloo_s = [], []
@@ -138,10 +139,10 @@ def broadcast(bench: Bench) -> Row:
     )
 
 
-def _receive_by_turns(bench: Bench, rank: int, store_port: int, num_bytes: int) -> None:
-    """A process that receives each version as an actor does, and then as many bytes from gloo, until it is killed."""
+def _receive_by_turns(bench: Bench, rank: int, rendezvous: str, num_bytes: int) -> None:
+    """Receive each version as an actor does, then as many bytes by gloo. Runs in its own process until it is killed."""
     torch.set_num_threads(1)
-    store = TCPStore(WEIGHTS.host, store_port, None, False, timedelta(seconds=TIMEOUT_S))
+    store = FileStore(rendezvous, NUM_RECEIVERS + 1)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RECEIVERS + 1)
     receiver = Receiver(bench.receiver_info("broadcast", f"actor{rank}", "broadcast"))
     bulletin, flat = bench.bulletin("broadcast"), torch.zeros(num_bytes, dtype=torch.uint8)
@@ -152,7 +153,7 @@ def _receive_by_turns(bench: Bench, rank: int, store_port: int, num_bytes: int) 
 
 
 def relayed(bench: Bench) -> Row:
-    """What the publisher serves of each version, where many receivers pull and a relay stands between."""
+    """The bytes of each version that the publisher serves when many receivers pull through a relay."""
     tensors, bulletin = large_tensors()[:NUM_RELAYED_TENSORS], bench.bulletin("relayed")
     num_bytes = sum(tensor.nbytes for _, tensor in tensors)
     arrived: Queue[int] = SPAWN.Queue()
@@ -169,11 +170,13 @@ def relayed(bench: Bench) -> Row:
             for version in range(NUM_RELAYED_VERSIONS + 1):
                 publisher.publish(tensors, policy_version=version)
                 wait(partial(is_announced, publisher, version))
-                served.append(publisher.stats.served_bytes)  # of the versions before: it is told with an announcement
+                served.append(
+                    publisher.stats.served_bytes
+                )  # of the versions before: it is updated with each announcement
                 for _ in range(NUM_RELAYED):
                     arrived.get(timeout=TIMEOUT_S)
                 for _, tensor in tensors:
-                    tensor += 1  # what a relay has already it does not pull again
+                    tensor += 1  # a relay does not pull chunks again that it has
     finally:
         for process in processes:
             process.kill()
@@ -203,7 +206,7 @@ def _pull_all(bench: Bench, actor: str, arrived: "Queue[int]") -> None:
 
 
 def deltas(bench: Bench) -> tuple[Row, Row]:
-    """A real fine-tuning, published after every step and pulled: what a version weighs whole, and as a delta."""
+    """Publish and pull every step of a real fine-tuning: the bytes of a version, whole and as a delta."""
     trace = Trace()
     bulletin, receiver = bench.bulletin("deltas"), Receiver(bench.receiver_info("deltas", "actor", "pull"))
     whole_bytes, delta_bytes, num_exact = [], [], 0
@@ -213,7 +216,7 @@ def deltas(bench: Bench) -> tuple[Row, Row]:
             publisher.publish(tensors, policy_version=version)
             offer = _offered(bulletin, version)
             received = receiver.receive(offer)
-            if version:  # the first travels whole: there is none before it
+            if version:  # the first has no predecessor, so it is sent whole
                 num_exact += _is_exact(received, tensors)
                 whole_bytes.append(float(offer.manifest.num_bytes))
                 delta_bytes.append(float(publisher.stats.num_bytes))
@@ -232,7 +235,7 @@ def deltas(bench: Bench) -> tuple[Row, Row]:
 
 
 def _is_exact(received: torch.Tensor, tensors: Tensors) -> bool:
-    """Whether the flat buffer `received` holds `tensors`, compared without the hashes that were sent along."""
+    """Whether the flat buffer `received` equals `tensors`, byte by byte; the hashes that were sent are not used."""
     entries = layout((name, dtype_of(tensor), tuple(tensor.shape)) for name, tensor in tensors)
     sent = torch.zeros(buffer_bytes(entries), dtype=torch.uint8)
     for entry, (_, tensor) in zip(entries, tensors, strict=True):

@@ -1,4 +1,4 @@
-"""What the parts of `make bench-weights` share: runs with a Redis of their own, weights to publish, and waiting."""
+"""Shared by the parts of `make bench-weights`: runs with their own Redis, weights to publish, and waiting."""
 
 import multiprocessing
 import time
@@ -14,10 +14,11 @@ from common.config import WeightsConfig
 from common.connection import connect
 from common.weights import layout
 from learner.publish import Publisher
+from learner.publisher.messages import PublisherSettings
 from replay.bulletin import Bulletin
 
 WEIGHTS = WeightsConfig()
-TENSOR_SHAPE = (4096, 2048)  # bfloat16: 16 MiB, as a projection of a model of a few billion weights
+TENSOR_SHAPE = (4096, 2048)  # bfloat16: 16 MiB, like a projection in a model with a few billion weights
 NUM_TENSORS = 16
 REPEATS = 9
 NUM_RECEIVERS = 2
@@ -30,15 +31,15 @@ Tensors = list[tuple[str, torch.Tensor]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bench:
-    """Where the runs of this benchmark have their Redis and their logs."""
+    """The Redis and the log folder of the runs of this benchmark."""
 
     redis_url: str
     root: Path
 
     @contextmanager
     def publishing(self, run: str, tensors: Tensors, *, anchor_every: int) -> Iterator[Publisher]:
-        publisher = Publisher(
-            layout((name, dtype_of(tensor), tuple(tensor.shape)) for name, tensor in tensors),
+        settings = PublisherSettings(
+            entries=layout((name, dtype_of(tensor), tuple(tensor.shape)) for name, tensor in tensors),
             redis_url=self.redis_url,
             run_id=run,
             learner_epoch=0,
@@ -46,8 +47,8 @@ class Bench:
             chunk_bytes=WEIGHTS.chunk_bytes,
             anchor_every=anchor_every,
             broadcast_timeout_s=TIMEOUT_S,
-            log_path=self.root / f"{run}.log",
         )
+        publisher = Publisher(settings, log_path=self.root / f"{run}.log")
         try:
             yield publisher
         finally:
@@ -88,5 +89,5 @@ def wait(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while not holds():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the publisher process has not got there in {TIMEOUT_S:.0f} s")
+            raise TimeoutError(f"the condition has not become true within {TIMEOUT_S:.0f} s")
         time.sleep(POLL_S)

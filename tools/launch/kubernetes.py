@@ -1,4 +1,4 @@
-"""The objects of a run on Kubernetes: a job of one learner, a job of actors that may be any number, and their settings.
+"""The Kubernetes objects of a run: a job with one learner, a job with any number of actor pods, and their settings.
 
 https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/job-v1/
 """
@@ -13,36 +13,38 @@ from common.config_error import ConfigError
 from common.connection import PASSWORD_FILE_VARIABLE
 from common.shutdown import EXIT_PREEMPTED, LEAVE_S
 from tools.child import EXIT_BAD_INPUT
+from tools.launch.launch_options import LaunchOptions
 
 SETTINGS = "/etc/slipstream"
-SECRET = "slipstream-redis"  # of the user's making, with the key `password`; pods start without it as well
+SECRET = "slipstream-redis"  # the user may create it, with the key `password`; pods start without it as well
 SECRETS = "/run/secrets/slipstream"
 LEARNER_GRACE_S = 60  # it writes a checkpoint
-RETRIES = 20  # ends that are no preemption; a learner goes on from its newest checkpoint
+RETRIES = 20  # failures other than preemptions; a learner resumes from its newest checkpoint
 
 
-def manifest(config: Config) -> str:
-    """All of it, as YAML. Raises ConfigError for what every cluster lacks a default of."""
-    launch = config.launch
-    if not launch.image:
-        raise ConfigError("`launch.image` is empty; name a container image with Slipstream in it")
-    if not launch.volume or not config.run.root.startswith("/"):
-        raise ConfigError("Kubernetes needs `launch.volume`, a claim that many pods may mount, and `run.root` as the "
-                          "absolute path to mount it at: the model and the run's directory lie there")  # fmt: skip
+def manifest(config: Config, options: LaunchOptions) -> str:
+    """All objects as YAML. Raises ConfigError for settings that have no default for any cluster."""
+    if not options.image:
+        raise ConfigError("`--image` is empty; name a container image with Slipstream in it")
+    if not options.volume or not config.run.root.startswith("/"):
+        raise ConfigError(
+            f"got `--volume` {options.volume!r} and `run.root` {config.run.root!r}; Kubernetes needs a claim of a "
+            "volume that many pods may mount, and the absolute path to mount it at: the model and the run lie there"
+        )
     settings: dict[str, Any] = {
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(config, "settings"),
         "data": {"config.yaml": dump_config(config)},
     }  # fmt: skip
-    learner = _job(config, "learner", parallelism=1, gpus=launch.learner_gpus, grace_s=LEARNER_GRACE_S)
+    learner = _job(config, options, "learner", parallelism=1, gpus=options.learner_gpus, grace_s=LEARNER_GRACE_S)
     learner["spec"]["completions"] = 1
-    # Without completions: when the run is over, the first to end well ends the job.
+    # Without `completions`: when the run is over, the first pod that succeeds ends the job.
     grace_s = round(config.actors.drain_s + LEAVE_S) + 5
-    actors = _job(config, "actors", parallelism=launch.actor_hosts, gpus=launch.actor_gpus, grace_s=grace_s)
+    actors = _job(config, options, "actors", parallelism=options.actor_hosts, gpus=options.actor_gpus, grace_s=grace_s)
     return yaml.safe_dump_all([settings, learner, actors], sort_keys=False)
 
 
 def resource_name(config: Config, part: str) -> str:
-    """What Kubernetes takes for a name."""
+    """The run's name and `part` as a valid Kubernetes name."""
     run = re.sub(r"[^a-z0-9]+", "-", config.run.name.lower()).strip("-")[:40].strip("-")
     return f"slipstream-{run}-{part}"
 
@@ -51,7 +53,9 @@ def _metadata(config: Config, part: str) -> dict[str, Any]:
     return {"name": resource_name(config, part), "labels": {"app": "slipstream", "part": part}}
 
 
-def _job(config: Config, verb: str, *, parallelism: int, gpus: int, grace_s: int) -> dict[str, Any]:
+def _job(
+    config: Config, options: LaunchOptions, verb: str, *, parallelism: int, gpus: int, grace_s: int
+) -> dict[str, Any]:
     leaves: dict[str, Any] = {"containerName": verb, "operator": "In", "values": [EXIT_PREEMPTED]}
     return {
         "apiVersion": "batch/v1",
@@ -69,27 +73,26 @@ def _job(config: Config, verb: str, *, parallelism: int, gpus: int, grace_s: int
             },
             "template": {
                 "metadata": {"labels": {"app": "slipstream", "part": verb}},
-                "spec": _pod(config, verb, gpus=gpus, grace_s=grace_s),
+                "spec": _pod(config, options, verb, gpus=gpus, grace_s=grace_s),
             },
         },
     }
 
 
-def _pod(config: Config, verb: str, *, gpus: int, grace_s: int) -> dict[str, Any]:
-    launch = config.launch
-    requests = {"cpu": str(launch.cpus), "memory": f"{launch.memory_gib}Gi"}
+def _pod(config: Config, options: LaunchOptions, verb: str, *, gpus: int, grace_s: int) -> dict[str, Any]:
+    requests = {"cpu": str(options.cpus), "memory": f"{options.memory_gib}Gi"}
     limits = {"nvidia.com/gpu": str(gpus)} if gpus else {}
     address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     password = {"name": PASSWORD_FILE_VARIABLE, "value": f"{SECRETS}/password"}
     return {
-        "restartPolicy": "Never",  # the job makes another pod, on another node if need be
+        "restartPolicy": "Never",  # the job creates another pod, which may run on another node
         "terminationGracePeriodSeconds": grace_s,
         "automountServiceAccountToken": False,
         "containers": [
             {
                 "name": verb,
-                "image": launch.image,
-                # Not through a shell: it is this process that must get the signal.
+                "image": options.image,
+                # Without a shell: the signal must reach this process.
                 "command": ["slipstream", verb, f"{SETTINGS}/config.yaml", "weights.host=$(POD_IP)"],
                 "env": [address, password],
                 "resources": {"requests": requests | limits, "limits": limits},
@@ -104,7 +107,7 @@ def _pod(config: Config, verb: str, *, gpus: int, grace_s: int) -> dict[str, Any
         "volumes": [
             {"name": "settings", "configMap": {"name": resource_name(config, "settings")}},
             {"name": "secret", "secret": {"secretName": SECRET}},
-            {"name": "shared", "persistentVolumeClaim": {"claimName": launch.volume}},
+            {"name": "shared", "persistentVolumeClaim": {"claimName": options.volume}},
             {"name": "memory", "emptyDir": {"medium": "Memory"}},
         ],
     }

@@ -1,11 +1,12 @@
-"""A run on a Ray cluster: the learner in a placement group, each host of actors a task that Ray moves if its node goes.
+"""A run on a Ray cluster: the learner in a placement group, and each host of actors as a task that Ray can move.
 
-    RAY_ADDRESS=... python -m tools.ray_run CONFIG.yaml
+    RAY_ADDRESS=... python -m tools.launch.ray_run CONFIG.yaml [--OPTION=VALUE ...]    as for `slipstream launch`
 
-The nodes need Slipstream installed, and share the folder of `run.root`. A cluster that scales itself adds nodes for
-tasks that wait. Needs `pip install ray`; nothing else in Slipstream does.
+The nodes need Slipstream installed, and share the folder of `run.root`. An autoscaling cluster adds nodes for waiting
+tasks. Only this file needs `pip install ray`.
 """
 
+import argparse
 import os
 import sys
 import tempfile
@@ -24,29 +25,31 @@ from common.run_dir import RunDir
 from common.shutdown import EXIT_PREEMPTED, LEAVE_S, Shutdown
 from replay.fleet import Fleet
 from tools.child import Child
+from tools.launch.launch_options import LaunchOptions
 from tools.launch.scale import RAY
+from tools.options import add_options, options_of
 
 POLL_S = 0.5
-GRACE_S = 60.0  # beyond the drain: a learner writes its checkpoint
+GRACE_S = 60.0  # after the drain: the learner writes its checkpoint
 
 
 class Left(RuntimeError):
-    """The process was told to leave, as by a notice: Ray starts the task again, on whichever node there is."""
+    """The process was preempted, for example by a notice: Ray restarts the task on any available node."""
 
 
 class Failed(RuntimeError):
-    """The process failed for good; the message has its last words."""
+    """The process failed too often to be restarted; the message has the end of its log."""
 
 
 @ray.remote(max_retries=-1, retry_exceptions=[Left])  # type: ignore[untyped-decorator]
 def run_process(verb: str, settings: str, password: str | None, path: str) -> None:
-    """`slipstream VERB` with the YAML `settings` on this node, until it is done. `path` is where code is looked for.
+    """Run `slipstream VERB` with the YAML text `settings` on this node until it is done. `path` is its PYTHONPATH.
 
-    Cancelled, it asks the process to leave and waits for that. When the node's Ray dies, so does this task, and the
-    kernel asks the process to leave.
+    When the task is cancelled, it sends SIGTERM to the process and waits for its end. When the node's Ray dies, so does
+    this task, and the kernel sends SIGTERM to the process.
     """
     config, node = _configured(settings), ray.get_runtime_context().get_node_id()[:8]
-    config.weights.host = ray.util.get_node_ip_address()  # where a learner's publisher binds, and actors find it
+    config.weights.host = ray.util.get_node_ip_address()  # the publisher binds to it, and actors connect to it
     environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONPATH": path}
     if password is not None:
         environment[PASSWORD_VARIABLE] = password
@@ -65,31 +68,32 @@ def run_process(verb: str, settings: str, password: str | None, path: str) -> No
                 if child.exit_code == EXIT_PREEMPTED:
                     raise Left(child.name)
                 if not child.keep_up():
-                    raise Failed(f"{child.name} ended with {child.exit_code}; {child.log} ends:\n{child.last_words()}")
+                    ended = f"{child.name} ended with code {child.exit_code}; the last lines of {child.log}:"
+                    raise Failed(f"{ended}\n{child.last_log_lines()}")
                 time.sleep(POLL_S)
         finally:
             child.ask_to_end()
             child.wait(config.actors.drain_s + LEAVE_S + GRACE_S)
 
 
-def run(config: Config) -> int:
-    """Start everything and watch until the learner is done; return the exit code."""
-    launch, config.run.root = config.launch, str(Path(config.run.root).resolve())
+def run(config: Config, options: LaunchOptions) -> int:
+    """Start the learner and the actors, and supervise them until the learner is done; return the exit code."""
+    config.run.root = str(Path(config.run.root).resolve())
     ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False)
-    shutdown = Shutdown()  # behind Ray, which takes SIGTERM for itself
+    shutdown = Shutdown()  # after ray.init, which installs its own handler of SIGTERM
     path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
     arguments = (dump_config(config), os.environ.get(PASSWORD_VARIABLE), path)
-    bundle = {"CPU": float(launch.cpus)} | ({"GPU": float(launch.learner_gpus)} if launch.learner_gpus else {})
+    bundle = {"CPU": float(options.cpus)} | ({"GPU": float(options.learner_gpus)} if options.learner_gpus else {})
     learner = run_process.options(
-        num_cpus=launch.cpus, num_gpus=launch.learner_gpus, name=f"{config.run.name} learner",
+        num_cpus=options.cpus, num_gpus=options.learner_gpus, name=f"{config.run.name} learner",
         scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group([bundle], strategy="STRICT_PACK")),
     ).remote("learner", *arguments)  # fmt: skip
     actors = _Actors(
         lambda: run_process.options(
-            num_cpus=launch.cpus, num_gpus=launch.actor_gpus, name=f"{config.run.name} actors"
+            num_cpus=options.cpus, num_gpus=options.actor_gpus, name=f"{config.run.name} actors"
         ).remote("actors", *arguments)
     )  # fmt: skip
-    actors.want(launch.actor_hosts)
+    actors.want(options.actor_hosts)
     try:
         with connect(config.redis.url, patience_s=0) as client:
             fleet = Fleet(client, config.run.name)
@@ -97,7 +101,7 @@ def run(config: Config) -> int:
             while not shutdown.requested.wait(POLL_S):
                 if ray.wait([learner], timeout=0)[0]:
                     return _code_of(learner)
-                actors.tend(_wanted(fleet))
+                actors.update(_wanted(fleet))
         return shutdown.exit_code
     finally:
         actors.want(0)
@@ -106,7 +110,7 @@ def run(config: Config) -> int:
 
 
 class _Actors:
-    """The tasks that host actors."""
+    """The Ray tasks that run actors."""
 
     def __init__(self, start: Callable[[], "ray.ObjectRef[None]"]) -> None:
         self._start = start
@@ -114,17 +118,17 @@ class _Actors:
         self.leaving: list[ray.ObjectRef[None]] = []
 
     def want(self, count: int) -> None:
-        """Keep so many tasks from now on: the last ones are told to leave."""
+        """Keep `count` tasks running from now on; surplus tasks, the newest first, are cancelled."""
         if count != len(self._tasks):
-            print(f"{count} tasks of actors are wanted, {len(self._tasks)} were", flush=True)
+            print(f"changing the number of actor tasks from {len(self._tasks)} to {count}", flush=True)
         while len(self._tasks) < count:
             self._tasks.append(self._start())
         while len(self._tasks) > count:
             self.leaving.append(self._tasks.pop())
             ray.cancel(self.leaving[-1])
 
-    def tend(self, wanted: int | None) -> None:
-        """Say which have failed for good; the others go on."""
+    def update(self, wanted: int | None) -> None:
+        """Change the number of tasks to `wanted`, and print the error of each failed task; the others continue."""
         if wanted is not None:
             self.want(wanted)
         for task in ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0)[0] if self._tasks else []:
@@ -133,7 +137,7 @@ class _Actors:
 
 
 def _code_of(task: "ray.ObjectRef[None]") -> int:
-    """0 where it is done, 1 where it failed for good, which is said."""
+    """Return 0 if the ended task succeeded; print its error and return 1 if it failed."""
     try:
         ray.get(task)
     except ray.exceptions.RayError as error:
@@ -145,7 +149,7 @@ def _code_of(task: "ray.ObjectRef[None]") -> int:
 def _wanted(fleet: Fleet) -> int | None:
     try:
         return fleet.wanted_actors(RAY)
-    except redis.RedisError:  # away for a moment: as many as before
+    except redis.RedisError:  # Redis is away for a moment: keep the number
         return None
 
 
@@ -156,12 +160,16 @@ def _configured(settings: str) -> Config:
         return load_config(file.name, [])
 
 
-def main(settings: str) -> int:
-    """Run as the YAML file says."""
-    config = load_config(settings, [])
+def main(argv: list[str] | None = None) -> int:
+    """Run with the configuration in a YAML file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("settings", metavar="CONFIG.yaml")
+    add_options(parser, LaunchOptions)
+    arguments = parser.parse_args(argv)
+    config = load_config(arguments.settings, [])
     config.redis.url = without_password(config.redis.url)
-    return run(config)
+    return run(config, options_of(LaunchOptions, arguments))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main())

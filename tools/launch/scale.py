@@ -1,4 +1,4 @@
-"""`slipstream scale`: have a host keep up more or fewer actors, or an engine run more or fewer hosts."""
+"""`slipstream scale`: change the number of actors on a host, or the number of hosts of actors on a cluster."""
 
 import argparse
 import json
@@ -17,25 +17,25 @@ from tools.launch.kubernetes import resource_name
 from tools.launch.skypilot import actors_job, launch_job
 from tools.launch.slurm import job_name
 
-RAY = "ray"  # the host that a run on Ray listens as: its actors are the tasks of `tools.ray_run`
+RAY = "ray"  # the host name under which `tools.launch.ray_run` asks Redis for its number of tasks
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of the verb."""
-    parser.add_argument("--to", type=int, metavar="N", help="actors; left out: as many as are advised")
-    parser.add_argument("--host", default=socket.gethostname(), help="whose `slipstream actors` is told; this one's")
+    """Add the options of the verb to `parser`."""
+    parser.add_argument("--to", type=int, metavar="N", help="number of actors (default: the number that is advised)")
+    parser.add_argument("--host", default=socket.gethostname(), help="the host to scale (default: this one)")
     parser.add_argument("--on", choices=["kubernetes", "slurm", "skypilot", RAY], metavar="ENGINE", help="scale the "
-                        "whole fleet in hosts of actors.count each: ray is told, of the others (kubernetes, slurm, "
-                        "skypilot) the commands are printed")  # fmt: skip
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done and stop")
+                        "whole fleet, in hosts of actors.count actors each: ray follows by itself; for kubernetes, "
+                        "slurm and skypilot the commands to run are printed")  # fmt: skip
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and exit")
 
 
 def scale(config: Config, *, to: int | None, host: str, on: str | None, dry_run: bool) -> int:
-    """Tell who starts actors how many to keep up; a supervisor follows within a second or two."""
+    """Write the wanted number of actors to Redis. The host's supervisor follows within two seconds."""
     if not config.redis.url:
         raise ConfigError("`redis.url` is empty; `slipstream up` prints the URL of the server that it started")
     if to is not None and to < 1:
-        raise ConfigError(f"--to must be >= 1, got {to}; to have no actors here, end `slipstream actors`")
+        raise ConfigError(f"--to must be >= 1, got {to}; to run no actors on a host, stop its `slipstream actors`")
     with connect_or_explain(config.redis.url) as client:
         fleet = Fleet(client, config.run.name)
         fleet.run_facts()  # raises UnknownRun
@@ -46,30 +46,32 @@ def scale(config: Config, *, to: int | None, host: str, on: str | None, dry_run:
         here = sum(member.host == host for member in staying)
         if not here:
             others = ", ".join(sorted({member.host for member in staying})) or "none"
-            raise ConfigError(f"no actor of {config.run.name} is on {host}; hosts with actors: {others}")
+            raise ConfigError(
+                f"run {config.run.name!r} has no actor on host {host}; give --host; hosts with actors: {others}"
+            )
         to = to or max(here + _advised(config, staying) - len(staying), 1)
-        print(f"{host}: {here} actors now, {to} wanted" + (" (not told: --dry-run)" if dry_run else ""))
+        print(f"{host}: {here} actors now, {to} wanted" + (" (--dry-run: nothing changed)" if dry_run else ""))
         if not dry_run:
             fleet.want_actors(host, to)
     return 0
 
 
 def stays(member: Member) -> bool:
-    """Whether it is an actor that was not told to leave."""
+    """Whether `member` is an actor that is not draining."""
     return member.role == "actor" and member.state is not MemberState.DRAINING
 
 
 def advice(config: Config) -> int:
-    """What the learner's newest record advises. Raises ConfigError where there is none."""
+    """The number of actors that the learner's newest record advises. Raises ConfigError if no record has one."""
     metrics = RunDir(config.run.root, config.run.name).metrics
     advised = [record["fleet/advised_actors"] for record in read_metrics(metrics) if "fleet/advised_actors" in record]
     if not advised:
-        raise ConfigError(f"{metrics} holds no advice yet; wait for a step, or say how many: --to N")
+        raise ConfigError(f"{metrics} has no advised number of actors yet; wait for the first step, or give --to N")
     return round(advised[-1])
 
 
 def engine_commands(config: Config, engine: str, *, have: int, want: int) -> list[str]:
-    """For a shell, in the folder that the run was launched from: `want` hosts of actors where there are `have`."""
+    """Shell commands that change the hosts of actors from `have` to `want`, for the folder of `slipstream launch`."""
     folder = Path("launch") / config.run.name
     match engine:
         case "kubernetes":
@@ -91,14 +93,16 @@ def engine_commands(config: Config, engine: str, *, have: int, want: int) -> lis
 
 def _advised(config: Config, staying: list[Member]) -> int:
     wanted = advice(config)
-    print(f"{wanted} actors are advised for {config.run.name}, {len(staying)} are there")
+    print(f"{wanted} actors are advised for {config.run.name}, {len(staying)} are running")
     return wanted
 
 
 def _scale_engine(config: Config, fleet: Fleet, staying: list[Member], *, on: str, to: int, dry_run: bool) -> None:
-    have = len({member.name.rpartition("-")[0] for member in staying})  # a supervisor's actors begin with its name
+    have = len(
+        {member.name.rpartition("-")[0] for member in staying}
+    )  # an actor's name begins with that of its supervisor
     want = math.ceil(to / max(config.actors.count, 1))
-    print(f"{on}: {have} hosts of actors now, {want} wanted" + (" (not told: --dry-run)" if dry_run else ""))
+    print(f"{on}: {have} hosts of actors now, {want} wanted" + (" (--dry-run: nothing changed)" if dry_run else ""))
     for command in engine_commands(config, on, have=have, want=want):
         print(command)
     if on == RAY and not dry_run:

@@ -1,4 +1,4 @@
-"""The tasks of a run on SkyPilot: managed jobs, which SkyPilot starts again elsewhere when their host goes.
+"""The tasks of a run on SkyPilot: managed jobs, which SkyPilot restarts elsewhere when their host is taken away.
 
 https://docs.skypilot.co/en/latest/reference/yaml-spec.html
 """
@@ -11,22 +11,23 @@ import yaml
 from common.config import Config
 from common.config_error import ConfigError
 from common.connection import PASSWORD_VARIABLE
+from tools.launch.launch_options import LaunchOptions
 
 SETTINGS = "~/slipstream.yaml"
 
 
-def learner_task(config: Config, settings: Path) -> str:
-    """Trains; `settings` is the configuration on this machine."""
-    return _task(config, "learner", settings, gpus=config.launch.learner_gpus, use_spot=False)
+def learner_task(config: Config, options: LaunchOptions, settings: Path) -> str:
+    """The task of the learner, as YAML; `settings` is the configuration file on this machine."""
+    return _task(config, options, "learner", settings, gpus=options.learner_gpus, use_spot=False)
 
 
-def actors_task(config: Config, settings: Path) -> str:
-    """One host of actors."""
-    return _task(config, "actors", settings, gpus=config.launch.actor_gpus, use_spot=config.launch.use_spot)
+def actors_task(config: Config, options: LaunchOptions, settings: Path) -> str:
+    """The task of one host of actors, as YAML."""
+    return _task(config, options, "actors", settings, gpus=options.actor_gpus, use_spot=not options.on_demand)
 
 
 def actors_job(config: Config, number: int) -> str:
-    """The name of a host of actors."""
+    """The name of the job of one host of actors."""
     return f"{config.run.name}-actors-{number}"
 
 
@@ -36,29 +37,30 @@ def launch_job(task: Path, name: str) -> list[str]:
     return ["sky", "jobs", "launch", "--yes", "--detach-run", *secret, "--name", name, str(task)]
 
 
-def _task(config: Config, verb: str, settings: Path, *, gpus: int, use_spot: bool) -> str:
-    launch = config.launch
-    if gpus and not launch.gpu:
-        raise ConfigError("`launch.gpu` is empty; SkyPilot wants to know which kind, as launch.gpu=H100")
-    if not launch.volume or not config.run.root.startswith("/"):
-        raise ConfigError("SkyPilot needs `launch.volume`, a bucket as s3://NAME, and `run.root` as the absolute path "
-                          "to mount it at: the model and the run's directory lie there")  # fmt: skip
-    resources: dict[str, Any] = {"cpus": f"{launch.cpus}+", "memory": f"{launch.memory_gib}+", "use_spot": use_spot}
-    if launch.infra:
-        resources["infra"] = launch.infra
+def _task(config: Config, options: LaunchOptions, verb: str, settings: Path, *, gpus: int, use_spot: bool) -> str:
+    if gpus and not options.gpu:
+        raise ConfigError("`--gpu` is empty; name the kind of GPU that SkyPilot must find, as --gpu=H100")
+    if not options.volume or not config.run.root.startswith("/"):
+        raise ConfigError(
+            f"got `--volume` {options.volume!r} and `run.root` {config.run.root!r}; SkyPilot needs a bucket as "
+            "s3://NAME, and the absolute path to mount it at: the model and the run lie there"
+        )
+    resources: dict[str, Any] = {"cpus": f"{options.cpus}+", "memory": f"{options.memory_gib}+", "use_spot": use_spot}
+    if options.infra:
+        resources["infra"] = options.infra
     if gpus:
-        resources["accelerators"] = f"{launch.gpu}:{gpus}"
-    if launch.image:
-        resources["image_id"] = f"docker:{launch.image}"
+        resources["accelerators"] = f"{options.gpu}:{gpus}"
+    if options.image:
+        resources["image_id"] = f"docker:{options.image}"
     kind = " actors.instance_kind=spot" if use_spot else ""
     task = {
         "name": f"{config.run.name}-{verb}",
         "resources": resources,
-        "secrets": {PASSWORD_VARIABLE: None},  # of the shell that launches; it stands in no file
+        "secrets": {PASSWORD_VARIABLE: None},  # taken from the shell that launches, so that no file contains it
         "file_mounts": {
             SETTINGS: str(settings),
-            config.run.root: {"source": launch.volume, "mode": "MOUNT"},
+            config.run.root: {"source": options.volume, "mode": "MOUNT"},
         },
-        "run": f"{launch.setup}\nslipstream {verb} {SETTINGS} weights.host=$(hostname -I | cut -d' ' -f1){kind}\n",
+        "run": f"{options.setup}\nslipstream {verb} {SETTINGS} weights.host=$(hostname -I | cut -d' ' -f1){kind}\n",
     }
     return yaml.safe_dump(task, sort_keys=False)

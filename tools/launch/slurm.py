@@ -1,4 +1,4 @@
-"""The batch scripts of a run on Slurm: a job of one learner, and an array of hosts of actors.
+"""The batch scripts of a run on Slurm: a job for the learner, and a job array with one task per host of actors.
 
 https://slurm.schedmd.com/sbatch.html
 """
@@ -8,11 +8,12 @@ from pathlib import Path
 
 from common.config import Config
 from common.shutdown import EXIT_PREEMPTED
+from tools.launch.launch_options import LaunchOptions
 
-NOTICE_S = 60  # before the time limit; a preemption sends SIGTERM itself
+NOTICE_S = 60  # the signal comes this long before the time limit; a preemption sends SIGTERM anyway
 
-# The shell gets the signal alone, hands it on, and has a job that left in order queued again. The first wait ends with
-# the process or at the signal, the second tells how the process ended.
+# Only the shell gets the signal. It forwards the signal, and requeues the job if the process exits as preempted. The
+# first wait returns when the process ends or the signal comes; the second returns the exit code of the process.
 BODY = """
 {setup}
 slipstream {verb} {settings} weights.host="$(hostname -I | cut -d' ' -f1)" &
@@ -25,30 +26,29 @@ exit $code
 """
 
 
-def learner_script(config: Config, settings: Path) -> str:
-    """Trains; `settings` is the configuration, in a folder that the nodes share."""
-    return _script(config, "learner", settings, gpus=config.launch.learner_gpus, further=[])
+def learner_script(config: Config, options: LaunchOptions, settings: Path) -> str:
+    """The script of the learner; `settings` is the configuration file, in a folder that the nodes share."""
+    return _script(config, options, "learner", settings, gpus=options.learner_gpus, further=[])
 
 
-def actors_script(config: Config, settings: Path) -> str:
-    """Each task of the array is a host."""
-    array = f"--array=0-{config.launch.actor_hosts - 1}"
-    return _script(config, "actors", settings, gpus=config.launch.actor_gpus, further=[array])
+def actors_script(config: Config, options: LaunchOptions, settings: Path) -> str:
+    """The script of the array of actor hosts; each task of the array is one host."""
+    array = f"--array=0-{options.actor_hosts - 1}"
+    return _script(config, options, "actors", settings, gpus=options.actor_gpus, further=[array])
 
 
 def job_name(config: Config, verb: str) -> str:
-    """By which `squeue` finds it."""
+    """The name of a job in `squeue`."""
     return f"slipstream-{config.run.name}-{verb}"
 
 
-def _script(config: Config, verb: str, settings: Path, *, gpus: int, further: list[str]) -> str:
-    launch = config.launch
-    kind = f"{launch.gpu}:" if launch.gpu else ""
-    options = [
-        f"--job-name={job_name(config, verb)}", "--nodes=1", "--ntasks=1", f"--cpus-per-task={launch.cpus}",
-        f"--mem={launch.memory_gib}G", *([f"--gpus-per-node={kind}{gpus}"] if gpus else []), "--requeue",
+def _script(config: Config, options: LaunchOptions, verb: str, settings: Path, *, gpus: int, further: list[str]) -> str:
+    kind = f"{options.gpu}:" if options.gpu else ""
+    lines = [
+        f"--job-name={job_name(config, verb)}", "--nodes=1", "--ntasks=1", f"--cpus-per-task={options.cpus}",
+        f"--mem={options.memory_gib}G", *([f"--gpus-per-node={kind}{gpus}"] if gpus else []), "--requeue",
         "--open-mode=append", f"--output={settings.parent}/{verb}-%j.log", f"--signal=B:TERM@{NOTICE_S}", *further,
-        *launch.sbatch,
+        *options.sbatch.split(),
     ]  # fmt: skip
-    body = BODY.format(setup=launch.setup, verb=verb, settings=shlex.quote(str(settings)), left=EXIT_PREEMPTED)
-    return "#!/bin/bash\n" + "".join(f"#SBATCH {option}\n" for option in options) + body
+    body = BODY.format(setup=options.setup, verb=verb, settings=shlex.quote(str(settings)), left=EXIT_PREEMPTED)
+    return "#!/bin/bash\n" + "".join(f"#SBATCH {option}\n" for option in lines) + body

@@ -1,13 +1,15 @@
-"""`slipstream replay audit`: count every group and trajectory again and compare with the books."""
+"""`slipstream replay audit`: recount every group and trajectory, and compare with the ledger."""
 
 from common.config import Config
+from common.printable import printable
+from replay.fleet import Fleet
 from replay.shards import audit_shards, read_shards
 from tools.replay.run_client import shards_of
 from tools.table import print_table
 
 
 def audit(config: Config) -> int:
-    """Print the ledger of every stream; return 0 when all of them balance and hold up to the recount, else 1."""
+    """Print the ledger of every stream; return 0 if all balance and agree with the recount, else 1."""
     num_wrong = 0
     for stream in ("train", "eval"):
         clients = [shard.client for shard in shards_of(config, stream=stream)]
@@ -15,6 +17,10 @@ def audit(config: Config) -> int:
         contradictions = audit_shards(clients, config.run.name, stream=stream)
         print_table(f"{config.run.name}: {stream}", {name: str(value) for name, value in ledger.to_dict().items()})
         for contradiction in contradictions:
-            print(f"WRONG {contradiction}")
+            print(f"WRONG {printable(contradiction)}")
         num_wrong += len(contradictions)
-    return 1 if num_wrong else 0
+    fleet = Fleet(clients[0], config.run.name)
+    fleet.everyone()
+    if fleet.num_unreadable:
+        print(f"WRONG {fleet.num_unreadable} records in the fleet of {config.run.name} are malformed; they are ignored")
+    return 1 if num_wrong or fleet.num_unreadable else 0

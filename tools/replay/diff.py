@@ -1,4 +1,4 @@
-"""`slipstream replay diff`: what one optimizer step was trained on, or what two steps were, side by side."""
+"""`slipstream replay diff`: show what one optimizer step was trained on, or compare two steps."""
 
 import difflib
 from statistics import fmean
@@ -8,10 +8,11 @@ from rich.console import Console
 from rich.text import Text
 
 from common.config import Config
+from common.printable import printable
 from common.trajectory import Trajectory
 from common.transcript import Transcriber
 from learner.objective.advantage import RETURN_RESOLUTION, centred_advantages
-from tools.printable import json_line, printable, printable_lines
+from tools.printable import json_line, printable_lines
 from tools.replay.run_records import RecordedGroup, RecordedStep, RunRecords
 from tools.table import print_rows, print_table
 
@@ -20,10 +21,10 @@ STYLES = {"+": "green", "-": "red"}
 
 
 def diff(config: Config, *, step: int, num_diffs: int, as_json: bool) -> int:
-    """Print the step in numbers, its groups, and how the best of the `num_diffs` most unequal groups differ."""
+    """Print the step in numbers, its groups, and the best against the worst actions of the most unequal groups."""
     records = RunRecords(config, stream="train")
     recorded = records.step(step)
-    groups = [group_facts(group, recorded.policy_version) for group in recorded.groups]
+    groups = [group_facts(group, recorded) for group in recorded.groups]
     groups.sort(key=lambda facts: min(facts["returns"]) - max(facts["returns"]))
     by_id = {group.ticket.group_id: group for group in recorded.groups}
     unequal = [facts for facts in groups if facts["best"] != facts["worst"]][:num_diffs]
@@ -54,17 +55,17 @@ def compare(config: Config, *, step: int, other: int, as_json: bool) -> int:
         [[name, _shown(value), _shown(other_facts[name]), _change(value, other_facts[name])]
          for name, value in facts.items() if name != "step"],
     )  # fmt: skip
-    print(f"{len(shared)} tasks are in both")
+    print(f"{len(shared)} tasks are in both steps")
     for task in shared:
         print(f"  {printable(task['task'])}: mean return {task['mean_return']:.3f}, then {task['other_return']:.3f}")
     return 0
 
 
 def step_facts(recorded: RecordedStep) -> dict[str, Any]:
-    """One step in numbers. Shares are of turns, lengths of sampled tokens, log-probabilities a token's mean."""
+    """One step in numbers. Shares are of turns, lengths in sampled tokens, log-probabilities means per token."""
     trajectories = [trajectory for group in recorded.groups for trajectory in group.trajectories.values()]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    groups = [group_facts(group, recorded.policy_version) for group in recorded.groups]
+    groups = [group_facts(group, recorded) for group in recorded.groups]
     sampled = sum(turn.stop - turn.start for turn in turns)
     lags = [facts["lag"] for facts in groups if facts["lag"] is not None]
     return {
@@ -73,8 +74,8 @@ def step_facts(recorded: RecordedStep) -> dict[str, Any]:
         "num_groups": len(groups),
         "num_trajectories": len(trajectories),
         "num_tasks": len({facts["task"] for facts in groups}),
-        "mean_return": fmean(trajectory.total_reward for trajectory in trajectories),
-        "success": fmean(trajectory.success for trajectory in trajectories),
+        "trained_reward": fmean(trajectory.total_reward for trajectory in trajectories),
+        "trained_success": fmean(trajectory.success for trajectory in trajectories),
         "equal_groups": sum(set(facts["advantages"]) == {"0"} for facts in groups),
         "lag_mean": fmean(lags) if lags else None,
         "lag_max": max(lags, default=None),
@@ -86,8 +87,8 @@ def step_facts(recorded: RecordedStep) -> dict[str, Any]:
     }
 
 
-def group_facts(group: RecordedGroup, policy_version: int | None) -> dict[str, Any]:
-    """One group as the learner saw it: `advantages` has a sign for each member, `lag` is in optimizer steps."""
+def group_facts(group: RecordedGroup, recorded: RecordedStep) -> dict[str, Any]:
+    """One group as the learner got it: `advantages` has one sign per member, `lag` is that of the oldest token."""
     trajectories = group.trajectories
     returns = {member: trajectory.total_reward for member, trajectory in trajectories.items()}
     oldest = min(trajectory.oldest_policy_version for trajectory in trajectories.values())
@@ -96,7 +97,7 @@ def group_facts(group: RecordedGroup, policy_version: int | None) -> dict[str, A
         "task": group.ticket.task.task_id,
         "returns": list(returns.values()),
         "advantages": _signs(list(returns.values())),
-        "lag": None if policy_version is None else policy_version - oldest,
+        "lag": recorded.lag_of(oldest),
         "best": max(returns, key=returns.__getitem__),
         "worst": min(returns, key=returns.__getitem__),
     }
@@ -104,7 +105,7 @@ def group_facts(group: RecordedGroup, policy_version: int | None) -> dict[str, A
 
 def _signs(returns: list[float]) -> str:
     if len(returns) < 2:
-        return "?"  # its siblings cannot be read
+        return "?"  # the payloads of its siblings are unreadable
     return "".join(
         "0" if abs(advantage) <= RETURN_RESOLUTION else "+" if advantage > 0 else "-"
         for advantage in centred_advantages(returns)
@@ -112,7 +113,7 @@ def _signs(returns: list[float]) -> str:
 
 
 def _siblings_diff(facts: dict[str, Any], group: RecordedGroup, transcriber: Transcriber) -> list[str]:
-    """From the worst sibling's actions to the best one's, as lines of a unified diff."""
+    """The lines of a unified diff from the actions of the worst sibling to those of the best."""
     worst, best = (_actions(group.trajectories[facts[which]], transcriber) for which in ("worst", "best"))
     return list(difflib.unified_diff(worst, best, "worst", "best", n=1, lineterm=""))[2:]
 
@@ -134,7 +135,7 @@ def _print_diff(facts: dict[str, Any]) -> None:
             for piece in printable_lines(line, console, indent=2):
                 page.append(f"  {piece}\n", style=STYLES.get(line[0], "dim"))
     if not facts["diff"]:
-        page.append("  they did the same\n")
+        page.append("  both took the same actions\n")
     console.print(page, soft_wrap=True, end="")
 
 

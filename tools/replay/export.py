@@ -1,8 +1,8 @@
-"""`slipstream replay export`: trajectories as rows that TRL and everything which reads parquet can take.
+"""`slipstream replay export`: write trajectories as rows of JSON or parquet that TRL can read.
 
 A row has TRL's conversational columns (https://huggingface.co/docs/trl/dataset_formats): `messages`, a list of role and
-content, and `tools`, null because no environment here describes any. `fidelity` says what the messages are worth; where
-they cannot be told from the tokens, `messages` is null and `segments` has the text.
+content, and `tools`, which is null because no environment here declares tools. `fidelity` says how exactly the messages
+give the tokens. If they cannot be recovered from the tokens, `messages` is null and `segments` has the text.
 """
 
 import itertools
@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """Which trajectories to export: all that are recorded, of groups that Redis holds, or of steps in the archive."""
+    """Which trajectories to export: all, those of groups in Redis in one state, or those of steps in the archive."""
 
     state: str | None  # of groups in Redis
     steps: tuple[int, int] | None  # first and last, of the archive
@@ -37,49 +37,54 @@ class Selection:
 
 
 def export(config: Config, *, path: Path, selection: Selection, stream: str, force: bool) -> int:
-    """Write one row a trajectory to `path`, whole or not at all. Raises ConfigError, NotRecorded."""
+    """Write one row per trajectory to `path`, completely or not at all. Raises ConfigError, NotRecorded."""
     check_free(path, force=force)
     counts: Counter[str] = Counter()
     rows = _rows(RunRecords(config, stream=stream), selection, counts)
     first = next(rows, None)
     if first is None:
-        raise NotRecorded(f"nothing is written to {path}: no trajectory fits; ask for other states, steps or returns")
+        raise NotRecorded(
+            f"nothing is written to {path}: no trajectory matches; change --state, --steps or --min-reward"
+        )
     write_rows(path, itertools.chain([first], rows))
     num_rows = counts.total() - counts[UNREADABLE]
-    print(f"{path}: {num_rows} trajectories, {counts[Fidelity.TOKENS.value]} of them to the token")
+    exact = counts[Fidelity.TOKENS.value]
+    print(f"{path}: {num_rows} trajectories; the messages of {exact} give exactly the trained tokens")
     if counts[Fidelity.NONE.value]:
-        print(f"{counts[Fidelity.NONE.value]} have no messages, but segments: their tokens do not tell the messages")
+        print(
+            f"{counts[Fidelity.NONE.value]} have segments and no messages, which could not be recovered from the tokens"
+        )
     if counts[UNREADABLE]:
-        print(f"{counts[UNREADABLE]} payloads are left out: they cannot be read; see `slipstream replay show GROUP`")
+        print(f"{counts[UNREADABLE]} unreadable payloads are left out; see `slipstream replay show GROUP`")
     return 0
 
 
 def check_free(path: Path, *, force: bool) -> None:
-    """Raise ConfigError unless rows may be written to `path`; with `force`, over what is there."""
+    """Raise ConfigError unless rows can be written to `path`; `force` allows it to exist."""
     _writer(path)
     if path.exists() and not force:
-        raise ConfigError(f"{path} is there already; choose another file, or write over it with --force")
+        raise ConfigError(f"{path} exists; choose another file, or overwrite it with --force")
     if not path.parent.is_dir():
-        raise ConfigError(f"there is no folder {path.parent}; make it, or choose another")
+        raise ConfigError(f"{path.parent} is not a directory; create it, or choose another")
     if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"cannot write {path}: it is a folder, or its folder may not be written to; choose another")
+        raise ConfigError(f"cannot write {path}: it is a directory, or its directory is not writable; choose another")
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write `rows` to `path`, whole or not at all. Raises ConfigError where it cannot be written."""
+    """Write `rows` to `path`, completely or not at all. Raises ConfigError if it cannot be written."""
     write = _writer(path)
     half = path.with_name(path.name + ".tmp")
     try:
         write(half, rows)
         half.replace(path)
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error}") from error
+        raise ConfigError(f"cannot write {path}: {error}; choose another file") from error
     finally:
         half.unlink(missing_ok=True)
 
 
 def row_of(trajectory: Trajectory, transcriber: Transcriber, *, state: str, step: int | None) -> Row:
-    """One trajectory of a group in `state` that was last claimed for `step`. Every row has every column."""
+    """The row of one trajectory of a group that is in `state` and was last claimed for `step`, with every column."""
     read = transcriber.read(trajectory)
     unread = read.fidelity is Fidelity.NONE
     return {
@@ -113,7 +118,7 @@ def row_of(trajectory: Trajectory, transcriber: Transcriber, *, state: str, step
 
 
 def _rows(records: RunRecords, selection: Selection, counts: Counter[str]) -> Iterator[Row]:
-    """One row after another, counted by fidelity: no more than one group is in memory."""
+    """Yield the rows one by one, with one group in memory at a time; count them by fidelity."""
     if selection.steps:
         groups = records.archived(*selection.steps)
     elif selection.state:
@@ -142,11 +147,11 @@ def _writer(path: Path) -> Callable[[Path, Iterable[Row]], None]:
         case ".jsonl":
             return _write_jsonl
         case ".parquet":
-            from tools.replay.parquet_rows import write_parquet  # only who asks for it needs pyarrow
+            from tools.replay.parquet_rows import write_parquet  # only .parquet files need pyarrow
 
             return write_parquet
         case _:
-            raise ConfigError(f"cannot tell what to write to {path}: the name must end in .jsonl or .parquet")
+            raise ConfigError(f"the file name must end in .jsonl or .parquet, got {path}")
 
 
 def _write_jsonl(path: Path, rows: Iterable[Row]) -> None:

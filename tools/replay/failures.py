@@ -1,33 +1,33 @@
-"""`slipstream replay failures` and `quarantined`: what went wrong last, and who sent it."""
+"""`slipstream replay failures` and `quarantined`: list failed attempts and quarantined groups, with their actors."""
 
 from collections.abc import Sequence
 
 import msgspec
 
 from common.config import Config
-from replay.ticket import Failure, Quarantined
+from replay.failures import Failure, Quarantined, read_failures, read_quarantined
+from replay.keys import key
 from tools.printable import json_line
-from tools.replay.edit import buffer_of
 from tools.replay.run_client import shards_of
 from tools.table import print_rows
 
 
 def failures(config: Config, *, limit: int, stream: str, as_json: bool) -> int:
-    """The last attempts that failed by no doing of the policy's, newest first in each shard."""
+    """List the last attempts that failed because of an environment or the infrastructure, newest first per shard."""
     shards = shards_of(config, stream=stream)
-    found = [failure for shard in shards for failure in buffer_of(shard, config, stream).failures()]
+    found = [failure for shard in shards for failure in read_failures(shard.client, key(shard.name, stream))]
     return _list(Failure, found[:limit], as_json=as_json)
 
 
 def quarantined(config: Config, *, limit: int, stream: str, as_json: bool) -> int:
-    """The groups that are set aside, newest first in each shard."""
+    """List the quarantined groups, newest first per shard."""
     shards = shards_of(config, stream=stream)
-    found = [group for shard in shards for group in buffer_of(shard, config, stream).quarantined()]
+    found = [group for shard in shards for group in read_quarantined(shard.client, key(shard.name, stream))]
     return _list(Quarantined, found[:limit], as_json=as_json)
 
 
 def _list(kind: type[msgspec.Struct], records: Sequence[msgspec.Struct], *, as_json: bool) -> int:
-    """One line a record, its fields as they are named."""
+    """Print one line per record, with the names of its fields as columns."""
     rows = [msgspec.structs.asdict(record) for record in records]
     if as_json:
         for row in rows:

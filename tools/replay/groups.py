@@ -1,4 +1,4 @@
-"""`slipstream replay groups`: what lies in the buffer, group by group."""
+"""`slipstream replay groups`: list the groups in the buffer."""
 
 import itertools
 from dataclasses import dataclass
@@ -12,33 +12,33 @@ from tools.printable import json_line
 from tools.replay.run_client import shards_of
 from tools.table import print_rows
 
-COLUMNS = ("group", "state", "s", "task", "holder", "left s", "stored", "oldest", "lag", "attempts", "used")
+COLUMNS = ("group", "state", "s", "task", "holder", "left s", "stored", "newest", "lag", "attempts", "used")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """Which groups to list; None wants all."""
+    """Filters on the groups to list; None filters nothing."""
 
     state: str | None
     task: str | None  # a task id, or the beginning of one up to a "/"
-    actor: str | None  # that leases the group or made a member that is stored
-    older_than_s: float | None  # in its state
-    policy_version: int | None  # of the oldest token
+    actor: str | None  # the actor that leases the group, or made a stored member
+    older_than_s: float | None  # time in its state
+    policy_version: int | None  # of the newest token
 
     def admits(self, group: ListedGroup) -> bool:
-        """Whether `group` is one of them; the state is not looked at."""
+        """Whether `group` passes all filters but that of the state."""
         task_id = group.ticket.task.task_id
         actors = {group.holder, *(member.actor for member in group.members.values())}
         return (
             (self.task is None or task_id == self.task or task_id.startswith(self.task.rstrip("/") + "/"))
             and (self.actor is None or self.actor in actors)
             and (self.older_than_s is None or group.changed_s > self.older_than_s)
-            and (self.policy_version is None or group.oldest_policy_version == self.policy_version)
+            and (self.policy_version is None or group.newest_policy_version == self.policy_version)
         )
 
 
 def groups(config: Config, *, wanted: Wanted, limit: int, stream: str, as_json: bool) -> int:
-    """List at most `limit` groups, of the state that is nearest to the actors first."""
+    """List at most `limit` groups, in the order of states: queued, leased, ready, claimed, quarantined."""
     shards = shards_of(config, stream=stream)
     latest = Bulletin(shards[0].client, config.run.name).latest()
     published_version = latest.manifest.policy_version if latest else None
@@ -52,13 +52,13 @@ def groups(config: Config, *, wanted: Wanted, limit: int, stream: str, as_json: 
         return 0
     print_rows(COLUMNS, [_row(facts) for facts in shown])
     if next(found, None) is not None:
-        print(f"these are the first {limit} groups; see more with --limit")
+        print(f"these are the first {limit} groups; give --limit for more")
     return 0
 
 
 def group_facts(group: ListedGroup, published_version: int | None) -> dict[str, Any]:
-    """What a person asks about a group. `lag` counts from the newest published version."""
-    oldest = group.oldest_policy_version
+    """The facts of a group that are listed. `lag` counts from the newest published version."""
+    newest = group.newest_policy_version
     return {
         "group_id": group.group_id,
         "state": group.state,
@@ -69,15 +69,16 @@ def group_facts(group: ListedGroup, published_version: int | None) -> dict[str, 
         "lease_left_s": None if group.lease_left_s is None else round(group.lease_left_s, 3),
         "num_stored": len(group.members),
         "num_members": group.ticket.num_members,
-        "oldest_policy_version": oldest,
-        "lag": None if oldest is None or published_version is None else published_version - oldest,
+        "newest_policy_version": newest,
+        "lag": None if newest is None or published_version is None else published_version - newest,
         "attempts": group.attempts,
         "uses": group.uses,
     }
 
 
 def _row(facts: dict[str, Any]) -> list[str]:
-    """Under COLUMNS: `s` is the time in the state, `left s` that of the lease, `oldest` a version, `used` by steps."""
+    """The cells of COLUMNS: `s` is the time in the state, `left s` the rest of the lease, `newest` a policy version,
+    `used` the steps that trained on it."""
 
     def shown(name: str) -> str:
         value = facts[name]
@@ -87,6 +88,6 @@ def _row(facts: dict[str, Any]) -> list[str]:
 
     return [
         shown("group_id"), shown("state"), shown("changed_s"), shown("task"), shown("holder"), shown("lease_left_s"),
-        f"{facts['num_stored']} of {facts['num_members']}", shown("oldest_policy_version"), shown("lag"),
+        f"{facts['num_stored']} of {facts['num_members']}", shown("newest_policy_version"), shown("lag"),
         shown("attempts"), ", ".join(map(str, facts["uses"])),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The rows of `slipstream replay export` as a parquet file, written a few at a time."""
+"""Writes the rows of `slipstream replay export` to a parquet file, in batches."""
 
 import itertools
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ SCHEMA = pa.schema([
     ("messages", pa.list_(pa.struct([("role", _TEXT), ("content", _TEXT)]))),
     ("tools", _TEXT),  # JSON, as TRL reads it; null
     ("rewards", pa.list_(pa.struct([("turn", _INTEGER), ("name", _TEXT), ("value", pa.float64())]))),
-    ("state_keys", pa.list_(_TEXT)),  # one a turn
+    ("state_keys", pa.list_(_TEXT)),  # one per turn
     ("return", pa.float64()),
     ("score", pa.float64()),
     ("success", pa.bool_()),
@@ -38,7 +38,7 @@ SCHEMA = pa.schema([
 
 
 def write_parquet(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write `rows` to `path`, in groups of BATCH_ROWS."""
+    """Write `rows` to `path`, BATCH_ROWS at a time."""
     left = iter(rows)
     with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
         while batch := list(itertools.islice(left, BATCH_ROWS)):

@@ -1,4 +1,4 @@
-"""The questions of `slipstream replay`: what each takes, and who answers it."""
+"""The subcommands of `slipstream replay`: their arguments, and the functions that answer them."""
 
 import argparse
 import re
@@ -11,9 +11,10 @@ from replay.ledger import STATES
 STREAMS = ("train", "eval")
 CONFIG_NAMES = (".yaml", ".yml")
 
-# What stands between a question and its settings: [a word] may be left out, "..." means one or more of the last.
+# The operands of each question: those in [brackets] are optional, "..." means one or more of the last.
 OPERANDS = {
     "audit": "",
+    "repair": "",
     "groups": "",
     "show": "GROUP [MEMBER]",
     "diff": "STEP [OTHER]",
@@ -24,20 +25,21 @@ OPERANDS = {
     "export": "FILE",
 }
 SUMMARIES = {
-    "audit": "recount every group and trajectory, and say what contradicts the books",
-    "groups": "list the groups that Redis holds",
-    "show": "the members of a group, or one trajectory turn by turn",
-    "diff": "what a step was trained on, and how its best actions differ from its worst; or two steps side by side",
-    "quarantine": "set a group aside, so that nobody trains on it",
-    "requeue": "let groups that are quarantined, ready or leased begin anew; what they have stored is dropped",
-    "failures": "the last attempts that failed by no doing of the policy's",
-    "quarantined": "the groups that are set aside, why, and who sent them",
+    "audit": "recount every group and trajectory, and report what contradicts the ledger",
+    "repair": "make a damaged ledger agree with what is stored again; unusable records are removed",
+    "groups": "list the groups in Redis",
+    "show": "show the members of a group, or one trajectory turn by turn",
+    "diff": "show what a step was trained on, and its best against its worst actions; or compare two steps",
+    "quarantine": "take a group out of training, and keep it for inspection",
+    "requeue": "queue groups again that are quarantined, ready or leased; their stored trajectories are dropped",
+    "failures": "list the last attempts that failed because of an environment or the infrastructure",
+    "quarantined": "list the quarantined groups, with the reason and the actor",
     "export": "write trajectories to FILE.jsonl or FILE.parquet, with the columns that TRL reads",
 }
 
 
 def add_questions(parser: argparse.ArgumentParser, settings: argparse.ArgumentParser) -> None:
-    """Give `parser` one parser a question; each takes what `settings` takes."""
+    """Add one parser per question to `parser`; each also takes the arguments of `settings`."""
     questions = parser.add_subparsers(
         dest="question", required=True, metavar="QUESTION", parser_class=argparse.ArgumentParser
     )  # fmt: skip
@@ -45,19 +47,19 @@ def add_questions(parser: argparse.ArgumentParser, settings: argparse.ArgumentPa
         one = questions.add_parser(
             name, help=summary, description=summary, parents=[settings],
             usage=f"{parser.prog} {name} {OPERANDS[name]} [options] [config.yaml | section.key=value ...]",
-            epilog="`slipstream up --help` lists every configuration key",
+            epilog="`slipstream replay --help` lists the settings",
         )  # fmt: skip
         one.set_defaults(operands=[])
         if name not in ("audit", "diff"):
             one.add_argument("--stream", choices=STREAMS, default="train", help="which groups (default: train)")
         if name not in ("audit", "export"):
-            one.add_argument("--json", action="store_true", help="one JSON object a line")
+            one.add_argument("--json", action="store_true", help="print one JSON object per line")
         if name in _ADD_OPTIONS:
             _ADD_OPTIONS[name](one)
 
 
 def take_operands(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Move what is no setting from `arguments.settings` to `arguments.operands`. Ends the program on a wrong number."""
+    """Move the operands from `arguments.settings` to `arguments.operands`. Exits with an error if they do not fit."""
     words = OPERANDS[arguments.question].split()
     if not words:
         return
@@ -67,17 +69,22 @@ def take_operands(parser: argparse.ArgumentParser, arguments: argparse.Namespace
     too_many = "..." not in words and len(given) > len(words)
     if len(given) < num_needed or too_many:
         parser.error(
-            f"replay {arguments.question} takes {OPERANDS[arguments.question]}, got {' '.join(given) or 'none'}"
+            f"replay {arguments.question} takes {OPERANDS[arguments.question]}, got {' '.join(given) or 'nothing'}"
         )
     if words != ["FILE"]:
         for word in given:
             if not re.fullmatch(r"\d{1,18}", word):
-                parser.error(f"replay {arguments.question} takes numbers as {' '.join(words)}, got {word!r}")
+                parser.error(f"replay {arguments.question}: {' '.join(words)} must be numbers, got {word!r}")
     arguments.operands = given
 
 
-def answer(arguments: argparse.Namespace) -> Callable[[Config], int]:
-    """What answers the question. It imports what it needs only now."""
+def ask(config: Config, *, arguments: argparse.Namespace) -> int:
+    """Answer the question in `arguments`; return the exit code."""
+    return _answer(arguments)(config)
+
+
+def _answer(arguments: argparse.Namespace) -> Callable[[Config], int]:
+    """The function that answers the question. Its modules are imported only now."""
     match arguments.question:
         case "audit":
             from tools.replay.audit import audit
@@ -89,7 +96,7 @@ def answer(arguments: argparse.Namespace) -> Callable[[Config], int]:
             return _show(arguments)
         case "diff":
             return _diff(arguments)
-        case "quarantine" | "requeue":
+        case "quarantine" | "requeue" | "repair":
             return _edit(arguments)
         case "failures" | "quarantined":
             return _failures(arguments)
@@ -131,8 +138,10 @@ def _diff(arguments: argparse.Namespace) -> Callable[[Config], int]:
 
 
 def _edit(arguments: argparse.Namespace) -> Callable[[Config], int]:
-    from tools.replay.edit import quarantine, requeue
+    from tools.replay.edit import quarantine, repair, requeue
 
+    if arguments.question == "repair":
+        return lambda config: repair(config, stream=arguments.stream, as_json=arguments.json)
     group_ids, stream = [int(word) for word in arguments.operands], arguments.stream
     if arguments.question == "requeue":
         return lambda config: requeue(config, group_ids=group_ids, stream=stream, as_json=arguments.json)
@@ -163,39 +172,43 @@ def _export(arguments: argparse.Namespace) -> Callable[[Config], int]:
 
 def _add_group_options(one: argparse.ArgumentParser) -> None:
     one.add_argument("--state", choices=STATES, help="only groups in this state")
-    one.add_argument("--task", metavar="TASK", help="only of this task, or of these: shop/train/3, shop/train, shop")
-    one.add_argument("--actor", metavar="NAME", help="only groups that this actor leases or has made a member of")
-    one.add_argument("--older-than", type=float, metavar="SECONDS", help="only groups in their state for longer")
-    one.add_argument("--version", type=int, metavar="V", help="only groups whose oldest token is of this version")
+    one.add_argument(
+        "--task", metavar="TASK", help="only groups of this task, split or env: shop/train/3, shop/train, shop"
+    )
+    one.add_argument("--actor", metavar="NAME", help="only groups that this actor leases, or made a member of")
+    one.add_argument("--older-than", type=float, metavar="SECONDS", help="only groups longer than this in their state")
+    one.add_argument("--version", type=int, metavar="V", help="only groups whose newest token has this policy version")
     _add_limit(one)
 
 
 def _add_limit(one: argparse.ArgumentParser) -> None:
-    one.add_argument("--limit", type=_count, default=50, metavar="N", help="list at most so many (default: 50)")
+    one.add_argument("--limit", type=_count, default=50, metavar="N", help="list at most N (default: 50)")
 
 
 def _add_export_options(one: argparse.ArgumentParser) -> None:
     which = one.add_mutually_exclusive_group()
-    which.add_argument("--state", choices=STATES, help="groups that Redis holds in this state (default: in any)")
+    which.add_argument("--state", choices=STATES, help="only groups in Redis in this state (default: all groups)")
     which.add_argument(
-        "--steps", type=_steps, metavar="A:B", help="what steps A to B were trained on, from the archive"
+        "--steps", type=_steps, metavar="A:B", help="only what steps A to B were trained on, from the archive"
     )
     one.add_argument("--min-reward", type=float, metavar="R", help="only trajectories with a return of R or more")
-    one.add_argument("--force", action="store_true", help="write over FILE if it is there")
+    one.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
 
 
 def _add_reason(one: argparse.ArgumentParser) -> None:
-    one.add_argument("--reason", required=True, metavar="WHY", help="what is wrong with it, for people")
+    one.add_argument(
+        "--reason", required=True, metavar="WHY", help="why it is quarantined; listed by `replay quarantined`"
+    )
 
 
 def _add_num_diffs(one: argparse.ArgumentParser) -> None:
     one.add_argument("--diffs", type=_count, default=3, metavar="N",
-                     help="show how actions differ in the N groups of most unequal returns (default: 3)")  # fmt: skip
+                     help="compare the actions in the N groups with the most unequal returns (default: 3)")  # fmt: skip
 
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a number of 0 or more, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be an integer >= 0, got {text!r}")
     return int(text)
 
 

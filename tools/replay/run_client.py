@@ -1,4 +1,4 @@
-"""The servers of a run that is there already."""
+"""Connects to the Redis servers of an existing run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,23 +16,23 @@ from replay.keys import shard_name
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shard:
-    """A server's share of a stream's groups."""
+    """One Redis server, and its share of the groups of a stream."""
 
     client: redis.Redis
     index: int
-    name: str  # what stands in its keys for the run's name
+    name: str  # used in its keys in the place of the run's name
 
 
 def clients_of(config: Config, *, patience_s: float = PATIENCE_S) -> list[redis.Redis]:
-    """A client of each of the run's servers: which they are, the run says, and `redis.url` where it is.
+    """One client per Redis server of the run. `redis.url` names the first server, which knows the others.
 
     Raises ConfigError, RedisUnreachable, UnknownRun.
     """
     url = config.redis.url
     if not url:
         raise ConfigError(
-            f"no run {config.run.name!r} under {config.run.root}/ and no `redis.url`; name the run by run.name, or say "
-            "which Redis it is on, as in redis.url=redis://host:6379"
+            f"no run {config.run.name!r} under {config.run.root}/ and `redis.url` is empty; give the run as run.name, "
+            "or its Redis as redis.url=redis://host:6379"
         )
     check_servers(url, [])
     with connect(url) as client:
@@ -51,5 +51,5 @@ def shards_of(config: Config, *, stream: str) -> list[Shard]:
 
 
 def shard_of(shards: Sequence[Shard], group_id: int) -> Shard:
-    """The one that the group lives on."""
+    """The shard that has the group."""
     return shards[group_id % len(shards)]

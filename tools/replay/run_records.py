@@ -1,17 +1,21 @@
-"""What a run's trajectories are read from: Redis while it holds them, the run's archive once they were claimed."""
+"""Reads a run's trajectories: from Redis while they are there, else from the archive of what steps were trained on."""
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from common.config import Config
 from common.config_error import ConfigError
 from common.connection import RedisUnreachable
+from common.printable import printable
 from common.run_dir import RunDir
 from common.trajectory import InvalidTrajectory, Trajectory, decode_trajectory
 from common.transcript import Transcriber
+from common.versions import Resumption, lags
 from common.wire import MAX_FRAME_BYTES, WireError
 from replay.archive import Archive, ArchiveError
 from replay.fleet import Fleet, UnknownRun
@@ -19,35 +23,42 @@ from replay.ledger import STATES
 from replay.listing import ListedGroup, NotRecorded, find_group, list_groups, payloads
 from replay.ticket import Group, Ticket
 from tools.prepare import load_tokenizer, model_folder
-from tools.printable import printable
 from tools.replay.run_client import Shard, shard_of, shards_of
 
 MAX_GROUP_BYTES = 1 << 30  # in memory at one time, from an archive
-ANY_TOKEN = 2**31  # a vocabulary without end: who looks at a record wants to see it as it is
+ANY_TOKEN = 2**31  # a vocabulary size that accepts every token: records are shown as they are
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedGroup:
-    """A group and those of its trajectories that are there."""
+    """A group, with its trajectories that are stored."""
 
     ticket: Ticket
     state: str  # "archived" where it was read from the archive
-    step: int | None  # the last that it was claimed for
+    step: int | None  # the last step that it was claimed for
     trajectories: dict[int, Trajectory]  # by member
-    unreadable: dict[int, str]  # by member, why there is a payload and no trajectory
+    unreadable: dict[int, str]  # by member: why its payload could not be read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedStep:
-    """What one optimizer step was given."""
+    """The groups that one optimizer step was trained on."""
 
     step: int
-    policy_version: int | None  # that it began with; None where only Redis holds it
-    groups: list[RecordedGroup]  # each with a trajectory at least
+    policy_version: int | None  # that the step began with; None if the step is only in Redis
+    resumptions: Sequence[Resumption]  # of the learner, before that version
+    groups: list[RecordedGroup]  # each with at least one trajectory
+
+    def lag_of(self, version: int) -> int | None:
+        """The lag of `version` in optimizer steps; None if the version that the step began with is unknown."""
+        if self.policy_version is None:
+            return None
+        found = lags(np.array([version], np.int32), policy_version=self.policy_version, resumptions=self.resumptions)
+        return int(found[0])
 
 
 class RunRecords:
-    """One stream of one run. Without a server that answers, the archive alone."""
+    """Reads one stream of one run. If no server answers, it reads only the archive."""
 
     def __init__(self, config: Config, *, stream: str) -> None:
         self._config = config
@@ -63,7 +74,7 @@ class RunRecords:
 
     @cached_property
     def transcriber(self) -> Transcriber:
-        """Reads the run's tokens. Raises ConfigError where its model is not on this host."""
+        """Turns the run's tokens into text. Raises ConfigError if the run's model is not on this host."""
         return Transcriber(load_tokenizer(self._model_folder()))
 
     def group(self, group_id: int) -> RecordedGroup:
@@ -79,21 +90,21 @@ class RunRecords:
             return next(group for group in self._archived(step).groups if group.ticket.group_id == group_id)
         raise NotRecorded(
             f"group {group_id} is not in the {self._stream} stream of {self._config.run.name}: {self._looked()}; "
-            "`slipstream replay groups` lists those that are held"
+            "`slipstream replay groups` lists the groups in Redis"
         )
 
     def step(self, step: int) -> RecordedStep:
-        """What `step` was given. Raises NotRecorded."""
+        """The groups that `step` was trained on. Raises NotRecorded."""
         if step in self._archived_steps():
             return self._archived(step)
         used = (self._read(shard, group) for shard, group in self._listed(["claimed", "ready"]) if step in group.uses)
         readable = [group for group in used if group and group.trajectories]
         if readable:
-            return RecordedStep(step=step, policy_version=None, groups=readable)
-        raise NotRecorded(f"nothing is recorded of step {step} of {self._config.run.name}: {self._looked()}")
+            return RecordedStep(step=step, policy_version=None, resumptions=(), groups=readable)
+        raise NotRecorded(f"step {step} of {self._config.run.name} is not recorded: {self._looked()}")
 
     def held(self, states: Collection[str]) -> Iterator[RecordedGroup]:
-        """The groups that Redis holds in `states` and that have a trajectory, one after another."""
+        """Yield the groups in Redis that are in `states` and have a trajectory."""
         if not self._shards:
             raise NotRecorded(
                 f"no server answers for {self._config.run.name}; export from its archive with --steps A:B"
@@ -104,7 +115,7 @@ class RunRecords:
                 yield held
 
     def everything(self) -> Iterator[RecordedGroup]:
-        """Every group once: what was trained on, by its first step, and then what Redis holds besides."""
+        """Yield every group once: those in the archive by their first step, then the others in Redis."""
         seen = set[int]()
         for step in self._archived_steps():
             for group in self._archived(step).groups:
@@ -115,7 +126,7 @@ class RunRecords:
             yield from (group for group in self.held(STATES) if group.ticket.group_id not in seen)
 
     def archived(self, first: int, last: int) -> Iterator[RecordedGroup]:
-        """The groups of the steps from `first` to `last`, one after another. Raises NotRecorded for no step."""
+        """Yield the groups of the archived steps from `first` to `last`. Raises NotRecorded if there are none."""
         steps = [step for step in self._archived_steps() if first <= step <= last]
         if not steps:
             raise NotRecorded(f"no step from {first} to {last} is archived: {self._looked()}")
@@ -128,14 +139,14 @@ class RunRecords:
                 yield shard, group
 
     def _read(self, shard: Shard, listed: ListedGroup) -> RecordedGroup | None:
-        """The group with what can be read of it; None when it left Redis meanwhile."""
+        """The group with its readable trajectories; None if it has left Redis meanwhile."""
         client, trajectories, unreadable = shard.client, {}, {}
         frames = payloads(client, shard.name, listed, stream=self._stream)
         if None in frames.values() and not find_group(client, shard.name, listed.group_id, stream=self._stream):
             return None
         for member, frame in frames.items():
             if frame is None:
-                unreadable[member] = "its payload is gone"
+                unreadable[member] = "its payload is missing"
                 continue
             try:
                 trajectories[member] = decode_trajectory(frame, max_bytes=MAX_FRAME_BYTES, vocab_size=ANY_TOKEN)
@@ -153,23 +164,25 @@ class RunRecords:
         return self._archive.steps if self._stream == "train" else []
 
     def _last_step_with(self, group_id: int) -> int | None:
-        with _told_to_people():
+        with _explained():
             for step in reversed(self._archived_steps()):
                 if group_id in self._archive.group_ids(step, max_group_bytes=MAX_GROUP_BYTES):
                     return step
         return None
 
     def _archived(self, step: int) -> RecordedStep:
-        with _told_to_people():
+        with _explained():
             archived = self._archive.read(step, vocab_size=ANY_TOKEN, max_group_bytes=MAX_GROUP_BYTES)
         groups = [_archived_group(group, step) for group in archived.groups]
-        return RecordedStep(step=step, policy_version=archived.policy_version, groups=groups)
+        return RecordedStep(
+            step=step, policy_version=archived.policy_version, resumptions=archived.resumptions, groups=groups
+        )  # fmt: skip
 
     def _looked(self) -> str:
-        """Where there is nothing to be found, for a person who looks on."""
+        """The places that were searched, for an error."""
         steps = self._archived_steps()
-        server = "Redis does not hold it" if self._shards else "no server answers"
-        there = f"holds steps {steps[0]} to {steps[-1]}" if steps else "is empty"
+        server = "it is not in Redis" if self._shards else "no server answers"
+        there = f"has steps {steps[0]} to {steps[-1]}" if steps else "is empty"
         return f"{server}, and the archive {self._run_dir.trajectories} {there}"
 
     def _model_folder(self) -> Path:
@@ -177,12 +190,13 @@ class RunRecords:
         if self._shards and not (folder / "tokenizer_config.json").is_file():
             folder = Path(Fleet(self._shards[0].client, self._config.run.name).run_facts().model_path)
         if not (folder / "tokenizer_config.json").is_file():
-            raise ConfigError(f"the run's model folder {folder} is not on this host; name a copy by model.path=FOLDER")
+            raise ConfigError(f"the run's model folder {folder} is not on this host; give a copy as model.path=FOLDER")
         return folder
 
 
 @contextlib.contextmanager
-def _told_to_people() -> Iterator[None]:
+def _explained() -> Iterator[None]:
+    """Turn an ArchiveError into NotRecorded, which is printed without a traceback."""
     try:
         yield
     except ArchiveError as error:

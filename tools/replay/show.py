@@ -1,30 +1,33 @@
-"""`slipstream replay show`: one group's members, or one trajectory turn by turn."""
+"""`slipstream replay show`: show the members of a group, or one trajectory turn by turn."""
 
 from typing import Any
 
 from common.config import Config
+from common.printable import printable
 from common.trajectory import Trajectory
 from common.transcript import TurnText
 from replay.listing import NotRecorded
-from tools.printable import json_line, printable
+from tools.printable import json_line
 from tools.replay.run_records import RecordedGroup, RunRecords
-from tools.table import print_rows
 from tools.replay.trajectory_page import print_page
+from tools.table import print_rows
 
 COLUMNS = ("member", "return", "success", "turns", "tokens", "versions", "stop reason", "actor")
 
 
 def show(config: Config, *, group_id: int, member: int | None, stream: str, as_json: bool) -> int:
-    """Print the group's members, or all that is known about one of them."""
+    """Print the members of the group, or everything that is recorded of one member."""
     records = RunRecords(config, stream=stream)
     group = records.group(group_id)
     if member is None:
         _show_members(group, as_json=as_json)
         return 0
     if member not in group.trajectories:
-        there = ", ".join(map(str, group.trajectories)) or "none"
+        readable = ", ".join(map(str, group.trajectories)) or "none"
         why = group.unreadable.get(member, "it is not stored")
-        raise NotRecorded(f"group {group_id} has no member {member} to show: {printable(why)}; there are: {there}")
+        raise NotRecorded(
+            f"member {member} of group {group_id} cannot be shown: {printable(why)}; readable members: {readable}"
+        )
     trajectory = group.trajectories[member]
     facts = _where(group) | trajectory_facts(trajectory, records.transcriber.turns(trajectory))
     if as_json:
@@ -35,7 +38,7 @@ def show(config: Config, *, group_id: int, member: int | None, stream: str, as_j
 
 
 def trajectory_facts(trajectory: Trajectory, texts: list[TurnText]) -> dict[str, Any]:
-    """One trajectory in words and numbers. Log-probabilities are those of the policy that sampled, in nats."""
+    """Everything that is recorded of one trajectory. Log-probabilities are the behaviour policy's, in nats."""
     logprobs = trajectory.behaviour_logprob_array()
     turns = []
     for turn, text in zip(trajectory.turns, texts, strict=True):
@@ -76,7 +79,7 @@ def trajectory_facts(trajectory: Trajectory, texts: list[TurnText]) -> dict[str,
 
 
 def member_facts(trajectory: Trajectory) -> dict[str, Any]:
-    """One trajectory in a line."""
+    """The facts of one trajectory that fit on one line."""
     return {
         "group_id": trajectory.group_id,
         "member": trajectory.member,

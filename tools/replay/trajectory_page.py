@@ -1,17 +1,18 @@
-"""What `slipstream replay show` knows of a trajectory, for a person to read."""
+"""Prints the page of one trajectory for `slipstream replay show`."""
 
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from tools.printable import printable, printable_lines
+from common.printable import printable
+from tools.printable import printable_lines
 
-BAR = "  | "  # before words that are not ours
+BAR = "  | "  # before text from the environment or the policy
 
 
 def print_page(facts: dict[str, Any]) -> None:
-    """Print what `trajectory_facts` says, turn by turn."""
+    """Print the result of `trajectory_facts`, turn by turn."""
     console = Console(highlight=False)
     page = _head(facts)
     for index, turn in enumerate(facts["turns"]):
@@ -20,11 +21,11 @@ def print_page(facts: dict[str, Any]) -> None:
 
 
 def _head(facts: dict[str, Any]) -> Text:
-    """Who made it, when, how, and what it earned."""
+    """The head of the page: task, return, length, sampling and actor."""
     page = Text()
     sampling = facts["sampling"]
     kept = facts["kept_tokens_mean"]
-    among = "" if kept is None else f", each among {kept:.1f} on average"
+    among = "" if kept is None else f", each from {kept:.1f} candidates on average"
     claimed = "" if facts["step"] is None else f", claimed for step {facts['step']}"
     for line in (
         f"{facts['task']}: group {facts['group_id']}, member {facts['member']}, attempt {facts['attempt']}, "
@@ -34,16 +35,16 @@ def _head(facts: dict[str, Any]) -> Text:
         f"{facts['num_turns']} turns, {facts['num_tokens']} tokens in {facts['num_branches']} branch(es), policy "
         f"versions {facts['oldest_policy_version']} to {facts['newest_policy_version']}",
         f"sampled at temperature {sampling['temperature']:g}, top_p {sampling['top_p']:g}, top_k {sampling['top_k']}, "
-        f"at most {sampling['max_turn_tokens']} tokens a turn{among}",
+        f"at most {sampling['max_turn_tokens']} tokens per turn{among}",
         f"{facts['duration_s']:.2f} s by {facts['actor']} on {facts['host']} ({facts['instance_kind']}, "
-        f"${facts['price_per_hour']:g} an hour)",
+        f"${facts['price_per_hour']:g} per hour)",
     ):
         page.append(printable(line) + "\n")
     return page
 
 
 def _add_turn(page: Text, index: int, turn: dict[str, Any], console: Console) -> None:
-    again = ", a new branch: the chat template rewrote what stood" if turn["new_branch"] else ""
+    again = ", a new branch: the chat template rewrote earlier text" if turn["new_branch"] else ""
     page.append(f"\nturn {index}: prompt{again}\n", style="bold")
     _add_quoted(page, turn["prompt"], console, style="dim")
     if turn["state_key"]:
@@ -52,14 +53,14 @@ def _add_turn(page: Text, index: int, turn: dict[str, Any], console: Console) ->
     versions = ", ".join(map(str, turn["policy_versions"]))
     page.append(
         f"turn {index}: action of {turn['num_tokens']} tokens by version {versions}, log-probability "
-        f"{turn['logprob_mean']:.3f} mean, {turn['logprob_min']:.3f} least, {turn['generate_s']:.2f} s\n",
+        f"{turn['logprob_mean']:.3f} mean, {turn['logprob_min']:.3f} minimum, {turn['generate_s']:.2f} s\n",
         style="bold",
     )
     _add_quoted(page, turn["action"], console, style="green")
     rewards = ", ".join(f"{name} {reward:.4g}" for name, reward in turn["rewards"].items())
     page.append(
         printable(
-            f"turn {index}: reward {rewards}; {'valid' if turn['valid_action'] else 'no valid'} action, ended by "
+            f"turn {index}: reward {rewards}; {'valid' if turn['valid_action'] else 'invalid'} action, ended by "
             f"{turn['finish_reason']}, environment {turn['env_s']:.2f} s"
         )
         + "\n",
@@ -68,7 +69,7 @@ def _add_turn(page: Text, index: int, turn: dict[str, Any], console: Console) ->
 
 
 def _add_quoted(page: Text, words: str, console: Console, *, style: str) -> None:
-    """Words that are not ours, each line behind a bar, so that none of them can pass for a line of ours."""
+    """Add text from elsewhere with a bar before each line, so that no line can pass for one of ours."""
     for line in printable_lines(words, console, indent=len(BAR)):
         page.append(BAR)
         page.append(line + "\n", style=style)

@@ -1,7 +1,7 @@
-"""What became of every acknowledged insert: the actors' journals and the learner's model against the ledger.
+"""Compares the actors' journals and the learner's model with the ledger, for every acknowledged insert.
 
-Lost is an acknowledged insert that is neither trained, nor held, nor of a dropped group. Twice is a group that the
-model learned from in two steps, or that is in the model and still held.
+An acknowledged insert is lost if it is neither trained, nor stored, nor in a dropped group. A group counts as trained
+twice if the model learned from it in two steps, or if it is in the model and still stored.
 """
 
 from collections import Counter
@@ -24,16 +24,16 @@ HELD = (InsertResult.STORED, InsertResult.DUPLICATE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accounts:
-    """Both sides of the books, compared; processes that write to either must be gone."""
+    """The result of the comparison; the processes that write to either side must have ended."""
 
     ledger: Ledger
-    num_acknowledged: int  # distinct inserts that an actor knows to be held
-    num_unheard: int  # inserts that are held or trained, whose actor was killed before it could write so
-    num_full: int  # inserts that found no room
+    num_acknowledged: int  # distinct inserts that were acknowledged to an actor
+    num_unheard: int  # inserts that are stored or trained, but whose actor was killed before it wrote its journal
+    num_full: int  # inserts that the buffer refused because it was full
     num_trained: int  # groups in the model
     lost: list[str]
     twice: list[str]
-    wrong: list[str]  # everything else that does not agree
+    wrong: list[str]  # all other contradictions
 
     @property
     def hold(self) -> bool:
@@ -41,7 +41,7 @@ class Accounts:
 
 
 def compare(client: redis.Redis, run_id: str, *, journals: list[Path], steps: Path) -> Accounts:
-    """Read everything once."""
+    """Read both sides once, and compare them."""
     lines = [line for journal in journals for line in read_journal(journal)]
     acknowledged = {(line.group, line.member): line for line in lines if line.result in HELD}
     model = read_steps(steps)
@@ -69,7 +69,7 @@ def compare(client: redis.Redis, run_id: str, *, journals: list[Path], steps: Pa
 
 
 def _held(client: redis.Redis, run_id: str) -> dict[int, dict[int, int]]:
-    """For each group in Redis: the attempt that is stored of each member."""
+    """For each group in Redis: the stored attempt of each member."""
     base = key(run_id, "train")
     groups: dict[int, dict[int, int]] = {}
     for state in STATES:
@@ -85,14 +85,14 @@ def _held(client: redis.Redis, run_id: str) -> dict[int, dict[int, int]]:
 
 
 def _misplaced(line: Acknowledged, trained: dict[int, list[Learned]], held: dict[int, dict[int, int]]) -> str | None:
-    """What is wrong with the place of an acknowledged insert; None for one that is trained, held, or dropped."""
+    """What is wrong with an acknowledged insert; None if it is trained, stored, or dropped with its group."""
     what = f"group {line.group} member {line.member} attempt {line.attempt}"
     if line.group in trained:
         learned = trained[line.group][line.member]
         if (learned.attempt, learned.digest) != (line.attempt, line.digest):
-            return f"{what} was acknowledged, and attempt {learned.attempt} or other bytes were trained"
+            return f"{what} was acknowledged, but attempt {learned.attempt} or other bytes were trained"
     elif line.group in held and held[line.group].get(line.member) != line.attempt:
-        return f"{what} was acknowledged, and {held[line.group].get(line.member)} is held"
+        return f"{what} was acknowledged, but attempt {held[line.group].get(line.member)} is stored"
     return None
 
 
@@ -107,14 +107,16 @@ def _held_twice(lines: list[Acknowledged]) -> list[str]:
 def _disagreements(ledger: Ledger, *, num_trained: int, num_gone: int) -> list[str]:
     found = []
     if ledger.opened != ledger.last_group_id + 1:
-        found.append(f"{ledger.opened} groups opened, the last is {ledger.last_group_id}")
+        found.append(f"the ledger has {ledger.opened} opened groups, but the last group is {ledger.last_group_id}")
     if ledger.trained != num_trained:
-        found.append(f"the books say {ledger.trained} groups are trained, the model holds {num_trained}")
+        found.append(f"the ledger has {ledger.trained} trained groups, the model {num_trained}")
     if num_gone != sum(ledger.dropped.values()):
-        found.append(f"{num_gone} groups are neither held nor trained, the books dropped {ledger.dropped}")
+        found.append(f"{num_gone} groups are neither stored nor trained, the ledger has dropped {ledger.dropped}")
     strange = set(ledger.dropped) - {"zero_variance"}
     if strange:
         found.append(f"groups were dropped for {sorted(strange)}: {ledger.dropped}")
+    if ledger.repairs:
+        found.append(f"the ledger was repaired {ledger.repairs} times")
     return found
 
 

@@ -1,7 +1,7 @@
-"""A stand-in for an actor, for soaks: every verb of an actor on a real buffer, scripted trajectories, no engine.
+"""A stand-in for an actor, for soaks: it calls every verb of an actor on a real buffer, without an engine.
 
-It starts in half a second, so that it may be killed every few. Each insert that was acknowledged is a line of its
-journal, written before the next thing happens.
+It starts in half a second, so it can be killed every few seconds. It appends each acknowledged insert to its journal
+before it continues.
 """
 
 import json
@@ -16,6 +16,7 @@ import msgspec
 import redis
 import xxhash
 
+from common.config import ReplayConfig
 from common.connection import connect
 from common.shutdown import Shutdown
 from common.trajectory import (
@@ -31,7 +32,7 @@ from common.trajectory import (
     pack_tokens,
 )
 from common.wire import SCHEMA
-from replay.buffer import Buffer
+from replay.actor_buffer import ActorBuffer
 from replay.ticket import InsertResult, Lease
 
 VOCAB_SIZE = 1000
@@ -43,21 +44,21 @@ LEAVING_SHARE = 0.02
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a stand-in, actor or learner, is told on its command line, as JSON."""
+    """The settings of a stand-in, actor or learner: JSON on its command line."""
 
     url: str
     run_id: str
-    name: str
-    journal: str  # the file that it appends to
-    lease_ttl_s: float
-    episode_s: float  # an actor's pause before each insert
-    num_tokens: int  # of a trajectory at most
-    checkpoint_every: int  # steps of the learner
-    seed: int
+    name: str = ""
+    journal: str = ""  # the file that it appends to
+    lease_ttl_s: float = 3.0
+    episode_s: float = 0.005  # an actor's pause before each insert
+    num_tokens: int = 256  # the maximum of sampled tokens in a trajectory
+    checkpoint_every: int = 5  # steps of the learner
+    seed: int = 0
 
 
 class Acknowledged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line of a journal: this insert is held, or found no room."""
+    """A line of a journal: the result of one insert."""
 
     group: int
     member: int
@@ -66,25 +67,23 @@ class Acknowledged(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     result: InsertResult
 
 
-def make_buffer(client: redis.Redis, work: Work) -> Buffer:
-    """The buffer that all processes of a soak share."""
-    return Buffer(
-        client,
-        work.run_id,
-        vocab_size=VOCAB_SIZE,
-        lease_ttl_s=work.lease_ttl_s,
-        max_attempts=10_000,  # however often its holder is killed, no group is given up
-        max_trajectory_bytes=1 << 20,
-    )
+def replay_of(work: Work) -> ReplayConfig:
+    """The settings of the buffer that all processes of a soak share."""
+    # Kills must not use up the attempts at a group.
+    return ReplayConfig(lease_ttl_s=work.lease_ttl_s, max_attempts=10_000, max_trajectory_bytes=1 << 20)
+
+
+def buffer_of(client: redis.Redis, work: Work) -> ActorBuffer:
+    return ActorBuffer(client, work.run_id, replay_of(work), vocab_size=VOCAB_SIZE)
 
 
 def digest(trajectory: Trajectory) -> str:
-    """Of the bytes that the learner would train on."""
+    """Hash the bytes that the learner would train on."""
     return xxhash.xxh3_64_hexdigest(trajectory.tokens + trajectory.behaviour_logprobs + trajectory.loss_mask)
 
 
 def append(journal: Path, record: msgspec.Struct) -> None:
-    """One line, in one write: whole or not there when the process is killed."""
+    """Append one line in one write, so that a kill leaves either the whole line or nothing."""
     descriptor = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(descriptor, msgspec.json.encode(record) + b"\n")
@@ -97,17 +96,60 @@ def read_journal(journal: Path) -> Iterator[Acknowledged]:
         yield msgspec.json.decode(line, type=Acknowledged)
 
 
-class StandIn:
-    """One actor: leases a group, inserts its missing members, and now and then fails or hands in what it has."""
+def an_attempt(
+    work: Work, lease: Lease, member: int, attempt: int, stop_reason: StopReason, *, chance: random.Random
+) -> Trajectory:
+    """A trajectory with random tokens, so that attempts cannot be confused."""
+    num_sampled = chance.randint(8, work.num_tokens)
+    num_tokens = NUM_PROMPT_TOKENS + num_sampled
+    tokens = [chance.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
+    turn = Turn(
+        start=NUM_PROMPT_TOKENS,
+        stop=num_tokens,
+        state_key="",
+        rewards={"task": float(chance.random() < 0.5)},
+        finish_reason="stop",
+        valid_action=True,
+        generate_s=work.episode_s,
+        env_s=0.0,
+    )
+    return Trajectory(
+        schema=SCHEMA,
+        run_id=work.run_id,
+        task=lease.ticket.task,
+        group_id=lease.ticket.group_id,
+        member=member,
+        attempt=attempt,
+        actor=work.name,
+        turns=[turn],
+        tokens=pack_tokens(tokens),
+        behaviour_logprobs=pack_logprobs([0.0] * NUM_PROMPT_TOKENS + [-0.5] * num_sampled),
+        loss_mask=pack_mask([False] * NUM_PROMPT_TOKENS + [True] * num_sampled),
+        kept=None,
+        branch_starts=[0],
+        version_spans=[VersionSpan(start=NUM_PROMPT_TOKENS, stop=num_tokens, policy_version=0)],
+        stop_reason=stop_reason,
+        outcome=OUTCOME_OF[stop_reason],
+        score=1.0,
+        success=True,
+        sampling=lease.ticket.sampling,
+        started_at_s=time.time(),
+        duration_s=work.episode_s,
+        provenance=Provenance(host="soak", instance_kind="spot", price_per_hour=0.0),
+    )
 
-    def __init__(self, buffer: Buffer, work: Work, shutdown: Shutdown) -> None:
+
+class StandIn:
+    """One actor: leases a group and inserts its missing members; sometimes it fails, or hands in a partial episode."""
+
+    def __init__(self, buffer: ActorBuffer, work: Work, shutdown: Shutdown) -> None:
         self._buffer = buffer
         self._work = work
         self._shutdown = shutdown
         self._random = random.Random(f"{work.seed}-{work.name}-{os.getpid()}")
 
     def act(self) -> None:
-        """Until it is told to leave."""
+        """Play groups until a shutdown is requested."""
         while not self._shutdown.requested.is_set():
             lease = self._buffer.lease(self._work.name)
             if lease is None:
@@ -128,10 +170,10 @@ class StandIn:
         self._buffer.release(lease)
 
     def _play_member(self, lease: Lease, member: int, attempt: int | None) -> bool:
-        """Whether the lease is still worth going on with."""
+        """Play one member; return whether the lease is still valid."""
         while attempt is not None and self._random.random() < FAILED_SHARE:
             attempt = self._buffer.fail(
-                lease, member, attempt=attempt, outcome=Outcome.ENV_FAILURE, reason="as a soak wants it"
+                lease, member, attempt=attempt, outcome=Outcome.ENV_FAILURE, reason="simulated by the soak"
             )
         if attempt is None:
             return False
@@ -142,6 +184,9 @@ class StandIn:
                 return False
             result = self._insert(lease, trajectory)
         return result in (InsertResult.STORED, InsertResult.DUPLICATE)
+
+    def _attempt(self, lease: Lease, member: int, attempt: int, stop_reason: StopReason) -> Trajectory:
+        return an_attempt(self._work, lease, member, attempt, stop_reason, chance=self._random)
 
     def _insert(self, lease: Lease, trajectory: Trajectory) -> InsertResult:
         result = self._buffer.insert(lease, trajectory)
@@ -155,53 +200,13 @@ class StandIn:
         append(Path(self._work.journal), line)
         return result
 
-    def _attempt(self, lease: Lease, member: int, attempt: int, stop_reason: StopReason) -> Trajectory:
-        """Tokens that no other attempt has, so that a mix-up shows."""
-        num_sampled = self._random.randint(8, self._work.num_tokens)
-        num_tokens = NUM_PROMPT_TOKENS + num_sampled
-        tokens = [self._random.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
-        turn = Turn(
-            start=NUM_PROMPT_TOKENS,
-            stop=num_tokens,
-            state_key="",
-            rewards={"task": float(self._random.random() < 0.5)},
-            finish_reason="stop",
-            valid_action=True,
-            generate_s=self._work.episode_s,
-            env_s=0.0,
-        )
-        return Trajectory(
-            schema=SCHEMA,
-            run_id=self._work.run_id,
-            task=lease.ticket.task,
-            group_id=lease.ticket.group_id,
-            member=member,
-            attempt=attempt,
-            actor=self._work.name,
-            turns=[turn],
-            tokens=pack_tokens(tokens),
-            behaviour_logprobs=pack_logprobs([0.0] * NUM_PROMPT_TOKENS + [-0.5] * num_sampled),
-            loss_mask=pack_mask([False] * NUM_PROMPT_TOKENS + [True] * num_sampled),
-            kept=None,
-            branch_starts=[0],
-            version_spans=[VersionSpan(start=NUM_PROMPT_TOKENS, stop=num_tokens, policy_version=0)],
-            stop_reason=stop_reason,
-            outcome=OUTCOME_OF[stop_reason],
-            score=1.0,
-            success=True,
-            sampling=lease.ticket.sampling,
-            started_at_s=time.time(),
-            duration_s=self._work.episode_s,
-            provenance=Provenance(host="soak", instance_kind="spot", price_per_hour=0.0),
-        )
-
 
 def main(command: str) -> int:
-    """Act as the JSON `command` says; return the exit code."""
+    """Act with the settings in the JSON `command`; return the exit code."""
     work = msgspec.convert(json.loads(command), Work)
     shutdown = Shutdown()
     with connect(work.url) as client:
-        StandIn(make_buffer(client, work), work, shutdown).act()
+        StandIn(buffer_of(client, work), work, shutdown).act()
     return shutdown.exit_code
 
 

@@ -1,15 +1,20 @@
-"""A stand-in for the learner, for soaks: every verb of a learner, and a file in the place of weights.
+"""A stand-in for the learner, for soaks: it calls every verb of a learner, and has a file instead of weights.
 
-The model is the file of steps: a step is a line that names the very attempts it learned from. A checkpoint says how
-many of its bytes are durable; a learner that comes back cuts the rest off, as one that loads older weights forgets what
-came after. So the file holds what is in the surviving model, and may be compared with the books.
+The model is the file of steps: each step is a line with the attempts that it learned from. A checkpoint records how
+many bytes of the file are durable. A resumed learner truncates the rest, as a learner that loads older weights loses
+what came after. So the file has what is in the surviving model, and can be compared with the ledger. Two learners of
+one file exclude each other: the later one reads the checkpoint after it has fenced out the earlier one, and not while
+that one writes.
 """
 
+import contextlib
+import fcntl
 import json
 import os
 import random
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,9 +23,9 @@ from common.connection import connect
 from common.run_dir import write_whole
 from common.shutdown import Shutdown
 from common.trajectory import Sampling, Task
-from replay.buffer import Buffer
+from replay.learner_buffer import LearnerBuffer
 from replay.ticket import Group, Ticket
-from tools.soak.actor import Work, digest, make_buffer
+from tools.soak.actor import VOCAB_SIZE, Work, digest, replay_of
 
 GROUP_SIZE = 4
 GROUPS_PER_STEP = 4
@@ -31,21 +36,21 @@ SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=1 << 12
 
 
 class Learned(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one member gave."""
+    """The attempt at one member that the model learned from."""
 
     attempt: int
     digest: str
 
 
 class StepLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One step: for each of its groups, the members in order."""
+    """One step: the members of each of its groups, in order."""
 
     step: int
     groups: dict[int, list[Learned]]
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much of the file of steps is durable."""
+    """How many bytes of the file of steps are durable."""
 
     step: int
     num_bytes: int
@@ -56,18 +61,31 @@ class Model:
     """The file of steps and its checkpoint."""
 
     def __init__(self, steps: Path) -> None:
-        """What the newest checkpoint of the file holds; an empty one where there is none."""
+        """Restore the newest checkpoint of the file, or begin an empty model.
+
+        Earlier learners must have been fenced out before.
+        """
         self._checkpoint = steps.with_suffix(".checkpoint")
-        self.restored = Checkpoint(step=0, num_bytes=0, next_group_id=0)
-        if self._checkpoint.exists():
-            self.restored = msgspec.json.decode(self._checkpoint.read_bytes(), type=Checkpoint)
         self._file = steps.open("ab")
-        self._file.truncate(self.restored.num_bytes)
-        self._unsaved = b""  # a learner that is fenced out leaves no trace in the file of the one that came after
+        self.restored = Checkpoint(step=0, num_bytes=0, next_group_id=0)
+        with self.held():
+            if self._checkpoint.exists():
+                self.restored = msgspec.json.decode(self._checkpoint.read_bytes(), type=Checkpoint)
+            self._file.truncate(self.restored.num_bytes)
+        self._unsaved = b""  # buffered, so that a fenced-out learner does not write into the file of its successor
         self.step = self.saved_step = self.restored.step
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Exclude other learners from the file."""
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
     def learn(self, groups: list[Group]) -> None:
-        """One step."""
+        """Make one step on `groups`."""
         self.step += 1
         line = StepLine(
             step=self.step,
@@ -79,7 +97,7 @@ class Model:
         self._unsaved += msgspec.json.encode(line) + b"\n"
 
     def save(self, next_group_id: int) -> None:
-        """Make every step so far durable."""
+        """Make every step so far durable. The caller must have entered `held`."""
         self._file.write(self._unsaved)
         self._unsaved = b""
         self._file.flush()
@@ -90,14 +108,15 @@ class Model:
 
 
 def read_steps(steps: Path) -> list[StepLine]:
-    """The surviving steps: those that the checkpoint covers."""
+    """The steps that the checkpoint covers."""
     durable = msgspec.json.decode(steps.with_suffix(".checkpoint").read_bytes(), type=Checkpoint).num_bytes
     return [msgspec.json.decode(line, type=StepLine) for line in steps.read_bytes()[:durable].splitlines()]
 
 
-def learn(buffer: Buffer, model: Model, shutdown: Shutdown, *, checkpoint_every: int, seed: int) -> None:
-    """Step after step, until it is told to leave. Raises FencedOut once another learner has taken over."""
+def learn(buffer: LearnerBuffer, steps: Path, shutdown: Shutdown, *, checkpoint_every: int, seed: int) -> None:
+    """Make steps until a shutdown is requested. Raises FencedOut once another learner has taken over."""
     buffer.acquire_epoch()
+    model = Model(steps)
     buffer.settle(model.step)
     buffer.reopen(model.step)
     next_group_id = max(model.restored.next_group_id, buffer.ledger().last_group_id + 1)
@@ -118,19 +137,20 @@ def learn(buffer: Buffer, model: Model, shutdown: Shutdown, *, checkpoint_every:
                 _save(buffer, model, next_group_id)
         elif not claimed:
             time.sleep(IDLE_S)
-    # What was claimed for a step that is not made goes back: by the epoch of whoever comes next, or now.
+    # Groups claimed for an unfinished step become ready again, now or when the next learner acquires the epoch.
     _save(buffer, model, next_group_id)
     buffer.reopen(model.step)
 
 
-def _save(buffer: Buffer, model: Model, next_group_id: int) -> None:
-    buffer.settle(model.saved_step)  # raises where another learner has taken over: this one's steps are void
-    model.save(next_group_id)
+def _save(buffer: LearnerBuffer, model: Model, next_group_id: int) -> None:
+    with model.held():
+        buffer.settle(model.saved_step)  # raises if another learner has taken over, which voids this one's steps
+        model.save(next_group_id)
     buffer.settle(model.step)
 
 
-def _admit(buffer: Buffer, next_group_id: int, *, num_claimed: int) -> int:
-    """Open tickets until enough groups are under way; return the next group id."""
+def _admit(buffer: LearnerBuffer, next_group_id: int, *, num_claimed: int) -> int:
+    """Open tickets until enough groups are in flight; return the next group id."""
     ledger = buffer.ledger()
     room = GROUPS_AHEAD - (ledger.queued + ledger.leased + ledger.ready + num_claimed)
     if room <= 0:
@@ -150,13 +170,13 @@ def _admit(buffer: Buffer, next_group_id: int, *, num_claimed: int) -> int:
 
 
 def main(command: str) -> int:
-    """Learn as the JSON `command` says; return the exit code."""
+    """Learn with the settings in the JSON `command`; return the exit code."""
     work = msgspec.convert(json.loads(command), Work)
     shutdown = Shutdown()
     with connect(work.url) as client:
         learn(
-            make_buffer(client, work),
-            Model(Path(work.journal)),
+            LearnerBuffer(client, work.run_id, replay_of(work), vocab_size=VOCAB_SIZE),
+            Path(work.journal),
             shutdown,
             checkpoint_every=work.checkpoint_every,
             seed=work.seed,

@@ -1,20 +1,18 @@
-"""`make soak`: random kills for minutes, real processes, and books that must balance to the last trajectory.
+"""`make soak`: kill real processes at random for minutes; the ledger must balance to the last trajectory.
 
-Actors and a learner (stand-ins, so that one is back in half a second) work on a server of their own. At random times
-one of them, or the server, is killed or stopped; a supervisor starts what ended. In the end everything that an actor
-was told about its inserts, and everything that is in the model, is compared with the ledger.
+Stand-ins for actors and a learner, which restart in half a second, work on a Redis server of their own. At random times
+one of them, or the server, is killed or stopped; a supervisor restarts it. In the end, every answer to an actor's
+insert, and every group in the model, is compared with the ledger.
 
     SOAK_MINUTES=60 make soak
 """
 
 import argparse
-import random
 import signal
 import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,23 +20,17 @@ from tempfile import TemporaryDirectory
 import psutil
 import redis
 
-from common.connection import connect
-from replay.server import start_server
 from tools.bench.benchmark import Row, Run
-from tools.child import Child
 from tools.soak.accounts import Accounts
-from tools.soak.cast import Cast
+from tools.soak.stage import LEASE_TTL_S, POLL_S, SoakStage
 
 SAMPLE_EVERY_S = 1.0
-SAY_EVERY_S = 20.0
-POLL_S = 0.05
-STOPPED_S = 2.0  # the server stands still for so long
-LEASE_TTL_S = 3.0
-ZOMBIE_S = 1.5 * LEASE_TTL_S  # an actor stands still for so long: it comes back to leases that it lost
-WARM_UP = 0.2  # the first fifth of the samples is not judged: everything is growing to its size
-SETTLED_S = 60.0  # how long it may take, when the faults are over, until everyone works again
+REPORT_EVERY_S = 20.0
+STOPPED_S = 2.0  # how long the server is suspended
+ZOMBIE_S = 1.5 * LEASE_TTL_S  # how long an actor is suspended; its leases expire meanwhile
+WARM_UP = 0.2  # the first fifth of the samples is ignored, as everything still grows to its size
 
-# What must not grow: what it is, and its scale and unit where people read it.
+# Quantities that must not grow: the title, scale and unit of each.
 FLAT = {
     "keys": ("keys in Redis", 1, ""),
     "memory_bytes": ("memory of Redis", 1 << 20, "MiB"),
@@ -51,7 +43,7 @@ FLAT = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """What is in use at one moment."""
+    """The resources in use at one time."""
 
     at_s: float  # since the start
     keys: int
@@ -64,19 +56,19 @@ class Sample:
 
 @dataclass(kw_only=True, slots=True)
 class Report:
-    """What a soak has seen."""
+    """The results of a soak."""
 
     wall_s: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     samples: list[Sample] = field(default_factory=list)
-    unasked: list[str] = field(default_factory=list)  # ends that no fault had brought about
+    unasked: list[str] = field(default_factory=list)  # ends of processes that no fault had caused
     resumed_s: list[float] = field(default_factory=list)  # from the server's PONG to the next answered insert
     accounts: Accounts = field(init=False)
 
     def halves(self, name: str) -> tuple[float, float]:
-        """The mean of a quantity over the earlier half of the samples and over the later, the warm-up left out.
+        """The mean of a quantity over the earlier and over the later half of the samples, without the warm-up.
 
-        What leaks is larger in the later half.
+        A leak makes the later mean larger.
         """
         values = [float(getattr(sample, name)) for sample in self.samples[int(WARM_UP * len(self.samples)) :]]
         middle = len(values) // 2
@@ -84,28 +76,13 @@ class Report:
 
 
 class Soak:
-    """One soak, in `directory`. Call it from the main thread: the server ends with the thread that started it."""
+    """One soak, with its files in `directory`. Use it in the main thread: the server ends with its starting thread."""
 
     def __init__(self, directory: Path, *, mean_s: float, num_actors: int, seed: int) -> None:
         """`mean_s` is the mean time between two faults."""
-        self._redis = directory / "redis"
         self._mean_s = mean_s
-        self._random = random.Random(seed)
-        self._server = start_server(self._redis)
-        self._client: redis.Redis = connect(self._server.secret_url)
-        self._cast = Cast(
-            directory / "cast",
-            url=self._server.url,
-            password=self._server.password,
-            run_id="soak",
-            num_actors=num_actors,
-            lease_ttl_s=LEASE_TTL_S,
-            episode_s=0.02,
-            seed=seed,
-        )
+        self._stage = SoakStage(directory, num_actors=num_actors, seed=seed)
         self._report = Report()
-        self._to_continue: list[tuple[float, Callable[[signal.Signals], None]]] = []  # what was stopped, until when
-        self._killed: set[str] = set()
         self._faults = {
             "actor killed": self._kill_an_actor,
             "actor stopped": self._stop_an_actor,
@@ -115,124 +92,85 @@ class Soak:
         }
 
     def run(self, seconds: float) -> Report:
-        """Faults for so many seconds; then let everyone work, end them in order, and compare the books."""
-        report = self._report
+        """Inject faults for `seconds`; then let all processes recover, end them in order, and compare the ledger."""
+        report, stage = self._report, self._stage
         try:
-            self._cast.start()
-            self._suffer(seconds)
-            self._wait_for_answers()
-            report.unasked += self._cast.end()
-            report.accounts = self._cast.accounts(self._client)
+            stage.start()
+            self._inject_faults(seconds)
+            stage.until_answered()
+            report.accounts = stage.end()
+            report.unasked = stage.unasked
             return report
         finally:
-            self._cast.kill()
-            self._server.process.send_signal(signal.SIGCONT)
-            self._client.close()
-            self._server.stop()
+            stage.close()
 
-    def _suffer(self, seconds: float) -> None:
+    def _inject_faults(self, seconds: float) -> None:
+        stage = self._stage
         started = time.monotonic()
-        next_fault = started + self._random.expovariate(1 / self._mean_s)
-        next_sample, next_word = started, started
+        next_fault = started + stage.random.expovariate(1 / self._mean_s)
+        next_sample, next_report = started, started
         deck: list[str] = []
         while (now := time.monotonic()) < started + seconds:
-            self._continue(now)
-            self._keep_up()
+            stage.tick()
             if now >= next_fault:
-                deck = deck or self._random.sample(list(self._faults), len(self._faults))  # none twice before all once
+                deck = deck or stage.random.sample(
+                    list(self._faults), len(self._faults)
+                )  # each fault once before any again
                 name = deck.pop()
                 self._faults[name]()
                 self._report.faults[name] += 1
-                next_fault = now + self._random.expovariate(1 / self._mean_s)
-            if now >= next_sample and not self._to_continue:  # a server that stands still would not answer
+                next_fault = now + stage.random.expovariate(1 / self._mean_s)
+            if now >= next_sample and not stage.is_disturbed:  # a suspended server would not answer
                 self._report.samples.append(self._sample(now - started))
                 next_sample = now + SAMPLE_EVERY_S
-            if now >= next_word:
-                self._say(now - started)
-                next_word = now + SAY_EVERY_S
+            if now >= next_report:
+                self._print_progress(now - started)
+                next_report = now + REPORT_EVERY_S
             time.sleep(POLL_S)
         self._report.wall_s = time.monotonic() - started
-        self._continue(float("inf"))
-
-    # --- Faults.
+        stage.undo_all()
 
     def _kill_an_actor(self) -> None:
-        self._kill(self._random.choice(self._cast.actors))
+        self._stage.kill(self._stage.random.choice(self._stage.cast.actors))
 
     def _kill_the_learner(self) -> None:
-        self._kill(self._cast.learner)
-
-    def _kill(self, child: Child) -> None:
-        self._killed.add(child.name)
-        child.send(signal.SIGKILL)
+        self._stage.kill(self._stage.cast.learner)
 
     def _stop_an_actor(self) -> None:
-        actor = self._random.choice(self._cast.actors)
+        actor = self._stage.random.choice(self._stage.cast.actors)
         actor.send(signal.SIGSTOP)
-        self._to_continue.append((time.monotonic() + ZOMBIE_S, actor.send))
+        self._stage.later(ZOMBIE_S, lambda: actor.send(signal.SIGCONT))
 
     def _stop_the_server(self) -> None:
-        self._server.process.send_signal(signal.SIGSTOP)
-        self._to_continue.append((time.monotonic() + STOPPED_S, self._server.process.send_signal))
+        process = self._stage.server.process
+        process.send_signal(signal.SIGSTOP)
+        self._stage.later(STOPPED_S, lambda: process.send_signal(signal.SIGCONT))
 
     def _kill_the_server(self) -> None:
-        self._server.process.kill()
-        self._server.process.wait()
-        self._server = start_server(self._redis)  # returns at its first PONG
-        self._report.resumed_s.append(self._wait_for_answers())
-
-    # --- Supervision.
-
-    def _continue(self, now: float) -> None:
-        for until, send in [entry for entry in self._to_continue if entry[0] <= now]:
-            send(signal.SIGCONT)
-            self._to_continue.remove((until, send))
-
-    def _keep_up(self) -> None:
-        """Start again whoever ended, and note whom no fault had ended."""
-        for child in self._cast.everyone:
-            if child.exit_code is not None:
-                if child.name not in self._killed:
-                    self._report.unasked.append(f"{child.name} ended with {child.exit_code}: {child.last_words()}")
-                self._killed.discard(child.name)
-                child.start()
-
-    def _wait_for_answers(self) -> float:
-        """Seconds until some actor has an answer that it did not have before."""
-        started, size = time.monotonic(), self._journal_bytes()
-        while self._journal_bytes() == size:
-            self._continue(time.monotonic())
-            self._keep_up()
-            if time.monotonic() - started > SETTLED_S:
-                words = "\n".join(f"{child.name}: {child.last_words()}" for child in self._cast.everyone)
-                raise TimeoutError(f"no insert was answered for {SETTLED_S:.0f} s:\n{words}")
-            time.sleep(POLL_S / 5)
-        return time.monotonic() - started
-
-    def _journal_bytes(self) -> int:
-        return sum(journal.stat().st_size for journal in self._cast.journals)
+        self._report.resumed_s.append(self._stage.restart_server())
 
     def _sample(self, at_s: float) -> Sample:
-        memory, clients = self._client.info("memory"), self._client.info("clients")
-        processes = [psutil.Process(child.pid) for child in self._cast.everyone]
+        client, everyone = self._stage.client, self._stage.cast.everyone
+        memory, clients = client.info("memory"), client.info("clients")
+        processes = [psutil.Process(child.pid) for child in everyone]
         return Sample(
             at_s=at_s,
-            keys=self._client.dbsize(),
+            keys=client.dbsize(),
             memory_bytes=memory["used_memory"],
             clients=clients["connected_clients"],
-            server_descriptors=psutil.Process(self._server.process.pid).num_fds(),
+            server_descriptors=psutil.Process(self._stage.server.process.pid).num_fds(),
             descriptors=sum(process.num_fds() for process in processes),
             resident_bytes=sum(process.memory_info().rss for process in processes),
         )
 
-    def _say(self, at_s: float) -> None:
+    def _print_progress(self, at_s: float) -> None:
         faults = ", ".join(f"{count} {name}" for name, count in sorted(self._report.faults.items()))
-        answers_mib = self._journal_bytes() / 2**20
+        answers_mib = self._stage.journal_bytes() / 2**20
         print(f"{at_s:6.0f} s: {answers_mib:.1f} MiB of answers; {faults or 'no fault yet'}", flush=True)
 
 
 def rows_of(report: Report, *, max_growth: float) -> list[Row]:
-    """The report as rows of a benchmark; `max_growth` is the goal for whatever must stay flat."""
+    """The report as rows of a benchmark; `max_growth` is the goal for the quantities that must not grow."""
     accounts, num_faults = report.accounts, report.faults.total()
     rows = [
         _count("acknowledged inserts lost, of all", len(accounts.lost), of=accounts.num_acknowledged),
@@ -260,8 +198,8 @@ def _count(name: str, value: int, *, of: int) -> Row:
 
 
 def main(arguments: list[str]) -> int:
-    """Soak as the command line says; return 0 if everything held."""
-    parser = argparse.ArgumentParser(prog="python -m tools.soak", description=__doc__)
+    """Run a soak with the options of the command line; return 0 if every goal holds, else 1."""
+    parser = argparse.ArgumentParser(prog="python -m tools.soak.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--mean-s", type=float, default=20.0, help="mean time between two faults")
     parser.add_argument("--actors", type=int, default=4)

@@ -1,4 +1,4 @@
-"""Groups and held-out episodes for studies, rolled out in this process by the actors' own rollout."""
+"""Rolls out groups and held-out episodes for studies in this process, with the same rollout as the actors use."""
 
 import asyncio
 import math
@@ -10,22 +10,22 @@ from transformers import PreTrainedTokenizerBase
 
 from actors.rollout import Allowance, fresh_env, rollout
 from actors.tape import Attempt, Tape
-from common.action_format import FORMATS
+from common.action_format import action_format
 from common.config import Config
 from common.trajectory import Provenance, Sampling, Task, Trajectory
-from learner.objective.advantage import returns_differ
 from learner.curriculum import Curriculum
+from learner.objective.advantage import returns_differ
 from learner.supply import Batch, spread, ticket_of
 from replay.ticket import Group, Ticket
 from tools.study.sampler import LockstepSampler
 
-MAX_WAVES = 10  # each of as many episodes as there are slots
-UNHURRIED_S = 1e6  # a study that was suspended goes on where it was
+MAX_WAVES = 10  # each has one episode per slot
+UNHURRIED_S = 1e6  # no timeout: a study may be suspended and continued
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
-    """What every episode of a study is played with."""
+class StudySetup:
+    """What all episodes of a study share."""
 
     config: Config
     sampler: LockstepSampler
@@ -34,28 +34,27 @@ class Stage:
 
 
 class NothingToLearn(RuntimeError):
-    """Attempt after attempt had the same return as its siblings: the policy has collapsed, or solves every task."""
+    """In every group all siblings had the same return: the policy has collapsed, or solves every task."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Harvest:
-    """What was rolled out for one optimizer step."""
+    """The episodes that were rolled out for one optimizer step."""
 
     batch: Batch
-    success: float  # over all episodes that were played, those without a use included
+    success: float  # over all episodes, including those of groups that are not in the batch
 
 
-def harvest(stage: Stage, *, first_group_id: int, policy_version: int) -> Harvest:
-    """Roll out groups until `replay.groups_per_step` are of use; the first of them, by id, are the batch.
+def harvest(setup: StudySetup, *, first_group_id: int, policy_version: int) -> Harvest:
+    """Roll out groups until `replay.groups_per_step` are useful; the first useful ones, by id, are the batch.
 
-    Of use are, where siblings are compared, those whose returns differ; of the candidates that `replay.keep_fraction`
-    asks for, those are taken whose returns lie furthest apart. After MAX_WAVES batches of episodes the step is made of
-    what there is. Every member is sampled by the weights that the sampler has, which are `policy_version`.
-    Raises NothingToLearn.
+    If the objective compares siblings, a group is useful only if its returns differ. `replay.keep_fraction` may require
+    more candidates; then the groups with the largest spread of returns are taken. After MAX_WAVES waves of episodes,
+    the batch has the useful groups so far. The sampler's weights must be `policy_version`. Raises NothingToLearn.
     """
-    config = stage.config
+    config = setup.config
     wanted = math.ceil(config.replay.groups_per_step / config.replay.keep_fraction)
-    room = stage.sampler.num_slots // config.replay.group_size
+    room = setup.sampler.num_slots // config.replay.group_size
     curriculum = Curriculum(config.env, seed=config.run.seed)
     played: list[Group] = []
     useful: list[Group] = []
@@ -65,13 +64,13 @@ def harvest(stage: Stage, *, first_group_id: int, policy_version: int) -> Harves
             ticket_of(group_id, curriculum.task(group_id), config, min_policy_version=policy_version)
             for group_id in ids
         ]
-        groups = _rolled_out(tickets, stage)
+        groups = _rolled_out(tickets, setup)
         played += groups
-        useful += [group for group in groups if _of_use(group, config)]
+        useful += [group for group in groups if _is_useful(group, config)]
         if len(useful) >= wanted:
             break
     if not useful:
-        raise NothingToLearn(f"{len(played)} groups, and in none did the returns of siblings differ")
+        raise NothingToLearn(f"in none of {len(played)} groups did the returns of siblings differ")
     chosen = sorted(useful[:wanted], key=lambda group: -spread(group))[: config.replay.groups_per_step]
     episodes = [trajectory for group in played for trajectory in group.trajectories]
     batch = Batch(
@@ -82,32 +81,32 @@ def harvest(stage: Stage, *, first_group_id: int, policy_version: int) -> Harves
     return Harvest(batch=batch, success=sum(each.success for each in episodes) / len(episodes))
 
 
-def _of_use(group: Group, config: Config) -> bool:
+def _is_useful(group: Group, config: Config) -> bool:
     returns = [trajectory.total_reward for trajectory in group.trajectories]
     return not config.objective.compares_siblings or returns_differ(returns)
 
 
-def held_out_success(stage: Stage, *, num_tasks: int) -> float:
-    """The fraction of the first `num_tasks` held-out tasks that are solved, sampled once each."""
-    config, room = stage.config, stage.sampler.num_slots
+def held_out_success(setup: StudySetup, *, num_tasks: int) -> float:
+    """The share of the first `num_tasks` held-out tasks that are solved, with one sampled episode each."""
+    config, room = setup.config, setup.sampler.num_slots
     tasks = [Task(env=config.env.name, split="held_out", index=index) for index in range(num_tasks)]
     sampling = ticket_of(0, tasks[0], config, min_policy_version=0).sampling
     attempts = [_attempt(task, config, sampling, group_id=task.index, member=0) for task in tasks]
     played = [
         trajectory
         for start in range(0, num_tasks, room)
-        for trajectory in stage.runner.run(_play_all(attempts[start : start + room], stage))
+        for trajectory in setup.runner.run(_play_all(attempts[start : start + room], setup))
     ]
     return sum(trajectory.success for trajectory in played) / num_tasks
 
 
-def _rolled_out(tickets: Sequence[Ticket], stage: Stage) -> list[Group]:
+def _rolled_out(tickets: Sequence[Ticket], setup: StudySetup) -> list[Group]:
     attempts = [
-        _attempt(ticket.task, stage.config, ticket.sampling, group_id=ticket.group_id, member=member)
+        _attempt(ticket.task, setup.config, ticket.sampling, group_id=ticket.group_id, member=member)
         for ticket in tickets
         for member in range(ticket.num_members)
     ]
-    played = iter(stage.runner.run(_play_all(attempts, stage)))
+    played = iter(setup.runner.run(_play_all(attempts, setup)))
     return [
         Group(ticket=ticket, num_uses=1, trajectories=[next(played) for _ in range(ticket.num_members)])
         for ticket in tickets
@@ -128,26 +127,26 @@ def _attempt(task: Task, config: Config, sampling: Sampling, *, group_id: int, m
     )
 
 
-async def _play_all(attempts: Sequence[Attempt], stage: Stage) -> list[Trajectory]:
+async def _play_all(attempts: Sequence[Attempt], setup: StudySetup) -> list[Trajectory]:
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_play(attempt, stage)) for attempt in attempts]
+        tasks = [group.create_task(_play(attempt, setup)) for attempt in attempts]
     return [task.result() for task in tasks]
 
 
-async def _play(attempt: Attempt, stage: Stage) -> Trajectory:
-    """One episode. Raises EpisodeFailed where the environment fails: nobody is there to redo it."""
-    env_config = stage.config.env
-    with stage.sampler.seat() as seat:
-        async with fresh_env(env_config.parts(), attempt.task, timeout_s=env_config.step_timeout_s) as env:
+async def _play(attempt: Attempt, setup: StudySetup) -> Trajectory:
+    """Play one episode. Raises EpisodeFailed if the environment fails, as a study does not redo episodes."""
+    env_config = setup.config.env
+    with setup.sampler.seat() as seat:
+        async with fresh_env(env_config.entries(), attempt.task, timeout_s=env_config.step_timeout_s) as env:
             return await rollout(
                 Tape(attempt=attempt),
                 env=env,
                 sampler=seat,
-                tokenizer=stage.tokenizer,
-                action_format=FORMATS[env_config.action_format],
+                tokenizer=setup.tokenizer,
+                action_format=action_format(env_config.action_format),
                 allowance=Allowance(
                     max_turns=env_config.max_turns,
-                    max_tokens=stage.config.model.max_tokens,
+                    max_tokens=setup.config.model.max_tokens,
                     step_timeout_s=UNHURRIED_S,
                     episode_timeout_s=UNHURRIED_S,
                 ),

@@ -1,4 +1,4 @@
-"""A study's results: the numbers as JSON, their table in a page, and a plot."""
+"""Writes the results of the study of lag: the numbers as JSON, their tables in a page, and a plot."""
 
 import statistics
 from collections.abc import Sequence
@@ -26,9 +26,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     effective_sample_size: float  # mean, as a fraction of the loss tokens
     mismatch_kl: float  # mean, nats a token
     masked_fraction: float  # mean, of the loss tokens
-    clip_fraction: float  # mean, of the loss tokens: held back by the surrogate
+    clip_fraction: float  # mean, of the loss tokens that the surrogate clipped
     num_guarded: int  # steps that the guard shrank or skipped
     entropy: float  # nats a token, in the last step
+    episodes: int  # sampled for all steps, including those of dropped groups
 
     @classmethod
     def of(cls, run: Run, *, arm: str, lag: int, seed: int) -> Self:
@@ -45,21 +46,22 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             clip_fraction=_mean([step.clip_fraction_high + step.clip_fraction_low for step in steps]),
             num_guarded=sum(step.guard_scale < 1 for step in steps),
             entropy=round(steps[-1].entropy, 4),
+            episodes=run.episodes,
         )
 
 
 class Study(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was run, and what came of it."""
+    """The command of a study, and its results."""
 
     command: str
     date: str
     steps: int  # optimizer steps of each run
     held_out_tasks: int
-    arms: dict[str, list[str]]  # what each changes of the default objective
+    arms: dict[str, list[str]]  # the changes of each to the default objective
     results: list[Result]
 
     def of(self, arm: str, lag: int) -> list[Result]:
-        """One result a seed."""
+        """One result per seed."""
         return [result for result in self.results if (result.arm, result.lag) == (arm, lag)]
 
     @property
@@ -77,14 +79,14 @@ def write(study: Study, folder: Path, *, name: str) -> None:
 
 
 def with_table(page: str, table: str) -> str:
-    """`page` with `table` between its marks. Raises ValueError for a page without them."""
+    """Return `page` with `table` between its two marks. Raises ValueError if they are missing."""
     if page.count(BEGIN) != 1 or page.count(END) != 1:
-        raise ValueError(f"the page needs the lines {BEGIN.strip()} and {END} once, for the table to go in")
+        raise ValueError(f"the page must have the lines {BEGIN.strip()} and {END} exactly once each")
     return page.split(BEGIN)[0] + BEGIN + table + END + page.split(END)[1]
 
 
 def tables(study: Study) -> str:
-    """Success by arm and lag, and what each correction did, in Markdown."""
+    """In Markdown, the success by arm and lag, and the effect of each correction on the loss."""
     lags = [f"lag {lag}" for lag in study.lags]
     success = [[arm, *(success_cell(study.of(arm, lag)) for lag in study.lags)] for arm in study.arms]
     learning = [[arm, *(learning_cell(study.of(arm, lag)) for lag in study.lags)] for arm in study.arms]
@@ -117,7 +119,7 @@ def _what_it_did(results: Sequence[Result]) -> str:
 
 
 def _spread(values: Sequence[float]) -> str:
-    """In percent: 81 ± 2.1 (3)."""
+    """Mean, standard deviation and number of values in percent, as `81 ± 2.1 (3)`."""
     if not values:
         return ""
     deviation = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""

@@ -1,4 +1,4 @@
-"""A small line chart as SVG text: fractions over a few columns, with whiskers."""
+"""Draws a small line chart as SVG text: fractions over a few columns, with error bars."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ APART = 5  # pixels between the whiskers of one column's lines
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """A mean, and how far the values lie from it."""
+    """A mean and its standard deviation."""
 
     column: int
     value: float  # in [0, 1]
@@ -20,14 +20,14 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """What is drawn in one colour."""
+    """A named series of points, drawn in one colour."""
 
     name: str
     points: Sequence[Point]
 
 
 def svg(lines: Sequence[Line], *, columns: Sequence[str], across: str, upwards: str) -> str:
-    """The chart, on white, with both axes named and a legend at the right. At most six lines."""
+    """Return the chart on white, with named axes and a legend at the right. It has at most six lines."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" '
         'font-size="12">',

@@ -2,8 +2,9 @@
 
     weights of version max(0, s - lag) -> episodes -> advantages -> packs -> one optimizer step -> version s + 1
 
-Step s, counted from 0, learns from what the learner was `lag` steps before. Rollout, records, advantages, objective and
-optimizer are those of a real run; only the processes between them are left out, as those would let the lag wander.
+Step s, counted from 0, trains on episodes of the weights from `lag` steps before. With `learner.publish_every` above 1,
+these are the newest published weights that are at least as old. Rollout, records, advantages, objective and optimizer
+are those of a real run. Only the processes between them are missing, as they would let the lag vary.
 """
 
 import asyncio
@@ -18,57 +19,59 @@ from common import archive
 from common.config import Config
 from common.run_dir import RunDir
 from learner.clock import Clock
-from learner.model.export import save_hf
 from learner.learner import Learner, begin, load_learner, train_on
+from learner.model.export import save_hf
 from learner.model.packed_model import full_tensors
 from learner.ranks import Ranks
 from learner.step_metrics import StepMetrics
 from learner.supply import Batch
 from learner.warm_start import imitate
 from tools.prepare import load_tokenizer, prepare
-from tools.study.episodes import NothingToLearn, Stage, harvest, held_out_success
+from tools.study.episodes import NothingToLearn, StudySetup, harvest, held_out_success
 from tools.study.sampler import LockstepSampler
 
 Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class StudyStep:
     """One optimizer step."""
 
     batch: Batch
-    success: float  # of all episodes that were sampled for it
+    success: float  # of all episodes that were sampled for the step
     metrics: StepMetrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """What a run measured; element s of each list is of step s."""
+    """The measurements of one run; element s of each list is of step s."""
 
     success: list[float]  # of all episodes that were sampled for the step
     steps: list[StepMetrics]
-    held_out: float  # success of the last weights on held-out tasks, each sampled once
+    held_out: float  # success of the last weights on held-out tasks, with one sampled episode each
+    episodes: int  # sampled for all steps, including those of dropped groups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Practice:
-    """A learner, and episodes sampled by what it was."""
+    """A learner that trains on episodes of its former weights, with an exact lag."""
 
     learner: Learner
-    stage: Stage
+    setup: StudySetup
     lag: int
-    snapshots: deque[Weights]  # of the last lag + 1 versions, the oldest first
+    snapshots: deque[Weights]  # of the newest versions, beginning with the oldest one that is needed
 
-    def step(self) -> Step:
+    def step(self) -> StudyStep:
         """Make one optimizer step. Raises NothingToLearn."""
         learner = self.learner
         before = learner.progress
-        behaviour_version = max(0, before.policy_version - self.lag)
-        self.stage.sampler.load(self.snapshots[0], behaviour_version)
-        harvested = harvest(self.stage, first_group_id=before.next_group_id, policy_version=behaviour_version)
+        every = learner.config.learner.publish_every
+        behaviour_version = max(0, (before.policy_version - self.lag) // every * every)
+        self.setup.sampler.load(self.snapshots[behaviour_version - before.policy_version - 1], behaviour_version)
+        harvested = harvest(self.setup, first_group_id=before.next_group_id, policy_version=behaviour_version)
         metrics = train_on(learner, harvested.batch, Clock(learner.ranks.device))
         self.snapshots.append(snapshot(learner))
-        return Step(batch=harvested.batch, success=harvested.success, metrics=metrics)
+        return StudyStep(batch=harvested.batch, success=harvested.success, metrics=metrics)
 
 
 def snapshot(learner: Learner) -> Weights:
@@ -76,7 +79,7 @@ def snapshot(learner: Learner) -> Weights:
 
 
 def practice(config: Config, *, lag: int, ranks: Ranks, runner: asyncio.Runner) -> Practice:
-    """A run that begins with the model in `model.path`, by groups of `replay.group_size` and as many slots as a batch.
+    """A run that begins with the model in `model.path`, with one slot per episode of a batch.
 
     Raises ConfigError for a model that cannot play.
     """
@@ -89,16 +92,15 @@ def practice(config: Config, *, lag: int, ranks: Ranks, runner: asyncio.Runner) 
         max_tokens=config.model.max_tokens,
         end_token=tokenizer.convert_tokens_to_ids(tokenizer.eos_token),
     )
-    stage = Stage(config=config, sampler=sampler, tokenizer=tokenizer, runner=runner)
-    return Practice(
-        learner=learner, stage=stage, lag=lag, snapshots=deque([snapshot(learner)], maxlen=lag + 1)
-    )  # fmt: skip
+    setup = StudySetup(config=config, sampler=sampler, tokenizer=tokenizer, runner=runner)
+    snapshots = deque([snapshot(learner)], maxlen=lag + config.learner.publish_every)
+    return Practice(learner=learner, setup=setup, lag=lag, snapshots=snapshots)
 
 
 def run(config: Config, *, lag: int, ranks: Ranks) -> Run:
-    """Make `learner.steps` steps and try the last weights on `eval.num_tasks` held-out tasks.
+    """Make `learner.steps` steps, and evaluate the last weights on `eval.num_tasks` held-out tasks.
 
-    A policy that has nothing left to learn from ends it early.
+    It ends early when no group is useful any more.
     """
     success: list[float] = []
     steps: list[StepMetrics] = []
@@ -109,13 +111,14 @@ def run(config: Config, *, lag: int, ranks: Ranks) -> Run:
                 step = practised.step()
                 success.append(step.success)
                 steps.append(step.metrics)
-        practised.stage.sampler.load(practised.snapshots[-1], practised.learner.progress.policy_version)
-        held_out = held_out_success(practised.stage, num_tasks=config.eval.num_tasks)
-    return Run(success=success, steps=steps, held_out=held_out)
+        practised.setup.sampler.load(practised.snapshots[-1], practised.learner.progress.policy_version)
+        held_out = held_out_success(practised.setup, num_tasks=config.eval.num_tasks)
+    episodes = practised.learner.progress.next_group_id * config.replay.group_size
+    return Run(success=success, steps=steps, held_out=held_out, episodes=episodes)
 
 
 def warm_start(config: Config, *, ranks: Ranks) -> Path:
-    """The folder of the model that the runs of one seed begin with: made, and taught by the expert, the first time."""
+    """The folder of the initial model of the runs of one seed. The first call makes it and imitates the expert."""
     run_dir = RunDir(config.run.root, config.run.name)
     if not run_dir.trained_model.exists():
         prepare(config)
@@ -127,7 +130,6 @@ def warm_start(config: Config, *, ranks: Ranks) -> Path:
             ranks=ranks,
             seed=config.run.seed,
             micro_batch_tokens=config.learner.micro_batch_tokens,
-            chunk_tokens=config.learner.logprob_chunk_tokens,
             on_step=lambda step: None,
         )
         half = run_dir.path / "trained_model.tmp"

@@ -1,9 +1,9 @@
-"""Inference in this process, for studies: many episodes side by side, and the weights that sample them given exactly.
+"""Inference in this process, for studies: it samples many concurrent episodes with exactly given weights.
 
-Episodes take their turns in lockstep: when each that is under way waits for its next turn, the turns are sampled as one
-batch, and then the environments answer. Keys and values of an episode stay in its slot from one turn to the next, so
-that only what is new is read. Any causal LM of transformers will do; its attention alone is replaced, as the learner
-does it. It is for models of a few layers, where an engine in a process of its own would cost more than the model.
+Episodes run in lockstep: when all of them wait for their next turn, the turns are sampled as one batch, and then the
+environments answer. The keys and values of an episode stay in its slot between turns, so that only new tokens are read.
+It works with any causal LM of transformers; only its attention is replaced, as in the learner. It is meant for models
+of a few layers, for which an engine in its own process would cost more than the model.
 """
 
 import asyncio
@@ -31,15 +31,15 @@ class _Request:
 
     slot: int
     tokens: list[int]
-    num_read: int  # of `tokens`: the slot has their keys and values
+    num_read: int  # of `tokens`, whose keys and values are in the slot
     sampling: Sampling
     seed: int | None
-    batch: "asyncio.Future[_Batch]"  # when it is known
+    batch: "asyncio.Future[_Batch]"  # the batch that the turn is sampled in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Batch:
-    """Turns that are sampled together, by whoever of those that wait for them is the first to go on."""
+    """Turns that are sampled together, by the first of the waiting episodes that continues."""
 
     requests: list[_Request]
     completions: dict[int, Completion] = field(default_factory=dict)  # by slot
@@ -47,7 +47,7 @@ class _Batch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Piece:
-    """Tokens that a slot has yet to read, from position `start` on."""
+    """Tokens that a slot has not read yet, beginning at position `start`."""
 
     slot: int
     start: int
@@ -56,26 +56,28 @@ class _Piece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Turn:
-    """What a request has come to so far."""
+    """The tokens that were sampled for a request so far."""
 
     request: _Request
     room: int  # tokens
-    chances: list[float]  # in [0, 1), one a token
+    chances: list[float]  # random numbers in [0, 1), one per token
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
     def last_piece(self) -> _Piece:
-        """The token that was drawn last, which is to be read before the next can be drawn."""
+        """The token that was sampled last; it must be read before the next one can be sampled."""
         start = len(self.request.tokens) + len(self.tokens) - 1
         return _Piece(slot=self.request.slot, start=start, tokens=self.tokens[-1:])
 
 
 class LockstepSampler:
-    """Samples for the episodes that have a seat, each turn of all at once, with the weights of the last `load`."""
+    """Samples the turns of all seated episodes as one batch, with the weights of the last `load`."""
 
     def __init__(self, folder: str | Path, *, num_slots: int, max_tokens: int, end_token: int) -> None:
         AttentionInterface.register(SLOT_ATTENTION, slot_attention)
-        lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=SLOT_ATTENTION)
+        lm = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation=SLOT_ATTENTION, trust_remote_code=False
+        )
         self._lm = lm.eval()
         self._slots = empty_slots(
             num_slots,
@@ -90,9 +92,9 @@ class LockstepSampler:
         self._policy_version = 0
 
     def load(self, weights: Mapping[str, Tensor], policy_version: int) -> None:
-        """Sample from these weights from now on. Raises ValueError in mid-episode: its slot was read with the old."""
+        """Sample with these weights from now on. Raises ValueError during an episode: its slot has the old ones'."""
         if len(self._free) < self.num_slots:
-            raise ValueError(f"{self.num_slots - len(self._free)} episodes are under way; load between episodes")
+            raise ValueError(f"{self.num_slots - len(self._free)} episodes are running; load between episodes")
         with torch.no_grad():
             for name, parameter in self._lm.named_parameters():
                 parameter.copy_(weights[name])
@@ -100,29 +102,29 @@ class LockstepSampler:
 
     @contextlib.contextmanager
     def seat(self) -> Iterator[Sampler]:
-        """What one episode asks for its turns. Raises ValueError where every slot is taken."""
+        """Yield the sampler of one episode. Raises ValueError if every slot is taken."""
         if not self._free:
-            raise ValueError(f"more than {self.num_slots} episodes at a time")
+            raise ValueError(f"all {self.num_slots} slots are taken; run fewer concurrent episodes")
         slot = self._free.pop()
         try:
             yield _Seat(self, slot)
         finally:
             self._free.append(slot)
-            self._look_soon()
+            self._check_soon()
 
     async def turn(self, request: _Request) -> Completion:
-        """What comes of `request` in the next batch. Raises ValueError for a prompt that fills the context."""
+        """Sample `request` in the next batch. Raises ValueError for a prompt that fills the context."""
         if len(request.tokens) >= self._max_tokens:
             raise ValueError(f"a prompt of {len(request.tokens)} tokens leaves no room in {self._max_tokens}")
         self._waiting.append(request)
-        self._look_soon()
+        self._check_soon()
         batch = await request.batch
         if not batch.completions:
             batch.completions.update(self._sampled(batch.requests))
         return batch.completions[request.slot]
 
-    def _look_soon(self) -> None:
-        """Behind what else is to run now: episodes that begin together all take a seat before the first batch."""
+    def _check_soon(self) -> None:
+        """Check after all other ready tasks: episodes that begin together all take a seat before the first batch."""
         asyncio.get_running_loop().call_soon(self._begin_if_all_wait)
 
     def _begin_if_all_wait(self) -> None:
@@ -135,7 +137,7 @@ class LockstepSampler:
 
     @torch.inference_mode()
     def _sampled(self, requests: list[_Request]) -> dict[int, Completion]:
-        """The turn of each slot."""
+        """Sample all requests; return the turn of each slot."""
         turns = [self._begun(request) for request in requests]
         new = [_Piece(slot=each.slot, start=each.num_read, tokens=each.tokens[each.num_read :]) for each in requests]
         running = turns
@@ -159,7 +161,7 @@ class LockstepSampler:
         )
 
     def _read(self, pieces: list[_Piece]) -> Float[Tensor, "pieces hidden"]:
-        """Read each piece into its slot; the state behind its last token."""
+        """Read each piece into its slot; return the hidden state at its last token."""
         tokens = torch.tensor([token for piece in pieces for token in piece.tokens])
         reading = Reading(
             self._slots,
@@ -167,7 +169,7 @@ class LockstepSampler:
             starts=[piece.start for piece in pieces],
             lengths=[len(piece.tokens) for piece in pieces],
         )
-        # As one row, and without a mask or a cache that transformers knows of: the attention sees to both.
+        # As one row, without a mask or a cache of transformers: the attention function does both.
         hidden: Tensor = self._lm.get_decoder()(
             input_ids=tokens[None],
             position_ids=reading.positions[None],
@@ -192,21 +194,21 @@ class _Seat:
 
     def __init__(self, sampler: LockstepSampler, slot: int) -> None:
         self._sampler, self._slot = sampler, slot
-        self._read: list[int] = []  # the tokens whose keys and values the slot holds
+        self._read: list[int] = []  # the tokens whose keys and values are in the slot
 
     async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
         """Continue `tokens`. Raises ValueError for a prompt without room, and for anything but plain sampling."""
         if sampling.temperature <= 0 or sampling.is_cut:
-            raise ValueError(f"{sampling}: only temperature > 0, top_p 1 and top_k 0 are sampled here")
-        goes_on = len(self._read) < len(tokens) and tokens[: len(self._read)] == self._read
+            raise ValueError(f"the sampler of studies needs temperature > 0, top_p 1 and top_k 0, got {sampling}")
+        continues = len(self._read) < len(tokens) and tokens[: len(self._read)] == self._read
         request = _Request(
             slot=self._slot,
             tokens=tokens,
-            num_read=len(self._read) if goes_on else 0,
+            num_read=len(self._read) if continues else 0,
             sampling=sampling,
             seed=seed,
             batch=asyncio.get_running_loop().create_future(),
         )
         sampled = await self._sampler.turn(request)
-        self._read = tokens + sampled.tokens[:-1]  # the last token was drawn, and not read yet
+        self._read = tokens + sampled.tokens[:-1]  # the last token was sampled, but not read yet
         return sampled

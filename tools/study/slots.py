@@ -1,4 +1,4 @@
-"""Attention over slots that keep what they have read, and a choice of tokens by chances that were drawn before."""
+"""Attention over slots that cache keys and values, and a choice of tokens by given random numbers."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slots:
-    """Keys and values of what each slot has read, for each layer."""
+    """Cached keys and values of each slot, for each layer."""
 
     keys: list[Float[Tensor, "slots max_tokens kv_heads head_dim"]]
     values: list[Float[Tensor, "slots max_tokens kv_heads head_dim"]]
@@ -23,21 +23,21 @@ def empty_slots(num_slots: int, *, num_layers: int, kv_heads: int, max_tokens: i
 
 
 class Reading:
-    """Where new tokens, end to end in one row, are read into the slots; the same for every layer."""
+    """The places in the slots of new tokens, which are concatenated in one row; the same for every layer."""
 
     def __init__(self, slots: Slots, slot_ids: list[int], starts: list[int], lengths: list[int]) -> None:
-        """Of `lengths[i]` tokens each, from position `starts[i]` of slot `slot_ids[i]` on; no slot comes twice."""
+        """Piece i has `lengths[i]` tokens, from position `starts[i]` of slot `slot_ids[i]`; slots must be distinct."""
         self.slots = slots
         of_each = torch.tensor(lengths)
         self.rows = torch.tensor(slot_ids).repeat_interleave(of_each)
         self.columns = torch.cat([torch.arange(length) for length in lengths])
         self.positions = self.columns + torch.tensor(starts).repeat_interleave(of_each)
-        self.last = of_each.cumsum(0) - 1  # the last token of each
+        self.last = of_each.cumsum(0) - 1  # the last token of each piece
         num_slots, widest = len(slots.keys[0]), max(lengths)
         places = torch.zeros(num_slots, widest, dtype=torch.long)
         places[self.rows, self.columns] = self.positions
         past = torch.arange(int(self.positions.max()) + 1)
-        # Added to the scores: -inf where a key lies behind the token that looks.
+        # Added to the scores: -inf where a key comes after the token that attends.
         self.unseen = torch.zeros(num_slots, 1, widest, len(past)).masked_fill_(
             (past > places[:, :, None])[:, None], -torch.inf
         )
@@ -77,14 +77,14 @@ def slot_attention(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chosen:
-    """One token a row."""
+    """One token per row."""
 
     tokens: Int[Tensor, " rows"]
     logprobs: Float[Tensor, " rows"]
 
 
 def choose(logits: Float[Tensor, "rows vocab"], chances: Float[Tensor, " rows"]) -> Chosen:
-    """The token of each row whose part of softmax(logits), laid end to end over [0, 1), holds the row's chance.
+    """Choose the token of each row whose interval contains the row's chance; softmax(logits) divides [0, 1) in order.
 
     With logits (0, ln 3), the parts are [0, 1/4) and [1/4, 1): chances 0.2 and 0.3 choose tokens 0 and 1.
     """

@@ -1,0 +1,32 @@
+"""The options of `slipstream launch`, except those of one call: the hosts of a run."""
+
+import re
+from dataclasses import dataclass
+
+from common.config_error import require
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchOptions:
+    actor_hosts: int = 2  # hosts, pods or tasks; each one runs `slipstream actors`
+    actor_gpus: int = 0  # GPUs of each actor host
+    learner_gpus: int = 0  # GPUs of the learner's host
+    gpu: str = ""  # kind of GPU, such as H100; empty: any
+    cpus: int = 4  # CPUs of each host, at least
+    memory_gib: int = 16  # memory of each host, at least
+    on_demand: bool = False  # SkyPilot takes on-demand instances for actors; spot instances otherwise
+    infra: str = ""  # where SkyPilot searches for hosts, such as aws/eu-west-1; empty: everywhere
+    image: str = ""  # container image that contains Slipstream; Kubernetes needs it
+    volume: str = ""  # claim of the Kubernetes volume with run.root and the model, which all pods share
+    sbatch: str = ""  # more options of Slurm's sbatch, such as '--partition=gpu --qos=high'
+    setup: str = ""  # shell commands that Slurm and SkyPilot run first, such as `. /shared/.venv/bin/activate`
+
+    def __post_init__(self) -> None:
+        for name in ("actor_hosts", "cpus", "memory_gib"):
+            value = getattr(self, name)
+            require(value >= 1, f"--{name.replace('_', '-')}", ">= 1", value, "leave it out for the default")
+        for name in ("actor_gpus", "learner_gpus"):
+            value = getattr(self, name)
+            require(value >= 0, f"--{name.replace('_', '-')}", ">= 0", value, "0 is a host without GPUs")
+        require(all(re.fullmatch(r"--[a-z-]+(=\S+)?", option) for option in self.sbatch.split()), "--sbatch",
+                 "options like --partition=gpu", self.sbatch, "separate them by spaces")  # fmt: skip

@@ -1,0 +1,49 @@
+"""The options of one verb: a frozen dataclass, filled from `--option value`. The comment of a field is its help."""
+
+import argparse
+import dataclasses
+from typing import Any, TypeVar
+
+from tools.config_help import comment
+
+T = TypeVar("T")
+
+
+def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
+    """Add one option for each field of the dataclass `kind`. A bool, False by default, is a switch."""
+    for item in dataclasses.fields(kind):
+        text = comment(kind, item.name).replace("%", "%%")
+        if item.type is bool:
+            parser.add_argument(_flag(item.name), action="store_true", help=text)
+        else:
+            parse = _words if isinstance(item.default, tuple) else item.type
+            metavar = "A,B,..." if parse is _words else item.name.rpartition("_")[2].upper()
+            parser.add_argument(_flag(item.name), type=parse, default=item.default, metavar=metavar,
+                                help=f"{text} (default: {_text(item.default) or 'empty'})")  # fmt: skip
+
+
+def options_of(kind: type[T], arguments: argparse.Namespace) -> T:
+    """The parsed options. Raises ConfigError."""
+    return kind(**{item.name: getattr(arguments, item.name) for item in dataclasses.fields(kind)})  # type: ignore[arg-type]
+
+
+def as_arguments(options: Any) -> list[str]:
+    """The arguments of the command line that `options_of` reads as `options`: those that are not the default."""
+    values = {item: getattr(options, item.name) for item in dataclasses.fields(options)}
+    return [
+        _flag(item.name) if value is True else f"{_flag(item.name)}={_text(value)}"
+        for item, value in values.items()
+        if value != item.default
+    ]
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word for word in text.split(",") if word)
+
+
+def _text(value: object) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)

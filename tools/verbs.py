@@ -1,0 +1,148 @@
+"""The verbs of `slipstream`: what each does, the function that runs it, and the settings that it reads."""
+
+import argparse
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from common.config import Config
+from learner.fit_options import FitOptions
+from tools.collect_options import CollectOptions
+from tools.launch.launch_options import LaunchOptions
+from tools.options import options_of
+from tools.serve_options import ServeOptions
+
+RUN = ("run.name", "run.root", "redis.url")
+RELAY = (
+    *RUN, "actors.join_timeout_s", "weights.host", "weights.fan_out", "weights.pull_bytes_per_s", "weights.key_file"
+)  # fmt: skip
+LEARNER = (
+    "run", "model", "redis", "env", "sampling", "replay", "objective", "optim", "learner", "warm_start",
+    "eval", "weights",
+)  # fmt: skip
+FIT = ("run", "model", "optim", "learner")
+FIXED_MODEL = ("run", "model", "env", "sampling", "actors")
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """One verb of the command line."""
+
+    summary: str
+    function: str  # `module:name`, imported when the verb is called: `slipstream top` must not wait seconds for torch
+    settings: tuple[str, ...]  # keys, and sections, that the verb reads itself or passes on
+    options: Callable[[argparse.Namespace], dict[str, Any]] = lambda _: {}  # keyword arguments of the function
+    own: type | None = None  # the dataclass of the options that only this verb has; the function's argument `options`
+
+
+VERBS = {
+    "up": Verb(
+        "start Redis, a learner, actors and TensorBoard on this machine, and supervise them",
+        "tools.up:up",
+        (*LEARNER, "actors"),
+        lambda given: {"resume": bool(given.resume), "dry_run": given.dry_run},
+    ),
+    "learner": Verb(
+        "train; one process, or one per rank under torchrun when learner.ranks > 1",
+        "tools.rerun:train_or_rerun",
+        LEARNER,
+    ),
+    "actors": Verb(
+        "start actors.count actors that roll out episodes for a run",
+        "tools.actor_host:host_actors",
+        (*RELAY, "actors", "weights.disk"),
+    ),
+    "relay": Verb(
+        "pull a run's newest weights once and serve them to its actors",
+        "tools.relay:run_relay",
+        RELAY,
+    ),
+    "top": Verb("watch a run in the terminal", "tools.top:top", RUN),
+    "scale": Verb(
+        "keep the advised, or a given, number of actors running on a host",
+        "tools.launch.scale:scale",
+        (*RUN, "actors.count"),
+        lambda given: {"to": given.to, "host": given.host, "on": given.on, "dry_run": given.dry_run},
+    ),
+    "drill": Verb(
+        "inject faults into a local run, one after another, and report what was lost",
+        "tools.drill:answer",
+        (*LEARNER, "actors"),
+        lambda given: {"asked": given},
+    ),
+    "launch": Verb(
+        "start a run on Kubernetes, Slurm, SkyPilot or Ray",
+        "tools.launch.launch:launch",
+        (*LEARNER, "actors"),
+        lambda given: {"engine": given.engine, "dry_run": given.dry_run},
+        LaunchOptions,
+    ),
+    "replay": Verb(
+        "inspect the buffer and the archive: groups, trajectories, steps; audit, repair, quarantine, export",
+        "tools.replay.questions:ask",
+        (*RUN, "model.path", "replay.lease_ttl_s", "replay.max_attempts", "replay.max_trajectory_bytes"),
+        lambda given: {"arguments": given},
+    ),
+    "key": Verb(
+        "write a new key that encrypts weight transfers to weights.key_file, for networks that are not trusted",
+        "tools.key:make_key",
+        ("weights.key_file",),
+    ),
+    "acl": Verb(
+        "print commands that create one Redis user per role: `slipstream acl run.name=NAME | redis-cli`",
+        "tools.acl:acl",
+        ("run.name",),
+    ),
+    "sft": Verb(
+        "fine-tune model.path on the recorded conversations in --data, all of them or the best",
+        "tools.fit:fit_model",
+        FIT,
+        lambda given: {"goal": given.verb},
+        FitOptions,
+    ),
+    "dpo": Verb(
+        "train model.path on the pairs of preferred and rejected conversations in --data (DPO)",
+        "tools.fit:fit_model",
+        FIT,
+        lambda given: {"goal": given.verb},
+        FitOptions,
+    ),
+    "reward": Verb(
+        "train a reward model, which begins as model.path, on the pairs of conversations in --data",
+        "tools.fit:fit_model",
+        FIT,
+        lambda given: {"goal": given.verb},
+        FitOptions,
+    ),
+    "eval": Verb(
+        "measure success on held-out tasks, with a run's trained model or model.path",
+        "tools.evaluate:evaluate",
+        (*FIXED_MODEL, "eval.num_tasks"),
+    ),
+    "collect": Verb(
+        "play train tasks with a run's trained model or model.path, and write the trajectories to FILE",
+        "tools.collect:collect",
+        (*FIXED_MODEL, "replay.group_size"),
+        lambda given: {"path": given.file, "force": given.force},
+        CollectOptions,
+    ),
+    "envs": Verb(
+        "serve environments to actors on other hosts: `slipstream envs serve`",
+        "tools.serve_envs:serve_envs",
+        ("env.step_timeout_s",),
+        own=ServeOptions,
+    ),
+    "doctor": Verb(
+        "check this machine: packages, Redis, memory, shared memory, GPU", "tools.doctor:doctor", ("redis.url",)
+    ),
+}  # fmt: skip
+
+
+def called(arguments: argparse.Namespace) -> Callable[[Config], int]:
+    """The function of the verb with its options; it takes the configuration and returns the exit code."""
+    verb = VERBS[arguments.verb]
+    module, _, name = verb.function.partition(":")
+    own: dict[str, Any] = {"options": options_of(verb.own, arguments)} if verb.own else {}
+    return partial(getattr(importlib.import_module(module), name), **verb.options(arguments), **own)
