@@ -1,7 +1,7 @@
-"""`python -m tests.agentgym_stub`: AgentGym servers as strict as what was recorded of theirs, each under its name.
+"""`python -m tests.agentgym_stub`: AgentGym servers that accept exactly what was recorded, each under its name.
 
-Every one counts down from 2 plus the task's number modulo 4. What a body must hold, and what is answered, is written
-out for each: nothing is shared with the client that it tests. Each /step is first answered with 503, as a busy one is.
+Each one counts down from 2 plus the task's number modulo 4. Its requests and replies are written out here, and share no
+code with the client that they test. Each /step first gets a 503, as from a busy server.
 """
 
 import asyncio

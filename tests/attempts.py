@@ -1,7 +1,9 @@
 """Small valid tickets and trajectories for the tests of replay."""
 
+import msgspec
 import redis
 
+from common.config import ReplayConfig
 from common.trajectory import (
     OUTCOME_OF,
     Provenance,
@@ -16,10 +18,37 @@ from common.trajectory import (
     pack_tokens,
 )
 from common.wire import SCHEMA
-from replay.buffer import Buffer
-from replay.ticket import Lease, Ticket
+from replay.actor_buffer import ActorBuffer
+from replay.audit import audit
+from replay.failures import Quarantined, read_quarantined
+from replay.keys import key, shard_name
+from replay.learner_buffer import LearnerBuffer
+from replay.people_buffer import PeopleBuffer
+from replay.ticket import Group, InsertResult, Lease, Ticket
 
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=8)
+
+
+class Views:
+    """The buffer of one stream as its learner, an actor and people use it, for a test that plays every part."""
+
+    def __init__(
+        self, client: redis.Redis, run_id: str, replay: ReplayConfig, *, vocab_size: int, stream: str = "train",
+        shard: int = 0,
+    ) -> None:  # fmt: skip
+        self.client = client
+        self.base = key(shard_name(run_id, shard), stream)
+        self.learner = LearnerBuffer(client, run_id, replay, vocab_size=vocab_size, stream=stream, shard=shard)
+        self.actor = ActorBuffer(client, run_id, replay, vocab_size=vocab_size, stream=stream, shard=shard)
+        self.people = PeopleBuffer(client, run_id, stream=stream, shard=shard)
+        self._stream = (shard_name(run_id, shard), stream)
+
+    def audit(self) -> list[str]:
+        name, stream = self._stream
+        return audit(self.client, name, stream=stream)
+
+    def quarantined(self) -> list[Quarantined]:
+        return read_quarantined(self.client, self.base)
 
 
 def make_buffer(
@@ -31,23 +60,17 @@ def make_buffer(
     max_bytes: int = 1 << 20,
     compress: bool = False,
     stream: str = "train",
-) -> Buffer:
-    return Buffer(
-        client,
-        run_id,
-        vocab_size=100,
-        lease_ttl_s=lease_ttl_s,
-        max_attempts=max_attempts,
-        max_trajectory_bytes=max_bytes,
-        compress=compress,
-        stream=stream,
-    )
+    shard: int = 0,
+) -> Views:
+    replay = ReplayConfig(max_attempts=max_attempts, max_trajectory_bytes=max_bytes, compress=compress)
+    replay.lease_ttl_s = lease_ttl_s  # afterwards, so that it may be shorter than a configuration allows
+    return Views(client, run_id, replay, vocab_size=100, stream=stream, shard=shard)
 
 
-def ticket(group_id: int, *, num_members: int = 2, min_policy_version: int = 0) -> Ticket:
+def ticket(group_id: int, *, num_members: int = 2, min_policy_version: int = 0, env: str = "shop") -> Ticket:
     return Ticket(
         group_id=group_id,
-        task=Task(env="shop", split="train", index=group_id),
+        task=Task(env=env, split="train", index=group_id),
         num_members=num_members,
         min_policy_version=min_policy_version,
         sampling=SAMPLING,
@@ -103,6 +126,38 @@ def attempt_at(
     )
 
 
+def earning(attempt: Trajectory, reward: float) -> Trajectory:
+    """The attempt with `reward` for its turn, and a success where that is 1."""
+    turn = msgspec.structs.replace(attempt.turns[0], rewards={"task": reward})
+    return msgspec.structs.replace(attempt, turns=[turn], success=reward == 1.0)
+
+
 def partial_of(lease: Lease, member: int, *, run_id: str, num_sampled: int = 2) -> Trajectory:
     """What a draining actor hands in: one whole turn, and the episode is not over."""
     return attempt_at(lease, member, run_id=run_id, num_sampled=num_sampled, stop_reason=StopReason.PREEMPTED)
+
+
+def leased(buffer: Views, actor: str = "a") -> Lease:
+    lease = buffer.actor.lease(actor)
+    assert lease is not None
+    return lease
+
+
+def fill(buffer: Views, lease: Lease, run_id: str, *, policy_version: int = 0) -> None:
+    for member in lease.missing:
+        trajectory = attempt_at(lease, member, run_id=run_id, policy_version=policy_version)
+        assert buffer.actor.insert(lease, trajectory) is InsertResult.STORED
+
+
+def make_ready(buffer: Views, run_id: str, *group_ids: int, policy_version: int = 0) -> None:
+    buffer.learner.open([ticket(group_id) for group_id in group_ids])
+    for _ in group_ids:
+        fill(buffer, leased(buffer), run_id, policy_version=policy_version)
+
+
+def ids(groups: list[Group]) -> list[int]:
+    return [group.ticket.group_id for group in groups]
+
+
+def stored_keys(client: redis.Redis, run_id: str, kind: str) -> list[bytes]:
+    return list(client.scan_iter(f"{key(run_id, 'train', kind)}:*"))

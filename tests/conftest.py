@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 import redis
 from jaxtyping import install_import_hook
@@ -15,19 +16,36 @@ import tests.typecheck  # noqa: F401  the hook finds it by name
 # Shapes and types of the learner's functions are checked at run time; it must come before the first import of them.
 install_import_hook("learner", "tests.typecheck.typechecked")
 
+# The same examples in every run, so that a failure belongs to a change. `--hypothesis-profile default` draws others.
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.load_profile("same")
+
 from common.connection import PASSWORD_VARIABLE, connect  # noqa: E402
 from replay.server import Server, start_server  # noqa: E402
+from tests.attempts import Views, make_buffer  # noqa: E402
 
 if TYPE_CHECKING:
     from learner.ranks import Ranks
     from tests.inspected import Inspected
 
 
+# Files run in parallel. With the longest ones first, no worker is left alone with a long one at the end.
+LONGEST = (
+    "test_up", "test_rerun", "test_vllm_engine", "test_loop", "test_compiler", "test_elastic", "test_faults",
+    "test_drill", "test_checkpoint_kill", "test_bad_input", "test_replay_faults", "test_ledger", "test_tensor_parallel",
+    "test_leaving", "test_objective_proof", "test_weight_faults", "test_preempted_host", "test_relay", "test_weights",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
+
+
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server for all tests: leave its settings as they are, and keep to keys of your own `run_id`."""
     with start_server(tmp_path_factory.mktemp("redis")) as server:
-        with connect(server.secret_url) as client:
+        with connect(server.admin_url) as client:
             client.config_set("appendfsync", "no")  # else every write of every test waits for the disk
         yield server
 
@@ -48,6 +66,14 @@ def redis_client(redis_url: str) -> Iterator[redis.Redis]:
 def run_id() -> str:
     """A run name that no other test uses."""
     return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def buffer(redis_client: redis.Redis, run_id: str) -> Views:
+    """A buffer whose leases outlast the test, with an epoch."""
+    buffer = make_buffer(redis_client, run_id)
+    buffer.learner.acquire_epoch()
+    return buffer
 
 
 @pytest.fixture(scope="module")

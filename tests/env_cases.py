@@ -1,4 +1,4 @@
-"""The environments that the contract is held against, with what is known of each, and ways to play them."""
+"""The environments that the contract tests, with the expected numbers for each, and functions to play them."""
 
 import os
 import random
@@ -9,8 +9,8 @@ from common.trajectory import Task
 from envhub.catalogue import make_env
 from envhub.env import Env, Observation
 
-# `make test-envs` plays every count in full, and 1,000 episodes where memory is weighed; CI a share of them.
-DEFAULT_PROFILES = dict.fromkeys(("sqldb", "tools", "shell", "code", "swe"), "full")  # where it is not small
+# `make test-envs` plays the full counts, and 1,000 episodes in the memory test. CI plays a share of them.
+DEFAULT_PROFILES = dict.fromkeys(("sqldb", "tools", "shell", "code", "swe"), "full")  # all others: small
 SQL_SAMPLES = ("sql SELECT name, sql FROM sqlite_master", "sql SELECT 1 UNION SELECT 2")
 TOOL_SAMPLES = ('{"name": "bank.list", "arguments": {}}', '{"name": "calendar.list", "arguments": {"day": "friday"}}')
 LOOKS = ("search(old doors)", "search(zebra)", "calculate(2 * (3 + 1.5))")
@@ -19,19 +19,21 @@ FULL_LENGTH = "SLIPSTREAM_ENVS_IN_FULL" in os.environ
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One environment with options, and what is known of it."""
+    """One environment with options, and the numbers that its tests expect."""
 
     name: str
-    max_turns: int  # generous: for an expert that three times in ten is made to do something else
-    noisy_success: float  # of that expert, at least; 1.0 where no mistake is final
+    max_turns: int  # enough for an expert of whose actions 30 % are replaced by random ones
+    noisy_success: float  # minimum success rate of that expert; 1.0 if every mistake can be undone
     options: dict[str, Any] = field(default_factory=dict)
-    other_options: dict[str, Any] = field(default_factory=lambda: {"profile": "full"})  # whose snapshots do not fit
-    recovers: float = 0.95  # from a few random actions, at least
-    distinct: float = 0.83  # of 300 held-out tasks, those that no other reads like, at least
-    share: float = 0.2  # of the full counts that CI plays
-    samples: tuple[str, ...] = ()  # actions that are understood wherever it is, where none are listed
-    max_walk: int = 1000  # random actions at a time that CI plays
-    is_spaced: bool = True  # a word-level tokenizer can play it: white space between any two signs is free
+    other_options: dict[str, Any] = field(
+        default_factory=lambda: {"profile": "full"}
+    )  # their snapshots must be refused
+    recovers: float = 0.95  # minimum success rate of the expert after a few random actions
+    distinct: float = 0.83  # minimum share of 300 held-out tasks with distinct texts
+    share: float = 0.2  # of the full counts; CI plays only this
+    samples: tuple[str, ...] = ()  # actions that are valid in every state, if it cannot list its actions
+    max_walk: int = 1000  # the maximum of random actions in a row in CI
+    is_spaced: bool = True  # a word-level tokenizer can play it: white space between any two characters is allowed
 
     def make(self) -> Env:
         return make_env(self.name, self.options)
@@ -96,18 +98,18 @@ CASES = [
 
 
 def offered(env: Env, case: Case) -> list[str]:
-    """Actions that are understood now: those listed, else samples and what the expert would do."""
+    """Return valid actions: the listed ones, or else the samples and the expert's action."""
     actions = env.admissible()
     return [*case.samples, env.expert()] if actions is None else actions
 
 
 async def rollout(env: Env, case: Case, task: Task, rng: random.Random, *, noise: float) -> list[Observation]:
-    """The expert's episode, that with chance `noise` does something else. Every action must be understood."""
+    """Play an episode by the expert, with a random action at probability `noise`. Every action must be valid."""
     observations = [await env.reset(task)]
     while not observations[-1].done and len(observations) <= case.max_turns:
         action = rng.choice(offered(env, case)) if rng.random() < noise else env.expert()
         observations.append(await env.step(action))
-        assert observations[-1].valid_action, f"{action!r} was offered, and not understood"
+        assert observations[-1].valid_action, f"{action!r} was offered, but is invalid"
     return observations
 
 
@@ -116,10 +118,10 @@ async def do_all(env: Env, task: Task, actions: list[str]) -> list[Observation]:
 
 
 async def some_actions(env: Env, case: Case, task: Task, rng: random.Random, count: int) -> list[str]:
-    """Up to `count` random actions that leave the episode unfinished, done."""
+    """Do up to `count` random actions that do not end the episode, and return them."""
     await env.reset(task)
     actions: list[str] = []
-    final: set[str] = set()  # the actions that would end it here
+    final: set[str] = set()  # the actions that end the episode in the current state
     while len(actions) < (count if FULL_LENGTH else min(count, case.max_walk)):
         choices = [action for action in offered(env, case) if action not in final]
         if not choices:

@@ -53,7 +53,7 @@ def expert(env: Env, tokenizer: PreTrainedTokenizerBase, action_format: ActionFo
 
 
 def saying(tokenizer: PreTrainedTokenizerBase, *turns: str) -> Script:
-    """Writes one text after another, whatever it is told."""
+    """Writes the given texts one after another, for any prompt."""
     left = iter(turns)
     return lambda tokens, seed: ids(tokenizer, next(left))
 

@@ -20,7 +20,7 @@ from learner.supply import Batch
 from replay.ticket import Group, Ticket
 from tests.tiny_model import a_trajectory
 
-SAMPLED = (False, False, True, True, False, True, True)  # a prompt of two tokens, two sampled, one said, two sampled
+SAMPLED = (False, False, True, True, False, True, True)  # two prompt tokens, two sampled, one observed, two sampled
 TURNS = ((2, 4), (5, 7))
 PROMPTS = (10, 11)  # after the first an even token earns 1, after the second 3
 

@@ -1,4 +1,4 @@
-"""Every verb of Buffer, Fleet and Bulletin once, as a learner, an actor and a viewer use them in a run."""
+"""Every verb of the buffers, Fleet and Bulletin once, as a learner, an actor and a viewer use them in a run."""
 
 import msgspec
 import redis
@@ -6,16 +6,19 @@ import redis
 from common.chunks import Blob
 from common.trajectory import Outcome
 from common.weights import Offer, sealed
+from replay.actor_buffer import ActorBuffer
 from replay.audit import audit
-from replay.buffer import Buffer
 from replay.bulletin import Acknowledgement, BroadcastGroup, Bulletin, RelayNotice
+from replay.failures import read_failures, read_quarantined
 from replay.fleet import Fleet, Member, MemberState, RunFacts, RunState
+from replay.keys import key
 from replay.ledger import read_ledger
 from replay.listing import find_group, list_groups
+from replay.rendezvous import Rendezvous
 from replay.ticket import InsertResult, Lease
 from tests.attempts import attempt_at, make_buffer, partial_of, ticket
 
-FACTS = RunFacts(config_yaml="", model_path="/models/tiny", vocab_size=100)
+FACTS = RunFacts(config_yaml="", model_path="/models/tiny", vocab_size=100, tokenizer_root="root")
 MEMBER = Member(
     name="a", host="host", role="actor", zone="eu-1a", instance_kind="spot", price_per_hour=0.5, engine="scripted",
     transport="pull", policy_version=3, num_episodes=8, max_episodes=16, generated_tokens=0, kept_tokens=0,
@@ -23,7 +26,7 @@ MEMBER = Member(
     num_refreshes=2,
 )  # fmt: skip
 GROUP = BroadcastGroup(
-    number=1, backend="gloo", store_host="127.0.0.1", store_port=1, actors=["a"], blob=Blob(root="root", num_bytes=1),
+    number=1, backend="gloo", host="127.0.0.1", actors=["a"], blob=Blob(root="root", num_bytes=1),
     chunk_bytes=1024, deadline_s=1.0,
 )  # fmt: skip
 RELAY = RelayNotice(
@@ -33,9 +36,10 @@ RELAY = RelayNotice(
 
 
 def play_every_verb(run_id: str, *, learner: redis.Redis, actor: redis.Redis, viewer: redis.Redis) -> None:
-    """Four groups on their ways: trained, dropped, failed and handed in, quarantined and begun anew."""
+    """Play four groups: one is trained, one dropped, one fails and is handed in, one is quarantined and requeued."""
     fleet, mine = Fleet(learner, run_id), Fleet(actor, run_id)
-    books, played = make_buffer(learner, run_id), make_buffer(actor, run_id)
+    books, played = make_buffer(learner, run_id).learner, make_buffer(actor, run_id).actor
+    person, base = make_buffer(learner, run_id).people, key(run_id, "train")
     epoch = books.acquire_epoch()
     fleet.describe_run(FACTS)
     fleet.set_run_state(RunState.TRAINING)
@@ -47,6 +51,7 @@ def play_every_verb(run_id: str, *, learner: redis.Redis, actor: redis.Redis, vi
     mine.beat(MEMBER)
     assert fleet.members() == fleet.everyone() == Fleet(viewer, run_id).members() == [MEMBER]
     offer_and_take(Bulletin(learner, run_id), Bulletin(actor, run_id), epoch)
+    meet(learner, actor, Bulletin(actor, run_id).rendezvous_key(1))
     relay_and_find(Bulletin(actor, run_id), Bulletin(viewer, run_id))
 
     assert books.open([ticket(group_id) for group_id in range(4)]) == 4
@@ -65,9 +70,10 @@ def play_every_verb(run_id: str, *, learner: redis.Redis, actor: redis.Redis, vi
     played.release(lease)
     resumed = held(played.lease("a"))
     assert list(resumed.partials) == [1]
-    assert books.quarantine(resumed.ticket.group_id, "to be looked at") and len(books.quarantined()) == 1
-    assert books.requeue([resumed.ticket.group_id]) == 1
-    assert len(books.failures()) == 1
+    assert person.quarantine(resumed.ticket.group_id, "to be looked at")
+    assert len(read_quarantined(viewer, base)) == 1
+    assert person.requeue([resumed.ticket.group_id]) == 1
+    assert len(books.failures()) == len(read_failures(viewer, base)) == 1
     assert [group.group_id for group in list_groups(viewer, run_id)] == [2, 3]
     queued = find_group(viewer, run_id, 3)
     assert queued is not None and queued.state == "queued"
@@ -98,6 +104,15 @@ def offer_and_take(learner: Bulletin, actor: Bulletin, epoch: int) -> None:
     assert learner.broadcast_members() == []
 
 
+def meet(learner: redis.Redis, actor: redis.Redis, name: str) -> None:
+    first, second = (Rendezvous(client, name, secret=b"", timeout_s=1.0) for client in (learner, actor))
+    first.set("0/0", b"where the learner is")
+    second.set("0/1", b"where the actor is")
+    assert (first.get("0/1"), second.get("0/0")) == (b"where the actor is", b"where the learner is")
+    assert (second.add("n", 1), first.add("n", 1)) == (1, 2)
+    assert second.delete_key("0/1") and first.delete_key("0/0")
+
+
 def relay_and_find(actor: Bulletin, viewer: Bulletin) -> None:
     actor.announce_relay(RELAY, ttl_s=60)
     assert viewer.relays() == actor.relays() == [RELAY]
@@ -107,7 +122,7 @@ def relay_and_find(actor: Bulletin, viewer: Bulletin) -> None:
     assert viewer.relays() == []
 
 
-def play(lease: Lease | None, buffer: Buffer, run_id: str) -> None:
+def play(lease: Lease | None, buffer: ActorBuffer, run_id: str) -> None:
     lease = held(lease)
     for member in lease.missing:
         inserted = attempt_at(lease, member, run_id=run_id)

@@ -1,4 +1,4 @@
-"""`python -m tests.far_player URL`: holds an episode at an environment server until it is ended."""
+"""`python -m tests.far_player URL`: keeps an episode open at an environment server until the process ends."""
 
 import asyncio
 import sys

@@ -21,14 +21,14 @@ from pathlib import Path
 import msgspec
 import zstandard
 
-from common.chunks import Answer, Blob, ChunkReply, ChunkRequest
+from common.chunks import Blob, ChunkReply, ChunkRequest, ChunkStatus
 from common.connection import connect
 from common.trajectory import InvalidTrajectory, Trajectory, check
 from common.weights import Adapted, Anchor, Delta, Invitation, Manifest, Offer, TensorEntry
 from common.wire import SCHEMA, WireError, decode, encode
 from replay.bulletin import RelayNotice
+from replay.failures import Failure, Quarantined
 from replay.fleet import Member, MemberState, RunFacts
-from replay.ticket import Failure, Quarantined
 from tests.attempts import make_buffer, ticket
 from tests.test_trajectory import VOCAB_SIZE, WHOLE
 
@@ -52,12 +52,12 @@ RECORDS: list[msgspec.Struct] = [
         invitation=Invitation(number=1, actors=["a", "b"]),
     ),
     ChunkRequest(root="root", offset=0, num_bytes=1 << 20),
-    ChunkReply(root="root", offset=0, answer=Answer.HERE, xxh3=1 << 63),
+    ChunkReply(root="root", offset=0, answer=ChunkStatus.HERE, xxh3=1 << 63),
     RelayNotice(
         name="r", host="h", endpoint="tcp://127.0.0.1:3", roots=["root"], policy_version=1, num_children=0, fan_out=8,
         fetched_bytes=0, served_bytes=0, num_corrupt=0,
     ),
-    RunFacts(config_yaml="run:\n  name: a\n", model_path="model", vocab_size=100),
+    RunFacts(config_yaml="run:\n  name: a\n", model_path="model", vocab_size=100, tokenizer_root="root"),
     Member(
         name="a", host="h", role="actor", zone="eu-1a", instance_kind="spot", price_per_hour=0.5, engine="scripted",
         transport="pull", policy_version=3, num_episodes=2, max_episodes=4, generated_tokens=100, kept_tokens=50,
@@ -196,9 +196,9 @@ def bomb(file: str) -> dict[str, object]:
 def claim(url: str, run_id: str, count: int) -> dict[str, object]:
     with connect(url) as client:
         buffer = make_buffer(client, run_id, max_bytes=MAX_BYTES)
-        buffer.acquire_epoch()
+        buffer.learner.acquire_epoch()
         started = time.perf_counter()
-        groups = buffer.claim(1, count, policy_version=0, max_lag=100)
+        groups = buffer.learner.claim(1, count, policy_version=0, max_lag=100)
         return {"num_claimed": len(groups), "slowest_s": time.perf_counter() - started}
 
 

@@ -1,4 +1,4 @@
-"""A run for `slipstream replay` to look into: groups on a real server, said with a tokenizer that lies in a folder."""
+"""A run for tests of `slipstream replay`: groups on a real server, and their tokenizer in a folder."""
 
 import json
 from collections.abc import Callable
@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import redis
 
-from common.config import Config, dump_config, load_config
+from common.config import Config, ReplayConfig, dump_config, load_config
 from common.message import Message
-from replay.buffer import Buffer
 from replay.fleet import Fleet, RunFacts
 from replay.ticket import InsertResult
-from tests.attempts import ticket
+from tests.attempts import Views, ticket
 from tests.small_tokenizer import CHATML, END, byte_tokenizer
 from tests.spoken import spoken
 from tools.cli import main
@@ -32,10 +31,8 @@ class Inspected:
         self._settings = [f"redis.url={url}", f"run.name={run_id}", f"run.root={root}"]
         self._capsys = capsys
         self.config = load_config(None, self._settings)
-        self.buffer = Buffer(
-            client, run_id, vocab_size=VOCAB_SIZE, lease_ttl_s=600.0, max_attempts=3, max_trajectory_bytes=1 << 20
-        )  # fmt: skip
-        self.buffer.acquire_epoch()
+        self.buffer = Views(client, run_id, ReplayConfig(lease_ttl_s=600.0, max_attempts=3), vocab_size=VOCAB_SIZE)
+        self.buffer.learner.acquire_epoch()
         byte_tokenizer(CHATML).save_pretrained(root / "model")
         self.describe(Config())
 
@@ -43,7 +40,7 @@ class Inspected:
         """What the run's learner says of it."""
         model = str(self.root / "model")
         Fleet(self.client, self.run_id).describe_run(
-            RunFacts(config_yaml=dump_config(config), model_path=model, vocab_size=VOCAB_SIZE)
+            RunFacts(config_yaml=dump_config(config), model_path=model, vocab_size=VOCAB_SIZE, tokenizer_root="root")
         )
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
@@ -59,7 +56,7 @@ class Inspected:
         return [json.loads(line) for line in self(*arguments, "--json", code=code).splitlines()]
 
     def open(self, *group_ids: int, num_members: int = 2) -> None:
-        self.buffer.open([ticket(group_id, num_members=num_members) for group_id in group_ids])
+        self.buffer.learner.open([ticket(group_id, num_members=num_members) for group_id in group_ids])
 
     def fill(
         self,
@@ -72,7 +69,7 @@ class Inspected:
         heard: str = "red small",
     ) -> int:
         """Lease the oldest queued group and store `members`, or all of them; return its id."""
-        lease = self.buffer.lease(actor)
+        lease = self.buffer.actor.lease(actor)
         assert lease is not None
         for member in lease.missing if members is None else members:
             trajectory = spoken(
@@ -88,5 +85,5 @@ class Inspected:
                 actor=actor,
                 policy_version=policy_version,
             )
-            assert self.buffer.insert(lease, trajectory) is InsertResult.STORED
+            assert self.buffer.actor.insert(lease, trajectory) is InsertResult.STORED
         return lease.ticket.group_id

@@ -12,7 +12,7 @@ class MetadataService:
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, str]] = {}  # status and body, by path and query
         self.asked: list[tuple[str, str, dict[str, str]]] = []  # method, path and query, headers in lower case
-        self.tokens: list[str] | None = None  # those that are good, newest last; None where none is needed
+        self.tokens: list[str] | None = None  # the valid tokens, newest last; None if no token is required
         self.delay_s = 0.0
         service = self
 

@@ -1,4 +1,4 @@
-"""`python -m tests.openenv_stub`: a server that takes and tells what openenv-core 0.3.0 was seen to, and nothing else.
+"""`python -m tests.openenv_stub`: a server that accepts and sends exactly what was recorded of openenv-core 0.3.0.
 
 The numbers are counted down from what the seed says. One session at a time; its port is printed.
 """

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from learner.loss import LossTokens
 from learner.objective.ratio import Sequences
 
 
@@ -30,6 +31,7 @@ class Tokens:
 
 
 _LOGPROB = st.floats(-6, -1e-3)
+_ADVANTAGE = st.floats(-3, 3).map(lambda number: number if abs(number) > 1e-100 else 0.0)  # smaller ones lose digits
 
 
 @st.composite
@@ -45,7 +47,9 @@ def batches(draw: st.DrawFn) -> Tokens:
         current=column(_LOGPROB),
         proximal=column(_LOGPROB),
         behaviour=column(_LOGPROB),
-        advantages=column(st.floats(-3, 3)),
+        advantages=column(
+            st.floats(-3, 3).map(lambda a: a if abs(a) > 1e-100 else 0.0)
+        ),  # else weights lose their digits
         entropies=column(st.floats(0, 3)),
         sequences=of_lengths(*lengths),
     )
@@ -56,10 +60,25 @@ def any_batch(test: Callable[[Tokens], None]) -> Callable[[], None]:
     return settings(deadline=None, max_examples=40)(given(batches())(test))
 
 
+def loss_tokens(
+    current: Tensor, behaviour: Tensor, advantages: Tensor, *, sequences: Sequences, **others: Tensor | None
+) -> LossTokens:
+    """What the loss reads; without lag, and with entropies of 0 unless `others` has them."""
+    columns = {"entropies": torch.zeros_like(advantages), "lags": torch.zeros_like(sequences.ids)} | others
+    return LossTokens(
+        current_logprobs=current, behaviour_logprobs=behaviour, advantages=advantages, sequences=sequences, **columns
+    )
+
+
 def of_lengths(*lengths: int) -> Sequences:
-    """Sequences of so many loss tokens each."""
-    ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-    return Sequences(ids=ids, num=len(lengths))
+    """Sequences of so many loss tokens each, of which each is a whole trajectory."""
+    numbers, num_tokens = torch.arange(len(lengths)), torch.tensor(lengths)
+    return Sequences(
+        ids=numbers.repeat_interleave(num_tokens),
+        num=len(lengths),
+        trajectories=numbers,
+        trajectory_tokens=num_tokens,
+    )
 
 
 def float64(*values: float) -> Tensor:

@@ -176,7 +176,7 @@ class Run:
             time.sleep(POLL_S)
 
     def is_described(self) -> bool:
-        """Whether its learner has told actors what they need to know."""
+        """Whether the learner has described the run in Redis, which actors wait for."""
         try:
             self.fleet.run_facts()
         except UnknownRun:
@@ -184,7 +184,7 @@ class Run:
         return True
 
     def member(self, name: str) -> Member | None:
-        """What the actor last said of itself; None before it joined and after it left."""
+        """The newest heartbeat of the actor; None before it joined and after it left."""
         return next((member for member in self.fleet.members() if member.name == name), None)
 
     def generated_tokens(self, name: str) -> int:
@@ -205,7 +205,7 @@ class Run:
         return max(self.steps(), default=0)
 
     def step_records(self) -> list[dict[str, float]]:
-        return [record for record in read_metrics(self.dir.metrics) if "reward/mean" in record]
+        return [record for record in read_metrics(self.dir.metrics) if "trained/reward" in record]
 
     def published_version(self) -> int:
         """Of the newest offer; -1 before the first."""

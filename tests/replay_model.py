@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from replay.ledger import Ledger
-from replay.sampler import Order, Reuse
+from replay.sampler import ClaimOrder, Reuse
 from replay.ticket import InsertResult
 
 NO_STEP = 1 << 53
@@ -21,7 +21,7 @@ class ModelGroup:
     attempts: Counter[int] = field(default_factory=Counter)
     stored: dict[int, tuple[int, int]] = field(default_factory=dict)  # member -> (attempt, fence)
     partials: dict[int, tuple[int, int]] = field(default_factory=dict)
-    oldest: int = 1 << 30
+    newest: int = -1  # policy version
     finished: int = 0
     uses: list[int] = field(default_factory=list)  # steps
     score: float = float("inf")
@@ -67,7 +67,10 @@ class Model:
             ready_uses=sum(len(group.uses) for group in groups if group.state == "ready"),
             failed=dict(self.failed),
             last_group_id=self.counts["opened"] - 1,
-            # Each is as `tests.attempts.attempt_at` makes it: four tokens, one turn, a tenth of a second.
+            # Each is as `tests.attempts.attempt_at` makes it: four tokens, one turn, a tenth of a second, and a success
+            # in the shop that earns 1.
+            **{name: {"shop": self.work["produced"]} if self.work["produced"] else {}
+               for name in ("episodes", "successes", "returns")},
             tokens={account: 4 * number for account, number in self.work.items() if number},
             turns={account: number for account, number in self.work.items() if number},
             duration_ms={account: 100 * number for account, number in self.work.items() if number},
@@ -103,7 +106,8 @@ class Model:
         if group is None or not self.holds(group_id, fence) or group.missing().get(member) != attempt:
             return self._counted("fenced_inserts", InsertResult.FENCED)
         group.stored[member] = (attempt, fence)
-        group.oldest = min(group.oldest, policy_version)
+        self.work["produced"] += 1
+        group.newest = max(group.newest, policy_version)
         partial = group.partials.pop(member, None)
         if partial is not None and partial[1] == fence:
             self.discarded["superseded"] += 1
@@ -111,7 +115,6 @@ class Model:
             self.counts["partials_resumed"] += 1
         if not group.missing():
             self.counts["finished"] += 1
-            self.work["finished"] += group.num_members
             group.state, group.finished = "ready", self.counts["finished"]
         return self._counted("inserted", InsertResult.STORED)
 
@@ -173,12 +176,12 @@ class Model:
         return range(first, first + num_groups)
 
     def claim(
-        self, step: int, num_groups: int, *, policy_version: int, max_lag: int, order: Order, seed: int
+        self, step: int, num_groups: int, *, policy_version: int, max_lag: int, order: ClaimOrder, seed: int
     ) -> list[int]:
         """The groups that the learner gets, in order."""
         self.last_step_made = step - 1
         for group_id in self.in_state("ready"):
-            if policy_version - self.groups[group_id].oldest > max_lag:
+            if policy_version - self.groups[group_id].newest > max_lag:
                 self._give_up(group_id, "too_old")
         ready = self._ready_in(order, seed, step)
         usable = [i for i in ready if self.groups[i].uses[-1:] != [step] and len(self.groups[i].uses) < self.max_uses]
@@ -200,16 +203,16 @@ class Model:
     def max_uses(self) -> int:
         return self.reuse.max_uses
 
-    def _ready_in(self, order: Order, seed: int, step: int) -> list[int]:
+    def _ready_in(self, order: ClaimOrder, seed: int, step: int) -> list[int]:
         ready = sorted(self.in_state("ready"), key=lambda group_id: self.groups[group_id].finished)
         match order:
-            case Order.OLDEST:
+            case ClaimOrder.OLDEST:
                 return ready
-            case Order.FRESHEST:
+            case ClaimOrder.FRESHEST:
                 return ready[::-1]
-            case Order.PRIORITISED:
+            case ClaimOrder.PRIORITISED:
                 return sorted(ready, key=lambda group_id: -self.groups[group_id].score)
-            case Order.UNIFORM:
+            case ClaimOrder.UNIFORM:
                 for i in range(len(ready)):
                     draw = hashlib.sha1(f"{seed}:{step}:{i}".encode()).hexdigest()[:12]
                     j = i + int(draw, 16) % (len(ready) - i)
@@ -235,7 +238,7 @@ class Model:
         return len(done)
 
     def take_over(self, step: int) -> int:
-        """A learner of a new epoch goes on from `step`; how many groups that reopens."""
+        """A learner of a new epoch continues from `step`. Return how many groups that reopens."""
         self.last_step_made = NO_STEP
         later = [i for i in self.in_state("ready", "claimed") if self.groups[i].uses and self.groups[i].uses[-1] > step]
         for group_id in later:

@@ -20,12 +20,13 @@ from transformers import AttentionInterface, AutoModelForCausalLM, Starcoder2Con
 from common.config import OptimConfig
 from common.objective_config import ObjectiveConfig
 from learner.model.attention import packed_attention
-from learner.model.packed_model import PACKED_ATTENTION, PackedModel, full_tensors, load_model
 from learner.model.optimizer import make_optimizer, make_schedule
-from learner.pack import Packed, TokenSequence, count_loss_tokens, count_sequences, micro_batches, pack
+from learner.model.packed_model import PACKED_ATTENTION, PackedModel, full_tensors, load_model
+from learner.model.proximal import Proximal
+from learner.pack import Packed, TokenSequence, count_loss_tokens, count_trajectories, micro_batches, numbered, pack
 from learner.ranks import Ranks, join_ranks, leave_ranks
-from learner.step import train_step
-from tests.tiny_model import VOCAB_SIZE, random_sequence, save_tiny_model
+from learner.step import StepSettings, train_step
+from tests.tiny_model import FLOAT32, VOCAB_SIZE, random_sequence, save_tiny_model
 
 # The lengths of each step's sequences. In the last step of three ranks two have nothing to do.
 STEPS = [(31, 7, 22, 13, 40), (12, 33, 18), (25,)]
@@ -64,12 +65,18 @@ def be_a_rank(rank: int, num_ranks: int, port: int, path: Path) -> None:
     torch.set_num_threads(1)
     train_all(path, ranks=join_ranks(timeout_s=120))
     leave_ranks()
-    os._exit(0)  # all is written; torch's own threads abort, now and then, an interpreter that ends by itself
+    os._exit(0)  # as tools/cli.py ends a rank, and for its reason
 
 
 def train_all(path: Path, *, ranks: Ranks) -> None:
     for way, normalisation, dtype in CASES_ON[ranks.num_ranks]:
         train(path, way, normalisation, dtype, ranks=ranks)
+
+
+def batch_of(step: int, lengths: tuple[int, ...]) -> list[TokenSequence]:
+    """Every two sequences are branches of one trajectory; they come into packs and to ranks of any sort."""
+    sequences = [random_sequence(length, seed=100 * step + length) for length in lengths]
+    return numbered(sequences[start : start + 2] for start in range(0, len(sequences), 2))
 
 
 def folder_of(path: Path, num_ranks: int, way: str, normalisation: str, dtype: str) -> Path:
@@ -86,15 +93,19 @@ def train(path: Path, way: str, normalisation: str, dtype: str, *, ranks: Ranks)
     optimizer.register_step_pre_hook(
         lambda *_: gradients.append({name: p.grad.full_tensor() for name, p in model.causal_lm.named_parameters()})
     )
-    measured = []
+    measured, proximal = [], Proximal(model, decay=0.5)
     for step, lengths in enumerate(STEPS):
-        sequences = [random_sequence(length, seed=100 * step + length) for length in lengths]
+        sequences = batch_of(step, lengths)
+        packs = cut(sequences, way, ranks=ranks)
         metrics = train_step(
-            model, optimizer, schedule, cut(sequences, way, ranks=ranks), reference=None, ranks=ranks,
-            objective=dataclasses.replace(OBJECTIVE, normalisation=normalisation),
-            global_num_loss_tokens=count_loss_tokens(sequences), global_num_sequences=count_sequences(sequences),
-            temperature=1.0, chunk_tokens=16, max_grad_norm=math.inf,
+            model, optimizer, schedule, packs, reference=None, ranks=ranks,
+            settings=StepSettings(
+                objective=dataclasses.replace(OBJECTIVE, normalisation=normalisation), max_grad_norm=math.inf
+            ),
+            proximal_logprobs=proximal.logprobs(model, packs),
+            global_num_loss_tokens=count_loss_tokens(sequences), global_num_trajectories=count_trajectories(sequences),
         )  # fmt: skip
+        proximal.after_step(model)
         assert not metrics.skipped
         measured.append({"loss": metrics.loss, "grad_norm": metrics.grad_norm})
     weights = dict(full_tensors(model))
@@ -131,12 +142,12 @@ def save_model_without_float32(folder: Path) -> None:
 def load(folder: Path, *, ranks: Ranks) -> PackedModel:
     """The model in `folder`, in the dtype that the folder is named for."""
     if folder.name == "float32":
-        return load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+        return load_model(folder, ranks=ranks, settings=FLOAT32)
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
     causal_lm = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float64, attn_implementation=PACKED_ATTENTION
     )  # fmt: skip
-    model = PackedModel(causal_lm, folder=folder).eval()
+    model = PackedModel(causal_lm, folder=folder, settings=FLOAT32).eval()
     for module in [*causal_lm.model.layers, model]:
         fully_shard(module, mesh=ranks.mesh)
     return model

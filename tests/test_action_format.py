@@ -25,8 +25,8 @@ def test_a_block_in_an_action_does_not_end_it(action_format: ActionFormat) -> No
     written = f"Thought: so.\n{action_format.write(action)}"
     assert action_format.parse(written).text.endswith(action)
     if action_format.opening:
-        told = f"{action_format.write('look')} and then\n```\nnothing\n```"
-        assert action_format.parse(told).text == "look"
+        two = f"{action_format.write('look')} and then\n```\nnothing\n```"
+        assert action_format.parse(two).text == "look"
 
 
 @every_format
@@ -73,8 +73,8 @@ def test_what_is_not_in_the_format_is_invalid_and_empty(name: str, completion: s
 
 def test_the_instructions_go_into_the_system_message() -> None:
     tag = FORMATS["action_tag"]
-    told = "Think first, in a few words. Write exactly one action as <action>your action</action>."
+    rule = "Think first, in a few words. Write exactly one action as <action>your action</action>."
     system, user = Message("system", "You shop."), Message("user", "find dress")
-    assert with_instructions((user,), tag) == (Message("system", told), user)
-    assert with_instructions((system, user), tag) == (Message("system", f"You shop.\n{told}"), user)
+    assert with_instructions((user,), tag) == (Message("system", rule), user)
+    assert with_instructions((system, user), tag) == (Message("system", f"You shop.\n{rule}"), user)
     assert with_instructions((user,), FORMATS["plain"]) == (user,)

@@ -18,7 +18,7 @@ from tools import child as child_module
 from tools.actor_host import Host, visible_devices
 
 DEADLINE_S = 60.0
-# A stand-in for an actor: it writes down its name and its GPU, then waits to be told to leave.
+# A stand-in for an actor: it writes its name and its GPU to a file, then waits for SIGTERM.
 STAND_IN = """
 echo "$1 gpu=$CUDA_VISIBLE_DEVICES" >> "$0"
 trap 'test -e "$0.stays" || exit 75' TERM
@@ -27,13 +27,13 @@ while true; do sleep 0.02; done
 
 
 class Stage:
-    """A host of stand-ins, and what they wrote down."""
+    """A host of stand-ins, and the file that they write to."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._hosts = folder, list[Host]()
         self.journal = folder / "journal"
         self.journal.touch()
-        self.stays = folder / "journal.stays"  # while it is there, nobody leaves
+        self.stays = folder / "journal.stays"  # while this file exists, stand-ins ignore SIGTERM
 
     def host(self, *, count: int, devices: list[str], tensor_parallel: int = 1, script: str = STAND_IN) -> Host:
         settings = [f"actors.count={count}", f"actors.tensor_parallel={tensor_parallel}", "actors.drain_s=0"]
@@ -50,7 +50,7 @@ class Stage:
         deadline = time.monotonic() + DEADLINE_S
         while not holds():
             assert time.monotonic() < deadline, self.started()
-            assert host.tend() is None
+            assert host.update() is None
             time.sleep(0.01)
 
     def end(self) -> None:
@@ -78,7 +78,7 @@ def test_an_engine_may_have_several_gpus_and_what_is_left_over_stays_idle(stage:
     host.want(9)
     stage.tended(host, lambda: len(stage.started()) == 2)
     assert stage.started() == ["0 gpu=0,1", "1 gpu=2,3"]
-    with pytest.raises(ConfigError, match=r"`actors.tensor_parallel` is 4, and this host has 2 GPUs"):
+    with pytest.raises(ConfigError, match=r"`actors.tensor_parallel` must be <= 2, the GPUs of this host, got 4"):
         stage.host(count=1, devices=["0", "1"], tensor_parallel=4)
 
 
@@ -89,10 +89,10 @@ def test_more_are_started_and_the_last_are_told_to_leave_as_is_wanted(stage: Sta
     stage.tended(host, lambda: len(stage.started()) == 3)
     stage.stays.touch()
     host.want(1)
-    host.tend()
+    host.update()
     host.want(2)
     for _ in range(20):
-        host.tend()
+        host.update()
         time.sleep(0.01)
     assert len(stage.started()) == 3  # the one that leaves still holds its GPU
     stage.stays.unlink()
@@ -135,7 +135,7 @@ def test_a_host_is_done_when_every_actor_has_ended_with_its_run(stage: Stage) ->
 
 
 def test_crashes_before_a_long_good_time_count_no_more(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_module, "WELL_S", 0.0)
+    monkeypatch.setattr(child_module, "STABLE_S", 0.0)
     host = stage.host(count=1, devices=[], script='echo "$1" >> "$0"; exit 1')
     stage.tended(host, lambda: len(stage.started()) > 2 * child_module.MAX_RESTARTS)
 
@@ -153,7 +153,7 @@ def test_the_gpus_are_those_that_are_visible_else_all(tmp_path: Path, monkeypatc
     tool.chmod(0o700)
     assert visible_devices() == ["0", "1"]
     tool.write_text("#!/bin/sh\necho no driver\nexit 9\n")
-    with pytest.raises(ConfigError, match=r"does not list the GPUs \(no driver\).*`actors.devices`"):
+    with pytest.raises(ConfigError, match=r"failed to list the GPUs \(no driver\).*`actors.devices`"):
         visible_devices()
 
 
@@ -165,7 +165,7 @@ def test_more_actors_than_named_gpus_are_refused() -> None:
         load_config(None, ["actors.devices=[0,3]", "actors.count=2", "actors.tensor_parallel=2"])
 
 
-def test_what_is_wanted_of_a_host_is_known_to_it_alone_until_it_starts_anew(
+def test_the_wanted_number_of_actors_is_kept_per_host_until_the_host_restarts(
     redis_client: redis.Redis, run_id: str
 ) -> None:
     fleet = Fleet(redis_client, run_id)

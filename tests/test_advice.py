@@ -2,17 +2,15 @@
 
 import pytest
 
-from common.config import load_config
-from common.config_error import ConfigError
-from learner.advice import Reading, advised_actors
+from learner.advice import StepLoad, advised_actors
 
 
-def steps(num: int, *, actors: int = 4, wait: float, used: float, queue: bool) -> list[Reading]:
-    return [Reading(num_actors=actors, learner_wait=wait, slots_used=used, has_queue=queue)] * num
+def steps(num: int, *, actors: int = 4, wait: float, used: float, queue: bool) -> list[StepLoad]:
+    return [StepLoad(num_actors=actors, learner_wait=wait, slots_used=used, has_queue=queue)] * num
 
 
-def advised(readings: list[Reading]) -> int:
-    return advised_actors(readings, min_actors=1, max_actors=100)
+def advised(readings: list[StepLoad]) -> int:
+    return advised_actors(readings)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +38,7 @@ def test_what_was_advised_is_not_taken_back_once_it_was_done() -> None:
     assert advised(steps(5, actors=8, wait=0.0, used=1.0, queue=True)) == 8
 
 
-def test_a_number_of_actors_is_judged_by_enough_steps_of_its_own() -> None:
+def test_advice_needs_enough_steps_with_the_same_number_of_actors() -> None:
     waiting = steps(4, wait=0.5, used=1.0, queue=True)
     assert advised(waiting) == 4
     assert advised(waiting + steps(1, wait=0.5, used=1.0, queue=True)) == 8
@@ -48,15 +46,7 @@ def test_a_number_of_actors_is_judged_by_enough_steps_of_its_own() -> None:
     assert advised(steps(9, wait=0.5, used=1.0, queue=True) + steps(5, wait=0.0, used=1.0, queue=True)) == 4
 
 
-def test_advice_keeps_to_its_bounds() -> None:
-    waiting = steps(5, wait=0.5, used=1.0, queue=True)
-    assert advised_actors(waiting, min_actors=1, max_actors=5) == 5
-    assert advised_actors(waiting, min_actors=9, max_actors=12) == 9
-    assert advised_actors([], min_actors=2, max_actors=5) == 2
+def test_advice_is_at_least_one_actor() -> None:
+    assert advised_actors([]) == 1
     assert advised(steps(5, actors=0, wait=1.0, used=0.0, queue=True)) == 1
     assert advised(steps(5, actors=1, wait=0.0, used=0.0, queue=False)) == 1
-
-
-def test_bounds_that_no_number_keeps_to_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"`fleet.max_actors` must be >= fleet.min_actors = 8"):
-        load_config(None, ["fleet.min_actors=8", "fleet.max_actors=4"])

@@ -1,4 +1,4 @@
-"""AgentGym both ways, by the recorded wire: our client at strict servers, and their clients' requests at ours.
+"""AgentGym in both directions, as recorded: our client with strict servers, and their clients' requests to ours.
 
 Their client package is not on PyPI (`agentenv` there is an empty one), so none of theirs was run.
 """
@@ -33,9 +33,9 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvHost]:
     settings = [
-        f"env_server.names=[kg,shop,household,craft,{UNRULY}]",
-        "env_server.max_episodes=2",
-        "env_server.lease_s=6",
+        f"--names=kg,shop,household,craft,{UNRULY}",
+        "--max-episodes=2",
+        "--lease-s=6",
     ]
     with env_host(tmp_path_factory.mktemp("envs"), *settings) as running:
         yield running
@@ -80,7 +80,7 @@ def test_an_episode_there_is_counted_down_to_the_end(stub: str, server: str) -> 
     asyncio.run(play())
 
 
-def test_what_a_server_tells_beside_the_observation_is_told(stub: str) -> None:
+def test_further_fields_of_a_servers_reply_are_shown(stub: str) -> None:
     async def play() -> None:
         env = counting(stub, "alfworld")
         assert said(await env.reset(TASK)) == "count down from 3\nYou can: look, wait"
@@ -109,7 +109,7 @@ def test_splits_are_numbers_there(stub: str) -> None:
         asyncio.run(starts("held_out"))
 
 
-def test_what_cannot_be_closed_is_played_again_and_what_can_is_closed(stub: str) -> None:
+def test_an_environment_that_cannot_be_closed_is_used_again_and_others_are_closed(stub: str) -> None:
     async def episode(server: str) -> None:
         env = counting(stub, server)
         await env.reset(TASK)
@@ -127,10 +127,10 @@ def test_what_cannot_be_closed_is_played_again_and_what_can_is_closed(stub: str)
 @pytest.mark.parametrize(
     ("action", "complaint"),
     [
-        ("break", "/step says: the database is gone"),
-        ("crash", "/step answers with status 500: Internal Server Error"),
-        ("lie", "an answer has no reward, but said; is `env.options.server` the right one"),
-        ("flood", "answers more than 8388608 bytes"),
+        ("break", "/step reported an error: the database is gone"),
+        ("crash", "/step replied with status 500: Internal Server Error"),
+        ("lie", "the server's reply has no field reward, only said; is `env.options.server` right"),
+        ("flood", "replied with more than 8388608 bytes"),
     ],
 )
 def test_what_goes_wrong_there_is_an_environment_failure(stub: str, action: str, complaint: str) -> None:
@@ -147,9 +147,9 @@ def test_what_goes_wrong_there_is_an_environment_failure(stub: str, action: str,
     asyncio.run(play())
 
 
-def test_another_server_than_was_said_is_an_environment_failure(stub: str) -> None:
+def test_a_server_of_another_kind_than_configured_is_an_environment_failure(stub: str) -> None:
     env = make_env("agentgym", {"url": f"{stub}/textcraft", "server": "webshop", "train": [0, 3]})
-    with pytest.raises(EnvError, match="not what an AgentGym server answers"):
+    with pytest.raises(EnvError, match="malformed reply of an AgentGym server"):
         asyncio.run(env.reset(TASK))
 
 
@@ -224,7 +224,7 @@ def test_our_client_plays_our_server_in_every_form(host: EnvHost, server: str, n
     host.wait_until(lambda health: health["episodes"] == 0, "the slot")
 
 
-def test_one_that_is_asked_for_is_kept_and_a_full_server_says_503(host: EnvHost) -> None:
+def test_an_environment_in_use_is_kept_and_a_full_server_replies_503(host: EnvHost) -> None:
     base = f"{host.url}/agentgym/textcraft/kg"
     numbers = [asked(f"{base}/create", {"split": "held_out", "options": {"hops": 3}})["id"] for _ in range(2)]
     with pytest.raises(urllib.error.HTTPError, match="503"):
@@ -269,6 +269,6 @@ def test_what_goes_wrong_here_is_an_error_object(host: EnvHost) -> None:
         ("textcraft/kg/dance", {}, 404),
     ],
 )
-def test_what_is_no_request_of_theirs_is_refused(host: EnvHost, path: str, body: object, status: int) -> None:
+def test_malformed_requests_are_refused(host: EnvHost, path: str, body: object, status: int) -> None:
     with pytest.raises(urllib.error.HTTPError, match=str(status)):
         asked(f"{host.url}/agentgym/{path}", body)

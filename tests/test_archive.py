@@ -29,8 +29,8 @@ def test_an_empty_archive_holds_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tail", "complaint"),
     [
-        (b"\x01\x02", "ends inside a length"),
-        (struct.pack("<I", 100) + bytes(40), "ends inside a frame: 40 of 100 bytes"),
+        (b"\x01\x02", "ends inside the length of a frame"),
+        (struct.pack("<I", 100) + bytes(40), "ends inside a frame, after 40 of 100 bytes"),
         (struct.pack("<I", MAX_FRAME_BYTES + 1), f"declares a frame of {MAX_FRAME_BYTES + 1} bytes, the limit is"),
         (struct.pack("<I", 12) + b"not a frame.", "frame has magic b'no'"),
     ],

@@ -108,16 +108,16 @@ def test_openmanus_form_is_read_too(tmp_path: Path) -> None:
 def test_what_is_missing_is_said_with_what_to_fetch(folder: Path) -> None:
     lines = folder / "lines.jsonl"
     for row, why in (
-        ({"Final answer": "?"}, "use its validation split"),
-        ({"file_name": "gone.png"}, "the attached file gone.png is not beside it; get gaia-benchmark/GAIA"),
-        ({"file_name": "../metadata.jsonl"}, "is not beside it"),
+        ({"Final answer": "?"}, "use the validation split"),
+        ({"file_name": "gone.png"}, "the attached file gone.png is not in the same folder; get gaia-benchmark/GAIA"),
+        ({"file_name": "../metadata.jsonl"}, "is not in the same folder"),
         ({"Final answer": None}, "lines.jsonl, line 1"),
     ):
         lines = lines.with_stem(f"{lines.stem}x")  # a file is read once in a process
         lines.write_text(json.dumps(QUESTIONS[0] | row))
         with pytest.raises(ValueError, match=why.replace("lines.jsonl", lines.name)):
             make_env("gaia", {"train": str(lines)})
-    with pytest.raises(ValueError, match=r"is not named; get gaia-benchmark/GAIA from huggingface\.co"):
+    with pytest.raises(ValueError, match=r"must be set; get gaia-benchmark/GAIA from huggingface\.co"):
         make_env("gaia", {})
     alone = lines.with_stem("alone")
     alone.write_text(json.dumps(QUESTIONS[0]))

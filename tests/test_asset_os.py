@@ -181,26 +181,26 @@ def test_what_a_sandbox_does_not_have_is_left_out_and_counted(tmp_path: Path, ca
     with caplog.at_level(logging.WARNING):
         asked_for = {played(options, index, [])[0].messages[1].content for index in range(16)}
     assert asked_for == {item["description"] for item in PLAYED}
-    assert f"{len(LEFT_OUT)} of {len(LEFT_OUT) + 7} tasks are left out" in caplog.text
-    assert "2 that ask for an image of its own" in caplog.text
+    assert f"left out {len(LEFT_OUT)} of {len(LEFT_OUT) + 7} tasks" in caplog.text
+    assert "2 that need a special image" in caplog.text
     for item in LEFT_OUT:
-        with pytest.raises(ValueError, match="no task that can be played here: 1 that "):
+        with pytest.raises(ValueError, match="no task that works in the sandbox: 1 that "):
             make_env("agentbench_os", of_one(tmp_path, item))
 
 
 @pytest.mark.parametrize(
     ("item", "why"),
     [
-        ({**WORD, "create": {"init": "chmod 700 /usr/bin/find"}}, "init script does not run here.*Read-only"),
-        ({**WORD, "create": {"init": "date +%N > /root/x"}}, "leave other files each time"),
+        ({**WORD, "create": {"init": "chmod 700 /usr/bin/find"}}, "init script failed here.*Read-only"),
+        ({**WORD, "create": {"init": "date +%N > /root/x"}}, "left different files"),
         (
             {**MODES, "evaluation": {"check": "test -e ~/notes/c", "example": "true"}},
-            "own example, which says .*, does not pass its checks",
+            "own example, which printed .*, does not pass its checks",
         ),
-        (asked("Now?", "true", "date +%N"), "its example says"),
+        (asked("Now?", "true", "date +%N"), "its example printed"),
     ],
 )
-def test_a_task_that_turns_out_not_to_be_had_is_an_error_and_no_reward(
+def test_a_task_that_does_not_work_here_is_an_error_and_no_reward(
     tmp_path: Path, item: dict[str, Any], why: str
 ) -> None:
     written(tmp_path)

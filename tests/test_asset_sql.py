@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from common.trajectory import Task
-from envhub.catalogue import make_env
 from envhub.assets.dbbench import _texts, is_right_answer
+from envhub.catalogue import make_env
 from envhub.env import EnvError, Observation
 from tests import test_env_contract as contract
 from tests.adapters.held import ALWAYS
@@ -149,7 +149,7 @@ def test_changes_that_are_no_sqlite_are_left_out_and_counted(
     with caplog.at_level(logging.WARNING):
         asked = {played("dbbench", dbbench, index, [])[0].messages[1].content.splitlines()[0] for index in range(12)}
     assert asked == {line["description"] for line in LINES[:5]}
-    assert "1 of 6 tasks are left out" in caplog.text
+    assert "left out 1 of 6 tasks" in caplog.text
 
 
 def test_rows_are_compared_as_sets_whatever_the_query(bird: dict[str, str]) -> None:
@@ -188,8 +188,8 @@ FEW = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 40) 
 def test_the_users_database_is_only_read_and_not_for_long(
     bird: dict[str, str], statement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envhub.sqldb_engine.MAX_FILE_OPERATIONS", 1_000_000)  # a fraction of a second
-    monkeypatch.setattr("envhub.sqldb_engine.MAX_FILE_CPU_S", 1.0)
+    monkeypatch.setattr("envhub.sqldb.engine.MAX_FILE_OPERATIONS", 1_000_000)  # a fraction of a second
+    monkeypatch.setattr("envhub.sqldb.engine.MAX_FILE_CPU_S", 1.0)
     database = Path(bird["databases"]) / "schools" / "schools.sqlite"
     before = database.read_bytes()
     answer = played("bird", bird, 0, [f"sql {statement}"])[-1]
@@ -207,19 +207,19 @@ def test_spiders_form_is_read_too_and_a_wrong_file_of_theirs_fails_the_environme
     )  # fmt: skip
     options = bird | {"train": str(path.with_name("spider.json"))}
     assert played("bird", options, 0, ["commit SELECT 3"])[-1].success
-    with pytest.raises(EnvError, match="the file's own query for 'How many pupils\\?' fails: no such table"):
+    with pytest.raises(EnvError, match="the file's own query for 'How many pupils\\?' failed: no such table"):
         played("bird", options, 1, ["commit SELECT 3"])
 
 
 def test_what_is_missing_is_said_with_what_to_fetch_and_where_to_put_it(bird: dict[str, str], tmp_path: Path) -> None:
     nowhere = str(tmp_path / "nowhere")
     for name, options, why in (
-        ("bird", {}, "`env.options.databases`: a file or folder is not named; give the folder that holds"),
-        ("bird", {"databases": nowhere}, "is not at .*nowhere; give the folder that holds"),
-        ("bird", {"databases": bird["databases"]}, "`env.options.train`: .* is not named; get BIRD from"),
-        ("bird", bird | {"databases": str(tmp_path)}, "schools.sqlite is not there; give the folder"),
+        ("bird", {}, "`env.options.databases` must be set; give the folder that contains"),
+        ("bird", {"databases": nowhere}, "nowhere does not exist; give the folder that contains"),
+        ("bird", {"databases": bird["databases"]}, "`env.options.train` must be set; get BIRD from"),
+        ("bird", bird | {"databases": str(tmp_path)}, "schools.sqlite is missing; give the folder"),
         ("dbbench", {}, "get data/dbbench/standard.jsonl"),
-        ("dbbench", {"held_out": nowhere}, "`env.options.held_out`: .* is not at"),
+        ("dbbench", {"held_out": nowhere}, "`env.options.held_out`: .* does not exist"),
         ("dbbench", {"train": bird["train"]}, "dev.json, line 1: Expected `object`"),
     ):
         with pytest.raises(ValueError, match=why):

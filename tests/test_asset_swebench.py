@@ -36,7 +36,7 @@ REPAIRED = "edit src/fruit/scales.py 9\n    return max(sorted(weights), key=weig
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """Not in pytest's own folder: the sandbox, which is nobody where this is root, may not look into that."""
+    """Not in pytest's own folder, which the sandbox cannot read if these tests run as root."""
     with tempfile.TemporaryDirectory(dir="/tmp") as scratch:
         made = Path(scratch)
         made.chmod(0o755)
@@ -226,7 +226,7 @@ EARNS = {
         [DECLARED, REPAIRED, "bash rm tests/*.py; mkdir -p tests/test_scales.py/x tests/.wh.a; touch .wh.src"], 1.0),
     "both, and modules that hide others": (
         [DECLARED, REPAIRED, "bash echo 'raise SystemExit' | tee json.py pytest.py sitecustomize.py"], 1.0),
-    "both, and a pytest that is told to do nothing": (
+    "both, and a pytest that is configured to do nothing": (
         [DECLARED, REPAIRED, "bash printf '[pytest]\\naddopts = --collect-only\\n' > pytest.ini; rm setup.cfg"], 1.0),
 }  # fmt: skip
 
@@ -253,6 +253,51 @@ FORGED = (
     "    os._exit(0)\n"
 )
 FORGERIES = {
+    "a package that changes what its judge has noted": (
+        "src/fruit/__init__.py",
+        "import sys\n\nclass Lying(dict):\n    def __setitem__(self, name, passed):\n"
+        "        super().__setitem__(name, passed or 'scales' in name)\n\n"
+        "listener = getattr(sys.modules['__main__'], 'listener', None)\n"
+        "if listener:\n    listener.outcomes = Lying()\n",
+    ),
+    "a package that lets the named tests pass": (
+        "src/fruit/__init__.py",
+        "import _pytest.reports\nbefore = _pytest.reports.TestReport.__dict__['from_item_and_call'].__func__\n\n"
+        "def passing(cls, item, call):\n    report = before(cls, item, call)\n"
+        "    if 'scales' in item.nodeid:\n        report.outcome = 'passed'\n    return report\n\n"
+        "_pytest.reports.TestReport.from_item_and_call = classmethod(passing)\n",
+    ),
+    "a package that changes what is reported": (
+        "src/fruit/__init__.py",
+        "import sys\nmain = sys.modules['__main__']\ntell = main.Reporter.send\n\n"
+        "def lie(self, *event):\n"
+        "    tell(self, *event[:3], 'passed') if event[0] == 'report' else tell(self, *event)\n\n"
+        "main.Reporter.send = lie\n",
+    ),
+    "a package that tells by itself": (
+        "src/fruit/__init__.py",
+        "import json, os, sys\nevents = int(sys.argv[1])\n"
+        "for name in ('test_heaviest[two of them]', 'test_peel', 'test_count', 'test_of_none'):\n"
+        "    for phase in ('setup', 'call', 'teardown'):\n"
+        "        event = ['report', 'tests/test_scales.py::' + name, phase, 'passed']\n"
+        "        os.write(events, json.dumps(event).encode() + b'\\n')\n"
+        "os.write(events, b'[\"exit\", 0]\\n')\nos._exit(0)\n",
+    ),
+    "a package that looks for the sign": (
+        "src/fruit/__init__.py",
+        "import glob, json, os, re\nfound = ''\n"
+        "for path in glob.glob('/proc/[0-9]*/*') + glob.glob('/testbed/.*'):\n"
+        "    try:\n        found += open(path, errors='replace').read(1 << 20)\n    except OSError:\n        pass\n"
+        "try:\n    parent = open('/proc/%d/mem' % os.getppid(), 'rb')\n    found += 'the judge is open'\n"
+        "except OSError:\n    pass\n"
+        "names = ['tests/test_scales.py::' + name for name in "
+        "('test_heaviest[two of them]', 'test_peel', 'test_count', 'test_of_none')]\n"
+        "run = {'is_whole': True, 'outcomes': dict.fromkeys(names, 'passed')}\n"
+        "signs = re.findall(r'\\b[0-9a-f]{32}\\b', found) or ['x' * 32]\n"
+        "for sign in signs:\n    report = json.dumps({'sign': sign, 'tests': run, 'control': run | {'outcomes': {}}})\n"
+        "    for out in glob.glob('/proc/[0-9]*/fd/[0-9]'):\n"
+        "        try:\n            open(out, 'w').write(report + '\\n')\n        except OSError:\n            pass\n",
+    ),
     "tests that pass": ("tests/test_scales.py", "def test_heaviest():\n    pass\n\ndef test_peel():\n    pass\n"),
     "a conftest by which all pass": ("tests/conftest.py", ALL_PASS),
     "a conftest further up": ("conftest.py", ALL_PASS),
@@ -273,6 +318,30 @@ def test_to_change_the_judge_earns_nothing(options: dict[str, Any], name: str) -
     path, content = FORGERIES[name]
     forgery = f"bash mkdir -p $(dirname {path}); cat > {path} <<'END'\n{content}END"
     assert played(options, [DECLARED, forgery, "submit"])[-1].score == 0.0
+
+
+SPEAKS = """import json, os, sys
+
+if len(sys.argv) > 3 and sys.argv[0] == "-c":
+    events, answers = int(sys.argv[1]), int(sys.argv[2])
+    controlled = json.loads(sys.argv[3])
+    failed = False
+    for name in ("test_heaviest[two of them]", "test_peel", "test_count", "test_of_none"):
+        name = "tests/test_scales.py::" + name
+        if not controlled or name.split()[0] in controlled:
+            os.write(events, json.dumps(["end of body", name]).encode() + b"\\n")
+            outcome = "failed" if os.read(answers, 1) == b"1" else "passed"
+            failed = failed or outcome == "failed"
+            os.write(events, json.dumps(["report", name, "teardown", outcome]).encode() + b"\\n")
+    os.write(events, json.dumps(["exit", int(failed)]).encode() + b"\\n")
+    os._exit(int(failed))
+"""
+
+
+def test_what_is_not_promised_of_the_judge_is_what_the_docs_say(options: dict[str, Any]) -> None:
+    """Code that speaks the judge's own protocol is believed. Where this fails, docs/assets.md promises too little."""
+    forgery = f"bash cat > src/fruit/__init__.py <<'END'\n{SPEAKS}END"
+    assert played(options, [DECLARED, forgery, "submit"])[-1].score == 1.0
 
 
 def test_a_conftest_that_people_change_may_be_changed(options: dict[str, Any], instance: dict[str, Any]) -> None:
@@ -301,15 +370,15 @@ def test_what_installing_left_in_the_repository_is_there(
     assert said(played(chosen, [asked])[-1]) == "7 /testbed/src/fruit/_version.py"
 
 
-def test_an_instance_that_its_own_patch_does_not_resolve_here_is_nobodys_fault(
+def test_an_instance_that_its_own_patch_does_not_resolve_here_is_an_environment_failure(
     options: dict[str, Any], instance: dict[str, Any], folder: Path
 ) -> None:
     for number, change, why in (
         (20, {"PASS_TO_PASS": ["tests/test_scales.py::test_gone"]},
          r"acme__fruit-20: with its own patch 1 of its 3 tests do not pass in .*: tests/test_scales.py::test_gone;"),
-        (21, {}, "with its own patch 4 of its 4 tests do not pass in .*pytest says: .*No module named 'pytest'"),
-        (22, {"base_commit": "0" * 40}, "does not give the commit 0000000.*; git fetch --all there"),
-        (23, {"test_patch": instance["patch"].replace("min", "mean")}, "apply .* fails, exit code 1: .*scales.py"),
+        (21, {}, "with its own patch 4 of its 4 tests do not pass in .*pytest's output: .*No module named 'pytest'"),
+        (22, {"base_commit": "0" * 40}, "lacks the commit 0000000.*; run git fetch --all in it"),
+        (23, {"test_patch": instance["patch"].replace("min", "mean")}, "apply .* failed, exit code 1: .*scales.py"),
     ):  # fmt: skip
         name = f"acme__fruit-{number}"
         ignored = shutil.ignore_patterns("pytest", "_pytest") if number == 21 else None
@@ -332,21 +401,21 @@ def test_instances_that_cannot_be_played_are_left_out_and_counted(
         make_env("swebench", with_instances(options, "some.jsonl", instance, *others))
     (record,) = caplog.records
     text = record.getMessage()
-    assert "1 instances can be played, left out are:" in text
-    assert "\n1 with tests that pytest does not run (django's and sympy's)" in text
-    assert f"\n1 without {options['clones']}/acme__nuts; git clone https://github.com/acme/nuts" in text
-    assert f"\n1 without an environment in {options['environments']}, such as a-3/bin/python" in text
-    with pytest.raises(ValueError, match=r"none of its instances can be played here; left out are:\n1 with tests"):
+    assert "1 instances work here; left out:" in text
+    assert "\n1 have tests that pytest does not run (django's and sympy's)" in text
+    assert f"\n1 need {options['clones']}/acme__nuts; run git clone https://github.com/acme/nuts" in text
+    assert f"\n1 need an environment in {options['environments']}, such as a-3/bin/python" in text
+    with pytest.raises(ValueError, match=r"no instance works here; left out:\n1 have tests"):
         make_env("swebench", with_instances(options, "none.jsonl", *others))
 
 
 def test_what_is_missing_is_said_with_what_to_fetch(options: dict[str, Any], instance: dict[str, Any]) -> None:
     for change, why in (
-        ({"train": ""}, "is not named; get princeton-nlp/SWE-bench_Lite"),
-        ({"train": "/nowhere"}, r"`env\.options\.train`: a file or folder is not at /nowhere; get princeton-nlp"),
-        ({"clones": ""}, r"`env\.options\.clones`: .* is not named; make a folder in which git clone"),
+        ({"train": ""}, "must be set; get princeton-nlp/SWE-bench_Lite"),
+        ({"train": "/nowhere"}, r"`env\.options\.train`: /nowhere does not exist; get princeton-nlp"),
+        ({"clones": ""}, r"`env\.options\.clones` must be set; make a folder in which git clone"),
         ({"environments": "/nowhere"}, r"`env\.options\.environments`: .*INSTANCE_ID/bin/python"),
-        ({"checkouts": ""}, "checkouts` must name a folder that may be written to"),
+        ({"checkouts": ""}, "checkouts` must be a writable folder"),
         ({"issue": "all"}, "issue` must be statement or hints"),
     ):
         with pytest.raises(ValueError, match=why):

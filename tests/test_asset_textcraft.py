@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from common.trajectory import Task
+from envhub.assets.textcraft import read_book
 from envhub.catalogue import make_env
 from envhub.task_seed import split_of
-from envhub.assets.textcraft import read_book
 from tests import test_env_contract as contract
 from tests.adapters.held import ALWAYS
 from tests.env_cases import Case
@@ -79,7 +79,7 @@ def test_recipes_are_read_as_minecraft_writes_them(folder: str) -> None:
     assert str(book.recipes["stick"]) == "craft 4 stick using 2 acacia_planks"  # of the group, the first by name
     assert str(book.recipes["torch"]) == "craft 4 torch using 1 coal, 1 stick"  # of the list, the first
     assert str(book.recipes["book"]) == "craft 1 book using 3 paper, 1 leather"
-    assert str(book.recipes["campfire"]) == "craft 1 campfire using 3 stick, 1 coal, 3 logs"  # nobody makes logs
+    assert str(book.recipes["campfire"]) == "craft 1 campfire using 3 stick, 1 coal, 3 logs"  # logs are not crafted
     assert str(book.recipes["dye"]) == "craft 1 dye using 1 bone"
     assert str(book.recipes["iron_block"]) == "craft 1 iron_block using 9 iron_ingot"
     assert "iron_ingot" not in book.recipes and "glass" not in book.recipes  # a block unpacked; smelted
@@ -103,8 +103,8 @@ def test_a_goal_is_deep_enough_and_of_its_split_and_what_is_crafted_cannot_be_fo
 
 def test_what_is_missing_is_said_with_what_to_fetch(folder: str, tmp_path: Path) -> None:
     for options, why in (
-        ({}, "`env.options.recipes`: a file or folder is not named; give the folder with Minecraft's recipes"),
-        ({"recipes": folder, "depth": 7}, "has too few goals of depth 7"),
+        ({}, "`env.options.recipes` must be set; give the folder with Minecraft's recipes"),
+        ({"recipes": folder, "depth": 7}, "has no goals of depth 7"),
     ):
         with pytest.raises(ValueError, match=why):
             make_env("textcraft", options)

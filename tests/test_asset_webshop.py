@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from common.trajectory import Task
+from envhub.assets.webshop import read_data
+from envhub.assets.webshop_reward import nouns, token_set_ratio, type_reward, web_reward
 from envhub.catalogue import make_env
 from envhub.env import Observation
 from envhub.shop.catalogue import Goal, Kind, Product
-from envhub.assets.webshop import read_shelf
-from envhub.assets.webshop_reward import nouns, token_set_ratio, type_reward, web_reward
 from tests import test_env_contract as contract
 from tests.adapters.held import ALWAYS
 from tests.env_cases import Case
@@ -95,23 +95,23 @@ def played(folder: str, index: int, actions: list[str]) -> list[Observation]:
 
 
 def test_files_are_read_as_webshop_reads_them(folder: str) -> None:
-    shelf = read_shelf(Path(folder), 1000)
-    assert len(shelf.products) == 40 and len(shelf.asked) == 40  # an instruction without attributes is none
-    first, second, last = shelf.products[0], shelf.products[1], shelf.products[-1]
-    assert [product.price for product in shelf.products[:4]] == [12.5, 1012.5, 100.0, 100.0]
-    assert shelf.prices[1] == (1012.5, 1020.0)
+    data = read_data(Path(folder), 1000)
+    assert len(data.products) == 40 and len(data.instructions) == 40  # those without attributes are left out
+    first, second, last = data.products[0], data.products[1], data.products[-1]
+    assert [product.price for product in data.products[:4]] == [12.5, 1012.5, 100.0, 100.0]
+    assert data.prices[1] == (1012.5, 1020.0)
     assert (first.options, last.attributes) == ({}, frozenset())
     assert second.options == {"color": COLOURS, "size": ("10 | 11", "x-large eu")}
     assert second.kind.category == ("lamps", "Home", "Things", "lamp")
     assert second.sections == {"description": "A lamp to like.", "features": "Closes with a zipper"}
-    assert read_shelf(Path(folder), 7).products == shelf.products[:7]
+    assert read_data(Path(folder), 7).products == data.products[:7]
 
 
 def test_an_instruction_names_a_bound_above_the_price(folder: str) -> None:
     for index in range(30):
         said = played(folder, index, [])[0].messages[1].content
         number = int(said.split("number ")[1].split()[0])
-        price = max(read_shelf(Path(folder), 1000).prices[number])
+        price = max(read_data(Path(folder), 1000).prices[number])
         bound = said.partition(", and price lower than ")[2]
         assert bound == "" if price > 980 else price < float(bound.split()[0]) <= (price // 10 + 4) * 10
 
@@ -182,8 +182,8 @@ def test_the_type_of_what_was_bought_scales_it() -> None:
 
 def test_what_is_missing_is_said_with_what_to_fetch(folder: str, tmp_path: Path) -> None:
     for options, why in (
-        ({}, "`env.options.folder`: a file or folder is not named; get items_shuffle.json"),
-        ({"folder": str(tmp_path)}, "is not at .*items_shuffle.json; get items_shuffle.json"),
+        ({}, "`env.options.folder` must be set; get items_shuffle.json"),
+        ({"folder": str(tmp_path)}, ".*items_shuffle.json does not exist; get items_shuffle.json"),
         ({"folder": folder, "products": 0}, "`env.options.products` must be a whole number"),
     ):
         with pytest.raises(ValueError, match=why):

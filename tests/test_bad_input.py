@@ -19,7 +19,7 @@ from tools.check_input import check_model_folder
 from tools.cli import main
 from tools.up import free_port
 
-REASON = "the last, env_failure: RuntimeError: the database is gone"
+REASON = "the last one: env_failure: RuntimeError: the database is gone"
 CONFIG = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "max_position_embeddings": 128}
 
 
@@ -55,7 +55,7 @@ class Refused:
 def test_an_unknown_key_is_answered_with_the_nearest_one(refused: Refused) -> None:
     assert "unknown config key `learner.step`; did you mean `learner.steps`?" in refused("up", "learner.step=3")
     assert "did you mean `replay.max_lag`?" in refused("learner", "objective.max_lag=3")
-    assert "`slipstream up --help` lists every key" in refused("actors", "zzz=1")
+    assert "`slipstream --help` lists every key" in refused("actors", "zzz=1")
 
 
 def test_a_value_that_cannot_be_is_named_with_its_contract(refused: Refused) -> None:
@@ -64,7 +64,7 @@ def test_a_value_that_cannot_be_is_named_with_its_contract(refused: Refused) -> 
     assert "`model.tiny.head_dim` must be 32, 64 or 128, got 48" in refused("up", "model.tiny.head_dim=48")
     assert "`model.tiny.num_kv_heads` must be >= 1, got 0" in refused("up", "model.tiny.num_kv_heads=0")
     assert "`model.tiny.num_kv_heads` must be a divisor of num_heads" in refused("up", "model.tiny.num_kv_heads=2")
-    assert "`actors.kv_cache_bytes` must be >= 1, got -5" in refused("up", "actors.kv_cache_bytes=-5")
+    assert "`actors.kv_cache_bytes` must be >= 0, got -5" in refused("up", "actors.kv_cache_bytes=-5")
     assert "`weights.chunk_bytes` must be in [1, 67108864], got 99999999" in refused(
         "up", "weights.chunk_bytes=99999999"
     )
@@ -106,10 +106,12 @@ def test_a_redis_url_that_leads_nowhere_is_named_without_its_password(redis_serv
 
 
 def test_an_environment_that_cannot_be_had_is_named_before_anything_starts(refused: Refused) -> None:
-    assert "got 'shpo'; did you mean shop? One of your own is module:Class" in refused("up", "env.name=shpo")
+    assert "or module:Class for your own environment, got 'shpo'; did you mean shop?" in refused("up", "env.name=shpo")
     assert "cannot import tests.nowhere" in refused("up", "env.name=tests.nowhere:Env")
-    assert "UnmadeEnv' cannot be made: OSError: no such database" in refused("up", "env.name=tests.failing:UnmadeEnv")
-    assert "`env.options` {'size': 3} do not fit shop" in refused("up", "env.options.size=3")
+    assert "UnmadeEnv' with `env.options` {} failed to start: OSError: no such database" in refused(
+        "up", "env.name=tests.failing:UnmadeEnv"
+    )
+    assert "`env.options` {'size': 3} are not valid for shop" in refused("up", "env.options.size=3")
     assert "`env.options.profile` must be small or full" in refused("up", "env.options.profile=big")
     assert "did you mean action_tag?" in refused("up", "env.action_format=acton_tag")
 
@@ -118,12 +120,12 @@ def test_an_address_that_cannot_be_bound_is_named_before_anything_starts(refused
     assert "`weights.host` must be an IPv4 address of this machine" in refused("up", "weights.host=203.0.113.7")
     assert "'localhost'" in refused("up", "weights.host=localhost")
     for verb in ("up", "relay"):
-        assert "no address that actors could connect to" in refused(verb, "weights.host=0.0.0.0")
+        assert "is not an address that actors can connect to" in refused(verb, "weights.host=0.0.0.0")
         assert "'*' cannot be bound" in refused(verb, "weights.host='*'")
 
 
 def test_a_disk_that_is_the_runs_own_folder_is_refused(refused: Refused, tmp_path: Path) -> None:
-    complaint = "would have weights among the files of the run"
+    complaint = "would put weights among the other files of the run"
     assert complaint in refused("up", f"weights.disk={tmp_path}/runs", "run.name=demo")
     assert complaint in refused("up", f"weights.disk=file://{tmp_path}/runs", "run.name=demo")
     assert complaint in refused("up", f"weights.disk={tmp_path}", "run.name=runs")  # which holds every run
@@ -141,11 +143,11 @@ def test_a_port_in_use_is_passed_over_for_another() -> None:
 def test_a_model_folder_that_lacks_something_is_named_with_what_it_lacks(refused: Refused, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     here = f"model.path={folder}"
-    assert "is no folder here; models are not downloaded" in refused("up", here)
+    assert "is not a directory; models are not downloaded" in refused("up", here)
     folder.mkdir()
     assert "it has no config.json" in refused("up", here)
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    assert "has no weights" in refused("up", here)
+    assert "has no *.safetensors" in refused("up", here)
     (folder / "model.safetensors").touch()
     assert "has no tokenizer" in refused("up", here)
     (folder / "tokenizer_config.json").write_text("{}")
@@ -158,7 +160,7 @@ def test_a_model_folder_that_lacks_something_is_named_with_what_it_lacks(refused
     check_model_folder(folder, max_tokens=128)
 
 
-def test_a_run_that_exists_and_one_that_does_not_are_told_apart(
+def test_up_refuses_an_existing_run_without_resume_and_resume_refuses_a_missing_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("one", "two"):
@@ -166,24 +168,25 @@ def test_a_run_that_exists_and_one_that_does_not_are_told_apart(
         (tmp_path / name / "config.yaml").write_text(f"run: {{name: {name}, root: {tmp_path}}}\n")
     here = f"run.root={tmp_path}"
     assert main(["up", "run.name=one", here]) == 2
-    assert f"run 'one' exists in {tmp_path / 'one'}; go on with it by `--resume one`" in capsys.readouterr().err
+    refused = capsys.readouterr().err
+    assert f"run 'one' exists in {tmp_path / 'one'}; continue it by `--resume one [key=value ...]`" in refused
     assert main(["up", "--resume", "one", "run.rerun_of=two", here]) == 2
-    assert "go on with it by `slipstream learner --resume one`" in capsys.readouterr().err
+    assert "continue it by `slipstream learner --resume one`" in capsys.readouterr().err
     assert main(["learner", "--replay-archive", "three", here]) == 2
-    assert f"no run 'three' under {tmp_path}/; there are: one, two" in capsys.readouterr().err
+    assert f"no run 'three' under {tmp_path}/; existing runs: one, two" in capsys.readouterr().err
     assert main(["learner", "--replay-archive", "two", "--resume", "one", here]) == 2
-    assert "--resume goes on with a run, --replay-archive begins one" in capsys.readouterr().err
+    assert "both --resume, which continues a run, and --replay-archive, which begins one" in capsys.readouterr().err
     assert main(["up", "--resume", "three", here]) == 2
-    assert f"no run 'three' under {tmp_path}/; there are: one, two" in capsys.readouterr().err
+    assert f"no run 'three' under {tmp_path}/; existing runs: one, two" in capsys.readouterr().err
     assert main(["up", "conf/quickstart.yaml", "--resume", "one", here]) == 2
-    assert "config files, or --resume or --replay-archive with the run's own, not both" in capsys.readouterr().err
+    assert "the config file conf/quickstart.yaml with --resume or --replay-archive" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["config.yaml", "config.yaml"]
 
 
 def test_an_actor_pointed_at_a_run_that_is_not_there_waits_and_then_names_those_that_are(
     redis_server: Server, run_id: str, tmp_path: Path
 ) -> None:
-    facts = RunFacts(config_yaml="", model_path="", vocab_size=1)
+    facts = RunFacts(config_yaml="", model_path="", vocab_size=1, tokenizer_root="root")
     with connect(redis_server.secret_url) as client:
         Fleet(client, run_id).describe_run(facts)
     done = subprocess.run(
@@ -194,9 +197,7 @@ def test_an_actor_pointed_at_a_run_that_is_not_there_waits_and_then_names_those_
         cwd=REPOSITORY, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr.startswith(
-        "slipstream actors: `run.name` nowhere is not on this Redis server; the runs it knows"
-    )
+    assert done.stderr.startswith("slipstream actors: `run.name` nowhere is not on this Redis server; it has the runs ")
     assert run_id in done.stderr and done.stderr.count("\n") == 1
     log = (tmp_path / "nowhere" / "logs" / "actor-0.log").read_text()
     assert "waiting up to 1 s for the learner" in log and "Traceback" not in log
@@ -229,6 +230,6 @@ def test_an_environment_that_raises_is_never_trained_on_and_the_learner_says_why
         learner = run.start_learner()
         assert learner.wait() == 2
         last = learner.last_words().splitlines()[-1]
-        assert last.startswith("slipstream learner: step 1: no whole batch within 1 s (learner.claim_timeout_s)")
+        assert last.startswith("slipstream learner: step 1: no complete batch within 1 s (learner.claim_timeout_s)")
         assert REASON in last
         run.wait_until(lambda: nothing_runs(run_id), "every process is gone", deadline_s=30)

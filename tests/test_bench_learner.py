@@ -10,8 +10,7 @@ from transformers import Qwen3ForCausalLM
 from learner.model.packed_model import full_tensors
 from learner.ranks import Ranks
 from tools.bench import benchmark
-from tools.bench.learner import Stage, a_batch, make_stage
-from tools.bench.logprobs import memory_row
+from tools.bench.learner import ModelPair, a_batch, make_pair
 from tools.bench.learner_limits import forward_and_backward, full_rows, length_around_a_token, padded_rows
 from tools.bench.learner_load import (
     FEW_LONG,
@@ -23,14 +22,15 @@ from tools.bench.learner_load import (
     model_config,
     save_model,
 )
+from tools.bench.logprobs import memory_row
 
 NUM_REPEATS = 5
 MIN_RATIO = 0.45  # measured: 0.75 to 0.9
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Iterator[Stage]:
-    yield make_stage(save_model(tmp_path_factory.mktemp("model"), QUICKSTART), QUICKSTART, ranks)
+def pair(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Iterator[ModelPair]:
+    yield make_pair(save_model(tmp_path_factory.mktemp("model"), QUICKSTART), QUICKSTART, ranks)
 
 
 def cpu_s(work: Callable[[], object]) -> float:
@@ -40,7 +40,7 @@ def cpu_s(work: Callable[[], object]) -> float:
     return time.process_time() - started
 
 
-def test_a_whole_step_takes_little_more_cpu_than_the_bare_model_on_full_rows(stage: Stage) -> None:
+def test_a_whole_step_takes_little_more_cpu_than_the_bare_model_on_full_rows(pair: ModelPair) -> None:
     """A gate against becoming slower, on whatever machine this is: the least of some repeats on both sides."""
     batch = a_batch(QUICKSTART, LONG_TAIL)[:16]
     rows = full_rows(
@@ -51,8 +51,8 @@ def test_a_whole_step_takes_little_more_cpu_than_the_bare_model_on_full_rows(sta
     )
     steps, limits = [], []
     for _ in range(NUM_REPEATS):
-        steps.append(cpu_s(lambda: stage.train(batch, stage.packs(batch))))
-        limits.append(cpu_s(lambda: forward_and_backward(stage.plain, rows)))
+        steps.append(cpu_s(lambda: pair.train(batch, pair.packs(batch))))
+        limits.append(cpu_s(lambda: forward_and_backward(pair.plain, rows)))
     assert min(limits) > MIN_RATIO * min(steps)
 
 
@@ -86,24 +86,24 @@ def test_a_padded_batch_holds_the_same_tokens_and_trains_the_same_ones() -> None
     assert {part.tokens.shape[1] for part in rows} == {max(sequence.num_tokens for sequence in batch)}
 
 
-def test_the_parts_of_a_step_add_up_to_its_wall_clock(stage: Stage) -> None:
+def test_the_parts_of_a_step_add_up_to_its_wall_clock(pair: ModelPair) -> None:
     batch = a_batch(QUICKSTART, UNIFORM)[:8]
     started = time.perf_counter()
-    split = stage.timed(batch)
+    split = pair.timed(batch)
     whole_s = time.perf_counter() - started
     assert list(split) == ["pack", "forward", "backward", "optimizer", "publish copy"]
     assert min(split.values()) > 0
     assert sum(split.values()) == pytest.approx(whole_s, rel=0.05)
 
 
-def test_what_is_copied_for_a_publish_is_what_was_trained(stage: Stage) -> None:
+def test_what_is_copied_for_a_publish_is_what_was_trained(pair: ModelPair) -> None:
     batch = a_batch(QUICKSTART, UNIFORM)[:4]
-    stage.publish_copy()
-    before = {name: weight.clone() for name, weight in stage.weights.items()}
-    stage.train(batch, stage.packs(batch))
-    stage.publish_copy()
-    assert any(not torch.equal(weight, before[name]) for name, weight in stage.weights.items())
-    torch.testing.assert_close(stage.weights, dict(full_tensors(stage.model)), rtol=0, atol=0)
+    pair.publish_copy()
+    before = {name: weight.clone() for name, weight in pair.weights.items()}
+    pair.train(batch, pair.packs(batch))
+    pair.publish_copy()
+    assert any(not torch.equal(weight, before[name]) for name, weight in pair.weights.items())
+    torch.testing.assert_close(pair.weights, dict(full_tensors(pair.model)), rtol=0, atol=0)
 
 
 def test_chunks_need_a_fraction_of_the_memory(ranks: Ranks) -> None:

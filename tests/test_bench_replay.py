@@ -1,10 +1,12 @@
 """The bulk path is as near to the bare socket as it was, and the benchmark of replay measures what it says."""
 
 import pickle  # a rival's wire
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -12,16 +14,23 @@ import redis
 
 from common.trajectory import check, decode_trajectory, encode_trajectory
 from replay.server import Server, start_server
+from tools.bench import benchmark
 from tools.bench import replay as bench_replay
 from tools.bench import replay_fleet as bench_replay_fleet
-from tools.bench import benchmark
-from tools.bench.replay_load import FRAME, GROUP_SIZE, TRAJECTORY, VOCAB_SIZE, Groups, a_buffer
+from tools.bench.replay_load import (
+    FRAME,
+    GROUP_SIZE,
+    NUM_TOKENS,
+    TRAJECTORY,
+    VOCAB_SIZE,
+    a_trajectory,
+    groups_of,
+)
 from tools.bench.replay_rivals import PickledStream, RawSocket, TrainingText
 
 NUM_ITEMS = 64
 NUM_REPEATS = 15
 MAX_BULK_RATIO = 7  # twice as slow as measured
-MAX_DECODE_RATIO = 22
 
 
 def cpu_s(work: Callable[[], object]) -> float:
@@ -49,20 +58,18 @@ def test_insert_and_claim_take_little_more_cpu_than_the_bare_socket_and_the_code
 
     Measured where ten processes wanted each core, which costs Python's caches most: 2.7 to 3.6 and 2.2 to 3.9 times.
     """
-    buffer = a_buffer(redis_client, "gate")
-    buffer.acquire_epoch()
-    groups = Groups(buffer=buffer)
+    groups = groups_of(redis_client, "gate")
     raw = RawSocket(redis_server, FRAME)
     costs = defaultdict[str, list[float]](list)
     for _ in range(NUM_REPEATS):
         work = groups.lease(NUM_ITEMS // GROUP_SIZE)
         costs["raw set"].append(cpu_s(lambda: raw.set(NUM_ITEMS)))
         costs["encode"].append(cpu_s(encode_all))
-        costs["insert"].append(cpu_s(lambda: buffer.insert_all(work)))  # noqa: B023 - called at once
-        costs["claim"].append(cpu_s(lambda: bench_replay.claim_all(buffer, NUM_ITEMS)))
+        costs["insert"].append(cpu_s(lambda: groups.actor.insert_all(work)))  # noqa: B023 - called at once
+        costs["claim"].append(cpu_s(lambda: bench_replay.claim_all(groups.learner, NUM_ITEMS)))
         costs["decode"].append(cpu_s(decode_all))
         costs["raw get"].append(cpu_s(lambda: raw.get(NUM_ITEMS)))
-        buffer.settle(NUM_ITEMS)
+        groups.learner.settle(NUM_ITEMS)
     raw.close()
     redis_client.delete(*redis_client.keys("payload:*"))
     least = {name: min(of) for name, of in costs.items()}
@@ -70,15 +77,33 @@ def test_insert_and_claim_take_little_more_cpu_than_the_bare_socket_and_the_code
     assert least["claim"] < MAX_BULK_RATIO * (least["raw get"] + least["decode"])
 
 
-def test_to_decode_and_check_a_trajectory_takes_little_more_than_to_copy_it() -> None:
-    """The other gate. Single calls are short enough that the least of many met nobody else. Measured: 11 times."""
+def steps_of(work: Callable[[], object]) -> int:
+    """How many bytecodes of Python `work` takes: the same number on every machine, whatever its load."""
+    steps = 0
 
-    def least_s(work: Callable[[], object]) -> float:
-        return min(cpu_s(work) for _ in range(3000))
+    def count(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal steps
+        frame.f_trace_opcodes = True
+        steps += event == "opcode"
+        return count
 
-    copied = least_s(lambda: [bytearray(FRAME) for _ in range(4)]) / 4
-    decoded = least_s(lambda: decode_trajectory(FRAME, max_bytes=len(FRAME), vocab_size=VOCAB_SIZE))
-    assert decoded < MAX_DECODE_RATIO * copied
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return steps
+
+
+def test_to_decode_and_check_a_trajectory_takes_as_many_steps_for_ten_times_the_tokens() -> None:
+    """The other gate: no step of Python for each token. Numpy looks at all of them at once."""
+
+    def steps(num_tokens: int) -> int:
+        frame = encode_trajectory(a_trajectory(num_tokens=num_tokens))
+        return steps_of(lambda: decode_trajectory(frame, max_bytes=len(frame), vocab_size=VOCAB_SIZE))
+
+    assert 0 < steps(10 * NUM_TOKENS) <= steps(NUM_TOKENS) + 10
 
 
 def test_the_table_of_replay_in_docs_is_that_of_the_recorded_run() -> None:

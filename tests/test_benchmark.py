@@ -8,11 +8,11 @@ import pytest
 from common.config import load_config
 from common.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
 from tests.tiny_model import a_trajectory
-from tools.bench import episode_loop as bench_episode_loop
 from tools.bench import benchmark
+from tools.bench import episode_loop as bench_episode_loop
 from tools.bench.actors import CONFIG, turns_in_order
-from tools.bench.episode_loop import episode_loop
 from tools.bench.benchmark import Benchmark, Machine, Row
+from tools.bench.episode_loop import episode_loop
 from tools.prepare import load_tokenizer, model_folder, prepare
 
 ROWS = [
@@ -41,7 +41,7 @@ def test_a_goal_is_of_the_ratio_or_of_the_value() -> None:
         True, False, True, False,
     ]  # fmt: skip
     assert holds("") is None
-    with pytest.raises(ValueError, match="a goal reads like"):
+    with pytest.raises(ValueError, match="a goal must look like"):
         holds("ratio < 3")
 
 

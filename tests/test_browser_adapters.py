@@ -1,4 +1,4 @@
-"""What the adapters to MiniWoB++ and BrowserGym are made of; `make test-adapters-browser` has a browser and plays."""
+"""The parts of the adapters to MiniWoB++ and BrowserGym; `make test-adapters-browser` plays them in a browser."""
 
 import asyncio
 import os
@@ -16,11 +16,11 @@ from typing import TypeVar
 import psutil
 import pytest
 
-from envhub.isolation import chromium
 from envhub.adapters.browsergym import _Worker
 from envhub.adapters.browsergym_worker import Begin, check_call, module_of
+from envhub.adapters.miniwob_text import PageAction, page_text, parse_action, shown_refs
 from envhub.env import EnvError
-from envhub.adapters.miniwob_text import Deed, page_text, parse_action, shown_refs
+from envhub.isolation import chromium
 from envhub.isolation.own_process import OwnProcess
 
 DEADLINE_S = 60.0
@@ -55,7 +55,7 @@ class Element:
         return [self, *(element for child in self.children for element in child.subtree_elements)]
 
 
-# A part of login-user's page, as its own script told it to chromedriver; and a paragraph that two lines of text are in.
+# A part of login-user's page, as its own script described it to chromedriver; and a paragraph with two lines of text.
 PAGE = Element(ref=1, tag="body", children=[
     Element(ref=2, id="wrap", children=[
         Element(ref=5, tag="p", children=[
@@ -92,14 +92,14 @@ def test_a_page_reads_as_its_elements_and_lines_of_text_are_joined() -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "deed"),
+    ("action", "parsed"),
     [
-        ("click 7", Deed(kind="click", ref=7)),
-        ("  CLICK [7] ", Deed(kind="click", ref=7)),
-        ("type 7 a  b ", Deed(kind="type", ref=7, text="a  b")),
-        ('Type [7] "él \'n"', Deed(kind="type", ref=7, text='"él \'n"')),
-        ("press <Enter>", Deed(kind="press", text="<Enter>")),
-        ("wait", Deed(kind="wait")),
+        ("click 7", PageAction(kind="click", ref=7)),
+        ("  CLICK [7] ", PageAction(kind="click", ref=7)),
+        ("type 7 a  b ", PageAction(kind="type", ref=7, text="a  b")),
+        ('Type [7] "él \'n"', PageAction(kind="type", ref=7, text='"él \'n"')),
+        ("press <Enter>", PageAction(kind="press", text="<Enter>")),
+        ("wait", PageAction(kind="wait")),
         ("click 99", None),
         ("click -1", None),
         ("click", None),
@@ -116,8 +116,8 @@ def test_a_page_reads_as_its_elements_and_lines_of_text_are_joined() -> None:
         ("", None),
     ],
 )
-def test_an_action_is_understood_where_it_names_what_is_shown(action: str, deed: Deed | None) -> None:
-    assert parse_action(action, {1, 7, 8}, {"<Enter>", "C-a"}) == deed
+def test_an_action_is_understood_where_it_names_what_is_shown(action: str, parsed: PageAction | None) -> None:
+    assert parse_action(action, {1, 7, 8}, {"<Enter>", "C-a"}) == parsed
 
 
 def test_waits_are_bounded_and_an_address_is_of_a_site() -> None:
@@ -167,7 +167,7 @@ def test_the_browser_sees_no_network_no_file_of_the_host_and_no_process(folder: 
     assert (reached, written) == ("not reached", "read only")
 
 
-def test_named_sites_give_it_the_network_and_a_proxy_that_is_not_there_for_all_else(folder: Path) -> None:
+def test_named_sites_give_the_browser_the_network_and_a_missing_proxy_for_other_sites(folder: Path) -> None:
     given, *_, reached, _ = launched(folder, sites=["shop.example:7770", "127.0.0.1:80"])
     assert "--proxy-server=http://127.0.0.1:9 --proxy-bypass-list=<-loopback>;shop.example:7770;127.0.0.1:80" in given
     assert (
@@ -175,7 +175,9 @@ def test_named_sites_give_it_the_network_and_a_proxy_that_is_not_there_for_all_e
     )  # only the proxy holds it back, as Chromium does what its flags say and a probe does not
 
 
-def test_root_says_that_nobody_cannot_read_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_reports_pages_that_the_unprivileged_user_cannot_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     (tmp_path / "pages").mkdir()
     (tmp_path / "pages").chmod(0o700)
@@ -185,14 +187,14 @@ def test_root_says_that_nobody_cannot_read_the_pages(tmp_path: Path, monkeypatch
 
 def test_what_is_missing_is_said_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chromium, "_NEEDED", (("bwrap", "bubblewrap"), ("/no/chromedriver", "chromium-driver")))
-    with pytest.raises(ValueError, match="/no/chromedriver is missing: apt-get install chromium-driver"):
+    with pytest.raises(ValueError, match="/no/chromedriver is missing; install it: apt-get install chromium-driver"):
         chromium.require_chromium()
 
 
-def test_nothing_is_left_of_a_process_and_what_it_started() -> None:
+def test_a_process_is_ended_with_all_that_it_started() -> None:
     process = OwnProcess(name="test")
     process.start(["bash", "-c", "trap '' TERM; sleep 600 & echo $! $TMPDIR; wait"], env={"PATH": os.defpath})
-    child, folder = until(lambda: process.said().split())
+    child, folder = until(lambda: process.log_tail().split())
     assert folder == str(process.folder) and process.folder.is_dir() and not process.is_over
     process.end()
     process.end()
@@ -202,7 +204,7 @@ def test_nothing_is_left_of_a_process_and_what_it_started() -> None:
 
 def test_a_process_ends_with_the_one_that_started_it() -> None:
     starts = (
-        "import time; from envhub.own_process import OwnProcess; process = OwnProcess(name='test');"
+        "import time; from envhub.isolation.own_process import OwnProcess; process = OwnProcess(name='test');"
         "process.start(['sleep', '600'], env={'PATH': '/usr/bin:/bin'}); print(process._process.pid, flush=True);"
         "time.sleep(600)"
     )
@@ -221,8 +223,8 @@ def test_what_fails_in_browsergyms_process_is_a_failure_of_the_environment() -> 
     worker = _Worker(pages=None, sites=())
     try:
         for _ in range(2):  # it lives on
-            with pytest.raises(EnvError, match="BrowserGym fails: ModuleNotFoundError: No module named 'browsergym'"):
-                asyncio.run(worker.ask(BEGIN))
+            with pytest.raises(EnvError, match="BrowserGym failed: ModuleNotFoundError: No module named 'browsergym'"):
+                asyncio.run(worker.request(BEGIN))
     finally:
         worker.end()
 
@@ -230,12 +232,14 @@ def test_what_fails_in_browsergyms_process_is_a_failure_of_the_environment() -> 
 def test_a_process_of_browsergyms_that_hangs_is_ended_and_then_lost() -> None:
     worker = _Worker(pages=None, sites=())
     pid = until(
-        lambda: [child.pid for child in psutil.Process().children() if "envhub.adapters.browsergym_worker" in words(child)]
+        lambda: [
+            child.pid for child in psutil.Process().children() if "envhub.adapters.browsergym_worker" in words(child)
+        ]
     )[0]
     os.kill(pid, signal.SIGSTOP)
 
     async def cut() -> None:
-        asked = asyncio.create_task(worker.ask(BEGIN))
+        asked = asyncio.create_task(worker.request(BEGIN))
         await asyncio.sleep(0)
         await asyncio.to_thread(worker.end)
         with pytest.raises(EnvError, match="BrowserGym's process is lost"):

@@ -14,11 +14,10 @@ from common.connection import connect
 from common.trajectory import InvalidTrajectory, Trajectory
 from common.wire import WireError
 from replay import bulk
-from replay.buffer import Buffer
 from replay.bulk import CHUNK_BYTES, MAX_LINE_BYTES, REQUEST_NAMES, WINDOW, Bulk, Payload, packed
 from replay.keys import key
 from replay.ticket import InsertResult, Lease
-from tests.attempts import attempt_at, make_buffer, ticket
+from tests.attempts import Views, attempt_at, make_buffer, ticket
 
 MAX_BYTES = 3 * CHUNK_BYTES
 
@@ -144,10 +143,10 @@ def test_requests_that_stop_midway_leave_nothing_behind_for_the_next(bulk_path: 
     assert bulk_path.exchange([packed(("GET", key(run_id, "name")))], num_replies=1) == [[b"mine"]]
 
 
-def leased(buffer: Buffer, num_members: int) -> Lease:
-    buffer.acquire_epoch()
-    buffer.open([ticket(0, num_members=num_members)])
-    lease = buffer.lease("a")
+def leased(buffer: Views, num_members: int) -> Lease:
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(0, num_members=num_members)])
+    lease = buffer.actor.lease("a")
     assert lease is not None
     return lease
 
@@ -169,10 +168,10 @@ def test_a_connection_cut_midway_costs_nothing_and_repeats_nothing(
                     num_cut += redis_client.client_kill_filter(_id=only_connection)
                 yield lease, attempt_at(lease, member, run_id=run_id)
 
-        results = buffer.insert_all(attempts())
+        results = buffer.actor.insert_all(attempts())
     assert num_cut == 1
     assert set(results) <= {InsertResult.STORED, InsertResult.DUPLICATE} and len(results) == num_members
-    assert buffer.ledger().ready == 1 and buffer.ledger().inserted == num_members
+    assert buffer.learner.ledger().ready == 1 and buffer.learner.ledger().inserted == num_members
     assert buffer.audit() == []
 
 
@@ -181,9 +180,9 @@ def test_a_group_with_an_oversized_payload_is_quarantined_and_its_sender_named(
 ) -> None:
     buffer = make_buffer(redis_client, run_id, max_bytes=4000)
     lease = leased(buffer, 2)
-    buffer.insert_all((lease, attempt_at(lease, member, run_id=run_id, actor="mallory")) for member in (0, 1))
+    buffer.actor.insert_all((lease, attempt_at(lease, member, run_id=run_id, actor="mallory")) for member in (0, 1))
     redis_client.setrange(key(run_id, "train", "blob", 0, 1, 0, lease.fence), 1 << 20, b"x")
-    assert buffer.claim(1, 1, policy_version=0, max_lag=0) == []
+    assert buffer.learner.claim(1, 1, policy_version=0, max_lag=0) == []
     (why,) = buffer.quarantined()
     assert (why.member, why.actor, why.reason) == (1, "mallory", f"{(1 << 20) + 1} bytes, the limit is 4000")
 
@@ -192,9 +191,9 @@ def test_a_buffer_that_compresses_holds_less_and_gives_back_the_same(redis_clien
     buffer = make_buffer(redis_client, run_id, max_bytes=20_000, compress=True)
     lease = leased(buffer, 2)
     sent = [attempt_at(lease, member, run_id=run_id, num_sampled=2000) for member in (0, 1)]
-    buffer.insert_all((lease, trajectory) for trajectory in sent)
+    buffer.actor.insert_all((lease, trajectory) for trajectory in sent)
     assert redis_client.strlen(key(run_id, "train", "blob", 0, 1, 0, lease.fence)) < 2000
-    (group,) = buffer.claim(1, 1, policy_version=0, max_lag=0)
+    (group,) = buffer.learner.claim(1, 1, policy_version=0, max_lag=0)
     assert group.trajectories == sent
 
 
@@ -204,7 +203,7 @@ def test_the_limit_is_of_what_a_payload_becomes_not_of_what_it_is_compressed_to(
     buffer = make_buffer(redis_client, run_id, max_bytes=10_000, compress=True)
     lease = leased(buffer, 2)
     with pytest.raises(InvalidTrajectory, match="max_trajectory_bytes` is 10000"):
-        buffer.insert(lease, attempt_at(lease, 0, run_id=run_id, num_sampled=2000))
+        buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id, num_sampled=2000))
 
 
 def test_threads_share_it(redis_client: redis.Redis, run_id: str) -> None:
@@ -213,7 +212,7 @@ def test_threads_share_it(redis_client: redis.Redis, run_id: str) -> None:
     results: list[InsertResult] = []
 
     def insert(members: range) -> None:
-        results.extend(buffer.insert(lease, attempt_at(lease, member, run_id=run_id)) for member in members)
+        results.extend(buffer.actor.insert(lease, attempt_at(lease, member, run_id=run_id)) for member in members)
 
     threads = [threading.Thread(target=insert, args=(range(start, 16, 4),)) for start in range(4)]
     for thread in threads:
@@ -221,7 +220,7 @@ def test_threads_share_it(redis_client: redis.Redis, run_id: str) -> None:
     for thread in threads:
         thread.join()
     assert results == [InsertResult.STORED] * 16
-    assert len(buffer.claim(1, 1, policy_version=0, max_lag=0)) == 1
+    assert len(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == 1
 
 
 @pytest.fixture

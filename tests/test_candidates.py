@@ -22,7 +22,7 @@ def test_the_candidates_with_a_chance_are_the_kept_set() -> None:
 
 def test_a_set_that_may_be_larger_than_what_was_asked_about_is_refused() -> None:
     full = logprobs([-1, -1, -1, -1], [0.0, OUT, OUT, OUT])
-    with pytest.raises(CandidatesCut, match="a kept set has 4 tokens or more, as many as were asked about"):
+    with pytest.raises(CandidatesCut, match="a kept set has 4 tokens or more, and 4 were requested"):
         kept_of_candidates(CANDIDATES, full, vocab_size=10)
     whole = np.array([[3, 1, 0, 2], [1, 0, 3, 2]], dtype=np.int32)  # a vocabulary of four has no more
     assert kept_of_candidates(whole, full, vocab_size=4) == kept_sets([[0, 1, 2, 3], [1]])

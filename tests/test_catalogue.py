@@ -1,4 +1,4 @@
-"""The catalogue: environments by name, one of one's own, and what is said where a name or an option does not fit."""
+"""The catalogue: environments by name, the user's own, and the errors for a wrong name or option."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ NO_CLASS: list[str] = []
 
 
 class Corridor:
-    """A user's own environment, whole."""
+    """A user's own environment with all members."""
 
     replay_only = True
 
@@ -54,7 +54,7 @@ class Unfinished:
 
 
 class Inheritor(Env):
-    """Inherits the protocol's own bodies, which do nothing."""
+    """Inherits the empty methods of the protocol."""
 
     replay_only = True
 
@@ -85,17 +85,17 @@ def test_a_users_own_class_is_imported() -> None:
     ("name", "complaint"),
     [
         ("shpo", "got 'shpo'; did you mean shop?"),
-        ("chess", "one of your own is module:Class"),
+        ("chess", "or module:Class for your own environment, got 'chess'; check the spelling"),
         ("nowhere.maze:Maze", "cannot import nowhere.maze: No module named 'nowhere'; is its folder on PYTHONPATH?"),
-        ("os; rm:Maze", "must be module:Class, such as my_envs.maze:MazeEnv"),
-        ("module:", "must be module:Class"),
+        ("os; rm:Maze", "must be module:NAME, got 'os; rm:Maze'; write it as in my_envs.maze:MazeEnv"),
+        ("module:", "must be module:NAME"),
         (f"{__name__}:Coridor", "did you mean Corridor?"),
         (f"{__name__}:NO_CLASS", "NO_CLASS must be a class, got list"),
         (f"{__name__}:Unfinished", "lacks step, close, snapshot, restore, admissible, state_key, expert of"),
         (f"{__name__}:Inheritor", "lacks reset, step, close, snapshot, restore, admissible, state_key, expert of"),
     ],
 )
-def test_a_name_that_does_not_work_is_explained(name: str, complaint: str) -> None:
+def test_a_wrong_name_is_explained(name: str, complaint: str) -> None:
     with pytest.raises(ValueError) as raised:
         env_maker(name)
     assert "`env.name`" in str(raised.value)
@@ -108,7 +108,7 @@ def test_a_name_that_does_not_work_is_explained(name: str, complaint: str) -> No
         (
             "shop",
             {"profil": "small"},
-            "do not fit shop: got an unexpected keyword argument 'profil'; its options are: profile",
+            "are not valid for shop: got an unexpected keyword argument 'profil'; its options are: profile",
         ),
         ("shop", {"profile": "tiny"}, "`env.options.profile` must be small or full, got 'tiny'"),
         ("household", {"profile": "tiny"}, "`env.options.profile` must be small or full, got 'tiny'"),
@@ -120,7 +120,7 @@ def test_a_name_that_does_not_work_is_explained(name: str, complaint: str) -> No
         (f"{__name__}:Corridor", {"length": 3}, "its options are: none"),
     ],
 )
-def test_options_that_do_not_fit_are_explained(name: str, options: dict[str, Any], complaint: str) -> None:
+def test_invalid_options_are_explained(name: str, options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError) as raised:
         make_env(name, options)
     assert complaint in str(raised.value)
@@ -128,7 +128,7 @@ def test_options_that_do_not_fit_are_explained(name: str, options: dict[str, Any
 
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_an_adapter_without_its_package_says_what_to_install(name: str) -> None:
-    """None of their packages is among those that are pinned for all."""
+    """The packages of adapters are not among the pinned requirements."""
     assert env_maker(name) is ADAPTERS[name]
     with pytest.raises(ValueError, match=r"needs the package \w+, which cannot be imported: .*; run `pip install '\w+"):
         make_env(name, {})

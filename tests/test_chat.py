@@ -153,5 +153,5 @@ def test_the_end_of_turn_is_what_the_template_writes_behind_an_assistants_words(
 
 def test_a_template_that_changes_an_assistants_words_is_refused() -> None:
     shouting = "{% for message in messages %}{{ message['content'] | upper }}{% endfor %}"
-    with pytest.raises(ValueError, match="does not put an assistant's words right behind its generation prompt"):
+    with pytest.raises(ValueError, match="does not render an assistant's message right after its generation prompt"):
         end_of_turn_text(merging_tokenizer(shouting))

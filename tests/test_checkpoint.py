@@ -14,17 +14,20 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from common.config import OptimConfig
 from common.objective_config import ObjectiveConfig
+from common.versions import Resumption
 from learner import checkpoint
 from learner.checkpoint import Progress, latest_checkpoint, load, take_snapshot, write
 from learner.checkpoint_writer import CheckpointWriter
-from learner.model.packed_model import PackedModel, full_tensors, load_model
+from learner.fence import Fence
 from learner.model.optimizer import make_optimizer, make_schedule
-from learner.pack import count_loss_tokens, micro_batches
+from learner.model.packed_model import PackedModel, full_tensors, load_model
+from learner.model.proximal import Proximal
+from learner.pack import count_loss_tokens, micro_batches, numbered
 from learner.ranks import Ranks
-from learner.step import train_step
+from learner.step import StepSettings, train_step
 from learner.step_metrics import StepMetrics
 from tests.full_disk import largest_file
-from tests.tiny_model import random_sequence, save_tiny_model
+from tests.tiny_model import FLOAT32, random_sequence, save_tiny_model
 
 
 @dataclass
@@ -35,20 +38,23 @@ class Learner:
     ranks: Ranks
 
     def train(self, step: int) -> StepMetrics:
-        sequences = [random_sequence(20, seed=10 * step + number) for number in range(4)]
+        sequences = numbered([random_sequence(20, seed=10 * step + number)] for number in range(4))
+        packs = micro_batches(sequences, max_tokens=50, num_ranks=1, rank=0)
+        proximal = Proximal(self.model, decay=0.5).logprobs(self.model, packs)
         return train_step(
             self.model,
             self.optimizer,
             self.schedule,
-            micro_batches(sequences, max_tokens=50, num_ranks=1, rank=0),
+            packs,
+            settings=StepSettings(
+                objective=ObjectiveConfig(correction="truncated_is"),
+                max_grad_norm=1.0,
+            ),
             reference=None,
+            proximal_logprobs=proximal,
             ranks=self.ranks,
-            objective=ObjectiveConfig(correction="truncated_is"),
             global_num_loss_tokens=count_loss_tokens(sequences),
-            global_num_sequences=len(sequences),
-            temperature=1.0,
-            chunk_tokens=32,
-            max_grad_norm=1.0,
+            global_num_trajectories=len(sequences),
         )
 
     def begin(self, writer: CheckpointWriter, step: int, once_durable: Callable[[], None] = lambda: None) -> None:
@@ -73,12 +79,12 @@ class Learner:
 def progress_at(step: int) -> Progress:
     return Progress(
         step=step, policy_version=step, highest_published=step, next_group_id=8 * step,
-        tokens_trained=100 * step,
+        tokens_trained=100 * step, resumptions=(Resumption(checkpoint_version=1, first_version=step),),
     )  # fmt: skip
 
 
 def make_learner(folder: Path, ranks: Ranks) -> Learner:
-    model = load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    model = load_model(folder, ranks=ranks, settings=FLOAT32)
     config = OptimConfig(lr=1e-3, warmup_steps=2, schedule="cosine")
     optimizer = make_optimizer(model, config=config)
     schedule = make_schedule(optimizer, config=config, num_steps=10)
@@ -90,7 +96,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
-def test_a_resumed_learner_goes_on_bit_for_bit(tmp_path: Path, tiny: Path, ranks: Ranks) -> None:
+def test_a_resumed_learner_continues_bit_for_bit(tmp_path: Path, tiny: Path, ranks: Ranks) -> None:
     steady = make_learner(tiny, ranks)
     for step in range(3):
         steady.train(step)
@@ -142,7 +148,7 @@ def test_a_half_written_checkpoint_is_never_resumed(tmp_path: Path, tiny: Path, 
     whole, half = learner.save(tmp_path, 1), learner.save(tmp_path, 2)
     (half / "manifest.json").unlink()
     assert latest_checkpoint(tmp_path) == whole
-    with pytest.raises(ValueError, match="not a whole checkpoint"):
+    with pytest.raises(ValueError, match=r"the checkpoint .* is damaged"):
         learner.load(half)
     assert learner.load(learner.save(tmp_path, 2)) == progress_at(2)
 
@@ -152,18 +158,18 @@ def test_a_truncated_shard_is_refused(tmp_path: Path, tiny: Path, ranks: Ranks) 
     path = learner.save(tmp_path, 1)
     (shard,) = path.glob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(ValueError, match="the manifest says"):
+    with pytest.raises(ValueError, match="but its manifest says"):
         learner.load(path)
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, tiny: Path, ranks: Ranks) -> None:
     path = make_learner(tiny, ranks).save(tmp_path, 1)
     wider = make_learner(save_tiny_model(tmp_path / "wider", intermediate_size=256), ranks)
-    with pytest.raises(ValueError, match="must be of this very model"):
+    with pytest.raises(ValueError, match="must be of the same model"):
         wider.load(path)
 
 
-def test_a_full_disk_leaves_the_older_checkpoint_whole_and_is_told_later(
+def test_a_full_disk_leaves_the_older_checkpoint_intact_and_is_reported_later(
     tmp_path: Path, tiny: Path, ranks: Ranks
 ) -> None:
     learner, covered = make_learner(tiny, ranks), []
@@ -171,7 +177,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_whole_and_is_told_later(
     with closing(CheckpointWriter(tmp_path, ranks=ranks, keep=2)) as writer:
         with largest_file(bytes_allowed=50_000):
             learner.begin(writer, 2, lambda: covered.append(2))
-            with pytest.raises(ValueError, match="make room"):
+            with pytest.raises(ValueError, match="free disk space"):
                 raise_failure_in_time(writer)
         assert covered == []
         assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
@@ -205,14 +211,16 @@ def test_what_training_changes_after_the_copy_is_not_in_the_checkpoint(
     expected = learner.train(1)
     assert not torch.equal(learner.weights()["model.norm.weight"], before["model.norm.weight"])
     assert dist.group.WORLD is not None
-    write(tmp_path, snapshot, group=dist.group.WORLD, keep=2)
+    fence = Fence(tmp_path)
+    fence.take()
+    write(tmp_path, snapshot, group=dist.group.WORLD, keep=2, fence=fence)
     resumed = make_learner(tiny, ranks)
     assert resumed.load(tmp_path / "step_000001") == progress_at(1)
     torch.testing.assert_close(resumed.weights(), before, rtol=0, atol=0)
     assert resumed.train(1) == expected
 
 
-def test_a_checkpoint_is_written_while_training_goes_on_and_the_next_one_waits_for_it(
+def test_a_checkpoint_is_written_during_training_and_the_next_one_waits_for_it(
     tmp_path: Path, tiny: Path, ranks: Ranks
 ) -> None:
     learner, told, happened = make_learner(tiny, ranks), threading.Event(), []
@@ -228,7 +236,7 @@ def test_a_checkpoint_is_written_while_training_goes_on_and_the_next_one_waits_f
     with closing(CheckpointWriter(tmp_path, ranks=ranks, keep=2)) as writer:
         learner.begin(writer, 1, wait_to_be_told)
         learner.train(1)
-        writer.raise_failure()  # there is none, and it waits for none
+        writer.raise_failure()  # no write is in progress, and none has failed
         assert happened == []
         following = threading.Thread(target=begin_the_next)
         following.start()
@@ -241,7 +249,7 @@ def test_a_checkpoint_is_written_while_training_goes_on_and_the_next_one_waits_f
     assert latest_checkpoint(tmp_path) == tmp_path / "step_000002"
 
 
-def test_what_follows_a_checkpoint_finds_it_durable_and_its_failure_is_told(
+def test_once_durable_runs_after_a_checkpoint_and_its_failure_is_raised(
     tmp_path: Path, tiny: Path, ranks: Ranks
 ) -> None:
     learner = make_learner(tiny, ranks)

@@ -5,6 +5,7 @@ of a checkpoint for most of the time, and it is stopped, looked at, and let go o
 """
 
 import contextlib
+import fcntl
 import signal
 import sys
 import time
@@ -114,6 +115,14 @@ def send(number: signal.Signals, processes: Sequence[psutil.Process]) -> None:
 
 def kill_where(root: Path, name: str, is_there: Callable[[RunDir], bool], process: Process) -> int:
     """Kill every process of run `name` where `is_there`, and return the step of its newest checkpoint."""
+    send(signal.SIGKILL, stop_where(root, name, is_there, process))
+    process.kill()
+    assert is_there(RunDir(root, name)), "it was not where it was looked at"
+    return max(whole_checkpoints(RunDir(root, name)))
+
+
+def stop_where(root: Path, name: str, is_there: Callable[[RunDir], bool], process: Process) -> Sequence[psutil.Process]:
+    """Stop every process of run `name` where `is_there`, and return them."""
     run_dir, deadline = RunDir(root, name), time.monotonic() + DEADLINE_S
     while not whole_checkpoints(run_dir) and process.exit_code is None and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -122,10 +131,7 @@ def kill_where(root: Path, name: str, is_there: Callable[[RunDir], bool], proces
         if is_there(run_dir):
             send(signal.SIGSTOP, everyone)
             if is_there(run_dir):
-                send(signal.SIGKILL, everyone)
-                process.kill()
-                assert is_there(run_dir), "it was not where it was looked at"
-                return max(whole_checkpoints(run_dir))
+                return everyone
             send(signal.SIGCONT, everyone)
         time.sleep(0.001)
     pytest.fail(f"it was never there; {process.last_words()}")
@@ -156,6 +162,16 @@ def shards_are_missing(run_dir: RunDir) -> bool:
     return half is not None and shard_bytes(half) < shard_bytes(run_dir.checkpoints / whole_name(run_dir))
 
 
+def shards_are_missing_and_the_fence_is_free(run_dir: RunDir) -> bool:
+    """A learner that is stopped while it holds the fence lets no other take over: tests/test_fence.py."""
+    with run_dir.checkpoints.with_suffix(".writer").open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # closing the file lets go of it
+        except BlockingIOError:
+            return False
+        return shards_are_missing(run_dir)
+
+
 def shards_are_written_and_no_manifest(run_dir: RunDir) -> bool:
     half = half_checkpoint(run_dir)
     return half is not None and shard_bytes(half) == shard_bytes(run_dir.checkpoints / whole_name(run_dir)) > 0
@@ -172,6 +188,12 @@ def manifest_is_written_and_nobody_told(run_dir: RunDir) -> bool:
     return False
 
 
+def books(run_dir: RunDir) -> dict[Path, int]:
+    """What says which steps are durable, and when each was written."""
+    files = [run_dir.tally, *run_dir.checkpoints.glob(f"step_*/{MANIFEST}")]
+    return {path: path.stat().st_mtime_ns for path in files}
+
+
 def whole_name(run_dir: RunDir) -> str:
     return f"step_{max(whole_checkpoints(run_dir)):06d}"
 
@@ -181,7 +203,7 @@ POINTS = [shards_are_missing, shards_are_written_and_no_manifest, manifest_is_wr
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("is_there", POINTS)
-def test_killed_in_a_checkpoint_it_comes_to_the_same_weights_bit_for_bit(
+def test_a_learner_killed_during_a_checkpoint_reaches_the_same_weights_bit_for_bit(
     root: Path, is_there: Callable[[RunDir], bool]
 ) -> None:
     name = is_there.__name__
@@ -194,6 +216,24 @@ def test_killed_in_a_checkpoint_it_comes_to_the_same_weights_bit_for_bit(
     assert weights(root, name) == weights(root, "steady")
     assert losses(root, name) == losses(root, "steady")
     assert not any((RunDir(root, name).checkpoints).glob("*/*.tmp"))
+
+
+@pytest.mark.timeout(1800)
+def test_stopped_in_a_checkpoint_while_another_learner_takes_over_it_finishes_none(root: Path) -> None:
+    name = "taken_over"
+    run_dir = RunDir(root, name)
+    with learner(root, name, slow=True) as first:
+        stopped = stop_where(root, name, shards_are_missing_and_the_fence_is_free, first)
+        newest = max(whole_checkpoints(run_dir))
+        with learner(root, name, slow=False) as second:
+            assert second.wait() == 0, second.last_words()
+            assert f"resumed from step_{newest:06d}" in second.said()
+            left = books(run_dir)
+            send(signal.SIGCONT, stopped)
+            assert first.wait() not in (0, None)
+    assert "another learner has taken over" in first.said()
+    assert books(run_dir) == left
+    assert weights(root, name) == weights(root, "steady")
 
 
 @pytest.mark.timeout(1800)

@@ -34,14 +34,14 @@ def stand_in(server: Server, run_id: str) -> Iterator[None]:
         with connect(server.secret_url) as client:
             buffer = make_buffer(client, run_id)
             while not leaving.wait(0.01):
-                while lease := buffer.lease("stand-in"):
+                while lease := buffer.actor.lease("stand-in"):
                     for member in lease.missing:
                         attempt = attempt_at(
                             lease, member, run_id=run_id, policy_version=lease.ticket.min_policy_version
                         )
                         (turn,) = attempt.turns
                         rewarded = msgspec.structs.replace(turn, rewards={"task": float(member % 2)})
-                        buffer.insert(lease, msgspec.structs.replace(attempt, turns=[rewarded]))
+                        buffer.actor.insert(lease, msgspec.structs.replace(attempt, turns=[rewarded]))
 
     player = threading.Thread(target=play)
     player.start()
@@ -53,7 +53,7 @@ def stand_in(server: Server, run_id: str) -> Iterator[None]:
 
 
 @pytest.mark.timeout(1800)
-def test_a_learner_killed_before_it_settled_what_is_durable_settles_it_when_it_comes_back(
+def test_a_learner_killed_before_it_settled_a_durable_step_settles_it_after_a_restart(
     redis_server: Server, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW_DISK)

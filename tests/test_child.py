@@ -77,7 +77,7 @@ def test_what_a_child_says_is_in_its_log_and_its_environment_is_its_own(tmp_path
     child.start()
     child.wait(DEADLINE_S)
     assert child.exit_code == 0 and child.keep_up()
-    assert child.last_words() == "hello\ntrouble"
+    assert child.last_log_lines() == "hello\ntrouble"
 
 
 def test_a_child_that_crashes_is_started_again_until_it_has_crashed_too_often(
@@ -89,7 +89,7 @@ def test_a_child_that_crashes_is_started_again_until_it_has_crashed_too_often(
     child.start()
     wait_until(lambda: not child.keep_up())
     assert child.exit_code == 1
-    assert child.last_words() == "once more\nonce more\nonce more"
+    assert child.last_log_lines() == "once more\nonce more\nonce more"
 
 
 def test_a_child_that_was_given_bad_input_is_not_started_again_and_says_why_on_one_line(tmp_path: Path) -> None:
@@ -97,14 +97,14 @@ def test_a_child_that_was_given_bad_input_is_not_started_again_and_says_why_on_o
     child.start()
     child.wait(DEADLINE_S)
     assert not child.keep_up()
-    assert child.last_words() == "the reason"
+    assert child.last_log_lines() == "the reason"
 
 
 def test_a_child_that_does_not_end_when_asked_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     child = a_child(tmp_path, "trap '' TERM; setsid sleep 1000 & echo $!; wait; wait")
     child.start()
-    wait_until(lambda: child.last_words() != "")
-    grandchild = psutil.Process(int(child.last_words()))
+    wait_until(lambda: child.last_log_lines() != "")
+    grandchild = psutil.Process(int(child.last_log_lines()))
     child.ask_to_end()
     child.wait(0.2)
     assert child.exit_code == -signal.SIGKILL
@@ -126,11 +126,11 @@ def test_a_child_of_any_program_ends_with_a_supervisor_that_is_killed(tmp_path: 
 
 def test_a_process_whose_parent_is_gone_already_ends_and_one_whose_parent_is_there_goes_on() -> None:
     """It is the launcher's pid that decides: a launcher in a container is process 1, as an orphan's new parent is."""
-    command = "from common.shutdown import die_with_parent; die_with_parent({}); print('goes on')"
+    command = "from common.shutdown import die_with_parent; die_with_parent({}); print('continues')"
     orphan = subprocess.run([sys.executable, "-c", command.format(2**22 + 1)], capture_output=True, text=True)
     assert (orphan.returncode, orphan.stdout) == (EXIT_PREEMPTED, "")
     child = subprocess.run([sys.executable, "-c", command.format(os.getpid())], capture_output=True, text=True)
-    assert (child.returncode, child.stdout) == (0, "goes on\n")
+    assert (child.returncode, child.stdout) == (0, "continues\n")
 
 
 def test_the_first_signal_ends_a_process_that_has_nothing_to_lose() -> None:

@@ -1,6 +1,9 @@
 """The command line: help, settings from files and overrides, and what every verb does with them."""
 
+import functools
+import inspect
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +12,14 @@ import pytest
 
 from common.config import key_paths
 from common.connection import PASSWORD_VARIABLE
+from learner.fit_options import FitOptions
 from replay.server import start_server
-from tools.cli import main
+from tools.cli import _parsed, main
+from tools.collect_options import CollectOptions
+from tools.launch.launch_options import LaunchOptions
+from tools.options import as_arguments, options_of
+from tools.serve_options import ServeOptions
+from tools.verbs import VERBS, called
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -24,16 +33,69 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_help_lists_every_key_with_its_default_and_its_comment(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["up", "--help"])
+        main(["--help"])
     assert ended.value.code == 0
-    said = " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().out.split())
     keys = [f"{path} = " for path in key_paths()]
-    assert len(keys) > 60 and [key for key in keys if key not in said] == []
-    assert "replay.max_lag = 4 groups with an older token than this are dropped at claim" in said
-    assert "weights.host = '127.0.0.1' the publisher, or a relay, binds here" in said
-    starts = sorted(said.index(key) for key in keys)
-    for start, stop in zip(starts, [*starts[1:], len(said)], strict=True):
-        assert len(said[start:stop].split()) > 3, f"no comment: {said[start:stop]}"
+    assert len(keys) > 60 and [key for key in keys if key not in text] == []
+    assert "replay.max_lag = 8 optimizer steps; older tokens are left out of the loss" in text
+    assert "weights.host = '127.0.0.1' address that the publisher or a relay binds to" in text
+    starts = sorted(text.index(key) for key in keys)
+    for start, stop in zip(starts, [*starts[1:], len(text)], strict=True):
+        assert len(text[start:stop].split()) > 3, f"no comment: {text[start:stop]}"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_verb_lists_exactly_the_settings_that_it_reads(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    listed = re.findall(r"^  ([a-z0-9_.]+) = ", capsys.readouterr().out, re.MULTILINE)
+    sections = VERBS[verb].settings
+    assert listed == [path for path in key_paths() if any(f"{path}.".startswith(f"{section}.") for section in sections)]
+    assert [section for section in sections if not any(f"{path}.".startswith(f"{section}.") for path in listed)] == []
+
+
+def test_every_setting_is_read_by_a_verb() -> None:
+    sections = {section for verb in VERBS.values() for section in verb.settings}
+    read = [path for path in key_paths() if any(f"{path}.".startswith(f"{section}.") for section in sections)]
+    assert read == key_paths()
+
+
+OPERANDS = {"launch": ["ray"], "replay": ["audit"], "collect": ["rows.jsonl"], "envs": ["serve"]}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_options_of_a_verb_are_the_arguments_of_its_function(verb: str) -> None:
+    run = called(_parsed([verb, *OPERANDS.get(verb, [])]))
+    assert isinstance(run, functools.partial)
+    options = list(inspect.signature(run.func).parameters)[1:]
+    assert sorted(run.keywords) == sorted(options)
+
+
+@pytest.mark.parametrize(
+    ("verb", "given"),
+    [
+        ("launch", LaunchOptions(actor_hosts=3, on_demand=True, sbatch="--partition=gpu --qos=high", setup=". x y")),
+        ("sft", FitOptions(data="a b.jsonl", min_return=-1.5)),
+        ("collect", CollectOptions(search="mcts", exploration=0.3)),
+        ("envs", ServeOptions(names=("kg", "my.envs:Maze"), lease_s=5.0)),
+    ],
+)
+def test_the_own_options_of_a_verb_are_written_as_they_are_read(verb: str, given: object) -> None:
+    arguments = _parsed([verb, *OPERANDS.get(verb, []), *as_arguments(given), "run.name=x"])
+    assert options_of(type(given), arguments) == given
+    assert arguments.settings == ["run.name=x"]
+
+
+def test_the_own_options_of_a_verb_are_in_its_help_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in VERBS:
+        with pytest.raises(SystemExit):
+            main([verb, "--help"])
+        said = " ".join(capsys.readouterr().out.split())
+        shown = "pairs of conversations, in one optimizer step (default: 32)" in said
+        assert shown is (verb in ("sft", "dpo", "reward"))
 
 
 def test_the_printed_configuration_can_be_fed_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +139,7 @@ def test_a_verb_about_a_run_begins_with_the_configuration_and_the_password_in_it
         assert "steps: 77" in capsys.readouterr().out
         # It reaches the server, which wants a password, and finds no run there yet.
         assert main(["top", *here]) == 2
-        assert "`run.name` mine is not on this Redis server; it knows no run" in capsys.readouterr().err
+        assert "`run.name` mine is not on this Redis server; it has no runs" in capsys.readouterr().err
 
 
 def test_doctor_finds_nothing_missing_here_and_says_so_when_redis_does_not_answer() -> None:

@@ -1,4 +1,4 @@
-"""Programs: what is run, what is judged, and that nothing but the right outputs earns anything."""
+"""Programs: what is run, what is judged, and that only correct outputs earn a score."""
 
 import asyncio
 import random
@@ -8,7 +8,7 @@ import pytest
 
 from common.trajectory import Task
 from envhub.code.code import CodeState, CodeWorld, make_code
-from envhub.code.task import ENDS, STEPS, draw_problem
+from envhub.code.task import OPERATIONS, PRINTS, draw_problem
 from envhub.isolation.sandbox import Limits
 from envhub.world import Change
 
@@ -22,19 +22,19 @@ def act(world: CodeWorld, action: str) -> Change[CodeState]:
     return asyncio.run(world.act(world.first, action))
 
 
-def test_running_shows_what_is_printed_for_the_examples() -> None:
+def test_run_shows_the_output_for_the_examples() -> None:
     problem = world().problem
     shown = act(world(), f"run\n```python\n{problem.program}```")
     assert shown.text == "\n".join(f"Output: {output or '(nothing)'}" for _, output in problem.examples)
     assert (shown.over, shown.state) == (False, world().first)
 
 
-def test_a_right_program_earns_all_also_where_it_has_nothing_to_print() -> None:
+def test_a_correct_program_gets_the_full_score_even_with_empty_outputs() -> None:
     empty = next(w for w in map(world, range(60)) if any(not output for _, output in w.problem.tests))
     assert act(empty, empty.expert(empty.first)).score == 1.0
 
 
-def test_a_wrong_program_earns_what_it_gets_right() -> None:
+def test_a_wrong_program_gets_the_share_of_its_correct_outputs() -> None:
     problem = world().problem
     constant = act(world(), f"submit print({problem.tests[0][1]!r})")
     right = sum(output.split() == problem.tests[0][1].split() for _, output in problem.tests)
@@ -44,13 +44,13 @@ def test_a_wrong_program_earns_what_it_gets_right() -> None:
 
 @pytest.mark.parametrize("failing", ["while True: pass", "import os; os.kill(os.getpid(), 9)", "1 / 0", "import os\n"
                                      "for name in os.listdir('.'): os.remove(name)"])  # fmt: skip
-def test_a_program_that_fails_is_not_right_to_have_printed_nothing(failing: str) -> None:
+def test_the_empty_output_of_a_failed_program_is_wrong(failing: str) -> None:
     empty = next(w for w in map(partial(world, wall_s=2.0), range(60)) if any(not out for _, out in w.problem.tests))
     assert act(empty, f"submit\n{failing}").score == 0.0
 
 
 @pytest.mark.parametrize("num_tests", [1, 2, 3, 6])
-def test_no_one_output_is_right_for_more_than_half_of_the_tests(num_tests: int) -> None:
+def test_no_output_is_correct_for_more_than_half_of_the_tests(num_tests: int) -> None:
     for index in range(100):
         task = Task(env="code", split="held_out", index=index)
         problem = make_code(task, profile="small", num_steps=3, num_tests=num_tests, limits=Limits()).problem
@@ -58,7 +58,7 @@ def test_no_one_output_is_right_for_more_than_half_of_the_tests(num_tests: int) 
         assert max(map(outputs.count, outputs)) <= max(1, num_tests / 2)
 
 
-def test_no_program_is_asked_for_in_both_splits() -> None:
+def test_no_program_is_in_both_splits() -> None:
     programs = {
         split: {
             make_code(Task(env="code", split=split, index=index), profile="small", num_steps=1, num_tests=6,
@@ -81,18 +81,18 @@ def test_no_program_is_asked_for_in_both_splits() -> None:
         ("pass", "(nothing)"),
     ],
 )
-def test_what_goes_wrong_is_shown(program: str, shown: str) -> None:
+def test_an_error_is_shown(program: str, shown: str) -> None:
     assert shown in act(world(), f"run\n{program}").text
 
 
-def test_a_program_that_never_ends_is_cut_and_the_others_inputs_are_run() -> None:
+def test_an_endless_program_is_stopped_and_the_other_inputs_are_run() -> None:
     slow = "v = input().split()\nwhile len(v) != 0: pass\nprint('end')"
     change = act(world(wall_s=2), f"submit\n{slow}")
     assert (change.over, change.text.endswith("of 6 passed")) == (True, True)
 
 
-def test_a_program_finds_no_right_output_to_print() -> None:
-    """It sees its own inputs, which tell it nothing, and of the outputs no more than it printed itself."""
+def test_a_program_cannot_find_the_correct_outputs() -> None:
+    """It sees its own inputs, and of the outputs only what it printed itself."""
     peek = "import glob\nfor name in sorted(glob.glob('*')): print(name, len(open(name).read()))"
     said = act(world(), f"run\n{peek}").text
     assert sorted({line.split()[0] for line in said.replace("Output: ", "").splitlines()}) == [
@@ -100,17 +100,17 @@ def test_a_program_finds_no_right_output_to_print() -> None:
     ]  # fmt: skip
 
 
-def test_every_step_as_python_does_what_it_does_here() -> None:
-    """The reference programs against the outputs that judge them; the contract runs them in the sandbox as well."""
-    for draw in STEPS:
-        step = draw(random.Random(3))
+def test_every_operation_as_python_gives_what_its_function_gives() -> None:
+    """Compares the Python lines with the functions. The contract's tests also run whole programs in the sandbox."""
+    for draw in OPERATIONS:
+        operation = draw(random.Random(3))
         for numbers in ([], [1], [4, -3, 4, 20, 7, 15]):
             scope: dict[str, object] = {"v": list(numbers)}
-            exec(step.python, scope)
-            assert scope["v"] == step.run(list(numbers)), step.text
+            exec(operation.python, scope)
+            assert scope["v"] == operation.run(list(numbers)), operation.text
 
 
-def test_problems_differ_and_their_examples_are_not_their_tests() -> None:
+def test_problems_differ_and_their_tests_are_not_among_the_examples() -> None:
     texts = set()
     for seed in range(50):
         problem = draw_problem(random.Random(seed), num_steps=2, num_tests=6)
@@ -118,4 +118,4 @@ def test_problems_differ_and_their_examples_are_not_their_tests() -> None:
         assert len(problem.tests) == 6
         assert not set(problem.examples) & set(problem.tests)
     assert len(texts) == 50
-    assert len(ENDS) == 4
+    assert len(PRINTS) == 4

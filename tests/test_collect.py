@@ -15,19 +15,19 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from actors.act import make_stage
+from actors.act import make_setup
 from actors.engine import Completion
 from actors.episode_tree import Collected, EpisodeTree
-from actors.group import Stage
+from actors.group import EpisodeSetup
 from actors.resume import resumed_tape
 from actors.scripted_engine import Schedule, ScriptedEngine
 from actors.stretch import play_stretch
 from actors.tape import Tape
 from actors.tree_search import START
-from tools.collect_options import SEARCHES
 from common.config import Config, TinyModelConfig, load_config
 from common.config_error import ConfigError
 from common.connection import PASSWORD_VARIABLE
+from common.tokenizer import load_tokenizer
 from common.trajectory import Sampling, StopReason, Task, Trajectory, check
 from envhub.catalogue import make_env
 from envhub.env import Observation
@@ -36,6 +36,7 @@ from tests.guess import WORDS, GuessEnv
 from tests.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, byte_tokenizer
 from tools.cli import main
 from tools.collect import check_collect, collect_on
+from tools.collect_options import SEARCHES, CollectOptions
 from tools.replay.parquet_rows import SCHEMA
 from tools.tiny_model import make_tiny_model
 
@@ -74,23 +75,31 @@ def settings(*overrides: str) -> Config:
     return load_config(
         None,
         ["model.max_tokens=4096", "sampling.max_turn_tokens=64", "learner.micro_batch_tokens=4096",
-         "collect.num_tasks=4", "replay.group_size=3", "run.seed=5", *overrides],
+         "replay.group_size=3", "run.seed=5", *overrides],
     )  # fmt: skip
 
 
-def stage_of(
+def options(**changes: Any) -> CollectOptions:
+    return CollectOptions(**({"num_tasks": 4} | changes))
+
+
+def setup_of(
     config: Config, script: Script, folder: Path, *, tokenizer: PreTrainedTokenizerBase = TOKENIZER
-) -> Stage:  # fmt: skip
+) -> EpisodeSetup:  # fmt: skip
     tokenizer.save_pretrained(folder / "tokenizer")
     engine = Varied(
         script, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=config.model.max_tokens
     )  # fmt: skip
-    return make_stage(engine, name="collect", run=config, actors=config.actors, model_path=folder / "tokenizer")
+    return make_setup(
+        engine, name="collect", run=config, actors=config.actors, tokenizer=load_tokenizer(folder / "tokenizer")
+    )
 
 
-def rows_of(config: Config, script: Script, folder: Path, *, code: int = 0) -> list[dict[str, Any]]:
+def rows_of(
+    config: Config, script: Script, folder: Path, *, code: int = 0, **chosen: Any
+) -> list[dict[str, Any]]:  # fmt: skip
     path = folder / "rows.jsonl"
-    assert collect_on(stage_of(config, script, folder), config, path=path) == code
+    assert collect_on(setup_of(config, script, folder), config, options(**chosen), path=path) == code
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -100,9 +109,9 @@ def said_by_policy(tokens: list[int]) -> list[str]:
     return [part.split(END)[0] for part in parts[:-1]]
 
 
-def wavering(config: Config, *, right: float) -> Script:
+def wavering(config: Config, *, right: float, first_task: int = 0) -> Script:
     """With chance `right` the next action that the expert would do, else one that is wrong. By the seed alone."""
-    plans = asyncio.run(_plans(config))
+    plans = asyncio.run(_plans(config, first_task))
 
     def write(tokens: list[int], seed: int | None) -> list[int]:
         text = str(TOKENIZER.decode(tokens))
@@ -117,11 +126,10 @@ def wavering(config: Config, *, right: float) -> Script:
     return write
 
 
-async def _plans(config: Config) -> dict[str, list[str]]:
+async def _plans(config: Config, first_task: int) -> dict[str, list[str]]:
     """What the expert does, by what the task opens with."""
     env, plans = make_env(config.env.name, config.env.options), {}
-    first = config.collect.first_task
-    for index in range(first, first + config.collect.num_tasks):
+    for index in range(first_task, first_task + options().num_tasks):
         observation = await env.reset(Task(env=config.env.name, split="train", index=index))
         plan = plans[observation.messages[-1].content] = list[str]()
         while not observation.done:
@@ -145,8 +153,8 @@ def guessing(tokens: list[int], seed: int | None) -> list[int]:
 def test_without_a_search_each_task_has_a_group_of_independent_episodes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = settings(*SHOP, "collect.first_task=2")
-    rows = rows_of(config, wavering(config, right=0.9), tmp_path)
+    config = settings(*SHOP)
+    rows = rows_of(config, wavering(config, right=0.9, first_task=2), tmp_path, first_task=2)
     assert [(row["group_id"], row["member"]) for row in rows] == list(itertools.product((2, 3, 4, 5), (0, 1, 2)))
     assert [row["task"] for row in rows[::3]] == [f"shop/train/{index}" for index in (2, 3, 4, 5)]
     assert {(row["state"], row["step"], row["fidelity"]) for row in rows} == {("collected", None, "tokens")}
@@ -160,7 +168,7 @@ def test_both_kinds_of_file_have_the_columns_of_an_export(tmp_path: Path) -> Non
     config = settings(*GUESS)
     rows = rows_of(config, guessing, tmp_path)
     assert list(rows[0]) == SCHEMA.names
-    assert collect_on(stage_of(config, guessing, tmp_path), config, path=tmp_path / "rows.parquet") == 0
+    assert collect_on(setup_of(config, guessing, tmp_path), config, options(), path=tmp_path / "rows.parquet") == 0
     assert pq.read_table(tmp_path / "rows.parquet").to_pylist() == rows
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.jsonl", "rows.parquet", "tokenizer"]
 
@@ -172,9 +180,9 @@ def test_what_is_collected_are_whole_trajectories_and_the_same_ones_again(
 ) -> None:
     kept: list[Trajectory] = []
     monkeypatch.setattr("tools.collect.row_of", lambda trajectory, *_, **__: kept.append(trajectory) or {})
-    config = settings(*world, f"collect.search={search}", "collect.budget=40")
+    config = settings(*world)
     for _ in range(2):
-        rows_of(config, wavering(config, right=0.8), tmp_path)
+        rows_of(config, wavering(config, right=0.8), tmp_path, search=search, budget=40)
         (tmp_path / "rows.jsonl").unlink()
     for trajectory in kept:
         check(trajectory, vocab_size=len(TOKENIZER))
@@ -197,7 +205,7 @@ def tree_on(config: Config, script: Script, folder: Path, *, index: int = 0) -> 
     collected = Collected()
     task = Task(env=config.env.name, split="train", index=index)
     tree = EpisodeTree(
-        replace(attempt_on(), task=task), stage=stage_of(config, script, folder), room=asyncio.Semaphore(4),
+        replace(attempt_on(), task=task), setup=setup_of(config, script, folder), room=asyncio.Semaphore(4),
         collected=collected,
     )  # fmt: skip
     return tree, collected
@@ -240,8 +248,7 @@ def test_a_turn_that_failed_is_counted_so_that_a_budget_ends(tmp_path: Path) -> 
 def test_an_action_that_was_sampled_before_is_no_other_child(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = settings(*GUESS, "collect.search=tree_of_thoughts", "collect.num_tasks=2")
-    rows = rows_of(config, always_red, tmp_path)
+    rows = rows_of(settings(*GUESS), always_red, tmp_path, search="tree_of_thoughts", num_tasks=2)
     assert [(row["group_id"], row["num_turns"]) for row in rows] == [(0, 3), (1, 3)]
     assert f"; {2 * 3 * 3} turns were generated" in capsys.readouterr().out
 
@@ -259,31 +266,29 @@ def test_two_thoughts_before_one_action_are_one_child(tmp_path: Path) -> None:
 def test_an_end_that_was_come_to_before_is_no_other_row_but_in_independent_episodes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = settings(*GUESS, "collect.search=mcts", "collect.num_tasks=1")
-    assert len(rows_of(config, always_red, tmp_path)) == 1
+    config = settings(*GUESS)
+    assert len(rows_of(config, always_red, tmp_path, search="mcts", num_tasks=1)) == 1
     # At the start 3 turns for one child, whose episode takes 2; so on for the second, with 1, and for the third.
     assert f"; {3 + 2 + 3 + 1 + 3} turns were generated" in capsys.readouterr().out
-    config = settings(*GUESS, "collect.num_tasks=1")
-    assert len(rows_of(config, always_red, tmp_path)) == 3
+    assert len(rows_of(config, always_red, tmp_path, num_tasks=1)) == 3
 
 
 def test_where_every_turn_earns_a_search_finds_more_successes_in_as_many_turns(tmp_path: Path) -> None:
     """The policy says the wanted word one time in four, and so earns more than half in one episode of six."""
 
-    def num_successes(*overrides: str) -> int:
-        config = settings(*GUESS, "collect.num_tasks=40", "collect.width=4", *overrides)
-        return sum(row["success"] for row in rows_of(config, guessing, tmp_path))
+    def num_successes(*overrides: str, **chosen: Any) -> int:
+        rows = rows_of(settings(*GUESS, *overrides), guessing, tmp_path, num_tasks=40, width=4, **chosen)
+        return sum(row["success"] for row in rows)
 
     alone = num_successes("replay.group_size=6")  # 18 turns of each task
     assert 25 < alone < 50
-    assert num_successes("collect.search=mcts", "collect.budget=18", "collect.exploration=0.3") > 1.2 * alone
-    assert num_successes("collect.search=tree_of_thoughts", "collect.beam=2") > 2 * alone  # 20 turns at most
+    assert num_successes(search="mcts", budget=18, exploration=0.3) > 1.2 * alone
+    assert num_successes(search="tree_of_thoughts", beam=2) > 2 * alone  # 20 turns at most
 
 
 def test_where_no_episode_ended_the_best_state_is_played_out(tmp_path: Path) -> None:
     for search in ("dfsdt", "mcts"):
-        config = settings(*GUESS, f"collect.search={search}", "collect.budget=1")
-        rows = rows_of(config, guessing, tmp_path)
+        rows = rows_of(settings(*GUESS), guessing, tmp_path, search=search, budget=1)
         assert [(row["group_id"], row["num_turns"]) for row in rows] == [(index, 3) for index in range(4)]
 
 
@@ -294,38 +299,40 @@ def test_an_episode_in_stretches_is_the_uninterrupted_one(
 ) -> None:
     """Also where the context is full at the end of a stretch."""
     config = settings(*GUESS, "env.options.turns=9", "env.max_turns=9", f"model.max_tokens={max_tokens}")
-    stage = stage_of(config, thinking, tmp_path, tokenizer=byte_tokenizer(template))
+    setup = setup_of(config, thinking, tmp_path, tokenizer=byte_tokenizer(template))
     attempt = replace(attempt_on(), task=Task(env=config.env.name, split="train", index=0))
 
     async def in_stretches() -> Trajectory:
         tape = Tape(attempt=attempt)
-        while not (stretch := await play_stretch(tape, stage=stage, num_turns=1)).is_over:
+        while not (stretch := await play_stretch(tape, setup=setup, num_turns=1)).is_over:
             assert stretch.record.stop_reason is StopReason.PREEMPTED
             tape = resumed_tape(attempt, stretch.record)
         return stretch.record
 
-    whole = asyncio.run(play_stretch(Tape(attempt=attempt), stage=stage, num_turns=9)).record
+    whole = asyncio.run(play_stretch(Tape(attempt=attempt), setup=setup, num_turns=9)).record
     assert whole.stop_reason is stop_reason
     assert len(whole.branch_starts) == (len(whole.turns) if template == FORGETS_THOUGHTS else 1)
     assert told(asyncio.run(in_stretches())) == told(whole)
 
 
-def test_episodes_that_the_environment_failed_are_left_out_and_said(
+def test_episodes_whose_environment_failed_are_left_out_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    config = settings("env.name=tests.test_collect:BreaksDown")
     for search in SEARCHES:
-        config = settings("env.name=tests.test_collect:BreaksDown", f"collect.search={search}", "collect.budget=12")
-        rows = rows_of(config, guessing, tmp_path)
+        rows = rows_of(config, guessing, tmp_path, search=search, budget=12)
         assert {row["group_id"] for row in rows} == {0, 3}
         said = capsys.readouterr().err
-        assert " episodes are left out: they failed by no doing of the policy's" in said
-        assert "BreaksDown/train/1 member 0 is left out: env_failure: RuntimeError: the database is gone" in caplog.text
+        assert " episodes are left out: their environment or engine failed" in said
+        assert (
+            "BreaksDown/train/1 member 0 failed and is left out: env_failure: RuntimeError: the database is gone"
+            in caplog.text
+        )
         assert "env_failure: RuntimeError: the disk is full" in caplog.text
         caplog.clear()
-    config = settings("env.name=tests.test_collect:BreaksDown", "collect.first_task=1", "collect.num_tasks=2")
     (tmp_path / "rows.jsonl").unlink()
-    with pytest.raises(ConfigError, match="no episode could be had; the warnings above say why"):
-        rows_of(config, guessing, tmp_path)
+    with pytest.raises(ConfigError, match="every episode failed; see the warnings above"):
+        rows_of(config, guessing, tmp_path, first_task=1, num_tasks=2)
     assert not (tmp_path / "rows.jsonl").exists()
 
 
@@ -350,37 +357,41 @@ def ctrl_c() -> Iterator[None]:
 
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("search", SEARCHES)
-def test_ctrl_c_writes_what_is_over(search: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = settings(*GUESS, f"collect.search={search}", "collect.num_tasks=40", "actors.max_episodes=2")
+def test_ctrl_c_writes_the_finished_trajectories(
+    search: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = settings(*GUESS, "actors.max_episodes=2")
     script = stopping(guessing, after=100, how=lambda: signal.raise_signal(signal.SIGINT))
-    rows = rows_of(config, script, tmp_path, code=130)
+    rows = rows_of(config, script, tmp_path, code=130, search=search, num_tasks=40)
     assert 0 < len({row["group_id"] for row in rows}) < 40
     said = capsys.readouterr()
-    assert "stopped; what is over is written" in said.err
+    assert "stopped; writing the finished trajectories" in said.err
     assert f"rows.jsonl: {len(rows)} trajectories of " in said.out
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_before_anything_is_over_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_before_any_episode_has_finished_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script = stopping(guessing, after=1, how=lambda: signal.raise_signal(signal.SIGINT))
     assert rows_of(settings(*GUESS), script, tmp_path, code=130) == []
-    assert "no episode was over" in capsys.readouterr().err
+    assert "no episode has finished" in capsys.readouterr().err
     assert not (tmp_path / "rows.jsonl").exists()
 
 
-def test_an_engine_that_dies_does_not_take_along_what_is_over(
+def test_an_engine_that_dies_leaves_the_finished_trajectories_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = settings(*GUESS, "collect.num_tasks=40", "actors.max_episodes=2")
-    path, stages = tmp_path / "rows.jsonl", list[Stage]()
-    script = stopping(guessing, after=30, how=lambda: asyncio.ensure_future(stages[0].engine.close()))
-    stages.append(stage_of(config, script, tmp_path))
-    assert collect_on(stages[0], config, path=path) == 1
+    config = settings(*GUESS, "actors.max_episodes=2")
+    path, setups = tmp_path / "rows.jsonl", list[EpisodeSetup]()
+    script = stopping(guessing, after=30, how=lambda: asyncio.ensure_future(setups[0].engine.close()))
+    setups.append(setup_of(config, script, tmp_path))
+    assert collect_on(setups[0], config, options(num_tasks=40), path=path) == 1
     assert 0 < len(path.read_text().splitlines()) < 120
-    assert "the engine is closed; what is over is written" in capsys.readouterr().err
+    assert "the engine is closed; writing the finished trajectories" in capsys.readouterr().err
 
 
-def test_progress_is_said_while_it_goes_on(
+def test_progress_is_reported_while_episodes_are_played(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tools.collect.PROGRESS_S", 0.01)
@@ -390,7 +401,7 @@ def test_progress_is_said_while_it_goes_on(
 
 def test_in_a_mixture_every_environment_has_groups_of_its_own(tmp_path: Path) -> None:
     mixture = "env.mixture={one: {name: 'tests.guess:GuessEnv'}, two: {name: 'tests.guess:GuessEnv'}}"
-    rows = rows_of(settings(mixture, "collect.first_task=1", "collect.num_tasks=2"), guessing, tmp_path)
+    rows = rows_of(settings(mixture), guessing, tmp_path, first_task=1, num_tasks=2)
     assert [(row["group_id"], row["task"]) for row in rows[::3]] == [
         (2, "one/train/1"), (3, "two/train/1"), (4, "one/train/2"), (5, "two/train/2"),
     ]  # fmt: skip
@@ -414,16 +425,16 @@ def test_a_mistake_is_said_before_anything_is_played(tmp_path: Path, capsys: pyt
         assert main(["collect", *arguments, f"run.root={tmp_path}"]) == 2
         return capsys.readouterr().err
 
-    assert "is there already; choose another file, or write over it with --force" in complaint(str(there))
+    assert "exists; choose another file, or overwrite it with --force" in complaint(str(there))
     assert f"no model at {tmp_path}/run/trained_model" in complaint(str(there), "--force")
     assert there.read_text() == "precious"
-    assert f"cannot write {tmp_path}/folder.jsonl: it is a folder" in complaint(str(folder), "--force")
+    assert f"cannot write {tmp_path}/folder.jsonl: it is a directory" in complaint(str(folder), "--force")
     assert "must end in .jsonl or .parquet" in complaint(str(tmp_path / "rows.csv"))
-    assert "there is no folder" in complaint(str(tmp_path / "nowhere" / "rows.jsonl"))
+    assert "nowhere is not a directory; create it" in complaint(str(tmp_path / "nowhere" / "rows.jsonl"))
     new = str(tmp_path / "rows.jsonl")
     assert "no model at /nowhere; give `model.path`, or `run.name` of" in complaint(new, "model.path=/nowhere")
-    assert "`collect.search` must be one of none, tree" in complaint(new, "collect.search=beam")
-    assert "= 100000, got 100001; play fewer" in complaint(new, "collect.first_task=99901")
+    assert "`--search` must be one of none, tree" in complaint(new, "--search=beam")
+    assert "= 100000, got 100001; lower `--num-tasks`" in complaint(new, "--first-task=99901")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.jsonl", "there.jsonl"]
 
 
@@ -441,9 +452,9 @@ def test_a_run_is_gone_on_with_by_its_own_settings_and_the_model_that_it_trained
 
 
 def test_an_environment_that_plays_its_episodes_itself_cannot_be_searched() -> None:
-    check_collect(settings("env.name=verifiers"))
-    with pytest.raises(ConfigError, match=r"`collect\.search` must be none for `env\.name` verifiers, got 'mcts'"):
-        check_collect(settings("env.name=verifiers", "collect.search=mcts"))
+    check_collect(settings("env.name=verifiers"), options())
+    with pytest.raises(ConfigError, match=r"`--search` must be none for `env\.name` verifiers, got 'mcts'"):
+        check_collect(settings("env.name=verifiers"), options(search="mcts"))
 
 
 @pytest.mark.usefixtures("own_environment")
@@ -453,8 +464,8 @@ def test_a_real_engine_plays_what_the_command_asks_for(tmp_path: Path, capsys: p
     make_tiny_model(tmp_path / "model", texts=texts, config=tiny, max_tokens=64, seed=0)
     path = tmp_path / "rows.parquet"
     command = [
-        "collect", str(path), f"model.path={tmp_path}/model", *GUESS, "model.max_tokens=64", "collect.num_tasks=3",
-        "sampling.max_turn_tokens=4", "collect.search=mcts", "collect.budget=20", f"run.root={tmp_path}",
+        "collect", str(path), f"model.path={tmp_path}/model", *GUESS, "model.max_tokens=64", "--num-tasks=3",
+        "sampling.max_turn_tokens=4", "--search=mcts", "--budget=20", f"run.root={tmp_path}",
     ]  # fmt: skip
     assert main(command) == 0
     rows = pq.read_table(path).to_pylist()

@@ -1,5 +1,6 @@
 """Compiled layers compute what the others do, from one set of code for packs of all lengths."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,14 +11,14 @@ from torch._dynamo.backends.registry import lookup_backend
 
 from common.config import LoraConfig, load_config
 from common.config_error import ConfigError
-from learner.model import compiler
 from learner.clock import Clock
 from learner.learner import train_on
+from learner.model import compiler
 from learner.model.packed_model import PackedModel, load_model
 from learner.pack import TokenSequence, pack
 from learner.ranks import Ranks
 from tests.even_game import load_player, play
-from tests.tiny_model import VOCAB_SIZE, random_sequence, save_tiny_model
+from tests.tiny_model import FLOAT32, VOCAB_SIZE, random_sequence, save_tiny_model
 
 # Dynamo looks at every tensor's gradient, and at those that have none; PyTorch hides that warning where it is no error.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
@@ -51,24 +52,25 @@ def _nothing_compiled_yet() -> Iterator[None]:
     torch.compiler.reset()
 
 
+NO_LORA = LoraConfig()
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 def models(
-    folder: Path, ranks: Ranks, *, activation_checkpointing: bool = False, lora: LoraConfig | None = None
+    folder: Path, ranks: Ranks, *, activation_checkpointing: bool = False, lora: LoraConfig = NO_LORA
 ) -> tuple[PackedModel, PackedModel]:
     """Compiled, and not."""
     found = []
     for compile in (True, False):
         torch.manual_seed(0)  # for the adapters
-        found.append(
-            load_model(
-                folder, ranks=ranks, dtype="float32", compile=compile, lora=lora,
-                activation_checkpointing=activation_checkpointing and compile,
-            )
-        )  # fmt: skip
+        settings = dataclasses.replace(
+            FLOAT32, compile=compile, lora=lora, activation_checkpointing=activation_checkpointing and compile
+        )
+        found.append(load_model(folder, ranks=ranks, settings=settings))
     return found[0], found[1]
 
 
@@ -77,7 +79,7 @@ def sequences_of(lengths: Sequence[int]) -> list[TokenSequence]:
 
 
 def logprobs_of(model: PackedModel, lengths: Sequence[int]) -> Tensor:
-    return model(pack(sequences_of(lengths)), temperature=1.0, chunk_tokens=16).logprobs
+    return model(pack(sequences_of(lengths))).logprobs
 
 
 def gradients_of(model: PackedModel, logprobs: Tensor) -> dict[str, Tensor]:
@@ -166,12 +168,12 @@ def test_native_code_computes_the_same(folder: Path, ranks: Ranks) -> None:
         assert_alike(compiled, eager, lengths)
 
 
-def test_a_machine_without_a_cpp_compiler_is_told_so_before_anything_is_read(
+def test_a_missing_cpp_compiler_is_reported_before_anything_is_read(
     tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "no-such-compiler"))
     with pytest.raises(ConfigError, match=r"`learner.compile` must be false .*No working C\+\+ compiler.*install"):
-        load_model(tmp_path / "none", ranks=ranks, dtype="float32", activation_checkpointing=False, compile=True)
+        load_model(tmp_path / "none", ranks=ranks, settings=dataclasses.replace(FLOAT32, compile=True))
 
 
 def kept_bytes(model: PackedModel, lengths: Sequence[int]) -> int:

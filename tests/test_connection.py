@@ -11,10 +11,9 @@ import pytest
 import redis
 
 from common.connection import PASSWORD_FILE_VARIABLE, RedisUnreachable, connect, connect_or_explain, without_password
-from replay.buffer import Buffer
 from replay.keys import key
 from replay.server import Server
-from tests.attempts import make_buffer, ticket
+from tests.attempts import Views, make_buffer, ticket
 from tests.every_verb import held, play_every_verb
 from tests.every_verb import play as play_lease
 from tests.redis_nodes import Node, certificate, cluster, replicated, tls_in_front_of, wait_until
@@ -71,26 +70,26 @@ def test_every_verb_waits_while_the_slot_of_its_run_moves_to_another_node(tmp_pa
         buffer, is_moved = make_buffer(client, run_id), threading.Event()
         with ThreadPoolExecutor(1) as thread:
             training = thread.submit(train_until, is_moved, buffer, run_id)
-            wait_until(lambda: buffer.ledger().trained > 0)
+            wait_until(lambda: buffer.learner.ledger().trained > 0)
             move_slot(nodes, key(run_id, "train"))
             is_moved.set()
             num_groups = training.result(60)
-        ledger = buffer.ledger()
+        ledger = buffer.learner.ledger()
         assert (ledger.opened, ledger.trained, ledger.inserted) == (num_groups, num_groups, 2 * num_groups)
         assert ledger.expired_leases == 0 and buffer.audit() == []
 
 
-def train_until(ends: threading.Event, buffer: Buffer, run_id: str) -> int:
+def train_until(ends: threading.Event, buffer: Views, run_id: str) -> int:
     """Play and train one group after the other, the last after `ends` is set; return how many."""
-    buffer.acquire_epoch()
+    buffer.learner.acquire_epoch()
     for group_id in itertools.count():
         is_last = ends.is_set()
-        buffer.open([ticket(group_id)])
-        lease = held(buffer.lease("a"))
-        assert buffer.heartbeat("a", [lease]) == {group_id}
-        play_lease(lease, buffer, run_id)
-        assert len(buffer.claim(group_id, 1, policy_version=0, max_lag=0)) == 1
-        assert buffer.settle(group_id) == 1
+        buffer.learner.open([ticket(group_id)])
+        lease = held(buffer.actor.lease("a"))
+        assert buffer.actor.heartbeat("a", [lease]) == {group_id}
+        play_lease(lease, buffer.actor, run_id)
+        assert len(buffer.learner.claim(group_id, 1, policy_version=0, max_lag=0)) == 1
+        assert buffer.learner.settle(group_id) == 1
         if is_last:
             return group_id + 1
     raise AssertionError
@@ -150,7 +149,7 @@ def test_the_password_may_come_from_a_file(
     with connect_or_explain(redis_server.url) as client:
         assert client.ping()
     monkeypatch.setenv(PASSWORD_FILE_VARIABLE, str(tmp_path / "nowhere"))
-    with pytest.raises(RedisUnreachable, match=r"SLIPSTREAM_REDIS_PASSWORD_FILE: .*nowhere'; name a file"):
+    with pytest.raises(RedisUnreachable, match=r"PASSWORD_FILE cannot be read: .*nowhere'; set it to a file"):
         connect_or_explain(redis_server.url)
 
 

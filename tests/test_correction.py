@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -9,9 +10,9 @@ from hypothesis import assume
 from torch import Tensor
 
 from common.objective_config import ObjectiveConfig
-from learner.objective.correction import Correction, correction, outside, stale_negatives, truncated_weight
 from learner.loss import policy_loss
-from tests.policies import Tokens, any_batch, float64, gradient, of_lengths
+from learner.objective.correction import Correction, correction, outside, stale_negatives, too_old, truncated_weight
+from tests.policies import Tokens, any_batch, float64, gradient, loss_tokens, of_lengths
 
 CORRECTIONS = ("none", "token_mask", "sequence_mask", "geometric_mask", "truncated_is", "decoupled")
 
@@ -19,9 +20,34 @@ CORRECTIONS = ("none", "token_mask", "sequence_mask", "geometric_mask", "truncat
 def corrected(tokens: Tokens, **changes: object) -> Correction:
     objective = ObjectiveConfig(**({"max_negative_kl": 0.0} | changes))
     return correction(
-        tokens.current, tokens.proximal, tokens.behaviour, tokens.advantages,
-        sequences=tokens.sequences, objective=objective,
+        tokens.current, proximal_logprobs=tokens.proximal, behaviour_logprobs=tokens.behaviour,
+        advantages=tokens.advantages, sequences=tokens.sequences, objective=objective,
     )  # fmt: skip
+
+
+def test_the_hard_cap_takes_out_the_tokens_that_are_older_and_no_others() -> None:
+    lags = torch.tensor([0, 4, 5, 30])
+    assert too_old(lags, max_lag=4).tolist() == [False, False, True, True]
+    assert too_old(lags, max_lag=0).tolist() == [False, True, True, True]
+
+
+@any_batch
+def test_the_hard_cap_adds_its_tokens_to_those_that_a_correction_leaves_out_and_changes_nothing_else(
+    tokens: Tokens,
+) -> None:
+    lags = torch.arange(len(tokens.current)) % 4
+    old = lags > 2
+    for name in CORRECTIONS:
+        objective = ObjectiveConfig(correction=name, max_negative_kl=0.1)
+        at_lags = partial(
+            correction, tokens.current, proximal_logprobs=tokens.proximal, behaviour_logprobs=tokens.behaviour,
+            advantages=tokens.advantages, sequences=tokens.sequences, objective=objective,
+        )  # fmt: skip
+        without, capped = at_lags(), at_lags(lags=lags, max_lag=2)
+        assert torch.equal(capped.masked, without.masked | old)
+        assert torch.equal(capped.weights, torch.where(old, 0.0, without.weights))
+        assert torch.equal(capped.anchor_logprobs, without.anchor_logprobs)
+        assert torch.equal(capped.truncated, without.truncated)
 
 
 def four_tokens(ratios: list[float], lengths: tuple[int, ...]) -> Tokens:
@@ -40,8 +66,13 @@ def test_the_parts_agree_with_the_numbers_in_their_docstrings() -> None:
     behaviour, advantages = torch.zeros(4, dtype=torch.float64), float64(-1, -1, -1, -1)
     pairs = {"sequences": of_lengths(2, 2), "max_kl": 0.1}
     ratios = float64(0.8, 0.9, 0.8, 1.2)
-    assert stale_negatives(ratios.log(), behaviour, advantages, **pairs).tolist() == [True, True, False, False]
-    assert not stale_negatives(ratios.log(), behaviour, -advantages, **pairs).any()
+    assert stale_negatives(ratios.log(), behaviour_logprobs=behaviour, advantages=advantages, **pairs).tolist() == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert not stale_negatives(ratios.log(), behaviour_logprobs=behaviour, advantages=-advantages, **pairs).any()
 
 
 def test_the_token_mask_drops_tokens() -> None:
@@ -61,7 +92,7 @@ def test_the_geometric_mask_drops_sequences_by_the_mean_of_their_ratios() -> Non
     assert found.weights.tolist() == [1, 1, 0, 0]
 
 
-def test_truncated_importance_sampling_weighs_up_to_the_cap_and_counts_what_it_cut() -> None:
+def test_truncated_importance_sampling_caps_weights_and_counts_capped_tokens() -> None:
     tokens = four_tokens([0.5, 1, 2, 3], (4,))
     found = corrected(tokens, correction="truncated_is")
     assert found.weights.tolist() == pytest.approx([0.5, 1, 2, 2])
@@ -69,7 +100,7 @@ def test_truncated_importance_sampling_weighs_up_to_the_cap_and_counts_what_it_c
     assert found.anchor_logprobs is tokens.proximal
 
 
-def test_the_decoupled_correction_weighs_and_drops_what_is_above_the_cap() -> None:
+def test_the_decoupled_correction_applies_weights_and_masks_those_above_the_cap() -> None:
     tokens = four_tokens([0.5, 1, 4, 6], (4,))
     found = corrected(tokens, correction="decoupled", max_behaviour_weight=5.0)
     assert found.weights.tolist() == pytest.approx([0.5, 1, 4, 0])
@@ -77,10 +108,10 @@ def test_the_decoupled_correction_weighs_and_drops_what_is_above_the_cap() -> No
     assert found.anchor_logprobs is tokens.proximal
 
 
-def test_stale_negatives_go_whatever_else_corrects() -> None:
+def test_stale_negatives_are_masked_with_every_correction() -> None:
     tokens = four_tokens([0.8, 0.9, 0.8, 0.9], (2, 2))  # the second sequence has the negative advantages
     for name in CORRECTIONS:
-        objective = {"geometric_mask_low": 0.5, "sequence_mask_low": 0.5, "correction": name}
+        objective = {"mask_low": 0.5, "correction": name}
         assert corrected(tokens, **objective, max_negative_kl=0.1).masked.tolist() == [False, False, True, True]
         assert not corrected(tokens, **objective, max_negative_kl=0.2).masked.any()
 
@@ -89,8 +120,12 @@ def test_stale_negatives_go_whatever_else_corrects() -> None:
 def test_corrections_equal_a_derivation_by_cases(tokens: Tokens) -> None:
     found = {name: corrected(tokens, correction=name) for name in CORRECTIONS}
     stale = stale_negatives(
-        tokens.current, tokens.behaviour, tokens.advantages, sequences=tokens.sequences, max_kl=0.1
-    )  # fmt: skip
+        tokens.current,
+        behaviour_logprobs=tokens.behaviour,
+        advantages=tokens.advantages,
+        sequences=tokens.sequences,
+        max_kl=0.1,
+    )
     for members in tokens.members:
         now = [math.exp(tokens.current[i]) for i in members]
         then = [math.exp(tokens.behaviour[i]) for i in members]
@@ -118,10 +153,10 @@ def loss_and_gradient(tokens: Tokens, **changes: object) -> tuple[float, list[fl
     objective = ObjectiveConfig(**changes)
 
     def loss_of(at: Tensor) -> Tensor:
-        return policy_loss(
-            at, tokens.proximal, tokens.behaviour, tokens.advantages, tokens.entropies, None,
-            sequences=tokens.sequences, objective=objective,
-        ).loss_sum  # fmt: skip
+        read = loss_tokens(
+            at, tokens.behaviour, tokens.advantages, sequences=tokens.sequences, proximal_logprobs=tokens.proximal
+        )
+        return policy_loss(read, objective=objective).loss_sum
 
     return float(loss_of(tokens.current)), gradient(loss_of, tokens.current)
 
@@ -129,7 +164,7 @@ def loss_and_gradient(tokens: Tokens, **changes: object) -> tuple[float, list[fl
 @any_batch
 def test_at_zero_lag_every_correction_is_the_identity_under_every_surrogate(tokens: Tokens) -> None:
     fresh = dataclasses.replace(tokens, proximal=tokens.current, behaviour=tokens.current)
-    for surrogate in ("ppo_clip", "gspo", "cispo", "aipo", "dppo_tv", "dppo_kl"):
+    for surrogate in ("ppo_clip", "gspo", "cispo", "dppo_tv", "dppo_kl"):
         plain = loss_and_gradient(fresh, surrogate=surrogate, correction="none", max_negative_kl=0.0)
         for name in CORRECTIONS:
             loss, slope = loss_and_gradient(fresh, surrogate=surrogate, correction=name, max_negative_kl=0.1)
@@ -149,8 +184,7 @@ def test_decoupled_with_proximal_equal_to_behaviour_is_plain_ppo(tokens: Tokens)
 
 @any_batch
 def test_a_mask_that_keeps_everything_equals_no_mask(tokens: Tokens) -> None:
-    wide = {f"{kind}_{end}": value for kind in ("mask", "sequence_mask", "geometric_mask")
-            for end, value in (("low", 0.0), ("high", 1e30))}  # fmt: skip
+    wide = {"mask_low": 0.0, "mask_high": 1e30}
     plain = loss_and_gradient(tokens, correction="none", max_negative_kl=0.0)
     for name in ("token_mask", "sequence_mask", "geometric_mask"):
         assert loss_and_gradient(tokens, correction=name, max_negative_kl=0.0, **wide) == plain

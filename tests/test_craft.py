@@ -1,4 +1,4 @@
-"""Recipes: what may be got, what a craft uses up, and when the goal is made."""
+"""Craft: which items `get` gives, what a craft uses up, and when the goal is made."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ def act(held: dict[str, int], action: str) -> Change[CraftState]:
     return asyncio.run(WORLD.act(CraftState(held=held), action))
 
 
-def test_only_raw_things_can_be_got_and_no_more_than_nine_at_once() -> None:
+def test_get_gives_only_raw_items_and_at_most_nine_at_once() -> None:
     assert act({}, "get 3 log").state.held == {"log": 3}
     assert act({"log": 1}, "get 9 log").state.held == {"log": 10}
     assert not act({}, "get 1 plank").valid
@@ -30,13 +30,13 @@ def test_only_raw_things_can_be_got_and_no_more_than_nine_at_once() -> None:
     assert not act({"log": 95}, "get 9 log").valid
 
 
-def test_a_craft_uses_up_what_it_names_and_yields_what_it_says() -> None:
+def test_a_craft_uses_up_its_ingredients_and_makes_the_item() -> None:
     change = act({"log": 2}, "craft 2 plank using 1 log")
     assert (change.state.held, change.text, change.over) == ({"log": 1, "plank": 2}, "crafted 2 plank", False)
     assert act({"log": 1}, "craft 2 plank using 1 log").state.held == {"plank": 2}
 
 
-def test_a_recipe_holds_as_it_is_written_in_any_order_of_its_parts() -> None:
+def test_a_recipe_must_match_exactly_but_in_any_order_of_ingredients() -> None:
     held = {"plank": 3, "nail": 1}
     made = act(held, "craft 1 table using 1 nail, 3 plank")
     assert (made.over, made.score, made.state.held) == (True, 1.0, {"table": 1})
@@ -53,19 +53,19 @@ def test_a_recipe_holds_as_it_is_written_in_any_order_of_its_parts() -> None:
     assert act({"plank": 2, "nail": 1}, "craft 1 table using 3 plank, 1 nail").text == "not enough"
 
 
-def test_the_inventory_tells_what_is_held() -> None:
+def test_the_inventory_lists_the_items() -> None:
     assert act({}, "inventory").text == "nothing"
     assert act({"plank": 2, "log": 1}, "inventory").text == "1 log, 2 plank"
 
 
-def test_the_expert_uses_what_there_is_and_gets_what_is_missing() -> None:
+def test_the_expert_uses_the_items_it_has_and_gets_the_missing_ones() -> None:
     assert WORLD.expert(CraftState(held={})) == "get 2 log"
     assert WORLD.expert(CraftState(held={"log": 2})) == "craft 2 plank using 1 log"
     assert WORLD.expert(CraftState(held={"plank": 4})) == "get 2 iron"
     assert WORLD.expert(CraftState(held={"plank": 4, "nail": 1})) == "craft 1 table using 3 plank, 1 nail"
 
 
-def test_depth_is_the_number_of_crafts_one_after_the_other() -> None:
+def test_depth_is_the_number_of_crafts_in_a_row() -> None:
     for depth in (1, 2, 3, 4):
         world = make_craft(Task(env="craft", split="train", index=5), profile="small", depth=depth, num_distractors=3)
         assert len(world.recipes) == depth + 3

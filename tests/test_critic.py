@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from common.config import Config, load_config
-from learner.model.critic import critic_shards
 from learner.learner import Learner
 from learner.measure import measure
+from learner.model.critic import critic_shards
 from learner.model.packed_model import full_tensors
+from learner.objective.return_scale import ReturnScale
 from learner.pack import TokenSequence, pack, sequences_of
 from learner.ranks import Ranks
-from learner.objective.return_scale import ReturnScale
-from learner.step import train_step
+from learner.step import StepSettings, train_step
 from learner.step_metrics import StepMetrics
 from tests.even_game import load_player, play, save, train
 from tests.tiny_model import random_sequence, save_tiny_model
@@ -65,7 +65,7 @@ def test_ppo_learns_a_simple_game_and_its_critic_what_it_is_worth(
 
 
 @pytest.mark.parametrize("critic", ["own", "shared"])
-def test_in_the_critics_warm_up_the_policy_stays_and_versions_go_on(
+def test_during_the_critics_warm_up_the_policy_stays_and_versions_increase(
     model_folder: Path, tmp_path: Path, ranks: Ranks, critic: str
 ) -> None:
     config = config_of(model_folder, critic, "objective.critic_warmup_steps=2", "optim.schedule=linear")
@@ -82,9 +82,7 @@ def test_in_the_critics_warm_up_the_policy_stays_and_versions_go_on(
 
 
 @pytest.mark.parametrize("critic", ["own", "shared"])
-def test_a_resumed_learner_goes_on_to_the_same_bits(
-    model_folder: Path, tmp_path: Path, ranks: Ranks, critic: str
-) -> None:
+def test_a_resumed_learner_reaches_the_same_bits(model_folder: Path, tmp_path: Path, ranks: Ranks, critic: str) -> None:
     config = config_of(model_folder, critic, "optim.schedule=linear", "objective.critic_warmup_steps=1")
     learner, player = load_player(config, tmp_path, ranks)
     train(learner, player, steps=2)
@@ -123,10 +121,10 @@ def test_a_critics_gradient_that_is_not_finite_skips_the_policys_step_as_well(
     def step_towards(target: float) -> StepMetrics:
         per_token = {"old_values": np.zeros(20, np.float32), "returns": np.full(20, target, np.float32)}
         sequence = dataclasses.replace(random_sequence(20, seed=1), **per_token)
+        settings = StepSettings(objective=config.objective, max_grad_norm=1.0)
         return train_step(
-            learner.model, learner.optimizer, learner.schedule, [pack([sequence])], reference=None,
-            critic=learner.critic, ranks=ranks, objective=config.objective, global_num_loss_tokens=17,
-            global_num_sequences=1, temperature=1.0, chunk_tokens=16, max_grad_norm=1.0,
+            learner.model, learner.optimizer, learner.schedule, [pack([sequence])], settings=settings, reference=None,
+            critic=learner.critic, ranks=ranks, global_num_loss_tokens=17, global_num_trajectories=1,
         )  # fmt: skip
 
     refused = step_towards(math.inf)
@@ -136,9 +134,7 @@ def test_a_critics_gradient_that_is_not_finite_skips_the_policys_step_as_well(
     assert not are_equal(policy_of(learner), policy) and not are_equal(critic_of(learner), value)
 
 
-def test_values_are_put_back_at_their_tokens_however_they_were_packed(
-    model_folder: Path, tmp_path: Path, ranks: Ranks
-) -> None:
+def test_values_return_to_their_tokens_for_any_packing(model_folder: Path, tmp_path: Path, ranks: Ranks) -> None:
     learner, player = load_player(config_of(model_folder, "own"), tmp_path, ranks)
     train(learner, player, steps=2)  # until then every value is 0
     trajectories = [t for group in play(learner, player).groups for t in group.trajectories]
@@ -147,8 +143,7 @@ def test_values_are_put_back_at_their_tokens_however_they_were_packed(
     def values(chosen: list[TokenSequence], micro_batch_tokens: int) -> np.ndarray:
         found = measure(
             chosen, model=learner.model, critic=learner.critic, reference=None, ranks=ranks,
-            objective=learner.config.objective, temperature=1.0, micro_batch_tokens=micro_batch_tokens,
-            chunk_tokens=64,
+            objective=learner.config.objective, micro_batch_tokens=micro_batch_tokens,
         ).values  # fmt: skip
         assert found is not None
         return found

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from common.config_error import ConfigError
-from common.env_config import EnvConfig, PartConfig
+from common.env_config import EnvConfig, MixtureEntry
 from common.trajectory import Task
 from learner.curriculum import FEWEST, WINDOW, Curriculum
 from replay.ticket import Group, Lease
 from tests.attempts import attempt_at, ticket
 
-PARTS = {"craft": PartConfig(weight=3), "easy": PartConfig(name="grid", options={"game": "bandit"})}
+PARTS = {"craft": MixtureEntry(weight=3), "easy": MixtureEntry(name="grid", options={"game": "bandit"})}
 
 
 def mixture(**settings: float) -> EnvConfig:
@@ -34,17 +34,17 @@ def played(label: str, *, success: bool) -> Group:
 
 def test_one_environment_is_a_mixture_of_itself() -> None:
     config = EnvConfig(name="craft", options={"depth": 2})
-    assert config.parts() == {"craft": PartConfig(name="craft", options={"depth": 2})}
+    assert config.entries() == {"craft": MixtureEntry(name="craft", options={"depth": 2})}
     assert shares(Curriculum(config, seed=0), count=50) == {"craft": 1.0}
 
 
-def test_parts_share_the_groups_by_weight_under_names_of_their_own() -> None:
-    assert [part.name for part in mixture().parts().values()] == ["craft", "grid"]
+def test_mixture_entries_share_the_groups_by_weight_under_their_own_labels() -> None:
+    assert [entry.name for entry in mixture().entries().values()] == ["craft", "grid"]
     found = shares(Curriculum(mixture(), seed=1))
     assert found == pytest.approx({"craft": 0.75, "easy": 0.25}, abs=0.03)
 
 
-def test_the_same_seed_draws_the_same_tasks_and_no_task_of_a_part_comes_twice_in_a_lap() -> None:
+def test_the_same_seed_gives_the_same_tasks_and_no_task_is_repeated_before_all_are_visited() -> None:
     tasks = [Curriculum(mixture(), seed=4).task(group_id) for group_id in range(200)]
     assert tasks == [Curriculum(mixture(), seed=4).task(group_id) for group_id in range(200)]
     assert tasks != [Curriculum(mixture(), seed=5).task(group_id) for group_id in range(200)]
@@ -52,38 +52,38 @@ def test_the_same_seed_draws_the_same_tasks_and_no_task_of_a_part_comes_twice_in
 
 
 @pytest.mark.parametrize("success", [True, False])
-def test_a_part_that_is_too_easy_or_too_hard_is_set_aside_and_comes_back(success: bool) -> None:
+def test_an_environment_that_is_too_easy_or_too_hard_gets_less_weight_until_it_changes(success: bool) -> None:
     curriculum = Curriculum(mixture(min_success=0.1, max_success=0.9, aside_weight=0.2), seed=2)
-    curriculum.saw([played("easy", success=success)] * (FEWEST - 1))
+    curriculum.observe([played("easy", success=success)] * (FEWEST - 1))
     assert curriculum.weights() == {"craft": 3.0, "easy": 1.0}  # too few to say
-    curriculum.saw([played("easy", success=success)])
+    curriculum.observe([played("easy", success=success)])
     assert curriculum.weights() == {"craft": 3.0, "easy": 0.2}
     assert shares(curriculum)["easy"] == pytest.approx(0.2 / 3.2, abs=0.02)
-    curriculum.saw([played("easy", success=not success)] * (WINDOW // 2))
+    curriculum.observe([played("easy", success=not success)] * (WINDOW // 2))
     assert curriculum.weights() == {"craft": 3.0, "easy": 1.0}
 
 
 def test_unless_it_is_asked_for_nothing_is_set_aside() -> None:
     curriculum = Curriculum(mixture(), seed=2)
-    curriculum.saw([*[played("easy", success=True)] * WINDOW, *[played("craft", success=False)] * WINDOW])
+    curriculum.observe([*[played("easy", success=True)] * WINDOW, *[played("craft", success=False)] * WINDOW])
     assert curriculum.weights() == {"craft": 3.0, "easy": 1.0}
 
 
 def test_groups_of_a_part_that_is_no_longer_in_the_mixture_are_let_pass() -> None:
     curriculum = Curriculum(mixture(), seed=2)
-    curriculum.saw([played("gone", success=True)])
+    curriculum.observe([played("gone", success=True)])
     assert set(curriculum.weights()) == set(PARTS)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
-        ({"mixture": {"a-b": PartConfig()}}, "letters, digits"),
-        ({"mixture": {"a": PartConfig(weight=0)}}, r"env\.mixture\.a\.weight"),
+        ({"mixture": {"a-b": MixtureEntry()}}, "letters, digits"),
+        ({"mixture": {"a": MixtureEntry(weight=0)}}, r"env\.mixture\.a\.weight"),
         ({"min_success": 0.9, "max_success": 0.1}, r"env\.min_success"),
         ({"aside_weight": 0.0}, r"env\.aside_weight"),
     ],
 )
-def test_a_mixture_that_makes_no_sense_is_refused(settings: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_mixture_that_makes_no_sense_is_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         EnvConfig(**settings)  # type: ignore[arg-type]

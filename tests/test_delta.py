@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common import delta as delta_module
-from common.delta import Patch, Stretch, apply_delta, encode_delta
+from common.delta import Patch, Section, apply_delta, encode_delta
 from common.weights import TensorEntry, WeightsError, buffer_bytes, layout
 
 
@@ -39,8 +39,8 @@ def applied(delta: bytes, old: bytes) -> bytes:
     return bytes(buffer)
 
 
-def stretch(offset: int, num_elements: int, element_bytes: int) -> Stretch:
-    return Stretch(offset=offset, num_elements=num_elements, element_bytes=element_bytes)
+def section(offset: int, num_elements: int, element_bytes: int) -> Section:
+    return Section(offset=offset, num_elements=num_elements, element_bytes=element_bytes)
 
 
 def with_header(patch: Patch, body: bytes) -> bytes:
@@ -52,13 +52,13 @@ def test_a_delta_by_hand() -> None:
     entries = entries_of(("bfloat16", 1000), ("float32", 50))
     old = bytes(buffer_bytes(entries))
     new = changed(old, entries, {(0, 2): 0x3F80, (0, 3): 0xBF80, (0, 300): 0x0001, (1, 7): 0x7FC00001})
-    first, second = stretch(0, 1000, 2), stretch(2048, 50, 4)
+    first, second = section(0, 1000, 2), section(2048, 50, 4)
     patches = [
-        Patch(stretch=first, plane=0, num_changed=3, gap_bytes=1, num_gaps=4),
-        Patch(stretch=first, plane=1, num_changed=2, gap_bytes=1, num_gaps=2),
-        Patch(stretch=second, plane=0, num_changed=1, gap_bytes=1, num_gaps=1),
-        Patch(stretch=second, plane=2, num_changed=1, gap_bytes=1, num_gaps=1),
-        Patch(stretch=second, plane=3, num_changed=1, gap_bytes=1, num_gaps=1),
+        Patch(section=first, plane=0, num_changed=3, gap_bytes=1, num_gaps=4),
+        Patch(section=first, plane=1, num_changed=2, gap_bytes=1, num_gaps=2),
+        Patch(section=second, plane=0, num_changed=1, gap_bytes=1, num_gaps=1),
+        Patch(section=second, plane=2, num_changed=1, gap_bytes=1, num_gaps=1),
+        Patch(section=second, plane=3, num_changed=1, gap_bytes=1, num_gaps=1),
     ]
     header = msgspec.msgpack.encode(patches)
     body = bytes([2, 0, 255, 41, 0x80, 0x80, 0x01, 2, 0, 0x3F, 0xBF])  # 0x0001 has nothing in its upper byte
@@ -114,7 +114,7 @@ BUFFERS = st.lists(st.tuples(st.sampled_from(["bfloat16", "float16", "float32"])
 @settings(deadline=None, max_examples=200)
 @given(st.data(), BUFFERS, st.integers(1, 400), st.floats(0, 0.24))
 def test_any_delta_leads_from_the_old_bits_to_the_new(
-    data: st.DataObject, tensors: list[tuple[str, int]], stretch_elements: int, density: float
+    data: st.DataObject, tensors: list[tuple[str, int]], section_elements: int, density: float
 ) -> None:
     entries = entries_of(*tensors)
     random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
@@ -126,34 +126,34 @@ def test_any_delta_leads_from_the_old_bits_to_the_new(
     }
     new = changed(old, entries, elements)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(delta_module, "STRETCH_ELEMENTS", stretch_elements)
+        patch.setattr(delta_module, "SECTION_ELEMENTS", section_elements)
         delta = encoded(old, new, entries)
     assert applied(delta, old) == new
     half_done = changed(old, entries, dict(list(elements.items())[::2]))
     assert applied(delta, half_done) == new
 
 
-PATCH = Patch(stretch=stretch(0, 10, 2), plane=0, num_changed=2, gap_bytes=1, num_gaps=2)
+PATCH = Patch(section=section(0, 10, 2), plane=0, num_changed=2, gap_bytes=1, num_gaps=2)
 BODY = bytes([1, 2, 0, 0])  # two gaps, two lowest bytes
 
 
-def of(stretch: Stretch) -> Patch:
-    return msgspec.structs.replace(PATCH, stretch=stretch)
+def of(section: Section) -> Patch:
+    return msgspec.structs.replace(PATCH, section=section)
 
 
 @pytest.mark.parametrize(
     ("delta", "reason"),
     [
-        (b"\xff" * 20, "with a header of"),
-        (b"\x03" + bytes(7) + b"\xc1\xc1\xc1", "not the header"),
+        (b"\xff" * 20, "whose header would end at"),
+        (b"\x03" + bytes(7) + b"\xc1\xc1\xc1", "malformed header"),
         (with_header(PATCH, BODY[:-1]), "ends before its patch"),
-        (with_header(PATCH, BODY + b"\x00"), "1 bytes behind"),
-        (with_header(of(stretch(0, 4, 2)), BODY), "do not lead to 2"),
+        (with_header(PATCH, BODY + b"\x00"), "1 bytes after"),
+        (with_header(of(section(0, 4, 2)), BODY), "do not lead to 2"),
         (with_header(msgspec.structs.replace(PATCH, num_changed=1), BODY[:-1]), "do not lead to 1"),
-        (with_header(of(stretch(-2, 10, 2)), BODY), "ends before its patch"),
-        (with_header(of(stretch(0, 33, 2)), BODY), "not within 64 bytes"),
+        (with_header(of(section(-2, 10, 2)), BODY), "ends before its patch"),
+        (with_header(of(section(0, 33, 2)), BODY), "not within 64 bytes"),
         (with_header(msgspec.structs.replace(PATCH, num_changed=2**62), BODY), "ends before its patch"),
-        (with_header(of(stretch(0, 10, 8)), BODY), "elements of 8"),
+        (with_header(of(section(0, 10, 8)), BODY), "elements of 8"),
         (with_header(msgspec.structs.replace(PATCH, gap_bytes=0), BODY), "gaps of 0"),
         (with_header(msgspec.structs.replace(PATCH, plane=2), BODY), "of byte 2 of elements of 2"),
         (with_header(msgspec.structs.replace(PATCH, plane=-1), BODY), "of byte -1"),

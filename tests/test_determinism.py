@@ -32,7 +32,7 @@ def test_the_same_seed_and_one_actor_without_lag_train_alike_twice(
         processes += [run.start_actor("actor") for run in (first, second)]
         assert [process.wait() for process in processes] == [0, 0, 0, 0]
         assert len(first.steps()) == NUM_STEPS
-        assert series(second, "reward/mean") == series(first, "reward/mean")
+        assert series(second, "trained/reward") == series(first, "trained/reward")
         assert series(second, "replay/consumed_tokens") == series(first, "replay/consumed_tokens")
         assert series(second, "optim/loss") == series(first, "optim/loss")
         assert series(second, "mismatch/kl") == series(first, "mismatch/kl")

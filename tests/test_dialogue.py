@@ -68,9 +68,9 @@ def test_a_template_that_rewrites_the_past_makes_a_branch_of_each_reply(shop: Pa
 @pytest.mark.parametrize(
     ("messages", "complaint"),
     [
-        (said("find"), "the assistant says nothing"),
-        (said("find", "search")[1:], "the assistant speaks first"),
-        ([], "the assistant says nothing"),
+        (said("find"), "no message is the assistant's"),
+        (said("find", "search")[1:], "the first message is the assistant's"),
+        ([], "no message is the assistant's"),
     ],
 )
 def test_what_no_policy_could_have_said_is_refused(shop: Path, messages: list[Message], complaint: str) -> None:

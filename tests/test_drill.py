@@ -1,5 +1,6 @@
 """`slipstream drill`: its link, its faults on a real run, and that its report tells what was lost."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -9,16 +10,21 @@ from common.config import Config, load_config
 from common.config_error import ConfigError
 from common.connection import connect
 from common.run_dir import RunDir
+from common.trajectory import Task
 from replay.archive import ArchivedStep, ArchiveWriter
-from replay.buffer import Buffer
 from replay.keys import key
 from replay.server import Server
 from replay.ticket import Group
-from tests.attempts import make_buffer, ticket
+from tests.attempts import Views, make_buffer, ticket
 from tests.every_verb import play
 from tests.processes import GUESS
-from tools.drill import drill, prepare, what_is_lost
+from tools.drill import drill, prepare
+from tools.drill_books import what_is_lost
+from tools.drill_env import DEADLY, TAKEN, TROUBLES, TroubledEnv
+from tools.drill_faults import CATALOGUE, SIX
+from tools.drill_random import Played, Usage, grown, play_schedules
 from tools.link import Link
+from tools.soak.schedule import Strike
 
 
 @pytest.fixture
@@ -28,18 +34,18 @@ def config(run_id: str, tmp_path: Path) -> Config:
 
 
 @pytest.fixture
-def buffer(redis_client: redis.Redis, run_id: str) -> Buffer:
+def buffer(redis_client: redis.Redis, run_id: str) -> Views:
     """Four groups are stored; two are trained, of the others one is ready and one was dropped by the learner's wish."""
     buffer = make_buffer(redis_client, run_id)
-    buffer.acquire_epoch()
-    buffer.open([ticket(group_id) for group_id in range(4)])
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(group_id) for group_id in range(4)])
     for _ in range(4):
-        play(buffer.lease("a"), buffer, run_id)
+        play(buffer.actor.lease("a"), buffer.actor, run_id)
     return buffer
 
 
-def train(buffer: Buffer, step: int) -> Group:
-    (group,) = buffer.claim(step, 1, policy_version=0, max_lag=0)
+def train(buffer: Views, step: int) -> Group:
+    (group,) = buffer.learner.claim(step, 1, policy_version=0, max_lag=0)
     return group
 
 
@@ -51,19 +57,19 @@ def archive_steps(config: Config, *groups: Group) -> None:
     writer.sync()
 
 
-def test_of_a_run_in_order_nothing_is_lost(buffer: Buffer, config: Config, redis_client: redis.Redis) -> None:
+def test_of_a_run_in_order_nothing_is_lost(buffer: Views, config: Config, redis_client: redis.Redis) -> None:
     archive_steps(config, train(buffer, 1), train(buffer, 2))
-    buffer.drop([train(buffer, 3).ticket.group_id], "zero_variance")
-    buffer.settle(2)
+    buffer.learner.drop([train(buffer, 3).ticket.group_id], "zero_variance")
+    buffer.learner.settle(2)
     assert what_is_lost(redis_client, config, last_step=2) == []
 
 
 def test_what_was_lost_given_up_or_trained_twice_is_said(
-    buffer: Buffer, config: Config, redis_client: redis.Redis, run_id: str
+    buffer: Views, config: Config, redis_client: redis.Redis, run_id: str
 ) -> None:
     first = train(buffer, 1)
     archive_steps(config, first, first)
-    buffer.drop([train(buffer, 2).ticket.group_id], "lease_expired")
+    buffer.learner.drop([train(buffer, 2).ticket.group_id], "lease_expired")
     payload = next(redis_client.scan_iter(match=f"{key(run_id, 'train')}:blob:*", count=1000))
     redis_client.delete(payload)
     *contradictions, given_up, missing, twice = what_is_lost(redis_client, config, last_step=3)
@@ -105,12 +111,67 @@ def test_a_drill_on_a_real_run_loses_nothing(
 ) -> None:
     """Two vLLM actors and a learner, and nothing to earn.
 
-    `kill` is left to tests/test_faults.py, as it costs another start of an engine.
+    `kill`, `partition` and `redis` are left to tests/test_faults.py and tests/test_elastic.py.
     """
     settings = [f"run.name={run_id}", f"run.root={tmp_path}", *GUESS, "env.options={step_s: 0.1, worth: 0}"]
-    code = drill(load_config(None, settings), faults=["stop", "partition", "redis", "preempt"])
+    config = load_config(None, settings)
+    prepare(config)
+    code = drill(config, faults=["stop", "preempt"])
     said = capfd.readouterr().out
     assert code == 0, said
     assert said.splitlines()[-1] == "lost: nothing"
-    for words in ("leases expired, and others got them", "everyone went on", "the host left with code 75"):
+    for words in ("leases expired, and others got them", "the host left with code 75"):
         assert words in said
+
+
+@pytest.mark.timeout(900)
+def test_a_real_run_outlives_random_faults_and_makes_its_last_steps(
+    config: Config, run_id: str, tmp_path: Path
+) -> None:
+    """Of each kind one that costs no start of an engine."""
+    faults = [
+        "publisher killed at an offer", "an environment says garbage", "garbage at the publisher's port",
+        "a shard damaged",
+    ]  # fmt: skip
+    settings = [f"run.name={run_id}", f"run.root={tmp_path}", *GUESS, "env.options={step_s: 0.1}"]
+    config = load_config(None, settings)
+    prepare(config)
+    strikes = [Strike(fault=name, gap_s=0.5, seed=number) for number, name in enumerate(faults)]
+    played = Played()
+    play_schedules(config, {1: strikes}, played)
+    (outcome,) = played.outcomes
+    assert outcome.failures == []
+    assert list(outcome.fired) == faults == list(outcome.recovered_s)
+    assert outcome.fired["a shard damaged"].endswith("was damaged, and passed over")
+    assert {name for name, _ in played.usage} >= {"learner", "publisher", "server", "near engine", "far actor"}
+    assert Path(tmp_path, run_id, "trained_model").is_dir(), "the run was finished"
+
+
+def test_a_process_that_holds_more_and_more_is_named() -> None:
+    steady = [Usage(descriptors=40, resident_mib=300.0 + number) for number in range(9)]
+    leaking = [Usage(descriptors=40 + 5 * number, resident_mib=300.0 + 40 * number) for number in range(9)]
+    assert grown("learner", steady) == grown("learner", leaking[:2]) == []
+    assert grown("learner", leaking) == [
+        "the learner had 40 descriptors, and has 80", "the learner had 300 MiB, and has 620",
+    ]  # fmt: skip
+
+
+def test_an_order_for_trouble_is_carried_out_once(tmp_path: Path) -> None:
+    async def play_both() -> None:
+        first, second = (TroubledEnv("tests.guess:GuessEnv", {}, str(tmp_path)) for _ in range(2))
+        for env in (first, second):
+            await env.reset(Task(env="guess", split="train", index=1))
+        assert (await first.step("red")).rewards.keys() == {"said"}
+        order.touch()
+        with pytest.raises(RuntimeError, match="the database is gone"):
+            await first.step("red")
+        assert (await second.step("red")).rewards.keys() == {"said"}
+
+    order = tmp_path / "raises"
+    asyncio.run(play_both())
+    assert [path.name for path in tmp_path.iterdir()] == ["raises" + TAKEN]
+
+
+def test_the_catalogue_holds_every_trouble_and_fault_that_is_played_by_default() -> None:
+    assert {f"an environment {kind}" for kind in TROUBLES} | SIX.keys() <= CATALOGUE.keys()
+    assert set(DEADLY) <= TROUBLES.keys()

@@ -64,7 +64,7 @@ def test_a_run_goes_through_joins_kills_notices_and_a_partition_and_nothing_is_l
         longest_s = max(record["time/wait_s"] for record in run.step_records()[1:])
         assert longest_s < LEASE_TTL_S + REDO_S
         report(run, link, longest_s)
-        disturbed = [record["reward/mean"] for record in run.step_records()]
+        disturbed = [record["trained/reward"] for record in run.step_records()]
     assert statistics.mean(disturbed[-END:]) > 1.2 * statistics.mean(disturbed[:4])
     assert nothing_runs(run_id)
     if NUM_UNDISTURBED:
@@ -83,7 +83,7 @@ def cut_off_for_longer_than_its_leases(run: Run, link: Link) -> None:
     run.wait_until(lambda: run.ledger().expired_leases > expired and link.num_held > 0, "its leases expire")
     steps_on(run, 2)
     link.is_cut = False
-    run.wait_until(lambda: run.generated_tokens("survivor") > generated, "it goes on when it is back")
+    run.wait_until(lambda: run.generated_tokens("survivor") > generated, "it continues after the partition")
 
 
 def killed_with_groups_in_its_hands(run: Run, victim: Process) -> None:
@@ -131,7 +131,7 @@ def comes_to_what_undisturbed_runs_come_to(server: Server, run_id: str, root: Pa
             learner = run.start_learner()
             run.start_actor("alone")
             run.wait_until(lambda learner=learner: learner.exit_code == 0, "it ends", deadline_s=2 * DEADLINE_S)
-            ends.append(statistics.mean(record["reward/mean"] for record in run.step_records()[-END:]))
+            ends.append(statistics.mean(record["trained/reward"] for record in run.step_records()[-END:]))
     end = statistics.mean(disturbed[-END:])
     noise = statistics.stdev(ends) * (1 + 1 / len(ends)) ** 0.5
     print(f"reward of the last {END} of {len(disturbed)} steps: {end:.3f}; undisturbed: {ends}")

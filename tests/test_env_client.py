@@ -1,4 +1,4 @@
-"""Environments played from elsewhere, through a real server: far is as near."""
+"""Environments played through a real server: they behave like local ones."""
 
 import asyncio
 import random
@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from common.trajectory import Outcome
-from envhub.remote.env_protocol import MAX_OPTIONS_BYTES
 from envhub.catalogue import make_env
 from envhub.env import Env
 from envhub.remote.env_client import EnvClient
+from envhub.remote.env_protocol import MAX_OPTIONS_BYTES
 from tests import test_env_contract as contract
 from tests.env_cases import Case, do_all, some_actions
 from tests.env_hosts import TASK, EnvHost, env_host, far, play_and_close
@@ -52,7 +52,7 @@ class FarCase(Case):
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvHost]:
-    names = "env_server.names=[kg,grid,sqldb,shop,shell,tests.guess:GuessEnv]"
+    names = "--names=kg,grid,sqldb,shop,shell,tests.guess:GuessEnv"
     with env_host(tmp_path_factory.mktemp("envs"), names) as running:
         yield running
 
@@ -66,7 +66,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvHost]:
     ],
     ids=str,
 )
-def test_far_is_as_near(host: EnvHost, case: Case) -> None:
+def test_a_remote_environment_behaves_like_a_local_one(host: EnvHost, case: Case) -> None:
     near, there, rng = case.make(), far(host.url, case.name, **case.options), random.Random(1)
     for index in range(2):
         task = case.task("train", index)
@@ -82,7 +82,7 @@ def test_far_is_as_near(host: EnvHost, case: Case) -> None:
 
 
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__.removeprefix("test_"))
-def test_a_far_environment_is_held_to_the_contract(host: EnvHost, check: Callable[[Case], None]) -> None:
+def test_a_remote_environment_keeps_the_contract(host: EnvHost, check: Callable[[Case], None]) -> None:
     case = FarCase(name="grid", max_turns=60, noisy_success=0.7, recovers=0.7, url=host.url, share=0.05)
     try:
         check(case)
@@ -92,7 +92,7 @@ def test_a_far_environment_is_held_to_the_contract(host: EnvHost, check: Callabl
     assert case.made
 
 
-def test_a_far_replay_only_environment_says_so(host: EnvHost) -> None:
+def test_a_remote_environment_reports_that_it_is_replay_only(host: EnvHost) -> None:
     env = far(host.url, "tests.guess:GuessEnv")
     asyncio.run(env.reset(TASK))
     assert env.replay_only
@@ -102,7 +102,7 @@ def test_a_far_replay_only_environment_says_so(host: EnvHost) -> None:
     asyncio.run(env.close())
 
 
-def test_a_rollout_cannot_tell_far_from_near(host: EnvHost) -> None:
+def test_a_rollout_is_the_same_remotely_and_locally(host: EnvHost) -> None:
     tokenizer = shop_tokenizer()
     trajectories = []
     for env in (make_env("shop", {}), far(host.url, "shop")):
@@ -123,7 +123,10 @@ def test_the_catalogue_makes_it_and_closes_it_without_a_server() -> None:
     ("options", "complaint"),
     [
         ({"url": "127.0.0.1:1", "env": "kg"}, "must be http://HOST:PORT of `slipstream envs serve`, got '127.0.0.1:1'"),
-        ({"url": "http://127.0.0.1:1", "env": "kg", "options": {"a": "x" * MAX_OPTIONS_BYTES}}, "the limit is 65536"),
+        (
+            {"url": "http://127.0.0.1:1", "env": "kg", "options": {"a": "x" * MAX_OPTIONS_BYTES}},
+            "must be at most 65536 bytes",
+        ),
         ({"url": "http://127.0.0.1:1", "env": "kg", "key_file": "/nowhere"}, "`env.options.key_file` /nowhere"),
         ({"url": "http://127.0.0.1:1"}, "missing a required argument: 'env'"),
     ],
@@ -138,11 +141,11 @@ def test_options_that_cannot_be_meant_are_explained(options: dict[str, Any], com
     [
         ("kg", {"hops": 9}, "`env.options.hops` must be a whole number from 1 to 4, got 9"),
         ("kg", {"hobs": 1}, "its options are: profile, hops"),
-        ("household", {}, "no environment 'household' is served here, but kg, grid"),
-        ("os:system", {}, "no environment 'os:system' is served here"),
+        ("household", {}, "the server has no environment 'household'; it serves kg, grid"),
+        ("os:system", {}, "the server has no environment 'os:system'"),
     ],
 )
-def test_what_the_server_will_not_make_is_said_here(
+def test_what_the_server_refuses_to_make_is_a_value_error_at_the_client(
     host: EnvHost, env: str, options: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(ValueError, match=complaint):

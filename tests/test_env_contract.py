@@ -1,4 +1,4 @@
-"""What every environment must do: one suite over all of them and their options."""
+"""The requirements of every environment: one suite over all of them, with several options each."""
 
 import asyncio
 import gc
@@ -50,19 +50,15 @@ LONG = [
     *(f"{opening}{BLANKS}" for opening in ("search[", "click[", "get_relations(", "count (", "answer(", "bash\n```")),
 ]  # fmt: skip
 
-# What the environments' own code has made, or had made for it; other tests of this process leave work behind too.
+# Memory that the code of the environments has allocated, directly or not. Other tests of this process allocate too.
 ITS_OWN, NUM_FRAMES = tracemalloc.Filter(True, "*/envhub/*", all_frames=True), 12
-WORD = re.compile(r"[A-Za-z0-9]+|[^\sA-Za-z0-9]")  # as the tiny model's tokenizer sees them
+WORD = re.compile(r"[A-Za-z0-9]+|[^\sA-Za-z0-9]")  # the words of the tiny model's tokenizer
 
 every_env = pytest.mark.parametrize("case", CASES, ids=str)
-# The other two are no worlds, and have tests of their own that nothing points at the goal.
-every_world = pytest.mark.parametrize(
-    "case", [case for case in CASES if case.name not in ("shop", "household")], ids=str
-)
 every_spaced_env = pytest.mark.parametrize("case", [case for case in CASES if case.is_spaced], ids=str)
 
 
-def test_every_environment_of_the_catalogue_is_held_to_the_contract() -> None:
+def test_every_environment_of_the_catalogue_is_tested_here() -> None:
     assert {case.name for case in CASES} == set(ENVS)
 
 
@@ -98,19 +94,19 @@ def test_train_and_held_out_tasks_share_no_text(case: Case) -> None:
         for split in ("train", "held_out")
     }
     assert not openings["train"] & openings["held_out"]
-    # The small shop has 1190 held-out texts, of which 300 draws meet 265 or so.
+    # The small shop has 1190 held-out texts; 300 draws contain about 265 of them.
     assert min(len(opening) for opening in openings.values()) > case.distinct * count
 
 
-@every_world
-def test_no_opening_and_no_refusal_gives_the_answer_away(case: Case) -> None:
+@every_env
+def test_no_opening_and_no_refusal_reveals_the_answer(case: Case) -> None:
     env = case.make()
     assert isinstance(env, WorldEnv)
     for index in range(case.count(50)):
         opening = asyncio.run(env.reset(case.task("train", index)))
-        said = texts([opening, asyncio.run(env.step("?"))])
+        shown = texts([opening, asyncio.run(env.step("?"))])
         for secret in env.secrets():
-            assert re.search(rf"(?<!\w){re.escape(secret)}(?!\w)", said) is None, secret
+            assert re.search(rf"(?<!\w){re.escape(secret)}(?!\w)", shown) is None, secret
 
 
 @every_env
@@ -227,7 +223,7 @@ def test_bytes_that_are_no_snapshot_are_refused_and_change_nothing(case: Case) -
             env.restore(flipped)
         except ValueError:
             continue
-        env.admissible()  # a flip may spell another valid state; it must then be whole
+        env.admissible()  # a flipped bit may give another valid state, which must then work
         env.restore(state)
     assert env.state_key() == key
 
@@ -239,7 +235,7 @@ def test_a_snapshot_of_other_options_is_refused(case: Case) -> None:
         pytest.skip("it takes no snapshots")
     asyncio.run(env.reset(case.task("train", 0)))
     other = make_env(case.name, case.other_options)
-    with pytest.raises(ValueError, match="cannot go on in a"):
+    with pytest.raises(ValueError, match=r"the snapshot is of .*, but this environment is "):
         other.restore(env.snapshot())
 
 
@@ -276,7 +272,7 @@ def test_garbage_is_an_observation_and_leaves_the_state_alone(case: Case) -> Non
 
 @every_env
 def test_no_action_takes_long_to_read(case: Case) -> None:
-    """While one is read nothing else of the process runs: not even the timeout that would end it."""
+    """While an action is parsed, nothing else in the process runs, not even its timeout."""
     env = case.make()
     for action in LONG:
         asyncio.run(env.reset(case.task("train", 0)))
@@ -287,7 +283,7 @@ def test_no_action_takes_long_to_read(case: Case) -> None:
 
 @every_env
 def test_a_state_has_one_key_however_long_ago_it_was_reached(case: Case) -> None:
-    """No step counters: what was done in between leaves no trace in the key of a state that is there again."""
+    """The key contains no step counter: actions that end in the same state leave it unchanged."""
     env, rng = case.make(), random.Random(14)
     for index in range(case.count(10)):
         actions = asyncio.run(some_actions(env, case, case.task("train", index), rng, 6))
@@ -305,8 +301,8 @@ def test_a_state_has_one_key_however_long_ago_it_was_reached(case: Case) -> None
 
 
 @every_env
-def test_members_of_a_group_meet_the_same_states_again(case: Case) -> None:
-    """What GiGPO compares: wanderers in one task, and every state that both were in."""
+def test_members_of_a_group_reach_equal_states(case: Case) -> None:
+    """GiGPO compares the members of a group in the states that several of them reach."""
     keys: list[set[str]] = []
     for seed in range(2):
         env, task = case.make(), case.task("train", 3)
@@ -318,7 +314,7 @@ def test_members_of_a_group_meet_the_same_states_again(case: Case) -> None:
             met.add(env.state_key())
         keys.append(met)
     assert keys[0] & keys[1]
-    assert len(keys[0]) > 1 or case.samples  # those are looks, which move nothing
+    assert len(keys[0]) > 1 or case.samples  # the samples only look and change nothing
 
 
 @every_env
@@ -335,7 +331,7 @@ def test_every_admissible_action_is_understood(case: Case) -> None:
 
 
 @every_spaced_env
-def test_white_space_around_words_and_brackets_is_free(case: Case) -> None:
+def test_white_space_around_words_and_brackets_does_not_matter(case: Case) -> None:
     env, rng = case.make(), random.Random(12)
     for index in range(case.count(10)):
         task = case.task("train", index)
@@ -346,14 +342,14 @@ def test_white_space_around_words_and_brackets_is_free(case: Case) -> None:
 
 @every_env
 def test_a_slow_answer_is_cut_at_the_step_timeout(case: Case) -> None:
-    """No environment swallows the cancellation by which the rollout ends a turn that takes too long."""
+    """No environment suppresses the cancellation by which the rollout ends a turn that takes too long."""
     env = case.make()
     asyncio.run(env.reset(case.task("train", 0)))
 
     async def cancelled_while_it_waits() -> None:
         turn = asyncio.ensure_future(answer(partial(env.step, env.expert()), timeout_s=60))
         await asyncio.sleep(0)
-        if not turn.done():  # one that only computes is done before anything could be cut
+        if not turn.done():  # a turn that only computes is done before it can be cancelled
             turn.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await turn
@@ -379,7 +375,7 @@ def test_memory_stays_flat_over_many_episodes(case: Case) -> None:
         held = [play(334 if FULL_LENGTH else case.count(40)) for _ in range(3)]
     finally:
         tracemalloc.stop()
-    # A leak grows in every third; what is made once does not.
+    # A leak grows in each of the three measurements; a cache is filled once.
     assert min(held[1] - held[0], held[2] - held[1]) < 20_000
 
 
@@ -408,7 +404,7 @@ def test_close_may_be_called_twice_and_a_closed_one_starts_again(case: Case) -> 
 
 
 @every_env
-def test_the_opening_gives_the_rules_to_the_system_and_the_task_to_the_user(case: Case) -> None:
+def test_the_opening_has_a_system_message_with_rules_and_a_user_message(case: Case) -> None:
     observation = asyncio.run(case.make().reset(case.task("train", 0)))
     roles = ["system", "user"] if case.has_rules else ["user"]
     assert [message.role for message in observation.messages] == roles

@@ -1,4 +1,4 @@
-"""What fails in a served environment, in its process, its server or on the way is an environment failure here."""
+"""A failure of a served environment, its process, its server or the connection is an environment failure here."""
 
 import asyncio
 import signal
@@ -21,8 +21,8 @@ from tests.small_tokenizer import shop_tokenizer
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvHost]:
-    """A server that waits for no step longer than 4 s, and for no worker longer than 9 s."""
-    names = f"env_server.names=[{UNRULY}]"
+    """A server with a timeout of 4 s for a step, and of 9 s for a worker."""
+    names = f"--names={UNRULY}"
     with env_host(tmp_path_factory.mktemp("envs"), names, "env.step_timeout_s=4") as running:
         yield running
 
@@ -35,14 +35,15 @@ async def pid_of(env: Env) -> int:
     ("action", "kind", "complaint"),
     [
         ("fail", EnvError, "the database is gone"),
+        ("exit", EnvError, "SystemExit: 3"),
         ("refuse", ValueError, "no such thing"),
         ("garbage", EnvError, "answered a dict, not an Observation"),
-        ("surrogate", EnvError, "answered what cannot be told"),
+        ("surrogate", EnvError, "its answer cannot be encoded"),
         ("flood", EnvError, "the limit is 8388608"),
         ("dawdle", EnvError, "no answer within 4 s"),
     ],
 )
-def test_what_goes_wrong_in_an_environment_goes_wrong_here(
+def test_an_error_of_the_environment_is_the_same_error_at_the_client(
     host: EnvHost, action: str, kind: type[Exception], complaint: str
 ) -> None:
     env = far(host.url, UNRULY)
@@ -51,17 +52,17 @@ def test_what_goes_wrong_in_an_environment_goes_wrong_here(
         pid = await pid_of(env)
         with pytest.raises(kind, match=complaint):
             await env.step(action)
-        # The process that it shares with others is none the worse.
+        # The process, which it shares with others, is not affected.
         assert (await env.step("hello")).rewards == {"said": 1.0}
         assert psutil.pid_exists(pid)
 
     play_and_close(env, play)
 
 
-def test_lists_and_advice_that_are_none_are_failures(host: EnvHost) -> None:
+def test_malformed_lists_and_advice_are_failures(host: EnvHost) -> None:
     env = far(host.url, UNRULY)
     asyncio.run(env.reset(TASK))
-    with pytest.raises(EnvError, match="answered what cannot be told"):
+    with pytest.raises(EnvError, match="its answer cannot be encoded"):
         env.admissible()
     with pytest.raises(EnvError, match="ZeroDivisionError: who knows"):
         env.expert()
@@ -72,7 +73,7 @@ def test_lists_and_advice_that_are_none_are_failures(host: EnvHost) -> None:
     ("action", "complaint"),
     [
         ("crash", "its process ended with -6"),
-        ("hang", "its process had no answer for 9 s, and could not be interrupted"),
+        ("hang", "its process did not answer for 9 s, and could not be interrupted"),
     ],
 )
 def test_a_worker_that_crashes_or_hangs_is_replaced_and_only_its_episodes_are_lost(
@@ -100,6 +101,27 @@ def test_a_worker_that_crashes_or_hangs_is_replaced_and_only_its_episodes_are_lo
     assert host.health()["workers_lost"] == lost_before + 1
 
 
+@pytest.mark.parametrize("ending", ["close", "crash"])
+def test_a_daemon_ends_with_its_episode_and_no_other(host: EnvHost, ending: str) -> None:
+    one, other = far(host.url, UNRULY), far(host.url, UNRULY)
+
+    async def play() -> None:
+        daemons = []
+        for env in (one, other):
+            await env.reset(TASK)
+            daemons.append(int((await env.step("daemon")).messages[0].content))
+        if ending == "crash":
+            with pytest.raises(EnvError):
+                await one.step("crash")
+        await one.close()
+        wait_until(lambda: not psutil.pid_exists(daemons[0]), "the daemon's end")
+        assert psutil.pid_exists(daemons[1])
+        await other.close()
+        wait_until(lambda: not psutil.pid_exists(daemons[1]), "the other daemon's end")
+
+    asyncio.run(play())
+
+
 def test_a_worker_that_is_killed_is_an_environment_failure_of_the_rollout(host: EnvHost) -> None:
     env, tokenizer = far(host.url, UNRULY), shop_tokenizer()
 
@@ -114,7 +136,7 @@ def test_a_worker_that_is_killed_is_an_environment_failure_of_the_rollout(host: 
 
 
 def test_a_server_that_is_killed_is_an_environment_failure_and_a_new_one_is_found(tmp_path: Path) -> None:
-    with env_host(tmp_path, "env_server.names=[grid]", "env_server.processes=1") as first:
+    with env_host(tmp_path, "--names=grid", "--processes=1") as first:
         env, port = far(first.url, "grid"), first.port
         asyncio.run(env.reset(TASK))
         (worker,) = first.workers()
@@ -129,7 +151,7 @@ def test_a_server_that_is_killed_is_an_environment_failure_and_a_new_one_is_foun
             start = asyncio.create_task(env.reset(TASK))
             await asyncio.sleep(0.5)
             assert not start.done()
-            with env_host(tmp_path, "env_server.names=[grid]", port=port):
+            with env_host(tmp_path, "--names=grid", port=port):
                 await start
                 await env.step("up")
                 await env.close()
@@ -137,11 +159,11 @@ def test_a_server_that_is_killed_is_an_environment_failure_and_a_new_one_is_foun
         asyncio.run(reset_while_it_is_away())
 
 
-def test_a_server_that_is_stopped_is_gone_once_it_answers_no_ping(
+def test_a_stopped_server_counts_as_lost_when_it_does_not_answer_a_ping(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envhub.far.PING_S", 2.0)
-    with env_host(tmp_path, "env_server.names=[grid]") as host:
+    monkeypatch.setattr("envhub.remote.client_connection.PING_S", 2.0)
+    with env_host(tmp_path, "--names=grid") as host:
         env = far(host.url, "grid")
         asyncio.run(env.reset(TASK))
         host.process.send(signal.SIGSTOP)
@@ -153,15 +175,15 @@ def test_a_server_that_is_stopped_is_gone_once_it_answers_no_ping(
 @pytest.mark.parametrize(
     ("number", "lease_s", "before_s"),
     [
-        (signal.SIGKILL, 600, 0.5),  # its end is heard of at once
+        (signal.SIGKILL, 600, 0.5),  # the server learns of its end at once
         (signal.SIGSTOP, 4, 5.0),  # longer than the lease, which the player's pongs renew until it is stopped
     ],
 )
-def test_the_slot_of_a_client_that_is_not_heard_of_is_free_again(
+def test_the_slot_of_a_client_that_does_not_answer_pings_is_freed(
     tmp_path: Path, number: signal.Signals, lease_s: float, before_s: float
 ) -> None:
-    settings = ["env_server.names=[grid]", "env_server.max_episodes=1", "env_server.processes=1"]
-    with env_host(tmp_path, *settings, f"env_server.lease_s={lease_s}") as host:
+    settings = ["--names=grid", "--max-episodes=1", "--processes=1"]
+    with env_host(tmp_path, *settings, f"--lease-s={lease_s}") as host:
         player = Process(
             "player", [sys.executable, "-m", "tests.far_player", host.url], log=tmp_path / "p", environment={}
         )
@@ -182,7 +204,7 @@ def test_the_slot_of_a_client_that_is_not_heard_of_is_free_again(
         player.kill()
 
 
-def test_a_step_that_is_not_waited_for_leaves_nothing_behind(host: EnvHost) -> None:
+def test_a_cancelled_step_leaves_nothing_behind(host: EnvHost) -> None:
     env = far(host.url, UNRULY)
 
     async def play() -> None:

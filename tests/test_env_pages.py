@@ -1,4 +1,4 @@
-"""The pages of docs/environments: one for each environment, with an episode as it is really played."""
+"""The pages of docs/environments: one for each environment, each with a played episode."""
 
 import inspect
 
@@ -17,7 +17,7 @@ def test_every_environment_has_a_page_and_every_page_an_environment() -> None:
 
 
 @pytest.mark.parametrize("name", ENVS)
-def test_the_episode_on_the_page_is_the_one_that_is_played(name: str) -> None:
+def test_the_episode_on_the_page_equals_a_played_one(name: str) -> None:
     page = (PAGES / f"{name}.md").read_text()
     assert f"<!-- episode of {name}: " in page
     assert with_episodes(page) == page, "run make env-pages, and read what changed"

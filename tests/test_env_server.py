@@ -1,4 +1,4 @@
-"""`slipstream envs serve`: who may play, what is refused and what that costs, and how it ends."""
+"""`slipstream envs serve`: who may connect, which messages are refused, and how it ends."""
 
 import asyncio
 import contextlib
@@ -15,9 +15,9 @@ import aiohttp
 import msgspec
 import pytest
 
-from envhub.remote.env_protocol import Open, Refusal, Reset, Step, decode_answer, encode_message
 from envhub.env import EnvError
 from envhub.remote.env_client import EnvClient
+from envhub.remote.env_protocol import ErrorResponse, Open, Reset, StepEnv, decode_response, encode_message
 from tests.env_hosts import TASK, UNRULY, EnvHost, env_host, far
 from tests.processes import Process
 from tools.cli import main
@@ -25,13 +25,13 @@ from tools.cli import main
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvHost]:
-    with env_host(tmp_path_factory.mktemp("envs"), f"env_server.names=[kg,grid,{UNRULY}]") as running:
+    with env_host(tmp_path_factory.mktemp("envs"), f"--names=kg,grid,{UNRULY}") as running:
         yield running
 
 
-def test_only_who_has_the_secret_plays_and_nobody_logs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_needs_the_secret_and_no_log_contains_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "secret").write_text("s3cret-of-mine\n")
-    settings = [f"env_server.key_file={tmp_path / 'secret'}", "env_server.names=[grid]"]
+    settings = [f"--key-file={tmp_path / 'secret'}", "--names=grid"]
     with env_host(tmp_path, *settings) as host:
         assert host.health()["status"] == "ok"
         for wrong in ("", "another"):
@@ -46,15 +46,15 @@ def test_only_who_has_the_secret_plays_and_nobody_logs_it(tmp_path: Path, monkey
         assert "s3cret" not in host.process.said()
 
 
-def test_a_secret_that_cannot_be_sent_is_refused_without_being_told(
+def test_a_secret_that_cannot_be_sent_is_refused_and_not_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     for content in ("", "two words", "line\nline", "p\u00e4ss"):
         (tmp_path / "secret").write_text(content)
-        assert main(["envs", "serve", f"env_server.key_file={tmp_path / 'secret'}"]) == 2
+        assert main(["envs", "serve", f"--key-file={tmp_path / 'secret'}"]) == 2
         said = capsys.readouterr().err
-        assert "must hold one word of printable ASCII" in said and (not content or content not in said)
+        assert "must contain printable ASCII without spaces" in said and (not content or content not in said)
 
 
 def test_a_web_page_may_not_connect(host: EnvHost) -> None:
@@ -64,27 +64,27 @@ def test_a_web_page_may_not_connect(host: EnvHost) -> None:
 
 
 def bombs() -> dict[str, bytes]:
-    """Messages that mean harm."""
+    """Hostile messages by name."""
     many = b"\xdd" + struct.pack(">I", 7_000_000) + b"\x90" * 7_000_000
     deep = b"\x81\xa1a" * 20_000 + b"\x00"
     open_ = Open(env="kg", options=msgspec.Raw(b"\x80"))
     return {
         "garbage": b"\xc1\xff\x00 what",
-        "no text": b"reset",
+        "not MessagePack": b"reset",
         "empty": b"",
-        "an ask that is none": msgspec.msgpack.encode({"type": "Shutdown"}),
+        "an unknown request": msgspec.msgpack.encode({"type": "Shutdown"}),
         "a field too many": encode_message(open_).replace(b"\x83", b"\x84", 1) + b"\xa1x\x01",
         "options that are many empty lists": encode_message(
             msgspec.structs.replace(open_, options=msgspec.Raw(b"\x81\xa4hops" + many))
         ),
         "options that are deep": encode_message(msgspec.structs.replace(open_, options=msgspec.Raw(deep))),
-        "a step before the start": encode_message(Step(action="x")),
+        "a step before the start": encode_message(StepEnv(action="x")),
         "larger than any": b"\x00" * (9 << 20),
     }
 
 
 @pytest.mark.parametrize("bomb", bombs().values(), ids=bombs().keys())
-def test_messages_that_mean_harm_are_refused_and_cost_the_server_no_memory(host: EnvHost, bomb: bytes) -> None:
+def test_hostile_messages_are_refused_and_cost_the_server_no_memory(host: EnvHost, bomb: bytes) -> None:
     async def send() -> bytes | None:
         """The answer; None where the connection is closed instead."""
         async with aiohttp.ClientSession() as session, session.ws_connect(f"{host.url}/v1/episode") as connection:
@@ -96,7 +96,7 @@ def test_messages_that_mean_harm_are_refused_and_cost_the_server_no_memory(host:
 
     before = host.most_held_bytes()
     reply = asyncio.run(send())
-    assert reply is None or isinstance(decode_answer(reply), Refusal)
+    assert reply is None or isinstance(decode_response(reply), ErrorResponse)
     assert host.most_held_bytes() - before < 128 << 20
     host.wait_until(lambda health: health["episodes"] == 0, "the slot")
     env = far(host.url, "grid")
@@ -104,14 +104,14 @@ def test_messages_that_mean_harm_are_refused_and_cost_the_server_no_memory(host:
     asyncio.run(env.close())
 
 
-def test_who_speaks_before_he_was_answered_is_sent_away(host: EnvHost) -> None:
+def test_a_client_that_sends_before_it_was_answered_is_disconnected(host: EnvHost) -> None:
     async def chatter() -> aiohttp.WSMsgType:
         async with aiohttp.ClientSession() as session, session.ws_connect(f"{host.url}/v1/episode") as connection:
             for ask in (Open(env=UNRULY, options=msgspec.Raw(b"\x80")), Reset(task=TASK)):
                 await connection.send_bytes(encode_message(ask))
                 await connection.receive()
             for _ in range(2):
-                await connection.send_bytes(encode_message(Step(action="dawdle")))
+                await connection.send_bytes(encode_message(StepEnv(action="dawdle")))
             return (await connection.receive()).type
 
     assert asyncio.run(chatter()) is aiohttp.WSMsgType.CLOSE
@@ -119,20 +119,20 @@ def test_who_speaks_before_he_was_answered_is_sent_away(host: EnvHost) -> None:
 
 
 def test_ctrl_c_ends_it_in_order(tmp_path: Path) -> None:
-    with env_host(tmp_path, "env_server.names=[grid]") as host:
+    with env_host(tmp_path, "--names=grid") as host:
         env, workers = far(host.url, "grid"), host.workers()
         asyncio.run(env.reset(TASK))
         assert len(workers) == 2
         host.process.send(signal.SIGINT)
         assert host.process.wait(60) == 130
-        assert "ending; 1 episodes are let go" in host.process.said()
+        assert "stopping; closing 1 episodes" in host.process.said()
         assert not any(worker.is_running() for worker in workers)
         with pytest.raises(EnvError, match=r"is lost: it closed the connection .*the server ends"):
             asyncio.run(env.step("up"))
 
 
-def test_a_server_told_to_leave_says_so(tmp_path: Path) -> None:
-    with env_host(tmp_path, "env_server.names=[grid]", "env_server.processes=1") as host:
+def test_a_server_that_gets_sigterm_logs_it(tmp_path: Path) -> None:
+    with env_host(tmp_path, "--names=grid", "--processes=1") as host:
         host.process.send(signal.SIGTERM)
         assert host.process.wait(60) == 75
 
@@ -140,9 +140,9 @@ def test_a_server_told_to_leave_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "complaint"),
     [
-        ("env_server.names=[kgg]", "`env_server.names` must be one of"),
-        ("env_server.processes=0", "`env_server.processes` must be >= 1, got 0"),
-        ("env_server.port=70000", "`env_server.port` must be in [0, 65535], got 70000"),
+        ("--names=kgg", "`--names` must be one of"),
+        ("--processes=0", "`--processes` must be >= 1, got 0"),
+        ("--port=70000", "`--port` must be in [0, 65535], got 70000"),
     ],
 )
 def test_what_cannot_be_served_is_explained(
@@ -156,7 +156,7 @@ def test_what_cannot_be_served_is_explained(
 def test_workers_that_do_not_start_end_the_server_with_their_code(tmp_path: Path) -> None:
     refusing = 'import os, sys\nif "envhub.serving.env_worker" in sys.orig_argv:\n    os._exit(3)\n'
     (tmp_path / "sitecustomize.py").write_text(refusing)
-    command = [sys.executable, "-m", "tools.cli", "envs", "serve", "env_server.names=[grid]", "env_server.port=0"]
+    command = [sys.executable, "-m", "tools.cli", "envs", "serve", "--names=grid", "--port=0"]
     server = Process("envs", command, log=tmp_path / "log", environment={"PYTHONPATH": str(tmp_path)})
     assert server.wait(90) == 1
     assert "a worker ended with 3 before it was ready" in server.said()
@@ -173,9 +173,9 @@ def test_a_port_that_is_taken_is_explained(tmp_path: Path) -> None:
             "tools.cli",
             "envs",
             "serve",
-            "env_server.names=[grid]",
-            f"env_server.port={port}",
+            "--names=grid",
+            f"--port={port}",
         ]
         server = Process("envs", command, log=tmp_path / "log", environment={})
         assert server.wait(90) == 2
-        assert f"`env_server.port` {port} cannot be bound" in server.said()
+        assert f"`--port` {port} cannot be bound" in server.said()

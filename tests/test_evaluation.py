@@ -1,4 +1,4 @@
-"""Evaluations while training goes on, against a real buffer, with the actors' work done by hand."""
+"""Evaluations during training, against a real buffer; the test does the actors' work."""
 
 from collections.abc import Callable
 
@@ -9,17 +9,16 @@ import redis
 from common.config import Config, load_config
 from learner.checkpoint import Progress
 from learner.evaluation import Evaluation, RegularEvaluation
-from replay.buffer import Buffer
 from replay.ticket import InsertResult
-from tests.attempts import attempt_at, make_buffer
+from tests.attempts import Views, attempt_at, make_buffer
 
 NUM_TASKS = 3
 
 
 @pytest.fixture
-def buffer(redis_client: redis.Redis, run_id: str) -> Buffer:
+def buffer(redis_client: redis.Redis, run_id: str) -> Views:
     buffer = make_buffer(redis_client, run_id, stream="eval")
-    buffer.acquire_epoch()
+    buffer.learner.acquire_epoch()
     return buffer
 
 
@@ -37,81 +36,81 @@ def at(step: int, *, version: int | None = None, published: int | None = None) -
 
 
 def play(
-    buffer: Buffer, run_id: str, *, version: int, number: int = 2 * NUM_TASKS,
+    buffer: Views, run_id: str, *, version: int, number: int = 2 * NUM_TASKS,
     succeeds: Callable[[int], bool] = lambda place: True,
 ) -> None:  # fmt: skip
     """Do what actors at `version` do with the next `number` tickets."""
     for _ in range(number):
-        lease = buffer.lease("a")
+        lease = buffer.actor.lease("a")
         assert lease is not None
         attempt = attempt_at(lease, 0, run_id=run_id, policy_version=version)
         attempt = msgspec.structs.replace(attempt, success=succeeds(lease.ticket.group_id))
-        assert buffer.insert(lease, attempt) is InsertResult.STORED
+        assert buffer.actor.insert(lease, attempt) is InsertResult.STORED
 
 
-def test_one_begins_when_it_is_due_and_its_result_is_of_the_step_that_it_began_at(buffer: Buffer, run_id: str) -> None:
-    regular = RegularEvaluation(buffer, config(), last_step=0)
-    assert regular.tend(at(3)) is None and buffer.ledger().opened == 0
-    assert regular.tend(at(4)) is None and buffer.ledger().queued == 6
+def test_one_begins_when_it_is_due_and_its_result_is_of_the_step_that_it_began_at(buffer: Views, run_id: str) -> None:
+    regular = RegularEvaluation(buffer.learner, config(), last_step=0)
+    assert regular.advance(at(3)) is None and buffer.learner.ledger().opened == 0
+    assert regular.advance(at(4)) is None and buffer.learner.ledger().queued == 6
     play(buffer, run_id, version=6, number=4, succeeds=lambda place: place in (0, 3))
-    assert regular.tend(at(5)) is None
+    assert regular.advance(at(5)) is None
     play(buffer, run_id, version=6, number=2, succeeds=lambda place: False)
-    finished = regular.tend(at(9))
+    finished = regular.advance(at(9))
     assert finished is not None and (finished.step, finished.policy_version, finished.num_mixed) == (4, 6, 0)
     result = finished.result()
     assert result is not None
     assert (result.sampled, result.greedy, result.num_tasks) == (pytest.approx(1 / 3), pytest.approx(1 / 3), 3)
     # The next was due at step 8, while this one was under way; now it begins.
-    lease = buffer.lease("a")
+    lease = buffer.actor.lease("a")
     assert lease is not None and lease.ticket.min_policy_version == 11
-    assert (buffer.ledger().trained, buffer.ledger().opened) == (6, 12)
+    assert (buffer.learner.ledger().trained, buffer.learner.ledger().opened) == (6, 12)
     assert buffer.audit() == []
 
 
-def test_one_that_nobody_has_begun_moves_on_to_the_version_that_is_published_next(buffer: Buffer, run_id: str) -> None:
-    regular = RegularEvaluation(buffer, config(), last_step=0)
-    regular.tend(at(4))
-    regular.tend(at(5, published=6))  # its own version is not on offer
-    assert buffer.ledger().opened == 6
-    regular.tend(at(6))
-    assert (buffer.ledger().queued, buffer.ledger().dropped) == (6, {"superseded": 6})
+def test_an_evaluation_without_players_moves_to_the_version_that_is_published_next(buffer: Views, run_id: str) -> None:
+    regular = RegularEvaluation(buffer.learner, config(), last_step=0)
+    regular.advance(at(4))
+    regular.advance(at(5, published=6))  # its version is not published
+    assert buffer.learner.ledger().opened == 6
+    regular.advance(at(6))
+    assert (buffer.learner.ledger().queued, buffer.learner.ledger().dropped) == (6, {"superseded": 6})
     play(buffer, run_id, version=8)
-    finished = regular.tend(at(7))
+    finished = regular.advance(at(7))
     assert finished is not None and (finished.step, finished.policy_version) == (6, 8)
 
 
-def test_one_that_was_begun_stays_at_its_version(buffer: Buffer, run_id: str) -> None:
-    regular = RegularEvaluation(buffer, config(), last_step=0)
-    regular.tend(at(4))
-    lease = buffer.lease("a")
+def test_a_started_evaluation_stays_at_its_version(buffer: Views, run_id: str) -> None:
+    regular = RegularEvaluation(buffer.learner, config(), last_step=0)
+    regular.advance(at(4))
+    lease = buffer.actor.lease("a")
     for step in range(5, 13):
-        assert regular.tend(at(step)) is None
-    assert lease is not None and buffer.ledger().leased == 1 and buffer.ledger().opened == 6
+        assert regular.advance(at(step)) is None
+    assert lease is not None and buffer.learner.ledger().leased == 1 and buffer.learner.ledger().opened == 6
 
 
-def test_one_that_stands_still_is_given_up_and_another_begins(
-    buffer: Buffer, run_id: str, monkeypatch: pytest.MonkeyPatch
+def test_an_abandoned_evaluation_is_dropped_and_another_begins(
+    buffer: Views, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
     monkeypatch.setattr("learner.evaluation.time.monotonic", lambda: now)
-    regular = RegularEvaluation(buffer, config("replay.lease_ttl_s=10"), last_step=0)
-    regular.tend(at(4))
+    regular = RegularEvaluation(buffer.learner, config("replay.lease_ttl_s=10"), last_step=0)
+    regular.advance(at(4))
     play(buffer, run_id, version=6, number=1)
-    regular.tend(at(5))
-    regular.tend(at(6))  # from here on it is seen to stand still
+    regular.advance(at(5))
+    regular.advance(at(6))  # from here on no actor is seen to play it
     now += 9.0
-    regular.tend(at(7))
-    assert buffer.ledger().opened == 6
+    regular.advance(at(7))
+    assert buffer.learner.ledger().opened == 6
     now += 2.0
-    assert regular.tend(at(8)) is None
-    assert (buffer.ledger().dropped, buffer.ledger().queued) == ({"superseded": 5}, 6)
-    lease = buffer.lease("a")
+    assert regular.advance(at(8)) is None
+    assert (buffer.learner.ledger().dropped, buffer.learner.ledger().queued) == ({"superseded": 5}, 6)
+    lease = buffer.actor.lease("a")
     assert lease is not None and lease.ticket.min_policy_version == 10
     assert buffer.audit() == []
 
 
-def test_an_episode_of_two_versions_does_not_count(buffer: Buffer, run_id: str) -> None:
-    evaluation = Evaluation(buffer, config(), at(4))
+def test_an_episode_of_two_versions_does_not_count(buffer: Views, run_id: str) -> None:
+    evaluation = Evaluation.begin(buffer.learner, config(), at(4))
     play(buffer, run_id, version=6, number=5)
     play(buffer, run_id, version=7, number=1, succeeds=lambda place: False)
     assert evaluation.collect() is False
@@ -120,12 +119,12 @@ def test_an_episode_of_two_versions_does_not_count(buffer: Buffer, run_id: str) 
     assert evaluation.num_mixed == 1
 
 
-def test_what_a_learner_that_died_left_open_is_dropped_and_never_counted(buffer: Buffer, run_id: str) -> None:
-    Evaluation(buffer, config(), at(4))
+def test_what_a_learner_that_died_left_open_is_dropped_and_never_counted(buffer: Views, run_id: str) -> None:
+    Evaluation.begin(buffer.learner, config(), at(4))
     play(buffer, run_id, version=6, number=2)
-    buffer.lease("a")
-    evaluation = Evaluation(buffer, config(), at(4, version=30))
-    assert (buffer.ledger().dropped, buffer.ledger().queued) == ({"superseded": 6}, 6)
+    buffer.actor.lease("a")
+    evaluation = Evaluation.begin(buffer.learner, config(), at(4, version=30))
+    assert (buffer.learner.ledger().dropped, buffer.learner.ledger().queued) == ({"superseded": 6}, 6)
     play(buffer, run_id, version=30, succeeds=lambda place: False)
     while evaluation.collect():
         pass
@@ -134,23 +133,23 @@ def test_what_a_learner_that_died_left_open_is_dropped_and_never_counted(buffer:
     assert buffer.audit() == []
 
 
-def test_the_last_step_has_an_evaluation_of_its_own(buffer: Buffer) -> None:
-    RegularEvaluation(buffer, config(), last_step=0).tend(at(20))
-    assert buffer.ledger().opened == 0
+def test_the_last_step_has_an_evaluation_of_its_own(buffer: Views) -> None:
+    RegularEvaluation(buffer.learner, config(), last_step=0).advance(at(20))
+    assert buffer.learner.ledger().opened == 0
 
 
-def test_a_resumed_learner_makes_up_for_the_one_that_was_not_finished(buffer: Buffer) -> None:
-    RegularEvaluation(buffer, config(), last_step=4).tend(at(7))
-    assert buffer.ledger().opened == 0
-    RegularEvaluation(buffer, config(), last_step=4).tend(at(9))
-    assert buffer.ledger().opened == 6
+def test_a_resumed_learner_makes_up_for_the_one_that_was_not_finished(buffer: Views) -> None:
+    RegularEvaluation(buffer.learner, config(), last_step=4).advance(at(7))
+    assert buffer.learner.ledger().opened == 0
+    RegularEvaluation(buffer.learner, config(), last_step=4).advance(at(9))
+    assert buffer.learner.ledger().opened == 6
 
 
-def test_without_eval_every_there_is_none(buffer: Buffer) -> None:
-    RegularEvaluation(buffer, config("eval.every=0"), last_step=0).tend(at(8))
-    assert buffer.ledger().opened == 0
+def test_without_eval_every_there_is_no_regular_evaluation(buffer: Views) -> None:
+    RegularEvaluation(buffer.learner, config("eval.every=0"), last_step=0).advance(at(8))
+    assert buffer.learner.ledger().opened == 0
 
 
-def test_without_tasks_there_is_none(buffer: Buffer) -> None:
-    RegularEvaluation(buffer, config("eval.num_tasks=0"), last_step=0).tend(at(8))
-    assert buffer.ledger().opened == 0
+def test_without_eval_tasks_there_is_no_regular_evaluation(buffer: Views) -> None:
+    RegularEvaluation(buffer.learner, config("eval.num_tasks=0"), last_step=0).advance(at(8))
+    assert buffer.learner.ledger().opened == 0

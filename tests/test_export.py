@@ -1,6 +1,7 @@
 """The folder that leaves the learner: whole in one file or in several, and what vLLM makes of it."""
 
 import asyncio
+import dataclasses
 import json
 from pathlib import Path
 
@@ -20,14 +21,14 @@ from learner.model.packed_model import PackedModel, full_tensors, load_model
 from learner.pack import TokenSequence, pack
 from learner.ranks import Ranks
 from tests.small_tokenizer import CHATML, merging_tokenizer
-from tests.tiny_model import save_tiny_model
+from tests.tiny_model import FLOAT32, save_tiny_model
 from tools.tiny_model import make_tiny_model
 
 PROMPT = [7, 30, 12, 45, 50, 8, 39, 23]
 
 
-def loaded(folder: Path, ranks: Ranks, lora: LoraConfig | None = None) -> PackedModel:
-    return load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False, lora=lora)
+def loaded(folder: Path, ranks: Ranks, *, lora_rank: int = 0) -> PackedModel:
+    return load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, lora=LoraConfig(rank=lora_rank)))
 
 
 def test_a_folder_in_several_files_holds_what_one_file_does(tmp_path: Path, ranks: Ranks) -> None:
@@ -74,7 +75,7 @@ def test_a_model_that_holds_its_experts_as_one_tensor_is_written_as_its_folder_w
 def test_vllm_says_greedily_what_the_trained_learner_thinks_likeliest(tmp_path: Path, ranks: Ranks) -> None:
     texts = [a + b for a in "abcdefghij" for b in "abcdefghij"]
     make_tiny_model(tmp_path / "source", texts=texts, config=TinyModelConfig(), max_tokens=128, seed=3)
-    model = loaded(tmp_path / "source", ranks, LoraConfig(rank=4))
+    model = loaded(tmp_path / "source", ranks, lora_rank=4)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for adapter in adapters_of(model.causal_lm).values():  # as if trained
@@ -115,13 +116,13 @@ async def greedy(folder: Path) -> tuple[list[int], list[float]]:
 
 
 @torch.no_grad()
-def next_logprobs(model: PackedModel, said: list[int]) -> torch.Tensor:
-    """What the learner thinks of every token of the vocabulary after those `said`: each ends a sequence of its own."""
-    zeros = np.zeros(len(said) + 1, dtype=np.float32)
-    loss_mask = np.arange(len(said) + 1) == len(said)
+def next_logprobs(model: PackedModel, context: list[int]) -> torch.Tensor:
+    """The learner's log-probability of every token of the vocabulary after `context`, one sequence for each."""
+    zeros = np.zeros(len(context) + 1, dtype=np.float32)
+    loss_mask = np.arange(len(context) + 1) == len(context)
     sequences = [
         TokenSequence(
-            tokens=np.array([*said, token], dtype=np.int32),
+            tokens=np.array([*context, token], dtype=np.int32),
             loss_mask=loss_mask,
             behaviour_logprobs=zeros,
             advantages=zeros,
@@ -129,4 +130,4 @@ def next_logprobs(model: PackedModel, said: list[int]) -> torch.Tensor:
         )
         for token in range(model.vocab_size)
     ]
-    return model(pack(sequences), temperature=1.0, chunk_tokens=64).logprobs
+    return model(pack(sequences)).logprobs

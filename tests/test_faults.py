@@ -22,10 +22,10 @@ ANY_LAG = "replay.max_lag=1000"  # so that no group is dropped for its age, and 
 def test_the_work_of_actors_that_die_or_leave_is_done_by_others(
     redis_server: Server, run_id: str, tmp_path: Path
 ) -> None:
-    """Two actors, of which one is killed; a third joins and is told to leave. The learner steps on through it all.
+    """Of two actors one is killed; a third joins and gets SIGTERM. The learner keeps making steps.
 
-    The gate holds every episode behind its first turn wherever the test looks. No checkpoint comes before the end, so
-    that all groups stay in Redis to be looked at.
+    The gate stops every episode after its first turn while the test inspects. There is no checkpoint before the end, so
+    that all groups stay in Redis.
     """
     gate = Gate(tmp_path / "gate")
     settings = [
@@ -104,12 +104,13 @@ def what_an_actor_told_to_leave_has_so_far_is_gone_on_with(run: Run, gate: Gate)
     gate.open()
     whole: dict[tuple[int, int], Trajectory] = {}
 
-    def all_are_gone_on_with() -> bool:
+    def all_are_continued() -> bool:
         # A group whose returns are all equal leaves Redis soon; so look at each member from when it is stored.
+        num_resumed = run.ledger().partials_resumed - before.partials_resumed  # first: what is counted is stored
         whole.update({where: member for where, member in run.records("blob").items() if where in partials})
-        return run.ledger().partials_resumed == before.partials_resumed + len(partials)
+        return num_resumed == len(partials)
 
-    run.wait_until(all_are_gone_on_with, "the survivor goes on from what the newcomer handed in")
+    run.wait_until(all_are_continued, "the survivor continues what the newcomer handed in")
     assert whole
     for where, member in whole.items():
         partial = partials[where]
@@ -162,7 +163,7 @@ def test_a_learner_killed_between_checkpoints_loses_nothing_and_counts_nothing_t
         assert ledger.opened == ledger.trained + ledger.dropped.get("zero_variance", 0)
         assert ledger.balanced and run.audit() == []
         assert run.steps() == list(range(1, num_steps + 1))
-        # One version a step, and one for the weights of the checkpoint under a number that nobody has seen.
+        # One version per step, and one for the weights of the checkpoint under a new number.
         assert run.published_version() >= published_before + 1 + num_steps - saved_step
         run.wait_until(lambda: nothing_runs(run_id), "every process is gone", deadline_s=30)
 

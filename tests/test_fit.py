@@ -21,9 +21,10 @@ from common.shutdown import Shutdown
 from learner import fit as fit_module
 from learner.examples import Example, Goal, example_of
 from learner.fit import fit
+from learner.fit_options import FitOptions
+from learner.model.reward_model import RewardModel
 from learner.pack import TokenSequence
 from learner.ranks import Ranks, join_ranks, leave_ranks
-from learner.model.reward_model import RewardModel
 from tools.tiny_model import make_tiny_model
 
 WORDS = [f"w{number}" for number in range(40)]
@@ -63,7 +64,7 @@ def config_for(folder: Path, *overrides: str) -> Config:
     return load_config(
         None,
         [f"model.path={folder}", "model.max_tokens=64", "learner.micro_batch_tokens=64", "optim.lr=0.01",
-         "fit.batch_rows=4", *overrides],
+         *overrides],
     )  # fmt: skip
 
 
@@ -75,13 +76,13 @@ def gradient(goal: Goal, config: Config, ranks: Ranks, made: list[Example]) -> d
         assert material.reference is not None
         material = replace(material, reference=material.reference - np.linspace(-9, 9, len(made)))
     _, weights, divisor = fit_module._weights(fitted, material)
-    fit_module._backward(fitted, fit_module._weighed(made, weights), divisor=divisor)
+    fit_module._backward(fitted, fit_module._with_weights(made, weights), divisor=divisor)
     parameters = [*fitted.model.causal_lm.named_parameters(), *fitted.model.heads()]
     return {name: whole(parameter.grad) for name, parameter in parameters if parameter.grad is not None}
 
 
 def loaded(goal: Goal, config: Config, ranks: Ranks) -> fit_module.Fit:
-    fitted = fit_module._load(goal, config, ranks=ranks, num_steps=3)
+    fitted = fit_module._load(goal, config, FitOptions(), ranks=ranks, num_steps=3)
     if isinstance(fitted.model, RewardModel):
         with torch.no_grad():
             torch.manual_seed(1)
@@ -169,15 +170,19 @@ def be_one_of_two(rank: int, port: int, folder: Path) -> None:
     for goal in GOALS:
         train(goal, folder, folder.parent / f"{goal}_on_two", ranks)
     leave_ranks()
-    os._exit(0)  # all is written; torch's own threads abort, now and then, an interpreter that ends by itself
+    os._exit(0)  # as tools/cli.py ends a rank, and for its reason
 
 
-def train(goal: Goal, folder: Path, run: Path, ranks: Ranks, *overrides: str, shutdown: Shutdown | None = None) -> bool:
-    config = config_for(folder, f"run.root={run.parent}", f"run.name={run.name}", "fit.epochs=2", *overrides)
+def train(goal: Goal, folder: Path, run: Path, ranks: Ranks, *overrides: str, epochs: int = 2,
+          shutdown: Shutdown | None = None) -> bool:  # fmt: skip
+    config = config_for(folder, f"run.root={run.parent}", f"run.name={run.name}", *overrides)
     run_dir = RunDir(run.parent, run.name)
     run_dir.create()
     made = examples(goal, 9)
-    return fit(goal, made[:7], made[7:], config=config, run_dir=run_dir, ranks=ranks, shutdown=shutdown or Shutdown())
+    return fit(
+        goal, made[:7], made[7:], config=config, options=FitOptions(batch_rows=4, epochs=epochs), run_dir=run_dir,
+        ranks=ranks, shutdown=shutdown or Shutdown(),
+    )  # fmt: skip
 
 
 def weights(run: Path) -> dict[str, Tensor]:
@@ -200,7 +205,7 @@ def test_two_ranks_do_what_one_does(goal: Goal, folder: Path, on_two_ranks: Path
 
 
 @pytest.mark.parametrize("goal", GOALS)
-def test_a_run_learns_measures_what_it_holds_out_and_goes_on_bit_for_bit(
+def test_a_run_learns_measures_held_out_rows_and_continues_bit_for_bit(
     goal: Goal, folder: Path, tmp_path: Path, ranks: Ranks
 ) -> None:
     assert train(goal, folder, tmp_path / "whole", ranks, "learner.checkpoint_every=3")
@@ -226,10 +231,10 @@ def test_a_run_learns_measures_what_it_holds_out_and_goes_on_bit_for_bit(
 
 def test_a_run_of_something_else_is_not_gone_on_with(folder: Path, tmp_path: Path, ranks: Ranks) -> None:
     assert train("sft", folder, tmp_path / "run", ranks)
-    with pytest.raises(ConfigError, match=r"was begun with another goal and fit\.data; choose another `run\.name`"):
+    with pytest.raises(ConfigError, match=r"was started with another goal and --data; choose another `run\.name`"):
         train("dpo", folder, tmp_path / "run", ranks)
-    with pytest.raises(ConfigError, match=r"was begun with another fit\.epochs"):
-        train("sft", folder, tmp_path / "run", ranks, "fit.epochs=3")
+    with pytest.raises(ConfigError, match=r"was started with another --epochs"):
+        train("sft", folder, tmp_path / "run", ranks, epochs=3)
 
 
 def test_a_reward_model_scores_in_transformers_as_here(folder: Path, tmp_path: Path, ranks: Ranks) -> None:
@@ -255,9 +260,8 @@ def test_adapters_alone_are_trained_where_that_is_asked_for(folder: Path, tmp_pa
     assert changed and all("proj" in name for name in changed)
 
 
-def test_every_example_is_seen_once_an_epoch_and_in_another_order_in_the_next(folder: Path) -> None:
-    config = config_for(folder, "fit.batch_rows=4")
-    batches = [fit_module._batch_at(step, 10, config=config) for step in range(6)]
+def test_every_example_is_seen_once_an_epoch_and_in_another_order_in_the_next() -> None:
+    batches = [fit_module._batch_at(step, 10, batch_rows=4, seed=0) for step in range(6)]
     for epoch in (batches[:3], batches[3:]):
         assert sorted(place for places, _ in epoch for place in places) == list(range(10))
         assert [ends for _, ends in epoch] == [False, False, True]

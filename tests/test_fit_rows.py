@@ -1,4 +1,4 @@
-"""Rows of conversations: which are learnt from, which are paired, which are held out, and what is said of bad ones."""
+"""Rows of conversations: which are trained on, paired or held out, and the errors for bad rows."""
 
 import json
 import math
@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from common.config_error import ConfigError
-from common.fit_config import FitConfig
 from common.message import Message
+from learner.fit_options import FitOptions
 from tools.fit_rows import Sample, read_samples
 
 Row = dict[str, Any]
@@ -35,9 +35,9 @@ def written(path: Path, rows: Sequence[object]) -> str:
 def read(
     tmp_path: Path, rows: Sequence[object], *, pairs: bool, **settings: Any
 ) -> tuple[list[Sample], dict[str, int]]:
-    config = FitConfig(data=written(tmp_path / "rows.jsonl", rows), **({"held_out": 0.0} | settings))
-    taught, held_out, left_out = read_samples(config, pairs=pairs)
-    assert bool(held_out) == bool(config.held_out)
+    options = FitOptions(data=written(tmp_path / "rows.jsonl", rows), **({"held_out": 0.0} | settings))
+    taught, held_out, left_out = read_samples(options, pairs=pairs)
+    assert bool(held_out) == bool(options.held_out)
     return taught, {reason: number for reason, number in left_out.items() if number}
 
 
@@ -57,7 +57,7 @@ def test_each_conversation_is_imitated_once(tmp_path: Path) -> None:
     ]
     taught, left_out = read(tmp_path, rows, pairs=False)
     assert [replies(sample) for sample in taught] == [[["b", "d"]], [["e"]]]
-    assert left_out == {"repeat another word for word": 1}
+    assert left_out == {"identical to another row": 1}
 
 
 def test_of_a_prompt_with_its_completion_only_that_is_learnt_from(tmp_path: Path) -> None:
@@ -66,12 +66,12 @@ def test_of_a_prompt_with_its_completion_only_that_is_learnt_from(tmp_path: Path
     assert [message.content for message in taught[0].sides[0].messages] == ["a", "b", "c", "d"]
 
 
-def test_rejection_sampling_takes_what_earned_enough_and_of_each_group_the_best(tmp_path: Path) -> None:
+def test_rejection_sampling_keeps_rows_with_enough_return_and_the_best_of_each_group(tmp_path: Path) -> None:
     rows = [earned(1, 1.0, "a"), earned(1, 0.5, "b"), earned(1, 2.0, "c"), earned(2, 0.4, "d"), earned(2, 0.9, "e"),
             earned(3, 0.1, "f"), earned(1, 2.0, "g")]  # fmt: skip
     taught, left_out = read(tmp_path, rows, pairs=False, min_return=0.5, best_of_group=2)
     assert [replies(sample)[0] for sample in taught] == [["c"], ["g"], ["e"]]
-    assert left_out == {"earned less than fit.min_return": 2, "not among the best of their group": 2}
+    assert left_out == {"return below --min-return": 2, "not among the best of their group": 2}
 
 
 def test_of_each_group_the_best_is_paired_with_the_worst_and_learnt_from_behind_their_fork(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_of_each_group_the_best_is_paired_with_the_worst_and_learnt_from_behind_
     assert [side.learn_from for side in pair.sides] == [3, 3]
     assert left_out == {
         "neither best nor worst of their group": 1,
-        "of groups in which all earned the same": 3,
+        "in a group of equal returns": 3,
     }
 
 
@@ -102,12 +102,12 @@ def test_pairs_of_others_are_taken_as_they_are(tmp_path: Path, has_prompt: bool)
 def test_what_is_held_out_is_whole_groups_and_the_same_whatever_else_is_there(tmp_path: Path) -> None:
     rows = [earned(group, member, f"{group} {member}") for group in range(200) for member in range(3)]
     path = written(tmp_path / "rows.jsonl", rows)
-    taught, held_out, _ = read_samples(FitConfig(data=path, held_out=0.2), pairs=False)
+    taught, held_out, _ = read_samples(FitOptions(data=path, held_out=0.2), pairs=False)
     apart = {sample.task for sample in held_out}
     assert 20 <= len(apart) <= 60 and len(held_out) == 3 * len(apart)
     assert not apart & {sample.task for sample in taught}
     some = written(tmp_path / "some.jsonl", rows[300:])
-    _, fewer, _ = read_samples(FitConfig(data=some, held_out=0.2), pairs=False)
+    _, fewer, _ = read_samples(FitOptions(data=some, held_out=0.2), pairs=False)
     assert {sample.task for sample in fewer} < apart
 
 
@@ -116,7 +116,7 @@ def test_a_task_that_comes_again_is_on_one_side_only(tmp_path: Path) -> None:
             for task in range(40) for again in range(3) for member in range(2)]  # fmt: skip
     for pairs in (False, True):
         taught, held_out, _ = read_samples(
-            FitConfig(data=written(tmp_path / "rows.jsonl", rows), held_out=0.3), pairs=pairs
+            FitOptions(data=written(tmp_path / "rows.jsonl", rows), held_out=0.3), pairs=pairs
         )
         assert len({sample.group for sample in taught + held_out}) == 120
         assert held_out and not {sample.task for sample in held_out} & {sample.task for sample in taught}
@@ -131,7 +131,7 @@ def test_a_repeat_is_not_among_the_best(tmp_path: Path) -> None:
 def test_parquet_is_read_alike(tmp_path: Path) -> None:
     rows = [earned(1, 1.0, "a"), earned(1, 0.0, "b")]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    from_parquet, *_ = read_samples(FitConfig(data=str(tmp_path / "rows.parquet"), held_out=0.0), pairs=True)
+    from_parquet, *_ = read_samples(FitOptions(data=str(tmp_path / "rows.parquet"), held_out=0.0), pairs=True)
     assert from_parquet == read(tmp_path, rows, pairs=True)[0]
 
 
@@ -140,14 +140,18 @@ def test_parquet_is_read_alike(tmp_path: Path) -> None:
     [
         ({"text": "words"}, False, "row 2 has neither `messages` nor `prompt` and `completion`, but text"),
         ({"prompt": "p", "completion": "c"}, False, "row 2: `prompt` must be a list of messages with role and content"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, False, "row 2: `messages` holds .*'robot'.* a message has"),
-        ({"messages": [{"role": "assistant", "content": None}]}, False, "row 2: `messages` holds"),
+        (
+            {"messages": [{"role": "robot", "content": "x"}]},
+            False,
+            "row 2: a message in `messages` must have a role .*'robot'",
+        ),
+        ({"messages": [{"role": "assistant", "content": None}]}, False, "row 2: a message in `messages` must have"),
         ({"messages": []}, False, r"row 2: `messages` must be a list of messages with role and content, got \[\]"),
         ({"chosen": said("a", "b")}, True, "row 2: `rejected` must be a list"),
         ({"messages": said("a", "b")}, True, "row 2: `return` must be a number, got None"),
         (earned(1, math.nan, "a"), True, "row 2: `return` must be a number, got nan"),
         ({"text": "words"}, True, "row 2 has neither `chosen` and `rejected` nor `messages`, but text"),
-        ([], False, "line 2 is a list, and must be an object"),
+        ([], False, "line 2 must be a JSON object, got a list"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path: Path, row: object, pairs: bool, complaint: str) -> None:
@@ -155,30 +159,28 @@ def test_a_bad_row_is_named(tmp_path: Path, row: object, pairs: bool, complaint:
         read(tmp_path, [earned(1, 1.0, "a"), row], pairs=pairs)
 
 
-def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
+def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"messages": []\n')
     with pytest.raises(ConfigError, match=r"rows\.jsonl, line 1 is not JSON"):
-        read_samples(FitConfig(data=str(path)), pairs=False)
+        read_samples(FitOptions(data=str(path)), pairs=False)
 
 
 @pytest.mark.parametrize(
-    ("name", "complaint"), [("", "must be a file"), ("x.jsonl", "must be a file"), (".", "a file")]
+    ("name", "complaint"), [("", "must name a file"), ("x.jsonl", "must name a file"), (".", "a file")]
 )
-def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str, complaint: str) -> None:
+def test_a_missing_file_is_named(tmp_path: Path, name: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        read_samples(FitConfig(data=name and str(tmp_path / name)), pairs=False)
+        read_samples(FitOptions(data=name and str(tmp_path / name)), pairs=False)
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"must end in .jsonl or .parquet"):
-        read_samples(FitConfig(data=written(tmp_path / "rows.csv", [])), pairs=False)
+        read_samples(FitOptions(data=written(tmp_path / "rows.csv", [])), pairs=False)
 
 
 def test_nothing_to_learn_from_is_said_with_the_reasons(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"leaves nothing to learn from: 2 earned less than fit\.min_return, 0 held out"
-    ):
+    with pytest.raises(ConfigError, match=r"has no row to train on: 2 return below --min-return, 0 held out"):
         read(tmp_path, [earned(1, 0.0, "a"), earned(1, 0.2, "b")], pairs=False, min_return=0.5)
     with pytest.raises(ConfigError, match="the file is empty"):
         read(tmp_path, [], pairs=False)

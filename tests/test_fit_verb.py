@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(folder: Path, name: str, *more: str) -> list[str]:
     return [
         f"model.path={folder}/model", "model.max_tokens=32", "sampling.max_turn_tokens=8",
-        f"fit.data={folder}/rows.jsonl", "fit.held_out=0", "fit.batch_rows=3", "optim.lr=0.01",
+        f"--data={folder}/rows.jsonl", "--held-out=0", "--batch-rows=3", "optim.lr=0.01",
         f"run.root={folder}/runs", f"run.name={name}", *more,
     ]  # fmt: skip
 
@@ -57,16 +57,16 @@ def slipstream(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_rejection_sampling_on_two_ranks_and_then_again_from_where_it_ended(folder: Path) -> None:
-    arguments = settings(folder, "sft", "fit.min_return=1", "fit.epochs=20", "learner.ranks=2")
+    arguments = settings(folder, "sft", "--min-return=1", "--epochs=20", "learner.ranks=2")
     done = slipstream("sft", *arguments)
     assert done.returncode == 0, done.stderr
     trained = folder / "runs" / "sft" / "trained_model"
     assert done.stdout.strip().splitlines()[-1] == str(trained)
     assert (trained / "model.safetensors").is_file() and (trained / "tokenizer.json").is_file()
-    assert "30 rows are left out: earned less than fit.min_return" in done.stderr
+    assert "30 rows are left out: return below --min-return" in done.stderr
     assert "1 rows are left out: longer than model.max_tokens, 32" in done.stderr
-    assert "1 rows are left out: the assistant says nothing" in done.stderr
-    assert "6 to learn from, 0 held out" in done.stderr
+    assert "1 rows are left out: no message is the assistant's" in done.stderr
+    assert "training on 6 examples, 0 are held out" in done.stderr
     losses = [record["fit/loss"] for record in read_metrics(folder / "runs" / "sft" / "metrics.jsonl")]
     assert len(losses) == 40 and losses[-1] < 0.5 * losses[0]
     again = slipstream("sft", *arguments)
@@ -75,7 +75,7 @@ def test_rejection_sampling_on_two_ranks_and_then_again_from_where_it_ended(fold
 
 @pytest.mark.parametrize("goal", ["dpo", "reward"])
 def test_a_preference_is_learnt_from_what_was_earned(folder: Path, goal: str) -> None:
-    done = slipstream(goal, *settings(folder, goal, "fit.epochs=15"))
+    done = slipstream(goal, *settings(folder, goal, "--epochs=15"))
     assert done.returncode == 0, done.stderr
     assert "neither best nor worst of their group" in done.stderr
     records = read_metrics(folder / "runs" / goal / "metrics.jsonl")
@@ -83,11 +83,11 @@ def test_a_preference_is_learnt_from_what_was_earned(folder: Path, goal: str) ->
     assert records[-1]["fit/loss"] < 0.5 and records[-1]["fit/accuracy"] == 1
 
 
-def test_what_is_missing_is_said_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_missing_is_reported_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sft", *settings(folder, "none", "model.path=''")]) == 2
     assert "`model.path` is empty" in capsys.readouterr().err
-    assert main(["dpo", *settings(folder, "none", "fit.data=nowhere.jsonl")]) == 2
-    assert "`fit.data` must be a file of conversations, got 'nowhere.jsonl'" in capsys.readouterr().err
-    assert main(["reward", *settings(folder, "none", "fit.beta=0")]) == 2
-    assert "`fit.beta` must be > 0" in capsys.readouterr().err
+    assert main(["dpo", *settings(folder, "none", "--data=nowhere.jsonl")]) == 2
+    assert "`--data` must name a file of conversations, got 'nowhere.jsonl'" in capsys.readouterr().err
+    assert main(["reward", *settings(folder, "none", "--beta=0")]) == 2
+    assert "`--beta` must be > 0" in capsys.readouterr().err
     assert not (folder / "runs" / "none").exists()

@@ -7,13 +7,15 @@ import msgspec
 import pytest
 import redis
 
+from actors.beat import LastKnown
 from common.connection import connect
+from common.wire import encode
 from replay import fleet as fleet_module
 from replay.fleet import MEMBER_TTL_S, Fleet, Member, MemberState, RunFacts, RunState, UnknownRun
 from replay.keys import key
 from replay.server import start_server
 
-FACTS = RunFacts(config_yaml="run:\n  name: a-run\n", model_path="/models/tiny", vocab_size=123)
+FACTS = RunFacts(config_yaml="run:\n  name: a-run\n", model_path="/models/tiny", vocab_size=123, tokenizer_root="root")
 
 
 def member(name: str, *, generated_tokens: int = 0) -> Member:
@@ -55,9 +57,10 @@ def test_a_member_that_stops_beating_is_gone_after_its_time(
     redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet = Fleet(redis_client, run_id)
+    with monkeypatch.context() as briefly:
+        briefly.setattr(fleet_module, "MEMBER_TTL_S", 0.5)
+        fleet.beat(member("silent"))
     fleet.beat(member("steady"))
-    monkeypatch.setattr(fleet_module, "MEMBER_TTL_S", 0.05)
-    fleet.beat(member("silent"))
     assert len(fleet.everyone()) == 2
     deadline = time.monotonic() + MEMBER_TTL_S - 5
     while len(fleet.members()) == 2:
@@ -89,18 +92,18 @@ def test_an_actor_joins_a_run_by_its_name_alone(redis_client: redis.Redis, run_i
 
 def test_a_run_that_does_not_exist_is_answered_with_those_that_do(tmp_path: Path) -> None:
     with start_server(tmp_path) as server, connect(server.secret_url) as client:
-        with pytest.raises(UnknownRun, match=r"`run.name` typo is not on this Redis server; it knows no run"):
+        with pytest.raises(UnknownRun, match=r"`run.name` typo is not on this Redis server; it has no runs"):
             Fleet(client, "typo").run_facts()
         Fleet(client, "shop-2").describe_run(FACTS)
         Fleet(client, "shop-1").describe_run(FACTS)
-        with pytest.raises(UnknownRun, match="the runs it knows are shop-1, shop-2; start its learner"):
+        with pytest.raises(UnknownRun, match="it has the runs shop-1, shop-2; start the learner of this run"):
             Fleet(client, "typo").run_facts()
         with pytest.raises(UnknownRun):
             Fleet(client, "typo").run_state()
 
 
 def test_a_full_server_still_takes_beats_and_states(tmp_path: Path) -> None:
-    with start_server(tmp_path) as server, connect(server.secret_url) as client:
+    with start_server(tmp_path) as server, connect(server.admin_url) as client:
         fleet = Fleet(client, "full")
         fleet.describe_run(FACTS)
         client.config_set("maxmemory", 1)
@@ -114,3 +117,58 @@ def test_a_full_server_still_takes_beats_and_states(tmp_path: Path) -> None:
         fleet.describe_run(changed)
         assert fleet.run_facts() == changed
         assert client.exists(key("full", "fleet")) == 1
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [b"", b"\xff\xfe", encode(FACTS), encode(member("somebody-else")),
+     encode(msgspec.structs.replace(member("evil"), price_per_hour=float("nan"))),
+     encode(msgspec.structs.replace(member("evil"), num_episodes=-1)),
+     encode(msgspec.structs.replace(member("evil"), generated_tokens=1 << 62))],
+    ids=["empty", "no frame", "another record", "another's name", "nan", "below 0", "too many"],
+)  # fmt: skip
+def test_a_malformed_record_is_skipped_and_its_sender_is_logged(
+    frame: bytes, redis_client: redis.Redis, run_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Fleet(redis_client, run_id)
+    fleet.beat(member("a"))
+    fleet.beat(member("evil"))
+    redis_client.hset(key(run_id, "fleet"), "evil", frame)
+    for _ in range(2):
+        assert fleet.members() == fleet.everyone() == [member("a")]
+        assert fleet.num_unreadable == 1
+    assert caplog.text.count("fleet: evil is skipped") == 1
+
+
+def test_what_was_said_of_a_run_is_said_again_where_it_is_gone(redis_client: redis.Redis, run_id: str) -> None:
+    learner, actor = Fleet(redis_client, run_id), Fleet(redis_client, run_id)
+    learner.describe_run(FACTS)
+    learner.set_run_state(RunState.TRAINING)
+    redis_client.set(key(run_id, "facts"), "forged")
+    redis_client.delete(key(run_id, "state"))
+    for ask in (actor.run_facts, actor.run_state):
+        with pytest.raises(UnknownRun):
+            ask()
+    learner.renew()
+    assert (actor.run_facts(), actor.run_state()) == (FACTS, RunState.TRAINING)
+
+
+def test_no_host_keeps_up_an_absurd_number_of_actors(redis_client: redis.Redis, run_id: str) -> None:
+    fleet = Fleet(redis_client, run_id)
+    with pytest.raises(ValueError, match=r"the number of actors on a host must be in \[0, 4096\], got 5000"):
+        fleet.want_actors("host", 5000)
+    redis_client.sadd(key(run_id, "fleet", "wanted", "host"), "99999")
+    assert fleet.wanted_actors("host") is None
+
+
+def test_an_actor_keeps_the_state_that_it_knew_while_none_can_be_read(redis_client: redis.Redis, run_id: str) -> None:
+    fleet = Fleet(redis_client, run_id)
+    fleet.set_run_state(RunState.STARTING)
+    patient, impatient = LastKnown(fleet, patience_s=60), LastKnown(fleet, patience_s=0)
+    assert patient.state() is impatient.state() is RunState.STARTING
+    redis_client.delete(key(run_id, "state"))
+    assert patient.state() is RunState.STARTING
+    with pytest.raises(UnknownRun):
+        impatient.state()
+    fleet.set_run_state(RunState.FINISHED)
+    assert patient.state() is RunState.FINISHED

@@ -1,4 +1,4 @@
-"""What a SPARQL endpoint is asked about Freebase, and what it may answer; tests/adapters/freebase has a real engine."""
+"""Queries to a SPARQL endpoint with Freebase, and its replies; tests/adapters/freebase has a real engine."""
 
 import asyncio
 import json
@@ -9,19 +9,21 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from envhub.assets.freebase import Freebase, Variable, program_size
 from envhub.env import EnvError
-from envhub.assets.freebase import Found, Freebase, program_size
 
-MACS = Found(tool="get_neighbors", arguments=("m.0zd6", "computer.computer.includes_models"), kind="computer.computer")
-DESIGNERS = Found(tool="get_neighbors", arguments=("#0", "computer.computer.designer"), kind="people.person")
-BOTH = Found(tool="intersection", arguments=("#0", "#1"), kind="people.person")
-LATEST = Found(tool="argmax", arguments=("#2", "people.person.born"), kind="people.person")
-NUMBER = Found(tool="count", arguments=("#2",), kind="type.int")
+MACS = Variable(
+    tool="get_neighbors", arguments=("m.0zd6", "computer.computer.includes_models"), kind="computer.computer"
+)
+DESIGNERS = Variable(tool="get_neighbors", arguments=("#0", "computer.computer.designer"), kind="people.person")
+BOTH = Variable(tool="intersection", arguments=("#0", "#1"), kind="people.person")
+LATEST = Variable(tool="argmax", arguments=("#2", "people.person.born"), kind="people.person")
+NUMBER = Variable(tool="count", arguments=("#2",), kind="type.int")
 FOUND = (MACS, DESIGNERS, BOTH, LATEST, NUMBER)
 
 
 class Asked:
-    """An endpoint that keeps what it was asked and says what it is told to."""
+    """An endpoint that records queries and sends a given reply."""
 
     def __init__(self) -> None:
         self.queries: list[str] = []
@@ -71,7 +73,7 @@ def asked() -> Iterator[Asked]:
                "ns:m.0zd6 ns:computer.computer.includes_models ?xbs . ?xbs ns:computer.computer.designer ?x . }"),
     ],
 )  # fmt: skip
-def test_a_variable_is_asked_for_by_its_whole_program(asked: Asked, name: str, query: str) -> None:
+def test_a_variable_is_queried_by_its_whole_program(asked: Asked, name: str, query: str) -> None:
     asyncio.run(asked.freebase.members(FOUND, name))
     assert asked.queries == [f"PREFIX ns: <http://rdf.freebase.com/ns/> {query}"]
 
@@ -84,21 +86,21 @@ def test_rows_are_freebases_own_names_without_their_prefix(asked: Asked) -> None
     assert asked.queries[-1].endswith("LIMIT 1")
 
 
-def test_the_size_of_a_program_counts_each_call_as_often_as_it_is_asked() -> None:
+def test_the_size_of_a_program_counts_repeated_calls() -> None:
     assert [program_size(FOUND[:number], FOUND[number]) for number in range(5)] == [1, 2, 4, 5, 5]
 
 
-def test_what_is_no_answer_is_the_environments_failure(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_reply_is_an_environment_failure(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     for status, content, why in (
-        (503, b"busy", "says 503, 4 bytes: b'busy'"),
-        (200, b"<html>", "gave no JSON results"),
-        (200, b'{"results": {"bindings": [{"x": 3}]}}', "gave no JSON results"),
-        (200, b"[" * 100_000, "gave no JSON results"),
+        (503, b"busy", "replied with status 503 and 4 bytes: b'busy'"),
+        (200, b"<html>", "reply is not JSON results"),
+        (200, b'{"results": {"bindings": [{"x": 3}]}}', "reply is not JSON results"),
+        (200, b"[" * 100_000, "reply is not JSON results"),
     ):
         asked.status, asked.content = status, content
         with pytest.raises(EnvError, match=why):
             asyncio.run(asked.freebase.members(FOUND, "#1"))
-    monkeypatch.setattr("envhub.freebase.MAX_REPLY_BYTES", 1000)
+    monkeypatch.setattr("envhub.assets.freebase.MAX_REPLY_BYTES", 1000)
     asked.content = b'{"results": {"bindings": []}, "more": "' + b"x" * 2000 + b'"}'
-    with pytest.raises(EnvError, match="says 200, "):
+    with pytest.raises(EnvError, match="replied with status 200 "):
         asyncio.run(asked.freebase.members(FOUND, "#1"))

@@ -1,38 +1,45 @@
 """Two ranks do what one does: this process is the one rank, two others are made once and leave what they found."""
 
+import dataclasses
 import json
 import os
 import socket
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from common.config import LoraConfig, OptimConfig, load_config
 from common.objective_config import ObjectiveConfig
-from learner.model import compiler
 from learner.checkpoint import Progress, latest_checkpoint, load
 from learner.checkpoint_writer import CheckpointWriter
 from learner.clock import Clock
+from learner.learner import train_on
+from learner.model import compiler
 from learner.model.critic import critic_shards
 from learner.model.gradient import apply_gradient, backward
-from learner.learner import train_on
-from learner.model.packed_model import PackedModel, full_tensors, load_model
 from learner.model.optimizer import make_optimizer, make_schedule
-from learner.pack import count_loss_tokens, micro_batches
+from learner.model.packed_model import PackedModel, full_tensors, load_kind, load_model, whole
+from learner.model.value_model import ValueModel
+from learner.pack import count_loss_tokens, micro_batches, numbered
 from learner.ranks import Ranks, join_ranks, leave_ranks
-from learner.step import train_step
+from learner.step import StepSettings, train_step
 from tests import even_game
 from tests.even_game import load_player
-from tests.tiny_model import random_sequence, save_tiny_model
+from tests.tiny_model import FLOAT32, random_sequence, save_tiny_model
 
 OPTIM = OptimConfig(lr=1e-3)
 # The lengths of each step's sequences: two ranks get shares of unlike size, and in the last step one gets nothing.
 STEPS = [(31, 7, 22, 13, 40, 9, 28), (12, 33, 18), (25,)]
 KINDS = ["tied", "untied", "adapters"]
+GAMES = {  # what else than weights a rank keeps its shards of
+    "own_critic": ["objective.advantage=gae", "objective.critic=own", "objective.critic_warmup_steps=1"],
+    "shared_critic": ["objective.advantage=gae", "objective.critic=shared", "objective.critic_warmup_steps=1"],
+    "proximal": ["objective.correction=decoupled", "objective.dual_clip=3", "objective.max_negative_kl=0"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +49,8 @@ def results(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Path:
     for name in KINDS:
         save_tiny_model(path / f"{name}_model", tie=name != "untied")
         train(path / f"{name}_model", path / f"{name}_on_one", ranks=ranks)
-    for critic in ("own", "shared"):
-        play(path / "untied_model", path / f"{critic}_critic_on_one", critic=critic, ranks=ranks)
+    for game in GAMES:
+        play(path / "untied_model", path / f"{game}_on_one", game=game, ranks=ranks)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = int(listener.getsockname()[1])
@@ -57,23 +64,22 @@ def be_one_of_two(rank: int, port: int, path: Path) -> None:
     ranks = join_ranks(timeout_s=120)
     for name in KINDS:
         train(path / f"{name}_model", path / f"{name}_on_two", ranks=ranks)
-    for critic in ("own", "shared"):
-        play(path / "untied_model", path / f"{critic}_critic_on_two", critic=critic, ranks=ranks)
+    for game in GAMES:
+        play(path / "untied_model", path / f"{game}_on_two", game=game, ranks=ranks)
     compiler.BACKEND = "aot_eager"  # this process's own
     train(path / "tied_model", path / "compiled_on_two", ranks=ranks, compile=True)
     resume(path / "tied_model", path / "tied_on_one", path / "resumed_on_two", ranks=ranks)
     explode(path / "tied_model", path / f"explosion_{rank}.json", ranks=ranks)
+    judge(path / "tied_model", path / f"values_{rank}.json", ranks=ranks)
     leave_ranks()
-    os._exit(0)  # all is written; torch's own threads abort, now and then, an interpreter that ends by itself
+    os._exit(0)  # as tools/cli.py ends a rank, and for its reason
 
 
 def train(model_folder: Path, out: Path, *, ranks: Ranks, compile: bool = False) -> None:
     """Train STEPS, with a checkpoint after the first, and write down all that came of it."""
     torch.manual_seed(0)  # for the adapters
     lora = LoraConfig(rank=4 if model_folder.name == "adapters_model" else 0)
-    model = load_model(
-        model_folder, ranks=ranks, dtype="float32", activation_checkpointing=False, compile=compile, lora=lora
-    )
+    model = load_model(model_folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, compile=compile, lora=lora))
     optimizer = make_optimizer(model, config=OPTIM)
     schedule = make_schedule(optimizer, config=OPTIM, num_steps=len(STEPS))
     measured = [one_step(0, model, optimizer, schedule, ranks)]
@@ -91,7 +97,7 @@ def train(model_folder: Path, out: Path, *, ranks: Ranks, compile: bool = False)
 
 def resume(model_folder: Path, begun: Path, out: Path, *, ranks: Ranks) -> None:
     """Do the last two of STEPS after the checkpoint in `begun`."""
-    model = load_model(model_folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    model = load_model(model_folder, ranks=ranks, settings=FLOAT32)
     optimizer = make_optimizer(model, config=OPTIM)
     schedule = make_schedule(optimizer, config=OPTIM, num_steps=len(STEPS))
     newest = latest_checkpoint(begun / "checkpoints")
@@ -110,21 +116,31 @@ def one_step(
     ranks: Ranks,
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """The step's metrics, and the gradient that the same packs give to the mean log-probability."""
-    sequences = [random_sequence(length, seed=100 * step + length) for length in STEPS[step]]
+    drawn = [random_sequence(length, seed=100 * step + length) for length in STEPS[step]]
+    sequences = numbered([dataclasses.replace(each, lags=np.arange(each.num_tokens, dtype=np.int32))] for each in drawn)
     batches = micro_batches(sequences, max_tokens=50, num_ranks=ranks.num_ranks, rank=ranks.rank)
     num_loss_tokens = count_loss_tokens(sequences)
     for packed in batches:
-        logprobs = model(packed, temperature=1.0, chunk_tokens=16).logprobs
+        logprobs = model(packed).logprobs
         backward(logprobs.sum(), ranks=ranks, divisor=num_loss_tokens)
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     gradients = {name: parameter.grad.full_tensor() for name, parameter in trained.items()}
     optimizer.zero_grad()
     metrics = train_step(
-        model, optimizer, schedule, batches, reference=None, ranks=ranks, objective=ObjectiveConfig(),
-        global_num_loss_tokens=num_loss_tokens, global_num_sequences=len(sequences), temperature=1.0,
-        chunk_tokens=16, max_grad_norm=0.5,
+        model, optimizer, schedule, batches, reference=None, ranks=ranks,
+        settings=StepSettings(
+            objective=ObjectiveConfig(), max_lag=20, max_grad_norm=0.5
+        ),
+        global_num_loss_tokens=num_loss_tokens, global_num_trajectories=len(sequences),
     )  # fmt: skip
-    return asdict(metrics) | {"num_micro_batches": 0, "values": 0}, gradients
+    by_lag = {
+        f"{bucket} {name}": x
+        for bucket, tokens in metrics.by_lag.items()
+        for name, x in dataclasses.asdict(tokens).items()
+    }
+    assert by_lag["33_up masked_fraction"] == 1.0 if step == 0 else "33_up fraction" not in by_lag
+    nested = {"num_micro_batches": 0, "values": 0, "by_lag": 0, "evidence": 0}
+    return dataclasses.asdict(metrics) | nested | dataclasses.asdict(metrics.evidence) | by_lag, gradients
 
 
 def write_down(model: PackedModel, out: Path, *, ranks: Ranks) -> None:
@@ -134,41 +150,52 @@ def write_down(model: PackedModel, out: Path, *, ranks: Ranks) -> None:
         save_file(weights, out / "weights.safetensors")
 
 
-def play(model_folder: Path, out: Path, *, critic: str, ranks: Ranks) -> None:
-    """Three steps of PPO on what one set of weights has played, with a checkpoint after the second."""
-    overrides = ["objective.advantage=gae", f"objective.critic={critic}", "learner.micro_batch_tokens=520",
-                 "objective.critic_warmup_steps=1", "optim.critic_lr=1e-3", "optim.lr=1e-3"]  # fmt: skip
+def play(model_folder: Path, out: Path, *, game: str, ranks: Ranks) -> None:
+    """Three steps on what one set of weights has played, with a checkpoint after the second."""
+    overrides = [*GAMES[game], "learner.micro_batch_tokens=520", "optim.critic_lr=1e-3", "optim.lr=1e-3"]
     learner, player = load_player(load_config(None, [f"model.path={model_folder}", *overrides]), out, ranks)
     batches = [even_game.play(learner, player, num_groups=groups) for groups in (3, 2, 1)]
     measured = []
     for batch in batches:
         metrics = train_on(learner, batch, Clock(ranks.device))
-        assert metrics.values is not None
-        measured.append(asdict(metrics.values) | {"policy_loss": metrics.loss, "policy_grad_norm": metrics.grad_norm})
+        values = {} if metrics.values is None else dataclasses.asdict(metrics.values)
+        measured.append(values | {"policy_loss": metrics.loss, "policy_grad_norm": metrics.grad_norm})
         if learner.progress.step == 2:
             even_game.save(learner)
     write_down(learner.model, out, ranks=ranks)
-    assert learner.critic is not None
-    weights = {name: parameter.detach().full_tensor() for name, parameter in critic_shards(learner.critic)}
+    shards = dict(critic_shards(learner.critic)) if learner.critic else learner.proximal.averages
+    kept = {name: shard.detach().full_tensor() for name, shard in shards.items()}
     if ranks.rank == 0:
-        save_file(weights, out / "critic.safetensors")
+        save_file(kept, out / "kept.safetensors")
         (out / "measured.json").write_text(json.dumps(measured))
 
 
 def explode(model_folder: Path, out: Path, *, ranks: Ranks) -> None:
     """Give one rank a gradient that is not finite, then both a finite one, and write down what each made of it."""
-    model = load_model(model_folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    model = load_model(model_folder, ranks=ranks, settings=FLOAT32)
     optimizer = make_optimizer(model, config=OPTIM)
     schedule = make_schedule(optimizer, config=OPTIM, num_steps=10)
     before = {name: tensor.clone() for name, tensor in full_tensors(model)}
     (packed,) = micro_batches([random_sequence(20, seed=ranks.rank)], max_tokens=50, num_ranks=1, rank=0)
     skipped, changed = [], []
     for factor in (float("inf") if ranks.rank == 1 else 1.0, 1.0):
-        logprobs = model(packed, temperature=1.0, chunk_tokens=16).logprobs
+        logprobs = model(packed).logprobs
         backward(logprobs.sum() * factor, ranks=ranks, divisor=17)
         skipped.append(apply_gradient(optimizer, schedule, max_grad_norm=1.0).skipped)
         changed.append(any(not torch.equal(tensor, before[name]) for name, tensor in full_tensors(model)))
     out.write_text(json.dumps({"skipped": skipped, "changed": changed, "schedule": schedule.last_epoch}))
+
+
+def judge(model_folder: Path, out: Path, *, ranks: Ranks) -> None:
+    """Write down a bfloat16 critic's values, and what the float32 weights of its head make of the same states."""
+    model = load_kind(ValueModel, model_folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
+    shard = model.value_head.weight.to_local()
+    shard.data.copy_(1 + torch.arange(len(shard)) * 2.0**-12)  # bfloat16 rounds most of them to 1
+    weight, states = whole(model.value_head.weight), []
+    model.value_head.register_forward_hook(lambda module, args, output: states.append(args[0]))
+    (packed,) = micro_batches([random_sequence(20, seed=ranks.rank)], max_tokens=50, num_ranks=1, rank=0)
+    values = model(packed)
+    out.write_text(json.dumps({"found": values.tolist(), "expected": (states[0].float() @ weight).tolist()}))
 
 
 @pytest.mark.parametrize("name", [*KINDS, "compiled"])
@@ -181,10 +208,10 @@ def test_two_ranks_equal_one_in_losses_gradients_and_weights(results: Path, name
         assert found_step == pytest.approx(expected_step, rel=1e-5)
 
 
-@pytest.mark.parametrize("critic", ["own", "shared"])
-def test_two_ranks_with_a_critic_equal_one(results: Path, critic: str) -> None:
-    one, two = results / f"{critic}_critic_on_one", results / f"{critic}_critic_on_two"
-    for file in ("weights", "critic"):
+@pytest.mark.parametrize("game", GAMES)
+def test_two_ranks_with_a_critic_or_a_proximal_policy_equal_one(results: Path, game: str) -> None:
+    one, two = results / f"{game}_on_one", results / f"{game}_on_two"
+    for file in ("weights", "kept"):
         assert_tensors_close(two / f"{file}.safetensors", one / f"{file}.safetensors")
     found, expected = (json.loads((folder / "measured.json").read_text()) for folder in (two, one))
     for found_step, expected_step in zip(found, expected, strict=True):
@@ -206,6 +233,12 @@ def test_a_gradient_that_is_not_finite_skips_the_step_on_every_rank(results: Pat
     for rank in (0, 1):
         found = json.loads((results / f"explosion_{rank}.json").read_text())
         assert found == {"skipped": [True, False], "changed": [False, True], "schedule": 1}
+
+
+def test_two_ranks_compute_values_in_float32_beside_a_bfloat16_trunk(results: Path) -> None:
+    for rank in (0, 1):
+        values = json.loads((results / f"values_{rank}.json").read_text())
+        assert values["found"] == pytest.approx(values["expected"], rel=1e-5, abs=1e-5)
 
 
 def assert_tensors_close(found_file: Path, expected_file: Path) -> None:

@@ -28,7 +28,7 @@ def temporal_differences(rewards: np.ndarray, values: np.ndarray, gamma: float) 
 
 def test_gae_by_hand() -> None:
     # Deltas 0.1, 0.2, 0.2; with lam 0.5 the advantages are 0.1 + 0.3 / 2, 0.2 + 0.2 / 2 and 0.2.
-    found = gae(np.array([0.0, 0.0, 1.0]), np.array([0.5, 0.6, 0.8]), gamma=1.0, lam=0.5)
+    found = gae(np.array([0.0, 0.0, 1.0]), values=np.array([0.5, 0.6, 0.8]), gamma=1.0, lam=0.5)
     assert found == pytest.approx([0.25, 0.3, 0.2])
 
 
@@ -38,7 +38,7 @@ def test_gae_equals_the_weighted_sum_of_temporal_differences(
 ) -> None:
     rewards, values, _ = columns(steps)
     deltas = temporal_differences(rewards, values, gamma)
-    found = gae(rewards, values, gamma=gamma, lam=lam)
+    found = gae(rewards, values=values, gamma=gamma, lam=lam)
     for token in range(len(deltas)):
         expected = math.fsum((gamma * lam) ** away * delta for away, delta in enumerate(deltas[token:]))
         assert found[token] == pytest.approx(expected, abs=1e-9)
@@ -49,10 +49,10 @@ def test_gae_at_its_ends_is_the_return_above_the_value_and_the_temporal_differen
     steps: list[tuple[float, float, float]], gamma: float
 ) -> None:
     rewards, values, _ = columns(steps)
-    assert gae(rewards, values, gamma=gamma, lam=1.0) == pytest.approx(
+    assert gae(rewards, values=values, gamma=gamma, lam=1.0) == pytest.approx(
         returns_to_go(rewards, gamma=gamma) - values, abs=1e-9
     )
-    assert gae(rewards, values, gamma=gamma, lam=0.0) == pytest.approx(
+    assert gae(rewards, values=values, gamma=gamma, lam=0.0) == pytest.approx(
         temporal_differences(rewards, values, gamma), abs=1e-9
     )
 
@@ -101,14 +101,18 @@ def test_with_one_token_a_turn_bi_level_gae_is_gae_over_turns(
         rewards, values, np.ones(len(turns), dtype=np.int64),
         turn_gamma=gamma, turn_lam=lam, token_gamma=0.5, token_lam=0.5,
     )  # fmt: skip
-    assert found == pytest.approx(gae(rewards, values, gamma=gamma, lam=lam), abs=1e-9)
+    assert found == pytest.approx(gae(rewards, values=values, gamma=gamma, lam=lam), abs=1e-9)
 
 
 def test_vtrace_by_hand() -> None:
     # Ratios 0.5 and 3, cut to 0.5 and 1. Last token: 0.6 + (1 - 0.6) = 1; first: 0.5 + 0.5 * 0.1 + 0.5 * (1 - 0.6).
     found = vtrace(
-        np.array([0.0, 1.0]), np.array([0.5, 0.6]), np.array([0.5, 3.0]), gamma=1.0, max_rho=1.0, max_c=1.0
-    )  # fmt: skip
+        np.array([0.0, 1.0]),
+        values=np.array([0.5, 0.6]),
+        lagged_ratio=np.array([0.5, 3.0]),
+        gamma=1.0,
+        max_rho=1.0,
+    )
     assert found.targets == pytest.approx([0.75, 1.0])
     assert found.advantages == pytest.approx([0.25, 0.4])
 
@@ -116,7 +120,7 @@ def test_vtrace_by_hand() -> None:
 @given(STEPS, FRACTION)
 def test_vtrace_equals_the_papers_sum(steps: list[tuple[float, float, float]], gamma: float) -> None:
     rewards, values, ratios = columns(steps)
-    found = vtrace(rewards, values, ratios, gamma=gamma, max_rho=2.0, max_c=1.0)
+    found = vtrace(rewards, values=values, lagged_ratio=ratios, gamma=gamma, max_rho=2.0)
     deltas = temporal_differences(rewards, values, gamma)
     targets = []
     for start in range(len(rewards)):
@@ -136,6 +140,6 @@ def test_on_policy_vtrace_is_the_return_and_its_advantage(
     steps: list[tuple[float, float, float]], gamma: float
 ) -> None:
     rewards, values, _ = columns(steps)
-    found = vtrace(rewards, values, np.ones(len(rewards)), gamma=gamma, max_rho=1.0, max_c=1.0)
+    found = vtrace(rewards, values=values, lagged_ratio=np.ones(len(rewards)), gamma=gamma, max_rho=1.0)
     assert found.targets == pytest.approx(returns_to_go(rewards, gamma=gamma), abs=1e-9)
-    assert found.advantages == pytest.approx(gae(rewards, values, gamma=gamma, lam=1.0), abs=1e-9)
+    assert found.advantages == pytest.approx(gae(rewards, values=values, gamma=gamma, lam=1.0), abs=1e-9)

@@ -1,12 +1,12 @@
-"""GAIA's quasi-exact match, by hand."""
+"""GAIA's quasi-exact match, against hand-made examples."""
 
 import pytest
 
-from envhub.gaia_score import is_gaia_match
+from envhub.research.gaia_score import is_gaia_match
 
 
 @pytest.mark.parametrize(
-    ("said", "true"),
+    ("answer", "true"),
     [
         ("17", "17"),
         (" 17.0 ", "17"),
@@ -22,12 +22,12 @@ from envhub.gaia_score import is_gaia_match
         ("1.0; two words", "1;twowords"),
     ],
 )
-def test_these_say_the_same(said: str, true: str) -> None:
-    assert is_gaia_match(said, true)
+def test_these_answers_match(answer: str, true: str) -> None:
+    assert is_gaia_match(answer, true)
 
 
 @pytest.mark.parametrize(
-    ("said", "true"),
+    ("answer", "true"),
     [
         ("17 apples", "17"),
         ("seventeen", "17"),
@@ -44,11 +44,11 @@ def test_these_say_the_same(said: str, true: str) -> None:
         ("x, 2", "1, 2"),
     ],
 )
-def test_these_do_not(said: str, true: str) -> None:
-    assert not is_gaia_match(said, true)
+def test_these_answers_do_not_match(answer: str, true: str) -> None:
+    assert not is_gaia_match(answer, true)
 
 
-def test_the_true_answer_decides_how_both_are_read() -> None:
+def test_the_true_answer_determines_the_comparison() -> None:
     assert is_gaia_match("1,000", "1000")
     assert not is_gaia_match("1000", "1,000")  # a list of two, as on the leaderboard
     assert is_gaia_match("3.", "3")

@@ -1,4 +1,4 @@
-"""The endpoint that verifiers asks, by requests as they were recorded and by such as nobody should send."""
+"""The endpoint for verifiers, with recorded requests and with invalid ones."""
 
 import asyncio
 import contextlib
@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 
 from common.trajectory import Sampling
+from envhub.adapters.generate_server import GenerateServer
+from envhub.adapters.verifiers_session import Session, TokenRequest
 from envhub.driving import Reply
 from envhub.env import EnvError
-from envhub.adapters.generate_server import GenerateServer
-from envhub.adapters.verifiers_session import Question, Session
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, top_k=20, max_turn_tokens=32)
 SHOWN = {"Authorization": "Bearer hidden", "X-Session-ID": "episode"}
@@ -52,13 +52,13 @@ async def asking() -> AsyncIterator[Asking]:
         yield Asking(url, session, client)
 
 
-def test_what_is_asked_reaches_its_session_and_the_answer_has_the_recorded_form() -> None:
+def test_a_request_reaches_its_session_and_the_reply_has_the_recorded_format() -> None:
     async def ask() -> None:
         async with asking() as side:
             posted = asyncio.create_task(side.post(ASKED))
-            question = await side.session.next()
-            assert question.prompt == [5, 6, 7]
-            side.session.answer(Reply(tokens=[8, 2], logprobs=[-0.5, -0.0], finish_reason="stop"))
+            request = await side.session.next()
+            assert request.prompt == [5, 6, 7]
+            await side.session.answer(Reply(tokens=[8, 2], logprobs=[-0.5, -0.0], finish_reason="stop"))
             status, text = await posted
         content = [{"token": "token_id:8", "logprob": -0.5}, {"token": "token_id:2", "logprob": -0.0}]
         choice = {"index": 0, "token_ids": [8, 2], "finish_reason": "stop", "logprobs": {"content": content}}
@@ -84,7 +84,7 @@ def test_two_questions_at_a_time_are_answered_one_after_the_other() -> None:
             posted = [asyncio.create_task(side.post(ASKED | {"token_ids": [number]})) for number in (5, 6)]
             for _ in range(2):
                 prompt = (await side.session.next()).prompt
-                side.session.answer(Reply(tokens=[prompt[0] + 1, 2], logprobs=[0.0, 0.0], finish_reason="stop"))
+                await side.session.answer(Reply(tokens=[prompt[0] + 1, 2], logprobs=[0.0, 0.0], finish_reason="stop"))
             told = [json.loads(text)["choices"][0]["token_ids"] for _, text in await asyncio.gather(*posted)]
         assert told == [[6, 2], [7, 2]]
 
@@ -100,7 +100,7 @@ def test_two_questions_at_a_time_are_answered_one_after_the_other() -> None:
         SHOWN | {"Origin": "https://a.page"},
     ],
 )
-def test_nobody_asks_without_the_secret_and_no_web_page_does(headers: dict[str, str]) -> None:
+def test_requests_without_the_secret_and_of_web_pages_are_refused(headers: dict[str, str]) -> None:
     async def ask() -> None:
         async with asking() as side:
             assert (await side.post(ASKED, headers))[0] == 401
@@ -110,7 +110,7 @@ def test_nobody_asks_without_the_secret_and_no_web_page_does(headers: dict[str, 
     asyncio.run(ask())
 
 
-def test_an_episode_that_there_is_not_is_refused_and_nobody_hears_of_it() -> None:
+def test_a_request_for_an_unknown_episode_is_refused_and_reaches_no_session() -> None:
     async def ask() -> None:
         async with asking() as side:
             for headers in (SHOWN | {"X-Session-ID": "another"}, {"Authorization": "Bearer hidden"}):
@@ -130,7 +130,7 @@ def sampling(**changes: Any) -> dict[str, Any]:
     [
         (b"{", "truncated"),
         (b"[]", "Expected `object`, got `array`"),
-        (b"\xff\xfe", "asked for what cannot be had"),
+        (b"\xff\xfe", "sent an invalid request"),
         (ASKED | {"token_ids": [-1]}, "`int` >= 0"),
         (ASKED | {"token_ids": [True]}, "Expected `int`, got `bool`"),
         (ASKED | {"token_ids": [1.5]}, "Expected `int`, got `float`"),
@@ -138,19 +138,19 @@ def sampling(**changes: Any) -> dict[str, Any]:
         (ASKED | {"token_ids": []}, "length >= 1"),
         (ASKED | {"model": "other"}, "the model is policy, not 'other'"),
         (ASKED | {"content_parts": []}, "unknown field `content_parts`"),
-        (sampling(temperature=1.0), r"temperature is 0\.7 in this run, and 1\.0 was asked for"),
-        (sampling(temperature="left out"), r"temperature is 0\.7 in this run, and 1\.0 was asked for"),
+        (sampling(temperature=1.0), r"temperature is 0\.7 in this run, and 1\.0 was requested"),
+        (sampling(temperature="left out"), r"temperature is 0\.7 in this run, and 1\.0 was requested"),
         (sampling(top_p="left out"), r"top_p is 0\.9"),
-        (sampling(top_k=-1), "top_k is 20 in this run, and 0 was asked for"),
-        (sampling(max_tokens="left out"), "max_tokens is 32 in this run, and None was asked for"),
-        (sampling(stop_token_ids=[2, 4]), r"tokens \[4\] are to end a turn, and the engine ends it with \[2, 3\]"),
-        (sampling(skip_special_tokens=True), "every token is told"),
-        (sampling(logprobs=5), "every token is told"),
+        (sampling(top_k=-1), "top_k is 20 in this run, and 0 was requested"),
+        (sampling(max_tokens="left out"), "max_tokens is 32 in this run, and None was requested"),
+        (sampling(stop_token_ids=[2, 4]), r"ends a turn at tokens \[4\], and the engine at \[2, 3\]"),
+        (sampling(skip_special_tokens=True), "skip_special_tokens must be false"),
+        (sampling(logprobs=5), "skip_special_tokens must be false"),
         (sampling(min_p=0.1), "unknown field `min_p`"),
         (sampling(seed=1), "unknown field `seed`"),
     ],
 )
-def test_what_cannot_be_had_is_refused_and_fails_its_episode(body: object, complaint: str) -> None:
+def test_an_invalid_request_is_refused_and_fails_its_episode(body: object, complaint: str) -> None:
     async def ask() -> None:
         async with asking() as side:
             assert (await side.post(body))[0] == 400
@@ -160,7 +160,7 @@ def test_what_cannot_be_had_is_refused_and_fails_its_episode(body: object, compl
     asyncio.run(ask())
 
 
-def test_a_prompt_over_the_context_is_refused_in_the_words_that_harnesses_know_and_fails_nobody() -> None:
+def test_a_prompt_over_the_context_is_refused_in_the_words_that_harnesses_know_and_fails_no_episode() -> None:
     async def ask() -> None:
         async with asking() as side:
             status, text = await side.post(ASKED | {"token_ids": [1] * 16})
@@ -178,17 +178,35 @@ def test_a_body_that_no_prompt_needs_is_not_read() -> None:
     asyncio.run(ask())
 
 
-def test_a_question_that_nobody_waits_for_any_more_cannot_be_answered() -> None:
+def test_a_cancelled_request_cannot_be_answered() -> None:
     async def ask() -> None:
         async with asking() as side:
             posted = asyncio.create_task(side.post(ASKED))
             await side.session.next()
-            question = side.session.question
-            assert isinstance(question, Question)
+            request = side.session.request
+            assert isinstance(request, TokenRequest)
             posted.cancel()
             async with asyncio.timeout(60):
-                await asyncio.wait([question.answer])
+                await asyncio.wait([request.answer])
             with pytest.raises(EnvError, match="did not wait for its answer"):
-                side.session.answer(Reply(tokens=[2], logprobs=[0.0], finish_reason="stop"))
+                await side.session.answer(Reply(tokens=[2], logprobs=[0.0], finish_reason="stop"))
+
+    asyncio.run(ask())
+
+
+def test_a_request_that_ended_with_its_process_says_so() -> None:
+    async def ask() -> None:
+        async with asking() as side:
+            posted = asyncio.create_task(side.post(ASKED))
+            await side.session.next()
+            request = side.session.request
+            assert isinstance(request, TokenRequest)
+            posted.cancel()
+            async with asyncio.timeout(60):
+                await asyncio.wait([request.answer])
+            answering = side.session.answer(Reply(tokens=[2], logprobs=[0.0], finish_reason="stop"))
+            asyncio.get_running_loop().call_soon(side.session.events.put_nowait, EnvError("its process ended"))
+            with pytest.raises(EnvError, match="its process ended"):
+                await answering
 
     asyncio.run(ask())

@@ -1,12 +1,12 @@
-"""The grid's games: what a move does, when a board is lost, and what a bandit pays."""
+"""The games of `grid`: the effect of a move, when a board is lost, and the payouts of a bandit."""
 
 import asyncio
 import random
 
 from common.trajectory import Task
-from envhub.grid.grid import make_grid_env
 from envhub.grid.bandit import make_bandit
 from envhub.grid.board import GAMES, BoardState, BoardWorld, _distances, _moved, _step, make_board
+from envhub.grid.grid import make_grid_env
 from envhub.world import Change
 
 # # # # # #
@@ -44,7 +44,7 @@ def test_a_box_is_pushed_onto_its_target_and_that_wins() -> None:
     assert second.text == "# # # # # #\n# _ _ P V #\n# # # # # #"
 
 
-def test_a_box_against_a_wall_stays_and_a_box_that_can_never_come_home_loses() -> None:
+def test_a_box_at_a_wall_stays_and_a_box_that_can_never_reach_a_target_loses() -> None:
     world = board("#######T___##____#######", 6, BoardState(you=8, boxes=(9,)))
     lost = act(world, world.first, "right")  # into the corner
     assert (lost.state, lost.over, lost.score) == (BoardState(you=9, boxes=(10,)), True, 0.0)
@@ -55,7 +55,7 @@ def test_a_box_against_a_wall_stays_and_a_box_that_can_never_come_home_loses() -
     assert _moved(stuck.cells, {}, corner, 4) == corner
 
 
-def test_a_hole_ends_the_walk_without_a_score() -> None:
+def test_a_hole_ends_the_episode_with_score_0() -> None:
     env = make_grid_env(game="frozen_lake", size=6)
     falls = 0
     for index in range(40):
@@ -101,7 +101,7 @@ def test_a_bandits_best_arm_pays_most_on_average_and_keeping_it_wins() -> None:
         assert all(change.over for change in kept.values())
 
 
-def test_a_bandit_pays_what_it_pays_in_order_and_begins_again_after_the_last() -> None:
+def test_a_bandit_pays_in_a_fixed_order_and_starts_again_after_the_last_payout() -> None:
     bandit = make_bandit(Task(env="grid", split="train", index=0), profile="small", num_arms=2)
     arm, state, paid = bandit.arms[0], bandit.first, []
     for _ in range(17):

@@ -1,4 +1,4 @@
-"""What becomes of a leased group: it is played and stored, its attempts fail, or others go on with it."""
+"""What becomes of a leased group: it is played and stored, its attempts fail, or others continue it."""
 
 import asyncio
 import dataclasses
@@ -16,19 +16,18 @@ import redis
 
 from actors.act import EXIT_RUN_FAILED, act
 from actors.engine import EngineDied
-from actors.group import Episodes, Stage, rollout_group
+from actors.group import Episodes, EpisodeSetup, rollout_group
 from actors.scripted_engine import Schedule, ScriptedEngine
-from common.action_format import FORMATS, ActionFormat
-from common.env_config import PartConfig
+from common.action_format import FORMATS
 from common.actors_config import ActorsConfig
+from common.env_config import MixtureEntry
 from common.shutdown import EXIT_PREEMPTED, Shutdown
 from common.trajectory import Task, Trajectory
 from envhub.env import EnvError, Observation
-from replay.buffer import Buffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunState
 from replay.ticket import Lease
-from tests.attempts import make_buffer, ticket
+from tests.attempts import Views, make_buffer, ticket
 from tests.episodes import ALLOWANCE, attempt_on, ids
 from tests.guess import WORDS, GuessEnv
 from tests.processes import Gate
@@ -81,10 +80,10 @@ class Actor:
         self.engine = ScriptedEngine(
             self._word, policy_version=0, schedule=Schedule(token_time_s=0.001), max_tokens=ALLOWANCE.max_tokens
         )
-        self.stage = Stage(
+        self.setup = EpisodeSetup(
             run_id=run_id,
             actor=name,
-            envs={"shop": PartConfig(name=env_name, options=env_options)},  # as the tickets of tests/attempts.py say
+            envs={"shop": MixtureEntry(name=env_name, options=env_options)},  # as the tickets of tests/attempts.py say
             engine=self.engine,
             tokenizer=TOKENIZER,
             action_format=FORMATS["plain"],
@@ -101,20 +100,20 @@ class Actor:
         """Return once every member was answered by the engine in `turn`, and waits for its environment."""
         await until(lambda: len(self.seeds) == MEMBERS * (turn + 1) and self.engine.load().num_running == 0)
 
-    def lease(self, buffer: Buffer) -> Lease:
-        lease = buffer.lease(self.stage.actor)
+    def lease(self, buffer: Views) -> Lease:
+        lease = buffer.actor.lease(self.setup.actor)
         assert lease is not None
         return lease
 
-    def plays(self, buffer: Buffer) -> None:
+    def plays(self, buffer: Views) -> None:
         """Roll out one group to its end."""
-        asyncio.run(rollout_group(self.lease(buffer), stage=self.stage, buffer=buffer))
+        asyncio.run(rollout_group(self.lease(buffer), setup=self.setup, buffer=buffer.actor))
 
-    def plays_until_cancelled(self, buffer: Buffer, *, in_turn: int) -> None:
+    def plays_until_cancelled(self, buffer: Views, *, in_turn: int) -> None:
         """Roll out one group until every member stands in `in_turn`, behind a gate, and let go of it there."""
 
         async def play() -> None:
-            task = asyncio.create_task(rollout_group(self.lease(buffer), stage=self.stage, buffer=buffer))
+            task = asyncio.create_task(rollout_group(self.lease(buffer), setup=self.setup, buffer=buffer.actor))
             await self.stands_in_turn(in_turn)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -129,15 +128,15 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def buffer_with_a_group(client: redis.Redis, run_id: str) -> Buffer:
+def buffer_with_a_group(client: redis.Redis, run_id: str) -> Views:
     buffer = make_buffer(client, run_id)
-    buffer.acquire_epoch()
-    buffer.open([ticket(0, num_members=MEMBERS)])
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(0, num_members=MEMBERS)])
     return buffer
 
 
-def trained(buffer: Buffer) -> list[Trajectory]:
-    (group,) = buffer.claim(1, 1, policy_version=0, max_lag=0)
+def trained(buffer: Views) -> list[Trajectory]:
+    (group,) = buffer.learner.claim(1, 1, policy_version=0, max_lag=0)
     return group.trajectories
 
 
@@ -164,14 +163,14 @@ def test_a_group_that_is_let_go_in_mid_episode_is_gone_on_with_by_another_and_co
 
     leaver = Actor("leaver", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
     leaver.plays_until_cancelled(buffer, in_turn=1)
-    ledger = buffer.ledger()
+    ledger = buffer.learner.ledger()
     assert (ledger.partials_handed_in, ledger.partials_held, ledger.queued) == (MEMBERS, MEMBERS, 1)
     assert (ledger.expired_leases, ledger.redone_members, ledger.failed) == (0, 0, {})
     assert buffer.audit() == []
 
     heir = Actor("heir", run_id, turns=TURNS)
     heir.plays(buffer)
-    ledger = buffer.ledger()
+    ledger = buffer.learner.ledger()
     assert (ledger.partials_resumed, ledger.partials_held, ledger.ready) == (MEMBERS, 0, 1)
     assert buffer.audit() == []
     assert len(heir.seeds) == MEMBERS * (TURNS - 1)  # the first turns are not sampled again
@@ -185,9 +184,9 @@ def test_an_episode_without_a_whole_turn_is_not_handed_in(redis_client: redis.Re
     buffer = buffer_with_a_group(redis_client, run_id)
     leaver = Actor("leaver", run_id, turns=TURNS, gate=str(gate))
     leaver.plays_until_cancelled(buffer, in_turn=0)
-    ledger = buffer.ledger()
+    ledger = buffer.learner.ledger()
     assert (ledger.partials_handed_in, ledger.queued, ledger.redone_members) == (0, 1, 0)
-    lease = buffer.lease("heir")
+    lease = buffer.actor.lease("heir")
     assert lease is not None
     assert (lease.partials, lease.missing) == ({}, dict.fromkeys(range(MEMBERS), 0))
 
@@ -199,15 +198,15 @@ def test_an_episode_that_is_over_when_its_group_is_let_go_is_stored(
     leaver = Actor("leaver", run_id, env_name=f"{__name__}:ClosesSlowly", closing=str(tmp_path))
 
     async def play() -> None:
-        task = asyncio.create_task(rollout_group(leaver.lease(buffer), stage=leaver.stage, buffer=buffer))
+        task = asyncio.create_task(rollout_group(leaver.lease(buffer), setup=leaver.setup, buffer=buffer.actor))
         await until(lambda: len(list(tmp_path.iterdir())) == MEMBERS)
-        assert buffer.ledger().inserted == 0
+        assert buffer.learner.ledger().inserted == 0
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     asyncio.run(play())
-    assert (buffer.ledger().inserted, buffer.ledger().ready) == (MEMBERS, 1)
+    assert (buffer.learner.ledger().inserted, buffer.learner.ledger().ready) == (MEMBERS, 1)
 
 
 def test_a_partial_that_does_not_replay_is_counted_and_the_member_begins_anew(
@@ -217,11 +216,11 @@ def test_a_partial_that_does_not_replay_is_counted_and_the_member_begins_anew(
     Actor("leaver", run_id, turns=TURNS, gate=str(gate), gate_turn=1).plays_until_cancelled(buffer, in_turn=1)
     heir = Actor("heir", run_id, turns=1)  # in whose environment the recorded turn is the last
     heir.plays(buffer)
-    ledger = buffer.ledger()
+    ledger = buffer.learner.ledger()
     assert ledger.failed == {"replay_mismatch": MEMBERS}
     assert ledger.partials_discarded == {"replay_mismatch": MEMBERS}
     assert (ledger.partials_resumed, ledger.redone_members, ledger.ready) == (0, MEMBERS, 1)
-    assert "the episode ends with turn 0" in buffer.failures()[0].reason
+    assert "the episode ends with turn 0" in buffer.learner.failures()[0].reason
     assert [(member.attempt, len(member.turns)) for member in trained(buffer)] == [(1, 1)] * MEMBERS
     assert buffer.audit() == []
 
@@ -233,7 +232,7 @@ def test_an_engine_that_dies_costs_no_attempt_and_what_was_played_goes_to_others
     victim = Actor("victim", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
 
     async def play() -> None:
-        task = asyncio.create_task(rollout_group(victim.lease(buffer), stage=victim.stage, buffer=buffer))
+        task = asyncio.create_task(rollout_group(victim.lease(buffer), setup=victim.setup, buffer=buffer.actor))
         await victim.stands_in_turn(1)
         await victim.engine.close()
         gate.open()
@@ -241,11 +240,11 @@ def test_an_engine_that_dies_costs_no_attempt_and_what_was_played_goes_to_others
             await task
 
     asyncio.run(play())
-    ledger = buffer.ledger()
+    ledger = buffer.learner.ledger()
     assert (ledger.queued, ledger.redone_members, ledger.failed) == (1, 0, {})
     assert ledger.partials_handed_in == MEMBERS
     Actor("heir", run_id, turns=TURNS).plays(buffer)
-    assert buffer.ledger().partials_resumed == MEMBERS
+    assert buffer.learner.ledger().partials_resumed == MEMBERS
     assert [member.attempt for member in trained(buffer)] == [0] * MEMBERS
 
 
@@ -253,25 +252,25 @@ def test_a_record_that_the_buffer_refuses_fails_its_attempt_and_not_the_actor(
     redis_client: redis.Redis, run_id: str
 ) -> None:
     buffer = make_buffer(redis_client, run_id, max_attempts=2, max_bytes=100)
-    buffer.acquire_epoch()
-    buffer.open([ticket(0, num_members=MEMBERS)])
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(0, num_members=MEMBERS)])
     Actor("actor", run_id, turns=TURNS).plays(buffer)
-    ledger = buffer.ledger()
+    ledger = buffer.learner.ledger()
     assert (ledger.dropped, ledger.inserted) == ({"infra_failure": 1}, 0)
-    assert "`replay.max_trajectory_bytes` is 100" in buffer.failures()[0].reason
+    assert "`replay.max_trajectory_bytes` is 100" in buffer.learner.failures()[0].reason
 
 
 def test_a_task_of_an_environment_that_the_run_does_not_have_is_an_env_failure(
     redis_client: redis.Redis, run_id: str
 ) -> None:
-    """As of a run that was gone on with under another `env.mixture`."""
+    """As of a run that was resumed with another `env.mixture`."""
     buffer = make_buffer(redis_client, run_id, max_attempts=1)
-    buffer.acquire_epoch()
+    buffer.learner.acquire_epoch()
     elsewhere = Task(env="elsewhere", split="train", index=0)
-    buffer.open([msgspec.structs.replace(ticket(0, num_members=MEMBERS), task=elsewhere)])
+    buffer.learner.open([msgspec.structs.replace(ticket(0, num_members=MEMBERS), task=elsewhere)])
     Actor("actor", run_id, turns=TURNS).plays(buffer)
-    assert buffer.ledger().dropped == {"env_failure": 1}
-    assert buffer.failures()[0].reason == "the run has no environment 'elsewhere', only shop"
+    assert buffer.learner.ledger().dropped == {"env_failure": 1}
+    assert buffer.learner.failures()[0].reason == "the run has no environment 'elsewhere', only shop"
 
 
 def test_an_environments_numbers_may_be_numpys(redis_client: redis.Redis, run_id: str) -> None:
@@ -282,52 +281,52 @@ def test_an_environments_numbers_may_be_numpys(redis_client: redis.Redis, run_id
 
 def test_a_failure_whose_words_are_no_unicode_is_recorded_all_the_same(redis_client: redis.Redis, run_id: str) -> None:
     buffer = make_buffer(redis_client, run_id, max_attempts=1)
-    buffer.acquire_epoch()
-    buffer.open([ticket(0, num_members=MEMBERS)])
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(0, num_members=MEMBERS)])
     Actor("actor", run_id, env_name=f"{__name__}:SaysHalfACharacter").plays(buffer)
-    assert buffer.ledger().dropped == {"env_failure": 1}
-    assert buffer.failures()[0].reason.startswith("ValueError: no such item: \\ud83d (test_group.py:")
+    assert buffer.learner.ledger().dropped == {"env_failure": 1}
+    assert buffer.learner.failures()[0].reason.startswith("ValueError: no such item: \\ud83d (test_group.py:")
 
 
 def test_a_group_that_ends_its_actors_ends_no_more_of_them_than_it_has_attempts(
     redis_client: redis.Redis, run_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By what nobody foresaw."""
+    """By an unforeseen error."""
 
-    def refuse(_format: ActionFormat, _completion: str) -> None:
+    def refuse(*_: object) -> None:
         raise ZeroDivisionError("nobody foresaw this")
 
-    monkeypatch.setattr(ActionFormat, "parse", refuse)
+    monkeypatch.setattr("actors.rollout.parsed", refuse)
     buffer = make_buffer(redis_client, run_id, lease_ttl_s=0.2, max_attempts=2)
-    buffer.acquire_epoch()
-    buffer.open([ticket(0, num_members=MEMBERS)])
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(0, num_members=MEMBERS)])
     for name in ("first", "second"):
         with pytest.raises(ZeroDivisionError, match="nobody foresaw this"):
             Actor(name, run_id, turns=TURNS).plays(buffer)
         time.sleep(0.3)
-    assert buffer.lease("third") is None
-    assert buffer.ledger().dropped == {"lease_expired": 1}
+    assert buffer.actor.lease("third") is None
+    assert buffer.learner.ledger().dropped == {"lease_expired": 1}
 
 
 def test_no_token_is_lost_from_the_count_where_groups_end_near_each_other(
     redis_client: redis.Redis, run_id: str
 ) -> None:
     buffer = make_buffer(redis_client, run_id)
-    buffer.acquire_epoch()
-    buffer.open([ticket(group_id, num_members=MEMBERS) for group_id in range(20)])
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(group_id, num_members=MEMBERS) for group_id in range(20)])
     actor = Actor("actor", run_id, turns=TURNS, step_s=0.005)
 
     async def play(lease: Lease, after_s: float) -> None:
         await asyncio.sleep(after_s)
-        await rollout_group(lease, stage=actor.stage, buffer=buffer)
+        await rollout_group(lease, setup=actor.setup, buffer=buffer.actor)
 
     async def play_all() -> None:
         await asyncio.gather(*[play(actor.lease(buffer), 0.003 * number) for number in range(20)])
 
     asyncio.run(play_all())
-    groups = buffer.claim(1, 20, policy_version=0, max_lag=0)
+    groups = buffer.learner.claim(1, 20, policy_version=0, max_lag=0)
     sampled = [turn.stop - turn.start for group in groups for member in group.trajectories for turn in member.turns]
-    assert actor.stage.episodes.kept_tokens == sum(sampled)
+    assert actor.setup.episodes.kept_tokens == sum(sampled)
 
 
 class Complains(GuessEnv):
@@ -341,11 +340,11 @@ def test_a_complaint_that_cannot_be_encoded_fails_its_attempt_and_not_the_actor(
     redis_client: redis.Redis, run_id: str
 ) -> None:
     buffer = make_buffer(redis_client, run_id, max_attempts=1)
-    buffer.acquire_epoch()
-    buffer.open([ticket(0, num_members=MEMBERS)])
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(0, num_members=MEMBERS)])
     Actor("actor", run_id, env_name=f"{__name__}:Complains").plays(buffer)
-    assert buffer.ledger().dropped == {"env_failure": 1}
-    assert "half a pair \\ud800 behind" in buffer.failures()[0].reason
+    assert buffer.learner.ledger().dropped == {"env_failure": 1}
+    assert "half a pair \\ud800 behind" in buffer.learner.failures()[0].reason
 
 
 @pytest.fixture
@@ -359,20 +358,20 @@ def shutdown() -> Iterator[Shutdown]:
 
 async def acting(
     actor: Actor,
-    buffer: Buffer,
+    buffer: Views,
     client: redis.Redis,
     shutdown: Shutdown,
     *,
     drain_s: float = 0.1,
     max_episodes: int = MEMBERS,
 ) -> int:
-    """The whole loop of an actor, in a run that trains; it has room for one group unless told otherwise."""
-    fleet = Fleet(client, actor.stage.run_id)
+    """The whole loop of an actor, in a run that trains; it has room for one group unless given more."""
+    fleet = Fleet(client, actor.setup.run_id)
     fleet.set_run_state(RunState.TRAINING)
     return await act(
-        actor.stage,
-        buffers={"train": buffer},
-        bulletin=Bulletin(client, actor.stage.run_id),
+        actor.setup,
+        buffers={"train": buffer.actor},
+        bulletin=Bulletin(client, actor.setup.run_id),
         fleet=fleet,
         actors=ActorsConfig(drain_s=drain_s, max_episodes=max_episodes),
         shutdown=shutdown,
@@ -392,8 +391,8 @@ def test_an_actor_ends_with_its_engine(redis_client: redis.Redis, run_id: str, g
             await task
 
     asyncio.run(play())
-    assert (buffer.ledger().queued, buffer.ledger().redone_members) == (1, 0)
-    assert buffer.lease("heir") is not None
+    assert (buffer.learner.ledger().queued, buffer.learner.ledger().redone_members) == (1, 0)
+    assert buffer.actor.lease("heir") is not None
 
 
 @pytest.mark.parametrize(("state", "exit_code"), [(RunState.FINISHED, 0), (RunState.FAILED, EXIT_RUN_FAILED)])
@@ -404,7 +403,7 @@ def test_an_actor_leaves_a_run_that_is_over_for_good_and_one_that_failed_to_come
 
     async def play() -> int:
         task = asyncio.create_task(acting(Actor("actor", run_id, turns=TURNS), buffer, redis_client, shutdown))
-        await until(lambda: buffer.ledger().ready == 1)
+        await until(lambda: buffer.learner.ledger().ready == 1)
         Fleet(redis_client, run_id).set_run_state(state)
         return await task
 
@@ -417,24 +416,24 @@ def test_an_actor_that_gets_its_own_lost_group_again_plays_it_once(
     """As one that was stopped for longer than a lease lasts, and asks for work before it renews what it had."""
     monkeypatch.setattr("actors.beat.BEAT_S", DEADLINE_S)
     buffer = make_buffer(redis_client, run_id, lease_ttl_s=2.0)
-    buffer.acquire_epoch()
-    buffer.open([ticket(0, num_members=MEMBERS)])
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(0, num_members=MEMBERS)])
     actor = Actor("actor", run_id, turns=TURNS, gate=str(gate), gate_turn=1)
 
     async def play() -> int:
         task = asyncio.create_task(acting(actor, buffer, redis_client, shutdown, max_episodes=2 * MEMBERS))
         await actor.stands_in_turn(1)
-        await until(lambda: buffer.ledger().expired_leases == 1)
+        await until(lambda: buffer.learner.ledger().expired_leases == 1)
         await asyncio.sleep(0.3)
-        assert actor.stage.episodes.num_running == MEMBERS
+        assert actor.setup.episodes.num_running == MEMBERS
         gate.open()
-        await until(lambda: buffer.ledger().ready == 1)
-        await until(lambda: actor.stage.episodes.num_running == 0)
+        await until(lambda: buffer.learner.ledger().ready == 1)
+        await until(lambda: actor.setup.episodes.num_running == 0)
         shutdown.notice()
         return await task
 
     assert asyncio.run(play()) == EXIT_PREEMPTED
-    assert buffer.ledger().inserted == MEMBERS
+    assert buffer.learner.ledger().inserted == MEMBERS
 
 
 def test_an_actor_that_is_told_to_leave_hands_in_what_its_drain_leaves_unfinished(
@@ -450,7 +449,7 @@ def test_an_actor_that_is_told_to_leave_hands_in_what_its_drain_leaves_unfinishe
         return await task
 
     assert asyncio.run(play()) == EXIT_PREEMPTED
-    ledger = buffer.ledger()
+    ledger = buffer.learner.ledger()
     assert (ledger.partials_held, ledger.queued, ledger.expired_leases) == (MEMBERS, 1, 0)
     assert Fleet(redis_client, run_id).members() == []
 
@@ -464,11 +463,11 @@ def test_an_actor_that_is_told_to_leave_finishes_what_it_can_and_begins_nothing(
     async def play() -> int:
         task = asyncio.create_task(acting(leaver, buffer, redis_client, shutdown, drain_s=DEADLINE_S))
         await leaver.stands_in_turn(1)
-        buffer.open([ticket(1)])
+        buffer.learner.open([ticket(1)])
         signal.raise_signal(signal.SIGTERM)
         gate.open()
         return await task
 
     assert asyncio.run(play()) == EXIT_PREEMPTED
-    ledger = buffer.ledger()
+    ledger = buffer.learner.ledger()
     assert (ledger.inserted, ledger.ready, ledger.queued, ledger.partials_handed_in) == (MEMBERS, 1, 1, 0)

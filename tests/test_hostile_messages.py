@@ -60,13 +60,13 @@ def test_bombs_in_the_buffer_are_set_aside_with_their_senders(
 ) -> None:
     """Each sender commits a sound trajectory, and puts its bomb in the place of the payload."""
     buffer = make_buffer(redis_client, run_id, max_bytes=MAX_BYTES)
-    buffer.acquire_epoch()
-    buffer.open([ticket(group_id, num_members=1) for group_id in range(len(BOMBS) + 1)])
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(group_id, num_members=1) for group_id in range(len(BOMBS) + 1)])
     for bomb in [*BOMBS.values(), None]:
-        lease = buffer.lease("any")
+        lease = buffer.actor.lease("any")
         assert lease is not None
         actor = f"sender-{lease.ticket.group_id}"
-        assert buffer.insert(lease, attempt_at(lease, 0, run_id=run_id, actor=actor)) is InsertResult.STORED
+        assert buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id, actor=actor)) is InsertResult.STORED
         if bomb is not None:
             (name,) = redis_client.scan_iter(f"{key(run_id, 'train', 'blob', lease.ticket.group_id)}:*", count=1000)
             redis_client.set(name, bomb())
@@ -78,7 +78,7 @@ def test_bombs_in_the_buffer_are_set_aside_with_their_senders(
     assert set(set_aside) == set(range(len(BOMBS)))
     assert {found.actor for found in set_aside.values()} == {f"sender-{number}" for number in range(len(BOMBS))}
     assert all(0 < len(found.reason) < MAX_REFUSAL_CHARS for found in set_aside.values())
-    ledger = buffer.ledger()
+    ledger = buffer.learner.ledger()
     assert (ledger.quarantined, ledger.claimed, ledger.dropped) == (len(BOMBS), 1, {})
     assert ledger.balanced and buffer.audit() == []
 
@@ -86,8 +86,8 @@ def test_bombs_in_the_buffer_are_set_aside_with_their_senders(
 def test_what_no_reader_takes_is_refused_where_it_is_made() -> None:
     many = {f"reward-{number}": 0.0 for number in range(MAX_REWARDS + 1)}
     for change, why in [
-        ({"turns": [a_turn(2, 5, rewards=many), a_turn(7, 10)]}, f"carries {MAX_REWARDS + 1} rewards"),
-        ({"version_spans": [a_span(2, 3, 0)] * (MAX_SPANS + 1)}, f"at most {MAX_TURNS} and {MAX_SPANS} are read"),
+        ({"turns": [a_turn(2, 5, rewards=many), a_turn(7, 10)]}, f"has {MAX_REWARDS + 1} rewards"),
+        ({"version_spans": [a_span(2, 3, 0)] * (MAX_SPANS + 1)}, f"the limits are {MAX_TURNS} and {MAX_SPANS}"),
     ]:
         with pytest.raises(InvalidTrajectory, match=why):
             check(msgspec.structs.replace(WHOLE, **change), vocab_size=VOCAB_SIZE)

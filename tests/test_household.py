@@ -1,4 +1,4 @@
-"""The household: what each verb does and says, when a task is won, and what its planner makes of odd states."""
+"""The household: the effect and text of each verb, when a task is won, and the planner in unusual states."""
 
 import asyncio
 
@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from common.trajectory import Task
-from envhub.household.household import HouseholdEnv
 from envhub.household.expert import next_action
+from envhub.household.household import HouseholdEnv
 from envhub.household.task import TASK_TYPES, Goal, Room, kind_of, make_room
 from envhub.household.world import HAND, State, act, admissible, first_state, is_won
 
@@ -25,7 +25,7 @@ def room(task_type: str = "pick_and_place", object_kind: str = "mug", place_kind
 
 
 def after(*actions: str, at: Room | None = None) -> tuple[State, str]:
-    """The state after `actions`, each of which must be understood, and what the last one told."""
+    """Return the state after `actions`, all of which must be valid, and the text of the last one."""
     here = at or room()
     state, text = first_state(here), ""
     for action in actions:
@@ -62,7 +62,7 @@ def after(*actions: str, at: Room | None = None) -> tuple[State, str]:
         (["  Go  to DESK 1 "], "You arrive at desk 1. On the desk 1, you see a book 1, a mug 1, and a desklamp 1."),
     ],
 )  # fmt: skip
-def test_each_verb_tells_what_alfworld_tells(actions: list[str], text: str) -> None:
+def test_each_verb_answers_with_the_text_of_alfworld(actions: list[str], text: str) -> None:
     assert after(*actions)[1] == text
 
 
@@ -89,7 +89,7 @@ def test_each_verb_tells_what_alfworld_tells(actions: list[str], text: str) -> N
         (["go to desk 1", "take book 1 from desk 1", "go to microwave 1"], "heat book 1 with microwave 1"),
     ],
 )
-def test_nothing_happens_where_an_action_makes_no_sense(actions: list[str], nonsense: str) -> None:
+def test_an_invalid_action_does_nothing(actions: list[str], nonsense: str) -> None:
     state, _ = after(*actions)
     assert act(room(), state, nonsense) is None
     assert nonsense not in admissible(room(), state)
@@ -105,7 +105,7 @@ def test_heating_undoes_cooling_and_cooling_undoes_heating() -> None:
     assert (reheated.state.hot, reheated.state.cool) == (frozenset({"mug 1"}), frozenset())
 
 
-def test_the_admissible_actions_are_all_that_make_sense() -> None:
+def test_the_admissible_actions_are_all_valid_ones() -> None:
     state, _ = after("go to fridge 1", "open fridge 1", "take apple 1 from fridge 1")
     assert admissible(room(), state) == [
         "go to desk 1", "go to drawer 1", "go to microwave 1", "go to sinkbasin 1", "examine fridge 1",
@@ -156,14 +156,14 @@ def test_looking_in_the_light_needs_the_object_the_lamp_and_the_place() -> None:
     assert not is_won(here, replace(with_places(lit, book_1=HAND), location="drawer 1"))
 
 
-def test_the_planner_puts_aside_what_it_should_not_hold() -> None:
+def test_the_planner_puts_down_an_object_that_it_does_not_need() -> None:
     here = room(object_kind="apple", place_kind="sinkbasin")
     state = with_places(first_state(here), book_1=HAND)
     assert next_action(here, replace(state, location="desk 1")) == "move book 1 to desk 1"
     assert next_action(here, replace(state, location="drawer 1")) == "go to desk 1"
 
 
-def test_the_planner_takes_back_what_was_delivered_untreated() -> None:
+def test_the_planner_takes_back_an_object_that_was_delivered_untreated() -> None:
     here = room("pick_heat_then_place", object_kind="apple", place_kind="fridge")
     state = replace(first_state(here), location="fridge 1")
     assert next_action(here, state) == "open fridge 1"
@@ -176,7 +176,7 @@ def test_the_planner_takes_back_what_was_delivered_untreated() -> None:
     assert next_action(here, hot) == "move apple 1 to fridge 1"
 
 
-def test_every_task_type_is_made_and_can_be_asked_for_alone() -> None:
+def test_every_task_type_is_drawn_and_can_be_configured_alone() -> None:
     tasks = [Task(env="household", split="train", index=index) for index in range(200)]
     made = {make_room(task, profile="small", task_types=TASK_TYPES).goal.task_type for task in tasks}
     assert made == set(TASK_TYPES)
@@ -186,7 +186,7 @@ def test_every_task_type_is_made_and_can_be_asked_for_alone() -> None:
 
 
 @pytest.mark.parametrize("profile", ["small", "full"])
-def test_no_task_is_won_at_its_start_and_its_text_tells_no_place(profile: str) -> None:
+def test_no_task_is_won_at_its_start_and_its_text_names_no_receptacle(profile: str) -> None:
     for index in range(200):
         here = make_room(Task(env="household", split="train", index=index), profile=profile, task_types=TASK_TYPES)
         assert not is_won(here, first_state(here))
@@ -208,7 +208,7 @@ def test_an_episode_earns_one_at_its_end_and_zero_before() -> None:
     assert (observation.score, observation.success) == (1.0, True)
 
 
-def test_equal_states_are_equal_however_reached() -> None:
+def test_equal_states_have_equal_keys_on_every_path() -> None:
     env = HouseholdEnv(task_types=["pick_clean_then_place"])
     task = Task(env="household", split="train", index=0)
     asyncio.run(env.reset(task))

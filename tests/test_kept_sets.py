@@ -43,7 +43,7 @@ def test_what_is_cut_apart_joins_again(sets: list[set[int]], data: st.DataObject
         (packed([1, 3], [3, 2, 5, 9]), "2 kept sets for 3 sampled tokens"),
         (KeptSets(counts=b"\1\0\1", ids=b""), "1.5 kept sets for 3"),
         (packed([0, 3, 2], [2, 5, 9, 1, 7]), "kept sets of 0 to 3 tokens"),
-        (packed([1, 3, MAX_KEPT_TOKENS + 1], [3, 2, 5, 9]), "kept sets of 1 to 513 tokens, they have 1 to 512"),
+        (packed([1, 3, MAX_KEPT_TOKENS + 1], [3, 2, 5, 9]), "kept sets of 1 to 513 tokens, expected 1 to 512"),
         (packed([1, 3, 3], [3, 2, 5, 9, 1, 7]), "kept sets of 7 tokens in all, in 24 bytes"),
         (packed([1, 3, 1], [3, 2, 5, 9, 1, 7]), "kept sets of 5 tokens in all, in 24 bytes"),
         (packed([1, 3, 2], [3, 2, 5, 9, 1, 10]), r"kept token ids in [1, 10], vocabulary is [0, 10)"),

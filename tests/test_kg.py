@@ -1,12 +1,12 @@
-"""The graph's tools, against a graph small enough to check by eye."""
+"""The tools of `kg`, on a graph that is small enough to check by eye."""
 
 import asyncio
 import random
 
 import pytest
 
-from envhub.kg.kg import KgState, KgWorld, f1
 from envhub.kg.graph import ATTRIBUTES, Graph, draw_graph
+from envhub.kg.kg import KgState, KgWorld, f1
 from envhub.kg.question import Call, Question, draw_question
 
 GRAPH = Graph(
@@ -32,8 +32,8 @@ QUESTION = Question(
 WORLD = KgWorld(profile="small", graph=GRAPH, question=QUESTION)
 
 
-def said(*actions: str) -> list[str]:
-    """What the world says to each of `actions`, one after the other."""
+def answers(*actions: str) -> list[str]:
+    """Do `actions` one after the other, and return the text of each answer."""
     state, texts = WORLD.first, []
     for action in actions:
         change = asyncio.run(WORLD.act(state, action))
@@ -42,8 +42,8 @@ def said(*actions: str) -> list[str]:
     return texts
 
 
-def test_each_tool_gives_what_the_graph_holds() -> None:
-    assert said(
+def test_each_tool_returns_what_is_in_the_graph() -> None:
+    assert answers(
         "get_relations(ada)",
         "get_neighbors(ada, friend)",
         "get_relations(#1)",
@@ -64,15 +64,15 @@ def test_each_tool_gives_what_the_graph_holds() -> None:
      "argmax(ada, age)", "answer(ada)", "answer(#0)", "answer(#1)", "get_relations()", "get_neighbors(ada)",
      "count(#-1)", "answer(#1, #2)", "get_relations(ada"],
 )  # fmt: skip
-def test_a_call_about_what_is_not_there_is_refused(action: str) -> None:
-    assert said(action)[0].startswith("refused: no ")
+def test_a_call_with_an_unknown_argument_is_refused(action: str) -> None:
+    assert answers(action)[0].startswith("refused: no ")
 
 
-def test_an_entity_that_leads_nowhere_says_so() -> None:
-    assert said("get_relations(kelso)") == ["none"]
+def test_an_entity_without_relations_gives_none() -> None:
+    assert answers("get_relations(kelso)") == ["none"]
 
 
-def test_a_number_is_no_set_of_entities() -> None:
+def test_a_number_is_not_a_set_of_entities() -> None:
     counted = ("get_neighbors(ada, friend)", "count(#1)")
     for action in (
         "get_relations(#2)",
@@ -81,8 +81,8 @@ def test_a_number_is_no_set_of_entities() -> None:
         "argmax(#2, age)",
         "get_attributes(#2)",
     ):
-        assert said(*counted, action)[2].startswith("refused: ")
-    assert said(*counted, "argmax(#1, price)")[2] == "refused: no attribute price there"
+        assert answers(*counted, action)[2].startswith("refused: ")
+    assert answers(*counted, "argmax(#1, price)")[2] == "refused: no attribute price there"
 
 
 def test_an_answer_earns_its_f1() -> None:
@@ -94,8 +94,8 @@ def test_an_answer_earns_its_f1() -> None:
     assert f1(("a", "b"), ("b", "c", "d")) == pytest.approx(2 / 5)
 
 
-def test_a_questions_program_gives_its_answer_when_it_is_really_called() -> None:
-    """The answers that questions carry, against the tools."""
+def test_the_calls_of_a_questions_program_return_its_answer() -> None:
+    """Compares the stored answers of questions with the results of the tools."""
     kinds = set()
     for seed in range(200):
         rng = random.Random(seed)

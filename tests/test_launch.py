@@ -1,5 +1,6 @@
 """`slipstream launch`: what is written for Kubernetes, Slurm, SkyPilot and Ray is what each of them takes."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -13,8 +14,9 @@ import yaml
 from common.config import Config, load_config
 from common.config_error import ConfigError
 from common.shutdown import EXIT_PREEMPTED
-from tools.launch.launch import ENGINES, launch
 from tools.launch.kubernetes import manifest
+from tools.launch.launch import ENGINES, launch
+from tools.launch.launch_options import LaunchOptions
 from tools.launch.skypilot import actors_task, learner_task
 from tools.launch.slurm import actors_script, learner_script
 
@@ -33,13 +35,18 @@ SBATCH_OPTIONS = {"--job-name", "--nodes", "--ntasks", "--cpus-per-task", "--mem
 
 def configured(*settings: str) -> Config:
     return load_config(None, ["run.name=Demo_1.x", "run.root=/shared/runs", "redis.url=redis://redis:6379",
-                              "launch.image=registry/slipstream:1", "launch.volume=runs", "launch.actor_hosts=3",
-                              "launch.actor_gpus=2", "launch.learner_gpus=4", "launch.gpu=H100",
                               *settings])  # fmt: skip
 
 
+def hosts(**changes: Any) -> LaunchOptions:
+    usual = LaunchOptions(
+        image="registry/slipstream:1", volume="runs", actor_hosts=3, actor_gpus=2, learner_gpus=4, gpu="H100"
+    )
+    return dataclasses.replace(usual, **changes)
+
+
 def objects(config: Config) -> dict[tuple[str, str], dict[str, Any]]:
-    return {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(manifest(config))}
+    return {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(manifest(config, hosts()))}
 
 
 def test_kubernetes_gets_a_learner_and_any_number_of_actors_that_may_be_preempted() -> None:
@@ -69,7 +76,7 @@ def test_kubernetes_gets_a_learner_and_any_number_of_actors_that_may_be_preempte
 
 @pytest.mark.parametrize("task", [learner_task, actors_task])
 def test_skypilot_gets_keys_that_it_knows(task: Any) -> None:
-    made = yaml.safe_load(task(configured("launch.infra=aws/eu-west-1", "launch.volume=s3://runs"), SETTINGS))
+    made = yaml.safe_load(task(configured(), hosts(infra="aws/eu-west-1", volume="s3://runs"), SETTINGS))
     assert set(made) <= SKY_KEYS and set(made["resources"]) <= SKY_RESOURCES
     assert made["resources"]["accelerators"] == ("H100:2" if task is actors_task else "H100:4")
     assert made["resources"]["use_spot"] is (task is actors_task)
@@ -78,23 +85,23 @@ def test_skypilot_gets_keys_that_it_knows(task: Any) -> None:
     assert ("actors.instance_kind=spot" in made["run"]) is (task is actors_task)
 
 
-def test_what_an_engine_cannot_do_without_is_asked_for() -> None:
-    with pytest.raises(ConfigError, match=r"`launch.image` is empty"):
-        manifest(configured("launch.image=''"))
-    for write in (manifest, lambda config: actors_task(config, SETTINGS)):
-        with pytest.raises(ConfigError, match=r"needs `launch.volume`"):
-            write(configured("launch.volume=''"))
-        with pytest.raises(ConfigError, match=r"`run.root` as the absolute path"):
-            write(configured("run.root=runs"))
-    with pytest.raises(ConfigError, match=r"`launch.gpu` is empty"):
-        actors_task(configured("launch.gpu=''"), SETTINGS)
-    with pytest.raises(ConfigError, match=r"`launch.sbatch` must be options like --partition=gpu"):
-        configured("launch.sbatch=['-p gpu']")
+def test_a_missing_setting_that_an_engine_needs_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"`--image` is empty"):
+        manifest(configured(), hosts(image=""))
+    for write in (manifest, lambda config, options: actors_task(config, options, SETTINGS)):
+        with pytest.raises(ConfigError, match=r"got `--volume` '' and `run.root` '/shared/runs'"):
+            write(configured(), hosts(volume=""))
+        with pytest.raises(ConfigError, match=r"`run.root` 'runs'; .* and the absolute path to mount it at"):
+            write(configured("run.root=runs"), hosts())
+    with pytest.raises(ConfigError, match=r"`--gpu` is empty"):
+        actors_task(configured(), hosts(gpu=""), SETTINGS)
+    with pytest.raises(ConfigError, match=r"`--sbatch` must be options like --partition=gpu"):
+        hosts(sbatch="-p gpu")
 
 
 @pytest.mark.parametrize("write", [learner_script, actors_script])
 def test_slurm_gets_options_that_it_knows_and_a_script_that_bash_reads(write: Any) -> None:
-    script = write(configured("launch.sbatch=['--partition=gpu']"), SETTINGS)
+    script = write(configured(), hosts(sbatch="--partition=gpu"), SETTINGS)
     lines = script.splitlines()
     options = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
     assert lines[0] == "#!/bin/bash" and lines[1 : len(options) + 1] == [f"#SBATCH {option}" for option in options]
@@ -115,7 +122,7 @@ def test_a_slurm_job_hands_its_signal_on_and_is_queued_again_only_if_it_left(
     )
     stand_in(tmp_path, "scontrol", f"echo $* > {tmp_path}/queued")
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
-    job = subprocess.Popen(["bash", "-c", actors_script(configured(), SETTINGS)], env=environment)
+    job = subprocess.Popen(["bash", "-c", actors_script(configured(), hosts(), SETTINGS)], env=environment)
     deadline = time.monotonic() + DEADLINE_S
     while not (tmp_path / "began").exists():
         assert time.monotonic() < deadline and job.poll() is None
@@ -132,8 +139,8 @@ def test_a_dry_run_prints_everything_and_does_nothing(
     engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    plan = ENGINES[engine](configured("launch.volume=s3://runs"))
-    assert launch(configured("launch.volume=s3://runs"), engine=engine, dry_run=True) == 0
+    plan = ENGINES[engine](configured(), hosts(volume="s3://runs"))
+    assert launch(configured(), engine=engine, dry_run=True, options=hosts(volume="s3://runs")) == 0
     said = capsys.readouterr().out
     for name, text in plan.files.items():
         assert f"{name}\n{text}" in said
@@ -145,17 +152,17 @@ def test_what_was_printed_is_written_and_run(tmp_path: Path, monkeypatch: pytest
     stand_in(tmp_path, "sbatch", f'cat "$1" >> {tmp_path}/submitted; test ! -e {tmp_path}/refuses')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
-    assert launch(configured(), engine="slurm", dry_run=False) == 0
+    assert launch(configured(), engine="slurm", dry_run=False, options=hosts()) == 0
     folder = tmp_path / "launch" / "Demo_1.x"
     written = [(folder / f"{verb}.sbatch").read_text() for verb in ("learner", "actors")]
     assert (tmp_path / "submitted").read_text() == "".join(written)
     assert str(folder / "config.yaml") in written[0]
     assert load_config(str(folder / "config.yaml"), []) == configured()
     (tmp_path / "refuses").touch()
-    assert launch(configured(), engine="slurm", dry_run=False) == 1
+    assert launch(configured(), engine="slurm", dry_run=False, options=hosts()) == 1
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="kubectl is not on this machine's PATH"):
-        launch(configured(), engine="kubernetes", dry_run=False)
+        launch(configured(), engine="kubernetes", dry_run=False, options=hosts())
 
 
 def stand_in(folder: Path, name: str, script: str) -> None:

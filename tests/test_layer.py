@@ -1,4 +1,4 @@
-"""Layers: what is peeled off a folder, laid over it again, gives the same tree, whatever was done to it."""
+"""Layers: a layer that is extracted and applied again gives the same tree, after any changes."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from envhub.isolation.file_tree import Tree, file, folder
-from envhub.isolation.layer import gone, lay, peel
+from envhub.isolation.layer import apply_layer, extract_layer, whiteout
 from envhub.isolation.sandbox import Finished, Limits, Place, run_in_sandbox
 
 LIMITS = Limits(wall_s=20)
@@ -19,7 +19,7 @@ LIMITS = Limits(wall_s=20)
 
 @pytest.fixture
 def base() -> Iterator[Path]:
-    """A folder that the sandbox may read, which is nobody when this is root."""
+    """A folder that the sandbox can read also if these tests run as root."""
     with tempfile.TemporaryDirectory(dir="/tmp") as scratch:
         Path(scratch).chmod(0o755)
         made = Path(scratch) / "base"
@@ -36,7 +36,7 @@ def run(command: str, base: Path, layer: Tree) -> Finished:
 
 
 def spoken(top: Path) -> dict[str, object]:
-    """All that lies below `top`, so that it can be compared; of folders that they are there."""
+    """All files below `top` in a form that can be compared; folders only by their names."""
     said: dict[str, object] = {}
     for path in sorted(top.rglob("*")):
         name = str(path.relative_to(top))
@@ -69,7 +69,7 @@ def disturb(top: Path, rng: random.Random) -> None:
         path.chmod(0o755)
 
 
-def test_what_is_peeled_off_and_laid_again_is_the_same_tree(base: Path, tmp_path: Path) -> None:
+def test_a_layer_that_is_extracted_and_applied_gives_the_same_tree(base: Path, tmp_path: Path) -> None:
     rng, seen = random.Random(1), set()
     for number in range(150):
         tree, other = tmp_path / f"{number}", tmp_path / f"{number}-again"
@@ -77,26 +77,26 @@ def test_what_is_peeled_off_and_laid_again_is_the_same_tree(base: Path, tmp_path
         for _ in range(rng.randrange(6)):
             disturb(tree, rng)
         wanted = spoken(tree)
-        peel(str(base), str(tree))
+        extract_layer(str(base), str(tree))
         seen.add(len(list(tree.rglob("*"))))
         shutil.copytree(tree, other, symlinks=True)
-        lay(str(base), str(other))
+        apply_layer(str(base), str(other))
         assert spoken(other) == wanted
-        peel(str(base), str(other))
+        extract_layer(str(base), str(other))
         assert spoken(other) == spoken(tree)
     assert len(seen) > 5 and 0 in seen
 
 
-def test_a_layer_holds_what_was_changed_and_says_what_is_gone(base: Path) -> None:
+def test_a_layer_has_the_changed_files_and_marks_the_deleted_ones(base: Path) -> None:
     done = run("echo new > n; echo 9 > a/x; chmod 600 a/y; rm -r c a/link; mkdir e; mkfifo pipe; pwd", base, {})
     assert done.output == "/testbed\n"
     assert done.tree == {
         "n": file("new\n"), "e": folder(), "a": folder(), "a/x": file("9\n"), "a/y": file("2\n", 0o600),
-        gone("c"): file(""), gone("a/link"): file(""),
+        whiteout("c"): file(""), whiteout("a/link"): file(""),
     }  # fmt: skip
 
 
-def test_commands_go_on_where_the_last_one_ended(base: Path) -> None:
+def test_a_command_continues_on_the_files_that_the_last_one_left(base: Path) -> None:
     layer = run("rm -r a; echo file > a; mkdir top2; mv top top2/; touch -d @0 top2", base, {}).tree
     assert layer is not None
     shown = run("find . -type f | sort; cat a top2/top; rm a; mkdir a; echo 1 > a/x", base, layer)
@@ -113,18 +113,18 @@ def test_a_base_is_not_changed_by_what_is_done_over_it(base: Path) -> None:
     assert spoken(base) == before
 
 
-def test_files_that_nobody_may_read_are_kept_too(base: Path) -> None:
+def test_files_without_read_permission_are_kept_too(base: Path) -> None:
     layer = run("mkdir -p d/e; echo 1 > d/e/f; chmod 000 d/e/f d/e d a/x a", base, {}).tree
     assert layer is not None and layer["d/e/f"].content == b"1\n"
     assert run("cat d/e/f a/x", base, layer).output == "1\n1\n"
 
 
-def test_what_cannot_be_kept_is_said(base: Path) -> None:
+def test_files_that_cannot_be_kept_are_reported(base: Path) -> None:
     done = run("mkdir a/many; cd a/many; touch $(seq 2100)", base, {})
     assert done.tree is None and "the files cannot be kept" in done.output
 
 
-def test_whatever_is_in_the_way_of_a_layer_the_rest_is_there(base: Path) -> None:
+def test_a_layer_may_replace_a_folder_of_the_base(base: Path) -> None:
     """Layers that no command leaves, but a judge may make: a folder that is new though the base has one."""
-    layer: Tree = {gone("a"): file(""), "a": folder(), "a/x": file("9\n")}
+    layer: Tree = {whiteout("a"): file(""), "a": folder(), "a/x": file("9\n")}
     assert run("find a | sort; cat a/x", base, layer).output == "a\na/x\n9\n"

@@ -1,25 +1,39 @@
-"""Rank 0's books: what a checkpoint covers is settled when it is durable, and nothing before."""
+"""Rank 0's ledger: claims are settled when a checkpoint that covers them is durable, and not before."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import redis
 
-from common.config import Config
+from common.config import Config, load_config
+from common.config_error import ConfigError
+from common.metrics import read_metrics
 from common.run_dir import RunDir
-from common.weights import layout
+from common.shutdown import Shutdown
+from common.weights import Adapted, Manifest, Offer, layout
 from learner.checkpoint import Progress
-from learner.model.flops import Flops
+from learner.fence import Fence
 from learner.lead import Lead
 from learner.links import join_run
-from replay.buffer import Buffer
+from learner.model.flops import Flops
+from learner.publish import publisher_settings
+from learner.supply import Batch, Supply
+from replay.actor_buffer import ActorBuffer
+from replay.bulletin import Bulletin
 from replay.fleet import Fleet
 from replay.keys import FencedOut
-from tests.attempts import attempt_at, ticket
+from replay.ticket import Group
+from tests.attempts import attempt_at, make_buffer, ticket
 from tests.every_verb import MEMBER
+from tests.test_report import STEP, TIMES_S
+from tests.test_supply import shutdown, work
+from tools.up import progress_line, summary_rows
+
+__all__ = ["shutdown"]  # the fixture
 
 WEIGHTS = layout([("weight", "float32", (2,))])
 START = Progress(step=0, policy_version=0, highest_published=-1, next_group_id=0, tokens_trained=0)
@@ -32,35 +46,53 @@ def lead(redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path)
     lead.close()
 
 
-def begin(client: redis.Redis, redis_url: str, run_id: str, root: Path) -> Lead:
+def begin(
+    client: redis.Redis, redis_url: str, run_id: str, root: Path, *, progress: Progress = START,
+    adapted: Adapted | None = None,
+) -> Lead:  # fmt: skip
     run_dir = RunDir(root, run_id)
     run_dir.create()
     config = config_of(run_id)
-    links = join_run(client, config, model_folder=root, vocab_size=100)
-    return Lead(
-        links, config, run_dir, progress=START, conditions={}, weights=WEIGHTS, adapted=None, redis_url=redis_url,
-        device="cpu", flops=Flops(per_token=1.0, per_pair=1.0, peak=None),
+    config.redis.url = redis_url
+    links = join_run(client, config, model_folder=root, vocab_size=100, tokenizer_root="")
+    publishing = publisher_settings(config, entries=WEIGHTS, adapted=adapted, learner_epoch=links.epoch, device="cpu")
+    return Lead.begin(
+        links, config, run_dir, progress=progress, conditions={}, publishing=publishing, fence=taken(run_dir),
+        flops=Flops(per_token=1.0, per_pair=1.0, peak=None),
     )  # fmt: skip
 
 
-def claim_one(lead: Lead, run_id: str, *, step: int) -> None:
+def taken(run_dir: RunDir) -> Fence:
+    fence = Fence(run_dir.checkpoints)
+    fence.take()
+    return fence
+
+
+@pytest.fixture
+def actor(redis_client: redis.Redis, run_id: str) -> ActorBuffer:
+    return make_buffer(redis_client, run_id).actor
+
+
+def claim_one(lead: Lead, actor: ActorBuffer, run_id: str, *, step: int) -> list[Group]:
     """Open a group, play it, and claim it for `step`."""
-    buffer: Buffer = lead.shards[0]
+    buffer = lead.shards[0]
     buffer.open([ticket(step)])
-    lease = buffer.lease("a")
+    lease = actor.lease("a")
     assert lease is not None
     for member in lease.missing:
-        buffer.insert(lease, attempt_at(lease, member, run_id=run_id))
-    assert len(buffer.claim(step, 1, policy_version=0, max_lag=10)) == 1
+        actor.insert(lease, attempt_at(lease, member, run_id=run_id))
+    groups = buffer.claim(step, 1, policy_version=0, max_lag=10)
+    assert len(groups) == 1
+    return groups
 
 
 def test_the_summary_tells_what_the_actors_cost_and_what_was_wasted(
-    lead: Lead, redis_client: redis.Redis, run_id: str, tmp_path: Path
+    lead: Lead, actor: ActorBuffer, redis_client: redis.Redis, run_id: str, tmp_path: Path
 ) -> None:
     fleet = Fleet(redis_client, run_id)
     fleet.beat(msgspec.structs.replace(MEMBER, price_per_hour=2.0, served_s=1800, generated_tokens=50, kept_tokens=20))
     fleet.leave(MEMBER.name)
-    claim_one(lead, run_id, step=1)
+    claim_one(lead, actor, run_id, step=1)
     lead.shards[0].drop([1], "zero_variance")
     lead.write_summary()
     cost = json.loads(RunDir(tmp_path, run_id).summary.read_text())["cost"]
@@ -70,13 +102,73 @@ def test_the_summary_tells_what_the_actors_cost_and_what_was_wasted(
     assert cost["wasted_tokens"]["zero_variance"] == lead.shards[0].ledger().tokens["dropped:zero_variance"] > 0
 
 
+def test_success_is_of_all_finished_episodes_and_that_of_trained_ones_is_named_so(
+    lead: Lead, actor: ActorBuffer, run_id: str, shutdown: Shutdown, tmp_path: Path
+) -> None:
+    """Both members of groups 0 and 1 succeed, which teaches nothing; of groups 2 and 3 one each, which are trained."""
+    settings = load_config(None, ["replay.group_size=2", "replay.groups_per_step=2", "replay.target_lag=1"])
+    supply = Supply(lead.shards[0], settings, first_group_id=0)
+    supply.admit(1, [], published_version=0)
+    work(actor, run_id, returns=lambda group_id: (1.0, 1.0) if group_id < 2 else (0.0, 1.0))
+    batch = supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
+    assert batch is not None and batch.num_dropped == {"zero_variance": 2}
+    lead.record_step(batch, STEP, START, TIMES_S)
+    (record,) = read_metrics(RunDir(tmp_path, run_id).metrics)
+    assert (record["produced/episodes"], record["produced/success"], record["produced/reward"]) == (8, 0.75, 0.75)
+    assert (record["trained/success"], record["trained/reward"]) == (0.5, 0.5)
+    assert "success 0.750 (0.41 to 0.93)  reward 0.750  trained success 0.500" in progress_line([record])
+    lead.write_summary()
+    summary = json.loads(RunDir(tmp_path, run_id).summary.read_text())
+    assert (summary["produced"]["num_episodes"], summary["produced"]["success"]) == (8, 0.75)
+    assert summary_rows(summary)["success of the last 8 episodes"] == "75.0%, between 40.9% and 92.9% (95 %)"
+
+
+def test_every_episode_is_in_one_record_also_where_a_learner_makes_steps_again(
+    redis_client: redis.Redis, actor: ActorBuffer, redis_url: str, run_id: str, tmp_path: Path
+) -> None:
+    """The first learner dies with step 2 recorded and a checkpoint of step 1."""
+    first = begin(redis_client, redis_url, run_id, tmp_path)
+    play_and_record(first, actor, run_id, step=1)
+    first.prepare_checkpoint(msgspec.structs.replace(START, step=1))()
+    play_and_record(first, actor, run_id, step=2)
+    first.close()
+    resumed = begin(redis_client, redis_url, run_id, tmp_path, progress=msgspec.structs.replace(START, step=1))
+    play_and_record(resumed, actor, run_id, step=3, as_step=2)
+    resumed.close()
+    records = read_metrics(RunDir(tmp_path, run_id).metrics)
+    assert [(record["step"], record["produced/episodes"]) for record in records] == [(1, 2), (2, 4)]
+    assert resumed.shards[0].ledger().inserted == 6
+
+
+def test_after_a_server_was_emptied_episodes_are_counted_from_nothing(
+    redis_client: redis.Redis, actor: ActorBuffer, redis_url: str, run_id: str, tmp_path: Path
+) -> None:
+    first = begin(redis_client, redis_url, run_id, tmp_path)
+    play_and_record(first, actor, run_id, step=1)
+    first.prepare_checkpoint(msgspec.structs.replace(START, step=1))()
+    first.close()
+    redis_client.flushdb()
+    resumed = begin(redis_client, redis_url, run_id, tmp_path, progress=msgspec.structs.replace(START, step=1))
+    play_and_record(resumed, actor, run_id, step=2)
+    resumed.close()
+    records = read_metrics(RunDir(tmp_path, run_id).metrics)
+    assert [(record["step"], record["produced/episodes"]) for record in records] == [(1, 2), (2, 2)]
+
+
+def play_and_record(lead: Lead, actor: ActorBuffer, run_id: str, *, step: int, as_step: int = 0) -> None:
+    """Play a group, claim it for `step`, and record that step, or `as_step`."""
+    groups = claim_one(lead, actor, run_id, step=step)
+    batch = Batch(groups=groups, num_dropped={}, next_group_id=step + 1)
+    lead.record_step(batch, STEP, msgspec.structs.replace(START, step=(as_step or step) - 1), TIMES_S)
+
+
 def test_a_step_is_settled_when_its_checkpoint_is_durable_and_later_ones_are_not(
-    lead: Lead, run_id: str, tmp_path: Path
+    lead: Lead, actor: ActorBuffer, run_id: str, tmp_path: Path
 ) -> None:
     run_dir, buffer = RunDir(tmp_path, run_id), lead.shards[0]
-    claim_one(lead, run_id, step=1)
+    claim_one(lead, actor, run_id, step=1)
     settle = lead.prepare_checkpoint(msgspec.structs.replace(START, step=1))
-    claim_one(lead, run_id, step=2)  # while the checkpoint is written
+    claim_one(lead, actor, run_id, step=2)  # while the checkpoint is written
     assert (buffer.ledger().claimed, buffer.ledger().trained) == (2, 0)
     assert not run_dir.tally.exists()
     settle()
@@ -85,12 +177,12 @@ def test_a_step_is_settled_when_its_checkpoint_is_durable_and_later_ones_are_not
 
 
 def test_a_learner_that_was_fenced_out_begins_no_checkpoint_and_settles_none(
-    lead: Lead, redis_client: redis.Redis, run_id: str
+    lead: Lead, actor: ActorBuffer, redis_client: redis.Redis, run_id: str
 ) -> None:
-    claim_one(lead, run_id, step=1)
+    claim_one(lead, actor, run_id, step=1)
     progress = msgspec.structs.replace(START, step=1)
     settle = lead.prepare_checkpoint(progress)
-    join_run(redis_client, config_of(run_id), model_folder=Path(), vocab_size=100)
+    join_run(redis_client, config_of(run_id), model_folder=Path(), vocab_size=100, tokenizer_root="")
     with pytest.raises(FencedOut):
         settle()
     with pytest.raises(FencedOut):
@@ -98,7 +190,47 @@ def test_a_learner_that_was_fenced_out_begins_no_checkpoint_and_settles_none(
     assert lead.shards[0].ledger().trained == 0
 
 
+def test_a_learner_whose_folder_was_taken_over_leaves_the_tally_of_its_successor(
+    lead: Lead, run_id: str, tmp_path: Path
+) -> None:
+    run_dir = RunDir(tmp_path, run_id)
+    settle = lead.prepare_checkpoint(msgspec.structs.replace(START, step=1))
+    taken(run_dir)
+    with pytest.raises(FencedOut, match="another learner has taken over"):
+        settle()
+    assert not run_dir.tally.exists()
+
+
 def config_of(run_id: str) -> Config:
     config = Config()
     config.run.name = run_id
     return config
+
+
+def test_a_resumed_learner_uses_versions_above_every_published_one_and_records_what_it_skipped(
+    lead: Lead, redis_client: redis.Redis, run_id: str
+) -> None:
+    begun = msgspec.structs.replace(START, step=5, policy_version=5, highest_published=4)
+    assert lead.with_fresh_version(START) == START  # nothing was ever published
+    manifest = Manifest(
+        policy_version=9, learner_epoch=1, tensors=[], num_bytes=0, root="", adapted=None, anchor=None, deltas=[]
+    )
+    Bulletin(redis_client, run_id).announce(Offer(manifest=manifest, pull_endpoint=""))
+    fresh = lead.with_fresh_version(begun)
+    assert (fresh.step, fresh.policy_version) == (5, 10)
+    assert fresh.lags(np.array([3, 5, 9, 10], np.int32)).tolist() == [2, 0, 0, 0]
+
+
+def test_adapters_are_not_trained_further_on_other_weights(
+    redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path
+) -> None:
+    """A resumed learner reads the folder of `model.path` again; nothing else would notice."""
+    for root in ("one", "one", "other"):
+        adapted = Adapted(root=root, scaling=1.0)
+        if root == "other":
+            with pytest.raises(ConfigError, match="their hash is other, it was one; restore the folder"):
+                begin(redis_client, redis_url, run_id, tmp_path, adapted=adapted)
+        else:
+            lead = begin(redis_client, redis_url, run_id, tmp_path, adapted=adapted)
+            lead.prepare_checkpoint(START)()
+            lead.close()

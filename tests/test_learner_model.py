@@ -14,10 +14,19 @@ from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
 from common.kept_sets import kept_sets
 from learner.model.export import save_hf
-from learner.model.packed_model import PackedModel, _sequence_bounds, expect_backward, full_tensors, load_model
+from learner.model.packed_model import (
+    PackedModel,
+    _sequence_bounds,
+    expect_backward,
+    full_tensors,
+    load_kind,
+    load_model,
+)
+from learner.model.reward_model import RewardModel
+from learner.model.value_model import SharedTrunk, ValueModel
 from learner.pack import TokenSequence, pack
 from learner.ranks import Ranks
-from tests.tiny_model import VOCAB_SIZE, random_sequence, save_scaling_model, save_tiny_model
+from tests.tiny_model import FLOAT32, VOCAB_SIZE, random_sequence, save_scaling_model, save_tiny_model
 
 LENGTHS = (30, 29, 24, 11, 11, 11, 2)
 
@@ -29,11 +38,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path, ranks: Ranks) -> Iterator[PackedModel]:
-    yield load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    yield load_model(folder, ranks=ranks, settings=FLOAT32)
 
 
 def logprobs_of(model: PackedModel, sequences: list[TokenSequence]) -> Tensor:
-    return model(pack(sequences), temperature=1.0, chunk_tokens=16).logprobs
+    return model(pack(sequences)).logprobs
 
 
 def plain_logprobs(folder: Path, sequence: TokenSequence) -> Tensor:
@@ -70,14 +79,14 @@ def test_kept_sets_reach_the_softmax_of_the_token_that_they_belong_to(model: Pac
         for place, kept in enumerate(sets, start=2):
             of_kept = logits[place - 1, kept].log_softmax(-1)
             expected.append((length, float(of_kept[kept.index(int(bare.tokens[place]))])))
-    found = model(pack(sequences), temperature=1.0, chunk_tokens=4).logprobs
+    found = model(pack(sequences)).logprobs
     longest_first = [logprob for _, logprob in sorted(expected, key=lambda pair: -pair[0])]
     assert found.tolist() == pytest.approx(longest_first, abs=1e-5)
 
 
 def test_grouped_query_attention_and_an_untied_head_are_exact(tmp_path: Path, ranks: Ranks) -> None:
     folder = save_tiny_model(tmp_path, tie=False, num_key_value_heads=1)
-    model = load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    model = load_model(folder, ranks=ranks, settings=FLOAT32)
     assert_packed_equals_plain(model, folder)
 
 
@@ -85,7 +94,7 @@ def test_a_sliding_window_is_exact(tmp_path: Path, ranks: Ranks) -> None:
     folder = save_tiny_model(
         tmp_path, use_sliding_window=True, sliding_window=5, layer_types=["sliding_attention", "full_attention"]
     )
-    model = load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    model = load_model(folder, ranks=ranks, settings=FLOAT32)
     assert_packed_equals_plain(model, folder)
 
 
@@ -108,7 +117,7 @@ def test_gradients_of_a_pack_are_the_sum_of_its_sequences(model: PackedModel) ->
 
 
 def test_activation_checkpointing_changes_no_gradient(model: PackedModel, folder: Path, ranks: Ranks) -> None:
-    frugal = load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=True)
+    frugal = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, activation_checkpointing=True))
     sequences = [random_sequence(length, seed=length) for length in (9, 13)]
     logprobs_of(model, sequences).sum().backward()
     logprobs_of(frugal, sequences).sum().backward()
@@ -118,13 +127,13 @@ def test_activation_checkpointing_changes_no_gradient(model: PackedModel, folder
 def test_activation_checkpointing_keeps_only_what_enters_a_layer(
     model: PackedModel, folder: Path, ranks: Ranks
 ) -> None:
-    frugal = load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=True)
+    frugal = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, activation_checkpointing=True))
     sequences = [random_sequence(200, seed=seed) for seed in range(4)]
     assert kept_bytes(frugal, sequences) < 0.3 * kept_bytes(model, sequences)
 
 
 def test_offloaded_weights_get_the_same_gradients(model: PackedModel, folder: Path, ranks: Ranks) -> None:
-    offloaded = load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False, cpu_offload=True)
+    offloaded = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, cpu_offload=True))
     sequences = [random_sequence(length, seed=length) for length in (9, 13)]
     logprobs_of(model, sequences).sum().backward()
     for last in (False, True):  # it hands over every gradient
@@ -135,7 +144,7 @@ def test_offloaded_weights_get_the_same_gradients(model: PackedModel, folder: Pa
     torch.testing.assert_close(gradients(offloaded), gradients(model), rtol=1e-5, atol=1e-5)
 
 
-def test_one_rank_hands_over_the_sum_of_its_gradients_with_the_last(model: PackedModel) -> None:
+def test_one_rank_syncs_the_sum_of_its_gradients_with_the_last_micro_batch(model: PackedModel) -> None:
     first, second = (random_sequence(length, seed=length) for length in (9, 13))
     logprobs_of(model, [first, second]).sum().backward()
     expected = gradients(model)
@@ -148,7 +157,7 @@ def test_one_rank_hands_over_the_sum_of_its_gradients_with_the_last(model: Packe
 
 
 def test_bfloat16_gradients_add_up_in_float32(folder: Path, ranks: Ranks) -> None:
-    model = load_model(folder, ranks=ranks, dtype="bfloat16", activation_checkpointing=False)
+    model = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
     sequences = [random_sequence(20, seed=seed) for seed in range(4)]
     expected = None
     for sequence in sequences:
@@ -163,13 +172,13 @@ def test_bfloat16_gradients_add_up_in_float32(folder: Path, ranks: Ranks) -> Non
 
 
 def test_full_tensors_after_a_pass_without_gradient_are_the_float32_weights(folder: Path, ranks: Ranks) -> None:
-    model = load_model(folder, ranks=ranks, dtype="bfloat16", activation_checkpointing=False)
+    model = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
     with torch.no_grad():
         logprobs_of(model, [random_sequence(8, seed=1)])
     torch.testing.assert_close(dict(full_tensors(model)), load_file(folder / "model.safetensors"), rtol=0, atol=0)
 
 
-def test_flash_attentions_varlen_kernels_are_told_where_sequences_end() -> None:
+def test_flash_attentions_varlen_kernels_get_the_sequence_bounds() -> None:
     """By the names that transformers hands on to them; the kernels themselves need a GPU."""
     bounds = _sequence_bounds(pack([random_sequence(length, seed=length) for length in (3, 5)]))
     known = inspect.signature(_flash_attention_forward).parameters
@@ -183,12 +192,34 @@ def test_flash_attentions_varlen_kernels_are_told_where_sequences_end() -> None:
 
 
 def test_bfloat16_keeps_float32_weights_and_logprobs(folder: Path, ranks: Ranks) -> None:
-    model = load_model(folder, ranks=ranks, dtype="bfloat16", activation_checkpointing=False)
+    model = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
     sequence = random_sequence(20, seed=4)
     logprobs = logprobs_of(model, [sequence])
     assert logprobs.dtype == torch.float32
     assert {tensor.dtype for _, tensor in full_tensors(model)} == {torch.float32}
     assert (logprobs - plain_logprobs(folder, sequence)).abs().mean() < 0.2
+
+
+@pytest.mark.parametrize(
+    ("kind", "head"), [(ValueModel, "value_head"), (SharedTrunk, "value_head"), (RewardModel, "score")]
+)
+def test_a_head_of_one_number_is_float32_beside_a_bfloat16_trunk(
+    folder: Path, ranks: Ranks, kind: type[PackedModel], head: str
+) -> None:
+    model = load_kind(kind, folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
+    shard = getattr(model, head).weight.to_local()
+    shard.data.copy_(1 + torch.arange(shard.numel()).view_as(shard) * 2.0**-12)  # bfloat16 rounds most of them to 1
+    weight = shard.detach().clone().flatten()
+    seen: list[tuple[Tensor, Tensor]] = []
+    getattr(model, head).register_forward_hook(lambda module, args, output: seen.append((args[0], output)))
+    found = model(pack([random_sequence(20, seed=4)]))
+    ((hidden, numbers),) = seen
+    assert hidden.dtype == torch.bfloat16 and numbers.dtype == torch.float32
+    torch.testing.assert_close(numbers, hidden.float() @ weight, rtol=1e-5, atol=1e-5)
+    assert (numbers - hidden.float() @ weight.bfloat16().float()).abs().max() > 1e-2  # which would have been another
+    (found.values if kind is SharedTrunk else found).sum().backward()
+    gradient = getattr(model, head).weight.grad.full_tensor().flatten()
+    torch.testing.assert_close(gradient, hidden.float().sum(dim=0), rtol=1e-5, atol=1e-5)
 
 
 def test_full_tensors_are_those_of_the_folder_and_a_tied_head_comes_once(model: PackedModel, folder: Path) -> None:
@@ -203,7 +234,7 @@ def test_a_saved_folder_loads_in_transformers_with_its_tokenizer(tmp_path: Path,
     folder, exported = save_tiny_model(tmp_path / "source"), tmp_path / "exported"
     words = Tokenizer(models.WordLevel({"<unk>": 0, "look": 1}, unk_token="<unk>"))
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(folder)
-    model = load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    model = load_model(folder, ranks=ranks, settings=FLOAT32)
     save_hf(model, exported, ranks=ranks)
     sequence = random_sequence(12, seed=5)
     torch.testing.assert_close(plain_logprobs(exported, sequence), plain_logprobs(folder, sequence), rtol=0, atol=0)
@@ -213,12 +244,12 @@ def test_a_saved_folder_loads_in_transformers_with_its_tokenizer(tmp_path: Path,
 def test_a_model_that_scales_its_logits_is_refused(tmp_path: Path, ranks: Ranks) -> None:
     save_scaling_model(tmp_path)
     with pytest.raises(ValueError, match="Gemma2ForCausalLM gives other log-probabilities"):
-        load_model(tmp_path, ranks=ranks, dtype="float32", activation_checkpointing=False)
+        load_model(tmp_path, ranks=ranks, settings=FLOAT32)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path, ranks: Ranks) -> None:
     with pytest.raises(ValueError, match=r"`model.path` .* has no config.json"):
-        load_model(tmp_path, ranks=ranks, dtype="float32", activation_checkpointing=False)
+        load_model(tmp_path, ranks=ranks, settings=FLOAT32)
 
 
 def kept_bytes(model: PackedModel, sequences: list[TokenSequence]) -> int:

@@ -1,4 +1,4 @@
-"""Processes that are told to end while Redis is away."""
+"""Processes that are asked to end while Redis is away."""
 
 import signal
 import time
@@ -26,7 +26,7 @@ def test_a_learner_and_an_actor_leave_soon_and_in_order(fault: signal.Signals, r
         run.wait_until(lambda: run.last_step() >= 2, "the second step")
         server.process.send_signal(fault)
         log = run.dir.log("test-learner")
-        run.wait_until(lambda: "does not answer since" in log.read_text(), "the learner waits for Redis")
+        run.wait_until(lambda: "has not answered since" in log.read_text(), "the learner waits for Redis")
         step, told = run.last_step(), time.monotonic()
         for process in (learner, actor):
             process.send(signal.SIGTERM)

@@ -22,21 +22,22 @@ from hypothesis.stateful import (
 
 from common.connection import connect
 from common.trajectory import Outcome
+from replay import scripts
 from replay.audit import audit
-from replay.buffer import Buffer
 from replay.bulk import Bulk
 from replay.keys import FencedOut, key
+from replay.learner_buffer import LearnerBuffer
 from replay.ledger import read_ledger
-from replay.sampler import Order, Reuse
+from replay.sampler import ClaimOrder, Reuse
 from replay.server import start_server
 from replay.ticket import InsertResult, Lease
-from tests.attempts import attempt_at, make_buffer, partial_of, ticket
+from tests.attempts import Views, attempt_at, make_buffer, partial_of, ticket
 from tests.replay_model import Model
 
-NUM_EXAMPLES = int(os.environ.get("SLIPSTREAM_LEDGER_EXAMPLES", "2000"))
+NUM_EXAMPLES = int(os.environ.get("SLIPSTREAM_LEDGER_EXAMPLES", "300"))
 BATCH = 2000  # hypothesis remembers every example of a run: 50,000 in one take many gigabytes
 MAX_ATTEMPTS, MAX_QUARANTINED = 3, 2
-ZOMBIE_VERBS: dict[str, Callable[[Buffer], Any]] = {
+ZOMBIE_VERBS: dict[str, Callable[[LearnerBuffer], Any]] = {
     "open": lambda zombie: zombie.open([ticket(1 << 20)]),
     "claim": lambda zombie: zombie.claim(1, 1, policy_version=0, max_lag=0),
     "prioritise": lambda zombie: zombie.prioritise({0: 1.0}),
@@ -49,7 +50,7 @@ FAILURES = (Outcome.ENV_FAILURE, Outcome.REPLAY_MISMATCH)
 
 
 class LossyRedis(redis.Redis):
-    """A client that loses every reply while it is told to, and sends the same commands again, as redis-py does."""
+    """A client that loses every reply while `losing` is set, and sends the same commands again, as redis-py does."""
 
     loses_replies = False
 
@@ -66,7 +67,7 @@ class LossyRedis(redis.Redis):
         return reply
 
     def deliver_again(self, command: tuple[Any, ...]) -> None:
-        """What happens to a copy that was held up on its way; an answer goes to nobody."""
+        """What happens to a copy that was held up on its way; its answer is lost."""
         with contextlib.suppress(redis.ResponseError):
             super().execute_command(*command)
 
@@ -83,20 +84,25 @@ class LossyBulk(Bulk):
 class Books(RuleBasedStateMachine):
     """Three actors, two learners and a person do anything at any time, and any reply may be lost."""
 
-    client: LossyRedis  # of a database that is nobody else's
+    client: LossyRedis  # of a database of its own
 
     def __init__(self) -> None:
         super().__init__()
         self.client.flushdb()
         self.client.answered.clear()
         self.run_id = "books"
-        self.learner, self.zombie, self.actor_side = (self.new_buffer() for _ in range(3))
+        self.learner, self.zombie = self.new_learner(), self.new_learner()
+        views = self.views()
+        self.actor, self.person = views.actor, views.people
         self.num_epochs = self.learner.acquire_epoch()
         self.step = self.settled_step = 0
         self.leases: list[tuple[str, Lease]] = []  # every lease ever given, zombies included
 
-    def new_buffer(self) -> Buffer:
+    def views(self) -> Views:
         return make_buffer(self.client, self.run_id, max_attempts=MAX_ATTEMPTS)
+
+    def new_learner(self) -> LearnerBuffer:
+        return self.views().learner
 
     @initialize(
         max_uses=st.integers(1, 3),
@@ -141,8 +147,8 @@ class Books(RuleBasedStateMachine):
 
     @rule(lost=st.booleans())
     def take_over(self, lost: bool) -> None:
-        """The learner is killed, or stalls; another goes on from its newest checkpoint."""
-        self.zombie, self.learner = self.learner, self.new_buffer()
+        """The learner is killed, or stalls; another continues from its newest checkpoint."""
+        self.zombie, self.learner = self.learner, self.new_learner()
         epoch = self.losing(lost, self.learner.acquire_epoch)
         self.num_epochs += 1
         assert epoch == self.num_epochs
@@ -161,7 +167,7 @@ class Books(RuleBasedStateMachine):
         num_groups=st.integers(1, 3),
         policy_version=st.integers(0, 6),
         max_lag=st.sampled_from([6, 3, 6, 0, 6]),
-        order=st.sampled_from(Order),
+        order=st.sampled_from(ClaimOrder),
         seed=st.integers(0, 3),
         poison=st.sampled_from([False, False, False, True]),
         lost=st.booleans(),
@@ -172,7 +178,7 @@ class Books(RuleBasedStateMachine):
         num_groups: int,
         policy_version: int,
         max_lag: int,
-        order: Order,
+        order: ClaimOrder,
         seed: int,
         poison: bool,
         lost: bool,
@@ -193,8 +199,8 @@ class Books(RuleBasedStateMachine):
             assert {t.member: t.attempt for t in group.trajectories} == {m: a for m, (a, _) in model.stored.items()}
             assert group.num_uses == len(model.uses)
 
-    @rule(orders=st.lists(st.sampled_from(Order), min_size=2, max_size=4), settled=st.booleans())
-    def train(self, orders: list[Order], settled: bool) -> None:
+    @rule(orders=st.lists(st.sampled_from(ClaimOrder), min_size=2, max_size=4), settled=st.booleans())
+    def train(self, orders: list[ClaimOrder], settled: bool) -> None:
         """Some steps on end, so that groups come again."""
         for order in orders:
             self.claim(True, 1, policy_version=6, max_lag=6, order=order, seed=0, poison=False, lost=False)
@@ -235,7 +241,7 @@ class Books(RuleBasedStateMachine):
     @precondition(lambda self: self.client.answered)
     def deliver_late(self, data: st.DataObject, verb: str) -> None:
         """A copy of a call from long ago arrives, and nothing comes of it."""
-        sha = self.learner._scripts[verb].sha
+        sha = scripts.load(self.client, "prelude", "begin", verb).sha
         copies = [command for command in self.client.answered if command[1] == sha]
         if copies:
             self.client.deliver_again(data.draw(st.sampled_from(copies)))
@@ -247,21 +253,21 @@ class Books(RuleBasedStateMachine):
     def quarantine(self, data: st.DataObject, lost: bool) -> None:
         group_id, *_ = self.draw_groups(data)
         expected = self.model.quarantine(group_id)
-        assert self.losing(lost, lambda: self.actor_side.quarantine(group_id, "looks odd")) == expected
+        assert self.losing(lost, lambda: self.person.quarantine(group_id, "looks odd")) == expected
 
     @rule(data=st.data(), lost=st.booleans())
     @precondition(lambda self: self.model.groups)
     def requeue(self, data: st.DataObject, lost: bool) -> None:
         ids = self.draw_groups(data)
         expected = self.model.requeue(ids)
-        assert self.losing(lost, lambda: self.actor_side.requeue(ids)) == expected
+        assert self.losing(lost, lambda: self.person.requeue(ids)) == expected
 
     # --- Actors.
 
     @rule(actor=st.sampled_from("abc"), lost=st.booleans())
     @precondition(lambda self: self.model.in_state("queued"))
     def lease(self, actor: str, lost: bool) -> None:
-        lease = self.losing(lost, lambda: self.actor_side.lease(actor))
+        lease = self.losing(lost, lambda: self.actor.lease(actor))
         group_id = self.model.lease(len(self.leases) + 1)
         if group_id is None:
             assert lease is None
@@ -285,7 +291,7 @@ class Books(RuleBasedStateMachine):
     def insert(self, data: st.DataObject, policy_version: int, lost: bool) -> None:
         actor, lease, member = self.draw_lease(data)
         trajectory = attempt_at(lease, member, run_id=self.run_id, policy_version=policy_version, actor=actor)
-        result = self.losing(lost, lambda: self.actor_side.insert(lease, trajectory))
+        result = self.losing(lost, lambda: self.actor.insert(lease, trajectory))
         for _ in range(1 + lost):
             expected = self.model.insert(trajectory.group_id, member, trajectory.attempt, lease.fence, policy_version)
         assert result is expected
@@ -300,7 +306,7 @@ class Books(RuleBasedStateMachine):
         lease = msgspec.structs.replace(lease, missing=group.missing())
         for member in lease.missing:
             trajectory = attempt_at(lease, member, run_id=self.run_id, policy_version=policy_version, actor=actor)
-            assert self.actor_side.insert(lease, trajectory) is InsertResult.STORED
+            assert self.actor.insert(lease, trajectory) is InsertResult.STORED
             self.model.insert(group_id, member, trajectory.attempt, lease.fence, policy_version)
 
     @rule(versions=st.lists(VERSIONS, min_size=1, max_size=3))
@@ -314,7 +320,7 @@ class Books(RuleBasedStateMachine):
             _, lease = self.leases[-1]
             for member, policy_version in enumerate(group_versions):
                 trajectory = attempt_at(lease, member, run_id=self.run_id, policy_version=policy_version)
-                assert self.actor_side.insert(lease, trajectory) is InsertResult.STORED
+                assert self.actor.insert(lease, trajectory) is InsertResult.STORED
                 self.model.insert(trajectory.group_id, member, 0, lease.fence, policy_version)
 
     @rule(data=st.data(), lost=st.booleans())
@@ -322,7 +328,7 @@ class Books(RuleBasedStateMachine):
     def hand_in(self, data: st.DataObject, lost: bool) -> None:
         _, lease, member = self.draw_lease(data)
         partial = partial_of(lease, member, run_id=self.run_id)
-        result = self.losing(lost, lambda: self.actor_side.hand_in(lease, partial))
+        result = self.losing(lost, lambda: self.actor.hand_in(lease, partial))
         for _ in range(1 + lost):
             expected = self.model.hand_in(partial.group_id, member, partial.attempt, lease.fence)
         assert result is expected
@@ -337,9 +343,9 @@ class Books(RuleBasedStateMachine):
         lease = msgspec.structs.replace(lease, missing=group.missing())
         for member, attempt in lease.missing.items():
             expected = self.model.hand_in(group_id, member, attempt, lease.fence)
-            assert self.actor_side.hand_in(lease, partial_of(lease, member, run_id=self.run_id)) is expected
+            assert self.actor.hand_in(lease, partial_of(lease, member, run_id=self.run_id)) is expected
         self.model.release(group_id, lease.fence)
-        self.actor_side.release(lease)
+        self.actor.release(lease)
         if leased_again:
             self.lease("b", lost=False)
 
@@ -350,7 +356,7 @@ class Books(RuleBasedStateMachine):
         attempt = lease.missing[member]
         expected = self.model.fail(lease.ticket.group_id, member, attempt, lease.fence, outcome.value)
         failed = self.losing(
-            lost, lambda: self.actor_side.fail(lease, member, attempt=attempt, outcome=outcome, reason="why")
+            lost, lambda: self.actor.fail(lease, member, attempt=attempt, outcome=outcome, reason="why")
         )
         assert failed == expected
 
@@ -359,13 +365,13 @@ class Books(RuleBasedStateMachine):
     def release(self, data: st.DataObject, lost: bool) -> None:
         _, lease, _ = self.draw_lease(data)
         self.model.release(lease.ticket.group_id, lease.fence)
-        self.losing(lost, lambda: self.actor_side.release(lease))
+        self.losing(lost, lambda: self.actor.release(lease))
 
     @rule(actor=st.sampled_from("abc"), lost=st.booleans())
     def heartbeat(self, actor: str, lost: bool) -> None:
         mine = [lease for owner, lease in self.leases if owner == actor]
         held = {lease.ticket.group_id for lease in mine if self.model.holds(lease.ticket.group_id, lease.fence)}
-        assert self.losing(lost, lambda: self.actor_side.heartbeat(actor, mine)) == held
+        assert self.losing(lost, lambda: self.actor.heartbeat(actor, mine)) == held
 
     @rule(data=st.data(), everyone=st.booleans(), noticed_by=st.sampled_from(["nobody", "a", "b", "lease", "claim"]))
     @precondition(lambda self: self.model.in_state("leased"))
@@ -379,10 +385,12 @@ class Books(RuleBasedStateMachine):
             case "lease":
                 self.lease("c", lost=False)
             case "claim":
-                self.claim(False, 1, policy_version=0, max_lag=6, order=Order.OLDEST, seed=0, poison=False, lost=False)
+                self.claim(
+                    False, 1, policy_version=0, max_lag=6, order=ClaimOrder.OLDEST, seed=0, poison=False, lost=False
+                )
             case _:
                 mine = [lease for owner, lease in self.leases if owner == noticed_by]
-                assert saved <= self.actor_side.heartbeat(noticed_by, mine)
+                assert saved <= self.actor.heartbeat(noticed_by, mine)
 
     # ---
 
@@ -399,10 +407,10 @@ class Books(RuleBasedStateMachine):
 def test_the_books_balance_after_any_action_of_actors_learners_and_people(
     start: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replay.buffer.MAX_QUARANTINED", MAX_QUARANTINED)
+    monkeypatch.setattr("replay.verbs.MAX_QUARANTINED", MAX_QUARANTINED)
     monkeypatch.setattr("replay.payloads.Bulk", LossyBulk)
     # A server of its own that writes nothing to a disk: what survives its end is other tests' matter.
-    with start_server(tmp_path) as server, connect(server.secret_url) as client:
+    with start_server(tmp_path) as server, connect(server.admin_url) as client:
         client.config_set("appendonly", "no")
         Books.client = LossyRedis(connection_pool=client.connection_pool)
         run_state_machine_as_test(

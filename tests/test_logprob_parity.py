@@ -4,6 +4,7 @@ Real episodes of `shop`, played by vLLM while the learner's publisher offers new
 """
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,9 +32,11 @@ from envhub.catalogue import make_env
 from learner.model.packed_model import PackedModel, full_layout, full_tensors, load_model
 from learner.pack import pack, sequences_of
 from learner.publish import Publisher
+from learner.publisher.messages import PublisherSettings
 from learner.ranks import Ranks
 from replay.bulletin import Bulletin
 from tests.episodes import policy_versions
+from tests.tiny_model import FLOAT32
 from tools.prepare import vocabulary_texts
 from tools.tiny_model import make_tiny_model
 
@@ -62,11 +65,11 @@ def policies(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Policies
     make_tiny_model(folder, texts=texts, config=TinyModelConfig(), max_tokens=MAX_TOKENS, seed=3)
     for version in range(1, NUM_VERSIONS):
         save_changed(folder, root / f"version_{version}", seed=version)
+    settings = dataclasses.replace(FLOAT32, temperature=SAMPLING.temperature)
     return Policies(
         folder=folder,
         models=[
-            load_model(root / f"version_{version}", ranks=ranks, dtype="float32", activation_checkpointing=False)
-            for version in range(NUM_VERSIONS)
+            load_model(root / f"version_{version}", ranks=ranks, settings=settings) for version in range(NUM_VERSIONS)
         ],
     )
 
@@ -93,11 +96,12 @@ def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_gen
     run_id: str,
     tmp_path: Path,
 ) -> None:
-    publisher = Publisher(
-        full_layout(policies.models[0]),
+    publisher_settings = PublisherSettings(
+        entries=full_layout(policies.models[0]),
         redis_url=redis_url, run_id=run_id, learner_epoch=1, host="127.0.0.1", chunk_bytes=1 << 20,
-        anchor_every=1, broadcast_timeout_s=20.0, log_path=tmp_path / "publisher.log",
+        anchor_every=1, broadcast_timeout_s=20.0,
     )  # fmt: skip
+    publisher = Publisher(publisher_settings, log_path=tmp_path / "publisher.log")
     settings = EngineSettings(
         model_path=str(policies.folder),
         policy_version=0,
@@ -178,7 +182,7 @@ async def episodes_under_refreshes(
     run_id: str,
     sampling: Sampling,
 ) -> list[Trajectory]:
-    """Every episode of NUM_EPISODES players who go on until the last version is served."""
+    """Every episode of NUM_EPISODES players who continue until the last version is served."""
     bulletin = Bulletin(client, run_id)
     publisher.publish(full_tensors(policies.models[0]), policy_version=0)  # served already; but its process is up then
     async with asyncio.timeout(120):
@@ -244,7 +248,7 @@ def recomputed(models: list[PackedModel], trajectory: Trajectory) -> LogprobArra
     for version in sorted(set(versions[mask].tolist())):
         by_version = np.zeros_like(logprobs)
         with torch.no_grad():
-            found = models[version](packed, temperature=SAMPLING.temperature, chunk_tokens=128)
+            found = models[version](packed)
         by_version[mask] = found.logprobs.numpy()
         logprobs[versions == version] = by_version[versions == version]
     return logprobs

@@ -21,8 +21,8 @@ from tests.test_metrics_page import explained
 NUM_STEPS = 30
 EVAL_EVERY = 8
 PARTS = (
-    "wait", "archive", "measure", "pack", "forward", "backward", "optimizer", "publish", "evaluate", "record",
-    "checkpoint",
+    "wait", "archive", "measure", "pack", "proximal", "forward", "backward", "optimizer", "publish", "evaluate",
+    "record", "checkpoint",
 )  # fmt: skip
 UP_TIMEOUT_S = 1000.0
 
@@ -43,11 +43,11 @@ def test_up_trains_from_nothing_to_a_better_policy_and_leaves_a_whole_account(ru
     )
     assert nothing_runs(run_id)
     records = read_metrics(run_dir.metrics)
-    steps = [record for record in records if "reward/mean" in record]
+    steps = [record for record in records if "trained/reward" in record]
     assert [record["step"] for record in steps] == list(range(1, NUM_STEPS + 1))
     summary = json.loads(run_dir.summary.read_text())
 
-    check_that_it_learned(summary, steps)
+    check_that_it_learned(summary)
     check_the_summary(summary)
     check_that_times_add_up(steps)
     check_the_evaluations_during_training(summary, records)
@@ -62,12 +62,14 @@ def test_up_trains_from_nothing_to_a_better_policy_and_leaves_a_whole_account(ru
     assert "WRONG" not in audited and f"{run_id}: train" in audited
 
 
-def check_that_it_learned(summary: dict[str, Any], steps: list[dict[str, float]]) -> None:
-    """Thirty steps raise held-out success by .2 or more, and it is measured to within .05: a rise of .05 is no luck."""
+def check_that_it_learned(summary: dict[str, Any]) -> None:
+    """Thirty steps raise held-out success by .2 or more, and it is measured to within .05: a rise of .05 is no luck.
+
+    What was trained shows none: groups that all solve, or all fail, are not in it.
+    """
     evaluations = summary["eval"]
     assert evaluations["final"]["sampled"] > evaluations["warm_start"]["sampled"] + 0.05
     assert evaluations["warm_start"]["sampled"] > evaluations["initial"]["sampled"]
-    assert mean_reward(steps[-10:]) > mean_reward(steps[:10])
 
 
 def check_the_summary(summary: dict[str, Any]) -> None:
@@ -81,6 +83,8 @@ def check_the_summary(summary: dict[str, Any]) -> None:
     held = ledger["claimed"] + ledger["ready"] + ledger["leased"] + ledger["queued"]
     assert ledger["opened"] == ledger["trained"] + sum(ledger["dropped"].values()) + held
     assert ledger["trained"] == 8 * NUM_STEPS
+    assert sum(ledger["episodes"].values()) == ledger["inserted"] >= ledger["trained_trajectories"]
+    assert 0 <= summary["produced"]["low"] <= summary["produced"]["success"] <= summary["produced"]["high"] <= 1
     assert sum(summary["lag"].values()) == ledger["trained_trajectories"] == 8 * ledger["trained"]
     assert summary["tokens_per_s"]["generated"] > 0 and summary["tokens_per_s"]["trained"] > 0
     assert 0 < summary["first_reward_s"] < summary["wall_s"] < UP_TIMEOUT_S
@@ -112,7 +116,7 @@ def check_the_evaluations_during_training(summary: dict[str, Any], records: list
             if record["step"] == result["step"] and "eval/success_sampled" in record
         )
         assert record["eval/success_sampled"] == result["sampled"] and record["eval/num_mixed"] == 0
-        meanwhile = [other["step"] for other in records[:place] if "reward/mean" in other]
+        meanwhile = [other["step"] for other in records[:place] if "trained/reward" in other]
         assert max(meanwhile) > result["step"]
     versions = [result["policy_version"] - result["step"] for result in during]
     assert len(set(versions)) == 1  # a version a step, and the warm start's before them
@@ -128,13 +132,10 @@ def check_the_names(records: list[dict[str, float]]) -> None:
 
 def check_tensorboard(run_dir: RunDir, steps: list[dict[str, float]]) -> None:
     events = EventAccumulator(str(run_dir.tensorboard)).Reload()
-    curve = events.Scalars("reward/mean")
-    assert [point.step for point in curve] == [record["step"] for record in steps]
-    assert [point.value for point in curve] == pytest.approx([record["reward/mean"] for record in steps], rel=1e-5)
-
-
-def mean_reward(steps: list[dict[str, float]]) -> float:
-    return sum(record["reward/mean"] for record in steps) / len(steps)
+    for name in ("produced/success", "trained/success"):
+        curve, told = events.Scalars(name), [record for record in steps if name in record]
+        assert [point.step for point in curve] == [record["step"] for record in told]
+        assert [point.value for point in curve] == pytest.approx([record[name] for record in told], rel=1e-5)
 
 
 def slipstream(arguments: list[str], *, mark: str, **environment: str) -> str:
@@ -149,10 +150,10 @@ def slipstream(arguments: list[str], *, mark: str, **environment: str) -> str:
         env={**os.environ, MARK: mark, **environment},
     ) as process:
         try:
-            said, _ = process.communicate(timeout=UP_TIMEOUT_S)
+            output, _ = process.communicate(timeout=UP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGTERM)
-            said, _ = process.communicate(timeout=60)
-            pytest.fail(f"slipstream {arguments[0]} did not end within {UP_TIMEOUT_S:.0f} s:\n{said}")
-    assert process.returncode == 0, said
-    return said
+            output, _ = process.communicate(timeout=60)
+            pytest.fail(f"slipstream {arguments[0]} did not end within {UP_TIMEOUT_S:.0f} s:\n{output}")
+    assert process.returncode == 0, output
+    return output

@@ -1,5 +1,6 @@
 """LoRA: what is trained, what it computes, and what leaves the learner."""
 
+import dataclasses
 import json
 import weakref
 from contextlib import closing
@@ -18,13 +19,13 @@ from learner.checkpoint_writer import CheckpointWriter
 from learner.model.export import save_adapters, save_hf
 from learner.model.gradient import apply_gradient, backward
 from learner.model.lora import Adapter, adapters_of
-from learner.model.packed_model import PackedModel, full_tensors, load_model, named_shards
 from learner.model.optimizer import make_optimizer, make_schedule
+from learner.model.packed_model import PackedModel, full_tensors, load_model, named_shards
 from learner.pack import pack
 from learner.ranks import Ranks
 from tests.small_tokenizer import CHATML, merging_tokenizer
 from tests.test_learner_model import plain_logprobs
-from tests.tiny_model import random_sequence, save_tiny_model
+from tests.tiny_model import FLOAT32, random_sequence, save_tiny_model
 
 LORA = LoraConfig(rank=4, alpha=12)
 SEQUENCES = [random_sequence(length, seed=length) for length in (9, 13, 40)]
@@ -37,12 +38,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def loaded(folder: Path, ranks: Ranks, lora: LoraConfig | None = LORA, *, dtype: str = "float32") -> PackedModel:
-    return load_model(folder, ranks=ranks, dtype=dtype, activation_checkpointing=False, lora=lora)
+def loaded(folder: Path, ranks: Ranks, lora: LoraConfig = LORA, *, dtype: str = "float32") -> PackedModel:
+    return load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype=dtype, lora=lora))
 
 
 def logprobs_of(model: PackedModel) -> torch.Tensor:
-    return model(pack(SEQUENCES), temperature=1.0, chunk_tokens=16).logprobs
+    return model(pack(SEQUENCES)).logprobs
 
 
 def optimized(model: PackedModel) -> tuple[torch.optim.AdamW, LambdaLR]:
@@ -63,7 +64,7 @@ def shards(model: PackedModel) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_fresh_adapters_change_no_log_probability_and_no_weight(folder: Path, ranks: Ranks, dtype: str) -> None:
-    plain, adapted = loaded(folder, ranks, None, dtype=dtype), loaded(folder, ranks, dtype=dtype)
+    plain, adapted = loaded(folder, ranks, LoraConfig(), dtype=dtype), loaded(folder, ranks, dtype=dtype)
     if dtype == "float32":
         assert torch.equal(logprobs_of(adapted), logprobs_of(plain))
     torch.testing.assert_close(dict(full_tensors(adapted)), dict(full_tensors(plain)), rtol=0, atol=0)
@@ -96,7 +97,7 @@ def test_the_gradient_is_that_of_the_whole_weight_through_the_product(
     model = loaded(folder, ranks)
     train(model, ranks, *optimized(model), steps=3)
     save_hf(model, tmp_path / "merged", ranks=ranks)
-    whole = loaded(tmp_path / "merged", ranks, None)
+    whole = loaded(tmp_path / "merged", ranks, LoraConfig())
     for each in (model, whole):
         logprobs_of(each).sum().backward()
     gradients = {name: parameter.grad.full_tensor() for name, parameter in named_shards(whole)}
@@ -112,7 +113,7 @@ def test_the_exported_folder_gives_the_learners_log_probabilities(folder: Path, 
     train(model, ranks, *optimized(model), steps=5)
     save_hf(model, tmp_path / "merged", ranks=ranks)
     found = logprobs_of(model).detach()
-    assert (found - logprobs_of(loaded(folder, ranks, None))).abs().max() > 0.1
+    assert (found - logprobs_of(loaded(folder, ranks, LoraConfig()))).abs().max() > 0.1
     ordered = sorted(SEQUENCES, key=lambda sequence: -sequence.num_tokens)  # as `pack` lays them out
     expected = torch.cat([plain_logprobs(tmp_path / "merged", sequence) for sequence in ordered])
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-5)

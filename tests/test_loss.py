@@ -10,7 +10,7 @@ from torch import Tensor
 
 from common.objective_config import ObjectiveConfig
 from learner.loss import PolicyLoss, policy_loss
-from tests.policies import Tokens, any_batch, float64, gradient, of_lengths, slopes
+from tests.policies import Tokens, any_batch, float64, gradient, loss_tokens, of_lengths, slopes
 
 # Four tokens, each a sequence, of behaviour probability 0.1, whose ratios are now 0.4, 1.5, 1.5 and 6.
 CURRENT = [0.04, 0.15, 0.15, 0.6]
@@ -23,11 +23,11 @@ def loss_and_gradient(
 ) -> tuple[PolicyLoss, Tensor]:
     """With proximal = current, as in a step; each token a sequence of its own where no lengths are given."""
     current = current.clone().requires_grad_()
-    loss = policy_loss(
-        current, current.detach(), behaviour, advantages, torch.zeros_like(advantages), None,
-        sequences=of_lengths(*(lengths if lengths is not None else [1] * len(advantages))),
-        objective=ObjectiveConfig(**changes),
+    sequences = of_lengths(*(lengths if lengths is not None else [1] * len(advantages)))
+    tokens = loss_tokens(
+        current, behaviour, advantages, sequences=sequences, proximal_logprobs=current.detach()
     )  # fmt: skip
+    loss = policy_loss(tokens, objective=ObjectiveConfig(**changes))
     (slope,) = torch.autograd.grad(loss.loss_sum, current)
     return dataclasses.replace(loss, loss_sum=loss.loss_sum.detach()), slope
 
@@ -98,7 +98,7 @@ def test_a_sequence_that_keeps_a_token_is_not_counted_as_masked() -> None:
     assert (float(loss.num_masked), float(loss.num_masked_sequences)) == (3, 1)
 
 
-def test_weights_that_were_cut_are_counted() -> None:
+def test_capped_weights_are_counted() -> None:
     loss, _ = four_tokens("truncated_is")
     assert float(loss.num_truncated) == 1
 
@@ -107,40 +107,38 @@ def test_entropy_is_subtracted_by_its_bonus_from_every_loss_token_masked_or_not(
     entropies = float64(1.0, 3.0)
 
     def loss_of(entropies: Tensor) -> Tensor:
-        return policy_loss(
-            float64(-9.0, -1.0), float64(-9.0, -1.0), float64(-1.0, -1.0), float64(1, 1), entropies, None,
-            sequences=of_lengths(2), objective=ObjectiveConfig(entropy_bonus=0.01),
-        ).loss_sum  # fmt: skip
+        tokens = loss_tokens(
+            float64(-9.0, -1.0), float64(-1.0, -1.0), float64(1, 1), sequences=of_lengths(2), entropies=entropies
+        )
+        return policy_loss(tokens, objective=ObjectiveConfig(entropy_bonus=0.01)).loss_sum
 
     assert float(loss_of(entropies)) == pytest.approx(-1 - 0.01 * 4)
     assert gradient(loss_of, entropies) == pytest.approx([-0.01, -0.01])
 
 
 @any_batch
-def test_the_divergence_from_the_reference_is_added_by_its_coefficient_and_has_its_gradient(tokens: Tokens) -> None:
-    reference = tokens.proximal  # any other policy
-    for estimator in ("k2", "k3"):
-        objective = ObjectiveConfig(kl_coefficient=0.1, kl_estimator=estimator)
+def test_the_divergence_from_the_reference_is_added_by_its_coefficient_for_every_token_masked_or_not(
+    tokens: Tokens,
+) -> None:
+    reference, objective = tokens.proximal, ObjectiveConfig(kl_coefficient=0.1)  # any other policy
 
-        def added(at: Tensor, objective: ObjectiveConfig = objective, reference: Tensor = reference) -> Tensor:
-            """What a reference adds to the loss of data that was sampled just now."""
-            losses = [
-                policy_loss(
-                    at, tokens.current, tokens.current, tokens.advantages, tokens.entropies, anchor,
-                    sequences=tokens.sequences, objective=objective,
-                )
-                for anchor in (reference, None)
-            ]  # fmt: skip
-            return losses[0].loss_sum - losses[1].loss_sum
+    def added(at: Tensor) -> Tensor:
+        """What a reference adds to the loss."""
+        with_one, without = (
+            loss_tokens(
+                at, tokens.behaviour, tokens.advantages, sequences=tokens.sequences, reference_logprobs=anchor
+            )
+            for anchor in (reference, None)
+        )  # fmt: skip
+        losses = [policy_loss(each, objective=objective) for each in (with_one, without)]
+        return losses[0].loss_sum - losses[1].loss_sum
 
-        log_ratios = [(float(r) - float(c)) for r, c in zip(reference, tokens.current, strict=True)]
-        each = {
-            "k2": [x * x / 2 for x in log_ratios],
-            "k3": [math.exp(x) - 1 - x for x in log_ratios],
-        }[estimator]
-        assert float(added(tokens.current)) == pytest.approx(0.1 * sum(each), rel=1e-9, abs=1e-9)
-        slope = {"k2": [-x for x in log_ratios], "k3": [1 - math.exp(x) for x in log_ratios]}[estimator]
-        assert gradient(added, tokens.current) == pytest.approx([0.1 * s for s in slope], rel=1e-9, abs=1e-9)
+    weights = [min(math.exp(float(c - b)), 5) for c, b in zip(tokens.current, tokens.behaviour, strict=True)]
+    log_ratios = [float(r - c) for r, c in zip(reference, tokens.current, strict=True)]
+    each = [w * (math.exp(x) - 1 - x) for w, x in zip(weights, log_ratios, strict=True)]
+    assert float(added(tokens.current)) == pytest.approx(0.1 * sum(each), rel=1e-9, abs=1e-9)
+    slope = [-0.1 * w * x for w, x in zip(weights, log_ratios, strict=True)]
+    assert gradient(added, tokens.current) == pytest.approx(slope, rel=1e-9, abs=1e-9)
 
 
 @any_batch
@@ -181,17 +179,15 @@ def test_the_gradient_of_the_default_is_that_of_differences(tokens: Tokens) -> N
     assume(float((means - 0.1).abs().min()) > 1e-4)
 
     def loss_of(at: Tensor) -> Tensor:
-        return policy_loss(
-            at, tokens.current, tokens.behaviour, tokens.advantages, tokens.entropies, None,
-            sequences=tokens.sequences, objective=ObjectiveConfig(),
-        ).loss_sum  # fmt: skip
+        read = loss_tokens(at, tokens.behaviour, tokens.advantages, sequences=tokens.sequences)
+        return policy_loss(read, objective=ObjectiveConfig()).loss_sum
 
     assert gradient(loss_of, tokens.current) == pytest.approx(slopes(loss_of, tokens.current), rel=1e-5, abs=1e-6)
 
 
 def test_a_token_of_vanishing_behaviour_probability_gives_no_nan() -> None:
     current, behaviour = torch.tensor([-0.1, -1.0]), torch.tensor([-200.0, -1.0])
-    for surrogate in ("ppo_clip", "gspo", "cispo", "aipo", "dppo_tv", "dppo_kl"):
+    for surrogate in ("ppo_clip", "gspo", "cispo", "dppo_tv", "dppo_kl"):
         for correction in ("none", "token_mask", "sequence_mask", "geometric_mask", "truncated_is", "decoupled"):
             loss, slope = loss_and_gradient(
                 current, behaviour, torch.tensor([-1.0, 1.0]), surrogate=surrogate, correction=correction

@@ -15,13 +15,12 @@ import redis
 
 from common.connection import connect
 from common.trajectory import Outcome
-from replay.buffer import Buffer
 from replay.keys import key
 from replay.ledger import Ledger
-from replay.sampler import Order
+from replay.sampler import ClaimOrder
 from replay.server import Server
 from replay.ticket import Group, InsertResult, Lease
-from tests.attempts import attempt_at, make_buffer, partial_of, ticket
+from tests.attempts import Views, attempt_at, make_buffer, partial_of, ticket
 from tests.proxy import Fault, Nth, Proxy
 
 NUM_INSERTS = 1000
@@ -39,14 +38,14 @@ def proxy(redis_server: Server) -> Iterator[Proxy]:
 class Scene:
     """Group 0 is claimed for step 1; 1 and 2 are ready; 3 is leased, its member 0 stored; 4 and 5 are queued."""
 
-    buffer: Buffer  # through the proxy
-    direct: Buffer
+    buffer: Views  # through the proxy
+    direct: Views
     client: redis.Redis
     run_id: str
     lease: Lease
 
     def insert(self, member: int) -> InsertResult:
-        return self.buffer.insert(self.lease, attempt_at(self.lease, member, run_id=self.run_id))
+        return self.buffer.actor.insert(self.lease, attempt_at(self.lease, member, run_id=self.run_id))
 
     def blob(self, group_id: int) -> Any:
         (name,) = self.client.scan_iter(f"{key(self.run_id, 'train', 'blob', group_id)}:0:*")
@@ -55,21 +54,21 @@ class Scene:
 
 def make_scene(run_id: str, *, client: redis.Redis, through: redis.Redis) -> Scene:
     buffer = make_buffer(through, run_id)
-    buffer.acquire_epoch()
-    buffer.open([ticket(group_id, num_members=3 if group_id == 3 else 2) for group_id in range(6)])
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(group_id, num_members=3 if group_id == 3 else 2) for group_id in range(6)])
     for group_id in range(3):
         lease = leased(buffer)
         for member in range(2):
-            assert buffer.insert(lease, attempt_at(lease, member, run_id=run_id)) is InsertResult.STORED
+            assert buffer.actor.insert(lease, attempt_at(lease, member, run_id=run_id)) is InsertResult.STORED
         assert lease.ticket.group_id == group_id
-    assert ids(buffer.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+    assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
     lease = leased(buffer)
-    assert buffer.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
+    assert buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
     return Scene(buffer=buffer, direct=make_buffer(client, run_id), client=client, run_id=run_id, lease=lease)
 
 
-def leased(buffer: Buffer, actor: str = "a") -> Lease:
-    lease = buffer.lease(actor)
+def leased(buffer: Views, actor: str = "a") -> Lease:
+    lease = buffer.actor.lease(actor)
     assert lease is not None
     return lease
 
@@ -79,18 +78,18 @@ def ids(groups: list[Group]) -> list[int]:
 
 
 def acts_as_the_newest_learner(scene: Scene) -> None:
-    scene.buffer.acquire_epoch()
-    scene.buffer.drop([5], "zero_variance")
+    scene.buffer.learner.acquire_epoch()
+    scene.buffer.learner.drop([5], "zero_variance")
 
 
 def claims_poison(scene: Scene) -> list[int]:
     scene.client.set(scene.blob(1), b"poison")
-    return ids(scene.buffer.claim(2, 2, policy_version=0, max_lag=0))
+    return ids(scene.buffer.learner.claim(2, 2, policy_version=0, max_lag=0))
 
 
 def prioritises(scene: Scene) -> list[int]:
-    scene.buffer.prioritise({1: 1.0, 2: 2.0})
-    return ids(scene.buffer.claim(2, 1, policy_version=0, max_lag=0, order=Order.PRIORITISED))
+    scene.buffer.learner.prioritise({1: 1.0, 2: 2.0})
+    return ids(scene.buffer.learner.claim(2, 1, policy_version=0, max_lag=0, order=ClaimOrder.PRIORITISED))
 
 
 def finishes_the_group(scene: Scene) -> list[bool]:
@@ -98,7 +97,7 @@ def finishes_the_group(scene: Scene) -> list[bool]:
 
 
 def fails(scene: Scene, attempt: int) -> int | None:
-    return scene.buffer.fail(scene.lease, 1, attempt=attempt, outcome=Outcome.ENV_FAILURE, reason="why")
+    return scene.buffer.actor.fail(scene.lease, 1, attempt=attempt, outcome=Outcome.ENV_FAILURE, reason="why")
 
 
 def runs_out_of_attempts(scene: Scene) -> list[int | None]:
@@ -106,48 +105,48 @@ def runs_out_of_attempts(scene: Scene) -> list[int | None]:
 
 
 def hands_in_twice(scene: Scene) -> list[int]:
-    """Returns the turns of what the next holder goes on from."""
+    """Returns the turns of what the next holder continues."""
     for member in (1, 2):
-        result = scene.buffer.hand_in(scene.lease, partial_of(scene.lease, member, run_id=scene.run_id))
+        result = scene.buffer.actor.hand_in(scene.lease, partial_of(scene.lease, member, run_id=scene.run_id))
         assert result in (InsertResult.STORED, InsertResult.DUPLICATE)
-    scene.direct.release(scene.lease)
+    scene.direct.actor.release(scene.lease)
     return [len(partial.turns) for partial in leased(scene.direct).partials.values()]
 
 
 def goes_on_from_a_partial(scene: Scene) -> bool:
-    scene.direct.hand_in(scene.lease, partial_of(scene.lease, 1, run_id=scene.run_id))
-    scene.direct.release(scene.lease)
+    scene.direct.actor.hand_in(scene.lease, partial_of(scene.lease, 1, run_id=scene.run_id))
+    scene.direct.actor.release(scene.lease)
     heir = leased(scene.buffer)
     assert set(heir.partials) == {1}
-    result = scene.buffer.insert(heir, attempt_at(heir, 1, run_id=scene.run_id))
+    result = scene.buffer.actor.insert(heir, attempt_at(heir, 1, run_id=scene.run_id))
     return result in (InsertResult.STORED, InsertResult.DUPLICATE)
 
 
 def leases_a_poisoned_partial(scene: Scene) -> int:
-    scene.direct.hand_in(scene.lease, partial_of(scene.lease, 1, run_id=scene.run_id))
-    scene.direct.release(scene.lease)
+    scene.direct.actor.hand_in(scene.lease, partial_of(scene.lease, 1, run_id=scene.run_id))
+    scene.direct.actor.release(scene.lease)
     (name,) = scene.client.scan_iter(f"{key(scene.run_id, 'train', 'partial')}:*")
     scene.client.set(name, b"poison")
     return len(leased(scene.buffer).partials)
 
 
 def gives_back_and_leases_again(scene: Scene) -> dict[int, int]:
-    scene.buffer.release(scene.lease)
+    scene.buffer.actor.release(scene.lease)
     return leased(scene.buffer).missing
 
 
 # Each returns what its caller hears, apart from what no two runs have in common.
 VERBS: dict[str, Callable[[Scene], object]] = {
     "acquire_epoch": acts_as_the_newest_learner,
-    "open": lambda scene: scene.buffer.open([ticket(6), ticket(7)]),
-    "claim": lambda scene: ids(scene.buffer.claim(2, 2, policy_version=0, max_lag=0)),
+    "open": lambda scene: scene.buffer.learner.open([ticket(6), ticket(7)]),
+    "claim": lambda scene: ids(scene.buffer.learner.claim(2, 2, policy_version=0, max_lag=0)),
     "claim what is poisoned": claims_poison,
     "prioritise": prioritises,
-    "drop": lambda scene: scene.buffer.drop([0, 1, 3, 4], "zero_variance"),
-    "settle": lambda scene: scene.buffer.settle(1),
-    "reopen": lambda scene: scene.buffer.reopen(0),
+    "drop": lambda scene: scene.buffer.learner.drop([0, 1, 3, 4], "zero_variance"),
+    "settle": lambda scene: scene.buffer.learner.settle(1),
+    "reopen": lambda scene: scene.buffer.learner.reopen(0),
     "lease": lambda scene: leased(scene.buffer).missing,
-    "heartbeat": lambda scene: scene.buffer.heartbeat("a", [scene.lease]),
+    "heartbeat": lambda scene: scene.buffer.actor.heartbeat("a", [scene.lease]),
     "insert": lambda scene: scene.insert(1) in (InsertResult.STORED, InsertResult.DUPLICATE),
     "insert the last member": finishes_the_group,
     "fail": lambda scene: fails(scene, 0),
@@ -155,8 +154,10 @@ VERBS: dict[str, Callable[[Scene], object]] = {
     "hand_in": hands_in_twice,
     "insert what was handed in": goes_on_from_a_partial,
     "lease what was handed in, poisoned": leases_a_poisoned_partial,
-    "quarantine": lambda scene: [scene.buffer.quarantine(group_id, "a person's wish") for group_id in (1, 3, 4)],
-    "requeue": lambda scene: scene.buffer.requeue([1, 2, 3]),
+    "quarantine": lambda scene: [
+        scene.buffer.people.quarantine(group_id, "a person's request") for group_id in (1, 3, 4)
+    ],
+    "requeue": lambda scene: scene.buffer.people.requeue([1, 2, 3]),
     "release": gives_back_and_leases_again,
 }
 # `settle` and `reopen` count what this very call moved: one that moved everything and lost its reply counts 0.
@@ -177,7 +178,7 @@ def test_a_verb_whose_request_goes_astray_has_one_effect(
     with connect(proxy.url(redis_server.password)) as through:
         proxy.judge = Nth(Fault.NONE)
         scene = make_scene(f"{run_id}-whole", client=redis_client, through=through)
-        expected_answer, expected = VERBS[verb](scene), outcome(scene.direct.ledger())
+        expected_answer, expected = VERBS[verb](scene), outcome(scene.direct.learner.ledger())
         for nth in itertools.count():
             proxy.judge = Nth(Fault.NONE)
             scene = make_scene(f"{run_id}-{nth}", client=redis_client, through=through)
@@ -186,7 +187,7 @@ def test_a_verb_whose_request_goes_astray_has_one_effect(
             answer = VERBS[verb](scene)
             if proxy.done[fault] == struck:  # it makes no more requests than nth
                 break
-            assert outcome(scene.direct.ledger()) == expected, f"request {nth}"
+            assert outcome(scene.direct.learner.ledger()) == expected, f"request {nth}"
             assert answer == expected_answer or (verb in COUNTING and fault is not Fault.RESET), f"request {nth}"
             assert scene.direct.audit() == []
         assert nth > 0, "no request was ever struck"
@@ -205,7 +206,7 @@ def test_an_insert_that_hears_nothing_is_made_again(
         result = scene.insert(1)
         assert proxy.done[fault] == struck + 1
         assert result is (InsertResult.DUPLICATE if fault is Fault.WITHHOLD_REPLY else InsertResult.STORED)
-        assert scene.direct.ledger().inserted == 8 and scene.direct.audit() == []
+        assert scene.direct.learner.ledger().inserted == 8 and scene.direct.audit() == []
 
 
 class FirstReplyOfEach:
@@ -228,8 +229,8 @@ def test_a_thousand_inserts_that_lost_their_reply_are_stored_once_each(
     proxy: Proxy, redis_server: Server, redis_client: redis.Redis, run_id: str
 ) -> None:
     direct = make_buffer(redis_client, run_id)
-    direct.acquire_epoch()
-    direct.open([ticket(group_id, num_members=1) for group_id in range(NUM_INSERTS)])
+    direct.learner.acquire_epoch()
+    direct.learner.open([ticket(group_id, num_members=1) for group_id in range(NUM_INSERTS)])
     leases = [leased(direct) for _ in range(NUM_INSERTS)]
     lost_before = proxy.done[Fault.LOSE_REPLY]
     with connect(proxy.url(redis_server.password)) as through, ThreadPoolExecutor(NUM_WRITERS) as writers:
@@ -237,12 +238,14 @@ def test_a_thousand_inserts_that_lost_their_reply_are_stored_once_each(
         proxy.judge = FirstReplyOfEach()
         results = list(
             writers.map(
-                lambda lease: buffer.insert(lease, attempt_at(lease, 0, run_id=run_id)), leases, timeout=DEADLINE_S
+                lambda lease: buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id)),
+                leases,
+                timeout=DEADLINE_S,
             )
         )
     assert proxy.done[Fault.LOSE_REPLY] - lost_before == NUM_INSERTS
     assert set(results) == {InsertResult.DUPLICATE}
-    ledger = direct.ledger()
+    ledger = direct.learner.ledger()
     assert (ledger.inserted, ledger.ready, ledger.dedup_hits) == (NUM_INSERTS, NUM_INSERTS, NUM_INSERTS)
     assert len(list(redis_client.scan_iter(f"{key(run_id, 'train', 'blob')}:*", count=1000))) == NUM_INSERTS
     assert direct.audit() == []
@@ -259,9 +262,9 @@ def test_a_slow_link_makes_an_insert_slow_and_nothing_else(
         proxy.delay_s, proxy.bytes_per_s = 0.1, 100_000
         started = time.monotonic()
         trajectory = attempt_at(scene.lease, 1, run_id=run_id, num_sampled=5_000)
-        assert scene.buffer.insert(scene.lease, trajectory) is InsertResult.STORED
+        assert scene.buffer.actor.insert(scene.lease, trajectory) is InsertResult.STORED
         assert time.monotonic() - started > 0.1 + 9 * 5_000 / 100_000
-        assert scene.direct.ledger().inserted == 8 and scene.direct.audit() == []
+        assert scene.direct.learner.ledger().inserted == 8 and scene.direct.audit() == []
 
 
 class Recorder:
@@ -276,16 +279,16 @@ class Recorder:
         return Fault.NONE
 
 
-def life_of_a_run(buffer: Buffer, run_id: str) -> Iterator[str]:
+def life_of_a_run(buffer: Views, run_id: str) -> Iterator[str]:
     """Every verb at least once, each with something to do; yields the name of what was just done."""
 
     def insert(lease: Lease, *members: int) -> None:
         for member in members:
-            assert buffer.insert(lease, attempt_at(lease, member, run_id=run_id)) is InsertResult.STORED
+            assert buffer.actor.insert(lease, attempt_at(lease, member, run_id=run_id)) is InsertResult.STORED
 
-    buffer.acquire_epoch()
+    buffer.learner.acquire_epoch()
     yield "acquire_epoch"
-    buffer.open([ticket(group_id) for group_id in range(6)])
+    buffer.learner.open([ticket(group_id) for group_id in range(6)])
     yield "open"
     first, second, third, fourth, spare = (leased(buffer) for _ in range(5))
     yield "lease"
@@ -294,34 +297,34 @@ def life_of_a_run(buffer: Buffer, run_id: str) -> Iterator[str]:
     insert(spare, 0, 1)  # ready to the end, for what takes more than it should
     insert(third, 0)
     yield "insert"
-    assert buffer.hand_in(fourth, partial_of(fourth, 0, run_id=run_id)) is InsertResult.STORED
+    assert buffer.actor.hand_in(fourth, partial_of(fourth, 0, run_id=run_id)) is InsertResult.STORED
     yield "hand_in"
-    assert buffer.heartbeat("a", [third, fourth]) == {2, 3}
-    assert buffer.fail(third, 1, attempt=0, outcome=Outcome.ENV_FAILURE, reason="why") == 1
+    assert buffer.actor.heartbeat("a", [third, fourth]) == {2, 3}
+    assert buffer.actor.fail(third, 1, attempt=0, outcome=Outcome.ENV_FAILURE, reason="why") == 1
     yield "fail"
-    buffer.release(fourth)
+    buffer.actor.release(fourth)
     yield "release"
-    assert ids(buffer.claim(1, 1, policy_version=0, max_lag=0)) == [0]
+    assert ids(buffer.learner.claim(1, 1, policy_version=0, max_lag=0)) == [0]
     yield "claim"
-    assert ids(buffer.claim(2, 1, policy_version=0, max_lag=0)) == [1]
+    assert ids(buffer.learner.claim(2, 1, policy_version=0, max_lag=0)) == [1]
     yield "claim again"
-    assert buffer.settle(1) == 1
+    assert buffer.learner.settle(1) == 1
     yield "settle"
-    buffer.acquire_epoch()
+    buffer.learner.acquire_epoch()
     yield "acquire_epoch again"
-    assert (buffer.settle(1), buffer.reopen(1)) == (0, 1)
+    assert (buffer.learner.settle(1), buffer.learner.reopen(1)) == (0, 1)
     yield "reopen"
-    assert ids(buffer.claim(2, 1, policy_version=0, max_lag=0)) == [1]
+    assert ids(buffer.learner.claim(2, 1, policy_version=0, max_lag=0)) == [1]
     yield "claim what was reopened"
-    buffer.drop([1], "zero_variance")
+    buffer.learner.drop([1], "zero_variance")
     yield "drop"
     fifth = leased(buffer)
     assert fifth.ticket.group_id == 3
     insert(fifth, 0, 1)
     yield "insert into what was released"
-    assert ids(buffer.claim(2, 1, policy_version=0, max_lag=0)) == [4]
+    assert ids(buffer.learner.claim(2, 1, policy_version=0, max_lag=0)) == [4]
     yield "claim for the same step"
-    assert buffer.settle(2) == 1
+    assert buffer.learner.settle(2) == 1
     yield "settle again"
 
 
@@ -330,7 +333,7 @@ def test_no_request_of_the_past_changes_anything_when_it_arrives_once_more(
 ) -> None:
     """A network that was cut for a while delivers what a client, long since answered, had sent before.
 
-    A claim that nobody hears the answer of would be settled, and counted as trained, without having been seen; a reopen
+    A claim whose answer is lost would be settled, and counted as trained, without having been seen; a reopen
     would have groups trained twice. So after each verb everything that was ever sent is delivered again.
     """
     direct = make_buffer(redis_client, run_id)
@@ -339,18 +342,18 @@ def test_no_request_of_the_past_changes_anything_when_it_arrives_once_more(
     num_delivered = 0
     with connect(proxy.url(redis_server.password)) as through:
         for verb in life_of_a_run(make_buffer(through, run_id), run_id):
-            before = outcome(direct.ledger())
+            before = outcome(direct.learner.ledger())
             for request in recorder.requests:
                 deliver_again(redis_client, request)
                 num_delivered += 1
-                now = outcome(direct.ledger())
+                now = outcome(direct.learner.ledger())
                 assert now == before, f"after {verb}: {request} changed {now.items() - before.items()}"
             assert direct.audit() == [], verb
     assert num_delivered > 200
-    assert direct.ledger().opened == 6 and direct.ledger().trained == 2
+    assert direct.learner.ledger().opened == 6 and direct.learner.ledger().trained == 2
 
 
 def deliver_again(client: redis.Redis, request: list[bytes]) -> None:
-    """To the server; its answer goes to nobody."""
+    """To the server; its answer is lost."""
     with contextlib.suppress(redis.ResponseError):
         client.execute_command(*request)

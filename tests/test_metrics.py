@@ -96,7 +96,7 @@ def test_a_resume_on_a_full_disk_leaves_what_was_written(tmp_path: Path) -> None
 
 def test_the_overview_lies_in_the_event_file_as_its_plugin_reads_it(tmp_path: Path) -> None:
     writer = MetricsWriter(jsonl=tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tb")
-    writer.lay_out({"Reward": ["^reward/mean$", "^reward/success$"], "Lag": ["^lag/"]})
+    writer.lay_out({"Reward": ["^trained/reward$", "^trained/success$"], "Lag": ["^lag/"]})
     writer.write(1, of(reward=0.5))
     writer.close()
     events = EventAccumulator(str(tmp_path / "tb")).Reload()
@@ -105,7 +105,7 @@ def test_the_overview_lies_in_the_event_file_as_its_plugin_reads_it(tmp_path: Pa
     layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
     (category,) = layout.category
     charts = {chart.title: list(chart.multiline.tag) for chart in category.chart}
-    assert charts == {"Reward": ["^reward/mean$", "^reward/success$"], "Lag": ["^lag/"]}
+    assert charts == {"Reward": ["^trained/reward$", "^trained/success$"], "Lag": ["^lag/"]}
     assert scalars(tmp_path / "tb", "reward") == [(1, 0.5)]
 
 

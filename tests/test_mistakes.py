@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import redis
 
-from actors.group import Episodes, Stage, rollout_group
+from actors.group import Episodes, EpisodeSetup, rollout_group
 from actors.rollout import EpisodeFailed
 from actors.scripted_engine import Schedule, ScriptedEngine
 from actors.vllm_engine import check_prompt
 from common.action_format import FORMATS
-from common.env_config import PartConfig
+from common.env_config import MixtureEntry
 from common.trajectory import (
     InvalidTrajectory,
     Outcome,
@@ -67,7 +67,7 @@ def expert_episode(env: ShopEnv, index: int = 0) -> Trajectory:
 
 def test_a_reward_that_is_missing_is_an_error_and_does_not_arrive_as_0() -> None:
     env = ForgetsRewards()
-    with pytest.raises(EpisodeFailed, match="without rewards"):
+    with pytest.raises(EpisodeFailed, match="step returned no rewards"):
         expert_episode(env)
     whole = msgspec.to_builtins(expert_episode(ShopEnv()), builtin_types=(bytes,))
     del whole["turns"][4]["rewards"]
@@ -76,7 +76,7 @@ def test_a_reward_that_is_missing_is_an_error_and_does_not_arrive_as_0() -> None
         decode_trajectory(encode(nameless), max_bytes=1 << 20, vocab_size=100)
     whole["turns"][4]["rewards"] = {}
     empty = msgspec.defstruct("Empty", [(name, object) for name in whole])(**whole)
-    with pytest.raises(InvalidTrajectory, match="carries no reward; 0 must be said"):
+    with pytest.raises(InvalidTrajectory, match="has no reward; a reward of 0 must be given too"):
         decode_trajectory(encode(empty), max_bytes=1 << 20, vocab_size=100)
 
 
@@ -84,26 +84,26 @@ def test_steps_visit_new_tasks_in_a_seeded_order_and_a_group_holds_one_task(
     redis_client: redis.Redis, run_id: str
 ) -> None:
     buffer = make_buffer(redis_client, run_id)
-    buffer.acquire_epoch()
-    supply = Supply(buffer, config("env.num_train_tasks=8", "run.seed=3"), first_group_id=0)
+    buffer.learner.acquire_epoch()
+    supply = Supply(buffer.learner, config("env.num_train_tasks=8", "run.seed=3"), first_group_id=0)
     opened: list[int] = []
     for step in range(1, 7):
         supply.admit(step, [], published_version=0)
-        opened += [lease.ticket.task.index for lease in work(buffer, run_id, returns=differ)]
-        for group in buffer.claim(step, 2, policy_version=0, max_lag=4):
+        opened += [lease.ticket.task.index for lease in work(buffer.actor, run_id, returns=differ)]
+        for group in buffer.learner.claim(step, 2, policy_version=0, max_lag=4):
             assert {member.task for member in group.trajectories} == {group.ticket.task}
     assert len(opened) == 14  # two groups a step, and one step ahead
     assert sorted(opened[:8]) == list(range(8))
     assert len(set(opened[8:])) == 6
     assert opened[:8] != list(range(8))
-    buffer.open([ticket(100)])
-    lease = buffer.lease("a")
+    buffer.learner.open([ticket(100)])
+    lease = buffer.actor.lease("a")
     assert lease is not None
     stranger = msgspec.structs.replace(
         attempt_at(lease, 0, run_id=run_id), task=Task(env="shop", split="train", index=9)
     )
-    with pytest.raises(InvalidTrajectory, match="the ticket says"):
-        buffer.insert(lease, stranger)
+    with pytest.raises(InvalidTrajectory, match="the ticket's is"):
+        buffer.actor.insert(lease, stranger)
 
 
 def test_sampled_tokens_reach_the_learner_as_sampled_and_not_as_their_text_would_be_encoded() -> None:
@@ -132,7 +132,7 @@ def test_an_episode_that_outgrows_the_context_ends_and_loses_nothing_on_the_left
     assert cut.tokens == whole.tokens[: len(cut.tokens)]
     with pytest.raises(ValueError, match=r"a prompt of 50 tokens.*leave room for 1 more in `model\.max_tokens` = 50"):
         check_prompt([1] * 50, max_tokens=50, vocab_size=100)
-    with pytest.raises(ValueError, match=r"`model\.max_tokens` 50"):
+    with pytest.raises(ValueError, match=r"`model\.max_tokens` = 50"):
         asyncio.run(engine.generate([1] * 50, attempt_on().sampling))
 
 
@@ -140,9 +140,9 @@ def test_an_exception_in_the_environment_is_redone_then_dropped_and_never_traine
     redis_client: redis.Redis, run_id: str
 ) -> None:
     buffer = make_buffer(redis_client, run_id, max_attempts=2)
-    buffer.acquire_epoch()
-    buffer.open([ticket(0)])
-    lease = buffer.lease("actor-0")
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(0)])
+    lease = buffer.actor.lease("actor-0")
     assert lease is not None
     tokenizer = shop_tokenizer()
 
@@ -152,10 +152,10 @@ def test_an_exception_in_the_environment_is_redone_then_dropped_and_never_traine
             return ids(tokenizer, "search[dress]<|end|>")
         return ids(tokenizer, "click[buy now]<|end|>")
 
-    stage = Stage(
+    setup = EpisodeSetup(
         run_id=run_id,
         actor="actor-0",
-        envs={"shop": PartConfig(name=f"{__name__}:RaisesOnBuying")},
+        envs={"shop": MixtureEntry(name=f"{__name__}:RaisesOnBuying")},
         engine=ScriptedEngine(
             search_look_and_buy, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=256
         ),
@@ -165,17 +165,17 @@ def test_an_exception_in_the_environment_is_redone_then_dropped_and_never_traine
         provenance=attempt_on().provenance,
         episodes=Episodes(),
     )
-    asyncio.run(rollout_group(lease, stage=stage, buffer=buffer))
-    ledger = buffer.ledger()
+    asyncio.run(rollout_group(lease, setup=setup, buffer=buffer.actor))
+    ledger = buffer.learner.ledger()
     assert ledger.dropped == {"env_failure": 1}
     assert (ledger.inserted, ledger.ready) == (0, 0)
     assert ledger.redone_members in (1, 2)  # the first member to run out of attempts ends the group for both
-    assert "the till is broken" in buffer.failures()[0].reason
+    assert "the till is broken" in buffer.learner.failures()[0].reason
     failed = msgspec.structs.replace(
         attempt_at(lease, 0, run_id=run_id), stop_reason=StopReason.ENV_ERROR, outcome=Outcome.ENV_FAILURE
     )
-    with pytest.raises(InvalidTrajectory, match=r"env_failure is not policy: .*report the rest with fail"):
-        buffer.insert(lease, failed)
+    with pytest.raises(InvalidTrajectory, match=r"env_failure, expected policy: .*report the others with fail"):
+        buffer.actor.insert(lease, failed)
 
 
 def test_prompt_tokens_are_outside_the_loss_mask() -> None:

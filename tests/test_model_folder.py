@@ -41,7 +41,7 @@ def test_any_change_of_a_tensor_changes_the_root(tmp_path: Path, changed: dict[s
 
 
 def test_a_folder_without_weights_and_a_file_that_is_none_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"holds no \*\.safetensors"):
+    with pytest.raises(ValueError, match=r"has no \*\.safetensors"):
         folder_root(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
     with pytest.raises(ValueError, match="not a safetensors file"):

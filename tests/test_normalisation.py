@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -5,13 +7,14 @@ from hypothesis import strategies as st
 
 from common.objective_config import ObjectiveConfig
 from learner.objective.normalisation import loss_divisor, token_weights
+from learner.objective.ratio import Sequences
 from tests.policies import Tokens, any_batch, float64, of_lengths
 
 
 def normalised(losses: torch.Tensor, lengths: tuple[int, ...], normalisation: str, *, constant: int = 512) -> float:
     objective = ObjectiveConfig(normalisation=normalisation, normalisation_tokens=constant)
     weights = token_weights(losses, sequences=of_lengths(*lengths), objective=objective)
-    divisor = loss_divisor(num_loss_tokens=len(losses), num_sequences=len(lengths), objective=objective)
+    divisor = loss_divisor(num_loss_tokens=len(losses), num_trajectories=len(lengths), objective=objective)
     return float((weights * losses).sum() / divisor)
 
 
@@ -20,6 +23,25 @@ def test_two_sequences_by_each_normalisation() -> None:
     assert normalised(losses, (3, 1), "tokens") == 7 / 4
     assert normalised(losses, (3, 1), "sequences") == (1 + 4) / 2
     assert normalised(losses, (3, 1), "constant", constant=8) == 7 / 16
+
+
+def test_a_rewritten_history_changes_nothing_about_a_trajectorys_weight() -> None:
+    losses, whole = float64(1, 1, 1, 4), of_lengths(3, 1)
+    branched = dataclasses.replace(
+        of_lengths(1, 2, 1), trajectories=torch.tensor([0, 0, 1]), trajectory_tokens=torch.tensor([3, 3, 1])
+    )
+    for normalisation in ("tokens", "sequences", "constant"):
+        objective = ObjectiveConfig(normalisation=normalisation)
+        weights = [token_weights(losses, sequences=each, objective=objective).tolist() for each in (whole, branched)]
+        assert weights[0] == weights[1]
+    assert weights_by_sequences(losses, branched) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 1])
+
+
+def weights_by_sequences(losses: torch.Tensor, sequences: Sequences) -> list[float]:
+    found: list[float] = token_weights(
+        losses, sequences=sequences, objective=ObjectiveConfig(normalisation="sequences")
+    ).tolist()  # fmt: skip
+    return found
 
 
 @any_batch

@@ -70,14 +70,14 @@ def test_aws_gives_notice_of_an_interruption(service: MetadataService, action: s
     service.answers[ACTION] = 200, f'{{"action": "{action}", "time": "2017-09-18T08:22:00Z"}}'
     service.answers[REBALANCE] = 500, "too late for hints"
     (notice,) = Aws(service.url).look()
-    assert notice.is_final and notice.words == f"AWS will {action} this host at 2017-09-18T08:22:00Z"
+    assert notice.is_final and notice.text == f"AWS will {action} this host at 2017-09-18T08:22:00Z"
 
 
 def test_a_rebalance_recommendation_is_a_hint_and_no_notice(service: MetadataService) -> None:
     service.wants_tokens()
     service.answers[REBALANCE] = 200, '{"noticeTime": "2020-10-27T08:22:00Z"}'
     (notice,) = Aws(service.url).look()
-    assert not notice.is_final and "2020-10-27T08:22:00Z" in notice.words
+    assert not notice.is_final and "2020-10-27T08:22:00Z" in notice.text
 
 
 def test_a_token_that_has_expired_is_fetched_anew(service: MetadataService) -> None:
@@ -103,7 +103,7 @@ def test_gcp_is_asked_in_its_flavour_and_says_nothing_where_nothing_is_planned(s
     ("answers", "words"),
     [
         ({MAINTENANCE: (200, "NONE"), PREEMPTED: (200, "TRUE")}, "GCP preempts this host"),
-        ({MAINTENANCE: (200, "TERMINATE_ON_HOST_MAINTENANCE")}, "GCP will end this host for its maintenance"),
+        ({MAINTENANCE: (200, "TERMINATE_ON_HOST_MAINTENANCE")}, "GCP will end this host for maintenance"),
     ],
 )
 def test_gcp_gives_notice_of_a_preemption_and_of_maintenance_that_ends_the_host(
@@ -111,7 +111,7 @@ def test_gcp_gives_notice_of_a_preemption_and_of_maintenance_that_ends_the_host(
 ) -> None:
     service.answers = answers
     (notice,) = Gcp(service.url).look()
-    assert notice.is_final and notice.words == words
+    assert notice.is_final and notice.text == words
 
 
 def test_a_host_that_gcp_will_move_stays(service: MetadataService) -> None:
@@ -127,7 +127,7 @@ def test_azure_gives_notice_of_what_takes_this_host_away(service: MetadataServic
     }
     (notice,) = Azure(service.url).look()
     assert notice.is_final
-    assert notice.words == f"Azure: {event} of this host, not before Mon, 19 Sep 2016 18:29:47 GMT"
+    assert notice.text == f"Azure: {event} of this host, not before Mon, 19 Sep 2016 18:29:47 GMT"
     assert all(headers["metadata"] == "true" for _, _, headers in service.asked)
 
 
@@ -144,8 +144,8 @@ def test_what_azure_plans_for_another_host_or_what_leaves_this_one_is_no_notice(
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        ((500, "internal error"), "answers 500"),
-        ((403, "forbidden"), "answers 403"),
+        ((500, "internal error"), "answered with status 500"),
+        ((403, "forbidden"), "answered with status 403"),
         ((200, "<html>a captive portal</html>"), "captive portal"),
         ((200, '{"action": "terminate"}'), "time"),
         ((200, " " * 100_000), "more than 65536 bytes"),
@@ -177,7 +177,7 @@ def test_a_notice_asks_this_process_to_leave_and_a_failure_and_a_hint_do_not(
 ) -> None:
     monkeypatch.setattr(notices_module, "POLL_S", 0.01)
     watch_notices("aws", service.url + "/", shutdown)  # no token yet: a 404 where it is given
-    until(lambda: "no notice would be heard of" in caplog.text)
+    until(lambda: "notices of the cloud do not arrive" in caplog.text)
     service.wants_tokens()
     service.answers[REBALANCE] = 200, '{"noticeTime": "2020-10-27T08:22:00Z"}'
     until(lambda: "may soon interrupt" in caplog.text)
@@ -187,5 +187,5 @@ def test_a_notice_asks_this_process_to_leave_and_a_failure_and_a_hint_do_not(
     service.answers[ACTION] = 200, '{"action": "terminate", "time": "2017-09-18T08:22:00Z"}'
     assert shutdown.requested.wait(DEADLINE_S)
     assert shutdown.exit_code == EXIT_PREEMPTED
-    assert caplog.text.count("no notice would be heard of") == 1 and caplog.text.count("may soon interrupt") == 1
+    assert caplog.text.count("notices of the cloud do not arrive") == 1 and caplog.text.count("may soon interrupt") == 1
     assert "AWS will terminate this host" in caplog.text

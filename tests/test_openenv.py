@@ -31,8 +31,8 @@ def stub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvHost]:
-    names = "env_server.names=[kg,tests.unruly:UnrulyEnv]"
-    with env_host(tmp_path_factory.mktemp("envs"), names, "env_server.max_episodes=1") as running:
+    names = "--names=kg,tests.unruly:UnrulyEnv"
+    with env_host(tmp_path_factory.mktemp("envs"), names, "--max-episodes=1") as running:
         yield running
 
 
@@ -103,8 +103,8 @@ def test_all_of_an_observation_is_shown_as_json_where_no_field_is_named(stub: st
 @pytest.mark.parametrize(
     ("options", "action", "complaint"),
     [
-        ({}, "break", "says EXECUTION_ERROR: the database is gone"),
-        ({}, "lie", "not OpenEnv's Moment: Object missing required field `observation`"),
+        ({}, "break", "reported EXECUTION_ERROR: the database is gone"),
+        ({}, "lie", "malformed ObservationData of OpenEnv: Object missing required field `observation`"),
         (
             {"action_field": "message"},
             "4",
@@ -128,9 +128,11 @@ def test_what_goes_wrong_there_is_an_environment_failure(
     asyncio.run(play())
 
 
-def test_a_field_that_no_observation_has_is_said_with_those_that_it_has(stub: str) -> None:
+def test_an_unknown_observation_field_is_reported_with_the_known_ones(stub: str) -> None:
     env = counting(stub, observation_field="txt")
-    with pytest.raises(EnvError, match=r"`env.options.observation_field` must be one of text, tags, as .* has it"):
+    with pytest.raises(
+        EnvError, match=r"`env.options.observation_field` must be one of text, tags, the fields that .* sends"
+    ):
         asyncio.run(env.reset(TASK))
     asyncio.run(env.close())
 
@@ -194,7 +196,7 @@ def test_their_client_plays_ours_as_we_do(host: EnvHost) -> None:
         ([{"type": "reset", "data": {}}, {"type": "step", "data": {"text": "x"}}], "VALIDATION_ERROR", "`message`"),
     ],
 )
-def test_what_their_client_may_not_say_is_an_error_in_their_form(
+def test_an_invalid_message_of_their_client_is_an_error_in_their_format(
     host: EnvHost, messages: list[dict[str, Any]], code: str, complaint: str
 ) -> None:
     last = asyncio.run(told_by(host, "kg", *messages))[-1]
@@ -202,7 +204,7 @@ def test_what_their_client_may_not_say_is_an_error_in_their_form(
     assert last["data"]["code"] == code and complaint in last["data"]["message"]
 
 
-def test_a_crash_is_an_error_and_the_next_reset_begins_anew(host: EnvHost) -> None:
+def test_a_crash_is_an_error_and_the_next_reset_starts_again(host: EnvHost) -> None:
     reset, crash = {"type": "reset", "data": {"seed": 1}}, {"type": "step", "data": {"message": "crash"}}
     hello = {"type": "step", "data": {"message": "hello"}}
     answers = asyncio.run(told_by(host, "tests.unruly:UnrulyEnv", reset, crash, hello, reset, hello))
@@ -211,7 +213,7 @@ def test_a_crash_is_an_error_and_the_next_reset_begins_anew(host: EnvHost) -> No
     assert answers[4]["data"]["observation"]["text"] == "hello"
 
 
-def test_as_many_as_may_play_and_the_next_is_told_so(host: EnvHost) -> None:
+def test_a_client_beyond_the_limit_gets_capacity_reached(host: EnvHost) -> None:
     reset = {"type": "reset", "data": {}}
 
     async def two() -> list[dict[str, Any]]:
@@ -239,7 +241,7 @@ def test_the_schema_names_the_action_and_others_are_not_served(host: EnvHost) ->
     assert asyncio.run(asked("/openenv/household/schema"))[0] == 404
 
 
-def test_our_clients_for_their_wire_play_our_server_too(host: EnvHost, tmp_path: Path) -> None:
+def test_our_clients_of_their_protocols_play_our_server_too(host: EnvHost, tmp_path: Path) -> None:
     async def play() -> Observation:
         env = make_env("openenv", {"url": f"{host.url}/openenv/kg", "observation_field": "text"})
         await env.reset(TASK)

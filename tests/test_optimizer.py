@@ -2,13 +2,10 @@ import doctest
 
 import pytest
 
-import learner.objective.advantage
-import learner.objective.allocation
-import learner.model.attention
-import learner.objective.gae
-import learner.pack
-import learner.objective.vtrace
+from learner import pack
+from learner.model import attention
 from learner.model.optimizer import lr_fraction
+from learner.objective import advantage, allocation, gae, vtrace
 
 
 def fractions(schedule: str, *, warmup_steps: int, steps: list[int]) -> list[float]:
@@ -27,7 +24,7 @@ def test_the_warm_up_climbs_and_wastes_no_step_on_a_rate_of_zero() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    [learner.advantage, learner.allocation, learner.attention, learner.gae, learner.pack, learner.vtrace],
+    [advantage, allocation, attention, gae, pack, vtrace],
 )
 def test_the_examples_in_the_docstrings_hold(module: object) -> None:
     found = doctest.testmod(module)

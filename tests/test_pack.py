@@ -6,8 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.kept_sets import kept_sets
-from common.trajectory import Trajectory, pack_logprobs, pack_mask, pack_tokens
-from learner.pack import TokenSequence, balanced_bins, count_loss_tokens, micro_batches, pack, sequences_of
+from common.trajectory import Trajectory, VersionSpan, pack_logprobs, pack_mask, pack_tokens
+from learner.checkpoint import Progress
+from learner.pack import (
+    TokenSequence,
+    balanced_bins,
+    count_loss_tokens,
+    count_trajectories,
+    micro_batches,
+    numbered,
+    pack,
+    sequences_of,
+    with_lags,
+)
 from tests.tiny_model import a_trajectory, random_sequence
 
 
@@ -31,8 +42,42 @@ def test_each_branch_is_a_sequence_with_the_trajectorys_advantage() -> None:
     assert second.advantages.tolist() == [0.75, 0.75, 0.75]
 
 
+def test_branches_keep_the_number_and_the_length_of_their_trajectory_in_any_pack() -> None:
+    batch = numbered([[random_sequence(9, seed=0)], sequences_of(two_branches(), advantage=0.75)])
+    assert [sequence.trajectory for sequence in batch] == [0, 1, 1]
+    assert [sequence.trajectory_tokens for sequence in batch] == [6, 3, 3]
+    assert count_trajectories(batch) == 2
+    packs = micro_batches(batch, max_tokens=9, num_ranks=1, rank=0)
+    assert [packed.lengths for packed in packs] == [(9,), (3, 3)]
+    assert [packed.loss_sequences.trajectories.tolist() for packed in packs] == [[0], [1, 1]]
+    apart = [pack([sequence]).loss_sequences for sequence in batch[1:]]
+    assert [sequences.trajectory_tokens.tolist() for sequences in apart] == [[3], [3]]
+
+
+def test_each_branch_knows_the_version_and_the_lag_of_its_tokens() -> None:
+    """21 and 22 are of one turn, in the middle of which newer weights came in."""
+    spans = [(2, 3, 5), (4, 5, 10), (5, 6, 12)]
+    trajectory = msgspec.structs.replace(
+        two_branches(), version_spans=[VersionSpan(start=a, stop=b, policy_version=v) for a, b, v in spans]
+    )
+    sequences = sequences_of(trajectory, advantage=0.75)
+    assert [sequence.policy_versions.tolist() for sequence in sequences] == [[0, 0, 5], [0, 10, 12]]
+    begun = Progress(step=4, policy_version=5, highest_published=9, next_group_id=0, tokens_trained=0)
+    at = msgspec.structs.replace(begun.resumed_as(10), policy_version=13)  # 10 has the weights of 5
+    lagged = with_lags(sequences, at.lags)
+    assert [sequence.lags.tolist() for sequence in lagged] == [[0, 0, 3], [0, 3, 1]]
+    packed = pack([lagged[1], lagged[0]])
+    assert packed.lags is not None and packed.lags.tolist() == [0, 3, 1, 0, 0, 3]
+    assert packed.loss_lags.tolist() == [3, 1, 3]
+
+
+def test_without_lags_a_pack_has_none_and_its_loss_tokens_are_as_new_as_can_be() -> None:
+    packed = pack(sequences_of(two_branches(), advantage=0.75))
+    assert packed.lags is None and packed.loss_lags.tolist() == [0, 0, 0]
+
+
 def test_a_sampled_token_without_a_prompt_before_it_is_refused() -> None:
-    with pytest.raises(ValueError, match="token 2 begins a sequence"):
+    with pytest.raises(ValueError, match="token 2 is the first of a sequence"):
         sequences_of(
             a_trajectory(
                 tokens=pack_tokens([10, 11, 12]),
@@ -140,5 +185,7 @@ def random_prompt(length: int) -> TokenSequence:
 
 
 def test_sequences_that_were_not_sampled_alike_are_not_packed_together() -> None:
-    with pytest.raises(ValueError, match="2 of 3 sequences in a pack have kept sets: they were not sampled alike"):
+    with pytest.raises(
+        ValueError, match="only 2 of 3 sequences in a pack have kept sets: they were sampled with different"
+    ):
         pack([*sequences_of(kept_branches(), advantage=1.0), random_sequence(4, seed=0)])

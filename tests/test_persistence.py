@@ -16,10 +16,9 @@ from pathlib import Path
 import pytest
 
 from common.connection import connect
-from replay.buffer import Buffer
 from replay.server import Server, start_server
 from replay.ticket import InsertResult
-from tests.attempts import attempt_at, make_buffer, ticket
+from tests.attempts import Views, attempt_at, make_buffer, ticket
 
 WRITING_S = 2.5
 NUM_AHEAD = 50
@@ -47,16 +46,16 @@ def start_with(directory: Path, settings: str) -> Server:
     return start_server(directory)
 
 
-def insert_for_a_while(buffer: Buffer, file: Path, run_id: str) -> Written:
-    buffer.acquire_epoch()
+def insert_for_a_while(buffer: Views, file: Path, run_id: str) -> Written:
+    buffer.learner.acquire_epoch()
     written, until = Written(), time.monotonic() + WRITING_S
     while time.monotonic() < until:
         if len(written.at_s) % NUM_AHEAD == 0:
             first = len(written.at_s)
-            buffer.open([ticket(group_id, num_members=1) for group_id in range(first, first + NUM_AHEAD)])
-        lease = buffer.lease("a")
+            buffer.learner.open([ticket(group_id, num_members=1) for group_id in range(first, first + NUM_AHEAD)])
+        lease = buffer.actor.lease("a")
         assert lease is not None
-        assert buffer.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
+        assert buffer.actor.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
         written.at_s.append(time.monotonic())
         written.file_bytes.append(file.stat().st_size if file.exists() else 0)
     return written
@@ -67,7 +66,7 @@ def num_kept(directory: Path, run_id: str) -> int:
     with start_server(directory) as server, connect(server.secret_url) as client:
         buffer = make_buffer(client, run_id)
         assert buffer.audit() == []
-        return buffer.ledger().inserted
+        return buffer.learner.ledger().inserted
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,10 @@ from common.actors_config import ActorsConfig
 from common.shutdown import Shutdown
 from common.trajectory import Trajectory
 from common.weights import Manifest, Offer
-from learner.evaluation import give_up
-from replay.buffer import Buffer
+from learner.evaluation import drop_open_groups
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunState
-from tests.attempts import make_buffer, ticket
+from tests.attempts import Views, make_buffer, ticket
 from tests.processes import Gate
 from tests.test_group import Actor, shutdown, until
 
@@ -33,8 +32,8 @@ class Scene:
     def __init__(self, client: redis.Redis, run_id: str, gate: Gate) -> None:
         """Every turn waits for `gate`."""
         self.train, self.evaluations = make_buffer(client, run_id), make_buffer(client, run_id, stream="eval")
-        self._epoch = self.train.acquire_epoch()
-        self.evaluations.adopt_epoch(self._epoch)
+        self._epoch = self.train.learner.acquire_epoch()
+        self.evaluations.learner.adopt_epoch(self._epoch)
         self.actor = Actor("actor", run_id, turns=TURNS, gate=str(gate))
         self._bulletin, self._fleet = Bulletin(client, run_id), Fleet(client, run_id)
         self._fleet.set_run_state(RunState.TRAINING)
@@ -43,8 +42,8 @@ class Scene:
     def version(self) -> int:
         return self.actor.engine.policy_version
 
-    def opens(self, buffer: Buffer, *group_ids: int, version: int = 0) -> None:
-        buffer.open([ticket(group_id, num_members=1, min_policy_version=version) for group_id in group_ids])
+    def opens(self, buffer: Views, *group_ids: int, version: int = 0) -> None:
+        buffer.learner.open([ticket(group_id, num_members=1, min_policy_version=version) for group_id in group_ids])
 
     def announces(self, version: int) -> None:
         manifest = Manifest(
@@ -65,13 +64,13 @@ class Scene:
         await until(lambda: version in (self.actor.engine._staged_version, self.version))
 
     def plays(self, script: Callable[[], Coroutine[Any, Any, None]], shutdown: Shutdown) -> None:
-        """Run the actor, with room for three episodes, while `script` goes on beside it."""
+        """Run the actor, with room for three episodes, while `script` runs beside it."""
 
         async def play() -> int:
             task = asyncio.create_task(
                 act(
-                    self.actor.stage,
-                    buffers={"eval": self.evaluations, "train": self.train},
+                    self.actor.setup,
+                    buffers={"eval": self.evaluations.actor, "train": self.train.actor},
                     bulletin=self._bulletin,
                     fleet=self._fleet,
                     actors=ActorsConfig(max_episodes=3),
@@ -85,8 +84,8 @@ class Scene:
         assert asyncio.run(play()) == 0
 
 
-def episodes(buffer: Buffer, number: int) -> list[Trajectory]:
-    return [group.trajectories[0] for group in buffer.claim(1, number, policy_version=0, max_lag=0)]
+def episodes(buffer: Views, number: int) -> list[Trajectory]:
+    return [group.trajectories[0] for group in buffer.learner.claim(1, number, policy_version=0, max_lag=0)]
 
 
 def versions(trajectory: Trajectory) -> tuple[int, int]:
@@ -115,8 +114,8 @@ def test_an_evaluation_is_of_one_version_though_newer_weights_come_and_training_
         assert scene.version == 0
         gate.open()
         await until(lambda: scene.version == 2)
-        assert scene.evaluations.ledger().ready == 4  # not before the last of them was over
-        await until(lambda: scene.train.ledger().ready == 2)
+        assert scene.evaluations.learner.ledger().ready == 4  # not before the last of them was over
+        await until(lambda: scene.train.learner.ledger().ready == 2)
 
     scene.plays(script, shutdown)
     assert [versions(episode) for episode in episodes(scene.evaluations, 4)] == [(0, 0)] * 4
@@ -132,17 +131,17 @@ def test_an_evaluation_of_another_version_is_left_to_others_until_the_actor_gets
     scene.opens(scene.train, 0)
 
     async def script() -> None:
-        await until(lambda: scene.train.ledger().ready == 1)
-        assert scene.evaluations.ledger().queued == 1
+        await until(lambda: scene.train.learner.ledger().ready == 1)
+        assert scene.evaluations.learner.ledger().queued == 1
         await scene.offers(5)
-        await until(lambda: scene.evaluations.ledger().ready == 1)
+        await until(lambda: scene.evaluations.learner.ledger().ready == 1)
         scene.opens(scene.evaluations, 1, version=4)
         await scene.offers(6)
         await until(lambda: scene.version == 6)  # an evaluation that it cannot play holds nothing up
 
     scene.plays(script, shutdown)
     assert [versions(episode) for episode in episodes(scene.evaluations, 1)] == [(5, 5)]
-    assert scene.evaluations.ledger().queued == 1
+    assert scene.evaluations.learner.ledger().queued == 1
 
 
 def test_an_evaluation_that_takes_the_place_of_one_that_was_passed_over_is_played(
@@ -157,9 +156,9 @@ def test_an_evaluation_that_takes_the_place_of_one_that_was_passed_over_is_playe
         await until(lambda: scene.version == 1)
         scene.opens(scene.evaluations, 0, version=0)
         await asyncio.sleep(0.3)  # some polls
-        give_up(scene.evaluations)
+        drop_open_groups(scene.evaluations.learner)
         scene.opens(scene.evaluations, 1, version=1)
-        await until(lambda: scene.evaluations.ledger().ready == 1)
+        await until(lambda: scene.evaluations.learner.ledger().ready == 1)
 
     scene.plays(script, shutdown)
 
@@ -177,9 +176,9 @@ def test_a_held_engine_takes_the_training_that_it_can_serve_and_leaves_the_rest_
         await until(lambda: len(scene.actor.seeds) == 2)  # a training episode beside the evaluation
         scene.opens(scene.train, 1, version=1)
         await asyncio.sleep(0.3)  # some polls
-        assert (scene.train.ledger().leased, scene.train.ledger().queued) == (1, 1)
+        assert (scene.train.learner.ledger().leased, scene.train.learner.ledger().queued) == (1, 1)
         gate.open()
-        await until(lambda: scene.train.ledger().ready == 2)
+        await until(lambda: scene.train.learner.ledger().ready == 2)
 
     scene.plays(script, shutdown)
     assert [versions(episode) for episode in episodes(scene.evaluations, 1)] == [(0, 0)]
@@ -195,7 +194,7 @@ def test_evaluations_that_are_dropped_under_an_actor_let_go_of_its_engine(
     async def script() -> None:
         await until(lambda: len(scene.actor.seeds) == 2)
         await scene.offers(1)
-        scene.evaluations.drop([0, 1], "superseded")
+        scene.evaluations.learner.drop([0, 1], "superseded")
         scene.opens(scene.evaluations, 2, version=9)
         await until(lambda: scene.version == 1)
 
@@ -219,22 +218,22 @@ def test_an_actor_that_gets_no_weights_holds_no_group_that_asks_for_them(
     async def script() -> None:
         scene.opens(scene.train, 0, version=1)
         await asyncio.sleep(0.5)  # some polls
-        assert scene.train.ledger().leased == 0
+        assert scene.train.learner.ledger().leased == 0
         await scene.offers(1)
-        await until(lambda: scene.train.ledger().ready == 1)
+        await until(lambda: scene.train.learner.ledger().ready == 1)
         scene.opens(scene.train, 1, version=2)
-        await until(lambda: scene.train.ledger().leased == 1)  # they may come at any moment
+        await until(lambda: scene.train.learner.ledger().leased == 1)  # they may come at any moment
         scene.actor.engine.stage = refuse  # type: ignore[method-assign]
         scene.announces(2)
         await asyncio.wait_for(refused.wait(), 60)
-        await until(lambda: scene.train.ledger().leased == 0)
+        await until(lambda: scene.train.learner.ledger().leased == 0)
         await asyncio.sleep(0.3)  # some polls
-        assert (scene.train.ledger().leased, scene.train.ledger().queued) == (0, 1)
+        assert (scene.train.learner.ledger().leased, scene.train.learner.ledger().queued) == (0, 1)
         scene.actor.engine.stage = stage  # type: ignore[method-assign]
-        await until(lambda: scene.train.ledger().ready == 2)
+        await until(lambda: scene.train.learner.ledger().ready == 2)
 
     scene.plays(script, shutdown)
-    assert scene.train.ledger().failed == {}
+    assert scene.train.learner.ledger().failed == {}
 
 
 def test_nothing_is_committed_while_an_evaluation_is_asked_for_nor_the_reverse() -> None:

@@ -42,7 +42,7 @@ def test_a_host_that_gets_its_notice_hands_in_what_it_has_and_leaves(
         )  # fmt: skip
         run.wait_until(
             lambda: run.ledger().leased > 0 and run.bulletin.broadcast_members() == [],
-            "it leaves the broadcasts while its episodes go on",
+            "it leaves the broadcasts while its episodes continue",
         )
         assert host.wait() == EXIT_PREEMPTED
         assert "AWS will terminate this host at 2026-11-21T08:22:00Z" in host.said()

@@ -20,8 +20,8 @@ def test_literals() -> None:
 
 def test_the_margins_of_dpo() -> None:
     """Log-probabilities -10 and -15 under the policy, -14 and -9 under the reference."""
-    assert dpo_margins(np.array([5.0]), np.array([-5.0]), beta=0.1).tolist() == [1.0]
-    assert dpo_margins(np.array([3.0]), np.array([3.0]), beta=0.5).tolist() == [0.0]
+    assert dpo_margins(np.array([5.0]), reference=np.array([-5.0]), beta=0.1).tolist() == [1.0]
+    assert dpo_margins(np.array([3.0]), reference=np.array([3.0]), beta=0.5).tolist() == [0.0]
 
 
 @given(st.floats(-50, 50), st.floats(0.01, 2))
@@ -30,7 +30,7 @@ def test_the_slope_is_what_autograd_finds_in_the_loss_of_the_paper(difference: f
     sides = torch.tensor([difference, 0.0], dtype=torch.float64, requires_grad=True)
     loss = -torch.nn.functional.logsigmoid(beta * ((sides[0] - sides[1]) - 0.7))
     loss.backward()
-    margins = dpo_margins(np.array([difference]), np.array([0.7]), beta=beta)
+    margins = dpo_margins(np.array([difference]), reference=np.array([0.7]), beta=beta)
     assert preference_loss(margins)[0] == pytest.approx(loss.item(), rel=1e-9, abs=1e-12)
     assert sides.grad is not None
     slope = beta * preference_slope(margins)[0]

@@ -5,7 +5,8 @@ import json
 
 from rich.console import Console
 
-from tools.printable import json_line, printable, printable_lines
+from common.printable import printable
+from tools.printable import json_line, printable_lines
 
 
 def test_what_does_not_print_is_written_out() -> None:

@@ -1,4 +1,4 @@
-"""A program is found in a block whatever the block calls its language, or is all of the text."""
+"""A program is found in a block of any language, or is all of the text."""
 
 import pytest
 

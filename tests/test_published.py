@@ -1,5 +1,6 @@
 """What is published of a model, and as what."""
 
+import dataclasses
 from pathlib import Path
 
 import msgspec
@@ -14,17 +15,17 @@ from learner.model.lora import adapters_of
 from learner.model.packed_model import PackedModel, full_tensors, load_model
 from learner.publisher.published import adapted_folder, published_layout, published_tensors
 from learner.ranks import Ranks
-from tests.tiny_model import save_tiny_model
+from tests.tiny_model import FLOAT32, save_tiny_model
 
 
 @pytest.fixture(scope="module")
 def model(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> PackedModel:
     folder = save_tiny_model(tmp_path_factory.mktemp("tiny"))
-    return load_model(folder, ranks=ranks, dtype="bfloat16", activation_checkpointing=False)
+    return load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_weights_are_published_as_the_forward_pass_has_them(model: PackedModel, dtype: str) -> None:
+def test_the_weights_are_published_in_the_dtype_of_the_forward_pass(model: PackedModel, dtype: str) -> None:
     published = dict(published_tensors(model, dtype=dtype))
     rounded = {name: tensor.to(getattr(torch, dtype)) for name, tensor in full_tensors(model)}
     torch.testing.assert_close(published, rounded, rtol=0, atol=0)
@@ -36,9 +37,7 @@ def test_the_weights_are_published_as_the_forward_pass_has_them(model: PackedMod
 def adapted(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> PackedModel:
     """A model whose adapters are anything but 0."""
     folder = save_tiny_model(tmp_path_factory.mktemp("tiny"))
-    model = load_model(
-        folder, ranks=ranks, dtype="float32", activation_checkpointing=False, lora=LoraConfig(rank=4, alpha=12)
-    )
+    model = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, lora=LoraConfig(rank=4, alpha=12)))
     with torch.no_grad():
         for adapter in adapters_of(model.causal_lm).values():
             adapter.up.to_local().normal_(generator=torch.Generator().manual_seed(1))
@@ -78,11 +77,13 @@ def test_the_actor_merges_adapters_to_the_learners_weights_bit_for_bit(adapted: 
 def test_adapters_of_another_folder_or_of_other_layers_are_refused(adapted: PackedModel, tmp_path: Path) -> None:
     manifest, _ = published(adapted)
     other = ModelFolder(save_tiny_model(tmp_path, seed=1), dtype=torch.float32, tied=True)
-    with pytest.raises(WeightsRefused, match="adapters of other weights than those in"):
+    with pytest.raises(WeightsRefused, match="adapters for weights that differ from those in"):
         other.check(manifest)
     mine = ModelFolder(adapted.folder, dtype=torch.float32, tied=True)
-    with pytest.raises(WeightsRefused, match=r"adapters of \[4, 64\] and None do not fit"):
+    with pytest.raises(WeightsRefused, match=r"adapters of shapes \[4, 64\] and None do not fit"):
         mine.check(msgspec.structs.replace(manifest, tensors=manifest.tensors[:1]))
     narrow = [msgspec.structs.replace(manifest.tensors[0], shape=[4, 63]), manifest.tensors[1]]
-    with pytest.raises(WeightsRefused, match=r"adapters of \[4, 63\] and \[64, 4\] do not fit .* of \[64, 64\]"):
+    with pytest.raises(
+        WeightsRefused, match=r"adapters of shapes \[4, 63\] and \[64, 4\] do not fit .* of shape \[64, 64\]"
+    ):
         mine.check(msgspec.structs.replace(manifest, tensors=narrow))

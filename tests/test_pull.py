@@ -12,9 +12,9 @@ import xxhash
 import zmq
 
 from actors.pull import Puller, PullFailed
-from actors.sources import Nobody, Sources
+from actors.sources import NoSource, Sources
 from common.chunk_server import MAX_WAITING, ChunkServer, ServerLimits
-from common.chunks import Answer, Blob, ChunkReply, ChunkRequest, Farewell, Request
+from common.chunks import Blob, ChunkReply, ChunkRequest, ChunkStatus, Farewell, Request
 from common.config_error import ConfigError
 from common.curve import KEY_VARIABLE, CurveKey, key_from_environment, load_key, new_secret
 from common.patience import RedisAway
@@ -42,7 +42,7 @@ def relay_at(endpoint: str, *, name: str = "", host: str = "elsewhere", roots: t
 
 
 class Pulling:
-    """A puller, what it is told of relays, and whom it blamed."""
+    """A puller, the relays that it knows, and those that it blamed."""
 
     def __init__(self, *relays: str, key: CurveKey | None = None, patience_s: float = 0.0) -> None:
         self.relays = [relay_at(endpoint) for endpoint in relays]
@@ -105,7 +105,7 @@ def faulty(reply: Reply) -> Iterator[str]:
 
 def reply_with(request: ChunkRequest, data: bytes) -> tuple[ChunkReply, bytes]:
     reply = ChunkReply(
-        root=request.root, offset=request.offset, answer=Answer.HERE, xxh3=xxhash.xxh3_64_intdigest(data)
+        root=request.root, offset=request.offset, answer=ChunkStatus.HERE, xxh3=xxhash.xxh3_64_intdigest(data)
     )
     return reply, data
 
@@ -135,7 +135,7 @@ def test_a_source_at_no_address_is_left_for_another(endpoint: str) -> None:
 def test_a_source_that_falls_silent_in_mid_blob_is_left_and_the_rest_comes_from_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("actors.draw.SILENCE_S", 0.5)
+    monkeypatch.setattr("actors.fetch.SILENCE_S", 0.5)
 
     def reply(request: ChunkRequest, number: int) -> tuple[ChunkReply, bytes] | None:
         return true_reply(request, number) if number < 15 else None
@@ -149,7 +149,7 @@ def test_a_source_that_falls_silent_in_mid_blob_is_left_and_the_rest_comes_from_
 
 
 def test_a_pull_that_was_given_up_goes_on_from_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.draw.SILENCE_S", 0.3)
+    monkeypatch.setattr("actors.fetch.SILENCE_S", 0.3)
 
     def reply(request: ChunkRequest, number: int) -> tuple[ChunkReply, bytes] | None:
         return true_reply(request, number) if number < 15 else None
@@ -164,7 +164,7 @@ def test_a_pull_that_was_given_up_goes_on_from_where_it_was(monkeypatch: pytest.
 
 
 def test_only_the_chunks_that_were_lost_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.draw.SILENCE_S", 0.3)
+    monkeypatch.setattr("actors.fetch.SILENCE_S", 0.3)
     asked: list[int] = []
 
     def reply(request: ChunkRequest, number: int) -> tuple[ChunkReply, bytes] | None:
@@ -179,17 +179,20 @@ def test_only_the_chunks_that_were_lost_are_asked_for_again(monkeypatch: pytest.
 
 
 def test_a_publisher_that_stops_answering_is_given_up_long_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.draw.SILENCE_S", 0.3)
+    monkeypatch.setattr("actors.fetch.SILENCE_S", 0.3)
     monkeypatch.setattr("actors.pull.GIVE_UP_S", 0.5)
     pulling = Pulling()
-    with faulty(lambda *_: None) as publisher, pytest.raises(PullFailed, match="40 of 40 chunks missing, and nobody"):
+    with (
+        faulty(lambda *_: None) as publisher,
+        pytest.raises(PullFailed, match="40 of 40 chunks missing: no source made progress"),
+    ):
         pulling.pull(publisher, timeout_s=3600)
     pulling.puller.close()
 
 
 def test_a_blob_that_the_publisher_no_longer_has_is_given_up_at_once() -> None:
     pulling = Pulling()
-    with serving() as publisher, pytest.raises(PullFailed, match="no longer served"):
+    with serving() as publisher, pytest.raises(PullFailed, match="does not serve this blob any more"):
         pulling.puller.pull(Blob(root="older", num_bytes=1), publisher=publisher.endpoint, check=check, timeout_s=3600)
     pulling.puller.close()
 
@@ -229,10 +232,13 @@ def test_a_relay_that_lies_about_a_chunk_is_found_out_by_the_whole_and_another_i
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (lambda request, data: reply_with(request, data[:-1]), "not what was asked for"),
+        (lambda request, data: reply_with(request, data[:-1]), "bytes, expected"),
         (lambda request, data: reply_with(request, bytes(len(data))), "not the bytes of that name"),
         (lambda request, data: (reply_with(request, data)[0], data[::-1]), "does not match its hash"),
-        (lambda request, data: reply_with(msgspec.structs.replace(request, offset=7), data), "was not asked for, at 7"),
+        (
+            lambda request, data: reply_with(msgspec.structs.replace(request, offset=7), data),
+            "a chunk at 7 that was not requested",
+        ),
     ],
 )
 def test_a_publisher_that_sends_rubbish_is_refused_with_the_reason(
@@ -262,14 +268,14 @@ def test_the_relay_of_ones_own_host_is_asked_first_then_the_one_with_most_room_t
         return sources.choose(BLOB.root, "tcp://publisher", begun=time.monotonic())
 
     assert chosen() == "tcp://near"
-    sources.shun("tcp://near", 60)
+    sources.avoid("tcp://near", 60)
     assert chosen() == "tcp://idle"
-    sources.turned_away("tcp://idle")
+    sources.note_full("tcp://idle")
     assert chosen() == "tcp://far"
-    sources.shun("tcp://far", 60)
+    sources.avoid("tcp://far", 60)
     assert chosen() == "tcp://publisher"
-    sources.shun("tcp://publisher", 60)
-    assert chosen() is Nobody.AT_ALL
+    sources.avoid("tcp://publisher", 60)
+    assert chosen() is NoSource.ALL_UNAVAILABLE
 
 
 def test_a_relay_that_gets_nearer_is_waited_for_and_one_that_stands_still_is_not() -> None:
@@ -280,13 +286,13 @@ def test_a_relay_that_gets_nearer_is_waited_for_and_one_that_stands_still_is_not
     def chosen() -> object:
         return sources.choose(BLOB.root, "tcp://publisher", begun=begun)
 
-    assert chosen() is Nobody.YET
+    assert chosen() is NoSource.RELAY_IS_FETCHING
     wait_until(lambda: chosen() == "tcp://publisher", "its time to be over")
     relays[0] = relay_at("tcp://relay", roots=(), moved_bytes=1)
-    assert chosen() is Nobody.YET
-    sources.turned_away("tcp://relay")
-    assert chosen() is Nobody.YET, "who is full will have room"
-    sources.shun("tcp://relay", 60)
+    assert chosen() is NoSource.RELAY_IS_FETCHING
+    sources.note_full("tcp://relay")
+    assert chosen() is NoSource.RELAY_IS_FETCHING, "who is full will have room"
+    sources.avoid("tcp://relay", 60)
     assert chosen() == "tcp://publisher"
 
 
@@ -323,7 +329,7 @@ def ask(socket: "zmq.Socket[bytes]", chunk: int) -> None:
     socket.send(msgspec.msgpack.encode(request))
 
 
-def answer_of(socket: "zmq.Socket[bytes]") -> Answer:
+def answer_of(socket: "zmq.Socket[bytes]") -> ChunkStatus:
     assert socket.poll(60_000), "no answer"
     return msgspec.msgpack.decode(socket.recv_multipart()[0], type=ChunkReply).answer
 
@@ -331,15 +337,15 @@ def answer_of(socket: "zmq.Socket[bytes]") -> Answer:
 def test_a_server_turns_away_whom_it_has_no_room_for_until_another_has_all_it_wants() -> None:
     with serving(fan_out=1) as server, client(server) as first, client(server) as second:
         ask(first, 0)
-        assert answer_of(first) is Answer.HERE
+        assert answer_of(first) is ChunkStatus.HERE
         ask(second, 0)
-        assert answer_of(second) is Answer.FULL
+        assert answer_of(second) is ChunkStatus.FULL
         ask(first, 1)
-        assert answer_of(first) is Answer.HERE
+        assert answer_of(first) is ChunkStatus.HERE
         first.send(msgspec.msgpack.encode(Farewell()))
         wait_until(lambda: server.load.num_children == 0, "the farewell")
         ask(second, 0)
-        assert answer_of(second) is Answer.HERE
+        assert answer_of(second) is ChunkStatus.HERE
         assert server.load.num_turned_away == 1
 
 
@@ -348,16 +354,16 @@ def test_a_receiver_that_vanishes_loses_its_place(monkeypatch: pytest.MonkeyPatc
     with serving(fan_out=1) as server, client(server) as patient:
         with client(server) as vanishing:
             ask(vanishing, 0)
-            assert answer_of(vanishing) is Answer.HERE
+            assert answer_of(vanishing) is ChunkStatus.HERE
         wait_until(lambda: server.load.num_children == 0, "the place to be free")
         ask(patient, 0)
-        assert answer_of(patient) is Answer.HERE
+        assert answer_of(patient) is ChunkStatus.HERE
 
 
 def test_a_pull_waits_for_room_at_the_publisher() -> None:
     with serving(fan_out=1) as publisher, client(publisher) as first:
         ask(first, 0)
-        assert answer_of(first) is Answer.HERE
+        assert answer_of(first) is ChunkStatus.HERE
         timer = threading.Timer(1.0, lambda: first.send(msgspec.msgpack.encode(Farewell())))
         timer.start()
         pulling = Pulling()
@@ -397,6 +403,50 @@ def test_one_that_takes_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyP
         pulling.puller.close()
 
 
+def asks_and_never_reads(socket: "zmq.Socket[bytes]", number: int) -> None:
+    ask(socket, number % NUM_CHUNKS)
+
+
+def asks_for_what_is_not_there(socket: "zmq.Socket[bytes]", number: int) -> None:
+    request = ChunkRequest(root=f"nothing{number}", offset=0, num_bytes=CHUNK_BYTES)
+    socket.send(msgspec.msgpack.encode(request))
+    while socket.poll(0):
+        socket.recv_multipart()
+
+
+def asks_for_a_byte_at_a_time(socket: "zmq.Socket[bytes]", number: int) -> None:
+    socket.send(msgspec.msgpack.encode(ChunkRequest(root=BLOB.root, offset=number, num_bytes=1)))
+    while socket.poll(0):
+        socket.recv_multipart()
+
+
+@pytest.mark.parametrize("do", [asks_and_never_reads, asks_for_what_is_not_there, asks_for_a_byte_at_a_time])
+def test_receivers_without_progress_lose_their_places_for_good(
+    do: Callable[["zmq.Socket[bytes]", int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.chunk_server.IDLE_S", 0.5)
+    with serving(fan_out=2) as server, client(server, max_unread=1) as first, client(server, max_unread=1) as second:
+        closing = threading.Event()
+
+        def hold() -> None:
+            number = 0
+            while not closing.wait(0.02):
+                do(first, number)
+                do(second, number)
+                number += 1
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        try:
+            wait_until(lambda: server.load.num_children == 2, "both places to be taken")
+            pulling = Pulling()
+            assert pulling.pull(server.endpoint) == DATA
+            pulling.puller.close()
+        finally:
+            closing.set()
+            thread.join()
+
+
 def test_a_receiver_gets_no_more_bytes_a_second_than_it_may() -> None:
     per_s = 16 * CHUNK_BYTES
     with serving(bytes_per_s=per_s) as server:
@@ -418,10 +468,10 @@ def test_rubbish_and_requests_out_of_range_are_passed_over(caplog: pytest.LogCap
         ):
             hostile.send(msgspec.msgpack.encode(request))
         ask(hostile, 0)
-        assert answer_of(hostile) is Answer.HERE
+        assert answer_of(hostile) is ChunkStatus.HERE
         assert server.load.served_bytes == CHUNK_BYTES
-    assert caplog.text.count("a request that is none") == 2
-    assert caplog.text.count("a request out of range") == 3
+        assert server.load.num_malformed == 5
+    assert caplog.text.count("1 malformed requests so far; the last one, from 127.0.0.1 (") == 1
 
 
 # --- Under a key.
@@ -433,7 +483,7 @@ def new_key() -> CurveKey:
 
 
 def test_who_has_the_key_pulls_and_who_has_none_or_another_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.draw.SILENCE_S", 1.0)
+    monkeypatch.setattr("actors.fetch.SILENCE_S", 1.0)
     monkeypatch.setattr("actors.pull.GIVE_UP_S", 0.5)
     key, other = new_key(), new_key()
     with serving(key=key) as server:
@@ -457,7 +507,7 @@ def test_who_has_the_key_pulls_and_who_has_none_or_another_gets_nothing(monkeypa
 
 
 def test_a_pull_under_a_key_takes_nothing_from_a_server_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.draw.SILENCE_S", 0.5)
+    monkeypatch.setattr("actors.fetch.SILENCE_S", 0.5)
     monkeypatch.setattr("actors.pull.GIVE_UP_S", 0.5)
     with serving() as impostor:
         member = Pulling(key=new_key())
@@ -478,8 +528,8 @@ def test_a_key_comes_from_the_environment_or_a_file_and_is_never_shown(
     assert key is not None and key.secret.decode() == (tmp_path / "key").read_text().strip()
     assert key.secret.decode() not in repr(key)
     monkeypatch.setenv(KEY_VARIABLE, "")
-    with pytest.raises(ConfigError, match=r"`weights.key_file` .*nokey: No such file"):
+    with pytest.raises(ConfigError, match=r"`weights.key_file` .*nokey cannot be read: No such file"):
         load_key(str(tmp_path / "nokey"))
     monkeypatch.setenv(KEY_VARIABLE, "short")
-    with pytest.raises(ConfigError, match="must hold 40 characters as `slipstream key` makes them; got 5"):
+    with pytest.raises(ConfigError, match="must contain the 40 characters that `slipstream key` makes; got 5"):
         key_from_environment()

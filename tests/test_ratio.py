@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from learner.pack import pack
 from learner.objective.ratio import geometric_ratio, product_ratio, ratio
+from learner.pack import pack
 from tests.policies import Tokens, any_batch, float64, of_lengths
 from tests.tiny_model import random_sequence
 
@@ -16,19 +16,19 @@ def test_sums_and_means_are_those_of_the_tokens_own_sequence() -> None:
 
 
 def test_a_ratio_says_how_many_times_likelier_a_token_became() -> None:
-    assert ratio(float64(0.6, 0.3).log(), float64(0.3, 0.6).log()).tolist() == pytest.approx([2, 0.5])
+    assert ratio(float64(0.6, 0.3).log(), other_logprobs=float64(0.3, 0.6).log()).tolist() == pytest.approx([2, 0.5])
 
 
 def test_the_ratio_of_a_sequence_is_the_product_or_the_geometric_mean_of_its_tokens() -> None:
     current, other, sequences = float64(0.8, 0.1, 0.3).log(), float64(0.2, 0.1, 0.1).log(), of_lengths(2, 1)
-    assert product_ratio(current, other, sequences=sequences).tolist() == pytest.approx([4, 4, 3])
-    assert geometric_ratio(current, other, sequences=sequences).tolist() == pytest.approx([2, 2, 3])
+    assert product_ratio(current, other_logprobs=other, sequences=sequences).tolist() == pytest.approx([4, 4, 3])
+    assert geometric_ratio(current, other_logprobs=other, sequences=sequences).tolist() == pytest.approx([2, 2, 3])
 
 
 @any_batch
 def test_sequence_ratios_equal_a_derivation_by_probabilities(tokens: Tokens) -> None:
-    products = product_ratio(tokens.current, tokens.behaviour, sequences=tokens.sequences)
-    means = geometric_ratio(tokens.current, tokens.behaviour, sequences=tokens.sequences)
+    products = product_ratio(tokens.current, other_logprobs=tokens.behaviour, sequences=tokens.sequences)
+    means = geometric_ratio(tokens.current, other_logprobs=tokens.behaviour, sequences=tokens.sequences)
     for members in tokens.members:
         product = 1.0
         for index in members:
@@ -39,11 +39,11 @@ def test_sequence_ratios_equal_a_derivation_by_probabilities(tokens: Tokens) -> 
 
 
 def test_a_ratio_beyond_all_bounds_is_finite_with_its_square() -> None:
-    far = torch.tensor([200.0]), torch.tensor([0.0])
+    far, zero = torch.tensor([200.0]), torch.tensor([0.0])
     for found in (
-        ratio(*far),
-        product_ratio(*far, sequences=of_lengths(1)),
-        geometric_ratio(*far, sequences=of_lengths(1)),
+        ratio(far, other_logprobs=zero),
+        product_ratio(far, other_logprobs=zero, sequences=of_lengths(1)),
+        geometric_ratio(far, other_logprobs=zero, sequences=of_lengths(1)),
     ):
         assert bool(torch.isfinite(found.square()).all())
 

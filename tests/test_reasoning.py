@@ -1,4 +1,4 @@
-"""What reasoning-gym's scorers do not get to see, and what is not played: told without the package, too."""
+"""Answers that reasoning-gym's scorers do not get, and data sets that are refused; without the package."""
 
 import pytest
 
@@ -7,11 +7,11 @@ from envhub.adapters.reasoning import REFUSED, SCREENS, ReasoningEnv
 
 @pytest.mark.parametrize("dataset", [*REFUSED])
 def test_a_data_set_that_is_refused_says_why(dataset: str) -> None:
-    with pytest.raises(ValueError, match=f"{dataset} is not played: "):
+    with pytest.raises(ValueError, match=f"{dataset} is not supported: "):
         ReasoningEnv(dataset=dataset)
 
 
-def test_data_sets_whose_marks_anybody_gets_are_refused() -> None:
+def test_data_sets_that_any_answer_solves_are_refused() -> None:
     assert {"game_of_life_halting", "puzzle24"} <= REFUSED.keys()
     assert not REFUSED.keys() & SCREENS.keys()
 

@@ -1,22 +1,25 @@
 """The reference of a run: when it is taken, where it is kept, and that nothing depends on a learner having stopped."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from common.config import Config, load_config
+from common.config_error import ConfigError
 from common.run_dir import RunDir
 from learner.learner import Learner
 from learner.model.packed_model import full_tensors
 from learner.ranks import Ranks
 from tests.even_game import load_player, save, train
 from tests.small_tokenizer import CHATML, merging_tokenizer
+from tests.test_damaged_run import DAMAGES
 from tests.tiny_model import save_tiny_model
 
 KL = {
-    "in the loss": ["objective.kl_coefficient=0.1", "objective.kl_estimator=k2"],
-    "in the reward": ["objective.kl_coefficient=0.1", "objective.kl_place=reward", "objective.kl_estimator=k1",
+    "in the loss": ["objective.kl_coefficient=0.1"],
+    "in the reward": ["objective.kl_coefficient=0.1", "objective.kl_place=reward",
                       "objective.advantage=reinforce_pp", "objective.allocation=per_turn"],
 }  # fmt: skip
 
@@ -80,3 +83,23 @@ def test_a_half_written_reference_has_no_name(model_folder: Path, tmp_path: Path
     assert learner.reference is not None
     began = dict(full_tensors(learner.reference))
     assert all(torch.equal(began[name], tensor) for name, tensor in full_tensors(learner.model))
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_reference_is_refused_by_the_name_of_its_file(
+    model_folder: Path, tmp_path: Path, ranks: Ranks, damage: Callable[[Path], None]
+) -> None:
+    config = config_of(model_folder, "in the loss")
+    learner, player = load_player(config, tmp_path, ranks)
+    train(learner, player, steps=1)
+    save(learner)
+    folder = learner.run_dir.reference / "step_000000"
+    for path in sorted(folder.iterdir()):
+        whole = path.read_bytes()
+        damage(path)
+        with pytest.raises(ConfigError, match=rf"the reference in .*step_000000 is damaged: .*{path.name}.*restore it"):
+            load_player(config, tmp_path, ranks)
+        if path.is_dir():
+            path.rmdir()
+        path.unlink(missing_ok=True)
+        path.write_bytes(whole)

@@ -86,7 +86,7 @@ class Plane:
         self._processes: list[Process] = []
         fleet = Fleet(client, run_id)
         config_yaml = f"run: {{name: {run_id}}}\nweights: {{chunk_bytes: {CHUNK_BYTES}}}\n"
-        fleet.describe_run(RunFacts(config_yaml=config_yaml, model_path="", vocab_size=1))
+        fleet.describe_run(RunFacts(config_yaml=config_yaml, model_path="", vocab_size=1, tokenizer_root="root"))
         fleet.set_run_state(RunState.TRAINING)
         self.fleet = fleet
 
@@ -120,7 +120,7 @@ class Plane:
 
 
 class Receiving:
-    """A process of tests/puller.py, and what it said."""
+    """A process of tests/puller.py, and its output."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -133,7 +133,7 @@ class Receiving:
         return bool(self.said())
 
     def last(self, version: int) -> dict[str, Any] | None:
-        """What it said when it had `version`."""
+        """Its output when it had `version`."""
         return next((said for said in self.said() if said.get("version") == version), None)
 
     def wait_for(self, version: int) -> dict[str, Any]:
@@ -327,7 +327,7 @@ def test_a_relay_leaves_when_it_is_told_to_and_when_its_run_is_over(plane: Plane
 
 
 def test_a_relay_outlives_a_server_whose_memory_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with start_server(tmp_path) as server, connect(server.secret_url) as client:
+    with start_server(tmp_path) as server, connect(server.admin_url) as client:
         info = RelayInfo(
             redis_url=server.secret_url,
             run_id="full",
@@ -341,7 +341,7 @@ def test_a_relay_outlives_a_server_whose_memory_is_full(tmp_path: Path, caplog: 
         try:
             wait_until(lambda: len(bulletin.relays()) == 1, "the relay")
             client.config_set("maxmemory", 1)
-            wait_until(lambda: "Redis refuses a relay" in caplog.text, "the refusal to be told")
+            wait_until(lambda: "Redis refused a call of this relay" in caplog.text, "the refusal to be logged")
             wait_until(lambda: bulletin.relays() == [], "its notice to be gone")
             assert relay.alive
             client.config_set("maxmemory", 0)

@@ -9,8 +9,9 @@ import pytest
 
 from common.archive import read_frames, write_frames
 from common.kept_sets import kept_sets
+from common.versions import Resumption
 from common.wire import MAX_FRAME_BYTES, encode
-from replay.archive import Archive, ArchivedStep, ArchiveError, ArchiveWriter
+from replay.archive import Archive, ArchivedStep, ArchiveError, ArchiveWriter, _with_hash
 from replay.ticket import Group, Lease
 from tests.attempts import SAMPLING, attempt_at, ticket
 from tests.full_disk import largest_file
@@ -56,6 +57,17 @@ def test_steps_are_read_as_they_were_trained_in_their_order(folder: Path) -> Non
     assert [group.ticket.seed for group in archive.read(1, **LIMITS).groups] == [7, 7]
 
 
+def test_where_a_learner_came_back_is_archived_with_each_step(tmp_path: Path) -> None:
+    resumptions = (
+        Resumption(checkpoint_version=5, first_version=10),
+        Resumption(checkpoint_version=11, first_version=12),
+    )
+    later = msgspec.structs.replace(step(1), resumptions=resumptions)
+    writer = ArchiveWriter(tmp_path, RUN, epoch=1)
+    writer.append(later)
+    assert Archive(tmp_path, RUN).read(1, **LIMITS) == later
+
+
 def test_kept_sets_are_archived_with_their_trajectories(tmp_path: Path) -> None:
     sampling = msgspec.structs.replace(SAMPLING, top_k=3)
     cut = group(1)
@@ -74,13 +86,13 @@ def test_kept_sets_are_archived_with_their_trajectories(tmp_path: Path) -> None:
 def test_a_run_without_an_archive_has_no_step(tmp_path: Path) -> None:
     archive = Archive(tmp_path / "nowhere", RUN)
     assert archive.last_step == 0
-    with pytest.raises(ArchiveError, match="has no step 1; nothing can be trained again without it"):
+    with pytest.raises(ArchiveError, match="has no step 1; no step can be trained again without it"):
         archive.read(1, **LIMITS)
 
 
 def test_a_missing_step_is_named_with_the_way_out(folder: Path) -> None:
     file_of(folder, 2).unlink()
-    with pytest.raises(ArchiveError, match=r"has no step 2; what comes before it .* by learner\.steps=1"):
+    with pytest.raises(ArchiveError, match=r"has no step 2; set learner\.steps=1 to train only the steps before it"):
         Archive(folder, RUN).conditions(2)
 
 
@@ -119,10 +131,10 @@ def test_a_learner_that_was_fenced_out_does_not_overwrite_its_successor(folder: 
     [
         (lambda whole: whole[:-1], "ends inside a frame"),
         (lambda whole: whole[: len(whole) // 2], "ends inside a frame"),
-        (lambda whole: b"", "shorter than its header"),
-        (lambda whole: b"\x01", "ends inside a length"),
+        (lambda whole: b"", "its frames do not match their hash"),
+        (lambda whole: b"\x01", "ends inside the length of a frame"),
         (lambda whole: struct.pack("<I", MAX_FRAME_BYTES + 1) + whole, "declares a frame of"),
-        (lambda whole: whole + whole, "not a Group"),
+        (lambda whole: whole + whole, "frame has magic"),
         (lambda whole: b"PK\x03\x04" + bytes(200), "limit is"),
         (lambda whole: os.urandom(3) + b"\x00" + whole, "frame"),
     ],
@@ -135,10 +147,10 @@ def test_a_damaged_or_foreign_file_is_refused_by_its_name(folder: Path, damaged,
 
 
 def test_a_step_under_another_number_or_of_another_run_is_refused(folder: Path) -> None:
-    with pytest.raises(ArchiveError, match=r"\(2, 'run', 1\), not \(2, 'other', 1\)"):
+    with pytest.raises(ArchiveError, match=r"\(2, 'run', 1\), expected \(2, 'other', 1\)"):
         Archive(folder, "other").read(1, **LIMITS)
     file_of(folder, 1).replace(file_of(folder, 2))
-    with pytest.raises(ArchiveError, match=r"\(2, 'run', 1\), not \(2, 'run', 2\)"):
+    with pytest.raises(ArchiveError, match=r"\(2, 'run', 1\), expected \(2, 'run', 2\)"):
         Archive(folder, RUN).conditions(2)
 
 
@@ -146,10 +158,10 @@ def test_trajectories_that_their_tickets_do_not_allow_are_refused(folder: Path) 
     writer, stranger = ArchiveWriter(folder, RUN, epoch=2), group(5)
     swapped = msgspec.structs.replace(stranger, trajectories=stranger.trajectories[::-1])
     for trained, complaint in [
-        (group(5, run_id="other"), "the ticket says"),
-        (swapped, r"group 5 has members \[1, 0\] of 2"),
-        (msgspec.structs.replace(stranger, ticket=ticket(5, num_members=3)), r"has members \[0, 1\] of 3"),
-        (msgspec.structs.replace(stranger, trajectories=[]), r"has members \[\] of 2"),
+        (group(5, run_id="other"), "the ticket's is"),
+        (swapped, r"group 5 has members \[1, 0\], expected 0 to 1"),
+        (msgspec.structs.replace(stranger, ticket=ticket(5, num_members=3)), r"has members \[0, 1\], expected 0 to 2"),
+        (msgspec.structs.replace(stranger, trajectories=[]), r"has members \[\], expected 0 to 1"),
     ]:
         writer.append(step(1, trained))
         with pytest.raises(ArchiveError, match=complaint):
@@ -172,14 +184,14 @@ def test_a_step_that_lost_a_group_is_refused(folder: Path) -> None:
     path = file_of(folder, 1)
     frames = list(read_frames(path))
     with path.open("wb") as file:
-        write_frames(file, frames[:-1])
-    with pytest.raises(ArchiveError, match="it holds 1 groups and says 2"):
+        write_frames(file, _with_hash(frames[:-2]))
+    with pytest.raises(ArchiveError, match="it holds 1 groups, and its header declares 2"):
         Archive(folder, RUN).read(1, **LIMITS)
 
 
 def test_a_header_of_another_kind_is_refused(folder: Path) -> None:
-    frame = encode(ticket(1))
-    file_of(folder, 1).write_bytes(struct.pack("<I", len(frame)) + frame)
+    with file_of(folder, 1).open("wb") as file:
+        write_frames(file, _with_hash([encode(ticket(1))]))
     with pytest.raises(ArchiveError, match="not a _Header"):
         Archive(folder, RUN).read(1, **LIMITS)
 
@@ -188,7 +200,10 @@ def test_a_full_disk_is_said_aloud_and_leaves_whole_steps_only(folder: Path) -> 
     writer, large = ArchiveWriter(folder, RUN, epoch=1), group(5, num_members=200)
     with (
         largest_file(bytes_allowed=200),
-        pytest.raises(ArchiveError, match=r"cannot archive .*step_000004.*make room .*or do without by"),
+        pytest.raises(
+            ArchiveError,
+            match=r"cannot write .*step_000004.* to the archive: .*free some space .*turn the archive off by",
+        ),
     ):
         writer.append(step(4, large))
     assert Archive(folder, RUN).last_step == 3 and len(list(folder.iterdir())) == 3

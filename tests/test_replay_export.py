@@ -21,7 +21,8 @@ def test_a_row_has_the_messages_of_its_trajectory_and_what_it_earned(inspected: 
     inspected.open(1)
     inspected.fill(lambda member: f"click[{member}]", heard="漢\x1b[2J")
     said = inspected("export", str(inspected.root / "rows.jsonl"))
-    assert said == f"{inspected.root}/rows.jsonl: 2 trajectories, 2 of them to the token\n"
+    exact = "the messages of 2 give exactly the trained tokens"
+    assert said == f"{inspected.root}/rows.jsonl: 2 trajectories; {exact}\n"
     rows = [json.loads(line) for line in (inspected.root / "rows.jsonl").read_text().splitlines()]
     assert rows[1] == {
         "messages": [
@@ -59,7 +60,7 @@ def test_rows_are_chosen_by_state_step_and_reward(inspected: Inspected) -> None:
     inspected.fill()
     inspected.fill(rewards=(0.25, 0.75))
     inspected.fill(members=(0,))
-    groups = inspected.buffer.claim(5, 1, policy_version=4, max_lag=9)
+    groups = inspected.buffer.learner.claim(5, 1, policy_version=4, max_lag=9)
     assert len(exported(inspected)) == 5
     assert [row["group_id"] for row in exported(inspected, "--state", "ready")] == [2, 2]
     assert [row["return"] for row in exported(inspected, "--min-reward", "0.75")] == [0.75, 1.0]
@@ -83,7 +84,7 @@ def test_a_file_that_is_there_is_not_written_over_unless_asked(inspected: Inspec
     path = inspected.root / "rows.jsonl"
     path.write_text("precious")
     complaint = inspected("export", str(path), code=2)
-    assert "is there already; choose another file, or write over it with --force" in complaint
+    assert "exists; choose another file, or overwrite it with --force" in complaint
     assert path.read_text() == "precious"
     inspected("export", str(path), "--force")
     assert len(path.read_text().splitlines()) == 2
@@ -92,7 +93,7 @@ def test_a_file_that_is_there_is_not_written_over_unless_asked(inspected: Inspec
 def test_an_export_that_fails_leaves_nothing_behind(inspected: Inspected) -> None:
     inspected.open(1)
     path = inspected.root / "rows.jsonl"
-    assert f"nothing is written to {path}: no trajectory fits" in inspected("export", str(path), code=2)
+    assert f"nothing is written to {path}: no trajectory matches" in inspected("export", str(path), code=2)
     assert not list(inspected.root.glob("rows*"))
 
 
@@ -100,7 +101,7 @@ def test_an_export_that_fails_leaves_nothing_behind(inspected: Inspected) -> Non
     ("name", "complaint"),
     [
         ("rows.csv", "must end in .jsonl or .parquet"),
-        ("nowhere/rows.jsonl", "make it, or choose another"),
+        ("nowhere/rows.jsonl", "is not a directory; create it, or choose another"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_named(inspected: Inspected, name: str, complaint: str) -> None:
@@ -123,7 +124,7 @@ def test_messages_that_the_tokens_do_not_give_are_not_made_up(inspected: Inspect
     other = "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}"
     byte_tokenizer(other).save_pretrained(inspected.root / "model")
     said = inspected("export", str(inspected.root / "rows.jsonl"))
-    assert "2 trajectories, 0 of them to the token" in said and "2 have no messages, but segments" in said
+    assert "2 trajectories; the messages of 0 give exactly" in said and "2 have segments and no messages" in said
     row = json.loads((inspected.root / "rows.jsonl").read_text().splitlines()[0])
     assert row["messages"] is None and row["fidelity"] == "none"
     assert [segment["kind"] for segment in row["segments"]] == ["prompt", "action", "prompt", "action"]
@@ -134,10 +135,10 @@ def test_a_group_that_is_trained_while_it_is_exported_is_not_called_unreadable(i
     inspected.open(1, 2)
     inspected.fill()
     inspected.fill()
-    assert len(inspected.buffer.claim(1, 1, policy_version=4, max_lag=9)) == 1
+    assert len(inspected.buffer.learner.claim(1, 1, policy_version=4, max_lag=9)) == 1
     groups = RunRecords(inspected.config, stream="train").held(STATES)
     assert next(groups).ticket.group_id == 2
-    inspected.buffer.settle(1)  # group 1 leaves, and its page is read already
+    inspected.buffer.learner.settle(1)  # group 1 leaves, and its page is read already
     assert list(groups) == []
 
 
@@ -147,4 +148,4 @@ def test_what_cannot_be_read_is_left_out_and_counted(inspected: Inspected) -> No
     [blob] = inspected.client.scan_iter(f"slipstream:{{{inspected.run_id}}}:train:blob:1:0:*")
     inspected.client.set(blob, b"rubbish")
     said = inspected("export", str(inspected.root / "rows.jsonl"))
-    assert "1 trajectories" in said and "1 payloads are left out" in said
+    assert "1 trajectories" in said and "1 unreadable payloads are left out" in said

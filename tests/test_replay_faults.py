@@ -1,6 +1,6 @@
 """Processes killed and stopped, servers killed, stopped and full; each test sees that its fault did fire.
 
-The processes are the stand-ins of `make soak`, whose journals say what they were told.
+The processes are the stand-ins of `make soak`, whose journals have the answers to their inserts.
 """
 
 import contextlib
@@ -21,14 +21,16 @@ import redis
 from common.connection import connect
 from common.trajectory import Trajectory
 from common.weights import Manifest, Offer
-from replay.buffer import ORPHAN_TTL_S, Buffer
+from replay.actor_buffer import ORPHAN_TTL_S
 from replay.bulletin import Bulletin
 from replay.keys import FencedOut, key
+from replay.ledger import read_ledger
 from replay.server import Server, find_executable, start_server
 from replay.ticket import InsertResult, Lease
-from tests.attempts import attempt_at, make_buffer, ticket
+from tests.attempts import Views, attempt_at, make_buffer, ticket
 from tests.proxy import Fault, Nth, Proxy, Share
 from tools.soak.accounts import Accounts
+from tools.soak.actor import VOCAB_SIZE, Work, replay_of
 from tools.soak.cast import Cast
 
 NUM_REDIS_KILLS = int(os.environ.get("SLIPSTREAM_REDIS_KILLS", "3"))
@@ -57,7 +59,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def make_cast(tmp_path: Path, server: Server, run_id: str, *, url: str = "", **work: float) -> Cast:
-    return Cast(tmp_path / "cast", url=url or server.url, password=server.password, run_id=run_id, **work)  # type: ignore[arg-type]
+    settings = Work(url=url or server.url, run_id=run_id, **work)  # type: ignore[arg-type]
+    return Cast(tmp_path / "cast", settings, password=server.password)
 
 
 def wait_until(condition: Callable[[], bool], what: str, *, deadline_s: float = DEADLINE_S) -> float:
@@ -82,7 +85,7 @@ def wait_for_answers(cast: Cast, num_more: int) -> float:
 
 
 def books_of(cast: Cast, client: redis.Redis) -> Accounts:
-    """End everyone in order and compare; nobody may have ended before in any other way."""
+    """End all processes in order and compare; none may have ended before."""
     assert cast.end() == []
     accounts = cast.accounts(client)
     assert accounts.hold, accounts
@@ -130,9 +133,9 @@ def test_an_actor_killed_in_an_insert_leaves_it_whole_or_not_at_all(
     with connect(server.secret_url) as client, Proxy(("127.0.0.1", server.port)) as proxy:
         cast = make_cast(tmp_path, server, run_id, url=f"redis://127.0.0.1:{proxy.port}/0", lease_ttl_s=1.0)
         know_the_scripts(client)
-        buffer = cast.buffer(client)
-        buffer.acquire_epoch()
-        buffer.open([ticket(0, num_members=2)])
+        buffer = views_of(cast, client)
+        buffer.learner.acquire_epoch()
+        buffer.learner.open([ticket(0, num_members=2)])
         proxy.judge = judge
         victim = cast.stand_in("actor-victim")
         victim.start()
@@ -143,42 +146,47 @@ def test_an_actor_killed_in_an_insert_leaves_it_whole_or_not_at_all(
         assert cast.answers() == []
 
         assert len(blobs(client, run_id)) == num_blobs
-        assert buffer.ledger().inserted == num_inserted and buffer.audit() == []
+        assert buffer.learner.ledger().inserted == num_inserted and buffer.audit() == []
         orphans = [blob for blob in blobs(client, run_id) if client.ttl(blob) >= 0]
         assert len(orphans) == num_blobs - num_inserted
         assert all(0 < client.ttl(orphan) <= ORPHAN_TTL_S for orphan in orphans)
-        assert buffer.claim(1, 1, policy_version=0, max_lag=0) == []
+        assert buffer.learner.claim(1, 1, policy_version=0, max_lag=0) == []
 
         heir = await_lease(buffer)
         assert len(heir.missing) == 2 - num_inserted
         for member in heir.missing:
-            assert buffer.insert(heir, attempt_at(heir, member, run_id=run_id)) is InsertResult.STORED
-        (group,) = buffer.claim(1, 1, policy_version=0, max_lag=0)
+            assert buffer.actor.insert(heir, attempt_at(heir, member, run_id=run_id)) is InsertResult.STORED
+        (group,) = buffer.learner.claim(1, 1, policy_version=0, max_lag=0)
         assert [t.member for t in group.trajectories] == [0, 1]
-        assert buffer.settle(1) == 1
+        assert buffer.learner.settle(1) == 1
         for orphan in orphans:
             assert client.pexpire(orphan, 1)
         wait_until(lambda: not blobs(client, run_id), "no payload is left")
-        ledger = buffer.ledger()
+        ledger = buffer.learner.ledger()
         assert (ledger.trained, ledger.inserted, ledger.trained_trajectories) == (1, 2, 2)
         assert ledger.balanced and buffer.audit() == []
+
+
+def views_of(cast: Cast, client: redis.Redis) -> Views:
+    """The buffer of the processes of a soak."""
+    return Views(client, cast.work.run_id, replay_of(cast.work), vocab_size=VOCAB_SIZE)
 
 
 def know_the_scripts(client: redis.Redis) -> None:
     """Insert once in a run of no interest, so that a commit is one request from then on."""
     buffer = make_buffer(client, "no interest")
-    buffer.acquire_epoch()
-    buffer.open([ticket(0)])
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(0)])
     lease = await_lease(buffer)
-    assert buffer.insert(lease, attempt_at(lease, 0, run_id="no interest")) is InsertResult.STORED
+    assert buffer.actor.insert(lease, attempt_at(lease, 0, run_id="no interest")) is InsertResult.STORED
 
 
-def await_lease(buffer: Buffer) -> Lease:
+def await_lease(buffer: Views) -> Lease:
     """The lease of whoever was killed, once it has expired."""
     found: list[Lease] = []
 
     def is_leased() -> bool:
-        lease = buffer.lease("heir")
+        lease = buffer.actor.lease("heir")
         found.extend([lease] if lease else [])
         return bool(found)
 
@@ -197,7 +205,8 @@ def test_no_acknowledged_insert_is_lost_however_often_the_server_is_killed_under
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: server.stop())
         client = stack.enter_context(connect(server.secret_url))
-        assert client.config_get("appendfsync") == {"appendfsync": "always"}
+        with connect(server.admin_url) as admin:
+            assert admin.config_get("appendfsync") == {"appendfsync": "always"}
         cast = stack.enter_context(playing(make_cast(tmp_path, server, run_id)))
         resumed_s = []
         for _ in range(NUM_REDIS_KILLS):
@@ -218,8 +227,8 @@ def test_a_server_that_loads_its_file_is_waited_for(tmp_path: Path, run_id: str)
     server = start_server(directory)
     with connect(server.secret_url) as client:
         buffer = make_buffer(client, run_id)
-        buffer.acquire_epoch()
-        buffer.open([ticket(group_id) for group_id in range(1500)])
+        buffer.learner.acquire_epoch()
+        buffer.learner.open([ticket(group_id) for group_id in range(1500)])
         for number in range(3000):
             client.set(f"ballast:{number}", number)
         server.stop()
@@ -229,7 +238,7 @@ def test_a_server_that_loads_its_file_is_waited_for(tmp_path: Path, run_id: str)
         replies: list[str] = []
         leases: list[Lease | None] = []
         watcher = threading.Thread(target=record_replies, args=(server.secret_url, replies))
-        actor = threading.Thread(target=lambda: leases.append(buffer.lease("a")))
+        actor = threading.Thread(target=lambda: leases.append(buffer.actor.lease("a")))
         for thread in (watcher, actor):
             thread.start()
         with start_server(directory):
@@ -237,7 +246,7 @@ def test_a_server_that_loads_its_file_is_waited_for(tmp_path: Path, run_id: str)
             actor.join(DEADLINE_S)
             assert any(reply.startswith("Redis is loading") for reply in replies), set(replies)
             assert leases[0] is not None and leases[0].ticket.group_id == 0
-            assert buffer.ledger().queued == 1499 and buffer.audit() == []
+            assert buffer.learner.ledger().queued == 1499 and buffer.audit() == []
 
 
 def record_replies(url: str, replies: list[str]) -> None:
@@ -283,7 +292,7 @@ def test_a_cut_network_delivers_late_and_nothing_counts_twice(tmp_path: Path, se
             wait_until(
                 lambda: proxy.num_held >= 2 * len(cast.everyone), "everyone gave up on a request and tried again"
             )
-            onlooker = cast.buffer(client)
+            onlooker = views_of(cast, client)
             wait_until(lambda: sweeps_away_a_lease(onlooker), "a lease is missed by somebody who is not cut off")
             proxy.mend()
             wait_for_answers(cast, 100)
@@ -291,9 +300,9 @@ def test_a_cut_network_delivers_late_and_nothing_counts_twice(tmp_path: Path, se
             assert accounts.ledger.expired_leases > 0
 
 
-def sweeps_away_a_lease(onlooker: Buffer) -> bool:
-    onlooker.heartbeat("onlooker", [])
-    return onlooker.ledger().expired_leases > 0
+def sweeps_away_a_lease(onlooker: Views) -> bool:
+    onlooker.actor.heartbeat("onlooker", [])
+    return onlooker.learner.ledger().expired_leases > 0
 
 
 def test_everything_is_counted_once_when_a_tenth_of_all_requests_arrive_twice(
@@ -341,36 +350,74 @@ def test_a_file_that_ends_anywhere_loads_and_holds_no_half_of_anything(tmp_path:
         cut = chance.randrange(len(file) // 3, len(file))
         (directory / "appendonly.aof").write_bytes(file[:cut])
         with start_server(directory) as server, connect(server.secret_url) as client:
-            buffer = cast.buffer(client)
+            buffer = views_of(cast, client)
             assert buffer.audit() == [], f"cut at byte {cut}"
-            inserted.append(buffer.ledger().inserted)
-            buffer.acquire_epoch()
-            num_ready = buffer.ledger().ready
+            inserted.append(buffer.learner.ledger().inserted)
+            buffer.learner.acquire_epoch()
+            num_ready = buffer.learner.ledger().ready
             if num_ready:  # and every payload of what is ready is there
-                assert len(buffer.claim(10_000, num_ready, policy_version=0, max_lag=0)) == num_ready
+                assert len(buffer.learner.claim(10_000, num_ready, policy_version=0, max_lag=0)) == num_ready
         num_truncated += "AOF loaded anyway because aof-load-truncated is enabled" in log_of(directory)
     assert num_truncated > NUM_CUTS // 2  # the others happened to end with a whole command
     assert max(inserted) <= whole.ledger.inserted and min(inserted) < whole.ledger.inserted
+
+
+@pytest.mark.parametrize("place", range(NUM_CUTS))
+def test_a_run_that_goes_on_after_its_file_was_cut_has_right_books_after_the_next_start_too(
+    place: int, tmp_path: Path, run_id: str
+) -> None:
+    """The cut is inside a transaction: what Redis leaves of it must not be taken for the beginning of another."""
+    directory = tmp_path / "redis"
+    with start_server(directory) as server, connect(server.secret_url) as client:
+        play_some(make_buffer(client, run_id), run_id, first_group_id=0)
+    file = directory / "appendonly.aof"
+    whole = file.read_bytes()
+    start, stop = whole.rfind(b"MULTI", 0, whole.rfind(b"MULTI")), whole.rfind(b"EXEC")
+    file.write_bytes(whole[: start + (stop - start) * (place + 1) // (NUM_CUTS + 1)])
+    server = start_server(directory)
+    with connect(server.secret_url) as client:
+        buffer = make_buffer(client, run_id)
+        assert buffer.audit() == []
+        play_some(buffer, run_id, first_group_id=10)
+        assert buffer.audit() == []
+        ledger = buffer.learner.ledger()
+        server.process.kill()
+        server.process.wait()
+        with start_server(directory):
+            assert buffer.audit() == [] and buffer.learner.ledger() == ledger and ledger.repairs == 0
+
+
+def play_some(buffer: Views, run_id: str, *, first_group_id: int) -> None:
+    """Three groups: trained, ready, leased."""
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(group_id) for group_id in range(first_group_id, first_group_id + 3)])
+    for num_members in (2, 2, 1):
+        lease = await_lease(buffer)
+        for member in list(lease.missing)[:num_members]:
+            buffer.actor.insert(lease, attempt_at(lease, member, run_id=run_id))
+        if num_members == 2 and buffer.learner.ledger().trained < 1:
+            buffer.learner.claim(1, 1, policy_version=0, max_lag=0)
+            buffer.learner.settle(1)
 
 
 def log_of(directory: Path) -> str:
     return (directory / "redis.log").read_text()
 
 
-def test_a_payload_that_is_gone_drops_its_group_aloud(tmp_path: Path, server: Server, run_id: str) -> None:
-    """Nothing of ours removes one; where something else did, the learner goes on without the group."""
+def test_a_missing_payload_drops_its_group_and_is_logged(tmp_path: Path, server: Server, run_id: str) -> None:
+    """Slipstream removes no payload of a live group; if something else did, the learner continues without the group."""
     with connect(server.secret_url) as client:
         buffer = make_buffer(client, run_id)
-        buffer.acquire_epoch()
-        buffer.open([ticket(0), ticket(1)])
+        buffer.learner.acquire_epoch()
+        buffer.learner.open([ticket(0), ticket(1)])
         for _ in range(2):
-            lease = buffer.lease("a")
+            lease = buffer.actor.lease("a")
             assert lease is not None
             for member in lease.missing:
-                buffer.insert(lease, attempt_at(lease, member, run_id=run_id))
+                buffer.actor.insert(lease, attempt_at(lease, member, run_id=run_id))
         assert client.delete(next(client.scan_iter(f"{key(run_id, 'train', 'blob', 0)}:*"))) == 1
-        assert [group.ticket.group_id for group in buffer.claim(1, 2, policy_version=0, max_lag=0)] == [1]
-        assert buffer.ledger().dropped == {"lost_payload": 1} and buffer.audit() == []
+        assert [group.ticket.group_id for group in buffer.learner.claim(1, 2, policy_version=0, max_lag=0)] == [1]
+        assert buffer.learner.ledger().dropped == {"lost_payload": 1} and buffer.audit() == []
 
 
 # --- The server has no room.
@@ -380,13 +427,13 @@ def test_a_full_memory_makes_actors_wait_until_the_learner_has_drained_it(
     tmp_path: Path, server: Server, run_id: str
 ) -> None:
     cast = make_cast(tmp_path, server, run_id, num_tokens=12_000, checkpoint_every=1)
-    with connect(server.secret_url) as client, playing(cast):
+    with connect(server.admin_url) as client, playing(cast):
         wait_for_answers(cast, 30)
         cast.learner.send(signal.SIGSTOP)
         client.config_set("maxmemory", client.info("memory")["used_memory"] + (1 << 20))
         wait_until(lambda: num_full(cast) > 4, "actors hear that there is no room")
         num_stored = len(cast.answers()) - num_full(cast)
-        assert cast.buffer(client).ledger().balanced
+        assert read_ledger(client, run_id).balanced
         assert all(child.exit_code is None for child in cast.everyone)
         cast.learner.send(signal.SIGCONT)
         wait_until(lambda: len(cast.answers()) - num_full(cast) > num_stored + 50, "the buffer drains and fills again")
@@ -405,12 +452,12 @@ def test_with_fsync_every_second_a_full_disk_makes_everyone_wait_and_say_so(
     """The server may write no further into its file, as on a full disk: every write is refused, a DEL too."""
     with (
         server_that_survives_a_full_disk(tmp_path, monkeypatch) as server,
-        connect(server.secret_url) as client,
+        connect(server.admin_url) as client,
         playing(make_cast(tmp_path, server, run_id)) as cast,
     ):
         client.config_set("appendfsync", "everysec")
         wait_for_answers(cast, 100)
-        buffer = cast.buffer(client)
+        buffer = views_of(cast, client)
         mine = await_lease(buffer)
         file = server.directory / "appendonly.aof"
         limit = file.stat().st_size + 20_000
@@ -422,9 +469,9 @@ def test_with_fsync_every_second_a_full_disk_makes_everyone_wait_and_say_so(
         inserted: list[InsertResult] = []
         waiting = threading.Thread(target=lambda: inserted.append(insert_when_there_is_room(buffer, mine, trajectory)))
         waiting.start()
-        stands_still = buffer.ledger()
+        stands_still = read_ledger(client, run_id)
         wait_until(lambda: all("MISCONF" in child.log.read_text() for child in cast.everyone), "everyone says so")
-        assert buffer.ledger() == stands_still
+        assert read_ledger(client, run_id) == stands_still
         assert all(child.exit_code is None for child in cast.everyone)
         assert file.stat().st_size <= limit
 
@@ -435,14 +482,14 @@ def test_with_fsync_every_second_a_full_disk_makes_everyone_wait_and_say_so(
             InsertResult.STORED,
             InsertResult.FENCED,
         )  # it may have lost its lease since
-        buffer.release(mine)
+        buffer.actor.release(mine)
         wait_for_answers(cast, 100)
         books_of(cast, client)
 
 
-def insert_when_there_is_room(buffer: Buffer, lease: Lease, trajectory: Trajectory) -> InsertResult:
+def insert_when_there_is_room(buffer: Views, lease: Lease, trajectory: Trajectory) -> InsertResult:
     """As actors do: an insert waits by itself, or says FULL and is made again."""
-    while (result := buffer.insert(lease, trajectory)) is InsertResult.FULL:
+    while (result := buffer.actor.insert(lease, trajectory)) is InsertResult.FULL:
         time.sleep(POLL_S)
     return result
 
@@ -452,8 +499,8 @@ def test_with_fsync_always_a_full_disk_ends_the_server_and_loses_nothing(
 ) -> None:
     with server_that_survives_a_full_disk(tmp_path, monkeypatch) as server, connect(server.secret_url) as client:
         buffer = make_buffer(client, run_id)
-        buffer.acquire_epoch()
-        buffer.open([ticket(group_id, num_members=1) for group_id in range(500)])
+        buffer.learner.acquire_epoch()
+        buffer.learner.open([ticket(group_id, num_members=1) for group_id in range(500)])
         limit = (server.directory / "appendonly.aof").stat().st_size + 200_000
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
         num_stored = 0
@@ -462,12 +509,12 @@ def test_with_fsync_always_a_full_disk_ends_the_server_and_loses_nothing(
             with pytest.raises(redis.ConnectionError):
                 while True:
                     lease = await_lease(actor)
-                    assert actor.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
+                    assert actor.actor.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
                     num_stored += 1
         assert server.process.wait(DEADLINE_S) == 1
         assert "Can't recover from AOF write error when the AOF fsync policy is 'always'" in log_of(server.directory)
         with start_server(server.directory):
-            assert num_stored > 10 and buffer.ledger().inserted >= num_stored
+            assert num_stored > 10 and buffer.learner.ledger().inserted >= num_stored
             assert buffer.audit() == []
 
 
@@ -501,10 +548,10 @@ def test_a_second_learner_fences_the_first_out_and_nothing_is_trained_twice(
             cast.learner.start()
             wait_for_answers(cast, 200)
             first.send(signal.SIGCONT)
-            wait_until(lambda: first.exit_code is not None, "the first learner is told that it is none")
+            wait_until(lambda: first.exit_code is not None, "the first learner is fenced out")
         finally:
             first.kill()
-        assert first.exit_code == 1 and "FENCEDOUT by epoch 2" in first.last_words()
+        assert first.exit_code == 1 and "FENCEDOUT by epoch 2" in first.last_log_lines()
         wait_for_answers(cast, 100)
         books_of(cast, client)
 
@@ -512,22 +559,22 @@ def test_a_second_learner_fences_the_first_out_and_nothing_is_trained_twice(
 def test_an_older_learner_can_neither_use_a_verb_nor_publish(redis_client: redis.Redis, run_id: str) -> None:
     older, newer = make_buffer(redis_client, run_id), make_buffer(redis_client, run_id)
     bulletin = Bulletin(redis_client, run_id)
-    older.acquire_epoch()
-    older.open([ticket(0)])
+    older.learner.acquire_epoch()
+    older.learner.open([ticket(0)])
     bulletin.announce(an_offer(learner_epoch=1, policy_version=1))
-    newer.acquire_epoch()
+    newer.learner.acquire_epoch()
     verbs: list[Callable[[], object]] = [
-        lambda: older.open([ticket(1)]),
-        lambda: older.claim(1, 1, policy_version=0, max_lag=0),
-        lambda: older.drop([0], "why"),
-        lambda: older.settle(1),
-        lambda: older.reopen(0),
+        lambda: older.learner.open([ticket(1)]),
+        lambda: older.learner.claim(1, 1, policy_version=0, max_lag=0),
+        lambda: older.learner.drop([0], "why"),
+        lambda: older.learner.settle(1),
+        lambda: older.learner.reopen(0),
         lambda: bulletin.announce(an_offer(learner_epoch=1, policy_version=2)),
     ]
     for verb in verbs:
         with pytest.raises(FencedOut):
             verb()
-    assert newer.ledger().opened == 1 and newer.ledger().queued == 1 and newer.audit() == []
+    assert newer.learner.ledger().opened == 1 and newer.learner.ledger().queued == 1 and newer.audit() == []
     latest = bulletin.latest()
     assert latest is not None and latest.manifest.policy_version == 1
 

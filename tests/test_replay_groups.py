@@ -9,12 +9,11 @@ import redis
 from common.config import load_config
 from common.connection import connect
 from common.weights import Manifest, Offer
-from replay.buffer import Buffer
 from replay.bulletin import Bulletin
 from replay.listing import find_group, list_groups
 from replay.server import start_server
 from tests.attempts import make_buffer, ticket
-from tests.inspected import VOCAB_SIZE, Inspected
+from tests.inspected import Inspected
 from tools.cli import main
 
 
@@ -22,16 +21,16 @@ def test_groups_are_listed_with_their_state_holder_members_and_step(inspected: I
     inspected.open(1, 2, 3, 4, 5)
     inspected.fill(policy_version=2)
     inspected.fill(actor="actor-1")
-    assert [group.ticket.group_id for group in inspected.buffer.claim(7, 1, policy_version=4, max_lag=9)] == [1]
+    assert [group.ticket.group_id for group in inspected.buffer.learner.claim(7, 1, policy_version=4, max_lag=9)] == [1]
     inspected.fill(members=(1,), actor="actor-2", policy_version=3)
-    inspected.buffer.quarantine(5, "looks odd")
+    inspected.buffer.people.quarantine(5, "looks odd")
     groups = {row["group_id"]: row for row in inspected.json("groups")}
     assert {group_id: row["state"] for group_id, row in groups.items()} == {
         1: "claimed", 2: "ready", 3: "leased", 4: "queued", 5: "quarantined",
     }  # fmt: skip
     assert groups[1]["uses"] == [7] and groups[2]["uses"] == []
     assert groups[3]["holder"] == "actor-2" and 500 < groups[3]["lease_left_s"] <= 600
-    assert (groups[3]["num_stored"], groups[3]["num_members"], groups[3]["oldest_policy_version"]) == (1, 2, 3)
+    assert (groups[3]["num_stored"], groups[3]["num_members"], groups[3]["newest_policy_version"]) == (1, 2, 3)
     assert groups[4]["holder"] == "" and groups[4]["lease_left_s"] is None
     assert groups[2]["task"] == "shop/train/2" and groups[2]["attempts"] == 1
     assert all(0 <= row["changed_s"] <= row["opened_s"] < 600 for row in groups.values())
@@ -47,7 +46,7 @@ def test_times_are_the_servers_and_begin_anew_with_each_state(inspected: Inspect
     inspected.fill(members=())
     group = found(inspected)
     assert group["changed_s"] < group["opened_s"] and group["opened_s"] > opened_s
-    inspected.buffer.requeue([1])
+    inspected.buffer.people.requeue([1])
     assert found(inspected)["opened_s"] > opened_s
 
 
@@ -82,7 +81,7 @@ def test_people_get_a_table_and_hear_that_there_is_more(inspected: Inspected) ->
     lines = said.splitlines()
     assert lines[0].split()[:3] == ["group", "state", "s"] and len(lines) == 5
     assert [lines[1].split()[place] for place in (0, 1, 3)] == ["1", "queued", "shop/train/1"]
-    assert lines[-1] == "these are the first 3 groups; see more with --limit"
+    assert lines[-1] == "these are the first 3 groups; give --limit for more"
 
 
 def test_lag_counts_from_the_newest_published_version(inspected: Inspected) -> None:
@@ -98,12 +97,12 @@ def test_lag_counts_from_the_newest_published_version(inspected: Inspected) -> N
 
 def test_thousands_of_groups_are_listed_while_others_work(redis_client: redis.Redis, run_id: str) -> None:
     buffer = make_buffer(redis_client, run_id)
-    buffer.acquire_epoch()
+    buffer.learner.acquire_epoch()
     for first in range(0, 5000, 1000):
-        buffer.open([ticket(group_id) for group_id in range(first, first + 1000)])
+        buffer.learner.open([ticket(group_id) for group_id in range(first, first + 1000)])
     groups = list_groups(redis_client, run_id)
     assert next(groups).group_id == 0
-    buffer.drop([1, 2, 3, 4999], "test")  # 1 to 3 are on the page that was read, 4999 is not
+    buffer.learner.drop([1, 2, 3, 4999], "test")  # 1 to 3 are on the page that was read, 4999 is not
     rest = [group.group_id for group in groups]
     assert rest == list(range(1, 4999))
     assert find_group(redis_client, run_id, 3) is None
@@ -121,10 +120,10 @@ def test_a_hostile_actors_name_cannot_reach_the_terminal(inspected: Inspected) -
     ("arguments", "complaint"),
     [
         (["groups", "--state", "lost"], "invalid choice: 'lost'"),
-        (["show"], "replay show takes GROUP [MEMBER], got none"),
+        (["show"], "replay show takes GROUP [MEMBER], got nothing"),
         (["show", "1", "2", "3"], "replay show takes GROUP [MEMBER], got 1 2 3"),
-        (["show", "first"], "takes numbers as GROUP [MEMBER], got 'first'"),
-        (["requeue"], "replay requeue takes GROUP ..., got none"),
+        (["show", "first"], "replay show: GROUP [MEMBER] must be numbers, got 'first'"),
+        (["requeue"], "replay requeue takes GROUP ..., got nothing"),
         (["quarantine", "3"], "the following arguments are required: --reason"),
         (["export", "a.jsonl", "--steps", "5"], "must be FIRST:LAST, as in 1:20, got '5'"),
         (["groups", "--limit", "-1"], "--limit"),
@@ -152,39 +151,36 @@ def test_every_question_has_help(question: str, capsys: pytest.CaptureFixture[st
 
 
 def test_a_run_that_is_not_there_is_named(inspected: Inspected) -> None:
-    assert "`run.name` nobody is not on this Redis server" in inspected("groups", "run.name=nobody", code=2)
+    assert "`run.name` missing is not on this Redis server" in inspected("groups", "run.name=missing", code=2)
 
 
 def test_who_may_only_read_can_ask_everything_that_changes_nothing(
     tmp_path: Path, run_id: str, capsys: pytest.CaptureFixture[str], inspected: Inspected
 ) -> None:
-    with start_server(tmp_path / "redis") as server, connect(server.secret_url) as client:
+    with start_server(tmp_path / "redis") as server, connect(server.admin_url) as client:
         client.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+@read", "+ping", "+select", "+time")
         url = f"redis://reader:secret@127.0.0.1:{server.port}"
         run = Inspected(client, url, run_id, inspected.root, capsys)
         run.open(1, 2)
         run.fill()
-        assert len(run.buffer.claim(1, 1, policy_version=4, max_lag=9)) == 1
+        assert len(run.buffer.learner.claim(1, 1, policy_version=4, max_lag=9)) == 1
         assert [group["group_id"] for group in run.json("groups")] == [2, 1]
-        assert "turn 1" in run("show", "1", "1") and "mean_return: 0.500" in run("diff", "1")
+        assert "turn 1" in run("show", "1", "1") and "trained_reward: 0.500" in run("diff", "1")
         assert run.json("failures") == run.json("quarantined") == []
         assert "2 trajectories" in run("export", str(tmp_path / "rows.jsonl"))
         assert "no permissions to run the 'evalsha' command" in run("requeue", "2", code=2)
-        assert run.buffer.ledger().queued == 1
+        assert run.buffer.learner.ledger().queued == 1
 
 
 def test_groups_of_every_shard_are_found(inspected: Inspected, redis_url: str) -> None:
-    second = Buffer(
-        inspected.client, inspected.run_id, shard=1, vocab_size=VOCAB_SIZE, lease_ttl_s=600.0, max_attempts=3,
-        max_trajectory_bytes=1 << 20,
-    )  # fmt: skip
-    second.acquire_epoch()
+    second = make_buffer(inspected.client, inspected.run_id, shard=1)
+    second.learner.acquire_epoch()
     inspected.open(2, 4)
-    second.open([ticket(3), ticket(5)])
+    second.learner.open([ticket(3), ticket(5)])
     # The run says where they are; they are reached with the password of redis.url.
     inspected.describe(load_config(None, [f"redis.shards=[redis://{redis_url.rpartition('@')[2]}]"]))
     assert sorted(row["group_id"] for row in inspected.json("groups")) == [2, 3, 4, 5]
     assert inspected("quarantine", "3", "--reason", "odd") == "group 3: quarantined; it was queued\n"
-    assert second.ledger().quarantined == 1
+    assert second.learner.ledger().quarantined == 1
     assert [row["group_id"] for row in inspected.json("quarantined")] == [3]
     assert inspected("requeue", "3") == "group 3: queued; it was quarantined\n"

@@ -20,7 +20,7 @@ def test_a_trajectory_is_shown_turn_by_turn(inspected: Inspected) -> None:
     lines = said.splitlines()
     assert lines[0] == "shop/train/1: group 1, member 1, attempt 0, ready"
     assert "return 1, score 1, success; stop reason done, outcome policy" in said
-    assert "policy versions 4 to 4" in said and "0.50 s by actor-0 on host (reserved, $0 an hour)" in said
+    assert "policy versions 4 to 4" in said and "0.50 s by actor-0 on host (reserved, $0 per hour)" in said
     turn = lines.index("turn 0: prompt")
     assert lines[turn + 1 : turn + 4] == [
         "  | <|im_start|>user",
@@ -30,7 +30,7 @@ def test_a_trajectory_is_shown_turn_by_turn(inspected: Inspected) -> None:
     assert lines[lines.index("turn 0: state") + 1] == "  | state 0"
     assert f"  | click[1]{END}" in lines
     assert "  | red small<|im_end|>" in lines  # what the environment answered
-    assert "log-probability -0.500 mean, -0.500 least, 0.25 s" in said
+    assert "log-probability -0.500 mean, -0.500 minimum, 0.25 s" in said
     assert "turn 1: reward task 1; valid action, ended by stop, environment 0.12 s" in lines
 
 
@@ -50,7 +50,7 @@ def test_a_program_gets_the_same_as_json(inspected: Inspected) -> None:
 def test_a_group_is_shown_member_by_member(inspected: Inspected) -> None:
     inspected.open(1)
     inspected.fill(members=(1,))
-    inspected.buffer.quarantine(1, "odd")
+    inspected.buffer.people.quarantine(1, "odd")
     said = inspected("show", "1")
     assert said.splitlines()[0] == "group 1: shop/train/1, quarantined"
     assert said.splitlines()[2].split()[:3] == ["1", "1.000", "yes"]
@@ -96,19 +96,17 @@ def test_a_payload_that_cannot_be_read_is_named_with_its_sender(inspected: Inspe
     inspected.client.set(blob, b"rubbish")
     said = inspected("show", "1")
     assert "member 0 cannot be read: frame of 7 bytes is shorter than its header" in said and "sent by actor-7" in said
-    assert "group 1 has no member 0 to show: frame of 7 bytes" in inspected("show", "1", "0", code=2)
+    assert "member 0 of group 1 cannot be shown: frame of 7 bytes" in inspected("show", "1", "0", code=2)
 
 
-def test_what_is_nowhere_is_said_to_be_nowhere(inspected: Inspected) -> None:
+def test_a_group_or_member_that_is_not_stored_is_reported_with_those_that_are(inspected: Inspected) -> None:
     inspected.open(1)
     inspected.fill(members=(0,))
     complaint = inspected("show", "5", code=2)
-    assert (
-        f"group 5 is not in the train stream of {inspected.run_id}: Redis does not hold it, and the archive"
-        in complaint
-    )
-    assert "`slipstream replay groups` lists those that are held" in complaint
-    assert "group 1 has no member 1 to show: it is not stored; there are: 0" in inspected("show", "1", "1", code=2)
+    assert f"group 5 is not in the train stream of {inspected.run_id}: it is not in Redis, and the archive" in complaint
+    assert "`slipstream replay groups` lists the groups in Redis" in complaint
+    complaint = inspected("show", "1", "1", code=2)
+    assert "member 1 of group 1 cannot be shown: it is not stored; readable members: 0" in complaint
 
 
 def test_a_model_that_is_not_on_this_host_is_named_with_the_way_out(inspected: Inspected) -> None:

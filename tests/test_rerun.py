@@ -13,11 +13,11 @@ from common.shutdown import EXIT_PREEMPTED
 from replay.archive import Archive
 from replay.server import Server
 from tests.processes import GUESS, Process, Run
-from tests.test_faults import ANY_LAG, checkpointed_step, is_frozen_between_checkpoints
+from tests.test_faults import checkpointed_step, is_frozen_between_checkpoints
 
 NUM_STEPS = 12
 SETTINGS = [
-    *GUESS, ANY_LAG, "env.options={step_s: 0.05}", f"learner.steps={NUM_STEPS}", "optim.schedule=cosine",
+    *GUESS, "replay.max_lag=2", "env.options={step_s: 0.05}", f"learner.steps={NUM_STEPS}", "optim.schedule=cosine",
     "optim.warmup_steps=2", "warm_start.episodes=6", "warm_start.batch_tokens=64",
 ]  # fmt: skip
 
@@ -41,7 +41,7 @@ def test_a_run_whose_learner_was_killed_is_trained_again_to_the_same_bits(
         writers = {path.name.partition(".")[2] for path in run.dir.trajectories.iterdir()}
         assert writers == {"epoch_1.bin", "epoch_2.bin"}
         assert archive_of(run).last_step == len(list(run.dir.trajectories.iterdir())) == NUM_STEPS
-        assert versions_left_out(run) > 0, "the second learner went on with the first one's numbers"
+        assert versions_left_out(run) > 0, "the second learner reused the version numbers of the first one"
         books = run.ledger()
 
         again = run.start_rerun("again")
@@ -59,7 +59,7 @@ def test_a_run_whose_learner_was_killed_is_trained_again_to_the_same_bits(
 def a_rerun_that_was_told_to_stop_goes_on_to_the_same_bits(run: Run) -> None:
     root = run.dir.path.parent
     stopped = run.start_rerun("stopped", "learner.checkpoint_every=1")  # which slows it down
-    run.wait_until(lambda: is_told_in_mid_run(root, stopped), "it is told to stop in mid-run")
+    run.wait_until(lambda: was_asked_to_stop_in_mid_run(root, stopped), "the request to stop in mid-run")
     assert stopped.wait() == EXIT_PREEMPTED
     made = len(read_metrics(RunDir(root, "stopped").metrics))
     assert 0 < made < NUM_STEPS and not RunDir(root, "stopped").trained_model.exists()
@@ -70,14 +70,14 @@ def a_rerun_that_was_told_to_stop_goes_on_to_the_same_bits(run: Run) -> None:
     assert len(read_metrics(RunDir(root, "stopped").metrics)) == NUM_STEPS
 
 
-def is_told_in_mid_run(root: Path, process: Process) -> bool:
-    """Stop it to look; told to stop, and let go, once it has made a step and has some to go."""
+def was_asked_to_stop_in_mid_run(root: Path, process: Process) -> bool:
+    """Suspend it to look; ask it to stop and resume it once it has made a step and has some left."""
     process.send(signal.SIGSTOP)
-    told = 0 < len(read_metrics(RunDir(root, process.name).metrics)) < NUM_STEPS - 2
-    if told:
+    in_mid_run = 0 < len(read_metrics(RunDir(root, process.name).metrics)) < NUM_STEPS - 2
+    if in_mid_run:
         process.send(signal.SIGTERM)
     process.send(signal.SIGCONT)
-    return told
+    return in_mid_run
 
 
 def other_settings_give_another_model_and_say_so(run: Run) -> None:
@@ -88,7 +88,7 @@ def other_settings_give_another_model_and_say_so(run: Run) -> None:
     assert f"steps 1 to {NUM_STEPS}: optim.lr was 0.001" in said
     assert weights(run.dir.path.parent, "other") != weights(run.dir.path.parent, run.name)
     shorter = run.start_rerun("shorter", "learner.steps=4", "optim.schedule=constant")
-    assert shorter.wait() == 0 and "has no trained model of step 4" in shorter.said()
+    assert shorter.wait() == 0 and "contains no trained model of step 4" in shorter.said()
 
 
 def what_cannot_be_trained_again_is_refused(run: Run) -> None:
@@ -103,12 +103,12 @@ def what_cannot_be_trained_again_is_refused(run: Run) -> None:
     step_4.write_bytes(whole[:-9])
     assert f"{step_4} cannot be trained on" in refusal(run, "torn")
     step_4.unlink()
-    assert "has no step 4; what comes before it can be trained again by learner.steps=3" in refusal(run, "gap")
+    assert "has no step 4; set learner.steps=3 to train only the steps before it again" in refusal(run, "gap")
     assert not RunDir(run.dir.path.parent, "gap").metrics.exists()  # it says so before it trains
 
 
 def refusal(run: Run, name: str, *settings: str) -> str:
-    """What a re-run that ends with bad input said last."""
+    """The last line of a re-run that ends with bad input."""
     refused = run.start_rerun(name, *settings)
     assert refused.wait() == 2, refused.last_words()
     return refused.said().splitlines()[-1].removeprefix("slipstream learner: ")
@@ -137,7 +137,7 @@ def it_stops_before_a_step_that_it_cannot_archive(run: Run) -> None:
     run.dir.trajectories.touch()
     learner, actor = run.start_learner(), run.start_actor("first actor")
     assert learner.wait() == 1, learner.last_words()
-    assert "cannot archive" in learner.said() and "make room or mend the disk" in learner.said()
+    assert "to the archive:" in learner.said() and "free some space or repair the disk" in learner.said()
     assert actor.wait() == EXIT_RUN_FAILED
     assert run.last_step() == 0 and run.ledger().trained == 0 and run.ledger().claimed > 0
     run.dir.trajectories.unlink()
@@ -165,13 +165,14 @@ def curves(root: Path, name: str) -> list[tuple[float, ...]]:
     """What every step measured of its data and of the policy."""
     names = (
         "step",
-        "reward/mean",
+        "trained/reward",
         "replay/consumed_tokens",
         "lag/mean",
         "lag/max",
         "optim/loss",
         "optim/lr",
         "mismatch/kl",
+        "optim/masked_fraction",
     )
     records = read_metrics(RunDir(root, name).metrics)
-    return [tuple(record[name] for name in names) for record in records if "reward/mean" in record]
+    return [tuple(record[name] for name in names) for record in records if "trained/reward" in record]

@@ -1,4 +1,4 @@
-"""Research: what each tool shows, that the computed answers are what the files hold, and what a program may see."""
+"""Research: the result of each tool, the computed answers against the files, and which files a program can read."""
 
 import asyncio
 import random
@@ -8,11 +8,11 @@ import pytest
 
 from common.trajectory import Task
 from envhub.isolation.file_tree import file as file_of
-from envhub.research.research import ResearchState, ResearchWorld, make_research
+from envhub.isolation.sandbox import Limits, run_in_sandbox
 from envhub.research.calculator import calculate
 from envhub.research.corpus import KINDS, LINKS, draw_corpus
 from envhub.research.question import ENDINGS
-from envhub.isolation.sandbox import Limits, run_in_sandbox
+from envhub.research.research import ResearchState, ResearchWorld, make_research
 from envhub.world import Change
 
 RELATION = re.compile(rf"the ({'|'.join(relation for links in LINKS.values() for relation in links)}) of")
@@ -38,16 +38,25 @@ def test_the_calculator_calculates(expression: str, value: str) -> None:
 
 @pytest.mark.parametrize(
     ("expression", "reason"),
-    [("", "signs"), ("2 ** 9", "only"), ("7 // 2", "only"), ("1 +", "not an expression"), ("1 / 0", "division"),
-     ("9" * 300, "200 signs"), ("(" * 150, "not an expression"), ("__import__('os')", "signs"), ("1 2", "not an"),
-     ("(1)(2)", "only")],
-)  # fmt: skip
-def test_the_calculator_says_why_it_does_not(expression: str, reason: str) -> None:
+    [
+        ("", "characters"),
+        ("2 ** 9", "only"),
+        ("7 // 2", "only"),
+        ("1 +", "not a valid expression"),
+        ("1 / 0", "division"),
+        ("9" * 300, "200 characters"),
+        ("(" * 150, "not a valid expression"),
+        ("__import__('os')", "characters"),
+        ("1 2", "not a valid expression"),
+        ("(1)(2)", "only"),
+    ],
+)
+def test_the_calculator_explains_a_refusal(expression: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         calculate(expression)
 
 
-def test_a_page_says_everything_that_questions_are_asked_about() -> None:
+def test_a_page_contains_all_facts_that_questions_are_about() -> None:
     corpus = draw_corpus(random.Random(1), num_pages=24)
     assert len(corpus.pages) == 24
     for page in corpus.pages.values():
@@ -61,7 +70,7 @@ def test_a_page_says_everything_that_questions_are_asked_about() -> None:
     assert {page.kind for page in corpus.pages.values()} == set(KINDS)
 
 
-def test_the_first_page_is_found_by_what_the_question_tells_of_it() -> None:
+def test_the_question_contains_what_finds_the_first_page() -> None:
     for index in range(30):
         here = world(level=1, index=index)
         searched = act(here, f"search({here.question.search})")
@@ -73,7 +82,7 @@ def test_the_first_page_is_found_by_what_the_question_tells_of_it() -> None:
 
 
 def test_following_the_links_that_a_question_names_leads_to_its_last_page() -> None:
-    """The relations, read back from the question's own words, against what the pages say."""
+    """Compares the relations in the text of the question with the links of the pages."""
     for level in (1, 2, 3):
         for index in range(20):
             question, corpus = world(level, index).question, world(level, index).corpus
@@ -86,7 +95,7 @@ def test_following_the_links_that_a_question_names_leads_to_its_last_page() -> N
             assert len(question.way) == len(relations) + 1 + (level > 1)
 
 
-def test_what_is_not_there_is_refused() -> None:
+def test_a_missing_page_file_or_argument_is_refused() -> None:
     for action in (
         "open(nowhere)",
         "read(nowhere.csv)",
@@ -98,7 +107,7 @@ def test_what_is_not_there_is_refused() -> None:
         assert not act(world(), action).valid, action
 
 
-def test_a_file_is_read_only_by_who_has_opened_its_page() -> None:
+def test_a_file_can_be_read_only_after_its_page_was_opened() -> None:
     here = world()
     *pages, name = here.question.way
     assert not act(here, f"read({name})").valid
@@ -109,7 +118,7 @@ def test_a_file_is_read_only_by_who_has_opened_its_page() -> None:
     assert act(here, listed, opened).text == str(sorted([name, "program.py"]))
 
 
-def test_a_program_that_fails_or_says_nothing_or_never_ends_is_told_so() -> None:
+def test_a_program_that_fails_prints_nothing_or_never_ends_gets_a_text() -> None:
     assert "ZeroDivisionError" in act(world(), "python print(1 / 0)").text
     assert act(world(), "python\n```python\nx = 1\n```").text == "(nothing)"
     slow = make_research(Task(env="research", split="train", index=0), profile="small", level=2, num_pages=24,
@@ -117,17 +126,17 @@ def test_a_program_that_fails_or_says_nothing_or_never_ends_is_told_so() -> None
     assert "killed" in act(slow, "python while True: pass").text
 
 
-def test_an_answer_is_judged_as_gaia_judges() -> None:
+def test_an_answer_is_scored_as_in_gaia() -> None:
     here = world(level=2)
     assert here.question.answer.isdigit()
-    for said, score in ((f"${here.question.answer}.0", 1.0), (f"{here.question.answer} or so", 0.0), ("no", 0.0)):
-        change = act(here, f"answer({said})")
+    for answer, score in ((f"${here.question.answer}.0", 1.0), (f"{here.question.answer} or so", 0.0), ("no", 0.0)):
+        change = act(here, f"answer({answer})")
         assert (change.over, change.score) == (True, score)
 
 
 @pytest.mark.parametrize("kind", ENDINGS, ids=str)
-def test_every_sum_gives_the_answer_when_it_is_really_done(kind: tuple[int, str]) -> None:
-    """The answers are computed here; the calculator and the programs must come to the same."""
+def test_every_sum_action_returns_the_answer(kind: tuple[int, str]) -> None:
+    """Compares the answers, computed without the sandbox, with the results of the calculator and of the programs."""
     rng = random.Random(7)
     corpus = draw_corpus(rng, num_pages=48)
     pages = [page for page in corpus.pages.values() if page.kind == kind[1]]
@@ -146,7 +155,7 @@ def test_every_sum_gives_the_answer_when_it_is_really_done(kind: tuple[int, str]
             assert finished.output.strip() == ending.answer
 
 
-def test_an_answer_stands_on_no_page_but_those_of_the_way_and_in_no_search() -> None:
+def test_an_answer_is_on_the_last_page_and_in_no_search() -> None:
     for index in range(20):
         here = world(level=1, index=index)
         last = here.corpus.pages[here.question.way[-1]]

@@ -1,4 +1,4 @@
-"""A preempted episode goes on elsewhere as if nothing had happened; in another world it does not go on at all."""
+"""A preempted episode continues elsewhere as if nothing had happened; in another world it does not continue at all."""
 
 import asyncio
 import random
@@ -57,12 +57,12 @@ class SlowHousehold(HouseholdEnv):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World:
-    """An environment, and how what is said in it becomes tokens."""
+    """An environment, and how its text becomes tokens."""
 
     env: type[Env]
     tokenizer: PreTrainedTokenizerBase
-    pieces: Callable[[str], list[str]]  # what is said, in pieces that are encoded one by one
-    thought: str = ""  # said before every action
+    pieces: Callable[[str], list[str]]  # the text, in pieces that are encoded one by one
+    thought: str = ""  # written before every action
 
 
 WORLDS = {
@@ -203,7 +203,7 @@ def test_an_episode_may_be_preempted_again_and_in_the_middle_of_its_replay() -> 
 
 
 def test_the_time_of_an_episode_is_that_of_all_its_lives_and_its_clock_that_of_one() -> None:
-    """A clock that went on would never let a long task end on hosts that leave."""
+    """A clock that continued would never let a long task end on hosts that leave."""
     partial = msgspec.structs.replace(expert_partial(), started_at_s=1.7e9, duration_s=2 * ALLOWANCE.episode_timeout_s)
     resumed = run_skipping(resumed_by_expert(partial, attempt_on()))
     assert (resumed.outcome, resumed.success) == (Outcome.POLICY, True)
@@ -217,7 +217,7 @@ def test_who_goes_on_is_the_actor_that_is_named_and_makes_the_attempt_that_is_du
 
 
 def test_another_task_is_a_mismatch() -> None:
-    with pytest.raises(EpisodeFailed, match="the task opens with other words") as failed:
+    with pytest.raises(EpisodeFailed, match="the first messages differ from those recorded") as failed:
         run_skipping(resumed_by_expert(expert_partial(), attempt_on(1)))
     assert failed.value.outcome is Outcome.REPLAY_MISMATCH
 
@@ -243,15 +243,18 @@ class Changed(ShopEnv):
 @pytest.mark.parametrize(
     ("env", "complaint"),
     [
-        (Changed(messages=(Message("user", "sold out"),)), "turn 1 is answered with other words"),
-        (Changed(rewards={"purchase": 0.5}), r"turn 1 earns {'purchase': 0.5}, and {'purchase': 0.0} when"),
-        (Changed(rewards={}), r"turn 1 earns {}, and"),
-        (Changed(rewards={"purchase": 0.0, "time": 0.0}), "turn 1 earns"),
-        (Changed(valid_action=False), "the action of turn 1 was valid when it was recorded"),
-        (Changed(key="another room"), "turn 2 begins in another state than was recorded"),
-        (Changed(terminated=True), "the episode ends with turn 1, and went on when it was recorded"),
+        (Changed(messages=(Message("user", "sold out"),)), "the answer to turn 1 differs from the recorded one"),
+        (
+            Changed(rewards={"purchase": 0.5}),
+            r"the rewards of turn 1 are {'purchase': 0.5}, recorded {'purchase': 0.0}",
+        ),
+        (Changed(rewards={}), r"the rewards of turn 1 are {}, recorded"),
+        (Changed(rewards={"purchase": 0.0, "time": 0.0}), "the rewards of turn 1 are"),
+        (Changed(valid_action=False), "the action of turn 1 was recorded as valid"),
+        (Changed(key="another room"), "the state before turn 2 differs from the recorded one"),
+        (Changed(terminated=True), "the episode ends with turn 1, and the recorded one continued"),
         (Changed(truncated=True), "the episode ends with turn 1"),
-        (ShopEnv(profile="full"), "the task opens with other words"),
+        (ShopEnv(profile="full"), "the first messages differ from those recorded"),
     ],
 )
 def test_an_environment_that_answers_otherwise_is_a_mismatch_and_nothing_is_sampled(env: Env, complaint: str) -> None:

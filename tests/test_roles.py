@@ -1,8 +1,11 @@
 """Users of a shared server: each can do its part of a run, and nothing else."""
 
+import inspect
 import logging
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import redis
@@ -10,15 +13,16 @@ from redis.exceptions import NoPermissionError
 
 from common.connection import RedisUnreachable, connect, connect_or_explain
 from common.patience import RedisAway
-from replay import scripts
-from replay.buffer import Buffer
+from replay import actor_buffer, learner_buffer, people_buffer, scripts
 from replay.bulletin import Bulletin
-from replay.fleet import Fleet, RunState
+from replay.fleet import Fleet, RunState, UnknownRun
 from replay.keys import epoch_key, key
+from replay.redis_version import version_of
 from replay.repertoire import FILES, Repertoire
 from replay.roles import Role, acl_rules, user_of
-from replay.server import Server, find_executable, start_server, version_of
+from replay.server import Server, find_executable, start_server
 from replay.shards import audit_shards
+from replay.verbs import ACTORS, LEARNERS, PEOPLES
 from tests.attempts import make_buffer, ticket
 from tests.every_verb import FACTS, play, play_every_verb
 from tests.redis_nodes import cluster
@@ -36,7 +40,11 @@ def server(tmp_path: Path) -> Iterator[Server]:
     directory = tmp_path / "redis"
     start_server(directory).stop()
     with (directory / "redis.conf").open("a") as settings:
-        if version_of(find_executable()) >= (7, 0):  # else DEBUG is refused to everyone, and not for want of the right
+        if version_of(find_executable()) >= (
+            7,
+            0,
+            0,
+        ):  # else DEBUG is refused to everyone, and not for want of the right
             settings.write("enable-debug-command local\n")
         for run_id in (RUN, OTHER):
             for role in Role:
@@ -61,10 +69,10 @@ def enter(server: Server) -> Iterator[Callable[..., redis.Redis]]:
 
 def test_each_role_can_do_its_part_of_every_verb(enter: Callable[..., redis.Redis]) -> None:
     learner = enter(Role.LEARNER)
-    repertoire = Repertoire(learner)
+    repertoire = Repertoire.start(learner)
     play_every_verb(RUN, learner=learner, actor=enter(Role.ACTOR), viewer=enter(Role.VIEWER))
     repertoire.close()
-    books, played = shard_of(learner), shard_of(enter(Role.ACTOR))
+    books, played = make_buffer(learner, RUN, shard=1).learner, make_buffer(enter(Role.ACTOR), RUN, shard=1).actor
     books.acquire_epoch()
     books.open([ticket(1)])
     play(played.lease("a"), played, RUN)
@@ -80,30 +88,33 @@ def test_each_role_can_do_its_part_on_a_cluster(tmp_path: Path) -> None:
                 node.call("ACL", "SETUSER", user_of(RUN, role), *acl_rules(RUN, role, password=PASSWORD))
             url = f"redis+cluster://{user_of(RUN, role)}:{PASSWORD}@{nodes[0].address}"
             clients[role.value] = connect(url, patience_s=10)
-        repertoire = Repertoire(clients["learner"])
+        repertoire = Repertoire.start(clients["learner"])
         play_every_verb(RUN, **clients)
         repertoire.close()
-        for role in Role:  # as it is told to where a slot is being moved
+        for role in Role:  # as servers ask for where a slot is being moved
             with redis.Redis(port=nodes[0].port, username=user_of(RUN, role), password=PASSWORD) as client:
                 assert client.execute_command("ASKING") in (True, b"OK")
         for client in clients.values():
             client.close()
 
 
-def shard_of(client: redis.Redis) -> Buffer:
-    return Buffer(
-        client, RUN, shard=1, vocab_size=100, lease_ttl_s=600, max_attempts=3, max_trajectory_bytes=1 << 20
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "verbs"), [(learner_buffer, LEARNERS), (actor_buffer, ACTORS), (people_buffer, PEOPLES)]
+)
+def test_each_buffer_runs_the_scripts_of_its_role_and_no_others(module: ModuleType, verbs: Sequence[str]) -> None:
+    called = re.findall(r'\("(\w+)"|_verbs\.(quarantine|repair)\(', inspect.getsource(module))
+    assert {name or other for name, other in called} & {*LEARNERS, *ACTORS, *PEOPLES} == set(verbs)
 
 
 def test_every_script_is_in_the_repertoire() -> None:
-    files = {path.stem for path in Path(scripts.__file__).parent.glob("*.lua")}
+    files = {path.stem for path in (Path(scripts.__file__).parent / "lua").glob("*.lua")}
     assert files == {name for names in FILES for name in names}
 
 
 NOBODY_MAY = [
     ["EVAL", "return 1", "0"], ["CONFIG", "GET", "requirepass"], ["CONFIG", "SET", "maxmemory", "1"], ["FLUSHALL"],
     ["FLUSHDB"], ["KEYS", "*"], ["SHUTDOWN"], ["ACL", "LIST"], ["DEBUG", "SLEEP", "0"], ["SCRIPT", "FLUSH"],
+    ["MODULE", "LIST"], ["MODULE", "LOAD", "/tmp/x.so"], ["MIGRATE", "h", "1", "k", "0", "1"],
     ["REPLICAOF", "NO", "ONE"], ["CLIENT", "LIST"], ["MONITOR"], ["BGREWRITEAOF"], ["PUBLISH", "x", "y"],
     ["GET", key(OTHER, "epoch")], ["SET", key(OTHER, "epoch"), "1"], ["UNLINK", key(OTHER, "train", "blob", 0)],
     ["SET", "something", "1"], ["CLUSTER", "RESET"], ["CLUSTER", "NODES"],
@@ -150,22 +161,22 @@ def test_an_actor_cannot_act_as_a_learner_by_the_learners_scripts(
     server: Server, enter: Callable[..., redis.Redis]
 ) -> None:
     learner, actor = enter(Role.LEARNER), enter(Role.ACTOR)
-    Repertoire(learner).close()
-    books, forger = make_buffer(learner, RUN), make_buffer(actor, RUN)
+    Repertoire.start(learner).close()
+    books, forger = make_buffer(learner, RUN).learner, make_buffer(actor, RUN)
     epoch = books.acquire_epoch()
     books.open([ticket(group_id) for group_id in range(3)])
-    forger.adopt_epoch(epoch + 1)
+    forger.learner.adopt_epoch(epoch + 1)
     before = everything(server)
     attempts: list[Callable[[], object]] = [
-        forger.acquire_epoch,
-        lambda: forger.open([ticket(9)]),
-        lambda: forger.claim(1, 1, policy_version=0, max_lag=0),
-        lambda: forger.prioritise({0: 1.0}),
-        lambda: forger.drop([0], "spite"),
-        lambda: forger.settle(1),
-        lambda: forger.reopen(0),
-        lambda: forger.quarantine(0, "spite"),
-        lambda: forger.requeue([0]),
+        forger.learner.acquire_epoch,
+        lambda: forger.learner.open([ticket(9)]),
+        lambda: forger.learner.claim(1, 1, policy_version=0, max_lag=0),
+        lambda: forger.learner.prioritise({0: 1.0}),
+        lambda: forger.learner.drop([0], "spite"),
+        lambda: forger.learner.settle(1),
+        lambda: forger.learner.reopen(0),
+        lambda: forger.people.quarantine(0, "spite"),
+        lambda: forger.people.requeue([0]),
         lambda: Bulletin(actor, RUN).next_invitation(),
     ]
     for attempt in attempts:
@@ -178,7 +189,7 @@ def test_an_actor_cannot_act_as_a_learner_by_the_learners_scripts(
     with pytest.raises(redis.ResponseError):
         Fleet(actor, RUN).set_run_state(RunState.FINISHED)
     actor.set(key(RUN, "facts"), "forged")
-    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+    with pytest.raises(UnknownRun):
         Fleet(actor, RUN).run_facts()
 
 
@@ -192,8 +203,8 @@ def test_an_actor_waits_aloud_for_scripts_that_a_restart_took(
 ) -> None:
     caplog.set_level(logging.INFO)
     learner, actor = enter(Role.LEARNER), enter(Role.ACTOR)
-    first = Repertoire(learner)
-    books, played = make_buffer(learner, RUN), make_buffer(actor, RUN)
+    first = Repertoire.start(learner)
+    books, played = make_buffer(learner, RUN).learner, make_buffer(actor, RUN).actor
     books.acquire_epoch()
     books.open([ticket(0)])
     first.close()  # the learner is away as well
@@ -201,13 +212,13 @@ def test_an_actor_waits_aloud_for_scripts_that_a_restart_took(
     leasing = Call(lambda: played.lease("a"))
     wait_until(lambda: "the run's scripts are not loaded, and this user may not load them" in caplog.text)
     assert leasing.thread.is_alive()
-    second = Repertoire(learner)
+    second = Repertoire.start(learner)
     lease = leasing.wait()
     assert lease is not None
 
     start_without_scripts(server)  # and now the learner is there, and loads them by itself
     assert played.heartbeat("a", [lease]) == {0}  # type: ignore[list-item]
-    wait_until(lambda: "had forgotten the run's scripts: loaded again" in caplog.text)
+    wait_until(lambda: "had lost the run's scripts: loaded again" in caplog.text)
     second.close()
 
 
@@ -227,7 +238,7 @@ def test_a_stranger_is_refused(server: Server, enter: Callable[..., redis.Redis]
     with pytest.raises(RedisUnreachable, match="refused the password"):
         connect_or_explain(f"redis://127.0.0.1:{server.port}")
     with pytest.raises(RedisAway, match="scripts are not loaded"):
-        make_buffer(enter(Role.ACTOR, patience_s=0.2), RUN).lease("a")
+        make_buffer(enter(Role.ACTOR, patience_s=0.2), RUN).actor.lease("a")
 
 
 def test_the_printed_users_can_be_made_and_their_passwords_are_not_among_them(
@@ -235,7 +246,7 @@ def test_the_printed_users_can_be_made_and_their_passwords_are_not_among_them(
 ) -> None:
     assert main(["acl", f"run.name={run_id}"]) == 0
     printed, told = capsys.readouterr()
-    with connect(redis_server.secret_url) as admin:
+    with connect(redis_server.admin_url) as admin:
         for line in printed.splitlines():
             assert admin.execute_command(*line.split())
         for role, line in zip(Role, told.splitlines(), strict=True):

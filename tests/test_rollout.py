@@ -1,6 +1,10 @@
 """One episode from reset to its record, with the real shop and a policy that follows a script."""
 
 import asyncio
+import builtins
+import contextlib
+import sys
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -8,10 +12,11 @@ import numpy as np
 import pytest
 
 from actors.engine import Completion, EngineDied, EngineError
+from actors.event_loop import run as run_loop
 from actors.rollout import EpisodeFailed, fresh_env
 from actors.scripted_engine import Schedule, ScriptedEngine
 from common.action_format import FORMATS
-from common.env_config import PartConfig
+from common.env_config import MixtureEntry
 from common.message import Message
 from common.trajectory import (
     MAX_STATE_KEY,
@@ -162,7 +167,7 @@ def test_a_turn_cut_by_length_is_closed_by_a_token_outside_the_loss_mask() -> No
 
 def test_an_episode_that_outlasts_its_clock_is_cut_and_not_blamed_on_the_policy() -> None:
     env = ShopEnv()
-    with pytest.raises(EpisodeFailed, match=r"longer than 600\.0 s") as failed:
+    with pytest.raises(EpisodeFailed, match=r"longer than `env\.episode_timeout_s` = 600\.0 s") as failed:
         play(env, engine_of(expert(env, shop_tokenizer()), token_time_s=60.0))
     assert (failed.value.stop_reason, failed.value.outcome) == (StopReason.TIME_LIMIT, Outcome.TRUNCATED)
 
@@ -179,7 +184,7 @@ class Broken(ShopEnv):
         self.num_steps += 1
         if self.num_steps == 1:
             return await super().step(action)
-        if isinstance(self.answer, Exception):
+        if isinstance(self.answer, BaseException):
             raise self.answer
         if self.answer == "hang":
             await asyncio.sleep(3600)
@@ -190,6 +195,13 @@ def answer(**changes: Any) -> Observation:
     return replace(Observation(messages=(Message("user", "fine"),), rewards={"purchase": 0.0}), **changes)
 
 
+class Unprintable(Exception):
+    """Cannot say what it is."""
+
+    def __str__(self) -> str:
+        return str(1 // 0)
+
+
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
@@ -197,27 +209,37 @@ def answer(**changes: Any) -> Observation:
         (KeyError("price"), "KeyError: 'price'"),
         (TimeoutError("a socket"), r"no answer within 30\.0 s"),
         ("hang", r"no answer within 30\.0 s"),
-        (None, "answered a NoneType, not an Observation"),
-        ({"reward": 1}, "answered a dict"),
-        (answer(rewards={}), "a step came back without rewards; where nothing was earned, say 0"),
-        (answer(rewards=None), "AttributeError"),
-        (answer(rewards={"purchase": float("nan")}), "gave nan as reward 'purchase'"),
-        (answer(rewards={"purchase": float("-inf")}), "gave -inf as reward"),
-        (answer(rewards={"purchase": "1"}), "gave '1' as reward"),
-        (answer(rewards={"purchase": None}), "gave None as reward"),
-        (answer(score=2.0), r"gave a score of 2\.0"),
-        (answer(score=float("nan")), "gave a score of nan"),
-        (answer(messages=("fine",)), "said 'fine', not a Message"),
-        (answer(messages=(Message("user", b"fine"),)), "not a Message"),  # type: ignore[arg-type]
-        (answer(messages=(Message(None, "fine"),)), "not a Message"),  # type: ignore[arg-type]
-        (answer(messages=(Message("user", "half \ud83d"),)), "not a Message of text"),
-        (answer(rewards={"half \ud83d": 0.0}), "not a text"),
-        (answer(rewards={3: 0.0}), "gave a reward the name 3, not a text"),
-        (answer(rewards={"purchase": True}), "gave True as reward"),
-        (answer(score=True), "gave a score of True"),
-        (answer(success=None), "says success=None, not True or False"),
-        (answer(success=1), "says success=1"),
-        (answer(valid_action=1), "says valid_action=1"),
+        (None, "returned a NoneType, expected an Observation"),
+        ({"reward": 1}, "returned a dict"),
+        (answer(rewards={}), "step returned no rewards; return a reward of 0"),
+        (answer(rewards=None), "returned None as rewards, expected a dict"),
+        (answer(rewards={"purchase": float("nan")}), "returned reward 'purchase' = nan, expected a number"),
+        (answer(rewards={"purchase": float("-inf")}), "returned reward 'purchase' = -inf"),
+        (answer(rewards={"purchase": "1"}), "returned reward 'purchase' = '1'"),
+        (answer(rewards={"purchase": None}), "returned reward 'purchase' = None"),
+        (answer(score=2.0), r"returned score 2\.0, expected"),
+        (answer(score=float("nan")), "returned score nan"),
+        (answer(messages=("fine",)), "returned 'fine' as a message, expected a Message"),
+        (answer(messages=(Message("user", b"fine"),)), "expected a Message"),  # type: ignore[arg-type]
+        (answer(messages=(Message(None, "fine"),)), "expected a Message"),  # type: ignore[arg-type]
+        (answer(messages=(Message("user", "half \ud83d"),)), "expected a Message of valid Unicode text"),
+        (answer(rewards={"half \ud83d": 0.0}), "expected valid Unicode text"),
+        (answer(rewards={3: 0.0}), "named a reward 3, expected valid Unicode text"),
+        (answer(rewards={"purchase": True}), "returned reward 'purchase' = True"),
+        (answer(score=True), "returned score True"),
+        (answer(success=None), "returned success = None, expected True or False"),
+        (answer(success=1), "returned success = 1"),
+        (answer(valid_action=1), "returned valid_action = 1"),
+        (answer(messages=(message for message in ())), "returned a generator as messages"),
+        (
+            answer(messages=(Message("user", "x" * (5 << 20)),)),
+            r"returned 5242892 characters, the limit of an observation is 4194304; make the environment cut its texts",
+        ),
+        (answer(rewards={"x" * (5 << 20): 0.0}), "returned 5242888 characters"),
+        (answer(messages=(Message("user", ""),) * 20_000), "returned 20001 messages and rewards, the limit is 10000"),
+        (answer(messages=(Message("user", b"x" * (5 << 20)),)), "returned 5242892 characters"),  # type: ignore[arg-type]
+        (Unprintable(), r"Unprintable: \(no text: str\(\) of it raised ZeroDivisionError\)"),
+        (EnvError("x" * (1 << 20)), "^x{4000}$"),
     ],
 )
 def test_a_broken_environment_is_an_env_failure_and_never_a_reward_of_0(wrong: object, complaint: str) -> None:
@@ -228,8 +250,61 @@ def test_a_broken_environment_is_an_env_failure_and_never_a_reward_of_0(wrong: o
     assert (failed.value.stop_reason, failed.value.outcome) == (StopReason.ENV_ERROR, Outcome.ENV_FAILURE)
 
 
+def every_exception() -> list[BaseException]:
+    """One of each kind that Python has, the three that end a program among them, and asyncio's cancellation."""
+    kinds = [kind for kind in vars(builtins).values() if isinstance(kind, type) and issubclass(kind, BaseException)]
+    made = []
+    for kind in (*kinds, asyncio.CancelledError):
+        for arguments in ((), ("x",), ("x", b"x", 0, 1, "x"), ("x", [Exception()])):
+            with contextlib.suppress(TypeError, ValueError):
+                made.append(kind(*arguments))
+                break
+    return made
+
+
+def test_no_exception_of_an_environment_is_anything_but_its_failure() -> None:
+    raised = every_exception()
+    assert {KeyboardInterrupt, SystemExit, GeneratorExit, BaseException} <= {type(error) for error in raised}
+    script = saying(shop_tokenizer(), *("search[dress]<|end|>" for _ in range(2 * len(raised))))
+    for error in raised:
+        with pytest.raises(EpisodeFailed) as failed:
+            play(Broken(error), engine_of(script))
+        assert failed.value.outcome is Outcome.ENV_FAILURE, error
+
+
+def test_a_gigantic_observation_is_refused_before_any_of_it_is_copied() -> None:
+    env = Broken(answer(messages=(Message("user", "x" * (256 << 20)),)))
+    tracemalloc.start()
+    with pytest.raises(EpisodeFailed, match="returned 268435468 characters"):
+        play(env, engine_of(saying(shop_tokenizer(), "search[dress]<|end|>", "click[red]<|end|>")))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 64 << 20
+
+
+class StartsTasks(ShopEnv):
+    """A shop whose own task, and whose own callback, exits."""
+
+    async def step(self, action: str) -> Observation:
+        asyncio.get_running_loop().call_soon(sys.exit, 3)
+        await asyncio.create_task(self._exit())
+        return await super().step(action)
+
+    async def _exit(self) -> None:
+        raise KeyboardInterrupt
+
+
+def test_the_loop_of_an_actor_outlives_an_environments_tasks_that_exit() -> None:
+    async def play_on() -> str:
+        with pytest.raises(EpisodeFailed, match="KeyboardInterrupt"):
+            await rollout_of(StartsTasks(), engine_of(saying(shop_tokenizer(), "search[dress]<|end|>")))
+        return "went on"
+
+    assert run_loop(play_on()) == "went on"
+
+
 class Unruly(ShopEnv):
-    """A shop that does as it is told where it is told: it exits, or waits for a task of its own that was cancelled."""
+    """A shop that fails as its task says: it exits, or waits for a task of its own that was cancelled."""
 
     def __init__(self, doing: str, *, when: str) -> None:
         super().__init__()
@@ -252,7 +327,8 @@ class Unruly(ShopEnv):
 
 
 @pytest.mark.parametrize(
-    ("doing", "complaint"), [("exits", "SystemExit: 0"), ("cancels", "something that it waited for was cancelled")]
+    ("doing", "complaint"),
+    [("exits", "SystemExit: 0"), ("cancels", "the environment awaited something that was cancelled")],
 )
 def test_an_environment_ends_neither_the_actor_nor_a_task_of_its(doing: str, complaint: str) -> None:
     with pytest.raises(EpisodeFailed, match=complaint) as failed:
@@ -262,7 +338,7 @@ def test_an_environment_ends_neither_the_actor_nor_a_task_of_its(doing: str, com
 
 @pytest.mark.parametrize("doing", ["exits", "cancels"])
 def test_a_close_that_does_the_same_costs_nothing(doing: str) -> None:
-    envs = {"shop": PartConfig(name=f"{__name__}:Unruly", options={"doing": doing, "when": "close"})}
+    envs = {"shop": MixtureEntry(name=f"{__name__}:Unruly", options={"doing": doing, "when": "close"})}
 
     async def play_and_close() -> str:
         async with fresh_env(envs, attempt_on().task, timeout_s=1.0):
@@ -290,8 +366,8 @@ NO_SYSTEM = "{% if messages[-1]['role'] == 'system' %}{{ raise_exception('System
 @pytest.mark.parametrize(
     ("message", "complaint"),
     [
-        (Message("user", "half a pair \udcff"), "not a Message of text"),
-        (Message("system", "time is short"), "cannot be told: TemplateError: System role not supported"),
+        (Message("user", "half a pair \udcff"), "expected a Message of valid Unicode text"),
+        (Message("system", "time is short"), "cannot be turned into tokens: TemplateError: System role not supported"),
     ],
 )
 @pytest.mark.parametrize("at", ["reset", "step"])
@@ -358,11 +434,11 @@ def test_a_long_state_key_is_recorded_by_its_digest_and_stays_a_key() -> None:
     ("wrong", "complaint"),
     [
         (EnvError("the shop burnt down"), "the shop burnt down"),
-        (NotImplementedError("later"), "gives no state_key: NotImplementedError: later"),
-        (None, "gives no state_key: AttributeError"),
-        (7, "gives no state_key: AttributeError"),
-        (b"bytes", "gives no state_key: AttributeError"),
-        ("half a pair \ud800", "gives no state_key: UnicodeEncodeError"),
+        (NotImplementedError("later"), "state_key failed: NotImplementedError: later"),
+        (None, "state_key failed: AttributeError"),
+        (7, "state_key failed: AttributeError"),
+        (b"bytes", "state_key failed: AttributeError"),
+        ("half a pair \ud800", "state_key failed: UnicodeEncodeError"),
     ],
 )
 def test_a_state_key_that_is_no_text_is_an_env_failure(wrong: object, complaint: str) -> None:
@@ -388,12 +464,12 @@ class BadStart(ShopEnv):
     ("wrong", "complaint"),
     [
         (ConnectionRefusedError("no server"), "ConnectionRefusedError: no server"),
-        (None, "answered a NoneType"),
-        (answer(messages=()), "with nothing said"),
-        (answer(terminated=True), "with the episode over"),
+        (None, "returned a NoneType"),
+        (answer(messages=()), "reset returned an observation that is done or has no messages"),
+        (answer(terminated=True), "reset returned an observation that is done or has no messages"),
         (
             answer(messages=(Message("user", "dress " * 300),)),
-            "its first prompt of 30[0-9] tokens leaves no room in 256",
+            "its first prompt of 30[0-9] tokens leaves no room in `model.max_tokens` = 256",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""`slipstream scale`: what a host is told, and that its supervisor follows."""
+"""`slipstream scale`: the number that it writes for a host, and the supervisor that follows it."""
 
 import json
 import threading
@@ -38,14 +38,14 @@ def advise(config: Config, *numbers: int) -> None:
     run_dir.metrics.write_text("\n".join([*lines, json.dumps({"step": 9, "eval/num_tasks": 2}), ""]))
 
 
-def test_a_host_is_told_what_the_fleet_lacks_or_has_too_many_of(
+def test_a_host_gets_the_difference_between_the_fleet_and_the_advised_number(
     config: Config, redis_client: redis.Redis, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fleet = Fleet(redis_client, config.run.name)
     advise(config, 3, 5)
     assert scale(config, to=None, host="one", on=None, dry_run=True) == 0
     assert fleet.wanted_actors("one") is None
-    assert "one: 2 actors now, 4 wanted (not told" in capsys.readouterr().out
+    assert "one: 2 actors now, 4 wanted (--dry-run" in capsys.readouterr().out
     scale(config, to=None, host="one", on=None, dry_run=False)
     assert (fleet.wanted_actors("one"), fleet.wanted_actors("two")) == (4, None)
     advise(config, 1)
@@ -56,9 +56,9 @@ def test_a_host_is_told_what_the_fleet_lacks_or_has_too_many_of(
 
 
 def test_what_cannot_be_done_is_refused(config: Config) -> None:
-    with pytest.raises(ConfigError, match="holds no advice yet"):
+    with pytest.raises(ConfigError, match="has no advised number of actors yet"):
         scale(config, to=None, host="one", on=None, dry_run=False)
-    with pytest.raises(ConfigError, match="is on three; hosts with actors: one, two"):
+    with pytest.raises(ConfigError, match="has no actor on host three; give --host; hosts with actors: one, two"):
         scale(config, to=1, host="three", on=None, dry_run=False)
     with pytest.raises(ConfigError, match="--to must be >= 1, got 0"):
         scale(config, to=0, host="one", on=None, dry_run=False)

@@ -11,15 +11,15 @@ from transformers import AutoModelForSequenceClassification
 from common.config import Config, TinyModelConfig, load_config
 from common.config_error import ConfigError
 from common.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
-from learner.objective.coherence import check_coherence
 from learner.model.packed_model import PackedModel, load_kind, load_model
-from learner.ranks import Ranks
 from learner.model.reward_model import RewardModel, save_reward_model
-from learner.score import COMPONENT, load_judge
+from learner.objective.coherence import check_coherence
+from learner.ranks import Ranks
+from learner.score import COMPONENT, load_reward_scorer
 from learner.supply import Batch
-from learner.token_advantages import teaches, weighed_sequences
+from learner.token_advantages import sequences_with_advantages, teaches
 from tests.even_game import group_of
-from tests.tiny_model import a_trajectory
+from tests.tiny_model import FLOAT32, a_trajectory
 from tools.tiny_model import make_tiny_model
 
 WORDS = " ".join(f"w{number}" for number in range(60))
@@ -34,16 +34,16 @@ def make_model(folder: Path, *, words: str = WORDS) -> Path:
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> PackedModel:
     folder = make_model(tmp_path_factory.mktemp("policy") / "model")
-    return load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    return load_model(folder, ranks=ranks, settings=FLOAT32)
 
 
 @pytest.fixture(scope="module")
-def judge_folder(policy: PackedModel, tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Path:
-    model = load_kind(RewardModel, policy.folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+def scorer_folder(policy: PackedModel, tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Path:
+    model = load_kind(RewardModel, policy.folder, ranks=ranks, settings=FLOAT32)
     torch.manual_seed(7)
     with torch.no_grad():
         model.score.weight.to_local().copy_(torch.randn(1, 32))
-    folder = tmp_path_factory.mktemp("judge") / "trained_model"
+    folder = tmp_path_factory.mktemp("reward_model") / "trained_model"
     save_reward_model(model, folder, ranks=ranks)
     return folder
 
@@ -65,25 +65,25 @@ def a_turn(start: int, stop: int) -> Turn:
                 generate_s=0.0, env_s=0.0)  # fmt: skip
 
 
-def config_for(policy: PackedModel, judge_folder: Path, *overrides: str) -> Config:
+def config_for(policy: PackedModel, scorer_folder: Path, *overrides: str) -> Config:
     return load_config(
-        None, [f"model.path={policy.folder}", f"objective.reward_model={judge_folder}", "objective.kl_coefficient=0",
+        None, [f"model.path={policy.folder}", f"objective.reward_model={scorer_folder}", "objective.kl_coefficient=0",
                *overrides]
     )  # fmt: skip
 
 
 def test_every_episode_earns_what_transformers_says_of_its_last_branch(
-    policy: PackedModel, judge_folder: Path, ranks: Ranks
+    policy: PackedModel, scorer_folder: Path, ranks: Ranks
 ) -> None:
-    config = config_for(policy, judge_folder, "objective.reward_model_weight=0.5")
-    judge = load_judge(config, policy, ranks=ranks)
-    assert judge is not None
+    config = config_for(policy, scorer_folder, "objective.reward_model_weight=0.5")
+    scorer = load_reward_scorer(config, policy, ranks=ranks)
+    assert scorer is not None
     episodes = [episode(0), episode(1), episode(2, branches=(0, 7)), episode(3)]
     batch = Batch(groups=[group_of(episodes[:2]), group_of(episodes[2:], group_id=1)], num_dropped={}, next_group_id=2)
-    judged = judge.scored(batch)
-    assert judged.next_group_id == 2
-    theirs = AutoModelForSequenceClassification.from_pretrained(judge_folder, dtype=torch.float32).eval()
-    for before, after in zip(episodes, (each for group in judged.groups for each in group.trajectories), strict=True):
+    scored = scorer.scored(batch)
+    assert scored.next_group_id == 2
+    theirs = AutoModelForSequenceClassification.from_pretrained(scorer_folder, dtype=torch.float32).eval()
+    for before, after in zip(episodes, (each for group in scored.groups for each in group.trajectories), strict=True):
         start = before.branch_starts[-1]
         ids = torch.tensor(before.token_array()[start:].copy()).long()[None]
         expected = 0.5 * theirs(input_ids=ids).logits.item()
@@ -92,46 +92,48 @@ def test_every_episode_earns_what_transformers_says_of_its_last_branch(
         assert last.rewards == {"task": 0.0, COMPONENT: pytest.approx(expected, rel=1e-4)}
         assert after.total_reward == pytest.approx(expected, rel=1e-4) and expected != 0
         assert after.tokens == before.tokens
-    assert judge.scored(judged) == judged  # judged twice is judged once
+    assert scorer.scored(scored) == scored  # scoring twice gives the same rewards
 
 
-def test_attempts_that_earned_alike_are_kept_and_told_apart(
-    policy: PackedModel, judge_folder: Path, ranks: Ranks
+def test_attempts_with_equal_returns_are_kept_and_scored_apart(
+    policy: PackedModel, scorer_folder: Path, ranks: Ranks
 ) -> None:
-    config = config_for(policy, judge_folder)
+    config = config_for(policy, scorer_folder)
     group = group_of([episode(0), episode(1)])
     assert teaches(group, objective=config.objective)
     assert not teaches(group, objective=Config().objective)
-    judge = load_judge(config, policy, ranks=ranks)
-    assert judge is not None
-    judged = judge.scored(Batch(groups=[group], num_dropped={}, next_group_id=1))
+    scorer = load_reward_scorer(config, policy, ranks=ranks)
+    assert scorer is not None
+    scored = scorer.scored(Batch(groups=[group], num_dropped={}, next_group_id=1))
     better, worse = sorted(
         (float(sequence.advantages[5]), trajectory.total_reward)
         for sequence, trajectory in zip(
-            weighed_sequences(judged.groups, objective=config.objective), judged.groups[0].trajectories, strict=True
+            sequences_with_advantages(scored.groups, objective=config.objective),
+            scored.groups[0].trajectories,
+            strict=True,
         )
     )[::-1]
     assert better[0] > 0.5 > -0.5 > worse[0] and better[1] > worse[1]
 
 
-def test_without_a_name_there_is_no_judge(policy: PackedModel, ranks: Ranks) -> None:
-    assert load_judge(load_config(None, [f"model.path={policy.folder}"]), policy, ranks=ranks) is None
+def test_without_a_name_there_is_no_reward_scorer(policy: PackedModel, ranks: Ranks) -> None:
+    assert load_reward_scorer(load_config(None, [f"model.path={policy.folder}"]), policy, ranks=ranks) is None
 
 
 def test_what_is_no_reward_model_is_refused(policy: PackedModel, ranks: Ranks) -> None:
-    with pytest.raises(ConfigError, match=r"holds no score.weight of one number"):
-        load_judge(config_for(policy, policy.folder), policy, ranks=ranks)
+    with pytest.raises(ConfigError, match=r"has no score.weight with one output"):
+        load_reward_scorer(config_for(policy, policy.folder), policy, ranks=ranks)
 
 
-def test_a_judge_that_reads_other_tokens_is_refused(judge_folder: Path, tmp_path: Path, ranks: Ranks) -> None:
+def test_a_reward_model_with_another_tokenizer_is_refused(scorer_folder: Path, tmp_path: Path, ranks: Ranks) -> None:
     other = make_model(tmp_path / "other", words=WORDS.replace("w1", "v1"))
-    policy = load_model(other, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    policy = load_model(other, ranks=ranks, settings=FLOAT32)
     with pytest.raises(ConfigError, match="has another tokenizer than the policy"):
-        load_judge(config_for(policy, judge_folder), policy, ranks=ranks)
+        load_reward_scorer(config_for(policy, scorer_folder), policy, ranks=ranks)
 
 
-def test_groups_are_not_chosen_by_what_is_not_known_yet(policy: PackedModel, judge_folder: Path) -> None:
+def test_groups_are_not_chosen_by_returns_that_are_scored_later(policy: PackedModel, scorer_folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"must be 1 with objective\.reward_model"):
-        check_coherence(config_for(policy, judge_folder, "replay.keep_fraction=0.5"))
-    with pytest.raises(ConfigError, match="must be 1 without a reward_model"):
+        check_coherence(config_for(policy, scorer_folder, "replay.keep_fraction=0.5"))
+    with pytest.raises(ConfigError, match=r"must be 1 without objective\.reward_model"):
         load_config(None, ["objective.reward_model_weight=2"])

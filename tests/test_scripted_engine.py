@@ -59,7 +59,7 @@ def test_a_turn_is_cut_at_its_limit_and_at_the_end_of_the_context() -> None:
     assert (len(turn_limit.tokens), turn_limit.finish_reason) == (20, "length")
     context_limit = asyncio.run(engine_of().generate([50] * 60, SAMPLING))
     assert (len(context_limit.tokens), context_limit.finish_reason) == (4, "length")
-    with pytest.raises(ValueError, match=r"of `model\.max_tokens` 64"):
+    with pytest.raises(ValueError, match=r"with `model\.max_tokens` = 64"):
         asyncio.run(engine_of().generate([50] * 64, SAMPLING))
 
 

@@ -15,21 +15,20 @@ import torch
 
 from actors.beat import BEAT_S, Leases, Pulse, keep_beating
 from actors.refresh import RefreshCounts
+from common.actors_config import ActorsConfig
 from common.config import dump_config, load_config
 from common.config_error import ConfigError
 from common.connection import RedisUnreachable, check_servers, connect, connect_shards
-from common.actors_config import ActorsConfig
 from common.shutdown import Shutdown
 from learner.checkpoint import Progress
-from learner.links import shard_buffer
 from learner.ranks import join_ranks, leave_ranks
 from learner.supplies import Supplies, shards_of, whole_batch
-from replay.buffer import Buffer
 from replay.fleet import Fleet, RunFacts, RunState
 from replay.keys import key
+from replay.learner_buffer import LearnerBuffer
 from replay.server import Server, start_server
 from replay.shards import Shards, audit_shards, read_shards
-from tests.attempts import make_buffer, ticket
+from tests.attempts import Views, make_buffer, ticket
 from tests.processes import GUESS, Run, nothing_runs
 from tests.test_group import Actor, until
 from tests.test_patience import wait_until
@@ -41,46 +40,50 @@ START = Progress(step=0, policy_version=0, highest_published=0, next_group_id=0,
 
 
 @pytest.fixture
-def buffers(redis_client: redis.Redis, run_id: str) -> list[Buffer]:
+def buffers(redis_client: redis.Redis, run_id: str) -> list[Views]:
     """Two shards on one server, under two hash tags."""
-    config = load_config(None, [f"run.name={run_id}"])
-    return [shard_buffer(redis_client, config, vocab_size=100, shard=shard) for shard in range(2)]
+    return [make_buffer(redis_client, run_id, shard=shard) for shard in range(2)]
+
+
+def learners(buffers: list[Views]) -> list[LearnerBuffer]:
+    return [buffer.learner for buffer in buffers]
 
 
 def test_each_shard_gives_its_share_of_a_step(
-    redis_client: redis.Redis, buffers: list[Buffer], run_id: str, shutdown: Shutdown
+    redis_client: redis.Redis, buffers: list[Views], run_id: str, shutdown: Shutdown
 ) -> None:
     config = load_config(
         None,
         [f"run.name={run_id}", "replay.group_size=2", "replay.groups_per_step=4", "replay.target_lag=1",
          "redis.shards=['']", "env.num_train_tasks=50"],
     )  # fmt: skip
-    shards = Shards(buffers)
+    shards = Shards(learners(buffers))
     assert shards.acquire_epochs().epochs == [1, 1]
-    supplies = Supplies(dict(enumerate(buffers)), config, progress=START)
+    supplies = Supplies.begin(dict(enumerate(learners(buffers))), config, progress=START)
     shutdown.requested.set()
-    assert supplies.next_batch(START, shutdown) is None  # nobody has worked yet
+    assert supplies.next_batch(START, shutdown) is None  # no actor has worked yet
     shutdown.requested.clear()
     for supply in supplies._supplies:
         supply.admit(1, [], published_version=0)
-    opened = [{lease.ticket.group_id for lease in work(buffer, run_id, returns=differ)} for buffer in buffers]
+    opened = [{lease.ticket.group_id for lease in work(buffer.actor, run_id, returns=differ)} for buffer in buffers]
     assert opened == [{0, 2, 4, 6}, {1, 3, 5, 7}]
     batch = supplies.next_batch(START, shutdown)
     assert batch is not None and [group.ticket.group_id for group in batch.groups] == [0, 1, 2, 3]
     assert batch.next_group_id > max(*opened[0], *opened[1])
     ledger = shards.ledger()
+    assert (ledger.episodes, ledger.successes, ledger.returns) == ({"shop": 16}, {"shop": 8}, {"shop": 8.0})
     assert ledger.claimed == 4 and ledger.balanced and ledger == read_shards([redis_client] * 2, run_id)
     assert shards.settle(1) == 4 and shards.reopen(0) == 0
-    assert [buffer.ledger().trained for buffer in buffers] == [2, 2]
+    assert [buffer.learner.ledger().trained for buffer in buffers] == [2, 2]
     assert audit_shards([redis_client] * 2, run_id) == []
     redis_client.hincrby(key(f"{run_id}#1", "train", "counters"), "ready", 1)
     assert all(line.startswith("shard 1: ") for line in audit_shards([redis_client] * 2, run_id))
 
 
 def test_two_ranks_read_a_shard_each_and_learn_from_both(
-    redis_url: str, buffers: list[Buffer], run_id: str, tmp_path: Path
+    redis_url: str, buffers: list[Views], run_id: str, tmp_path: Path
 ) -> None:
-    Shards(buffers).acquire_epochs()
+    Shards(learners(buffers)).acquire_epochs()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -89,7 +92,7 @@ def test_two_ranks_read_a_shard_each_and_learn_from_both(
     )  # fmt: skip
     while not ranks.join(timeout=0.1):
         for buffer in buffers:
-            work(buffer, run_id, returns=differ)
+            work(buffer.actor, run_id, returns=differ)
     found = [json.loads((tmp_path / f"rank_{rank}.json").read_text()) for rank in range(2)]
     assert found == [{"read": [0, 2], "learned": [0, 1, 2, 3]}, {"read": [1, 3], "learned": [0, 1, 2, 3]}]
 
@@ -103,11 +106,11 @@ def be_one_of_two(rank: int, port: int, redis_url: str, run_id: str, path: Path)
     )
     (shard,) = shards_of(rank, num_shards=2, num_ranks=2)
     with connect(redis_url) as client:
-        buffer = shard_buffer(client, config, vocab_size=100, shard=shard)
+        buffer = LearnerBuffer(client, run_id, config.replay, vocab_size=100, shard=shard)
         buffer.adopt_epoch(1)
-        part = Supplies({shard: buffer}, config, progress=START).next_batch(START, Shutdown())
+        part = Supplies.begin({shard: buffer}, config, progress=START).next_batch(START, Shutdown())
         whole = whole_batch(part, num_shards=2, ranks=ranks)
-        assert whole_batch(part if rank else None, num_shards=2, ranks=ranks) is None  # rank 0 was told to stop
+        assert whole_batch(part if rank else None, num_shards=2, ranks=ranks) is None  # rank 0 was asked to stop
     assert part is not None and whole is not None
     ids = {
         name: [group.ticket.group_id for group in batch.groups] for name, batch in (("read", part), ("learned", whole))
@@ -116,22 +119,22 @@ def be_one_of_two(rank: int, port: int, redis_url: str, run_id: str, path: Path)
     leave_ranks()
 
 
-def test_ranks_read_disjoint_shards_and_group_ids_go_on_where_they_were() -> None:
+def test_ranks_read_disjoint_shards_and_group_ids_continue() -> None:
     assert [list(shards_of(rank, num_shards=5, num_ranks=2)) for rank in range(2)] == [[0, 2, 4], [1, 3]]
     assert [list(shards_of(rank, num_shards=1, num_ranks=3)) for rank in range(3)] == [[0], [], []]
 
 
-def test_a_resumed_learner_opens_no_group_twice(buffers: list[Buffer], run_id: str, shutdown: Shutdown) -> None:
+def test_a_resumed_learner_opens_no_group_twice(buffers: list[Views], run_id: str, shutdown: Shutdown) -> None:
     settings = [f"run.name={run_id}", "replay.groups_per_step=2", "replay.target_lag=0", "redis.shards=['']"]
     config = load_config(None, settings)
-    Shards(buffers).acquire_epochs()
+    Shards(learners(buffers)).acquire_epochs()
     for _ in range(2):
-        supplies = Supplies(dict(enumerate(buffers)), config, progress=START)
+        supplies = Supplies.begin(dict(enumerate(learners(buffers))), config, progress=START)
         for step in (1, 2):
             for supply in supplies._supplies:
                 supply.admit(step, [], published_version=0)
-        assert [buffer.ledger().last_group_id for buffer in buffers] == [0, 1]
-        assert [buffer.ledger().opened for buffer in buffers] == [1, 1]
+        assert [buffer.learner.ledger().last_group_id for buffer in buffers] == [0, 1]
+        assert [buffer.learner.ledger().opened for buffer in buffers] == [1, 1]
 
 
 def test_shards_that_cannot_be_are_refused() -> None:
@@ -177,12 +180,14 @@ def test_who_asks_about_a_run_looks_at_all_its_shards_and_hears_each_contradicti
     mine = [f"run.name={run_id}", f"redis.url={servers[0].url}"]
     config_yaml = dump_config(load_config(None, [*mine, f"redis.shards=[{servers[1].url}]"]))
     with connect(servers[0].url) as first, connect(servers[1].url) as second:
-        Fleet(first, run_id).describe_run(RunFacts(config_yaml=config_yaml, model_path="", vocab_size=100))
+        Fleet(first, run_id).describe_run(
+            RunFacts(config_yaml=config_yaml, model_path="", vocab_size=100, tokenizer_root="root")
+        )
         second.hincrby(key(f"{run_id}#1", "train", "counters"), "queued", 5)
     assert audit(load_config(None, mine)) == 1
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WRONG")]
     assert [line[:50] for line in told] == [
-        "WRONG shard 1: the books say 5 queued, a recount s", "WRONG shard 1: the books do not balance: {'opened'"
+        "WRONG shard 1: the books count 5 queued, the recou", "WRONG shard 1: the books do not balance: {'opened'"
     ]  # fmt: skip
 
 
@@ -191,12 +196,12 @@ def test_a_server_that_stands_still_costs_no_lease_on_another(
 ) -> None:
     with connect(servers[0].secret_url) as healthy, connect(servers[1].secret_url) as still:
         buffers = {"train": make_buffer(healthy, run_id), "train#1": make_buffer(still, run_id)}
-        buffers["train"].acquire_epoch()
-        buffers["train"].open([ticket(0)])
+        buffers["train"].learner.acquire_epoch()
+        buffers["train"].learner.open([ticket(0)])
         fleet = Fleet(healthy, run_id)
         fleet.set_run_state(RunState.TRAINING)
         actor = Actor("actor", run_id)
-        pulse = Pulse(actor.stage, counts=RefreshCounts(), actors=ActorsConfig(), shutdown=shutdown)
+        pulse = Pulse(actor.setup, counts=RefreshCounts(), actors=ActorsConfig(), shutdown=shutdown)
 
         def deadline_ms() -> float:
             deadline = healthy.zscore(key(run_id, "train", "leased"), "0")
@@ -207,7 +212,13 @@ def test_a_server_that_stands_still_costs_no_lease_on_another(
             lease, playing = actor.lease(buffers["train"]), asyncio.create_task(asyncio.sleep(3600))
             leases = Leases(playing={("train", 0): (lease, playing)})
             beating = asyncio.create_task(
-                keep_beating(pulse, actor="actor", buffers=buffers, fleet=fleet, leases=leases)
+                keep_beating(
+                    pulse,
+                    actor="actor",
+                    buffers={name: buffer.actor for name, buffer in buffers.items()},
+                    fleet=fleet,
+                    leases=leases,
+                )
             )
             leased_until = deadline_ms()
             await until(lambda: deadline_ms() > leased_until)
@@ -238,7 +249,7 @@ def test_a_run_on_two_servers_outlives_the_death_of_one(servers: list[Server], r
         servers[1].process.kill()
         servers[1].process.wait()
         log = run.dir.log("test-learner")
-        run.wait_until(lambda: f"Redis at redis://{servers[1].url[8:]} does not answer" in log.read_text(), "it waits")
+        run.wait_until(lambda: f"Redis at redis://{servers[1].url[8:]} has not answered" in log.read_text(), "it waits")
         killed_at = run.last_step()
         assert killed_at < num_steps
         servers[1].keep_up()

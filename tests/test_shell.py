@@ -1,4 +1,4 @@
-"""The shell: how an action is read, and that every job's bash does what the job says."""
+"""The shell: how an action is parsed, and that the bash command of every job gives its result."""
 
 import asyncio
 import random
@@ -8,8 +8,8 @@ import pytest
 from common.trajectory import Task
 from envhub.isolation.file_tree import file, folder
 from envhub.isolation.sandbox import Limits, run_in_sandbox
-from envhub.shell.shell import ShellState, ShellWorld, make_shell
 from envhub.shell.action import Act, parse_act, write_bash
+from envhub.shell.shell import ShellState, ShellWorld, make_shell
 from envhub.shell.task import PROCESSES, READS, WRITES, Job, draw_tree
 
 
@@ -32,15 +32,15 @@ from envhub.shell.task import PROCESSES, READS, WRITES, Job, draw_tree
         ("bash " + "x" * 30_000, None),
     ],
 )
-def test_an_action_is_read_as_react_writes_it(action: str, act: Act | None) -> None:
+def test_an_action_is_parsed_in_the_format_of_react(action: str, act: Act | None) -> None:
     assert parse_act(action) == act
     if act is not None and act.verb == "bash":
         assert parse_act(write_bash(act.text)) == act
 
 
 @pytest.mark.parametrize("draw", [*READS, *WRITES, *PROCESSES], ids=lambda draw: draw.__name__.strip("_"))
-def test_the_bash_of_every_job_gives_what_the_job_says(draw) -> None:  # type: ignore[no-untyped-def]
-    """The answers and results are computed here, in Python; bash must come to the same."""
+def test_the_bash_of_every_job_gives_its_result(draw) -> None:  # type: ignore[no-untyped-def]
+    """Compares the answers and results, computed in Python, with those of bash."""
     checked = 0
     for seed in range(40):
         rng = random.Random(seed)
@@ -64,7 +64,7 @@ def world(kind: str) -> ShellWorld:
     return make_shell(task, profile="small", kind=kind, num_files=8, limits=Limits(wall_s=20))
 
 
-def test_an_answer_must_be_exact_and_a_change_whole() -> None:
+def test_an_answer_must_be_exact_and_a_change_complete() -> None:
     question, change = world("read"), world("write")
     answer = asyncio.run(question.act(question.first, f"Act: answer({question.job.answer})"))
     assert (answer.score, answer.over) == (1.0, True)
@@ -76,13 +76,13 @@ def test_an_answer_must_be_exact_and_a_change_whole() -> None:
     assert asyncio.run(change.act(ShellState(tree=more), "Act: finish")).score == 0.0
 
 
-def test_a_question_is_not_finished_and_a_change_is_not_answered() -> None:
+def test_a_question_needs_answer_and_a_change_needs_finish() -> None:
     question, change = world("read"), world("write")
     assert not asyncio.run(question.act(question.first, "Act: finish")).valid
     assert not asyncio.run(change.act(change.first, "Act: answer(1)")).valid
 
 
-def test_a_command_that_is_killed_leaves_what_it_had_done() -> None:
+def test_a_killed_command_keeps_what_it_had_done() -> None:
     slow = make_shell(Task(env="shell", split="train", index=2), profile="small", kind="read", num_files=8,
                       limits=Limits(wall_s=1))  # fmt: skip
     change = asyncio.run(slow.act(slow.first, "bash mkdir mine; sleep 100"))
@@ -93,7 +93,7 @@ def test_a_command_that_is_killed_leaves_what_it_had_done() -> None:
     assert not change.over
 
 
-def test_only_the_process_that_is_meant_may_be_ended() -> None:
+def test_ending_another_process_gives_score_0() -> None:
     for index in range(100):  # until a change is drawn
         task = Task(env="shell", split="train", index=index)
         ending = make_shell(task, profile="small", kind="processes", num_files=8, limits=Limits(wall_s=20))

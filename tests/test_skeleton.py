@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from common.config_error import ConfigError
 from learner.model.export import save_hf
 from learner.model.packed_model import PackedModel, full_tensors, load_model
 from learner.ranks import Ranks, join_ranks, leave_ranks
 from tests.small_tokenizer import CHATML, merging_tokenizer
-from tests.tiny_model import save_scaling_model, save_tiny_model
+from tests.tiny_model import FLOAT32, save_scaling_model, save_tiny_model
 
 # 13.7 M weights in float32, of which the largest tensor has 0.5 M.
 WIDE = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8, "head_dim": 32}
@@ -54,12 +55,18 @@ def be_one_of_two(rank: int, port: int, path: Path) -> None:
     exporting = peak_bytes() - before
     with pytest.raises(ValueError, match="Gemma2ForCausalLM gives other log-probabilities"):  # rank 0 alone has seen it
         load(path / "scaled", ranks)
+    (path / "weightless").mkdir(exist_ok=True)
+    (path / "weightless" / "config.json").write_bytes((path / "small" / "config.json").read_bytes())
+    with pytest.raises(ConfigError, match="weightless cannot be trained here: OSError"):  # which rank 0 alone reads
+        load(path / "weightless", ranks)
+    with pytest.raises(ConfigError, match=r"absent has no config\.json"):  # on a host that lacks the folder
+        load(path / ("small" if rank == 0 else "absent"), ranks)
     (path / f"rank_{rank}.json").write_text(json.dumps({"loading": loading, "exporting": exporting}))
     leave_ranks()
 
 
 def load(folder: Path, ranks: Ranks) -> PackedModel:
-    return load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    return load_model(folder, ranks=ranks, settings=FLOAT32)
 
 
 def peak_bytes(*, forget: bool = False) -> int:

@@ -1,4 +1,4 @@
-"""The database: what a statement may do, what it may cost, and what counts as the right answer."""
+"""The database: what a statement may do and cost, and which answers are correct."""
 
 import asyncio
 import random
@@ -6,9 +6,9 @@ import random
 import pytest
 
 from common.trajectory import Task
-from envhub.sqldb.sqldb import SqlWorld, make_sqldb, shown_rows
 from envhub.sqldb.domain import DOMAINS, Tables, draw_tables
 from envhub.sqldb.engine import SqlError, run_sql
+from envhub.sqldb.sqldb import SqlWorld, make_sqldb, shown_rows
 from envhub.world import Change
 
 DOMAIN = DOMAINS[0]
@@ -24,13 +24,13 @@ def rows(statement: str) -> list[tuple[object, ...]]:
     return list(run_sql(DOMAIN.schema, TABLES, statement).rows)
 
 
-def test_a_query_reads_and_leaves_the_tables_as_they_are() -> None:
+def test_a_query_does_not_change_the_tables() -> None:
     result = run_sql(DOMAIN.schema, TABLES, "SELECT name FROM customers WHERE city = 'Dover' ORDER BY credit DESC")
     assert (result.columns, result.rows) == (("name",), [("Cleo",), ("Ada",)])
     assert result.tables is TABLES
 
 
-def test_a_change_gives_new_tables_and_the_old_ones_stay() -> None:
+def test_a_change_returns_new_tables_and_keeps_the_old_ones() -> None:
     result = run_sql(DOMAIN.schema, TABLES, "UPDATE customers SET credit = credit + 1 WHERE city = 'Dover'")
     assert [row[3] for row in result.tables["customers"]] == [101, 200, 301]
     assert [row[3] for row in TABLES["customers"]] == [100, 200, 300]
@@ -70,7 +70,7 @@ def test_a_change_gives_new_tables_and_the_old_ones_stay() -> None:
         "SELECT '\ud800'",
     ],
 )
-def test_what_a_statement_may_not_do_is_refused(statement: str) -> None:
+def test_a_forbidden_statement_is_refused(statement: str) -> None:
     with pytest.raises(SqlError):
         rows(statement)
 
@@ -90,22 +90,22 @@ def test_what_a_statement_may_not_do_is_refused(statement: str) -> None:
          "customers g, customers h, customers i, customers j, customers k, customers l, customers m", "too expensive"),
     ],
 )  # fmt: skip
-def test_what_would_cost_too_much_is_cut(statement: str, why: str) -> None:
+def test_an_expensive_statement_is_stopped(statement: str, why: str) -> None:
     with pytest.raises(SqlError, match=why):
         rows(statement)
 
 
-def test_strange_values_are_shown_and_kept() -> None:
+def test_unusual_values_are_shown_and_kept() -> None:
     assert rows("SELECT CAST(x'ff' AS TEXT), x'ff', NULL, 9e999") == [("�", b"\xff", None, float("inf"))]
     changed = run_sql(DOMAIN.schema, TABLES, "UPDATE products SET price = NULL, name = CAST(x'ff' AS TEXT)").tables
     assert run_sql(DOMAIN.schema, changed, "SELECT price, name FROM products").rows == [(None, "�")]
-    with pytest.raises(SqlError, match="no column holds blobs"):
+    with pytest.raises(SqlError, match="a blob cannot be stored"):
         rows("UPDATE products SET name = x'ff'")
 
 
-def test_how_many_rows_are_not_shown_is_told_however_long_those_are_that_are() -> None:
-    told = shown_rows(("a",) * 8, [("x" * 14,) * 8] * 50)
-    assert (len(told), told[-15:]) == (2000, "\n(30 more rows)")
+def test_the_number_of_hidden_rows_is_shown_however_long_the_others_are() -> None:
+    text = shown_rows(("a",) * 8, [("x" * 14,) * 8] * 50)
+    assert (len(text), text[-15:]) == (2000, "\n(30 more rows)")
 
 
 def world(kind: str, level: int = 1, index: int = 0) -> SqlWorld:
@@ -117,7 +117,7 @@ def act(world: SqlWorld, action: str) -> Change[object]:
     return asyncio.run(world.act(world.first, action))  # type: ignore[return-value]
 
 
-def test_the_rows_count_and_neither_their_order_nor_the_query() -> None:
+def test_an_answer_is_judged_by_its_rows_not_by_their_order_or_the_query() -> None:
     question = next(w for w in (world("read", index=index) for index in range(50)) if len(w.right_rows) > 2)
     values = [str(row[0]) for row in question.right_rows]
     turned = " UNION ALL ".join(f"SELECT '{value}'" for value in reversed(values))
@@ -128,7 +128,7 @@ def test_the_rows_count_and_neither_their_order_nor_the_query() -> None:
     assert (wrong.valid, wrong.over) == (False, False)
 
 
-def test_a_change_counts_by_the_tables_that_it_leaves() -> None:
+def test_a_change_is_judged_by_the_tables_that_it_leaves() -> None:
     change = world("write")
     assert act(change, "commit").score == 0.0
     done = asyncio.run(change.act(change.first, f"sql {change.request.sql}"))
@@ -147,7 +147,7 @@ def test_a_change_that_is_undone_leaves_no_trace_in_the_state() -> None:
 
 
 @pytest.mark.parametrize("level", [1, 2, 3])
-def test_every_request_has_rows_to_give_or_to_change(level: int) -> None:
+def test_every_request_returns_or_changes_rows(level: int) -> None:
     texts = set()
     for index in range(60):
         drawn = world("any", level, index)
@@ -159,7 +159,7 @@ def test_every_request_has_rows_to_give_or_to_change(level: int) -> None:
     assert len(texts) >= 3
 
 
-def test_tables_are_drawn_whole_in_every_domain() -> None:
+def test_tables_are_complete_in_every_domain() -> None:
     for domain in DOMAINS:
         tables = draw_tables(random.Random(0), domain, num_rows=24)
         for table, columns in domain.columns.items():

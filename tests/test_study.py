@@ -1,6 +1,7 @@
 """The in-process sampler says what it sampled, and a study's lag is the one that it names."""
 
 import asyncio
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -16,11 +17,11 @@ from learner.model.packed_model import full_tensors, load_model
 from learner.pack import TokenSequence, pack
 from learner.ranks import Ranks
 from tests.processes import GUESS
-from tests.tiny_model import VOCAB_SIZE, save_tiny_model
-from tools.study import lag as study_lag
+from tests.tiny_model import FLOAT32, VOCAB_SIZE, save_tiny_model
 from tools.prepare import prepare
+from tools.study import lag as study_lag
 from tools.study.plot import Line, Point, svg
-from tools.study.run import practice
+from tools.study.run import StudyStep, practice
 from tools.study.sampler import LockstepSampler
 from tools.study.slots import choose
 
@@ -40,7 +41,7 @@ def test_recorded_logprobs_are_the_learners_for_episodes_of_many_turns(ranks: Ra
     folder = save_tiny_model(tmp_path, num_attention_heads=4, num_key_value_heads=2)
     sampler = LockstepSampler(folder, num_slots=3, max_tokens=64, end_token=7)
     episodes = asyncio.run(three_episodes(sampler))
-    model = load_model(folder, ranks=ranks, dtype="float32", activation_checkpointing=False)
+    model = load_model(folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, temperature=SAMPLING.temperature))
     for episode in episodes:
         prompt, completion = episode[-1]
         tokens = np.array(prompt + completion.tokens, dtype=np.int32)
@@ -52,12 +53,12 @@ def test_recorded_logprobs_are_the_learners_for_episodes_of_many_turns(ranks: Ra
                                      kept=None,
                                      advantages=np.zeros(len(tokens), np.float32))])  # fmt: skip
         with torch.no_grad():
-            again = model(packed, temperature=0.7, chunk_tokens=64).logprobs
+            again = model(packed).logprobs
         assert float((again - packed.behaviour_logprobs[packed.loss_mask]).abs().max()) < 1e-4
 
 
 async def three_episodes(sampler: LockstepSampler) -> list[Episode]:
-    """Of 3, 2 and 1 turns: two go on while one is over, and prompts of unlike lengths are read side by side."""
+    """Episodes of 3, 2 and 1 turns: two continue after one has ended, and prompts have different lengths."""
 
     async def play(number: int) -> Episode:
         episode: Episode = []
@@ -134,6 +135,10 @@ def guess_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+def sampled_by(step: StudyStep) -> set[int]:
+    return {trajectory.oldest_policy_version for group in step.batch.groups for trajectory in group.trajectories}
+
+
 @pytest.mark.parametrize("lag", [0, 2])
 def test_a_step_learns_from_what_the_learner_was_lag_steps_before(lag: int, guess_run: Path, ranks: Ranks) -> None:
     config = load_config(str(guess_run), [f"run.name=lag{lag}"])
@@ -142,10 +147,15 @@ def test_a_step_learns_from_what_the_learner_was_lag_steps_before(lag: int, gues
         steps = [practised.step() for _ in range(4)]
     far = [step.metrics.mismatch_kl > 1e-6 for step in steps]
     assert far == [lag > 0 and step > 0 for step in range(4)]
-    sampled_by = [
-        {t.oldest_policy_version for group in step.batch.groups for t in group.trajectories} for step in steps
-    ]
-    assert sampled_by == [{max(0, step - lag)} for step in range(4)]
+    assert list(map(sampled_by, steps)) == [{max(0, step - lag)} for step in range(4)]
+
+
+def test_weights_that_are_published_after_several_steps_sample_for_several(guess_run: Path, ranks: Ranks) -> None:
+    config = load_config(str(guess_run), ["run.name=every2", "learner.publish_every=2"])
+    with asyncio.Runner() as runner:
+        practised = practice(config, lag=1, ranks=ranks, runner=runner)
+        steps = [practised.step() for _ in range(6)]
+    assert list(map(sampled_by, steps)) == [{0}, {0}, {0}, {2}, {2}, {4}]
 
 
 @pytest.mark.parametrize("preset", sorted((REPOSITORY / "conf/objective").glob("*.yaml")), ids=lambda path: path.stem)
@@ -173,15 +183,15 @@ def test_a_preset_trains(preset: Path, guess_run: Path, ranks: Ranks) -> None:
 @pytest.mark.timeout(900)
 def test_a_short_study_of_lag_writes_its_page_and_runs_nothing_twice(guess_run: Path, tmp_path: Path) -> None:
     arguments = [
-        "--task", str(guess_run), "--arms", "default", "uncorrected", "--lags", "0", "2", "--seeds", "0",
+        "--task", str(guess_run), "--arms", "default", "clip_alone", "--lags", "0", "2", "--seeds", "0",
         "--workers", "1", "--folder", str(tmp_path), "--docs", str(tmp_path / "docs"),
         "learner.steps=2", "eval.num_tasks=4", "warm_start.episodes=4", "warm_start.batch_tokens=64",
     ]  # fmt: skip
     study_lag.main(arguments)
     study = json.loads((tmp_path / "docs/lag.json").read_text())
     found = [(result["arm"], result["lag"], len(result["success"])) for result in study["results"]]
-    assert found == [("default", 0, 2), ("uncorrected", 0, 2), ("default", 2, 2), ("uncorrected", 2, 2)]
-    assert "| uncorrected |" in (tmp_path / "docs/lag.md").read_text()
+    assert found == [("default", 0, 2), ("clip_alone", 0, 2), ("default", 2, 2), ("clip_alone", 2, 2)]
+    assert "| clip_alone |" in (tmp_path / "docs/lag.md").read_text()
     kept = tmp_path / "default-lag0-seed0.json"
     kept.write_text(kept.read_text().replace('"seed":0', '"seed":99'))
     study_lag.main(arguments)

@@ -9,14 +9,14 @@ import redis
 
 from common.config import Config, load_config
 from common.shutdown import Shutdown
-from common.trajectory import Task
+from common.trajectory import Outcome, Task
 from learner.checkpoint import Progress
 from learner.supplies import Supplies
 from learner.supply import Supply, SupplyDried, ticket_of
 from learner.task_order import task_index
-from replay.buffer import Buffer
+from replay.actor_buffer import ActorBuffer
 from replay.ticket import InsertResult, Lease
-from tests.attempts import attempt_at, make_buffer
+from tests.attempts import Views, attempt_at, earning, make_buffer
 
 
 @pytest.fixture
@@ -28,9 +28,9 @@ def shutdown() -> Iterator[Shutdown]:
 
 
 @pytest.fixture
-def buffer(redis_client: redis.Redis, run_id: str) -> Buffer:
+def buffer(redis_client: redis.Redis, run_id: str) -> Views:
     buffer = make_buffer(redis_client, run_id)
-    buffer.acquire_epoch()
+    buffer.learner.acquire_epoch()
     return buffer
 
 
@@ -40,15 +40,13 @@ def config(*overrides: str) -> Config:
     return load_config(None, [*sizes, "learner.claim_timeout_s=20", *overrides])
 
 
-def work(buffer: Buffer, run_id: str, *, returns: Callable[[int], tuple[float, float]]) -> list[Lease]:
+def work(buffer: ActorBuffer, run_id: str, *, returns: Callable[[int], tuple[float, float]]) -> list[Lease]:
     """Do what actors do with all that is queued: the members of group `id` earn `returns(id)`."""
     leases = []
     while (lease := buffer.lease("a")) is not None:
         for member, reward in enumerate(returns(lease.ticket.group_id)):
-            attempt = attempt_at(lease, member, run_id=run_id)
-            turn = msgspec.structs.replace(attempt.turns[0], rewards={"task": reward})
-            stored = buffer.insert(lease, msgspec.structs.replace(attempt, turns=[turn]))
-            assert stored is InsertResult.STORED
+            attempt = earning(attempt_at(lease, member, run_id=run_id), reward)
+            assert buffer.insert(lease, attempt) is InsertResult.STORED
         leases.append(lease)
     return leases
 
@@ -57,71 +55,83 @@ def differ(group_id: int) -> tuple[float, float]:
     return (0.0, 1.0)
 
 
-def under_way(buffer: Buffer) -> int:
-    ledger = buffer.ledger()
+def under_way(buffer: Views) -> int:
+    ledger = buffer.learner.ledger()
     return ledger.queued + ledger.leased + ledger.ready + ledger.claimed
 
 
+def resumed(buffer: Views, run_id: str, *, steps_since: int) -> tuple[Supplies, Progress]:
+    """Four groups by version 0, the checkpoint's; 9 were published, so the learner came back as version 10."""
+    settings = config("replay.max_lag=2", "learner.claim_timeout_s=0.3")
+    Supply(buffer.learner, settings, first_group_id=0).admit(1, [], published_version=0)
+    work(buffer.actor, run_id, returns=differ)
+    begun = Progress(step=0, policy_version=0, highest_published=9, next_group_id=4, tokens_trained=0)
+    at = msgspec.structs.replace(begun.resumed_as(10), step=steps_since, policy_version=10 + steps_since)
+    return Supplies.begin({0: buffer.learner}, settings, progress=at), at
+
+
+@pytest.mark.parametrize("steps_since", [0, 2])
 def test_what_was_reopened_is_not_too_old_for_the_numbers_that_a_resume_leaves_out(
-    buffer: Buffer, run_id: str, shutdown: Shutdown
+    buffer: Views, run_id: str, shutdown: Shutdown, steps_since: int
 ) -> None:
-    """Sampled by version 0, of which the checkpoint is; 9 were published, so the resumed learner is at version 10."""
-    settings = config("replay.max_lag=2")
-    supply = Supply(buffer, settings, first_group_id=0)
-    supply.admit(1, [], published_version=0)
-    work(buffer, run_id, returns=differ)
-    at = Progress(step=0, policy_version=10, highest_published=9, next_group_id=4, tokens_trained=0)
-    supplies = Supplies({0: buffer}, settings, progress=at, skipped_versions=10)
+    supplies, at = resumed(buffer, run_id, steps_since=steps_since)
     batch = supplies.next_batch(at, shutdown)
     assert batch is not None and len(batch.groups) == 2
-    assert buffer.ledger().dropped == {}
-    # Three steps on, the oldest groups of this life may be too old, and the skipped versions count for nothing.
-    assert [supplies._skipped_at(version) for version in (10, 12, 13)] == [10, 10, 0]
+    assert buffer.learner.ledger().dropped == {}
 
 
-def test_as_many_groups_are_admitted_as_the_lag_allows(buffer: Buffer, run_id: str) -> None:
-    supply = Supply(buffer, config("replay.target_lag=2", "learner.steps=100"), first_group_id=0)
+def test_what_was_reopened_is_too_old_once_the_resumed_learner_has_made_more_steps_than_max_lag(
+    buffer: Views, run_id: str, shutdown: Shutdown
+) -> None:
+    supplies, at = resumed(buffer, run_id, steps_since=3)
+    with pytest.raises(SupplyDried):
+        supplies.next_batch(at, shutdown)
+    assert buffer.learner.ledger().dropped == {"too_old": 4}
+
+
+def test_as_many_groups_are_admitted_as_the_lag_allows(buffer: Views, run_id: str) -> None:
+    supply = Supply(buffer.learner, config("replay.target_lag=2", "learner.steps=100"), first_group_id=0)
     supply.admit(1, [], published_version=0)
     assert under_way(buffer) == 6  # 2 groups a step, for this one and two ahead
     supply.admit(1, [], published_version=0)
     assert under_way(buffer) == 6
 
 
-def test_every_state_but_trained_and_dropped_takes_up_room(buffer: Buffer, run_id: str) -> None:
-    supply = Supply(buffer, config("replay.target_lag=2", "learner.steps=100"), first_group_id=0)
+def test_every_state_but_trained_and_dropped_takes_up_room(buffer: Views, run_id: str) -> None:
+    supply = Supply(buffer.learner, config("replay.target_lag=2", "learner.steps=100"), first_group_id=0)
     supply.admit(1, [], published_version=0)
-    leases = work(buffer, run_id, returns=differ)
-    assert buffer.ledger().ready == 6
+    leases = work(buffer.actor, run_id, returns=differ)
+    assert buffer.learner.ledger().ready == 6
     supply.admit(1, [], published_version=0)
-    assert buffer.ledger().queued == 0
-    kept = buffer.claim(1, 2, policy_version=0, max_lag=4)
+    assert buffer.learner.ledger().queued == 0
+    kept = buffer.learner.claim(1, 2, policy_version=0, max_lag=4)
     supply.admit(1, kept, published_version=0)  # the two are this step's own, and still count
-    assert buffer.ledger().queued == 0
-    buffer.drop([leases[2].ticket.group_id], reason="zero_variance")
+    assert buffer.learner.ledger().queued == 0
+    buffer.learner.drop([leases[2].ticket.group_id], reason="zero_variance")
     supply.admit(1, kept, published_version=0)
-    assert buffer.ledger().queued == 1
+    assert buffer.learner.ledger().queued == 1
     supply.admit(2, [], published_version=0)  # the next step: what was claimed is behind it
-    assert buffer.ledger().queued == 3
+    assert buffer.learner.ledger().queued == 3
 
 
-def test_a_run_that_ends_soon_admits_no_more_than_it_needs(buffer: Buffer, run_id: str) -> None:
-    supply = Supply(buffer, config("replay.target_lag=2", "learner.steps=10"), first_group_id=0)
+def test_a_run_that_ends_soon_admits_no_more_than_it_needs(buffer: Views, run_id: str) -> None:
+    supply = Supply(buffer.learner, config("replay.target_lag=2", "learner.steps=10"), first_group_id=0)
     supply.admit(10, [], published_version=0)
     assert under_way(buffer) == 2
     supply.admit(9, [], published_version=0)
     assert under_way(buffer) == 4
 
 
-def test_synchronous_training_admits_one_step(buffer: Buffer, run_id: str) -> None:
-    supply = Supply(buffer, config("replay.target_lag=0", "learner.steps=10"), first_group_id=0)
+def test_synchronous_training_admits_one_step(buffer: Views, run_id: str) -> None:
+    supply = Supply(buffer.learner, config("replay.target_lag=0", "learner.steps=10"), first_group_id=0)
     supply.admit(1, [], published_version=0)
     assert under_way(buffer) == 2
 
 
-def test_tickets_say_what_the_configuration_says(buffer: Buffer, run_id: str) -> None:
+def test_tickets_say_what_the_configuration_says(buffer: Views, run_id: str) -> None:
     settings = config("run.seed=5", "sampling.temperature=0.7", "sampling.max_turn_tokens=9")
-    Supply(buffer, settings, first_group_id=40).admit(3, [], published_version=6)
-    lease = buffer.lease("a")
+    Supply(buffer.learner, settings, first_group_id=40).admit(3, [], published_version=6)
+    lease = buffer.actor.lease("a")
     assert lease is not None
     ticket = lease.ticket
     assert (ticket.group_id, ticket.num_members, ticket.seed, ticket.min_policy_version) == (40, 2, 5, 5)
@@ -129,20 +139,20 @@ def test_tickets_say_what_the_configuration_says(buffer: Buffer, run_id: str) ->
     assert (ticket.sampling.temperature, ticket.sampling.max_turn_tokens) == (0.7, 9)
 
 
-def test_the_first_tickets_ask_for_no_version_below_0(buffer: Buffer, run_id: str) -> None:
-    Supply(buffer, config(), first_group_id=0).admit(1, [], published_version=0)
-    lease = buffer.lease("a")
+def test_the_first_tickets_ask_for_no_version_below_0(buffer: Views, run_id: str) -> None:
+    Supply(buffer.learner, config(), first_group_id=0).admit(1, [], published_version=0)
+    lease = buffer.actor.lease("a")
     assert lease is not None and lease.ticket.min_policy_version == 0
 
 
-def test_a_batch_is_whole_and_in_order_of_ids(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
-    supply = Supply(buffer, config(), first_group_id=0)
+def test_a_batch_is_whole_and_in_order_of_ids(buffer: Views, run_id: str, shutdown: Shutdown) -> None:
+    supply = Supply(buffer.learner, config(), first_group_id=0)
     supply.admit(1, [], published_version=0)
-    first = buffer.lease("straggler")
+    first = buffer.actor.lease("straggler")
     assert first is not None
-    work(buffer, run_id, returns=differ)  # 1, 2 and 3
+    work(buffer.actor, run_id, returns=differ)  # 1, 2 and 3
     for member in (0, 1):
-        assert buffer.insert(first, attempt_at(first, member, run_id=run_id)) is InsertResult.STORED
+        assert buffer.actor.insert(first, attempt_at(first, member, run_id=run_id)) is InsertResult.STORED
     batch = supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
     assert batch is not None
     assert [group.ticket.group_id for group in batch.groups] == [1, 2]
@@ -151,73 +161,73 @@ def test_a_batch_is_whole_and_in_order_of_ids(buffer: Buffer, run_id: str, shutd
     assert batch.next_group_id == 4
 
 
-def train(supply: Supply, buffer: Buffer, run_id: str, shutdown: Shutdown, *, steps: int) -> list[list[int]]:
+def train(supply: Supply, buffer: Views, run_id: str, shutdown: Shutdown, *, steps: int) -> list[list[int]]:
     """Whose groups each step learns from, when actors always keep up."""
     batches = []
     for step in range(1, steps + 1):
         supply.admit(step, [], published_version=0)
-        work(buffer, run_id, returns=differ)
+        work(buffer.actor, run_id, returns=differ)
         batch = supply.next_batch(step, policy_version=0, published_version=0, shutdown=shutdown)
         assert batch is not None
         batches.append([group.ticket.group_id for group in batch.groups])
-        work(buffer, run_id, returns=differ)
-        buffer.settle(step)
+        work(buffer.actor, run_id, returns=differ)
+        buffer.learner.settle(step)
     return batches
 
 
-def test_groups_that_are_used_twice_are_half_as_many(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
-    supply = Supply(buffer, config("replay.max_uses=2", "learner.steps=9"), first_group_id=0)
+def test_groups_that_are_used_twice_are_half_as_many(buffer: Views, run_id: str, shutdown: Shutdown) -> None:
+    supply = Supply(buffer.learner, config("replay.max_uses=2", "learner.steps=9"), first_group_id=0)
     batches = train(supply, buffer, run_id, shutdown, steps=9)
     assert batches[:5] == [[0, 1], [0, 1], [2, 3], [2, 3], [4, 5]]
-    ledger = buffer.ledger()
+    ledger = buffer.learner.ledger()
     # 18 uses; the last two groups had one step left to be used in.
     assert (ledger.claims, ledger.opened, ledger.trained, ledger.ready, ledger.dropped) == (18, 10, 8, 2, {})
     assert buffer.audit() == []
 
 
 def test_synchronous_training_with_reuse_has_enough_groups_for_each_step(
-    buffer: Buffer, run_id: str, shutdown: Shutdown
+    buffer: Views, run_id: str, shutdown: Shutdown
 ) -> None:
     settings = config("replay.max_uses=2", "replay.target_lag=0", "learner.steps=4")
-    batches = train(Supply(buffer, settings, first_group_id=0), buffer, run_id, shutdown, steps=4)
+    batches = train(Supply(buffer.learner, settings, first_group_id=0), buffer, run_id, shutdown, steps=4)
     assert batches == [[0, 1], [0, 1], [2, 3], [2, 3]]
-    assert buffer.ledger().opened == 4
+    assert buffer.learner.ledger().opened == 4
 
 
-def test_no_group_is_used_twice_in_one_step(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
-    supply = Supply(buffer, config("replay.max_uses=2"), first_group_id=0)
+def test_no_group_is_used_twice_in_one_step(buffer: Views, run_id: str, shutdown: Shutdown) -> None:
+    supply = Supply(buffer.learner, config("replay.max_uses=2"), first_group_id=0)
     supply.admit(1, [], published_version=0)
-    work(buffer, run_id, returns=lambda group_id: (0.0, float(group_id > 0)))
-    assert buffer.ledger().ready == 2  # 0, which teaches nothing, and 1
+    work(buffer.actor, run_id, returns=lambda group_id: (0.0, float(group_id > 0)))
+    assert buffer.learner.ledger().ready == 2  # 0, which teaches nothing, and 1
     with pytest.raises(SupplyDried):
         settings = config("replay.max_uses=2", "learner.claim_timeout_s=0.2")
-        Supply(buffer, settings, first_group_id=2).next_batch(
+        Supply(buffer.learner, settings, first_group_id=2).next_batch(
             1, policy_version=0, published_version=0, shutdown=shutdown
         )
-    ledger = buffer.ledger()
+    ledger = buffer.learner.ledger()
     assert (ledger.dropped, ledger.ready, ledger.ready_uses) == ({"zero_variance": 1}, 1, 1)
     assert ledger.queued >= 1  # another for this step: 1 has been used in it
     assert buffer.audit() == []
 
 
-def test_samples_per_insert_holds_the_uses_to_an_average(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
+def test_samples_per_insert_holds_the_uses_to_an_average(buffer: Views, run_id: str, shutdown: Shutdown) -> None:
     settings = config("replay.max_uses=4", "replay.samples_per_insert=2", "replay.max_lag=9", "learner.steps=20")
-    train(Supply(buffer, settings, first_group_id=0), buffer, run_id, shutdown, steps=20)
-    ledger = buffer.ledger()
+    train(Supply(buffer.learner, settings, first_group_id=0), buffer, run_id, shutdown, steps=20)
+    ledger = buffer.learner.ledger()
     assert ledger.claims == 40
     assert 40 <= 2 * ledger.finished + 2 <= 44  # the buffer is one step of two groups
     assert buffer.audit() == []
 
 
 def test_prioritised_groups_come_again_by_how_far_their_returns_lie_apart(
-    buffer: Buffer, run_id: str, shutdown: Shutdown
+    buffer: Views, run_id: str, shutdown: Shutdown
 ) -> None:
     settings = config("replay.max_uses=3", "replay.order=prioritised", "replay.target_lag=2")
     task = Task(env="shop", split="train", index=0)
-    buffer.open([ticket_of(group_id, task, settings, min_policy_version=0) for group_id in range(4)])
+    buffer.learner.open([ticket_of(group_id, task, settings, min_policy_version=0) for group_id in range(4)])
     spread = {0: 0.1, 1: 0.4, 2: 0.3, 3: 0.2}
-    work(buffer, run_id, returns=lambda group_id: (0.0, spread[group_id]))
-    again = Supply(buffer, settings, first_group_id=4)
+    work(buffer.actor, run_id, returns=lambda group_id: (0.0, spread[group_id]))
+    again = Supply(buffer.learner, settings, first_group_id=4)
     batches = []
     for step in (1, 2, 3):
         batch = again.next_batch(step, policy_version=0, published_version=0, shutdown=shutdown)
@@ -226,18 +236,18 @@ def test_prioritised_groups_come_again_by_how_far_their_returns_lie_apart(
     assert batches == [[0, 1], [2, 3], [1, 2]]
 
 
-def test_groups_without_variance_are_dropped_and_replaced(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
-    supply = Supply(buffer, config(), first_group_id=0)
+def test_groups_without_variance_are_dropped_and_replaced(buffer: Views, run_id: str, shutdown: Shutdown) -> None:
+    supply = Supply(buffer.learner, config(), first_group_id=0)
     supply.admit(1, [], published_version=0)
     equal = {0: (1.0, 1.0), 1: (0.0, 0.0), 2: (0.5, 0.5 + 1e-9)}
-    work(buffer, run_id, returns=lambda group_id: equal.get(group_id, (0.0, 1.0)))
-    # Claims 0 and 1, which are useless, then 2 and 3, of which one is; what replaces them nobody plays yet.
+    work(buffer.actor, run_id, returns=lambda group_id: equal.get(group_id, (0.0, 1.0)))
+    # Claims 0 and 1, which are useless, then 2 and 3, of which one is; no actor plays their replacements yet.
     settings = config("learner.claim_timeout_s=0.2")
     with pytest.raises(SupplyDried):
-        Supply(buffer, settings, first_group_id=4).next_batch(
+        Supply(buffer.learner, settings, first_group_id=4).next_batch(
             1, policy_version=0, published_version=0, shutdown=shutdown
         )
-    ledger = buffer.ledger()
+    ledger = buffer.learner.ledger()
     assert ledger.dropped == {"zero_variance": 3}
     assert (ledger.claimed, ledger.queued) == (1, 3)  # four places: every slot of a dropped group is given back
     assert ledger.balanced
@@ -245,13 +255,13 @@ def test_groups_without_variance_are_dropped_and_replaced(buffer: Buffer, run_id
 
 
 def test_gigpo_keeps_groups_of_equal_returns_in_which_one_came_sooner(
-    buffer: Buffer, run_id: str, shutdown: Shutdown
+    buffer: Views, run_id: str, shutdown: Shutdown
 ) -> None:
     """Both members of groups 0 and 1 earn 1, from the same state; one of group 1 with the first of its two turns."""
     settings = config("objective.advantage=gigpo", "objective.gamma=0.9", "learner.claim_timeout_s=0.2")
-    supply = Supply(buffer, settings, first_group_id=0)
+    supply = Supply(buffer.learner, settings, first_group_id=0)
     supply.admit(1, [], published_version=0)
-    while (lease := buffer.lease("a")) is not None:
+    while (lease := buffer.actor.lease("a")) is not None:
         for member in (0, 1):
             attempt = attempt_at(lease, member, run_id=run_id)
             sooner = member == 1 and lease.ticket.group_id == 1
@@ -261,68 +271,99 @@ def test_gigpo_keeps_groups_of_equal_returns_in_which_one_came_sooner(
                 )
                 for start, state, earns in ((2, "start", sooner), (3, "next", not sooner))
             ]
-            buffer.insert(lease, msgspec.structs.replace(attempt, turns=turns))
+            buffer.actor.insert(lease, msgspec.structs.replace(attempt, turns=turns))
     with pytest.raises(SupplyDried):
         supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
-    ledger = buffer.ledger()
+    ledger = buffer.learner.ledger()
     assert ledger.dropped == {"zero_variance": 3}
     assert ledger.claimed == 1
 
 
 def test_what_was_sampled_otherwise_than_the_learner_reckons_is_dropped(
-    buffer: Buffer, run_id: str, shutdown: Shutdown
+    buffer: Views, run_id: str, shutdown: Shutdown
 ) -> None:
-    Supply(buffer, config("sampling.temperature=0.7"), first_group_id=0).admit(1, [], published_version=0)
-    work(buffer, run_id, returns=differ)
-    supply = Supply(buffer, config("learner.claim_timeout_s=0.2"), first_group_id=4)
+    Supply(buffer.learner, config("sampling.temperature=0.7"), first_group_id=0).admit(1, [], published_version=0)
+    work(buffer.actor, run_id, returns=differ)
+    supply = Supply(buffer.learner, config("learner.claim_timeout_s=0.2"), first_group_id=4)
     with pytest.raises(SupplyDried):
         supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
-    assert buffer.ledger().dropped == {"other_sampling": 4}
-    work(buffer, run_id, returns=differ)
+    assert buffer.learner.ledger().dropped == {"other_sampling": 4}
+    work(buffer.actor, run_id, returns=differ)
     batch = supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
     assert batch is not None
     assert {group.ticket.sampling.temperature for group in batch.groups} == {1.0}
 
 
-def test_a_batch_counts_what_was_dropped_on_its_way(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
-    supply = Supply(buffer, config(), first_group_id=0)
+def test_a_batch_counts_what_was_dropped_on_its_way(buffer: Views, run_id: str, shutdown: Shutdown) -> None:
+    supply = Supply(buffer.learner, config(), first_group_id=0)
     supply.admit(1, [], published_version=0)
-    work(buffer, run_id, returns=lambda group_id: (0.0, float(group_id >= 2)))
+    work(buffer.actor, run_id, returns=lambda group_id: (0.0, float(group_id >= 2)))
     batch = supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
     assert batch is not None
     assert [group.ticket.group_id for group in batch.groups] == [2, 3]
     assert batch.num_dropped == {"zero_variance": 2}
-    assert buffer.ledger().queued == 2  # the next step's work is under way before this one's is learned from
-    assert [lease.ticket.group_id for lease in work(buffer, run_id, returns=differ)] == [4, 5]
+    assert buffer.learner.ledger().queued == 2  # the next step's work is under way before this one's is learned from
+    assert [lease.ticket.group_id for lease in work(buffer.actor, run_id, returns=differ)] == [4, 5]
 
 
-def test_groups_that_grew_too_old_are_dropped_and_replaced(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
-    supply = Supply(buffer, config("learner.claim_timeout_s=0.2", "replay.max_lag=1"), first_group_id=0)
+def test_groups_that_grew_too_old_are_dropped_and_replaced(buffer: Views, run_id: str, shutdown: Shutdown) -> None:
+    supply = Supply(buffer.learner, config("learner.claim_timeout_s=0.2", "replay.max_lag=1"), first_group_id=0)
     supply.admit(1, [], published_version=0)
-    work(buffer, run_id, returns=differ)
+    work(buffer.actor, run_id, returns=differ)
     with pytest.raises(SupplyDried):
         supply.next_batch(3, policy_version=2, published_version=2, shutdown=shutdown)
-    assert buffer.ledger().dropped == {"too_old": 4}
-    assert buffer.ledger().queued == 4
+    assert buffer.learner.ledger().dropped == {"too_old": 4}
+    assert buffer.learner.ledger().queued == 4
 
 
-def test_a_dry_supply_says_what_the_buffer_holds(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
-    supply = Supply(buffer, config("learner.claim_timeout_s=0.1"), first_group_id=0)
-    with pytest.raises(SupplyDried, match=r"step 7: no whole batch within .*are actors running.*4 groups queued"):
+def test_a_dry_supply_says_what_the_buffer_holds(buffer: Views, run_id: str, shutdown: Shutdown) -> None:
+    supply = Supply(buffer.learner, config("learner.claim_timeout_s=0.1"), first_group_id=0)
+    with pytest.raises(SupplyDried, match=r"step 7: no complete batch within .*are actors running.*4 groups queued"):
         supply.next_batch(7, policy_version=0, published_version=0, shutdown=shutdown)
 
 
-def test_a_supply_of_groups_that_teach_nothing_says_so(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
-    supply = Supply(buffer, config("learner.claim_timeout_s=0.3"), first_group_id=0)
+FAILED_BEFORE = (
+    r"are actors running, and do their episodes end\? No attempt has failed since this wait began; 1 failed before it, "
+    r"the last one: env_failure: the sun shone \("
+)
+
+
+def test_a_failure_from_before_the_wait_is_not_blamed_for_it(
+    redis_client: redis.Redis, run_id: str, shutdown: Shutdown
+) -> None:
+    buffer = make_buffer(redis_client, run_id, lease_ttl_s=0.05)
+    buffer.learner.acquire_epoch()
+    supply = Supply(buffer.learner, config("learner.claim_timeout_s=0.3"), first_group_id=0)
     supply.admit(1, [], published_version=0)
-    work(buffer, run_id, returns=lambda _: (-0.15, -0.15))
-    with pytest.raises(SupplyDried, match=r"in 4 groups all members earned the same \(-0\.15 .*warm-start"):
+    lease = buffer.actor.lease("a")
+    assert lease is not None
+    buffer.actor.fail(lease, 0, attempt=0, outcome=Outcome.ENV_FAILURE, reason="the sun shone")
+    buffer.actor.release(lease)
+    with pytest.raises(SupplyDried, match=FAILED_BEFORE):
+        supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
+
+    def fails_meanwhile(_: float) -> None:
+        lease = buffer.actor.lease("a")
+        if lease is not None:
+            buffer.actor.fail(lease, 1, attempt=0, outcome=Outcome.ENV_FAILURE, reason="it rained")
+
+    supply = Supply(buffer.learner, config("learner.claim_timeout_s=0.3"), first_group_id=4, sleep=fails_meanwhile)
+    expired = r"leases expired: an actor stopped sending heartbeats .*; \d+ attempts failed; the last one: .*"
+    with pytest.raises(SupplyDried, match=expired):
         supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
 
 
-def test_a_learner_that_is_told_to_stop_gets_no_batch(buffer: Buffer, run_id: str, shutdown: Shutdown) -> None:
+def test_a_supply_of_groups_that_teach_nothing_says_so(buffer: Views, run_id: str, shutdown: Shutdown) -> None:
+    supply = Supply(buffer.learner, config("learner.claim_timeout_s=0.3"), first_group_id=0)
+    supply.admit(1, [], published_version=0)
+    work(buffer.actor, run_id, returns=lambda _: (-0.15, -0.15))
+    with pytest.raises(SupplyDried, match=r"in 4 groups all members had the same return \(-0\.15 .*warm start"):
+        supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
+
+
+def test_a_learner_that_was_asked_to_stop_gets_no_batch(buffer: Views, run_id: str, shutdown: Shutdown) -> None:
     shutdown.requested.set()
-    supply = Supply(buffer, config(), first_group_id=0)
+    supply = Supply(buffer.learner, config(), first_group_id=0)
     assert supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown) is None
 
 
@@ -336,37 +377,37 @@ def test_the_order_of_tasks_visits_all_before_any_twice_and_follows_the_seed() -
     assert [task_index(position, 50, 8) for position in range(50)] != first_lap
 
 
-def test_a_resumed_supply_goes_on_with_the_tasks_that_were_not_opened_yet(buffer: Buffer, run_id: str) -> None:
-    Supply(buffer, config(), first_group_id=0).admit(1, [], published_version=0)
-    earlier = [lease.ticket.task.index for lease in work(buffer, run_id, returns=differ)]
-    buffer.drop(range(4), reason="zero_variance")
-    Supply(buffer, config(), first_group_id=4).admit(1, [], published_version=0)
-    later = [lease.ticket.task.index for lease in work(buffer, run_id, returns=differ)]
+def test_a_resumed_supply_continues_with_the_tasks_that_were_not_opened_yet(buffer: Views, run_id: str) -> None:
+    Supply(buffer.learner, config(), first_group_id=0).admit(1, [], published_version=0)
+    earlier = [lease.ticket.task.index for lease in work(buffer.actor, run_id, returns=differ)]
+    buffer.learner.drop(range(4), reason="zero_variance")
+    Supply(buffer.learner, config(), first_group_id=4).admit(1, [], published_version=0)
+    later = [lease.ticket.task.index for lease in work(buffer.actor, run_id, returns=differ)]
     assert earlier + later == [task_index(position, 50, 0) for position in range(8)]
 
 
 @pytest.mark.parametrize("advantage", ["reinforce_pp", "gae"])
 def test_equal_returns_teach_something_where_the_batch_or_a_critic_is_compared_with(
-    buffer: Buffer, run_id: str, shutdown: Shutdown, advantage: str
+    buffer: Views, run_id: str, shutdown: Shutdown, advantage: str
 ) -> None:
-    supply = Supply(buffer, config(f"objective.advantage={advantage}"), first_group_id=0)
+    supply = Supply(buffer.learner, config(f"objective.advantage={advantage}"), first_group_id=0)
     supply.admit(1, [], published_version=0)
-    work(buffer, run_id, returns=lambda group_id: (1.0, 1.0))
+    work(buffer.actor, run_id, returns=lambda group_id: (1.0, 1.0))
     batch = supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
     assert batch is not None
     assert [group.ticket.group_id for group in batch.groups] == [0, 1]
-    assert batch.num_dropped == {} == buffer.ledger().dropped
+    assert batch.num_dropped == {} == buffer.learner.ledger().dropped
 
 
 def test_of_a_steps_candidates_those_whose_returns_differ_most_are_kept(
-    buffer: Buffer, run_id: str, shutdown: Shutdown
+    buffer: Views, run_id: str, shutdown: Shutdown
 ) -> None:
     settings = config("replay.keep_fraction=0.5", "objective.advantage=gae", "learner.steps=2")
-    supply = Supply(buffer, settings, first_group_id=0)
+    supply = Supply(buffer.learner, settings, first_group_id=0)
     supply.admit(1, [], published_version=0)
-    assert buffer.ledger().queued == 8  # four candidates for each of two steps
+    assert buffer.learner.ledger().queued == 8  # four candidates for each of two steps
     spread = {0: 0.1, 1: 0.4, 2: 0.0, 3: 0.4}
-    work(buffer, run_id, returns=lambda group_id: (0.0, spread.get(group_id, 1.0)))
+    work(buffer.actor, run_id, returns=lambda group_id: (0.0, spread.get(group_id, 1.0)))
     batches = []
     for step in (1, 2):
         batch = supply.next_batch(step, policy_version=0, published_version=0, shutdown=shutdown)
@@ -374,6 +415,6 @@ def test_of_a_steps_candidates_those_whose_returns_differ_most_are_kept(
         batches.append([group.ticket.group_id for group in batch.groups])
         assert batch.num_dropped == {"low_variance": 2}
     assert batches == [[1, 3], [4, 5]]  # of those that differ alike the older ones
-    ledger = buffer.ledger()
+    ledger = buffer.learner.ledger()
     assert (ledger.dropped, ledger.claimed, ledger.queued, ledger.opened) == ({"low_variance": 4}, 4, 0, 8)
     assert buffer.audit() == []

@@ -1,4 +1,4 @@
-"""Repositories to repair: bugs that show, edits, tests that are really run, and what earns nothing."""
+"""Repositories to repair: their bugs, edits, test runs, and attacks that must get score 0."""
 
 import ast
 import asyncio
@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from common.trajectory import Task
-from envhub.swe import tests as swe_pytest
 from envhub.env import EnvError
 from envhub.isolation.file_tree import Tree, file, folder
 from envhub.isolation.sandbox import Limits
-from envhub.swe.swe import SweState, SweWorld, make_swe
+from envhub.swe import tests as swe_tests
 from envhub.swe.bug import draw_bug
-from envhub.swe_git import laid, peeled
-from envhub.swe.functions import PARTS
+from envhub.swe.functions import FUNCTIONS
+from envhub.swe.git import layer_of, with_layer
 from envhub.swe.repo import NUM_SHOWN, Repo, draw_repo
+from envhub.swe.swe import SweState, SweWorld, make_swe
 from envhub.world import Change
 
 LIMITS = Limits(wall_s=20)
@@ -46,7 +46,7 @@ def source_path(world: SweWorld) -> str:
 
 
 def submitted(world: SweWorld, **contents: str) -> float:
-    """What the repaired repository earns where these files hold these contents: `source`, `init` or `tests`."""
+    """Return the score of the repaired repository with other contents of these files: `source`, `init` or `tests`."""
     path = source_path(world)
     paths = {
         "source": path,
@@ -65,11 +65,11 @@ def whole_repo(num_bugs: int) -> Repo:
             return repo
 
 
-def test_a_bug_changes_one_line_of_a_function_and_is_python() -> None:
+def test_a_bug_changes_one_line_of_a_function_and_is_valid_python() -> None:
     changed = set()
-    for module in PARTS.values():
-        for part in module:
-            source = inspect.getsource(part.function)
+    for module in FUNCTIONS.values():
+        for entry in module:
+            source = inspect.getsource(entry.function)
             for seed in range(30):
                 bug = draw_bug(random.Random(seed), source, split=("train", "held_out")[seed % 2])
                 if bug is None:
@@ -77,11 +77,11 @@ def test_a_bug_changes_one_line_of_a_function_and_is_python() -> None:
                 lines = source.splitlines()
                 assert lines[bug.line - 1] == bug.right != bug.wrong
                 ast.parse("\n".join([*lines[: bug.line - 1], bug.wrong, *lines[bug.line :]]))
-                changed.add(part.function.__name__)
+                changed.add(entry.function.__name__)
     assert len(changed) == 28  # all but basket_total, which has nothing to mutate
 
 
-def test_no_bug_of_a_train_task_is_one_of_a_held_out_task() -> None:
+def test_no_bug_is_in_both_splits() -> None:
     bugs: dict[str, set[tuple[str, str]]] = {"train": set(), "held_out": set()}
     for split, of_split in bugs.items():
         for index in range(100):
@@ -93,10 +93,10 @@ def test_no_bug_of_a_train_task_is_one_of_a_held_out_task() -> None:
 
 
 def test_exactly_the_tests_that_the_bugs_break_fail_before_and_all_pass_after() -> None:
-    """What was found here, when the repository was drawn, against pytest in the sandbox."""
+    """Compares the sets computed when the repository was drawn with the results in the sandbox."""
     repo = whole_repo(num_bugs=3)
-    before = asyncio.run(swe_pytest.passed_tests(tree_of(repo.files), repo.tests, limits=LIMITS))
-    after = asyncio.run(swe_pytest.passed_tests(tree_of(repo.right_files), repo.tests, limits=LIMITS))
+    before = asyncio.run(swe_tests.passed_tests(tree_of(repo.files), repo.tests, limits=LIMITS))
+    after = asyncio.run(swe_tests.passed_tests(tree_of(repo.right_files), repo.tests, limits=LIMITS))
     assert before == repo.pass_to_pass
     assert after == repo.pass_to_pass | repo.fail_to_pass == set(repo.tests)
     assert set(repo.broken) <= repo.fail_to_pass
@@ -104,14 +104,14 @@ def test_exactly_the_tests_that_the_bugs_break_fail_before_and_all_pass_after() 
 
 def test_the_repositorys_own_tests_show_every_bug_and_nothing_else() -> None:
     repo = whole_repo(num_bugs=3)
-    said = asyncio.run(swe_pytest.run_tests(tree_of(repo.files), limits=LIMITS))
+    said = asyncio.run(swe_tests.run_tests(tree_of(repo.files), limits=LIMITS))
     assert all(f" test_{name} _" in said for name in repo.broken)
     assert said.endswith(" passed")
-    right = asyncio.run(swe_pytest.run_tests(tree_of(repo.right_files), limits=LIMITS))
+    right = asyncio.run(swe_tests.run_tests(tree_of(repo.right_files), limits=LIMITS))
     assert right.splitlines()[-1] == f"{len(repo.tests)} passed"
 
 
-def test_the_judging_calls_are_not_those_that_are_shown() -> None:
+def test_the_judging_calls_are_never_shown() -> None:
     for seed in range(30):
         repo = draw_repo(random.Random(seed), split="train", package="p", num_files=2, num_bugs=1)
         if repo is None:
@@ -121,7 +121,7 @@ def test_the_judging_calls_are_not_those_that_are_shown() -> None:
             assert test.calls and not any(f"assert {call} ==" in shown for call in test.calls)
 
 
-def test_the_issue_tells_a_call_that_is_wrong_and_what_it_should_give() -> None:
+def test_the_issue_shows_a_wrong_call_and_its_correct_result() -> None:
     for index in range(20):
         here = world(index)
         (example,) = here.repo.examples
@@ -133,7 +133,7 @@ def test_the_issue_tells_a_call_that_is_wrong_and_what_it_should_give() -> None:
         assert call.startswith(here.repo.broken[0])
 
 
-def test_a_file_is_shown_with_its_numbers_and_edited_by_them() -> None:
+def test_a_file_is_shown_and_edited_by_line_numbers() -> None:
     here = world()
     path = source_path(here)
     lines = here.repo.files[path].splitlines()
@@ -144,7 +144,7 @@ def test_a_file_is_shown_with_its_numbers_and_edited_by_them() -> None:
     def edited(action: str) -> list[str]:
         change = act(here, f"edit {path} {action}")
         assert change.valid, change.text
-        return laid(here.tree, change.state.layer)[path].content.decode().splitlines()
+        return with_layer(here.tree, change.state.layer)[path].content.decode().splitlines()
 
     assert edited("1-2\n```python\ndef f():\n```") == ["def f():", *lines[2:]]
     assert edited("2\n    x = 1") == [lines[0], "    x = 1", *lines[2:]]
@@ -158,18 +158,18 @@ def test_a_file_is_shown_with_its_numbers_and_edited_by_them() -> None:
 @pytest.mark.parametrize(
     "action", ["0-1", "3-1", "1-9999", "999-999", "x", "", "-1", "1-1\n" + "x" * 20_001, "1\n\ud800"]
 )
-def test_an_edit_that_cannot_be_done_is_refused(action: str) -> None:
+def test_an_invalid_edit_is_refused(action: str) -> None:
     here = world()
     change = act(here, f"edit {source_path(here)} {action}")
     assert (change.valid, change.state) == (False, here.first)
 
 
-def test_files_that_are_not_there_are_neither_shown_nor_made() -> None:
+def test_missing_files_are_neither_shown_nor_created() -> None:
     for action in ("view nothing.py", "view /etc/passwd", "view ../x", "edit conftest.py 1-0\nimport os", "view"):
         assert not act(world(), action).valid, action
 
 
-def test_a_diff_is_what_was_changed() -> None:
+def test_a_diff_shows_the_changes() -> None:
     here = world()
     path, bug = source_path(here), here.repo.bugs[0]
     assert act(here, "diff").text == "nothing is changed"
@@ -179,7 +179,7 @@ def test_a_diff_is_what_was_changed() -> None:
     assert said[3:] == [f"-{bug.wrong}", f"+{bug.right}"]
 
 
-def test_it_is_a_git_repository_and_commands_go_on_where_the_last_one_ended() -> None:
+def test_it_is_a_git_repository_and_a_command_continues_where_the_last_one_ended() -> None:
     here = world()
     path, state = source_path(here), here.first
     for action, said in (
@@ -200,7 +200,7 @@ def test_it_is_a_git_repository_and_commands_go_on_where_the_last_one_ended() ->
     assert act(here, "bash git diff --stat HEAD", state).text == "(no output, exit code 0)"
 
 
-def test_files_that_take_too_much_are_not_kept_and_the_end_is_judged() -> None:
+def test_too_large_files_are_dropped_and_the_end_is_judged() -> None:
     here = world()
     holes = act(here, f"bash truncate -s 4M {here.repo.package}/a {here.repo.package}/b {here.repo.package}/c")
     assert "the files cannot be kept" in holes.text
@@ -230,7 +230,7 @@ def test_the_same_commands_lead_to_the_same_state_and_so_do_edits() -> None:
     assert by_edit == by_bash != here.first
 
 
-def test_a_repair_by_a_command_is_one_too_and_what_else_it_leaves_does_not_matter() -> None:
+def test_a_repair_by_a_command_counts_and_other_files_do_not_matter() -> None:
     here = world()
     path, bug = source_path(here), here.repo.bugs[0]
     lines = here.repo.files[path].splitlines()
@@ -240,27 +240,27 @@ def test_a_repair_by_a_command_is_one_too_and_what_else_it_leaves_does_not_matte
         assert act(here, "submit", act(here, f"{repair}; {beside}").state).score == score
 
 
-def test_a_command_changes_whether_the_files_are_tested_only_if_it_changes_them() -> None:
+def test_files_stay_tested_after_a_command_that_does_not_change_them() -> None:
     here = world()
     tested = act(here, "test").state
     assert act(here, "bash git log", tested).state.is_tested
     assert not act(here, "bash touch new", tested).state.is_tested
 
 
-def test_trees_are_what_they_were_when_their_layers_are_laid_again() -> None:
+def test_a_tree_is_restored_from_its_layer() -> None:
     base: Tree = {"a": folder(), "a/x": file("1\n"), "b": file("2\n")}
     for tree in ({}, base, {"a": file("")}, {**base, "a/y": file("3\n")}, {"b": folder(), "b/z": file("2\n")}):
-        assert laid(base, peeled(base, tree)) == tree
-    assert peeled(base, base) == {}
+        assert with_layer(base, layer_of(base, tree)) == tree
+    assert layer_of(base, base) == {}
 
 
-def test_a_repair_in_other_words_is_one_too() -> None:
+def test_a_repair_with_other_code_counts() -> None:
     here = world()
     right = here.repo.right_files[source_path(here)]
     assert submitted(here, source=f"import math  # not needed\n{right}\nEXTRA = math.pi\n") == 1.0
 
 
-def test_to_break_another_function_is_no_repair() -> None:
+def test_breaking_another_function_gives_score_0() -> None:
     here = world()
     other = next(name for name in here.repo.tests if name in here.repo.pass_to_pass)
     right = here.repo.right_files[source_path(here)]
@@ -268,37 +268,37 @@ def test_to_break_another_function_is_no_repair() -> None:
 
 
 HOSTILE = {
-    "it leaves": "import os\nos._exit(0)\n",
-    "what is equal to everything": "class Yes(int):\n    __eq__ = lambda *_: True\n\n\nVALUE = Yes(7)\n",
+    "an exit": "import os\nos._exit(0)\n",
+    "a value equal to everything": "class Yes(int):\n    __eq__ = lambda *_: True\n\n\nVALUE = Yes(7)\n",
     "a forged report": (
         "import json, os\nfor name in json.load(open('calls.json')):\n"
-        "    json.dump([['gives', 1]] * 8, open(f'{name}.said', 'w'))\nos._exit(0)\n"
+        "    json.dump([['gives', 1]] * 8, open(f'{name}.results', 'w'))\nos._exit(0)\n"
     ),
-    "a report that is no JSON": (
+    "a malformed report": (
         "import json, os\nfor name in json.load(open('calls.json')):\n"
-        "    open(f'{name}.said', 'w').write('[' * 100000)\nos._exit(0)\n"
+        "    open(f'{name}.results', 'w').write('[' * 100000)\nos._exit(0)\n"
     ),
     "a pytest that always passes": "import json, pytest\npytest.main = lambda *_: 0\njson.dump = lambda *_: 0\n",
-    "what never ends": "while True:\n    pass\n",
+    "an endless loop": "while True:\n    pass\n",
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_a_package_does_to_its_judge_earns_nothing(name: str) -> None:
-    here = world(wall_s=2 if name == "what never ends" else 20)
+def test_a_package_that_attacks_the_judge_gets_score_0(name: str) -> None:
+    here = world(wall_s=2 if name == "an endless loop" else 20)
     functions = "".join(f"def {test}(*arguments):\n    return globals().get('VALUE')\n" for test in here.repo.tests)
     assert submitted(here, source=HOSTILE[name] + functions) == 0.0
 
 
-def test_a_table_of_what_the_tests_show_earns_nothing_and_neither_do_changed_tests() -> None:
+def test_a_table_of_the_shown_results_and_changed_tests_get_score_0() -> None:
     here = world()
     shown = [line.strip() for line in here.repo.files[f"tests/test_{Path(source_path(here)).name}"].splitlines()]
     pairs = [line.removeprefix("assert ").split(" == ") for line in shown if line.startswith("assert ")]
     assert len(pairs) == NUM_SHOWN * len(here.repo.tests)
     table = "TABLE = {" + ", ".join(f"{call!r}: {value}" for call, value in pairs) + "}\n"
     functions = "".join(
-        f"def {name}(*arguments):\n    said = repr(arguments).replace(',)', ')').replace(chr(39), chr(34))\n"
-        f"    return TABLE.get('{name}' + said)\n"
+        f"def {name}(*arguments):\n    source = repr(arguments).replace(',)', ')').replace(chr(39), chr(34))\n"
+        f"    return TABLE.get('{name}' + source)\n"
         for name in here.repo.tests
     )
     edits = {source_path(here): table + functions}
@@ -309,7 +309,7 @@ def test_a_table_of_what_the_tests_show_earns_nothing_and_neither_do_changed_tes
     assert act(here, "submit", changed(tests)).score == 0.0
 
 
-def test_what_the_tests_do_to_the_files_is_not_kept() -> None:
+def test_changes_of_files_by_the_tests_are_dropped() -> None:
     here = world()
     path = source_path(here)
     mine = f"open({path!r}, 'w').write('')\n"
@@ -318,17 +318,17 @@ def test_what_the_tests_do_to_the_files_is_not_kept() -> None:
     assert state == changed(edits, is_tested=True)
 
 
-def test_tests_that_end_pytest_are_the_policys_own_fault() -> None:
+def test_tests_that_end_pytest_are_not_an_error_of_the_environment() -> None:
     here = world()
     edits = {path: "import os\nos._exit(1)\n" for path in here.repo.files if path.startswith("tests/")}
     assert act(here, "test", changed(edits)).text == "(no output)"
 
 
-def test_a_pytest_that_does_not_start_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swe_pytest, "PACKAGES", ())
-    swe_pytest.pytest_mounts.cache_clear()
+def test_a_pytest_that_does_not_start_is_an_error_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swe_tests, "PACKAGES", ())
+    swe_tests.pytest_mounts.cache_clear()
     try:
         with pytest.raises(EnvError, match=r"pytest does not start in the sandbox: .*No module named pytest"):
             act(world(), "test")
     finally:
-        swe_pytest.pytest_mounts.cache_clear()
+        swe_tests.pytest_mounts.cache_clear()

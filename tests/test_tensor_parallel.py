@@ -19,6 +19,7 @@ from actors.vllm_engine import EngineProcess, VllmEngine
 from common.config import TinyModelConfig
 from common.weights import Offer, layout
 from learner.publish import Publisher
+from learner.publisher.messages import PublisherSettings
 from replay.bulletin import Bulletin
 from replay.server import Server
 from tests.test_vllm_engine import (
@@ -110,11 +111,12 @@ def test_the_first_worker_is_in_the_broadcast_the_other_pulls_and_both_commit_be
     tmp_path: Path,
 ) -> None:
     new, bulletin = policies.models[1], Bulletin(redis_client, run_of_file)
-    publisher = Publisher(
-        layout((name, "float32", tuple(value.shape)) for name, value in new.named_parameters()),
+    settings = PublisherSettings(
+        entries=layout((name, "float32", tuple(value.shape)) for name, value in new.named_parameters()),
         redis_url=redis_url, run_id=run_of_file, learner_epoch=1, host="127.0.0.1", chunk_bytes=1 << 16,
-        anchor_every=1, broadcast_timeout_s=60.0, log_path=tmp_path / "publisher.log",
+        anchor_every=1, broadcast_timeout_s=60.0,
     )  # fmt: skip
+    publisher = Publisher(settings, log_path=tmp_path / "publisher.log")
     try:
         offer = run(broadcast(bulletin, publisher, new))
         crossings, _ = run(refreshed_in_mid_generation(engine, offer))

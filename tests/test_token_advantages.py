@@ -9,7 +9,7 @@ import pytest
 from common.objective_config import ObjectiveConfig
 from common.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
 from learner.measure import Measured
-from learner.token_advantages import teaches, token_rewards, weighed_sequences
+from learner.token_advantages import sequences_with_advantages, teaches, token_rewards
 from replay.ticket import Group, Ticket
 from tests.tiny_model import a_trajectory
 
@@ -40,7 +40,7 @@ def group_of(*trajectories: Trajectory) -> Group:
 
 def advantages(groups: list[Group], **changes: object) -> list[list[float]]:
     """Of the loss tokens of each sequence."""
-    sequences = weighed_sequences(groups, objective=ObjectiveConfig(**changes))
+    sequences = sequences_with_advantages(groups, objective=ObjectiveConfig(**changes))
     return [sequence.advantages[sequence.loss_mask].tolist() for sequence in sequences]
 
 
@@ -70,7 +70,7 @@ def test_reinforce_pp_compares_each_tokens_return_to_go_with_the_whole_batch() -
         assert row == pytest.approx([(value - mean) / deviation for value in expected], rel=1e-5)
 
 
-def test_gamma_discounts_by_sampled_tokens_and_not_by_what_the_environment_said() -> None:
+def test_gamma_discounts_by_sampled_tokens_and_not_by_those_of_the_environment() -> None:
     found = advantages([group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))], advantage="reinforce_pp", gamma=0.5)
     mean = 1.75 / 6  # of 0.25, 0.5, 1 and three zeros
     above = [value - mean for value in (0.25, 0.5, 1)]
@@ -92,7 +92,7 @@ def test_rewards_go_to_the_tokens_that_the_allocation_names(allocation: str, exp
 
 
 def test_tokens_that_were_not_sampled_have_no_advantage_of_their_own() -> None:
-    (first, _) = weighed_sequences(
+    (first, _) = sequences_with_advantages(
         [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))], objective=ObjectiveConfig(advantage="reinforce_pp")
     )
     assert first.advantages[~first.loss_mask].tolist() == [0, 0]
@@ -102,10 +102,10 @@ def test_tokens_that_were_not_sampled_have_no_advantage_of_their_own() -> None:
 VALUES = np.array([0.5, 0.25, 0.75, 0.0, 0.0, 0.0])  # of the sampled tokens of two trajectories
 
 
-def test_gae_steps_over_what_the_environment_said_and_is_standardised_over_the_batch() -> None:
+def test_gae_skips_tokens_of_the_environment_and_is_standardised_over_the_batch() -> None:
     groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
     objective = ObjectiveConfig(advantage="gae", critic="own", allocation="per_turn", gae_lambda=0.5)
-    first, second = weighed_sequences(groups, objective=objective, measured=Measured(values=VALUES))
+    first, second = sequences_with_advantages(groups, objective=objective, measured=Measured(values=VALUES))
     # The differences are 0.25 - 0.5, 0.75 - 0.25 and 1 - 0.75, each with half of what follows.
     expected = np.array([0.0625, 0.625, 0.25, 0.0, 0.0, 0.0])
     found = np.concatenate([first.advantages[first.loss_mask], second.advantages[second.loss_mask]])
@@ -121,16 +121,16 @@ def test_branches_are_one_episode_to_the_critic() -> None:
     branched = msgspec.structs.replace(whole, branch_starts=[0, 3])
     objective = ObjectiveConfig(advantage="gae", critic="own", allocation="per_turn", gae_lambda=0.5)
     groups = [group_of(branched, two_turns(0.0, 0.0))]
-    first, second, _ = weighed_sequences(groups, objective=objective, measured=Measured(values=VALUES))
+    first, second, _ = sequences_with_advantages(groups, objective=objective, measured=Measured(values=VALUES))
     assert first.returns is not None and second.returns is not None
     assert [first.returns.tolist(), second.returns.tolist()] == [[0.0, 0.5625, 0.875], [0.0, 1.0]]
 
 
-def test_with_lambda_1_the_critic_learns_returns_to_go_whatever_it_said() -> None:
+def test_with_lambda_1_the_critics_targets_are_returns_to_go_for_any_values() -> None:
     for name in ("gae", "bi_level_gae"):
         objective = ObjectiveConfig(advantage=name, critic="own", allocation="last_token")
         groups = [group_of(two_turns(1.0, 2.0), two_turns(0.0, 0.0))]
-        first, _ = weighed_sequences(groups, objective=objective, measured=Measured(values=VALUES))
+        first, _ = sequences_with_advantages(groups, objective=objective, measured=Measured(values=VALUES))
         assert first.returns is not None
         expected = [3.0, 3.0, 3.0] if name == "gae" else [3.0, 3.0, 2.0]  # bi-level gives each turn its own
         assert first.returns[first.loss_mask].tolist() == pytest.approx(expected)
@@ -141,7 +141,7 @@ def test_vtraces_advantages_have_the_ratio_in_them_and_are_as_they_are() -> None
     objective = ObjectiveConfig(advantage="vtrace", critic="own", allocation="per_turn")
     groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
     measured = Measured(values=VALUES, current_logprobs=current)
-    first, _ = weighed_sequences(groups, objective=objective, measured=measured)
+    first, _ = sequences_with_advantages(groups, objective=objective, measured=measured)
     # Targets from the last: 0.75 + 0.25; 0.25 + 0.5 + 0.25; 0.5 + 0.5 * -0.25 + 0.5 * (1 - 0.25).
     assert first.returns is not None
     assert first.returns[first.loss_mask].tolist() == pytest.approx([0.75, 1.0, 1.0])
@@ -153,11 +153,11 @@ REFERENCE = np.array([-1.5, -1.0, -0.5, -1.0, -1.0, -1.0])  # behaviour's are -1
 
 def test_the_divergence_is_taken_off_each_tokens_reward() -> None:
     objective = ObjectiveConfig(
-        advantage="gae", critic="own", allocation="per_turn", kl_coefficient=0.1, kl_place="reward", kl_estimator="k1"
+        advantage="gae", critic="own", allocation="per_turn", kl_coefficient=0.1, kl_place="reward"
     )
     groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
     measured = Measured(values=VALUES, reference_logprobs=REFERENCE)
-    first, second = weighed_sequences(groups, objective=objective, measured=measured)
+    first, second = sequences_with_advantages(groups, objective=objective, measured=measured)
     assert first.returns is not None and second.returns is not None
     assert first.returns[first.loss_mask].tolist() == pytest.approx([1.0, 1.05, 1.05])  # 1 - 0.05, + 0, + 0.05
     assert second.returns.tolist() == [0] * 5
@@ -165,22 +165,22 @@ def test_the_divergence_is_taken_off_each_tokens_reward() -> None:
 
 def test_siblings_are_compared_by_what_the_divergence_leaves_of_their_returns() -> None:
     objective = ObjectiveConfig(
-        advantage="leave_one_out", kl_coefficient=0.2, kl_place="reward", kl_estimator="k1"
+        advantage="leave_one_out", kl_coefficient=0.2, kl_place="reward"
     )  # fmt: skip
     reference = np.array([-2.0, -1.0, -1.0, -1.0, -1.0, -1.0])  # the first's divergence is 1
     groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.5))]
-    first, second = weighed_sequences(groups, objective=objective, measured=Measured(reference_logprobs=reference))
+    first, second = sequences_with_advantages(
+        groups, objective=objective, measured=Measured(reference_logprobs=reference)
+    )
     assert first.advantages.tolist() == pytest.approx([0.3] * 5)
     assert second.advantages.tolist() == pytest.approx([-0.3] * 5)
 
 
 def test_turns_pay_for_their_own_tokens_in_the_bi_level_estimate() -> None:
-    objective = ObjectiveConfig(
-        advantage="bi_level_gae", critic="own", kl_coefficient=0.1, kl_place="reward", kl_estimator="k1"
-    )
+    objective = ObjectiveConfig(advantage="bi_level_gae", critic="own", kl_coefficient=0.1, kl_place="reward")
     groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
     measured = Measured(values=np.zeros(6), reference_logprobs=REFERENCE)
-    first, _ = weighed_sequences(groups, objective=objective, measured=measured)
+    first, _ = sequences_with_advantages(groups, objective=objective, measured=measured)
     assert first.returns is not None
     assert first.returns[first.loss_mask].tolist() == pytest.approx([1.0, 1.0, 1.05])
 
@@ -232,25 +232,54 @@ def test_a_group_teaches_where_something_in_it_has_an_advantage() -> None:
         assert not teaches(group_of(two_turns(0.0, 0.3), two_turns(0.0, 0.1 + 0.2)), objective=objective)
 
 
-@pytest.mark.parametrize("advantage", ["group_standardised", "leave_one_out", "gigpo"])
-def test_a_group_may_teach_by_a_divergence_that_is_not_measured_yet(advantage: str) -> None:
-    """Equal returns, unlike divergences: the advantages are not 0, so the group must not be dropped before them."""
-    group = group_of(two_turns(0.0, 1.0), two_turns(0.0, 1.0))
-    paid = ObjectiveConfig(advantage=advantage, kl_coefficient=0.2, kl_place="reward", kl_estimator="k1")
-    reference = np.array([-2.0, -1.0, -1.0, -1.0, -1.0, -1.0])
-    first, _ = weighed_sequences([group], objective=paid, measured=Measured(reference_logprobs=reference))
-    assert abs(first.advantages).max() > 0.05
-    assert teaches(group, objective=paid)
-    assert not teaches(group, objective=ObjectiveConfig(advantage=advantage, kl_coefficient=0.2, kl_place="loss"))
+@pytest.mark.parametrize("advantage", ["group_standardised", "group_centred", "leave_one_out", "gigpo"])
+def test_a_divergence_in_the_reward_does_not_make_a_group_of_equal_returns_teach(advantage: str) -> None:
+    equal, unlike = (group_of(two_turns(0.0, 1.0), two_turns(0.0, last)) for last in (1.0, 0.0))
+    for place in ("reward", "loss"):
+        objective = ObjectiveConfig(advantage=advantage, kl_coefficient=0.2, kl_place=place)
+        assert not teaches(equal, objective=objective)
+        assert teaches(unlike, objective=objective)
+
+
+def with_divergence(group: Group, advantage: str, beta: float, divergences: list[float]) -> list[list[float]]:
+    """Of the loss tokens of each member, whose divergence is all in its first token."""
+    objective = ObjectiveConfig(advantage=advantage, kl_coefficient=beta, kl_place="reward", gamma=0.5)
+    reference = np.concatenate([[-1.0 - nats, -1.0, -1.0] for nats in divergences])
+    found = sequences_with_advantages([group], objective=objective, measured=Measured(reference_logprobs=reference))
+    return [sequence.advantages[sequence.loss_mask].tolist() for sequence in found]
+
+
+@pytest.mark.parametrize(
+    "advantage", ["group_standardised", "group_centred", "leave_one_out", "gigpo", "gigpo_centred"]
+)
+def test_advantages_are_linear_in_the_coefficient_of_the_divergence(advantage: str) -> None:
+    """Also where siblings earned all but the same: by their deviation it would be multiplied to any size."""
+    for last in (0.0, 1.0 - 2e-6):
+        group = group_of(two_turns(0.0, 1.0), two_turns(0.0, 1.0), two_turns(0.0, last))
+        without, little, much = (
+            np.array(with_divergence(group, advantage, beta, [3.0, 1.0, -1.0])) for beta in (0.0, 1e-3, 1e-1)
+        )
+        assert (much - without) == pytest.approx(100 * (little - without), abs=1e-4)
+        assert abs(much - without).max() < 1.0
+
+
+def test_siblings_pay_in_the_unit_of_their_standardised_advantage() -> None:
+    group = group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))
+    # Standardised 0.7071 and -0.7071, less 0.1 times the divergence above its mean: 3 and 1 are 1 above and 1 below 2.
+    first, second = with_divergence(group, "group_standardised", 0.1, [3.0, 1.0])
+    assert first == pytest.approx([0.7071 - 0.1] * 3, abs=1e-4)
+    assert second == pytest.approx([-0.7071 + 0.1] * 3, abs=1e-4)
+    # GiGPO has the same twice where a turn began in the same state as the sibling's, and paid there: in the first turn.
+    first, second = with_divergence(group, "gigpo", 0.1, [3.0, 1.0])
+    assert first == pytest.approx([1.4142 - 0.2, 1.4142 - 0.2, 1.4142 - 0.1], abs=1e-4)
+    assert second == pytest.approx([-1.4142 + 0.2, -1.4142 + 0.2, -1.4142 + 0.1], abs=1e-4)
 
 
 def test_turns_pay_for_their_own_divergence_in_gigpo() -> None:
-    objective = ObjectiveConfig(
-        advantage="gigpo_centred", gamma=0.5, kl_coefficient=0.2, kl_place="reward", kl_estimator="k1"
-    )
+    objective = ObjectiveConfig(advantage="gigpo_centred", gamma=0.5, kl_coefficient=0.2, kl_place="reward")
     # The first episode's divergence is 1 in its first turn and -1 in its second: rewards of -0.2 and 1.2.
     reference = np.array([-2.0, -1.0, 0.0, -1.0, -1.0, -1.0])
     groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0))]
-    first, _ = weighed_sequences(groups, objective=objective, measured=Measured(reference_logprobs=reference))
+    first, _ = sequences_with_advantages(groups, objective=objective, measured=Measured(reference_logprobs=reference))
     found = first.advantages[first.loss_mask].tolist()
     assert found == pytest.approx([0.5 + 0.4 / 2, 0.5 + 0.4 / 2, 0.5 + 1.2 / 2], rel=1e-5)

@@ -1,4 +1,4 @@
-"""A learner that is told to stop again before it made a step leaves the checkpoint that it came from alone."""
+"""A resumed learner that is stopped before it made a step keeps the checkpoint that it resumed from."""
 
 from pathlib import Path
 
@@ -10,25 +10,30 @@ from common.shutdown import Shutdown
 from learner.checkpoint import latest_checkpoint
 from learner.learn import learn
 from learner.ranks import Ranks
+from learner.tally import Tally, save_tally
 from tests.even_game import load_player, save, train
+from tests.small_tokenizer import shop_tokenizer
 from tests.tiny_model import save_tiny_model
 
 
 @pytest.mark.parametrize("num_steps", [0, 3])
-def test_the_only_checkpoint_is_not_written_anew(
+def test_the_only_checkpoint_is_not_written_again(
     num_steps: int, tmp_path: Path, ranks: Ranks, redis_url: str, run_id: str
 ) -> None:
-    """For a moment there would be none, and what it covers is settled already."""
+    """For a moment there would be no checkpoint, although the groups that it covers are settled."""
     config = load_config(
         None,
         [f"model.path={save_tiny_model(tmp_path / 'model')}", f"run.name={run_id}", f"run.root={tmp_path}",
          f"redis.url='{redis_url}'", "learner.keep_checkpoints=1", "learner.steps=50"],
     )  # fmt: skip
+    shop_tokenizer().save_pretrained(tmp_path / "model")  # the learner describes it to actors
     run_dir = RunDir(tmp_path, run_id)
     run_dir.create()
+    run_dir.start_clock()
     learner, player = load_player(config, tmp_path, ranks)
     train(learner, player, steps=num_steps)
     save(learner)
+    save_tally(Tally(durable_step=num_steps), run_dir.tally)
     learner.checkpoints.close()
     written = {path: path.stat().st_ino for path in run_dir.checkpoints.glob("*/*")}
     assert len(written) >= 2

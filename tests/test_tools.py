@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from common.trajectory import Task
-from envhub.tools.tools import ToolsState, ToolsWorld, make_tools
 from envhub.tools.schema import SchemaError, check_value
 from envhub.tools.servers import TOOLS, Servers, ToolError, call_tool
+from envhub.tools.tools import ToolsState, ToolsWorld, make_tools
 
 SERVERS = Servers(
     accounts={"rent": 500, "savings": 1000},
@@ -24,7 +24,7 @@ def call(name: str, **arguments: object) -> tuple[str, Servers]:
     return call_tool(SERVERS, name, arguments)
 
 
-def test_looking_changes_nothing() -> None:
+def test_a_look_up_changes_nothing() -> None:
     for name, arguments, said in (
         ("bank.list", {}, "rent, savings"),
         ("bank.balance", {"account": "rent"}, "500"),
@@ -57,12 +57,12 @@ def test_each_change_changes_what_it_says() -> None:
         ("bank.transfer", {"source": "rent", "target": "rent", "amount": 1}, "the same account"),
         ("bank.balance", {"account": "gold"}, "no account gold"),
         ("calendar.move", {"title": "lunch", "day": "friday", "hour": 9}, "is taken by demo"),
-        ("calendar.add", {"title": "lunch", "day": "friday", "hour": 10}, "is there already"),
+        ("calendar.add", {"title": "lunch", "day": "friday", "hour": 10}, "already exists"),
         ("mail.send", {"address": "eve@x.example", "text": "hi"}, "no mail box"),
         ("bank.rob", {}, "no tool bank.rob"),
     ],
 )
-def test_what_cannot_be_done_is_refused(name: str, arguments: dict[str, Any], why: str) -> None:
+def test_an_impossible_call_is_refused(name: str, arguments: dict[str, Any], why: str) -> None:
     with pytest.raises(ToolError, match=why):
         call_tool(SERVERS, name, arguments)
 
@@ -76,11 +76,11 @@ def test_what_cannot_be_done_is_refused(name: str, arguments: dict[str, Any], wh
         ({"title": "x", "day": "monday", "hour": 7}, "arguments.hour is out of range"),
         ({"title": "x" * 41, "day": "monday", "hour": 8}, "arguments.title is longer than 40"),
         ({"title": "x", "day": "monday"}, "arguments lacks hour"),
-        ({"title": "x", "day": "monday", "hour": 8, "room": 3}, "arguments has no 'room'"),
+        ({"title": "x", "day": "monday", "hour": 8, "room": 3}, "arguments has an unknown key 'room'"),
         ([], "arguments must be of type object"),
     ],
 )
-def test_arguments_are_held_to_their_schema(arguments: object, why: str) -> None:
+def test_arguments_must_match_their_schema(arguments: object, why: str) -> None:
     with pytest.raises(SchemaError, match=why):
         call_tool(SERVERS, "calendar.add", arguments)
 
@@ -92,7 +92,7 @@ def test_items_of_a_list_are_checked_one_by_one() -> None:
         check_value(["a", 1], schema)
 
 
-def test_no_server_can_be_filled_without_end() -> None:
+def test_no_server_grows_without_limit() -> None:
     servers = SERVERS
     for number in range(200):
         try:
@@ -118,7 +118,7 @@ def score(world: ToolsWorld, state: ToolsState) -> float:
     return asyncio.run(world.act(state, "done")).score
 
 
-def test_errands_may_be_done_in_any_order_and_all_must_be() -> None:
+def test_errands_may_be_done_in_any_order_but_all_are_required() -> None:
     for index in range(20):
         three = world(index)
         backwards = [call for errand in reversed(three.errands) for call in errand.calls]
@@ -127,14 +127,14 @@ def test_errands_may_be_done_in_any_order_and_all_must_be() -> None:
         assert score(three, three.first) == 0.0
 
 
-def test_what_was_not_asked_for_spoils_it() -> None:
+def test_an_extra_change_gives_score_0() -> None:
     one = world(0)
     done = do(one, one.first, *one.calls)
     assert score(one, done) == 1.0
     assert score(one, do(one, done, ("notes.write", {"title": "mine", "text": "x"}))) == 0.0
 
 
-def test_the_expert_looks_before_it_uses_what_it_found() -> None:
+def test_the_expert_looks_up_each_value_before_it_uses_it() -> None:
     for index in range(20):
         one = world(index, errands=1)
         (errand,) = one.errands
@@ -147,7 +147,7 @@ def test_the_expert_looks_before_it_uses_what_it_found() -> None:
         assert score(one, state) == 1.0
 
 
-def test_every_tool_tells_its_schema() -> None:
+def test_the_opening_lists_every_tool_with_its_schema() -> None:
     opening = make_tools(Task(env="tools", split="train", index=0), profile="full", num_errands=1).opening[0].content
     listed = [json.loads(line) for line in opening.splitlines()[1:]]
     assert [tool["name"] for tool in listed] == list(TOOLS)

@@ -14,9 +14,9 @@ from actors.tree_search import State, dfsdt, mcts, tree_of_thoughts, ucb1
 class HandMade:
     """A tree whose actions are letters, so that "ab" is where a and then b lead.
 
-    `samples` says what is sampled in a state, again and again in that order, `endings` how an episode goes on from one;
-    `ends` which states are over, and whether with success; `rewards` what the last action there earned. What is not
-    named earned 0 and is likely by -1. A sample of "!" failed.
+    `samples` has the actions sampled in a state, repeated in that order; `endings` the rest of an episode from a state;
+    `ends` the final states, and whether they succeed; `rewards` the reward of the last action before a state. The
+    default reward is 0, the default log-probability -1. A sample of "!" failed.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ DEEP = {
 def test_without_exploration_mcts_stays_where_it_has_earned() -> None:
     tree = HandMade(**DEEP)  # type: ignore[arg-type]
     searched(tree, mcts(tree, width=2, budget=12, exploration=0.0))
-    # a has earned 0 and b 0.5; then all is below b: ba with 0.5, bb, which nobody has seen, with 0.5, and ba again,
+    # a has earned 0 and b 0.5, so the rest is below b: ba with 0.5, bb, not visited before, with 0.5, and ba again,
     # which is no worse.
     assert tree.done == ["", "a>aa", "b>aa", "b", "ba>a", "bb>a", "ba"]
     assert tree.num_turns == 12

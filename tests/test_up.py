@@ -1,4 +1,4 @@
-"""`slipstream up` as a person uses it: started, watched, stopped, killed, and gone on with."""
+"""`slipstream up` as a person uses it: started, watched, stopped, killed, and resumed."""
 
 import contextlib
 import json
@@ -23,35 +23,35 @@ from common.run_dir import RunDir
 from replay.fleet import Fleet, RunFacts, RunState
 from replay.keys import key
 from replay.ledger import read_ledger
-from replay.server import Server, password_of
+from replay.server import Server, _socket_of, password_of
 from tests.processes import DEADLINE_S, GUESS, MARK, REPOSITORY, Gate, marked
 from tools.child import kill
-from tools.up import say_that_it_goes_on
+from tools.up import mark_as_starting
 
 NAME = "run"
 ENDLESS = 100_000  # steps: a sitting ends when the test ends it
-AT_ONCE_S = 60.0  # what needs no drain and no checkpoint ends within seconds; DRAIN_S would show
-DRAIN_S = 240.0
+AT_ONCE_S = 180.0  # what needs no drain and no checkpoint ends within seconds; DRAIN_S would show
+DRAIN_S = 600.0
 SMALL = [*GUESS, "actors.count=1", "replay.groups_per_step=2", "learner.checkpoint_every=2", "env.step_timeout_s=600"]
 
 
 class Up:
-    """`slipstream up` in a process of its own, what it says in files."""
+    """`slipstream up` in a process of its own, with its output in files."""
 
     def __init__(self, root: Path, mark: str, *arguments: str, columns: int) -> None:
         self.dir = RunDir(root, NAME)
-        self._said, self._complained = root / "said", root / "complained"
+        self._stdout, self._stderr = root / "stdout", root / "stderr"
         environment = {**os.environ, MARK: mark, "COLUMNS": str(columns), "OMP_NUM_THREADS": "1"}
         environment.pop(PASSWORD_VARIABLE, None)
-        with self._said.open("w") as said, self._complained.open("w") as complained:
+        with self._stdout.open("w") as stdout, self._stderr.open("w") as stderr:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tools.cli", "up", f"run.root={root}", *arguments],
                 cwd=REPOSITORY, env=environment,
-                stdin=subprocess.DEVNULL, stdout=said, stderr=complained, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True,
             )  # fmt: skip
 
     def said(self) -> str:
-        return self._said.read_text()
+        return self._stdout.read_text()
 
     def log(self, process: str) -> str:
         path = self.dir.log(process)
@@ -75,7 +75,7 @@ class Up:
 
     def _everything(self) -> str:
         logs = [f"--- {path.name}\n{path.read_text()[-2000:]}" for path in self.dir.path.glob("logs/*.log")]
-        return "\n".join([self.said(), self._complained.read_text(), *logs])
+        return "\n".join([self.said(), self._stderr.read_text(), *logs])
 
 
 class Sittings:
@@ -148,7 +148,7 @@ def test_a_run_that_is_stopped_and_then_killed_is_gone_on_with_to_its_end(tmp_pa
     third = start("--resume", NAME, f"learner.steps={last}")
     assert third.wait() == 0
     assert start.left() == []
-    steps = [record["step"] for record in read_metrics(third.dir.metrics) if "reward/mean" in record]
+    steps = [record["step"] for record in read_metrics(third.dir.metrics) if "trained/reward" in record]
     assert steps == list(range(1, last + 1))
     summary = json.loads(third.dir.summary.read_text())
     assert summary["ledger"]["balanced"] and summary["ledger"]["trained"] == 2 * last
@@ -172,7 +172,7 @@ def it_starts_its_redis_again(up: Up) -> None:
     before = up.last_step()
     server = next(child for child in psutil.Process(up.process.pid).children() if child.name() == "redis-server")
     server.kill()
-    up.wait_until(lambda: "redis-server ended (-9) and was started again" in up.said(), "Redis is started again")
+    up.wait_until(lambda: "redis-server ended with code -9; restarted it" in up.said(), "Redis is restarted")
     up.wait_until(lambda: up.last_step() >= before + 2, "two more steps on the new server")
 
 
@@ -222,7 +222,7 @@ def everything_ends_soon(start: Sittings) -> None:
 def is_leased(up: Up) -> bool:
     """Whether an actor holds a lease, as the run's own Redis says."""
     settings = dict(line.split(" ", 1) for line in (up.dir.redis / "redis.conf").read_text().splitlines())
-    with connect(f"redis://:{settings['requirepass']}@127.0.0.1:{settings['port']}/0") as client:
+    with connect(f"unix://:{settings['requirepass']}@{_socket_of(up.dir.redis.resolve())}") as client:
         return read_ledger(client, NAME).leased > 0
 
 
@@ -257,9 +257,11 @@ def test_actors_that_come_before_the_learner_play_as_the_run_goes_on(
     redis_client: redis.Redis, redis_url: str, run_id: str
 ) -> None:
     fleet = Fleet(redis_client, run_id)
-    fleet.describe_run(RunFacts(config_yaml="env: {max_turns: 8}", model_path="model", vocab_size=100))
+    fleet.describe_run(
+        RunFacts(config_yaml="env: {max_turns: 8}", model_path="model", vocab_size=100, tokenizer_root="root")
+    )
     fleet.set_run_state(RunState.FINISHED)
-    say_that_it_goes_on(load_config(None, [f"redis.url={redis_url}", f"run.name={run_id}", "env.max_turns=3"]))
+    mark_as_starting(load_config(None, [f"redis.url={redis_url}", f"run.name={run_id}", "env.max_turns=3"]))
     assert fleet.run_state() is RunState.STARTING
     assert run_config(fleet.run_facts()).env.max_turns == 3
     assert (fleet.run_facts().model_path, fleet.run_facts().vocab_size) == ("model", 100)

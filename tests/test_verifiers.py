@@ -18,7 +18,7 @@ import pytest
 import redis
 
 from actors.drive import terms_of
-from actors.group import Episodes, Stage, rollout_group
+from actors.group import Episodes, EpisodeSetup, rollout_group
 from actors.resume import resumed_tape
 from actors.rollout import EpisodeFailed, fresh_env
 from actors.scripted_engine import Schedule, ScriptedEngine
@@ -26,12 +26,12 @@ from actors.tape import Tape
 from common.action_format import FORMATS
 from common.config import load_config
 from common.config_error import ConfigError
-from common.env_config import PartConfig
+from common.env_config import MixtureEntry
 from common.trajectory import Outcome, StopReason, Task, Trajectory, VersionSpan, check
+from envhub.adapters.verifiers_env import VerifiersEnv
 from envhub.catalogue import make_any_env, make_env
 from envhub.driving import Reply
 from envhub.env import EnvError
-from envhub.adapters.verifiers_env import VerifiersEnv
 from tests.attempts import make_buffer, ticket
 from tests.episodes import ALLOWANCE, attempt_on, policy_versions, rollout_of
 from tests.small_tokenizer import CHATML, merging_tokenizer
@@ -58,9 +58,9 @@ def where_verifiers_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(STUB))
 
 
-def part(**taskset: Any) -> PartConfig:
+def part(**taskset: Any) -> MixtureEntry:
     config = {"taskset": {"id": "numbers", **taskset}}
-    return PartConfig(name="verifiers", options={"python": sys.executable, "config": config})
+    return MixtureEntry(name="verifiers", options={"python": sys.executable, "config": config})
 
 
 def engine(token_time_s: float = 0.0) -> ScriptedEngine:
@@ -68,7 +68,7 @@ def engine(token_time_s: float = 0.0) -> ScriptedEngine:
 
 
 async def played(
-    options: PartConfig, *, tape: Tape | None = None, sampler: ScriptedEngine | None = None, **settings: Any
+    options: MixtureEntry, *, tape: Tape | None = None, sampler: ScriptedEngine | None = None, **settings: Any
 ) -> Trajectory:
     """One episode by the actor's own code, on a fresh environment."""
     tape = tape or Tape(attempt=attempt_on())
@@ -77,7 +77,7 @@ async def played(
         return await rollout_of(env, sampler or engine(), tape=tape, tokenizer=TOKENIZER, **settings)
 
 
-def play(options: PartConfig, **settings: Any) -> Trajectory:
+def play(options: MixtureEntry, **settings: Any) -> Trajectory:
     return asyncio.run(played(options, **settings))
 
 
@@ -126,7 +126,7 @@ def test_versions_land_on_the_tokens_that_they_sampled() -> None:
     assert isinstance(trajectory.version_spans[0], VersionSpan)
 
 
-def test_a_prompt_that_does_not_go_on_where_the_last_answer_ended_begins_a_branch() -> None:
+def test_a_prompt_that_does_not_continue_the_last_answer_begins_a_branch() -> None:
     trajectory = play(part(does="branch"))
     check(trajectory, vocab_size=100)
     tokens = trajectory.token_array().tolist()
@@ -154,7 +154,7 @@ def test_the_policys_own_limits_end_an_episode_that_is_scored(
     assert trajectory.turns[-1].rewards == {"right": 0.5, "short": 0.25}
 
 
-def test_a_harness_that_fails_over_a_full_context_fails_nobody_and_earns_nothing() -> None:
+def test_a_harness_that_fails_over_a_full_context_ends_the_episode_without_reward() -> None:
     allowance = replace(ALLOWANCE, max_tokens=8, step_timeout_s=DEADLINE_S)
     trajectory = play(part(turns=9), allowance=allowance)
     assert (trajectory.stop_reason, trajectory.total_reward, trajectory.score) == (StopReason.MAX_TOKENS, 0.0, 0.0)
@@ -164,31 +164,33 @@ def test_a_harness_that_fails_over_a_full_context_fails_nobody_and_earns_nothing
 @pytest.mark.parametrize(
     ("does", "complaint"),
     [
-        ("hot", r"temperature is 1\.0 in this run, and 0\.3 was asked for"),
-        ("longer", "max_tokens is 64 in this run, and 1000 was asked for"),
+        ("hot", r"temperature is 1\.0 in this run, and 0\.3 was requested"),
+        ("longer", "max_tokens is 64 in this run, and 1000 was requested"),
         ("penalty", "presence_penalty"),
-        ("stops", r"tokens \[4\] are to end a turn, and the engine ends it with \[99\]"),
+        ("stops", r"ends a turn at tokens \[4\], and the engine at \[99\]"),
         ("other_model", "the model is policy, not 'another'"),
-        ("no_prompt", "asked for what cannot be had"),
+        ("no_prompt", "sent an invalid request"),
         ("pictures", "features"),
-        ("strange_token", "none of the model's"),
-        ("second_agent", "one agent is played by the policy"),
-        ("forget", "its trace has 2 turns, and 3 were sampled"),
+        ("strange_token", "requested a generation from an invalid prompt"),
+        ("second_agent", "the policy plays one agent"),
+        ("forget", "its trace has 2 turns, which differ from the 3 sampled ones"),
         ("unscored", "its rewards are {'right': None, 'short': None}"),
-        ("nan", "gave nan as reward 'right'"),
-        ("timeout", "a timeout of its own cut it: agent_timeout"),
+        ("nan", "returned reward 'right' = nan"),
+        ("timeout", "a timeout of verifiers ended the episode: agent_timeout"),
         ("die", "its process ended"),
         ("hang", r"no answer within 2\.0 s"),
     ],
 )
-def test_what_is_not_the_policys_doing_is_an_env_failure_and_never_a_reward_of_0(does: str, complaint: str) -> None:
+def test_a_failure_that_the_policy_did_not_cause_is_an_env_failure_and_never_a_reward_of_0(
+    does: str, complaint: str
+) -> None:
     step_timeout_s = 2.0 if does == "hang" else DEADLINE_S
     with pytest.raises(EpisodeFailed, match=complaint) as failed:
         play(part(does=does), allowance=replace(ALLOWANCE, step_timeout_s=step_timeout_s))
     assert failed.value.outcome is Outcome.ENV_FAILURE
 
 
-def test_an_answer_that_nobody_waited_for_is_an_env_failure() -> None:
+def test_an_answer_to_a_request_that_has_ended_is_an_env_failure() -> None:
     with pytest.raises(EpisodeFailed, match="did not wait for its answer"):
         play(part(does="impatient"), sampler=engine(token_time_s=1.0))
 
@@ -198,25 +200,25 @@ def test_an_answer_that_nobody_waited_for_is_an_env_failure() -> None:
     [
         ({"a": {}, "b": {}}, r"the policy would play 2 of the agents \['a', 'b'\]; give all but one a client"),
         ({"agent": {"client": "elsewhere"}}, "the policy would play 0 of the agents"),
-        ({"agent": {"harness": "bash"}}, "the harness bash of agent runs what the policy writes; say where"),
+        ({"agent": {"harness": "bash"}}, "the harness bash of agent runs the policy's code; set a runtime"),
     ],
 )
 def test_a_configuration_that_one_policy_cannot_play_is_an_env_failure(config: Any, complaint: str) -> None:
     options = {"python": sys.executable, "config": {"taskset": {"id": "numbers"}, **config}}
     with pytest.raises(EpisodeFailed, match=complaint):
-        play(PartConfig(name="verifiers", options=options))
+        play(MixtureEntry(name="verifiers", options=options))
 
 
-def test_a_harness_that_runs_what_the_policy_writes_plays_where_it_is_told_to() -> None:
+def test_a_harness_that_runs_the_policys_code_uses_the_configured_runtime() -> None:
     agent = {"harness": "bash", "runtime": {"type": "subprocess"}}
     options = {"python": sys.executable, "config": {"taskset": {"id": "numbers"}, "agent": agent}}
-    assert len(play(PartConfig(name="verifiers", options=options)).turns) == 3
+    assert len(play(MixtureEntry(name="verifiers", options=options)).turns) == 3
 
 
 def test_nothing_is_played_without_uv_which_would_be_installed_otherwise(tmp_path: Path) -> None:
     (tmp_path / "uv").unlink()
     os.environ["PATH"] = str(tmp_path)
-    with pytest.raises(EpisodeFailed, match="there is no `uv`"):
+    with pytest.raises(EpisodeFailed, match="`uv` is missing"):
         play(part())
 
 
@@ -243,7 +245,7 @@ def test_a_process_that_dies_takes_its_episodes_along_and_the_next_has_a_new_one
 
     async def kill_it() -> None:
         playing = [asyncio.create_task(played(options)) for _ in range(2)]
-        await until(pids.exists, "the process is up")
+        await until(lambda: pids.exists() and pids.read_text().endswith("\n"), "the process is up")
         os.kill(int(pids.read_text()), 9)
         for task in playing:
             with pytest.raises(EpisodeFailed, match="its process ended"):
@@ -258,7 +260,7 @@ def test_a_process_that_dies_takes_its_episodes_along_and_the_next_has_a_new_one
     assert not any(is_running(pid) for pid in pids.read_text().split())
 
 
-def test_an_episode_that_was_lost_and_is_not_yet_closed_keeps_nobody_at_a_dead_process(tmp_path: Path) -> None:
+def test_a_lost_episode_that_is_not_yet_closed_does_not_keep_a_dead_process_in_use(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     lost, next_one = (make_any_env("verifiers", part(pids=str(pids)).options) for _ in range(2))
     terms = terms_of(TOKENIZER, attempt_on().sampling, max_tokens=256, max_turns=8)
@@ -279,7 +281,7 @@ def test_an_episode_that_was_lost_and_is_not_yet_closed_keeps_nobody_at_a_dead_p
     assert not any(is_running(pid) for pid in pids.read_text().split())
 
 
-def cut_in_turn(turn: int, options: PartConfig) -> Tape:
+def cut_in_turn(turn: int, options: MixtureEntry) -> Tape:
     """The tape of an episode that was cancelled while the engine wrote `turn`."""
     tape = Tape(attempt=attempt_on())
 
@@ -295,7 +297,7 @@ def cut_in_turn(turn: int, options: PartConfig) -> Tape:
     return tape
 
 
-def test_a_preempted_episode_goes_on_elsewhere_with_what_was_sampled() -> None:
+def test_a_preempted_episode_continues_elsewhere_with_the_sampled_tokens() -> None:
     partial = cut_in_turn(2, part(does="branch")).partial()
     check(partial, vocab_size=100)
     resumed = play(part(does="branch"), tape=resumed_tape(attempt_on(), partial))
@@ -306,18 +308,19 @@ def test_a_preempted_episode_goes_on_elsewhere_with_what_was_sampled() -> None:
     assert [turn.rewards for turn in resumed.turns] == [turn.rewards for turn in whole.turns]
 
 
-def test_a_preempted_episode_does_not_go_on_in_another_world() -> None:
+def test_a_preempted_episode_does_not_continue_in_another_environment() -> None:
     partial = cut_in_turn(2, part(does="random")).partial()
-    other = msgspec.structs.replace(partial, tokens=partial.tokens[:-4] + b"\x07\0\0\0")
-    with pytest.raises(EpisodeFailed, match="another") as failed:
+    last = bytes([partial.tokens[-4] ^ 1]) + partial.tokens[-3:]  # another token than it is, whichever that is
+    other = msgspec.structs.replace(partial, tokens=partial.tokens[:-4] + last)
+    with pytest.raises(EpisodeFailed, match="differs from the recorded one") as failed:
         play(part(does="random"), tape=resumed_tape(attempt_on(), other))
     assert failed.value.outcome is Outcome.REPLAY_MISMATCH
-    with pytest.raises(EpisodeFailed, match="turn 0 begins with another prompt"):
+    with pytest.raises(EpisodeFailed, match="the prompt of turn 0 differs from the recorded one"):
         play(part(first=20), tape=resumed_tape(attempt_on(), cut_in_turn(1, part()).partial()))
 
 
-def stage_of(run_id: str, options: PartConfig) -> Stage:
-    return Stage(
+def setup_of(run_id: str, options: MixtureEntry) -> EpisodeSetup:
+    return EpisodeSetup(
         run_id=run_id,
         actor="actor-0",
         envs={"shop": options},  # as the tickets of tests/attempts.py say
@@ -332,13 +335,13 @@ def stage_of(run_id: str, options: PartConfig) -> Stage:
 
 def test_a_group_is_stored_and_accounted_for_like_any_other(redis_client: redis.Redis, run_id: str) -> None:
     buffer = make_buffer(redis_client, run_id)
-    buffer.open([ticket(0)])
-    lease = buffer.lease("actor-0")
+    buffer.learner.open([ticket(0)])
+    lease = buffer.actor.lease("actor-0")
     assert lease is not None
-    stage = stage_of(run_id, part())
-    asyncio.run(rollout_group(lease, stage=stage, buffer=buffer))
-    assert stage.episodes.kept_tokens == 2 * 3 * 2
-    ledger = buffer.ledger()
+    setup = setup_of(run_id, part())
+    asyncio.run(rollout_group(lease, setup=setup, buffer=buffer.actor))
+    assert setup.episodes.kept_tokens == 2 * 3 * 2
+    ledger = buffer.learner.ledger()
     assert (ledger.inserted, ledger.ready, ledger.failed) == (2, 1, {})
     assert buffer.audit() == []
 
@@ -347,17 +350,17 @@ def test_attempts_that_fail_are_redone_and_then_given_up_with_the_reason(
     redis_client: redis.Redis, run_id: str
 ) -> None:  # fmt: skip
     buffer = make_buffer(redis_client, run_id, max_attempts=2)
-    buffer.open([ticket(0)])
-    lease = buffer.lease("actor-0")
+    buffer.learner.open([ticket(0)])
+    lease = buffer.actor.lease("actor-0")
     assert lease is not None
-    asyncio.run(rollout_group(lease, stage=stage_of(run_id, part(does="unscored")), buffer=buffer))
-    ledger = buffer.ledger()
+    asyncio.run(rollout_group(lease, setup=setup_of(run_id, part(does="unscored")), buffer=buffer.actor))
+    ledger = buffer.learner.ledger()
     assert (ledger.inserted, ledger.dropped) == (0, {"env_failure": 1})
     assert ledger.failed["env_failure"] >= 2
     assert buffer.audit() == []
 
 
-def prompts(split: str, options: PartConfig) -> set[int]:
+def prompts(split: str, options: MixtureEntry) -> set[int]:
     async def first_tokens() -> set[int]:
         tasks = [Task(env="shop", split=split, index=index) for index in range(50)]
         tapes = [Tape(attempt=replace(attempt_on(), task=task)) for task in tasks]
@@ -387,9 +390,9 @@ def test_the_process_sees_no_secret_but_those_that_are_named(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"python": "/no/such/python"}, "must be an interpreter, got '/no/such/python'"),
+        ({"python": "/no/such/python"}, "must be a Python interpreter, got '/no/such/python'"),
         ({"config": {"agent": {}}}, "must have a taskset"),
-        ({"secrets": {"KEY": "NOT_SET_HERE"}}, r"names \['NOT_SET_HERE'\]"),
+        ({"secrets": {"KEY": "NOT_SET_HERE"}}, r"\['NOT_SET_HERE'\] are not set"),
         ({"game": "chess"}, "its options are: python, config"),
     ],
 )
@@ -399,12 +402,12 @@ def test_options_that_do_not_fit_are_refused_when_it_is_made(changes: dict[str, 
 
 
 @pytest.mark.parametrize("settings", [[], ["model.path=/m", "warm_start.episodes=3"]])
-def test_a_run_that_needs_an_expert_is_told_that_there_is_none(settings: list[str]) -> None:
+def test_a_run_that_needs_an_expert_is_refused(settings: list[str]) -> None:
     options = [f"env.options.python={sys.executable}", "env.options.config.taskset.id=numbers"]
     with pytest.raises(ConfigError, match="verifiers has no expert"):
         check_input(load_config(None, ["env.name=verifiers", *options, *settings]))
 
 
-def test_what_wants_to_play_it_action_by_action_is_told_that_it_cannot() -> None:
-    with pytest.raises(ValueError, match="plays its episodes by itself"):
+def test_playing_it_action_by_action_is_refused() -> None:
+    with pytest.raises(ValueError, match="runs whole episodes itself"):
         make_env("verifiers", part().options)

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import dataclasses
 import os
 import signal
 import threading
@@ -17,6 +18,7 @@ import pytest
 import torch
 from transformers import DynamicCache, Qwen3ForCausalLM
 
+from actors import vllm_start
 from actors.engine import Completion, EngineDied, WeightsRefused
 from actors.orders import EngineSettings
 from actors.receive import ReceiverInfo
@@ -27,12 +29,13 @@ from common.config import LoraConfig, TinyModelConfig
 from common.delta import encode_delta
 from common.trajectory import Sampling, VersionSpan
 from common.weights import Adapted, Offer, buffer_bytes, layout, sealed
-from learner.publisher.lineage import continued
 from learner.model.lora import adapters_of
 from learner.model.packed_model import load_model
 from learner.pack import TokenSequence, pack
+from learner.publisher.lineage import continued
 from learner.publisher.published import adapted_folder, published_tensors
 from learner.ranks import Ranks
+from tests.tiny_model import FLOAT32
 from tools.tiny_model import make_tiny_model
 
 T = TypeVar("T")
@@ -236,13 +239,14 @@ def check_spans(crossing: Crossing) -> None:
 
 
 async def deaths_of(engine: VllmEngine, end: Callable[[], Awaitable[object]]) -> set[str]:
-    """What eight generations hear when `end` comes right behind the orders for them."""
+    """What eight generations hear when `end` comes right behind the orders for them; few may draw their end before."""
     running = [asyncio.create_task(engine.generate([*PROMPT, member], LONG)) for member in range(8)]
     await asyncio.sleep(0)  # each has placed its order
     await end()
     results = await asyncio.gather(*running, return_exceptions=True)
-    assert all(isinstance(result, EngineDied) for result in results)
-    return {str(result) for result in results}
+    deaths = [result for result in results if not isinstance(result, Completion)]
+    assert len(deaths) > 4 and all(isinstance(death, EngineDied) for death in deaths), results
+    return {str(death) for death in deaths}
 
 
 async def until(holds: Callable[[], bool], *, timeout_s: float = 30.0) -> None:
@@ -428,6 +432,12 @@ def test_a_request_that_a_commit_overtakes_begins_with_the_new_weights(
     assert worst(completion, forward_logprobs(policies.models[1], PROMPT * 16, completion.tokens)) < TOLERANCE
 
 
+def test_an_engine_that_idles_is_heard_of_every_second(keeping: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "_max_silence_s", 3.0)
+    run(asyncio.sleep(5.0))
+    assert run(keeping.generate(PROMPT, ONES)).tokens
+
+
 def test_when_its_process_is_killed_all_who_wait_hear_of_it(keeping: VllmEngine) -> None:
     """The last test of this engine."""
 
@@ -477,10 +487,8 @@ def test_a_delta_is_staged_beside_the_weights_that_serve_and_commits_to_what_was
 def test_published_adapters_are_merged_by_the_engine_to_the_learners_log_probabilities(
     recomputing: VllmEngine, policies: Policies, server: ChunkServer, ranks: Ranks
 ) -> None:
-    model = load_model(
-        policies.folder, ranks=ranks, dtype="float32", activation_checkpointing=False,
-        lora=LoraConfig(rank=4, alpha=12, target_modules=["q_proj", "down_proj"]),
-    )  # fmt: skip
+    lora = LoraConfig(rank=4, alpha=12, target_modules=["q_proj", "down_proj"])
+    model = load_model(policies.folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, lora=lora))
     with torch.no_grad():
         for adapter in adapters_of(model.causal_lm).values():
             adapter.up.to_local().normal_(std=0.1, generator=torch.Generator().manual_seed(1))
@@ -497,7 +505,7 @@ def test_published_adapters_are_merged_by_the_engine_to_the_learners_log_probabi
         kept=None,
     )
     with torch.no_grad():
-        learners = model(pack([sequence]), temperature=1.0, chunk_tokens=64).logprobs
+        learners = model(pack([sequence])).logprobs
     assert worst(completion, learners[-len(completion.tokens) :]) < TOLERANCE
     assert worst(completion, forward_logprobs(policies.models[0], PROMPT, completion.tokens)) > 10 * TOLERANCE
 
@@ -529,6 +537,14 @@ def test_after_its_close_every_call_says_so(policies: Policies) -> None:
     assert not psutil.pid_exists(engine.pid)
 
 
+def test_a_process_that_hangs_is_killed() -> None:
+    process = EngineProcess()
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(EngineDied, match="the engine process hangs: it has sent nothing for 2 s"):
+        process.receive(timeout_s=2.0)
+    assert not psutil.pid_exists(process.pid)
+
+
 def test_sizes_that_vllm_refuses_are_a_value_error_and_leave_no_process(policies: Policies) -> None:
     process = EngineProcess()
     receiver = ReceiverInfo(
@@ -542,3 +558,10 @@ def test_sizes_that_vllm_refuses_are_a_value_error_and_leave_no_process(policies
     with pytest.raises(ValueError, match="max_model_len"):
         VllmEngine(process, settings)
     assert not psutil.pid_exists(process.pid)
+
+
+def test_with_a_size_of_its_kv_cache_an_engine_asks_for_no_share_of_its_gpu() -> None:
+    """As of vLLM 0.32: with that size it respects no share, but does not start where the share is not free."""
+    assert vllm_start._gpu_options(0) == {"gpu_memory_utilization": 0.9}
+    assert vllm_start._gpu_options(16 << 30) == {"kv_cache_memory_bytes": 16 << 30, "gpu_memory_utilization": 0.01}
+    assert vllm_start._cpu_options(0)["kv_cache_memory_bytes"] == 64 << 20

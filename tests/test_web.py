@@ -1,4 +1,4 @@
-"""The web: a site that is really served, a browser that really asks it, and what the site holds in the end."""
+"""The web: the site behind a real server, the browser, and the score of the last state."""
 
 import asyncio
 import http.client
@@ -12,10 +12,10 @@ import pytest
 from common.trajectory import Task
 from envhub.catalogue import make_env
 from envhub.env import EnvError
-from envhub.web.web import WebState, WebWorld, make_web
 from envhub.web.browser import Browser, Element, load, page_text, read_page
 from envhub.web.server import MAX_BODY_BYTES, Visit, WebServer, web_server
-from envhub.web.site import Order, Request, Site, SiteState, respond
+from envhub.web.site import ItemOrder, Request, Site, SiteState, respond
+from envhub.web.web import WebState, WebWorld, make_web
 from envhub.world import Change
 
 SITE = Site(
@@ -26,7 +26,7 @@ SITE = Site(
     password="magnet",
 )  # fmt: skip
 STATE = SiteState(
-    orders={"101": Order(item="red hat maple", count=2)},
+    orders={"101": ItemOrder(item="red hat maple", count=2)},
     account={"city": "dover", "phone": "1234"},
 )
 ENTERED = msgspec.structs.replace(STATE, sessions=frozenset({SITE.cookie}))
@@ -38,7 +38,7 @@ def world(kind: str = "any", **options: int) -> WebWorld:
 
 
 def play(here: WebWorld, state: WebState, *actions: str) -> Change[WebState]:
-    """The change that the last of `actions` made."""
+    """Do `actions` one after the other, and return the last change."""
     for action in actions:
         change = asyncio.run(here.act(state, action))
         state = change.state
@@ -46,7 +46,7 @@ def play(here: WebWorld, state: WebState, *actions: str) -> Change[WebState]:
 
 
 def goal_of(**changes: object) -> WebWorld:
-    """Somebody's world on the site above, who should change this and nothing else."""
+    """Return a world on the site above whose goal is STATE with these changes."""
     here = world()
     errand = msgspec.structs.replace(STATE, **changes)
     drawn = here.errands[0]
@@ -72,7 +72,7 @@ def test_html_is_read_into_lines_with_numbered_elements() -> None:
     assert (page.forms[0].method, page.forms[0].action, page.forms[0].hidden) == ("post", "/send", {"token": "t"})
 
 
-def test_members_pages_ask_who_is_there_and_then_lead_on() -> None:
+def test_pages_for_members_redirect_to_the_login_and_back() -> None:
     here = goal_of()
     asked = play(here, here.first, "goto /orders/101")
     assert asked.text.splitlines()[0] == "/login?next=%2Forders%2F101"
@@ -88,7 +88,7 @@ def test_members_pages_ask_who_is_there_and_then_lead_on() -> None:
     assert play(here, left.state, "goto /account").text.startswith("/login")
 
 
-def test_a_cookie_that_the_site_did_not_give_opens_nothing() -> None:
+def test_a_cookie_that_the_site_did_not_set_is_refused() -> None:
     for cookie in ("", "x", SITE.cookie):
         request = Request(method="POST", path="/orders/101/cancel", cookie=cookie)
         response = respond(SITE, STATE, request)
@@ -97,13 +97,13 @@ def test_a_cookie_that_the_site_did_not_give_opens_nothing() -> None:
     assert respond(SITE, ENTERED, request).state.orders == {}
 
 
-def test_login_leads_nowhere_but_to_this_site() -> None:
+def test_login_redirects_only_within_the_site() -> None:
     for where in ("//evil.example/x", "http://evil.example", ""):
         form = {"name": "ada", "password": "magnet", "next": where}
         assert respond(SITE, STATE, Request(method="POST", path="/login", form=form)).location == "/"
 
 
-def test_search_finds_what_has_every_word_and_pages_it() -> None:
+def test_search_finds_items_with_all_words_in_pages() -> None:
     here = goal_of()
     first = play(here, here.first, "goto /", "type 3 lamp  red", "submit 4")
     lines = first.text.splitlines()
@@ -118,12 +118,12 @@ def test_search_finds_what_has_every_word_and_pages_it() -> None:
         assert play(here, first.state, f"goto /search?search=lamp+red&page={page}").state.browser.page is not None
 
 
-def test_what_is_ordered_changed_written_and_cancelled_is_what_the_site_then_holds() -> None:
+def test_orders_cancellations_changes_and_messages_are_in_the_state_of_the_site() -> None:
     here = goal_of()
     entered = play(here, here.first, *ENTER).state
     ordered = play(here, entered, "goto /item/3", "type 7 3", "submit 8")
     assert ordered.text.splitlines()[0] == "/orders/102"
-    assert ordered.state.site.orders == {**STATE.orders, "102": Order(item="blue lamp cedar", count=3)}
+    assert ordered.state.site.orders == {**STATE.orders, "102": ItemOrder(item="blue lamp cedar", count=3)}
     assert play(here, entered, "goto /orders/101", "submit 7").state.site.orders == {}
     changed = play(here, entered, "goto /account", "type 8 5678", "submit 9").state.site.account
     assert changed == {"city": "dover", "phone": "5678"}
@@ -131,7 +131,7 @@ def test_what_is_ordered_changed_written_and_cancelled_is_what_the_site_then_hol
     assert written == (("cleo", "tea at noon"),)
 
 
-def test_signs_that_mean_something_in_html_are_only_text() -> None:
+def test_special_characters_of_html_are_only_text() -> None:
     here, odd = goal_of(), """<b>"x' &amp; </form><a href="/">y</a>"""
     saved = play(here, here.first, *ENTER, "goto /account", f"type 7 {odd}", "submit 9")
     assert saved.state.site.account["city"] == odd
@@ -144,14 +144,14 @@ def test_signs_that_mean_something_in_html_are_only_text() -> None:
      "goto http://evil.example/", "goto", "goto item/1",
      "type 3 " + "x" * 101, "type 3 \x00", "type 3 \ud800", "click", "done now"],
 )  # fmt: skip
-def test_what_a_page_does_not_offer_is_refused_and_changes_nothing(action: str) -> None:
+def test_an_action_that_the_page_does_not_offer_is_refused_and_changes_nothing(action: str) -> None:
     here = goal_of()
     home = play(here, here.first, "goto /").state
     change = play(here, home, action)
     assert (change.valid, change.state) == (False, home)
 
 
-def test_a_page_that_is_not_there_says_so_and_leads_on() -> None:
+def test_a_missing_page_says_so_and_has_links() -> None:
     here = goal_of()
     entered = play(here, here.first, *ENTER).state
     for path in ("/nothing", "/item/99", "/item/x", "/item/3/order", "/orders/x", "/orders/101/cancel"):
@@ -174,14 +174,14 @@ def test_no_path_is_an_error_of_the_environment(path: str) -> None:
     assert play(here, opened.state, "goto /").text.startswith("/\n")
 
 
-def test_a_login_leads_on_to_a_path_of_any_signs() -> None:
+def test_a_login_redirects_to_a_path_with_any_characters() -> None:
     here = goal_of()
     entered = play(here, here.first, "goto /login?next=/search?search=red+hat", *ENTER[1:])
     assert "1 found" in entered.text
     assert "no such page" in play(here, here.first, "goto /login?next=/a+b", *ENTER[1:]).text
 
 
-def test_a_choice_takes_its_own_values_only() -> None:
+def test_a_choice_accepts_only_its_own_values() -> None:
     here = goal_of()
     item = play(here, here.first, "goto /item/1").state
     assert not play(here, item, "type 5 9").valid
@@ -189,8 +189,8 @@ def test_a_choice_takes_its_own_values_only() -> None:
     assert play(here, item, "type 5 4", "type 5 1").state == item  # as the page has it
 
 
-def test_the_end_is_judged_by_what_the_site_holds_and_by_nothing_else_changed() -> None:
-    here = goal_of(orders={**STATE.orders, "102": Order(item="red lamp maple", count=2)})
+def test_the_score_depends_on_the_whole_state_of_the_site() -> None:
+    here = goal_of(orders={**STATE.orders, "102": ItemOrder(item="red lamp maple", count=2)})
 
     def score(site: SiteState) -> float:
         return play(here, WebState(site=site, browser=Browser()), "done").score
@@ -207,7 +207,7 @@ def test_the_end_is_judged_by_what_the_site_holds_and_by_nothing_else_changed() 
 
 
 def raw(port: int, host: str, method: str, path: str, body: str = "", length: str = "") -> int:
-    """The status that the server answers."""
+    """Send a request and return the status of the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         headers = {"Host": host} | ({"Content-Length": length} if length else {})
@@ -217,7 +217,7 @@ def raw(port: int, host: str, method: str, path: str, body: str = "", length: st
         connection.close()
 
 
-def test_one_server_keeps_visits_apart_and_serves_nobody_else() -> None:
+def test_one_server_separates_visits_and_refuses_other_hosts() -> None:
     server = web_server()
     assert web_server() is server
     with server.visit(SITE, STATE) as one, server.visit(SITE, ENTERED) as other:
@@ -229,7 +229,7 @@ def test_one_server_keeps_visits_apart_and_serves_nobody_else() -> None:
     assert raw(server.port, one.host, "GET", "/") == 421
 
 
-def test_what_is_too_large_or_makes_no_sense_is_refused_by_the_server() -> None:
+def test_a_large_or_malformed_request_is_refused_by_the_server() -> None:
     server = web_server()
     with server.visit(SITE, STATE) as visit:
         assert raw(server.port, visit.host, "POST", "/login", "x" * (MAX_BODY_BYTES + 1)) == 413
@@ -245,19 +245,19 @@ def test_a_closed_server_has_freed_its_port_and_is_an_error_of_the_environment()
     with server.visit(SITE, STATE) as visit:
         load(Browser(), visit, "/")
         server.close()
-        with pytest.raises(EnvError, match="the site does not answer: ConnectionRefusedError"):
+        with pytest.raises(EnvError, match="the site did not answer: ConnectionRefusedError"):
             load(Browser(), visit, "/")
     again = WebServer()
     again.close()
 
 
-def test_a_visitor_whom_the_server_does_not_know_is_an_error_of_the_environment() -> None:
-    stranger = Visit(SITE, STATE, host="nobody", port=web_server().port)
-    with pytest.raises(EnvError, match="the site answers 421 to /"):
+def test_a_visit_that_the_server_does_not_know_is_an_error_of_the_environment() -> None:
+    stranger = Visit(SITE, STATE, host="unknown", port=web_server().port)
+    with pytest.raises(EnvError, match="the site answered with status 421 to /"):
         load(Browser(), stranger, "/")
 
 
-def test_sixty_four_episodes_at_a_time_end_each_as_it_should() -> None:
+def test_64_concurrent_episodes_are_solved() -> None:
     async def episode(index: int) -> float:
         env = make_env("web", {"errands": 2})
         observation = await env.reset(Task(env="web", split="train", index=index))
@@ -294,7 +294,7 @@ os.wait()
 """
 
 
-def test_a_process_that_has_served_ends_and_so_does_one_that_it_forked() -> None:
+def test_a_process_with_a_server_exits_and_so_does_its_fork() -> None:
     command = [sys.executable, "-W", "error::ResourceWarning", "-c", LEAVES]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[1])
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["/", "/"], "")

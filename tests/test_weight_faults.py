@@ -1,14 +1,19 @@
-"""Faults on the weight plane: whom they hurt, whom they do not, and how it goes on. Deltas travel wherever they can."""
+"""Faults on the weight plane: whom they hurt, whom not, and how it continues. Deltas travel wherever they can."""
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from multiprocessing.queues import Queue
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis
 import torch
@@ -17,7 +22,9 @@ from torch._C._distributed_c10d import HashStore
 from actors.engine import WeightsRefused
 from actors.receive import Receiver, ReceiverInfo
 from common.connection import connect
+from common.weights import buffer_bytes, layout
 from learner.publish import Publisher
+from learner.publisher.messages import PublisherSettings, Submitted, Withdraw
 from replay import keys
 from replay.bulletin import BroadcastGroup, Bulletin
 from replay.keys import FencedOut
@@ -133,7 +140,7 @@ class Versions:
         return flat_bytes(self._tensors)
 
     def group(self) -> list[str]:
-        """Who takes part in the newest version's broadcast; nobody before that is settled."""
+        """Who takes part in the newest version's broadcast; no one before that is settled."""
         offer = self.bulletin.latest()
         assert offer is not None
         sealed = self.bulletin.sealed_group(offer.invitation.number) if offer.invitation else None
@@ -337,3 +344,31 @@ def test_a_learner_back_from_an_older_version_publishes_it_under_a_new_number_an
 
             wait_until(refused, "the older learner to hear of it")
             assert latest_version(versions.bulletin) == 4
+
+
+def test_a_publisher_whose_learner_is_gone_ends_in_order(redis_url: str, run_id: str) -> None:
+    """Though it has something to say to it: that slots are free again."""
+    entries = layout([("w", "float32", (4,))])
+    settings = PublisherSettings(
+        redis_url=redis_url, run_id=run_id, learner_epoch=0, host="127.0.0.1", chunk_bytes=1 << 20, anchor_every=1,
+        fan_out=8, pull_bytes_per_s=0, broadcast_timeout_s=1.0, disk="", device="cpu", entries=entries, adapted=None,
+    )  # fmt: skip
+    slots = [os.memfd_create(f"slot-{number}") for number in range(3)]
+    for slot in slots:
+        os.ftruncate(slot, buffer_bytes(entries))
+    ours, theirs = socket.socketpair()
+    fds = [theirs.fileno(), *slots]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "learner.publisher.serve", *map(str, fds)],
+        pass_fds=fds,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    theirs.close()
+    with Connection(ours.detach()) as connection:
+        for message in [settings, *(Submitted(slot=slot, policy_version=slot) for slot in range(3)), Withdraw()]:
+            connection.send_bytes(msgspec.msgpack.encode(message))
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0 and "Traceback" not in said, said
+    for slot in slots:
+        os.close(slot)

@@ -23,7 +23,7 @@ from common.chunks import Blob
 from common.connection import connect
 from common.weights import Invitation, Manifest, Offer, TensorEntry, layout, sealed
 from learner.publish import Publisher
-from learner.publisher.messages import Freed, Submitted
+from learner.publisher.messages import Freed, PublisherSettings, Submitted
 from learner.publisher.shelf import Shelf
 from replay import keys
 from replay.bulletin import Acknowledgement, BroadcastGroup, Bulletin
@@ -92,8 +92,8 @@ def receive_all(info: ReceiverInfo, received: "Queue[Received]") -> None:
 
 def fail_in_mid_broadcast(info: ReceiverInfo, fault: int, received: "Queue[Received]") -> None:
     """An actor that sends itself signal `fault` when the first bytes of its first broadcast have come."""
-    bulletin = Bulletin(connect(info.redis_url), info.run_id)
-    member = BroadcastMember(bulletin, info.actor)
+    client = connect(info.redis_url)
+    bulletin, member = Bulletin(client, info.run_id), BroadcastMember(client, info.run_id, info.actor, secret=b"")
     received.put((info.actor, -1, b""))
     while (offer := bulletin.latest()) is None:
         time.sleep(0.02)
@@ -138,8 +138,8 @@ def publishing(
     broadcast_timeout_s: float = 20.0,
     num_rows: int = 1000,
 ) -> Iterator[Publisher]:
-    publisher = Publisher(
-        entries_of(weights(0, num_rows)),
+    settings = PublisherSettings(
+        entries=entries_of(weights(0, num_rows)),
         redis_url=redis_url,
         run_id=run_id,
         learner_epoch=learner_epoch,
@@ -148,8 +148,8 @@ def publishing(
         anchor_every=anchor_every,
         disk=disk,
         broadcast_timeout_s=broadcast_timeout_s,
-        log_path=tmp_path / "publisher.log",
     )
+    publisher = Publisher(settings, log_path=tmp_path / "publisher.log")
     try:
         yield publisher
     finally:
@@ -203,9 +203,9 @@ def test_broadcast_and_pull_in_one_run_bring_the_same_bytes(
         assert bytes(late.receive(offer).numpy()) == flat_bytes(weights(2))
         late.close()
 
-        with pytest.raises(ValueError, match=r"\['embed'\] did not come"):
+        with pytest.raises(ValueError, match=r"missing: \['embed'\]"):
             publisher.publish(weights(3)[1:], policy_version=3)
-        with pytest.raises(ValueError, match=r"ids is torch.int64 \[3\]; the layout has nothing of that name"):
+        with pytest.raises(ValueError, match=r"ids is torch.int64 \[3\]; the layout has no tensor of that name"):
             publisher.publish([("ids", torch.arange(3))], policy_version=3)
         with pytest.raises(ValueError, match=r"norm is torch.float32 \[97\]; the layout has torch.bfloat16 \[97\]"):
             publisher.publish([("norm", torch.zeros(97))], policy_version=3)
@@ -353,7 +353,7 @@ def test_latest_moves_forward_only(redis_client: redis.Redis, run_id: str) -> No
 
     assert bulletin.latest() is None
     announce(5, policy_version=5, learner_epoch=1)
-    with pytest.raises(FencedOut, match="version 5 is offered already; 4 is not newer"):
+    with pytest.raises(FencedOut, match="version 5 is on offer already, and version 4 is not newer"):
         announce(4, policy_version=4, learner_epoch=1)
     with pytest.raises(FencedOut, match="5 is not newer"):
         announce(6, policy_version=5, learner_epoch=2)  # other bytes under the same number
@@ -372,7 +372,7 @@ def test_an_offer_that_the_server_lost_before_it_was_announced_is_not_announced(
     """As a replica that took over in between."""
     bulletin = Bulletin(redis_client, run_id)
     names = [keys.epoch_key(run_id), *(keys.key(run_id, "weights", part) for part in ("version", "latest", "lost"))]
-    with pytest.raises(redis.ResponseError, match="the offer of version 1 is gone"):
+    with pytest.raises(redis.ResponseError, match="the staged offer of version 1 is missing"):
         bulletin._announce(keys=names, args=[1, 1, "root"])
     assert bulletin.latest() is None
 
@@ -404,15 +404,14 @@ def nowhere(blob: Blob) -> torch.Tensor:
 
 def test_an_invitation_is_good_for_one_attempt(redis_client: redis.Redis, run_id: str) -> None:
     bulletin = Bulletin(redis_client, run_id)
-    member = BroadcastMember(bulletin, "a")
+    member = BroadcastMember(redis_client, run_id, "a", secret=b"")
     invitation = Invitation(number=bulletin.next_invitation(), actors=["a", "b"])
     bulletin.seal(
         invitation.number,
         BroadcastGroup(
             number=invitation.number,
             backend="gloo",
-            store_host="127.0.0.1",
-            store_port=1,
+            host="127.0.0.1",
             actors=["b"],
             blob=Blob(root="root", num_bytes=1),
             chunk_bytes=CHUNK_BYTES,
@@ -421,7 +420,7 @@ def test_an_invitation_is_good_for_one_attempt(redis_client: redis.Redis, run_id
     )
     with pytest.raises(BroadcastMissed, match="sealed without a"):
         member.receive(invitation, root="", place=nowhere)
-    with pytest.raises(BroadcastMissed, match="tried before"):
+    with pytest.raises(BroadcastMissed, match="used before"):
         member.receive(invitation, root="", place=nowhere)
     member.close()
     assert bulletin.broadcast_members() == []

@@ -18,7 +18,7 @@ from common.blob_store import BlobStore, StoreError, run_store
 from common.chunks import Blob
 from common.config_error import ConfigError
 from common.weights import Manifest, Offer
-from learner.publisher.store import Gone
+from learner.publisher.store import BlobGone
 from replay import keys
 from replay.bulletin import Bulletin
 from replay.keys import FencedOut
@@ -97,7 +97,7 @@ def test_what_an_ended_publisher_left_on_disk_goes_and_its_version_is_there_agai
         manifest = stored(bulletin, 1).manifest
         wait_until(lambda: files(disk, run_id) == {manifest.root}, "what was left there to go")
         (disk / run_id / manifest.root).write_bytes(b"truncated")
-        with pytest.raises(WeightsRefused, match="ends after 9 of"):
+        with pytest.raises(WeightsRefused, match="is incomplete: it has 9 of"):
             reader.receive(stored(bulletin, 1))
         (disk / run_id / manifest.root).write_bytes(bytes(manifest.num_bytes))
         with pytest.raises(WeightsRefused, match="embed does not match its hash"):
@@ -126,7 +126,7 @@ def test_what_is_no_blob_stays_where_it_is(tmp_path: Path) -> None:
     assert files(tmp_path, "run") == {"checkpoints", "metrics.jsonl", new.root}
 
 
-def test_a_disk_that_cannot_be_written_holds_up_nobody_and_is_tried_again(
+def test_a_disk_that_cannot_be_written_blocks_nothing_and_is_tried_again(
     redis_url: str, redis_client: redis.Redis, run_id: str, tmp_path: Path
 ) -> None:
     bulletin, disk = Bulletin(redis_client, run_id), tmp_path / "disk"
@@ -135,7 +135,9 @@ def test_a_disk_that_cannot_be_written_holds_up_nobody_and_is_tried_again(
         for version in (1, 2):
             publisher.publish(weights(version), policy_version=version)
             wait_until(lambda expected=version: latest_version(bulletin) == expected, f"version {version} by pull")
-        wait_until(lambda: "not on disk yet" in (tmp_path / "publisher.log").read_text(), "the failure to be told")
+        wait_until(
+            lambda: "could not write version" in (tmp_path / "publisher.log").read_text(), "the failure in the log"
+        )
         assert bulletin.stored() is None
         disk.unlink()
         assert stored(bulletin, 2).manifest == bulletin.latest().manifest  # type: ignore[union-attr]
@@ -192,9 +194,9 @@ def test_whatever_a_kind_of_store_raises_is_an_error_of_the_store() -> None:
 def test_what_the_chunks_raise_is_no_error_of_the_store(tmp_path: Path) -> None:
     def chunks() -> Iterator[bytes]:
         yield b"x"
-        raise Gone("a newer one is served")
+        raise BlobGone("a newer one is served")
 
-    with pytest.raises(Gone):
+    with pytest.raises(BlobGone):
         run_store(str(tmp_path), "run").write(Blob(root="0" * 32, num_bytes=2), chunks())
 
 

@@ -8,9 +8,11 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3Config, Qwen3ForC
 
 from common.trajectory import Outcome, Provenance, Sampling, StopReason, Task, Trajectory
 from common.wire import SCHEMA
+from learner.model.packed_model import ModelSettings
 from learner.pack import TokenSequence
 
 VOCAB_SIZE = 200
+FLOAT32 = ModelSettings(dtype="float32", temperature=1.0, chunk_tokens=4)  # fewer than a sequence has
 
 
 def save_tiny_model(folder: Path, *, tie: bool = True, seed: int = 0, **changes: object) -> Path:
@@ -37,7 +39,8 @@ def save_scaling_model(folder: Path) -> Path:
     torch.manual_seed(0)
     config = Gemma2Config(
         vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=1,
-        num_key_value_heads=1, head_dim=32, final_logit_softcapping=1.0, initializer_range=0.5,
+        num_key_value_heads=1, head_dim=32, final_logit_softcapping=1.0, attn_logit_softcapping=None,
+        initializer_range=0.5,
     )  # fmt: skip
     Gemma2ForCausalLM(config).save_pretrained(folder)
     return folder

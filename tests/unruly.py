@@ -1,7 +1,8 @@
-"""An environment that does to whoever hosts it what its actions say."""
+"""An environment whose actions make it fail, crash or hang."""
 
 import asyncio
 import os
+import subprocess
 import time
 from typing import Any, ClassVar
 
@@ -18,6 +19,11 @@ class UnrulyEnv:
 
     async def step(self, action: str) -> Any:
         match action:
+            case "daemon":
+                command = ["sh", "-c", "(setsid sleep 3600 >/dev/null 2>&1 & echo $!)"]
+                return said((await asyncio.to_thread(subprocess.check_output, command)).decode())
+            case "exit":
+                raise SystemExit(3)
             case "crash":
                 os.abort()
             case "hang":

@@ -36,7 +36,7 @@ def test_a_run_goes_on_when_a_node_is_removed_and_uses_one_that_is_added(
     cluster: Any, redis_server: Server, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = [*GUESS, "env.options={step_s: 0.1}", "replay.lease_ttl_s=6", "learner.steps=100000",
-                "learner.checkpoint_every=100000", "launch.cpus=1", "launch.actor_hosts=2", "actors.count=1",
+                "learner.checkpoint_every=100000", "actors.count=1",
                 "actors.transport=pull", "replay.max_lag=1000", "actors.drain_s=1"]  # fmt: skip
     with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
         config = load_config(None, [f"run.name={run_id}", f"run.root={tmp_path}", f"redis.url={redis_server.url}",
@@ -44,7 +44,7 @@ def test_a_run_goes_on_when_a_node_is_removed_and_uses_one_that_is_added(
         file = tmp_path / "config.yaml"
         file.write_text(dump_config(config))
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-        driver = run.start("driver", ["-m", "tools.launch.ray_run", str(file)])
+        driver = run.start("driver", ["-m", "tools.launch.ray_run", str(file), "--cpus=1", "--actor-hosts=2"])
         run.wait_until(lambda: run.last_step() >= 2 and len(nodes_of(run)) == 2, "both actors serve, on two nodes")
 
         first = nodes_of(run)

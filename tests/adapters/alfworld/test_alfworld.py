@@ -106,5 +106,5 @@ def test_a_chore_reads_as_in_alfworld(case: Case) -> None:
 
 
 def test_a_folder_of_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no games; give a folder of games"):
+    with pytest.raises(ValueError, match="contains no games; give a folder of games"):
         make_env("textworld", {"train": str(tmp_path)})

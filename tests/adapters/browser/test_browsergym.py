@@ -173,9 +173,9 @@ def test_what_dies_or_hangs_fails_the_episode_and_nothing_is_left(sent: signal.S
 
 def test_a_task_that_nobody_registers_is_refused() -> None:
     for game, why in (
-        ("browsergym/miniwob.click-tets", "which BrowserGym has not"),
+        ("browsergym/miniwob.click-tets", "which BrowserGym does not know"),
         ("browsergym/webarena.4", "needs the package browsergym.webarena.*pip install browsergym-webarena"),
-        ("click-test", "name tasks by BrowserGym's ids, such as browsergym/webarena.4, got 'click-test'"),
+        ("click-test", "must be BrowserGym's ids, such as browsergym/webarena.4, got 'click-test'"),
     ):
         with pytest.raises(ValueError, match=why):
             make_env("browsergym", {"train": [game]})

@@ -173,11 +173,11 @@ def test_a_program_does_not_grow_without_end(options: dict[str, str]) -> None:
 
 
 def test_an_endpoint_that_fails_is_the_environments_failure(options: dict[str, str]) -> None:
-    for path, why in (("/broken", "says 500"), ("/empty", "gave no JSON results")):
+    for path, why in (("/broken", "replied with status 500"), ("/empty", "reply is not JSON results")):
         broken = options | {"sparql_url": options["sparql_url"].replace("/sparql", path)}
         with pytest.raises(EnvError, match=why):
             played(broken, 0, ["get_relations(m.apple)"])
-    with pytest.raises(EnvError, match="fails: ClientConnectorError"):
+    with pytest.raises(EnvError, match="failed: ClientConnectorError"):
         played(options | {"sparql_url": "http://127.0.0.1:9/sparql"}, 0, ["get_relations(m.apple)"])
 
 
@@ -185,7 +185,7 @@ def test_what_is_missing_is_said_with_what_to_fetch(options: dict[str, str], tmp
     empty = tmp_path / "empty"
     empty.mkdir()
     for changed, why in (
-        ({"sparql_url": ""}, "is the address of a SPARQL endpoint with Freebase"),
+        ({"sparql_url": ""}, "must be the URL of a SPARQL endpoint with Freebase"),
         ({"train": "", "held_out": ""}, "get data/knowledgegraph/std.json"),
         ({"ontology": ""}, "get src/server/tasks/knowledgegraph/ontology"),
         ({"ontology": str(empty)}, "vocab.json; get src/server"),

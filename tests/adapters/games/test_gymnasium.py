@@ -97,8 +97,8 @@ def test_the_taxi_lists_only_what_moves_it() -> None:
 
 def test_what_cannot_be_played_is_refused_when_it_is_made() -> None:
     for options, why in (
-        ({"game": "FrozenPond-v1"}, "is no environment of Gymnasium here"),
-        ({"game": "no_such_module:Pond-v0"}, "is no environment of Gymnasium here"),
+        ({"game": "FrozenPond-v1"}, "must be an environment that Gymnasium knows"),
+        ({"game": "no_such_module:Pond-v0"}, "must be an environment that Gymnasium knows"),
         ({"game": "CartPole-v1"}, "`env.options.speech` must name"),
         ({"game": "CartPole-v1", "speech": "cart"}, "must be module:NAME"),
         ({"game": "CartPole-v1", "speech": "no_such_module:SPEECH"}, "is its folder on PYTHONPATH"),

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from common.trajectory import Task
+from envhub.adapters.reasoning import SCREENS
 from envhub.catalogue import make_env
 from envhub.env import EnvError, Observation
-from envhub.adapters.reasoning import SCREENS
 from tests import test_env_contract as contract
 from tests.adapters.held import ALWAYS
 from tests.env_cases import Case
@@ -100,9 +100,9 @@ def test_an_answer_in_numbers_reaches_the_scorer_of_countdown() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"dataset": "simple_integration"}, "it evaluates what a policy wrote"),
+        ({"dataset": "simple_integration"}, "it evaluates the policy's answer as code"),
         ({"dataset": "puzzle24"}, "any numbers that make 24"),
-        ({"dataset": "ransom_note"}, "another in every process"),
+        ({"dataset": "ransom_note"}, "differs between processes"),
         ({"dataset": "chain_summ"}, "did you mean chain_sum"),
         ({"dataset": "chain_sum", "settings": {"terms": 3}}, "do not fit chain_sum"),
         ({"dataset": "chain_sum", "settings": {"min_terms": 9, "max_terms": 2}}, "do not fit chain_sum"),

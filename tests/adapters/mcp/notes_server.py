@@ -48,7 +48,7 @@ def key() -> str:
 
 @server.tool()
 def header(ctx: Context) -> str:
-    """What HTTP's header said."""
+    """The authorization header of the HTTP request."""
     return str(ctx.request_context.request.headers.get("authorization"))
 
 

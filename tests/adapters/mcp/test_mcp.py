@@ -221,8 +221,8 @@ def test_a_server_over_http_is_shared_and_set_up_by_its_tasks(
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ('{"instruction": "x"}', "line 1: a task has a check, an answer or both"),
-        ('{"instruction": "x", "check": [{"name": "read"}]}', "line 1: a check says either equals or contains"),
+        ('{"instruction": "x"}', "line 1: a task must have a check, an answer or both"),
+        ('{"instruction": "x", "check": [{"name": "read"}]}', "line 1: a check must have either equals or contains"),
         ('{"instruction": "x", "answr": "y"}', "line 1: .*answr"),
         ("{", "line 1: "),
     ],
@@ -236,11 +236,11 @@ def test_a_file_that_is_none_of_tasks_is_refused_with_its_line(tmp_path: Path, l
 
 def test_options_that_do_not_fit_are_refused(tasks: str, tmp_path: Path) -> None:
     for options, why in (
-        ({"train": tasks}, "which server it is"),
-        ({"train": tasks, "command": COMMAND, "url": "http://127.0.0.1:1/mcp"}, "which server it is"),
-        ({"train": tasks, "command": "python server.py"}, "which server it is"),
-        ({"command": COMMAND}, "`env.options.train`: a file or folder is not named; write one JSON object a line"),
-        ({"train": str(tmp_path / "none"), "command": COMMAND}, "is not at .*none; write one JSON object a line"),
+        ({"train": tasks}, "exactly one of `env.options.command`"),
+        ({"train": tasks, "command": COMMAND, "url": "http://127.0.0.1:1/mcp"}, "exactly one of `env.options.command`"),
+        ({"train": tasks, "command": "python server.py"}, "exactly one of `env.options.command`"),
+        ({"command": COMMAND}, "`env.options.train` must be set; write one JSON object a line"),
+        ({"train": str(tmp_path / "none"), "command": COMMAND}, "none does not exist; write one JSON object a line"),
     ):
         with pytest.raises(ValueError, match=why):
             make_env("mcp", options)

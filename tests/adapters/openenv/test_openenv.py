@@ -90,16 +90,16 @@ def test_their_generic_client_plays_ours_to_the_end(tmp_path: Path, name: str) -
     while not turns or not turns[-1].done:
         actions.append(near.expert())
         turns.append(asyncio.run(near.step(actions[-1])))
-    with env_host(tmp_path, f"env_server.names=[{name}]", "env_server.processes=1") as host:
+    with env_host(tmp_path, f"--names={name}", "--processes=1") as host:
         reset = json.dumps({"seed": 5, "split": "held_out"})
         command = [PYTHON, str(HERE / "their_player.py"), f"{host.url}/openenv/{name}", reset, *actions]
         played = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert played.returncode == 0, played.stderr
         host.wait_until(lambda health: health["episodes"] == 0, "the slot")
     result = json.loads(played.stdout)
-    first, *rest = result["told"]
+    first, *rest = result["results"]
     assert first["observation"]["text"] == "\n".join(message.content for message in start.messages)
-    assert [told["observation"]["text"] for told in rest] == [turn.messages[0].content for turn in turns]
-    assert [told["reward"] for told in rest] == [sum(turn.rewards.values()) for turn in turns]
+    assert [played["observation"]["text"] for played in rest] == [turn.messages[0].content for turn in turns]
+    assert [played["reward"] for played in rest] == [sum(turn.rewards.values()) for turn in turns]
     assert rest[-1]["done"] and rest[-1]["observation"]["success"]
     assert result["state"] == {"episode_id": f"{name}/held_out/5", "step_count": len(actions)}

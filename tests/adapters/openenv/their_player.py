@@ -1,4 +1,4 @@
-"""OpenEnv's own GenericEnvClient at work: `python their_player.py URL RESET [ACTION ...]` prints what it was told."""
+"""Plays with OpenEnv's own GenericEnvClient: `python their_player.py URL RESET [ACTION ...]` prints the results."""
 
 import json
 import sys
@@ -8,5 +8,5 @@ from openenv.core import GenericEnvClient
 url, reset, *actions = sys.argv[1:]
 with GenericEnvClient(base_url=url).sync() as env:
     results = [env.reset(**json.loads(reset)), *[env.step({"message": action}) for action in actions]]
-    told = [{"observation": r.observation, "reward": r.reward, "done": r.done} for r in results]
-    print(json.dumps({"told": told, "state": env.state()}))
+    played = [{"observation": r.observation, "reward": r.reward, "done": r.done} for r in results]
+    print(json.dumps({"results": played, "state": env.state()}))

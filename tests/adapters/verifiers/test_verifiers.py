@@ -18,7 +18,7 @@ from actors.rollout import EpisodeFailed, fresh_env, rollout
 from actors.scripted_engine import Schedule, ScriptedEngine
 from actors.tape import Tape
 from common.action_format import FORMATS
-from common.env_config import PartConfig
+from common.env_config import MixtureEntry
 from common.trajectory import Outcome, StopReason, Task, Trajectory, check
 from tests.episodes import ALLOWANCE, attempt_on, ids
 from tests.small_tokenizer import CHATML, merging_tokenizer
@@ -41,12 +41,12 @@ def tasksets_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
 
 
-def part(config: dict[str, Any], **options: Any) -> PartConfig:
-    return PartConfig(name="verifiers", options={"python": PYTHON, "config": config, **options})
+def part(config: dict[str, Any], **options: Any) -> MixtureEntry:
+    return MixtureEntry(name="verifiers", options={"python": PYTHON, "config": config, **options})
 
 
 def play(
-    options: PartConfig, tokenizer: PreTrainedTokenizerBase, *says: str, members: int = 1, **allowance: Any
+    options: MixtureEntry, tokenizer: PreTrainedTokenizerBase, *says: str, members: int = 1, **allowance: Any
 ) -> list[Trajectory]:
     """Episodes of one task, side by side, in which the policy says one thing after another, letter by letter."""
 
@@ -73,7 +73,7 @@ def play(
 
 
 def texts(trajectory: Trajectory, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """What was asked in each branch and said behind it."""
+    """The prompt of each branch and the answer to it."""
     stops = [*trajectory.branch_starts[1:], trajectory.num_tokens]
     tokens = trajectory.token_array()
     return [tokenizer.decode(tokens[start:stop]) for start, stop in zip(trajectory.branch_starts, stops, strict=True)]
@@ -128,7 +128,7 @@ def test_a_full_context_ends_an_episode_in_order(tokenizer: PreTrainedTokenizerB
     ("config", "complaint"),
     [
         ({"taskset": {"id": "sums"}, "agent": {**DIRECT, "sampling": {"temperature": 0.3}}}, "temperature is 1.0"),
-        ({"taskset": {"id": "sums"}}, "the harness bash of agent runs what the policy writes; say where"),
+        ({"taskset": {"id": "sums"}}, "the harness bash of agent runs the policy's code; set a runtime"),
         ({"taskset": {"id": "no_such_taskset"}, "agent": DIRECT}, "no_such_taskset"),
         ({"taskset": {"id": "sums"}, "id": "best_of_n", "n": 2, "agent": DIRECT}, "2 traces of the agent agent"),
         ({"taskset": {"id": "sums"}, "agent": DIRECT, "mistake": 1}, "mistake"),

@@ -1,0 +1,153 @@
+"""Whose tokenizer and template an actor plays with, and that no code of a model's folder is ever run."""
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+import torch
+
+from actors.join import checked_tokenizer
+from common.chat import encoder
+from common.config import TinyModelConfig
+from common.config_error import ConfigError
+from common.tokenizer import load_tokenizer, tokenizer_root
+from learner.model.skeleton import skeleton_of
+from replay.fleet import Fleet, RunFacts, RunState
+from tests.tiny_model import save_tiny_model
+from tools.tiny_model import make_tiny_model
+
+ROOT = Path(__file__).parents[1]
+TINY = TinyModelConfig(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=1, num_kv_heads=1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model = tmp_path / "model"
+    make_tiny_model(model, texts={"say one thing", "and another"}, config=TINY, max_tokens=64, seed=0)
+    return model
+
+
+# --- The run's tokenizer.
+
+
+def edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
+    content = json.loads(path.read_text()) if path.exists() else {}
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def other_template(folder: Path) -> None:
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text() + " ")
+
+
+def other_vocabulary(folder: Path) -> None:
+    def swap(content: dict[str, object]) -> None:
+        vocabulary = content["model"]["vocab"]  # type: ignore[index]
+        first, second = [word for word in vocabulary if word.isalpha()][:2]
+        vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+
+    edit(folder / "tokenizer.json", swap)
+
+
+def other_normaliser(folder: Path) -> None:
+    edit(folder / "tokenizer.json", lambda content: content.update(normalizer={"type": "Lowercase"}))
+
+
+def other_ends(folder: Path) -> None:
+    edit(folder / "generation_config.json", lambda content: content.update(eos_token_id=[1, 5]))
+
+
+OTHERS = [other_template, other_vocabulary, other_normaliser, other_ends]
+
+
+@pytest.mark.parametrize("change", OTHERS, ids=lambda change: change.__name__)
+def test_an_actor_with_another_tokenizer_or_template_is_refused_with_both_hashes_and_the_cure(
+    folder: Path, change: Callable[[Path], None]
+) -> None:
+    learners = tokenizer_root(load_tokenizer(folder))
+    facts = RunFacts(config_yaml="", model_path=str(folder), vocab_size=1, tokenizer_root=learners)
+    assert tokenizer_root(checked_tokenizer(facts)) == learners
+    change(folder)
+    mine = tokenizer_root(load_tokenizer(folder))
+    with pytest.raises(ConfigError, match=f"its hash is {mine}, the learner's is {learners}; copy tokenizer"):
+        checked_tokenizer(facts)
+
+
+def test_a_tokenizer_that_was_saved_again_or_used_has_the_same_hash(folder: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    root = tokenizer_root(tokenizer)
+    tokenizer.save_pretrained(tmp_path / "again")
+    (tmp_path / "again" / "generation_config.json").write_bytes((folder / "generation_config.json").read_bytes())
+    encoder(tokenizer)("say one thing")
+    tokenizer("say one thing", truncation=True, max_length=1)
+    assert {tokenizer_root(tokenizer), tokenizer_root(load_tokenizer(tmp_path / "again"))} == {root}
+
+
+def test_an_actor_process_with_another_template_does_not_join(
+    redis_url: str, redis_client: redis.Redis, run_id: str, folder: Path
+) -> None:
+    fleet = Fleet(redis_client, run_id)
+    facts = RunFacts(
+        config_yaml=f"run: {{name: {run_id}}}\n", model_path=str(folder), vocab_size=1,
+        tokenizer_root=tokenizer_root(load_tokenizer(folder)),
+    )  # fmt: skip
+    fleet.describe_run(facts)
+    fleet.set_run_state(RunState.TRAINING)
+    other_template(folder)
+    done = subprocess.run(
+        [sys.executable, "-m", "actors", "a", f"redis.url={redis_url}", f"run.name={run_id}"],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 2 and "differs from the learner's: its hash is" in done.stderr, done.stderr
+    assert fleet.members() == []
+
+
+# --- Code in a model's folder.
+
+
+def with_own_code(folder: Path, ran: Path) -> None:
+    """As a folder from elsewhere, whose model and tokenizer are classes of its own."""
+    (folder / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    edit(folder / "config.json", lambda content: content.update(model_type="own", auto_map=own))
+    own_tokenizer = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+    edit(folder / "tokenizer_config.json", lambda content: content.update(own_tokenizer))
+
+
+@pytest.mark.parametrize("load", [load_tokenizer, skeleton_of])
+def test_a_folder_that_needs_its_own_code_is_refused_by_the_name_of_the_setting_and_nobody_is_asked(
+    load: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, ran = save_tiny_model(tmp_path), tmp_path / "ran"
+    with_own_code(folder, ran)
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks a question"))
+    with pytest.raises(ConfigError, match=r"`model.path` .* needs Python code from its folder .* never run"):
+        load(folder)
+    assert not ran.exists()
+
+
+def test_the_code_of_a_model_that_transformers_knows_is_left_alone(tmp_path: Path) -> None:
+    folder, ran = save_tiny_model(tmp_path), tmp_path / "ran"
+    (folder / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    edit(folder / "config.json", lambda content: content.update(auto_map={"AutoConfig": "own.Config"}))
+    assert next(skeleton_of(folder).parameters()).device == torch.device("meta")
+    assert not ran.exists()
+
+
+def test_every_load_by_transformers_says_that_no_code_is_trusted() -> None:
+    silent = [
+        f"{path.relative_to(ROOT)}:{call.lineno}"
+        for room in ("actors", "common", "envhub", "learner", "replay", "tools")
+        for path in (ROOT / room).rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("from_pretrained", "from_config")
+        and not any(word.arg == "trust_remote_code" and ast.unparse(word.value) == "False" for word in call.keywords)
+    ]  # fmt: skip
+    assert silent == []

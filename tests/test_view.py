@@ -1,0 +1,107 @@
+"""What `slipstream top` and a terminal under `slipstream up` show of a run."""
+
+import io
+import json
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import pytest
+import redis
+from rich.console import Console
+
+from common.run_dir import RunDir
+from replay.bulletin import Bulletin
+from replay.fleet import Fleet
+from tests.every_verb import MEMBER, RELAY
+from tests.test_headline import step
+from tools.up import LineReporter
+from tools.view import View, show
+
+Record = TypeVar("Record", bound=msgspec.Struct)
+REST = {"lag/max": 2.0, "mismatch/kl": 0.001, "mismatch/effective_sample_size": 0.98, "fleet/num_actors": 2.0,
+        "fleet/advised_actors": 3.0}  # fmt: skip
+
+
+def shown(client: redis.Redis, run_dir: RunDir, *records: dict[str, float]) -> dict[str, str]:
+    """The rows of the view of a run with such records, by name, in a terminal of 100 columns."""
+    run_dir.create()
+    run_dir.metrics.write_text("".join(json.dumps(record | REST) + "\n" for record in records))
+    console = Console(file=io.StringIO(), width=100)
+    console.print(View([client], run_dir, "demo", num_steps=12).render())
+    assert isinstance(console.file, io.StringIO)
+    rows = [line.strip(" │").split("│") for line in console.file.getvalue().splitlines()]
+    return {row[0].strip(): row[1].strip() for row in rows if len(row) == 2}
+
+
+def test_reward_and_success_are_of_the_newest_finished_episodes_and_what_is_trained_is_named_so(
+    redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    rows = shown(
+        redis_client,
+        RunDir(tmp_path, run_id),
+        step(1, episodes=100, success=0.5),
+        step(2, episodes=0, success=0.0),
+        step(3, episodes=300, success=0.9, reward=0.75),
+    )
+    assert rows["success"] == "0.800  ▁█" and rows["reward"] == "0.562  ▁█"
+    assert rows["of"] == "the last 400 episodes; their success is 0.758 to 0.836 (95 %)"
+    assert rows["trained on"] == "success 0.500, reward 0.500"
+
+
+def test_a_run_of_which_no_episode_is_finished_shows_the_rest(
+    redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    rows = shown(redis_client, RunDir(tmp_path, run_id), step(1, episodes=0, success=0.0))
+    assert "success" not in rows and rows["step"] == "1 of 12"
+
+
+HOSTILE = ["[/x]", "[red]x[/]", "[link=file:///etc]", "\x1b[2J\x1b]0;title\x07", "\x9b31m", "\r\n", "\u202e"]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_members_say_of_themselves_is_shown_as_text(
+    redis_client: redis.Redis, run_id: str, tmp_path: Path, text: str
+) -> None:
+    """Every text of every record that a view reads."""
+
+    def hostile(record: Record) -> Record:
+        fields = msgspec.structs.asdict(record)
+        words = {name: text for name, value in fields.items() if type(value) is str and name != "role"}
+        return msgspec.structs.replace(record, **words)
+
+    Fleet(redis_client, run_id).beat(hostile(MEMBER))
+    Bulletin(redis_client, run_id).announce_relay(hostile(RELAY), ttl_s=60)
+    run_dir = RunDir(tmp_path, run_id)
+    run_dir.create()
+    out = io.StringIO()
+    console = Console(file=out, width=400, force_terminal=True, color_system=None)
+    console.print(View([redis_client], run_dir, run_id, num_steps=12).render())
+    shown = text.encode("unicode_escape").decode() if not text.isprintable() else text
+    assert out.getvalue().count(shown) >= 3  # the actor's name and zone, the relay's name
+    assert not any(character in out.getvalue() for character in "\x1b\x9b\r\u202e\x07")
+
+
+@pytest.mark.parametrize("fault", [KeyError("trained/success"), ValueError("[/x] \x1b[2J"), redis.ConnectionError()])
+def test_a_view_that_cannot_be_drawn_ends_nothing(fault: Exception) -> None:
+    def update() -> None:
+        raise fault
+
+    out = io.StringIO()
+    show(Console(file=out, width=200), update)
+    assert "\x1b" not in out.getvalue()
+    assert isinstance(fault, redis.RedisError) or "the run itself continues" in out.getvalue()
+
+
+def test_a_record_without_its_numbers_is_told_and_the_next_is_shown(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, "demo")
+    run_dir.create()
+    good = step(2, episodes=100, success=0.5)
+    run_dir.metrics.write_text(json.dumps({"step": 1, "trained/reward": 0.5}) + "\n" + json.dumps(good | REST) + "\n")
+    out = io.StringIO()
+    console = Console(file=out, width=300, markup=False)
+    reporter = LineReporter(console, run_dir)
+    show(console, reporter.report)
+    show(console, reporter.report)
+    told, shown, *_ = out.getvalue().splitlines()
+    assert told.startswith("cannot show the run: KeyError") and shown.startswith("step    2  ")

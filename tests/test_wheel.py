@@ -1,0 +1,74 @@
+"""The wheel that is built from this tree, in an environment that does not have the tree."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+ROOMS = ("learner", "actors", "replay", "envhub", "common", "tools", "conf")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the wheel holds."""
+    folder = tmp_path_factory.mktemp("wheel")
+    tree = folder / "tree"
+    for name in (*ROOMS, "requirements"):
+        shutil.copytree(REPOSITORY / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, tree)
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "--wheel-dir", str(folder), str(tree)], check=True, timeout=300)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def run(installed: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Python without this tree: the wheel's files, and the packages that it depends on."""
+    # A path in PYTHONPATH is no site directory: its .pth files, and with them an editable installation, have no effect.
+    path = os.pathsep.join([str(installed), sysconfig.get_path("purelib")])
+    return subprocess.run(
+        [sys.executable, "-S", *arguments],
+        cwd=cwd, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+def test_a_verb_runs_from_any_folder_with_the_recipes_that_the_wheel_brings(installed: Path, tmp_path: Path) -> None:
+    arguments = ["-m", "tools.cli", "up", "conf/quickstart.yaml", "--print-config", f"run.root={tmp_path}"]
+    done = run(installed, *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "name: quickstart" in done.stdout
+
+
+def test_every_room_comes_from_the_wheel_with_its_data_and_its_types(installed: Path, tmp_path: Path) -> None:
+    program = (
+        "import learner.objective.kl, actors.orders, replay.scripts, envhub.shop.catalogue, common.config, tools.cli\n"
+        "print(replay.scripts.__file__)\n"
+    )
+    done = run(installed, "-c", program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(installed / "replay" / "scripts.py")
+    for room in ("learner", "actors", "replay", "envhub", "common", "tools"):
+        assert (installed / room / "py.typed").exists()
+
+
+def test_all_of_the_rooms_is_in_the_wheel_but_for_benchmarks_and_studies(installed: Path) -> None:
+    kinds = (".py", ".lua", ".yaml")
+    there = {path.relative_to(installed) for path in installed.rglob("*") if path.suffix in kinds}
+    here = {
+        path.relative_to(REPOSITORY)
+        for room in ROOMS
+        for path in (REPOSITORY / room).rglob("*")
+        if path.suffix in kinds
+    }
+    left_out = {str(path.parent) for path in here - there}
+    assert left_out == {"tools/bench", "tools/study"}
+    assert there <= here
