@@ -18,11 +18,11 @@ from replay.ticket import Group
 from tests.attempts import Views, make_buffer, ticket
 from tests.every_verb import play
 from tests.processes import GUESS
-from tools.drill import drill, prepare
-from tools.drill_books import what_is_lost
-from tools.drill_env import DEADLY, TAKEN, TROUBLES, TroubledEnv
-from tools.drill_faults import CATALOGUE, SIX
-from tools.drill_random import Played, Usage, grown, play_schedules
+from tools.drill.drill import drill, prepare
+from tools.drill.books import what_is_lost
+from tools.drill.env import DEADLY, TAKEN, TROUBLES, TroubledEnv
+from tools.drill.faults import CATALOGUE, SIX
+from tools.drill.random import Played, Usage, grown, play_schedules
 from tools.link import Link
 from tools.soak.schedule import Strike
 

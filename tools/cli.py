@@ -18,7 +18,7 @@ from common.run_dir import RunDir
 from replay.fleet import UnknownRun
 from replay.listing import NotRecorded
 from replay.server import ServerError, password_of
-from tools import drill
+from tools.drill import drill
 from tools.child import EXIT_BAD_INPUT
 from tools.config_help import settings_help
 from tools.launch import launch, scale

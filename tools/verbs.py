@@ -68,7 +68,7 @@ VERBS = {
     ),
     "drill": Verb(
         "inject faults into a local run, one after another, and report what was lost",
-        "tools.drill:answer",
+        "tools.drill.drill:answer",
         (*LEARNER, "actors"),
         lambda given: {"asked": given},
     ),

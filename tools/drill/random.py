@@ -21,9 +21,9 @@ from common.run_dir import RunDir
 from replay.archive import Archive, ArchivedStep
 from replay.audit import audit
 from replay.fleet import Fleet
-from tools.drill_books import what_is_lost
-from tools.drill_faults import CATALOGUE
-from tools.drill_stage import Stage, orders_of
+from tools.drill.books import what_is_lost
+from tools.drill.faults import CATALOGUE
+from tools.drill.stage import Stage, orders_of
 from tools.soak.schedule import Outcome, Strike, draw, only, report, say_again
 from tools.table import print_rows
 
@@ -194,7 +194,7 @@ def _give_troubles(config: Config) -> None:
     config.weights.disk = config.weights.disk or str(orders_of(config).with_name("weights"))
 
 
-TROUBLED = "tools.drill_env:TroubledEnv"
+TROUBLED = "tools.drill.env:TroubledEnv"
 
 
 def _say_again(config: Config, asked: argparse.Namespace, played: Played, schedules: dict[int, list[Strike]]) -> None:

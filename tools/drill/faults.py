@@ -21,8 +21,8 @@ from common.shutdown import EXIT_PREEMPTED
 from common.weights import blobs
 from replay.bulletin import Bulletin, RelayNotice
 from tools.child import EXIT_BAD_INPUT, Child
-from tools.drill_env import DEADLY, TAKEN, TROUBLES
-from tools.drill_stage import DrillFailed, Stage
+from tools.drill.env import DEADLY, TAKEN, TROUBLES
+from tools.drill.stage import DrillFailed, Stage
 from tools.soak.faults import (
     BRIEF_S,
     GARBAGE,

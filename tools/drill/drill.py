@@ -9,10 +9,10 @@ from common.config import Config, RunConfig
 from common.config_error import ConfigError
 from common.objective_config import ObjectiveConfig
 from common.run_dir import RunDir
-from tools.drill_books import what_is_lost
-from tools.drill_faults import CATALOGUE, LEASE_TTL_S, SIX
-from tools.drill_random import drill_at_random
-from tools.drill_stage import DrillFailed, Stage
+from tools.drill.books import what_is_lost
+from tools.drill.faults import CATALOGUE, LEASE_TTL_S, SIX
+from tools.drill.random import drill_at_random
+from tools.drill.stage import DrillFailed, Stage
 from tools.table import print_rows
 
 NUM_STEPS = 2  # that the learner must make after each fault
@@ -21,7 +21,7 @@ NUM_STEPS = 2  # that the learner must make after each fault
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Of the verb."""
     parser.add_argument("--fault", action="append", choices=list(CATALOGUE), metavar="NAME",
-                        help="play this one; may be given again; any of the catalogue (tools/drill_faults.py); "
+                        help="play this one; may be given again; any of the catalogue (tools/drill/catalogue.py); "
                              f"left out: {', '.join(SIX)}")  # fmt: skip
     parser.add_argument("--random", type=int, default=0, metavar="N", help="play N schedules of random faults instead")
     parser.add_argument("--seed", type=int, default=1, help="of the first schedule")

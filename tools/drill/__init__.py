@@ -1,0 +1,1 @@
+"""Drills: a whole run on this machine under faults."""
