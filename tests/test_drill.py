@@ -18,10 +18,11 @@ from replay.ticket import Group
 from tests.attempts import Views, make_buffer, ticket
 from tests.every_verb import play
 from tests.processes import GUESS
-from tools.drill.drill import drill, prepare
+from tools.drill.basic_faults import SIX
 from tools.drill.books import what_is_lost
+from tools.drill.catalogue import CATALOGUE
+from tools.drill.drill import drill, prepare
 from tools.drill.env import DEADLY, TAKEN, TROUBLES, TroubledEnv
-from tools.drill.faults import CATALOGUE, SIX
 from tools.drill.random import Played, Usage, grown, play_schedules
 from tools.link import Link
 from tools.soak.schedule import Strike

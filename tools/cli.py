@@ -18,9 +18,9 @@ from common.run_dir import RunDir
 from replay.fleet import UnknownRun
 from replay.listing import NotRecorded
 from replay.server import ServerError, password_of
-from tools.drill import drill
 from tools.child import EXIT_BAD_INPUT
 from tools.config_help import settings_help
+from tools.drill import drill
 from tools.launch import launch, scale
 from tools.options import add_options
 from tools.replay.questions import add_questions, take_operands

@@ -9,8 +9,9 @@ from common.config import Config, RunConfig
 from common.config_error import ConfigError
 from common.objective_config import ObjectiveConfig
 from common.run_dir import RunDir
+from tools.drill.basic_faults import LEASE_TTL_S, SIX
 from tools.drill.books import what_is_lost
-from tools.drill.faults import CATALOGUE, LEASE_TTL_S, SIX
+from tools.drill.catalogue import CATALOGUE
 from tools.drill.random import drill_at_random
 from tools.drill.stage import DrillFailed, Stage
 from tools.table import print_rows

@@ -22,7 +22,7 @@ from replay.archive import Archive, ArchivedStep
 from replay.audit import audit
 from replay.fleet import Fleet
 from tools.drill.books import what_is_lost
-from tools.drill.faults import CATALOGUE
+from tools.drill.catalogue import CATALOGUE
 from tools.drill.stage import Stage, orders_of
 from tools.soak.schedule import Outcome, Strike, draw, only, report, say_again
 from tools.table import print_rows
