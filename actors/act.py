@@ -93,7 +93,7 @@ async def _drain(setup: EpisodeSetup, leases: Leases, actors: ActorsConfig) -> N
 
 async def _lease_one(
     setup: EpisodeSetup, buffers: dict[str, ActorBuffer], leases: Leases, pin: Pin, actors: ActorsConfig
-) -> bool:  # fmt: skip
+) -> bool:
     """Start one more group if the engine has room and a buffer has one; return whether it did.
 
     Evaluations come first; then the shards in random order.
@@ -177,7 +177,7 @@ def _raise_first_error(*tasks: asyncio.Task[None]) -> None:
 
 def make_setup(
     engine: Engine, *, name: str, run: Config, actors: ActorsConfig, tokenizer: PreTrainedTokenizerBase
-) -> EpisodeSetup:  # fmt: skip
+) -> EpisodeSetup:
     """The setup of every episode of `run` on this actor."""
     return EpisodeSetup(
         run_id=run.run.name,

@@ -169,8 +169,12 @@ def _check_size(observation: Observation) -> None:
     num_texts = len(observation.messages) + len(observation.rewards)
     if num_texts > MAX_OBSERVATION_TEXTS:
         raise EnvError(f"returned {num_texts} messages and rewards, the limit is {MAX_OBSERVATION_TEXTS}")
-    texts = [text for message in observation.messages if isinstance(message, Message)
-             for text in (message.role, message.content)]  # fmt: skip
+    texts = [
+        text
+        for message in observation.messages
+        if isinstance(message, Message)
+        for text in (message.role, message.content)
+    ]
     num_chars = sum(len(text) for text in (*texts, *observation.rewards) if isinstance(text, str | bytes))
     if num_chars > MAX_OBSERVATION_CHARS:
         raise EnvError(

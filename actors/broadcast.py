@@ -171,8 +171,9 @@ class BroadcastMember:
         try:
             self._bulletin.leave_broadcast(self._actor)
         except redis.RedisError as error:
-            log.warning("%s could not leave the broadcasts; its membership expires in %.0f s: %s",
-                        self._actor, TTL_S, error)  # fmt: skip
+            log.warning(
+                "%s could not leave the broadcasts; its membership expires in %.0f s: %s", self._actor, TTL_S, error
+            )
 
 
 def _process_group(sealed: BroadcastGroup, store: Store, actor: str, timeout: timedelta) -> ProcessGroup:

@@ -22,9 +22,7 @@ from envhub.driving import Asked, Reply, Terms
 from envhub.env import EnvError
 
 
-def terms_of(
-    tokenizer: PreTrainedTokenizerBase, sampling: Sampling, *, max_tokens: int, max_turns: int
-) -> Terms:  # fmt: skip
+def terms_of(tokenizer: PreTrainedTokenizerBase, sampling: Sampling, *, max_tokens: int, max_turns: int) -> Terms:
     """The terms of an episode for the environment. The tokenizer comes from the model folder of the engine."""
     return Terms(
         model_folder=Path(str(tokenizer.name_or_path)),
@@ -35,9 +33,7 @@ def terms_of(
     )
 
 
-async def drive(
-    tape: Tape, *, env: VerifiersEnv, sampler: Sampler, terms: Terms, step_timeout_s: float
-) -> Trajectory:  # fmt: skip
+async def drive(tape: Tape, *, env: VerifiersEnv, sampler: Sampler, terms: Terms, step_timeout_s: float) -> Trajectory:
     """Play one episode to its end, from the current end of `tape`.
 
     Raises EnvError, ReplayMismatch, and the errors of `sampler`.
@@ -53,14 +49,12 @@ async def drive(
         try:
             completion = await sampler.generate(
                 tape.prompt(), attempt.sampling, seed=attempt.turn_seed(len(tape.turns))
-            )  # fmt: skip
+            )
         except ValueError as error:
             raise EnvError(f"it requested a generation from an invalid prompt: {error}") from error
         tape.add_completion(completion)
         generated = time.perf_counter()
-        reply = Reply(
-            tokens=completion.tokens, logprobs=completion.logprobs, finish_reason=completion.finish_reason
-        )  # fmt: skip
+        reply = Reply(tokens=completion.tokens, logprobs=completion.logprobs, finish_reason=completion.finish_reason)
         asked = await answer(partial(env.answer, reply), timeout_s=step_timeout_s)
         tape.add_turn(
             completion,

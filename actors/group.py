@@ -184,8 +184,12 @@ async def _insert(lease: Lease, trajectory: Trajectory, buffer: ActorBuffer) -> 
     """
     try:
         while (result := await asyncio.to_thread(buffer.insert, lease, trajectory)) is InsertResult.FULL:
-            log.warning("Redis has no memory left: retrying to insert group %d member %d in %.1f s",
-                        trajectory.group_id, trajectory.member, FULL_RETRY_S)  # fmt: skip
+            log.warning(
+                "Redis has no memory left: retrying to insert group %d member %d in %.1f s",
+                trajectory.group_id,
+                trajectory.member,
+                FULL_RETRY_S,
+            )
             await asyncio.sleep(FULL_RETRY_S)
     except InvalidTrajectory as error:
         raise EpisodeFailed(StopReason.INFRA_ERROR, str(error)) from error

@@ -64,8 +64,9 @@ class Puller:
                 self._refuse(partial.givers)
                 if partial.givers <= {publisher}:
                     raise PullFailed(f"{publisher}: {error}") from error
-                log.warning("the blob is corrupt; pulling it again without %s: %s",
-                            ", ".join(sorted(partial.givers)), error)  # fmt: skip
+                log.warning(
+                    "the blob is corrupt; pulling it again without %s: %s", ", ".join(sorted(partial.givers)), error
+                )
                 for relay in partial.givers - {publisher}:
                     self._sources.avoid(relay, RELAY_AGAIN_S[Corrupt])
 

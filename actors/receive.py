@@ -105,8 +105,12 @@ class Receiver:
         try:
             self._take_broadcast(self._member, offer.invitation, offer.manifest)
         except (BroadcastMissed, WeightsError, redis.RedisError) as error:
-            log.warning("%s did not get version %d by broadcast, and pulls it: %s",
-                        self._info.actor, offer.manifest.policy_version, error)  # fmt: skip
+            log.warning(
+                "%s did not get version %d by broadcast, and pulls it: %s",
+                self._info.actor,
+                offer.manifest.policy_version,
+                error,
+            )
             return False
         return True
 

@@ -147,9 +147,7 @@ async def _play(
     while stop_reason is None:
         chosen_in = state_key(env)
         turn_started = time.perf_counter()
-        completion = await sampler.generate(
-            tape.prompt(), attempt.sampling, seed=attempt.turn_seed(len(tape.turns))
-        )  # fmt: skip
+        completion = await sampler.generate(tape.prompt(), attempt.sampling, seed=attempt.turn_seed(len(tape.turns)))
         tape.add_completion(completion)
         action = parsed(action_format, chat.reply(completion.tokens))
         generated = time.perf_counter()

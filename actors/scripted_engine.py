@@ -134,11 +134,9 @@ class ScriptedEngine:
         cuts = [bisect_left(range(num_tokens), commit_s, key=due_s) for commit_s in self._commit_times_s[first:]]
         return [
             VersionSpan(start=start, stop=stop, policy_version=version)
-            for (start, stop), version in zip(
-                pairwise([0, *cuts, num_tokens]), self._versions[first:], strict=True
-            )
+            for (start, stop), version in zip(pairwise([0, *cuts, num_tokens]), self._versions[first:], strict=True)
             if start < stop
-        ]  # fmt: skip
+        ]
 
 
 def _wake(due: asyncio.Future[None]) -> None:

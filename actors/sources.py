@@ -87,8 +87,9 @@ class Sources:
         moved = {relay.name: relay.fetched_bytes + relay.served_bytes for relay in self._relays}
         known = {name: self._progress.get(name) for name in moved}
         self._progress = {
-            name: old if (old := known[name]) and old.moved_bytes == num_bytes
+            name: old
+            if (old := known[name]) and old.moved_bytes == num_bytes
             else _Progress(moved_bytes=num_bytes, seen_at=now)
             for name, num_bytes in moved.items()
-        }  # fmt: skip
+        }
         return self._relays

@@ -233,9 +233,7 @@ class VllmEngine:
             case unexpected:
                 raise EngineDied(f"the engine process answered its settings with {unexpected}")
 
-    async def _ordered(
-        self, order: Generate | StageWeights | Commit, pending: dict[int, asyncio.Future[Any]]
-    ) -> Any:  # fmt: skip
+    async def _ordered(self, order: Generate | StageWeights | Commit, pending: dict[int, asyncio.Future[Any]]) -> Any:
         """Send `order` and wait for its answer. Raises EngineDied."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         with self._dying:

@@ -80,13 +80,9 @@ def _spaced(marker: str) -> str:
 
 FORMATS: dict[str, Marked] = {
     "plain": Marked(opening="", closing="", preamble=""),
-    "action_tag": Marked(
-        opening="<action>", closing="</action>", preamble="Think first, in a few words. "
-    ),
-    "react": Marked(
-        opening="Action: ```", closing="```", preamble="Begin with `Thought:` and your reasoning. "
-    ),
-}  # fmt: skip
+    "action_tag": Marked(opening="<action>", closing="</action>", preamble="Think first, in a few words. "),
+    "react": Marked(opening="Action: ```", closing="```", preamble="Begin with `Thought:` and your reasoning. "),
+}
 
 
 def action_format(name: str) -> ActionFormat:

@@ -27,21 +27,51 @@ class ActorsConfig:
         require(self.count >= 0, "actors.count", ">= 0", self.count, "0 starts none")
         require(self.tensor_parallel >= 1, "actors.tensor_parallel", ">= 1", self.tensor_parallel, "1 is the default")
         num_engines = len(self.devices) // self.tensor_parallel
-        require(not self.devices or self.count <= num_engines, "actors.count",
-                 f"<= {num_engines}, the number of actors.devices divided by actors.tensor_parallel", self.count,
-                 "each engine needs GPUs of its own")  # fmt: skip
+        require(
+            not self.devices or self.count <= num_engines,
+            "actors.count",
+            f"<= {num_engines}, the number of actors.devices divided by actors.tensor_parallel",
+            self.count,
+            "each engine needs GPUs of its own",
+        )
         require(self.max_episodes >= 1, "actors.max_episodes", ">= 1", self.max_episodes, "try 32")
-        require(self.kv_cache_bytes >= 0, "actors.kv_cache_bytes", ">= 0", self.kv_cache_bytes,
-                 "0 chooses by the device")  # fmt: skip
+        require(
+            self.kv_cache_bytes >= 0, "actors.kv_cache_bytes", ">= 0", self.kv_cache_bytes, "0 chooses by the device"
+        )
         require(self.join_timeout_s >= 0, "actors.join_timeout_s", ">= 0", self.join_timeout_s, "120 is the default")
         require(self.drain_s >= 0, "actors.drain_s", ">= 0", self.drain_s, "0 hands everything in at once")
-        require(self.notices in ("none", "aws", "gcp", "azure"), "actors.notices", "none, aws, gcp or azure",
-                 self.notices, "none asks no cloud; SIGTERM always works")  # fmt: skip
-        require(not self.notices_url or self.notices_url.startswith("http://"), "actors.notices_url", "http://...",
-                 self.notices_url, "leave it empty for the cloud's standard URL")  # fmt: skip
-        require(self.transport in ("broadcast", "pull", "disk"), "actors.transport", "broadcast, pull or disk",
-                 self.transport, "use pull on spot instances")  # fmt: skip
-        require(self.kv_policy in ("keep", "recompute"), "actors.kv_policy", "keep or recompute", self.kv_policy,
-                 "keep is cheaper")  # fmt: skip
-        require(self.instance_kind in ("reserved", "spot"), "actors.instance_kind", "reserved or spot",
-                 self.instance_kind, "it is recorded with each trajectory")  # fmt: skip
+        require(
+            self.notices in ("none", "aws", "gcp", "azure"),
+            "actors.notices",
+            "none, aws, gcp or azure",
+            self.notices,
+            "none asks no cloud; SIGTERM always works",
+        )
+        require(
+            not self.notices_url or self.notices_url.startswith("http://"),
+            "actors.notices_url",
+            "http://...",
+            self.notices_url,
+            "leave it empty for the cloud's standard URL",
+        )
+        require(
+            self.transport in ("broadcast", "pull", "disk"),
+            "actors.transport",
+            "broadcast, pull or disk",
+            self.transport,
+            "use pull on spot instances",
+        )
+        require(
+            self.kv_policy in ("keep", "recompute"),
+            "actors.kv_policy",
+            "keep or recompute",
+            self.kv_policy,
+            "keep is cheaper",
+        )
+        require(
+            self.instance_kind in ("reserved", "spot"),
+            "actors.instance_kind",
+            "reserved or spot",
+            self.instance_kind,
+            "it is recorded with each trajectory",
+        )

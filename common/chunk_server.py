@@ -136,8 +136,12 @@ class ChunkServer:
             self.load.num_malformed += 1
             if time.monotonic() >= self._log_at:
                 self._log_at = time.monotonic() + LOG_EVERY_S
-                log.warning("%d malformed requests so far; the last one, from %s: %s",
-                            self.load.num_malformed, _sender(peer), error)  # fmt: skip
+                log.warning(
+                    "%d malformed requests so far; the last one, from %s: %s",
+                    self.load.num_malformed,
+                    _sender(peer),
+                    error,
+                )
 
     def _admit(self, peer: bytes, request: ChunkRequest) -> None:
         child = self._children.get(peer)

@@ -38,10 +38,18 @@ class RunConfig:
     def __post_init__(self) -> None:
         require(
             re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.name) is not None,
-            "run.name", "1 to 64 letters, digits, '.', '_' or '-'", self.name, "choose another name",
-        )  # fmt: skip
-        require(self.rerun_of != self.name, "run.rerun_of", "another run than run.name", self.rerun_of,
-                 "choose another run.name")  # fmt: skip
+            "run.name",
+            "1 to 64 letters, digits, '.', '_' or '-'",
+            self.name,
+            "choose another name",
+        )
+        require(
+            self.rerun_of != self.name,
+            "run.rerun_of",
+            "another run than run.name",
+            self.rerun_of,
+            "choose another run.name",
+        )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,10 +66,20 @@ class TinyModelConfig:
         for name in ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "num_tasks"):
             value = getattr(self, name)
             require(value >= 1, f"model.tiny.{name}", ">= 1", value, "leave it out for the default")
-        require(self.head_dim in (32, 64, 128), "model.tiny.head_dim", "32, 64 or 128", self.head_dim,
-                 "vLLM's CPU attention has no other")  # fmt: skip
-        require(self.num_heads % self.num_kv_heads == 0, "model.tiny.num_kv_heads", "a divisor of num_heads",
-                 self.num_kv_heads, f"num_heads is {self.num_heads}")  # fmt: skip
+        require(
+            self.head_dim in (32, 64, 128),
+            "model.tiny.head_dim",
+            "32, 64 or 128",
+            self.head_dim,
+            "vLLM's CPU attention has no other",
+        )
+        require(
+            self.num_heads % self.num_kv_heads == 0,
+            "model.tiny.num_kv_heads",
+            "a divisor of num_heads",
+            self.num_kv_heads,
+            f"num_heads is {self.num_heads}",
+        )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -73,8 +91,13 @@ class LoraConfig:
     def __post_init__(self) -> None:
         require(self.rank >= 0, "model.lora.rank", ">= 0", self.rank, "16 is usual, 0 trains every weight")
         require(self.alpha >= 1, "model.lora.alpha", ">= 1", self.alpha, "32 is usual")
-        require(all(self.target_modules), "model.lora.target_modules", "names like q_proj", self.target_modules,
-                 "leave it empty for every linear layer but the head")  # fmt: skip
+        require(
+            all(self.target_modules),
+            "model.lora.target_modules",
+            "names like q_proj",
+            self.target_modules,
+            "leave it empty for every linear layer but the head",
+        )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -86,8 +109,13 @@ class ModelConfig:
     max_tokens: int = 512  # context length: an episode never grows longer
 
     def __post_init__(self) -> None:
-        require(self.dtype in ("float32", "bfloat16"), "model.dtype", "float32 or bfloat16", self.dtype,
-                 "use float32 on a CPU")  # fmt: skip
+        require(
+            self.dtype in ("float32", "bfloat16"),
+            "model.dtype",
+            "float32 or bfloat16",
+            self.dtype,
+            "use float32 on a CPU",
+        )
         require(self.max_tokens >= 16, "model.max_tokens", ">= 16", self.max_tokens, "a whole episode must fit")
 
 
@@ -97,8 +125,13 @@ class RedisConfig:
     shards: list[str] = field(default_factory=list)  # more servers for groups, without passwords; '' is `url` again
 
     def __post_init__(self) -> None:
-        require(not any("@" in shard for shard in self.shards), "redis.shards", "URLs without user and password",
-                 f"{len(self.shards)} URLs", "user and password of redis.url are used for all")  # fmt: skip
+        require(
+            not any("@" in shard for shard in self.shards),
+            "redis.shards",
+            "URLs without user and password",
+            f"{len(self.shards)} URLs",
+            "user and password of redis.url are used for all",
+        )
 
     @property
     def num_shards(self) -> int:
@@ -114,14 +147,29 @@ class SamplingConfig:
     max_turn_tokens: int = 32  # a generation ends here
 
     def __post_init__(self) -> None:
-        require(self.temperature > 0, "sampling.temperature", "> 0", self.temperature,
-                 "training episodes are sampled; evaluation adds a greedy pass of its own")  # fmt: skip
+        require(
+            self.temperature > 0,
+            "sampling.temperature",
+            "> 0",
+            self.temperature,
+            "training episodes are sampled; evaluation adds a greedy pass of its own",
+        )
         require(self.max_turn_tokens >= 1, "sampling.max_turn_tokens", ">= 1", self.max_turn_tokens, "try 32")
         require(0 < self.top_p <= 1, "sampling.top_p", "in (0, 1]", self.top_p, "1 is off")
-        require(self.top_k == 0 or 2 <= self.top_k <= MAX_TOP_K, "sampling.top_k", f"0, or in [2, {MAX_TOP_K}]",
-                 self.top_k, "0 is off; with 1 every token has probability 1, and nothing is learned")  # fmt: skip
-        require(self.top_p == 1 or self.top_k > 0, "sampling.top_k", "> 0 where sampling.top_p is below 1", self.top_k,
-                 "the kept set of every token is recorded, and only top_k bounds its size")  # fmt: skip
+        require(
+            self.top_k == 0 or 2 <= self.top_k <= MAX_TOP_K,
+            "sampling.top_k",
+            f"0, or in [2, {MAX_TOP_K}]",
+            self.top_k,
+            "0 is off; with 1 every token has probability 1, and nothing is learned",
+        )
+        require(
+            self.top_p == 1 or self.top_k > 0,
+            "sampling.top_k",
+            "> 0 where sampling.top_p is below 1",
+            self.top_k,
+            "the kept set of every token is recorded, and only top_k bounds its size",
+        )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -143,24 +191,49 @@ class ReplayConfig:
     def __post_init__(self) -> None:
         require(1 <= self.group_size <= 4096, "replay.group_size", "1 to 4096", self.group_size, "8 is the default")
         require(self.groups_per_step >= 1, "replay.groups_per_step", ">= 1", self.groups_per_step, "try 8")
-        require(0 < self.keep_fraction <= 1, "replay.keep_fraction", "in (0, 1]", self.keep_fraction,
-                 "1 keeps every group")  # fmt: skip
-        require(self.keep_fraction == 1 or self.max_uses == 1, "replay.keep_fraction", "1 where replay.max_uses > 1",
-                 self.keep_fraction, "a group that was kept once is not a candidate again")  # fmt: skip
+        require(
+            0 < self.keep_fraction <= 1, "replay.keep_fraction", "in (0, 1]", self.keep_fraction, "1 keeps every group"
+        )
+        require(
+            self.keep_fraction == 1 or self.max_uses == 1,
+            "replay.keep_fraction",
+            "1 where replay.max_uses > 1",
+            self.keep_fraction,
+            "a group that was kept once is not a candidate again",
+        )
         require(self.target_lag >= 0, "replay.target_lag", ">= 0", self.target_lag, "use 0 for synchronous training")
         require(self.max_lag >= 0, "replay.max_lag", ">= 0", self.max_lag, "use 0 for synchronous training")
-        require(self.order in ("oldest", "freshest", "uniform", "prioritised"), "replay.order",
-                 "oldest, freshest, uniform or prioritised", self.order, "oldest is the default")  # fmt: skip
+        require(
+            self.order in ("oldest", "freshest", "uniform", "prioritised"),
+            "replay.order",
+            "oldest, freshest, uniform or prioritised",
+            self.order,
+            "oldest is the default",
+        )
         require(self.max_uses >= 1, "replay.max_uses", ">= 1", self.max_uses, "1 trains each group once")
-        require(self.order != "prioritised" or self.max_uses > 1, "replay.max_uses", ">= 2 where `replay.order` is "
-                 "prioritised", self.max_uses, "a group gets its score at its first use")  # fmt: skip
-        require(self.samples_per_insert == 0 or 1 <= self.samples_per_insert <= self.max_uses,
-                 "replay.samples_per_insert", f"0, or in [1, replay.max_uses = {self.max_uses}]",
-                 self.samples_per_insert, "with 0 only max_uses limits")  # fmt: skip
+        require(
+            self.order != "prioritised" or self.max_uses > 1,
+            "replay.max_uses",
+            ">= 2 where `replay.order` is prioritised",
+            self.max_uses,
+            "a group gets its score at its first use",
+        )
+        require(
+            self.samples_per_insert == 0 or 1 <= self.samples_per_insert <= self.max_uses,
+            "replay.samples_per_insert",
+            f"0, or in [1, replay.max_uses = {self.max_uses}]",
+            self.samples_per_insert,
+            "with 0 only max_uses limits",
+        )
         require(1 <= self.lease_ttl_s < math.inf, "replay.lease_ttl_s", ">= 1", self.lease_ttl_s, "try 10")
         require(self.max_attempts >= 1, "replay.max_attempts", ">= 1", self.max_attempts, "1 never repeats an attempt")
-        require(self.max_trajectory_bytes >= 1, "replay.max_trajectory_bytes", ">= 1", self.max_trajectory_bytes,
-                 "8 MiB is the default")  # fmt: skip
+        require(
+            self.max_trajectory_bytes >= 1,
+            "replay.max_trajectory_bytes",
+            ">= 1",
+            self.max_trajectory_bytes,
+            "8 MiB is the default",
+        )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -180,8 +253,13 @@ class OptimConfig:
         for name in ("weight_decay", "warmup_steps"):
             value = getattr(self, name)
             require(value >= 0, f"optim.{name}", ">= 0", value, "0 is off")
-        require(self.schedule in ("constant", "linear", "cosine"), "optim.schedule", "constant, linear or cosine",
-                 self.schedule, "constant is usual for RL")  # fmt: skip
+        require(
+            self.schedule in ("constant", "linear", "cosine"),
+            "optim.schedule",
+            "constant, linear or cosine",
+            self.schedule,
+            "constant is usual for RL",
+        )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -199,8 +277,15 @@ class LearnerConfig:
     cpu_offload: bool = False  # weights, gradients and optimizer state in host memory; for models that do not fit a GPU
 
     def __post_init__(self) -> None:
-        for name in ("steps", "ranks", "micro_batch_tokens", "logprob_chunk_tokens", "publish_every",
-                     "checkpoint_every", "keep_checkpoints"):  # fmt: skip
+        for name in (
+            "steps",
+            "ranks",
+            "micro_batch_tokens",
+            "logprob_chunk_tokens",
+            "publish_every",
+            "checkpoint_every",
+            "keep_checkpoints",
+        ):
             value = getattr(self, name)
             require(value >= 1, f"learner.{name}", ">= 1", value, "leave it out for the default")
 
@@ -243,15 +328,29 @@ class WeightsConfig:
     key_file: str = ""  # file that `slipstream key` wrote, the same on every host; empty: no authentication
 
     def __post_init__(self) -> None:
-        require(0 < self.chunk_bytes <= MAX_CHUNK_BYTES, "weights.chunk_bytes", f"in [1, {MAX_CHUNK_BYTES}]",
-                 self.chunk_bytes, "the publisher does not send more in one chunk")  # fmt: skip
+        require(
+            0 < self.chunk_bytes <= MAX_CHUNK_BYTES,
+            "weights.chunk_bytes",
+            f"in [1, {MAX_CHUNK_BYTES}]",
+            self.chunk_bytes,
+            "the publisher does not send more in one chunk",
+        )
         require(self.anchor_every >= 1, "weights.anchor_every", ">= 1", self.anchor_every, "10 is the default")
         require(self.fan_out >= 1, "weights.fan_out", ">= 1", self.fan_out, "8 is the default")
-        require(self.pull_bytes_per_s == 0 or self.pull_bytes_per_s >= self.chunk_bytes, "weights.pull_bytes_per_s",
-                 f"0, or >= weights.chunk_bytes = {self.chunk_bytes}", self.pull_bytes_per_s,
-                 "lower weights.chunk_bytes")  # fmt: skip
-        require(self.broadcast_timeout_s > 0, "weights.broadcast_timeout_s", "> 0", self.broadcast_timeout_s,
-                 "20 is the default")  # fmt: skip
+        require(
+            self.pull_bytes_per_s == 0 or self.pull_bytes_per_s >= self.chunk_bytes,
+            "weights.pull_bytes_per_s",
+            f"0, or >= weights.chunk_bytes = {self.chunk_bytes}",
+            self.pull_bytes_per_s,
+            "lower weights.chunk_bytes",
+        )
+        require(
+            self.broadcast_timeout_s > 0,
+            "weights.broadcast_timeout_s",
+            "> 0",
+            self.broadcast_timeout_s,
+            "20 is the default",
+        )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -277,26 +376,51 @@ def check_sections(config: Config) -> None:
     """Run the checks that need two sections. Raises ConfigError."""
     replay, learner = config.replay, config.learner
     slowest_lag = replay.target_lag + (learner.publish_every - 1) + (replay.max_uses - 1)
-    require(replay.max_lag >= slowest_lag, "replay.max_lag",
-             f">= replay.target_lag + learner.publish_every + replay.max_uses - 2 = {slowest_lag}", replay.max_lag,
-             "a lower value would leave out tokens that these settings allow")  # fmt: skip
-    require(config.sampling.max_turn_tokens < config.model.max_tokens, "sampling.max_turn_tokens",
-             f"< model.max_tokens = {config.model.max_tokens}", config.sampling.max_turn_tokens,
-             "a turn must fit into the context")  # fmt: skip
+    require(
+        replay.max_lag >= slowest_lag,
+        "replay.max_lag",
+        f">= replay.target_lag + learner.publish_every + replay.max_uses - 2 = {slowest_lag}",
+        replay.max_lag,
+        "a lower value would leave out tokens that these settings allow",
+    )
+    require(
+        config.sampling.max_turn_tokens < config.model.max_tokens,
+        "sampling.max_turn_tokens",
+        f"< model.max_tokens = {config.model.max_tokens}",
+        config.sampling.max_turn_tokens,
+        "a turn must fit into the context",
+    )
     kept_bytes = 4 * config.sampling.top_k * config.model.max_tokens
-    require(kept_bytes <= replay.max_trajectory_bytes // 2, "sampling.top_k",
-             f"at most replay.max_trajectory_bytes / 8 / model.max_tokens = "
-             f"{replay.max_trajectory_bytes // 8 // config.model.max_tokens}", config.sampling.top_k,
-             "an episode records the kept set of every token; or raise replay.max_trajectory_bytes")  # fmt: skip
-    require(replay.group_size >= 2 or not config.objective.compares_siblings, "replay.group_size",
-             f">= 2 with objective.advantage {config.objective.advantage}", replay.group_size,
-             "it compares the members of a group; gae and reinforce_pp do not")  # fmt: skip
+    require(
+        kept_bytes <= replay.max_trajectory_bytes // 2,
+        "sampling.top_k",
+        f"at most replay.max_trajectory_bytes / 8 / model.max_tokens = "
+        f"{replay.max_trajectory_bytes // 8 // config.model.max_tokens}",
+        config.sampling.top_k,
+        "an episode records the kept set of every token; or raise replay.max_trajectory_bytes",
+    )
+    require(
+        replay.group_size >= 2 or not config.objective.compares_siblings,
+        "replay.group_size",
+        f">= 2 with objective.advantage {config.objective.advantage}",
+        replay.group_size,
+        "it compares the members of a group; gae and reinforce_pp do not",
+    )
     num_shards = config.redis.num_shards
-    require(replay.groups_per_step % num_shards == 0, "replay.groups_per_step", f"a multiple of {num_shards}",
-             replay.groups_per_step, "a step takes the same number from each shard")  # fmt: skip
-    require(learner.micro_batch_tokens >= config.model.max_tokens, "learner.micro_batch_tokens",
-             f">= model.max_tokens = {config.model.max_tokens}", learner.micro_batch_tokens,
-             "the longest episode must fit into one forward pass")  # fmt: skip
+    require(
+        replay.groups_per_step % num_shards == 0,
+        "replay.groups_per_step",
+        f"a multiple of {num_shards}",
+        replay.groups_per_step,
+        "a step takes the same number from each shard",
+    )
+    require(
+        learner.micro_batch_tokens >= config.model.max_tokens,
+        "learner.micro_batch_tokens",
+        f">= model.max_tokens = {config.model.max_tokens}",
+        learner.micro_batch_tokens,
+        "the longest episode must fit into one forward pass",
+    )
 
 
 def config_file(name: str) -> Path:

@@ -78,8 +78,12 @@ def _sentinel_client(url: str, options: dict[str, Any], patience: Patience) -> r
     service, _, database = parts.path.strip("/").partition("/")
     if not service:
         raise ValueError("the URL names no service")
-    asking = {"socket_timeout": CALL_TIMEOUT_S, "socket_connect_timeout": CALL_TIMEOUT_S, "protocol": 2,
-              "retry": Retry(NoBackoff(), 0)}  # fmt: skip
+    asking = {
+        "socket_timeout": CALL_TIMEOUT_S,
+        "socket_connect_timeout": CALL_TIMEOUT_S,
+        "protocol": 2,
+        "retry": Retry(NoBackoff(), 0),
+    }
     sentinel = Sentinel(_addresses(parts), sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
     client: redis.Redis = sentinel.master_for(  # type: ignore[no-untyped-call]
         service, username=_user(parts), db=int(database or 0), retry=patience, **options, **_query_options(parts)

@@ -95,5 +95,7 @@ def key_from_environment() -> CurveKey | None:
 
 def _check_curve() -> None:
     if not zmq.has("curve"):
-        raise ConfigError("weights.key_file needs CURVE, and this libzmq was built without it; install pyzmq's own "
-                          "wheel, which includes it")  # fmt: skip
+        raise ConfigError(
+            "weights.key_file needs CURVE, and this libzmq was built without it; install pyzmq's own "
+            "wheel, which includes it"
+        )

@@ -39,14 +39,34 @@ class EnvConfig:
             require(value > 0, f"env.{name}", "> 0", value, "leave it out for the default")
         require(self.num_train_tasks >= 1, "env.num_train_tasks", ">= 1", self.num_train_tasks, "100000 is the default")
         for label, entry in self.mixture.items():
-            require(LABEL.fullmatch(label) is not None, "env.mixture", "names of letters, digits and '_'", label,
-                    "choose another label; it becomes a part of metric names")  # fmt: skip
-            require(0 < entry.weight < float("inf"), f"env.mixture.{label}.weight", "> 0", entry.weight,
-                    "remove the entry to leave its environment out")  # fmt: skip
-        require(0 <= self.min_success < self.max_success <= 1, "env.min_success, env.max_success",
-                "0 <= min < max <= 1", (self.min_success, self.max_success), "0.1 and 0.9 are usual")  # fmt: skip
-        require(0 < self.aside_weight <= 1, "env.aside_weight", "above 0, at most 1", self.aside_weight,
-                "with a weight of 0 its success would never be measured again")  # fmt: skip
+            require(
+                LABEL.fullmatch(label) is not None,
+                "env.mixture",
+                "names of letters, digits and '_'",
+                label,
+                "choose another label; it becomes a part of metric names",
+            )
+            require(
+                0 < entry.weight < float("inf"),
+                f"env.mixture.{label}.weight",
+                "> 0",
+                entry.weight,
+                "remove the entry to leave its environment out",
+            )
+        require(
+            0 <= self.min_success < self.max_success <= 1,
+            "env.min_success, env.max_success",
+            "0 <= min < max <= 1",
+            (self.min_success, self.max_success),
+            "0.1 and 0.9 are usual",
+        )
+        require(
+            0 < self.aside_weight <= 1,
+            "env.aside_weight",
+            "above 0, at most 1",
+            self.aside_weight,
+            "with a weight of 0 its success would never be measured again",
+        )
 
     def entries(self) -> dict[str, MixtureEntry]:
         """The environments by `Task.env`: those of the mixture, or the only one."""

@@ -42,7 +42,7 @@ def headline(records: Sequence[Mapping[str, float]]) -> Headline | None:
     low, high = wilson(success, round(num_episodes))
     return Headline(
         num_episodes=round(num_episodes), reward=rewards / num_episodes, success=success, low=low, high=high
-    )  # fmt: skip
+    )
 
 
 def wilson(rate: float, count: int) -> tuple[float, float]:

@@ -112,20 +112,45 @@ class ObjectiveConfig:
             require(word in words or name in self.own_parts, f"objective.{name}", contract, word, cure)
         require(0 < self.clip_low < 1, "objective.clip_low", "in (0, 1)", self.clip_low, "0.2 is usual")
         require(self.clip_high > 0, "objective.clip_high", "> 0", self.clip_high, "0.28 is usual")
-        require(self.dual_clip == 0 or self.dual_clip > 1 + self.clip_high, "objective.dual_clip",
-                 f"0, or > 1 + objective.clip_high = {1 + self.clip_high:g}", self.dual_clip, "3 is usual")  # fmt: skip
+        require(
+            self.dual_clip == 0 or self.dual_clip > 1 + self.clip_high,
+            "objective.dual_clip",
+            f"0, or > 1 + objective.clip_high = {1 + self.clip_high:g}",
+            self.dual_clip,
+            "3 is usual",
+        )
         low, high = self.mask_bounds
-        require(0 <= low < 1 < high, "objective.mask_low, objective.mask_high", "below and above 1", (low, high),
-                 f"leave them out for the usual bounds of {self.correction}")  # fmt: skip
-        require(0 <= self.ratio_low <= 1 < self.ratio_high, "objective.ratio_low, objective.ratio_high",
-                 "in [0, 1] and > 1", (self.ratio_low, self.ratio_high), "0 and 5 are usual")  # fmt: skip
-        require(self.max_behaviour_weight >= 1, "objective.max_behaviour_weight", ">= 1", self.max_behaviour_weight,
-                 "2 is usual")  # fmt: skip
+        require(
+            0 <= low < 1 < high,
+            "objective.mask_low, objective.mask_high",
+            "below and above 1",
+            (low, high),
+            f"leave them out for the usual bounds of {self.correction}",
+        )
+        require(
+            0 <= self.ratio_low <= 1 < self.ratio_high,
+            "objective.ratio_low, objective.ratio_high",
+            "in [0, 1] and > 1",
+            (self.ratio_low, self.ratio_high),
+            "0 and 5 are usual",
+        )
+        require(
+            self.max_behaviour_weight >= 1,
+            "objective.max_behaviour_weight",
+            ">= 1",
+            self.max_behaviour_weight,
+            "2 is usual",
+        )
         for name in ("gamma", "turn_gamma", "allocation_discount"):
             value = getattr(self, name)
             require(0 < value <= 1, f"objective.{name}", "in (0, 1]", value, "1 does not discount")
-        require(0 < self.proximal_decay < 1, "objective.proximal_decay", "in (0, 1)", self.proximal_decay,
-                 "0.9 is the default; with 0 it is the current policy, and clips have no effect")  # fmt: skip
+        require(
+            0 < self.proximal_decay < 1,
+            "objective.proximal_decay",
+            "in (0, 1)",
+            self.proximal_decay,
+            "0.9 is the default; with 0 it is the current policy, and clips have no effect",
+        )
         for name in ("gae_lambda", "turn_lambda"):
             value = getattr(self, name)
             require(0 <= value <= 1, f"objective.{name}", "in [0, 1]", value, "0.95 to 1 are usual")
@@ -133,21 +158,51 @@ class ObjectiveConfig:
         for name in ("critic_warmup_steps", "reference_every"):
             value = getattr(self, name)
             require(value >= 0, f"objective.{name}", ">= 0", value, "0 is off")
-        require(self.normalisation_tokens >= 1, "objective.normalisation_tokens", ">= 1", self.normalisation_tokens,
-                 "use the largest length of an episode")  # fmt: skip
+        require(
+            self.normalisation_tokens >= 1,
+            "objective.normalisation_tokens",
+            ">= 1",
+            self.normalisation_tokens,
+            "use the largest length of an episode",
+        )
         for name, usual in (("max_total_variation", "0.2 is usual"), ("max_binary_kl", "0.05 is usual")):
             value = getattr(self, name)
             require(value > 0, f"objective.{name}", "> 0", value, usual)
-        require(0 < self.value_coefficient < math.inf, "objective.value_coefficient", "> 0", self.value_coefficient,
-                 "0.5 is usual")  # fmt: skip
+        require(
+            0 < self.value_coefficient < math.inf,
+            "objective.value_coefficient",
+            "> 0",
+            self.value_coefficient,
+            "0.5 is usual",
+        )
         for name in ("max_negative_kl", "kl_coefficient", "entropy_bonus", "same_state_weight"):
             value = getattr(self, name)
             require(0 <= value < math.inf, f"objective.{name}", ">= 0", value, "0 is off")
-        require(math.isfinite(self.reward_model_weight), "objective.reward_model_weight", "a number",
-                 self.reward_model_weight, "1 is the default")  # fmt: skip
-        require(self.reward_model != "" or self.reward_model_weight == 1, "objective.reward_model_weight",
-                 "1 without objective.reward_model", self.reward_model_weight, "leave it out")  # fmt: skip
-        require(0 <= self.guard_min_ess < 1, "objective.guard_min_ess", "in [0, 1)", self.guard_min_ess,
-                 "0.3 is the default, 0 is off")  # fmt: skip
-        require(self.guard_max_ratio == 0 or self.guard_max_ratio > 1, "objective.guard_max_ratio", "0 or > 1",
-                 self.guard_max_ratio, "2 is the default, 0 is off")  # fmt: skip
+        require(
+            math.isfinite(self.reward_model_weight),
+            "objective.reward_model_weight",
+            "a number",
+            self.reward_model_weight,
+            "1 is the default",
+        )
+        require(
+            self.reward_model != "" or self.reward_model_weight == 1,
+            "objective.reward_model_weight",
+            "1 without objective.reward_model",
+            self.reward_model_weight,
+            "leave it out",
+        )
+        require(
+            0 <= self.guard_min_ess < 1,
+            "objective.guard_min_ess",
+            "in [0, 1)",
+            self.guard_min_ess,
+            "0.3 is the default, 0 is off",
+        )
+        require(
+            self.guard_max_ratio == 0 or self.guard_max_ratio > 1,
+            "objective.guard_max_ratio",
+            "0 or > 1",
+            self.guard_max_ratio,
+            "2 is the default, 0 is off",
+        )

@@ -17,8 +17,11 @@ MAX_PAUSE_S = 1.0  # the most that a client adds to the duration of an outage
 LOG_AFTER_S = 1.0  # a reconnect after a lost connection takes less
 LOG_EVERY_S = 10.0
 REFUSALS = (
-    redis.ReadOnlyError, redis.exceptions.ClusterDownError, redis.exceptions.TryAgainError, redis.exceptions.AskError
-)  # fmt: skip
+    redis.ReadOnlyError,
+    redis.exceptions.ClusterDownError,
+    redis.exceptions.TryAgainError,
+    redis.exceptions.AskError,
+)
 REFUSING_WORDS = ("MISCONF", "READONLY", "NOREPLICAS", "BUSY Redis")  # a script's error contains these words too
 
 T = TypeVar("T")
@@ -108,9 +111,13 @@ class Patience(Retry):
                 return
             self._logged_at = now
             log.warning(
-                "Redis at %s %s since %s (%.0f s): %s", self._where, self._trouble(),
-                time.strftime("%H:%M:%S", time.localtime(time.time() - (now - since))), now - since, error,
-            )  # fmt: skip
+                "Redis at %s %s since %s (%.0f s): %s",
+                self._where,
+                self._trouble(),
+                time.strftime("%H:%M:%S", time.localtime(time.time() - (now - since))),
+                now - since,
+                error,
+            )
 
     def _note_end(self) -> None:
         with self._noting:

@@ -21,10 +21,18 @@ _CPU = torch.device("cpu")
 _CAPS = ("clip_high", "ratio_high", "dual_clip", "max_rho", "max_behaviour_weight", "mask_high")
 # Bounds on ratios and on distances between policies, each with the value that switches it off.
 _BOUNDS = {
-    "clip_low": 1 - 1e-9, "clip_high": 1e9, "dual_clip": 0.0, "ratio_low": 0.0, "ratio_high": 1e9,
-    "max_total_variation": 1e9, "max_binary_kl": 1e9, "mask_low": 0.0, "mask_high": 1e9,
-    "max_behaviour_weight": 1e9, "max_negative_kl": 0.0,
-}  # fmt: skip
+    "clip_low": 1 - 1e-9,
+    "clip_high": 1e9,
+    "dual_clip": 0.0,
+    "ratio_low": 0.0,
+    "ratio_high": 1e9,
+    "max_total_variation": 1e9,
+    "max_binary_kl": 1e9,
+    "mask_low": 0.0,
+    "mask_high": 1e9,
+    "max_behaviour_weight": 1e9,
+    "max_negative_kl": 0.0,
+}
 
 
 def check_objective(config: Config) -> None:
@@ -62,8 +70,11 @@ def _check_weights(objective: ObjectiveConfig, max_lag: int) -> None:
     if largest <= MAX_WEIGHT:
         return
     sign = "positive" if bound.positive > MAX_WEIGHT else "negative"
-    lower = [f"objective.{name} (it is {getattr(objective, name):g})" for name in _CAPS
-             if reads(objective, name) and getattr(objective, name) > MAX_WEIGHT]  # fmt: skip
+    lower = [
+        f"objective.{name} (it is {getattr(objective, name):g})"
+        for name in _CAPS
+        if reads(objective, name) and getattr(objective, name) > MAX_WEIGHT
+    ]
     cures = [f"lower {' and '.join(lower)} to {MAX_WEIGHT:g} at most"] if lower else []
     if objective.surrogate in ("ppo_clip", "gspo") and not objective.dual_clip:
         mask = ", or objective.correction=token_mask" if objective.surrogate == "ppo_clip" else ""
@@ -83,10 +94,17 @@ def _check_reach(objective: ObjectiveConfig) -> None:
     read = [name for name, off in _BOUNDS.items() if getattr(objective, name) != off and reads(objective, name)]
     for name in read:
         if not acts(objective, name):
-            first = [f"objective.{other}={getattr(objective, other):g}" for other in read if other != name
-                     and acts(objective, name, without={other: _BOUNDS[other]})]  # fmt: skip
-            refuse(name, getattr(objective, name), f"it has no effect: {' or '.join(first) or 'the surrogate'} stops "
-                    "every token before it", "change one of the two, or switch one off")  # fmt: skip
+            first = [
+                f"objective.{other}={getattr(objective, other):g}"
+                for other in read
+                if other != name and acts(objective, name, without={other: _BOUNDS[other]})
+            ]
+            refuse(
+                name,
+                getattr(objective, name),
+                f"it has no effect: {' or '.join(first) or 'the surrogate'} stops every token before it",
+                "change one of the two, or switch one off",
+            )
 
 
 if __name__ == "__main__":

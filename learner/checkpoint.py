@@ -68,9 +68,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if first_version == self.policy_version:
             return self
         resumption = Resumption(checkpoint_version=self.policy_version, first_version=first_version)
-        return msgspec.structs.replace(
-            self, policy_version=first_version, resumptions=(*self.resumptions, resumption)
-        )  # fmt: skip
+        return msgspec.structs.replace(self, policy_version=first_version, resumptions=(*self.resumptions, resumption))
 
 
 class _Found(msgspec.Struct, frozen=True, kw_only=True):

@@ -145,8 +145,10 @@ class Evaluation:
         self._num_mixed += 1
         log.warning(
             "not counting an episode of the evaluation of version %d: versions %d to %d sampled it",
-            self.policy_version, episode.oldest_policy_version, episode.newest_policy_version,
-        )  # fmt: skip
+            self.policy_version,
+            episode.oldest_policy_version,
+            episode.newest_policy_version,
+        )
 
     def _task(self, place: int) -> Task:
         """The held-out task at `place`: the environments of a mixture take turns, each from its first task on."""

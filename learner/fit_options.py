@@ -20,7 +20,12 @@ class FitOptions:
         require(self.epochs >= 1, "--epochs", ">= 1", self.epochs, "1 is one pass")
         require(self.batch_rows >= 1, "--batch-rows", ">= 1", self.batch_rows, "try 32")
         require(0 <= self.held_out < 1, "--held-out", "in [0, 1)", self.held_out, "0 holds nothing out")
-        require(not math.isnan(self.min_return), "--min-return", "a number", self.min_return,
-                 "leave it out to take all rows")  # fmt: skip
+        require(
+            not math.isnan(self.min_return),
+            "--min-return",
+            "a number",
+            self.min_return,
+            "leave it out to take all rows",
+        )
         require(self.best_of_group >= 0, "--best-of-group", ">= 0", self.best_of_group, "0 takes all")
         require(math.isfinite(self.beta) and self.beta > 0, "--beta", "> 0", self.beta, "0.1 is usual")

@@ -237,10 +237,16 @@ class Lead:
         log.info(
             "step %d: %d episodes finished, reward %.3f, success %.3f; trained: reward %.3f, success %.3f; lag %.1f, "
             "waited %.1f of %.1f s",
-            before.step + 1, means["produced/episodes"], means.get("produced/reward", math.nan),
-            means.get("produced/success", math.nan), means["trained/reward"], means["trained/success"],
-            means["lag/mean"], times_s["wait"], sum(times_s.values()),
-        )  # fmt: skip
+            before.step + 1,
+            means["produced/episodes"],
+            means.get("produced/reward", math.nan),
+            means.get("produced/success", math.nan),
+            means["trained/reward"],
+            means["trained/success"],
+            means["lag/mean"],
+            times_s["wait"],
+            sum(times_s.values()),
+        )
 
     def _cost(self, ledger: Ledger, members: Sequence[Member]) -> Cost:
         everyone = self._links.fleet.everyone()

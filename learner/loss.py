@@ -75,13 +75,22 @@ def policy_loss(tokens: LossTokens, *, max_lag: int = 0, objective: ObjectiveCon
     """
     current, sequences = tokens.current_logprobs, tokens.sequences
     corrected = correction(
-        current, proximal_logprobs=tokens.proximal_logprobs, behaviour_logprobs=tokens.behaviour_logprobs,
-        advantages=tokens.advantages, lags=tokens.lags, max_lag=max_lag, sequences=sequences, objective=objective,
-    )  # fmt: skip
+        current,
+        proximal_logprobs=tokens.proximal_logprobs,
+        behaviour_logprobs=tokens.behaviour_logprobs,
+        advantages=tokens.advantages,
+        lags=tokens.lags,
+        max_lag=max_lag,
+        sequences=sequences,
+        objective=objective,
+    )
     part = surrogate(
-        current, anchor_logprobs=corrected.anchor_logprobs, advantages=tokens.advantages,
-        sequences=sequences, objective=objective,
-    )  # fmt: skip
+        current,
+        anchor_logprobs=corrected.anchor_logprobs,
+        advantages=tokens.advantages,
+        sequences=sequences,
+        objective=objective,
+    )
     reference_kl = _reference_kl(tokens)
     losses = corrected.weights * part.losses
     if tokens.reference_logprobs is not None:

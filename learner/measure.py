@@ -78,9 +78,7 @@ def of_each_token(
     stops = np.cumsum([sequence.loss_mask.sum() for sequence in sequences])
     starts = np.concatenate([[0], stops[:-1]])
     results = torch.zeros((len(queries), int(stops[-1])), dtype=torch.float64, device=ranks.device)
-    for members in bins_of_rank(
-        sequences, max_tokens=micro_batch_tokens, num_ranks=ranks.num_ranks, rank=ranks.rank
-    ):  # fmt: skip
+    for members in bins_of_rank(sequences, max_tokens=micro_batch_tokens, num_ranks=ranks.num_ranks, rank=ranks.rank):
         packed = pack([sequences[index] for index in members]).to(ranks.device)
         places = [np.arange(starts[index], stops[index]) for index in members]
         where = torch.from_numpy(np.concatenate([np.arange(0), *places])).to(ranks.device)

@@ -127,20 +127,33 @@ def _check_lag(objective: ObjectiveConfig, *, max_lag: int, max_uses: int) -> No
     """The rules that `learner.objective.coherence` has for built-in parts by name, measured."""
     name, value = "surrogate, objective.correction", (objective.surrogate, objective.correction)
     if max_lag > 0 and objective.advantage != "vtrace" and ignores_lag(objective):
-        refuse(name, value, "every token that is trained has the same weight, whatever its ratio to the behaviour "
-                f"policy: nothing would correct a stale token (replay.max_lag is {max_lag})",
-                "multiply by the ratio, or train with replay.target_lag=0 and replay.max_lag=0")  # fmt: skip
+        refuse(
+            name,
+            value,
+            "every token that is trained has the same weight, whatever its ratio to the behaviour "
+            f"policy: nothing would correct a stale token (replay.max_lag is {max_lag})",
+            "multiply by the ratio, or train with replay.target_lag=0 and replay.max_lag=0",
+        )
     if max_uses > 1 and objective.correction != "decoupled" and still_pushes(objective, signs=(1.0, -1.0)):
-        refuse(name, value, f"replay.max_uses is {max_uses}, and tokens keep a weight however far they were pushed: "
-                "each use of a group pushes them further, without limit",
-                "give them no gradient, or choose objective.correction=token_mask or replay.max_uses=1")  # fmt: skip
+        refuse(
+            name,
+            value,
+            f"replay.max_uses is {max_uses}, and tokens keep a weight however far they were pushed: "
+            "each use of a group pushes them further, without limit",
+            "give them no gradient, or choose objective.correction=token_mask or replay.max_uses=1",
+        )
     if "surrogate" in objective.own_parts and objective.max_negative_kl == 0 and max_lag >= COLLAPSING_LAG:
         uncorrected = copy.copy(objective)
         uncorrected.correction = "none"
         if still_pushes(uncorrected, signs=(-1.0,)):
-            refuse("max_negative_kl", 0.0, f"{objective.surrogate} clips no gradient of tokens that did badly, and "
-                    f"such runs collapsed at a lag of {COLLAPSING_LAG} (docs/studies/lag.md); replay.max_lag is "
-                    f"{max_lag}", "use 0.1, with which they did not collapse")  # fmt: skip
+            refuse(
+                "max_negative_kl",
+                0.0,
+                f"{objective.surrogate} clips no gradient of tokens that did badly, and "
+                f"such runs collapsed at a lag of {COLLAPSING_LAG} (docs/studies/lag.md); replay.max_lag is "
+                f"{max_lag}",
+                "use 0.1, with which they did not collapse",
+            )
 
 
 def _answers(key: str, objective: ObjectiveConfig, device: torch.device) -> Iterator[tuple[_Tokens, Any]]:

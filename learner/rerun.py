@@ -83,9 +83,11 @@ def catch_up(learner: Learner, *, durable_step: int) -> None:
     begun = learner.progress.step
     archive = Archive(learner.run_dir.trajectories, learner.config.run.name)
     log.error(
-        "the checkpoint of step %d is lost: making steps %d to %d again from the archive", durable_step, begun + 1,
+        "the checkpoint of step %d is lost: making steps %d to %d again from the archive",
         durable_step,
-    )  # fmt: skip
+        begun + 1,
+        durable_step,
+    )
     begin(learner)
     clock = Clock(learner.ranks.device)
     try:
@@ -147,7 +149,7 @@ def _step(learner: Learner, archive: Archive, records: "_Records | None", clock:
     # The run's version numbers, which skip some numbers at each resumption.
     before = msgspec.structs.replace(
         learner.progress, policy_version=archived.policy_version, resumptions=archived.resumptions
-    )  # fmt: skip
+    )
     learner.progress = before
     newest = max(group.ticket.group_id for group in archived.groups)
     batch = Batch(groups=archived.groups, num_dropped={}, next_group_id=max(before.next_group_id, newest + 1))

@@ -37,7 +37,7 @@ def check_rerun(config: Config, run_dir: RunDir, *, original_config: Config, ori
     if (_trained_step(original), original_config.learner.steps) != (step, step) or not original.trained_model.is_dir():
         return RerunCheck(
             text=f"nothing to compare with: {original.path} contains no trained model of step {step}", exit_code=0
-        )  # fmt: skip
+        )
     found = difference(run_dir.trained_model, original.trained_model)
     if found is None:
         return RerunCheck(text=f"identical to {original.trained_model}", exit_code=0)

@@ -80,9 +80,14 @@ def train_step(
     found = []
     for packed, logprobs in zip(_announced(micro_batches, model, critic), proximal, strict=True):
         sums, loss_sums = _forward(
-            model, packed.to(ranks.device), settings=settings, proximal_logprobs=logprobs, reference=reference,
-            critic=critic, value_weight=divisor / global_num_loss_tokens,
-        )  # fmt: skip
+            model,
+            packed.to(ranks.device),
+            settings=settings,
+            proximal_logprobs=logprobs,
+            reference=reference,
+            critic=critic,
+            value_weight=divisor / global_num_loss_tokens,
+        )
         _lap(clock, "forward")
         for loss_sum in loss_sums:
             backward(loss_sum, ranks=ranks, divisor=divisor)
@@ -97,10 +102,15 @@ def train_step(
     values = _critic_stepped(critic, found, max_grad_norm=settings.max_grad_norm, scale=scale)
     _lap(clock, "optimizer")
     return step_metrics_of(
-        measured, dataclasses.replace(update, skipped=update.skipped if critic is None else scale == 0.0),
-        divisor=divisor, num_micro_batches=len(micro_batches), evidence=evidence, guard_scale=decision.scale,
-        by_lag=lag_metrics_of(found), values=values,
-    )  # fmt: skip
+        measured,
+        dataclasses.replace(update, skipped=update.skipped if critic is None else scale == 0.0),
+        divisor=divisor,
+        num_micro_batches=len(micro_batches),
+        evidence=evidence,
+        guard_scale=decision.scale,
+        by_lag=lag_metrics_of(found),
+        values=values,
+    )
 
 
 def _both_finite(optimizer: torch.optim.Optimizer, critic: Critic) -> bool:

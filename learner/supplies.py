@@ -73,9 +73,7 @@ class Supplies:
 def whole_batch(part: Batch | None, *, num_shards: int, ranks: Ranks) -> Batch | None:
     """Merge the ranks' parts into one batch, on every rank; None if one of them was asked to stop. Collective."""
     sources = range(min(ranks.num_ranks, num_shards))
-    parts = [
-        share(part if ranks.rank == source else None, Batch, ranks=ranks, source=source) for source in sources
-    ]  # fmt: skip
+    parts = [share(part if ranks.rank == source else None, Batch, ranks=ranks, source=source) for source in sources]
     whole = [found for found in parts if found is not None]
     return merged(whole) if len(whole) == len(parts) else None
 

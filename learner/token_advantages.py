@@ -164,7 +164,7 @@ def _advantages_by_group(
     for members in groups:
         advantages = advantages_of([member.trajectory.total_reward for member in members]) - penalties_of(
             [float(member.penalties.sum()) for member in members]
-        )  # fmt: skip
+        )
         for member, advantage in zip(members, advantages, strict=True):
             sequences.append(sequences_of(member.trajectory, advantage=float(advantage)))
     return sequences
@@ -280,9 +280,12 @@ def _estimate(episode: MeasuredTrajectory, objective: ObjectiveConfig) -> Advant
             )
         case "vtrace":
             found = vtrace(
-                rewards, values=values, lagged_ratio=episode.lagged_ratios,
-                gamma=objective.gamma, max_rho=objective.max_rho,
-            )  # fmt: skip
+                rewards,
+                values=values,
+                lagged_ratio=episode.lagged_ratios,
+                gamma=objective.gamma,
+                max_rho=objective.max_rho,
+            )
             return AdvantageEstimate(advantages=found.advantages, returns=found.targets)
         case unknown:
             raise ValueError(f"no advantage {unknown!r} with a critic")

@@ -59,8 +59,10 @@ class ActorBuffer:
         except WireError as error:
             log.error(
                 "group %s under %s has an unreadable ticket, and is left to the learner to drop: %s",
-                group_id, self._base, error,
-            )  # fmt: skip
+                group_id,
+                self._base,
+                error,
+            )
             self._verbs.call("condemn", int(group_id), fence)
             return None
         members, attempts, records = missing[::3], missing[1::3], missing[2::3]
@@ -112,7 +114,7 @@ class ActorBuffer:
         group_id = lease.ticket.group_id
         failure = Failure(
             group_id=group_id, member=member, attempt=attempt, outcome=outcome.value, reason=cut_reason(reason)
-        )  # fmt: skip
+        )
         reply = self._verbs.call("fail", group_id, member, attempt, lease.fence, outcome.value, encode(failure))
         return None if reply is None else int(reply)
 

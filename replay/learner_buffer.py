@@ -96,9 +96,17 @@ class LearnerBuffer:
         """
         self._last_step_made = step - 1
         arguments = (
-            self._verbs.epoch, self._num_claims, step, num_groups, policy_version - max_lag, order.value,
-            seed, reuse.max_uses, reuse.samples_per_insert, reuse.error_buffer,
-        )  # fmt: skip
+            self._verbs.epoch,
+            self._num_claims,
+            step,
+            num_groups,
+            policy_version - max_lag,
+            order.value,
+            seed,
+            reuse.max_uses,
+            reuse.samples_per_insert,
+            reuse.error_buffer,
+        )
         reply = None
         while reply is None:
             reply = self._verbs.call("claim", *arguments)

@@ -109,8 +109,9 @@ def total(ledgers: Iterable[Ledger]) -> Ledger:
     for other in others:
         for name, value in dataclasses.asdict(other).items():
             if isinstance(value, dict):
-                fields[name] = {reason: fields[name].get(reason, 0) + value.get(reason, 0)
-                                for reason in fields[name] | value}  # fmt: skip
+                fields[name] = {
+                    reason: fields[name].get(reason, 0) + value.get(reason, 0) for reason in fields[name] | value
+                }
             elif isinstance(value, list):
                 fields[name] = [*fields[name], *value]
             elif name == "last_group_id":

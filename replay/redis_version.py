@@ -45,10 +45,17 @@ FIXES = (
     # A crafted RESTORE may run code: github.com/docker-library/official-images pull request 21922.
     Fix(
         "the security release of 24 July 2026",
-        (Version(6, 2, 23), Version(7, 2, 15), Version(7, 4, 10), Version(8, 2, 8), Version(8, 4, 5), Version(8, 6, 5),
-         Version(8, 8, 1)),
+        (
+            Version(6, 2, 23),
+            Version(7, 2, 15),
+            Version(7, 4, 10),
+            Version(8, 2, 8),
+            Version(8, 4, 5),
+            Version(8, 6, 5),
+            Version(8, 8, 1),
+        ),
     ),
-)  # fmt: skip
+)
 
 
 class NoRedis(ValueError):

@@ -13,9 +13,16 @@ from replay.verbs import ACTORS, LEARNERS, PEOPLES
 CHECK_EVERY_S = 1.0  # a restarted server has forgotten its scripts, and actors wait for them
 FILES = (
     *(("prelude", "begin", verb) for verb in sorted({*LEARNERS, *ACTORS, *PEOPLES})),
-    ("prelude", "audit"), ("prelude", "unnamed"),
-    ("announce",), ("beat",), ("broadcast_members",), ("enlist",), ("join_broadcast",), ("members",), ("put",),
-)  # fmt: skip
+    ("prelude", "audit"),
+    ("prelude", "unnamed"),
+    ("announce",),
+    ("beat",),
+    ("broadcast_members",),
+    ("enlist",),
+    ("join_broadcast",),
+    ("members",),
+    ("put",),
+)
 
 log = logging.getLogger(__name__)
 
@@ -51,5 +58,8 @@ class Repertoire:
                     self._load()
                     log.info("the server had lost the run's scripts: loaded again")
             except RedisAway as error:
-                log.warning("could not check that the run's scripts are loaded; trying again in %.0f s: %s",
-                            CHECK_EVERY_S, error)  # fmt: skip
+                log.warning(
+                    "could not check that the run's scripts are loaded; trying again in %.0f s: %s",
+                    CHECK_EVERY_S,
+                    error,
+                )

@@ -14,9 +14,15 @@ from common.patience import NotReady, patiently
 _DIRECTORY = Path(__file__).parent / "lua"
 # Parts of the errors that Redis 6.2 and later returns for damaged keys and fields. "attempt to" is from Lua itself.
 _DAMAGE_WORDS = (
-    "DAMAGED", "WRONGTYPE", "not an integer", "not a valid float", "would overflow", "attempt to", "bad argument",
+    "DAMAGED",
+    "WRONGTYPE",
+    "not an integer",
+    "not a valid float",
+    "would overflow",
+    "attempt to",
+    "bad argument",
     "must be strings or integers",
-)  # fmt: skip
+)
 
 
 class Damaged(redis.ResponseError):

@@ -48,8 +48,18 @@ maxmemory-policy noeviction
 """
 # Commands that no client with the run's password needs. With CONFIG or MODULE a client can run programs.
 _REFUSED = (
-    "config", "debug", "module", "acl", "replicaof", "slaveof", "sync", "psync", "migrate", "failover", "shutdown",
-)  # fmt: skip
+    "config",
+    "debug",
+    "module",
+    "acl",
+    "replicaof",
+    "slaveof",
+    "sync",
+    "psync",
+    "migrate",
+    "failover",
+    "shutdown",
+)
 # Replies that a client does not read fill the memory; before 6.2.18 even a client without a password can cause this.
 # Our clients have at most eight payloads in flight. On loopback, any user of the machine can open many such
 # connections: `start_private_server` prevents that.
@@ -66,9 +76,14 @@ class Server:
     """A running server. `url` and `password` stay the same when it is restarted in the same directory."""
 
     def __init__(
-        self, *, directory: Path, address: int | Path, password: str, admin_password: str,
+        self,
+        *,
+        directory: Path,
+        address: int | Path,
+        password: str,
+        admin_password: str,
         process: subprocess.Popen[bytes],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.directory = directory
         self.address = address  # a port on loopback, or a socket file
         self.password = password
@@ -233,9 +248,19 @@ def _start(
     try:
         process = subprocess.Popen(
             # Options rather than redis.conf: that file may have been copied here together with the directory.
-            [executable, str(directory / "redis.conf"), "--dir", str(directory), "--logfile", str(_log(directory)),
-             *_listening(address), *_LIMITS, *_user("default", password, refused=_REFUSED),
-             *_user(_ADMIN, admin_password), *options],
+            [
+                executable,
+                str(directory / "redis.conf"),
+                "--dir",
+                str(directory),
+                "--logfile",
+                str(_log(directory)),
+                *_listening(address),
+                *_LIMITS,
+                *_user("default", password, refused=_REFUSED),
+                *_user(_ADMIN, admin_password),
+                *options,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -245,7 +270,7 @@ def _start(
             start_new_session=True,
             umask=0o077,
             preexec_fn=partial(die_with_parent, os.getpid()),
-        )  # fmt: skip
+        )
     finally:
         os.close(lock)
     server = Server(

@@ -45,8 +45,17 @@ from replay.keys import BooksDamaged, FencedOut, RunForgotten
 from replay.records import shown
 
 LEARNERS = (
-    "acquire_epoch", "open", "claim", "prioritise", "drop", "settle", "reopen", "books", "quarantine", "repair",
-)  # fmt: skip
+    "acquire_epoch",
+    "open",
+    "claim",
+    "prioritise",
+    "drop",
+    "settle",
+    "reopen",
+    "books",
+    "quarantine",
+    "repair",
+)
 ACTORS = ("lease", "heartbeat", "insert", "hand_in", "discard", "condemn", "fail", "release")
 PEOPLES = ("quarantine", "requeue", "repair")
 BATCH_GROUPS = 256  # the most that one run of a script opens, drops, settles or reopens: other clients wait meanwhile

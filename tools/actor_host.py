@@ -156,8 +156,10 @@ def visible_devices() -> list[str]:
         return []
     listed = subprocess.run(
         [command, "--query-gpu=index", "--format=csv,noheader"],
-        capture_output=True, text=True, timeout=NVIDIA_SMI_TIMEOUT_S,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=NVIDIA_SMI_TIMEOUT_S,
+    )
     if listed.returncode:
         output = (listed.stdout + listed.stderr).strip()
         raise ConfigError(

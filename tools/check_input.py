@@ -45,8 +45,10 @@ def _check_objective(config: Config) -> None:
     """
     replay = config.replay
     question = {
-        "objective": dataclasses.asdict(config.objective), "max_lag": replay.max_lag, "max_uses": replay.max_uses
-    }  # fmt: skip
+        "objective": dataclasses.asdict(config.objective),
+        "max_lag": replay.max_lag,
+        "max_uses": replay.max_uses,
+    }
     command = [sys.executable, "-m", "learner.bounds"]
     check = subprocess.run(command, input=json.dumps(question), capture_output=True, text=True)
     if check.returncode == REFUSED:

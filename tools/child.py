@@ -44,9 +44,14 @@ class Child:
         self._started_at = time.monotonic()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment,
-                start_new_session=True, preexec_fn=partial(die_with_parent, os.getpid()),
-            )  # fmt: skip
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
 
     @property
     def exit_code(self) -> int | None:

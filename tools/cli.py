@@ -79,24 +79,29 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="slipstream", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )  # fmt: skip
+    parser = _Parser(prog="slipstream", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb in VERBS:
         summary = VERBS[verb].summary
         one = verbs.add_parser(
-            verb, help=summary, description=summary, parents=_parents(verb),
+            verb,
+            help=summary,
+            description=summary,
+            parents=_parents(verb),
             formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
+        )
         one.verb = verb
         if (own := VERBS[verb].own) is not None:
             add_options(one, own)
         if verb == "replay":
             add_questions(one, _settings())
         if verb == "learner":
-            one.add_argument("--replay-archive", metavar="RUN", help="repeat the training of RUN from its archive and "
-                             "configuration, without actors or Redis; run.name is RUN-rerun by default")  # fmt: skip
+            one.add_argument(
+                "--replay-archive",
+                metavar="RUN",
+                help="repeat the training of RUN from its archive and "
+                "configuration, without actors or Redis; run.name is RUN-rerun by default",
+            )
         if verb == "drill":
             drill.add_options(one)
         if verb == "scale":
@@ -126,8 +131,12 @@ def _settings() -> _Parser:
     """A parent parser with the arguments that every verb takes."""
     settings = _Parser(add_help=False)
     settings.set_defaults(replay_archive=None)
-    settings.add_argument("settings", nargs="*", metavar="config.yaml | section.key=value",
-                          help="YAML files that change defaults, then single settings; a later one wins")  # fmt: skip
+    settings.add_argument(
+        "settings",
+        nargs="*",
+        metavar="config.yaml | section.key=value",
+        help="YAML files that change defaults, then single settings; a later one wins",
+    )
     settings.add_argument("--resume", metavar="NAME", help="continue the run of this name with its configuration")
     settings.add_argument("--print-config", action="store_true", help="print the whole configuration, and exit")
     return settings

@@ -19,11 +19,21 @@ class CollectOptions:
     exploration: float = 1.4  # mcts: the constant of UCB1, for returns between 0 and 1
 
     def __post_init__(self) -> None:
-        require(self.search in SEARCHES, "--search", f"one of {', '.join(SEARCHES)}", self.search,
-                "none plays independent episodes")  # fmt: skip
+        require(
+            self.search in SEARCHES,
+            "--search",
+            f"one of {', '.join(SEARCHES)}",
+            self.search,
+            "none plays independent episodes",
+        )
         for name, usual in (("num_tasks", 100), ("width", 3), ("beam", 2), ("budget", 60)):
             value = getattr(self, name)
             require(value >= 1, f"--{name.replace('_', '-')}", ">= 1", value, f"{usual} is the default")
         require(self.first_task >= 0, "--first-task", ">= 0", self.first_task, "0 is the first task")
-        require(math.isfinite(self.exploration) and self.exploration >= 0, "--exploration", ">= 0",
-                self.exploration, "0 uses only the mean returns so far")  # fmt: skip
+        require(
+            math.isfinite(self.exploration) and self.exploration >= 0,
+            "--exploration",
+            ">= 0",
+            self.exploration,
+            "0 uses only the mean returns so far",
+        )

@@ -16,9 +16,7 @@ from envhub.catalogue import make_env
 PAGES = Path(__file__).parent.parent / "docs" / "environments"
 MAX_TURNS = 50
 
-_EPISODE = re.compile(
-    r"(<!-- episode of (\w+): (\{.*?\}), task (\d+) -->\n).*?(<!-- end of episode -->)", re.DOTALL
-)  # fmt: skip
+_EPISODE = re.compile(r"(<!-- episode of (\w+): (\{.*?\}), task (\d+) -->\n).*?(<!-- end of episode -->)", re.DOTALL)
 
 
 def with_episodes(page: str) -> str:

@@ -18,8 +18,13 @@ def add_options(parser: argparse.ArgumentParser, kind: type) -> None:
         else:
             parse = _words if isinstance(item.default, tuple) else item.type
             metavar = "A,B,..." if parse is _words else item.name.rpartition("_")[2].upper()
-            parser.add_argument(_flag(item.name), type=parse, default=item.default, metavar=metavar,
-                                help=f"{text} (default: {_text(item.default) or 'empty'})")  # fmt: skip
+            parser.add_argument(
+                _flag(item.name),
+                type=parse,
+                default=item.default,
+                metavar=metavar,
+                help=f"{text} (default: {_text(item.default) or 'empty'})",
+            )
 
 
 def options_of(kind: type[T], arguments: argparse.Namespace) -> T:

@@ -32,9 +32,20 @@ INSTEAD = {
 PATTERN = re.compile(r"\b(?:" + "|".join(f"(?P<p{number}>{phrase})" for number, phrase in enumerate(INSTEAD)) + r")\b")
 TEXT_SUFFIXES = {".md", ".yaml", ".lua", ".sh", ".toml"}
 PLACES = (
-    "actors", "common", "conf", "docs", "envhub", "learner", "replay", "tests", "tools", "Makefile", "README.md",
-    "AGENTS.md", "pyproject.toml",
-)  # fmt: skip
+    "actors",
+    "common",
+    "conf",
+    "docs",
+    "envhub",
+    "learner",
+    "replay",
+    "tests",
+    "tools",
+    "Makefile",
+    "README.md",
+    "AGENTS.md",
+    "pyproject.toml",
+)
 SELF = Path(__file__)
 
 

@@ -51,8 +51,9 @@ def _make_what_is_missing(config: Config, run_dir: RunDir) -> None:
         half = run_dir.path / "model.tmp"
         shutil.rmtree(half, ignore_errors=True)
         texts = vocabulary_texts(config.env, config.model.tiny.num_tasks)
-        make_tiny_model(half, texts=texts, config=config.model.tiny, max_tokens=config.model.max_tokens,
-                        seed=config.run.seed)  # fmt: skip
+        make_tiny_model(
+            half, texts=texts, config=config.model.tiny, max_tokens=config.model.max_tokens, seed=config.run.seed
+        )
         half.replace(run_dir.model)
     if config.warm_start.episodes and not run_dir.demonstrations.exists():
         tokenizer = load_tokenizer(model_folder(config, run_dir))

@@ -43,7 +43,7 @@ def serve_envs(config: Config, *, options: ServeOptions) -> int:
 async def _serve(config: Config, options: ServeOptions, names: list[str], secret: str, shutdown: Shutdown) -> None:
     pool = EnvPool(
         num_processes=options.processes, max_episodes=options.max_episodes, step_timeout_s=config.env.step_timeout_s
-    )  # fmt: skip
+    )
     server = EnvServer(pool, names=names, lease_s=options.lease_s, secret=secret)
     async with pool.running(), server.listening(options.host, options.port) as url:
         log.info("serving %s at %s", ", ".join(names), url)

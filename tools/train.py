@@ -65,7 +65,15 @@ def _prepare(config: Config, run_dir: RunDir) -> None:
 def become_torchrun(verb: str, config: Config, run_dir: RunDir, *options: str) -> NoReturn:
     """Replace this process by torchrun, which starts `verb` once per rank and forwards signals."""
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.learner.ranks}",
-        "-m", "tools.cli", verb, str(run_dir.config), *options,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={config.learner.ranks}",
+        "-m",
+        "tools.cli",
+        verb,
+        str(run_dir.config),
+        *options,
+    ]
     os.execv(command[0], command)

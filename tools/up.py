@@ -117,14 +117,31 @@ def _children(config: Config, run_dir: RunDir, environment: dict[str, str]) -> l
     secrets = {"OMP_NUM_THREADS": "1", **environment}
     port = free_port(TENSORBOARD_PORT)
     return [
-        Child("learner", [python, "-m", "tools.cli", "learner", settings], log=run_dir.log("learner"),
-              environment=secrets),
-        Child("actors", [python, "-m", "tools.cli", "actors", settings], log=run_dir.log("actors"),
-              environment=secrets),
-        Child("tensorboard", [python, "-m", "tensorboard.main", "--logdir", str(run_dir.tensorboard), "--host",
-              "127.0.0.1", "--port", str(port), "--reload_interval", "5"], log=run_dir.log("tensorboard"),
-              environment={}),
-    ]  # fmt: skip
+        Child(
+            "learner", [python, "-m", "tools.cli", "learner", settings], log=run_dir.log("learner"), environment=secrets
+        ),
+        Child(
+            "actors", [python, "-m", "tools.cli", "actors", settings], log=run_dir.log("actors"), environment=secrets
+        ),
+        Child(
+            "tensorboard",
+            [
+                python,
+                "-m",
+                "tensorboard.main",
+                "--logdir",
+                str(run_dir.tensorboard),
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+                "--reload_interval",
+                "5",
+            ],
+            log=run_dir.log("tensorboard"),
+            environment={},
+        ),
+    ]
 
 
 def free_port(wanted: int) -> int:
@@ -186,13 +203,15 @@ def _watch(
     with live or contextlib.nullcontext():
         while learner.exit_code != 0:
             if shutdown.requested.wait(POLL_S):
-                console.print("stopping the actors, then the learner, which writes a checkpoint; press Ctrl-C again "
-                              "to stop at once", soft_wrap=True)  # fmt: skip
+                console.print(
+                    "stopping the actors, then the learner, which writes a checkpoint; press Ctrl-C again "
+                    "to stop at once",
+                    soft_wrap=True,
+                )
                 return None
             exit_code = server.keep_up() if server else None
             if exit_code is not None:
-                console.print(f"redis-server ended with code {exit_code}; restarted it with its data",
-                              soft_wrap=True)  # fmt: skip
+                console.print(f"redis-server ended with code {exit_code}; restarted it with its data", soft_wrap=True)
             for child in (learner, actors):
                 if not child.keep_up():
                     return child

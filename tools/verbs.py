@@ -16,12 +16,27 @@ from tools.serve_options import ServeOptions
 
 RUN = ("run.name", "run.root", "redis.url")
 RELAY = (
-    *RUN, "actors.join_timeout_s", "weights.host", "weights.fan_out", "weights.pull_bytes_per_s", "weights.key_file"
-)  # fmt: skip
+    *RUN,
+    "actors.join_timeout_s",
+    "weights.host",
+    "weights.fan_out",
+    "weights.pull_bytes_per_s",
+    "weights.key_file",
+)
 LEARNER = (
-    "run", "model", "redis", "env", "sampling", "replay", "objective", "optim", "learner", "warm_start",
-    "eval", "weights",
-)  # fmt: skip
+    "run",
+    "model",
+    "redis",
+    "env",
+    "sampling",
+    "replay",
+    "objective",
+    "optim",
+    "learner",
+    "warm_start",
+    "eval",
+    "weights",
+)
 FIT = ("run", "model", "optim", "learner")
 FIXED_MODEL = ("run", "model", "env", "sampling", "actors")
 
@@ -137,7 +152,7 @@ VERBS = {
     "doctor": Verb(
         "check this machine: packages, Redis, memory, shared memory, GPU", "tools.doctor:doctor", ("redis.url",)
     ),
-}  # fmt: skip
+}
 
 
 def called(arguments: argparse.Namespace) -> Callable[[Config], int]:

@@ -110,9 +110,15 @@ def _newest_episodes(records: Sequence[Mapping[str, float]]) -> dict[str, str]:
 
 def _actor_row(member: Member) -> list[str]:
     return [
-        member.name, member.state.value, str(member.policy_version), f"{member.num_episodes} of {member.max_episodes}",
-        f"{member.tokens_per_s:.0f}", f"{member.kv_use:.0%}", f"{1e3 * member.last_pause_s:.0f}", runs_on(member),
-    ]  # fmt: skip
+        member.name,
+        member.state.value,
+        str(member.policy_version),
+        f"{member.num_episodes} of {member.max_episodes}",
+        f"{member.tokens_per_s:.0f}",
+        f"{member.kv_use:.0%}",
+        f"{1e3 * member.last_pause_s:.0f}",
+        runs_on(member),
+    ]
 
 
 def runs_on(member: Member) -> str:
@@ -143,8 +149,13 @@ def relays_table(relays: Sequence[RelayNotice]) -> Table:
     table = Table("relay", "address", "version", "serves", "fetched MB", "served MB", "corrupt", title_justify="left")
     for relay in relays:
         row = [
-            relay.name, relay.endpoint, str(relay.policy_version), f"{relay.num_children} of {relay.fan_out}",
-            f"{relay.fetched_bytes / 1e6:.1f}", f"{relay.served_bytes / 1e6:.1f}", str(relay.num_corrupt),
-        ]  # fmt: skip
+            relay.name,
+            relay.endpoint,
+            str(relay.policy_version),
+            f"{relay.num_children} of {relay.fan_out}",
+            f"{relay.fetched_bytes / 1e6:.1f}",
+            f"{relay.served_bytes / 1e6:.1f}",
+            str(relay.num_corrupt),
+        ]
         table.add_row(*map(cell, row))
     return table

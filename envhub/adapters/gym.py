@@ -75,9 +75,7 @@ class GymEnv(ReplayedEnv[_Episode]):
         episode.moment = replace(episode.moment, observation=observation, info=info)
         episode.total_reward += float(reward)
         episode.is_over = bool(terminated or truncated)
-        ending = Ending(
-            terminated=bool(terminated), last_reward=float(reward), total_reward=episode.total_reward
-        )  # fmt: skip
+        ending = Ending(terminated=bool(terminated), last_reward=float(reward), total_reward=episode.total_reward)
         score = self._speech.score(ending) if episode.is_over else 0.0
         return Observation(
             messages=(Message("user", self._speech.show(episode.moment)),),

@@ -29,9 +29,22 @@ DRIVER = Path(__file__).with_name("verifiers_driver.py")
 MAX_LINE_BYTES = 64 << 20  # of the report on an episode, with all its sampled tokens
 END_S = 5.0  # time for the process to end its episodes
 INHERITED = (
-    "PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_OFFLINE",
-    "SSL_CERT_FILE", "SSL_CERT_DIR", "OMP_NUM_THREADS", "UV_CACHE_DIR", "UV_OFFLINE",
-)  # fmt: skip
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "PYTHONPATH",
+    "XDG_CACHE_HOME",
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "OMP_NUM_THREADS",
+    "UV_CACHE_DIR",
+    "UV_OFFLINE",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,9 +121,15 @@ class VerifiersHost:
     async def _process(self) -> AsyncIterator[Process]:
         # -P: some modules in the folder of the driver have names of the standard library.
         process = await asyncio.create_subprocess_exec(
-            self._settings.python, "-P", str(DRIVER), stdin=PIPE, stdout=PIPE, limit=MAX_LINE_BYTES,
-            env=_environment(self._settings), start_new_session=True,
-        )  # fmt: skip
+            self._settings.python,
+            "-P",
+            str(DRIVER),
+            stdin=PIPE,
+            stdout=PIPE,
+            limit=MAX_LINE_BYTES,
+            env=_environment(self._settings),
+            start_new_session=True,
+        )
         try:
             yield process
         finally:
@@ -179,8 +198,11 @@ def _sampling(sampling: Sampling) -> dict[str, float]:
     """Return the settings that verifiers sends with each request for tokens; the endpoint checks them."""
     top_k = {"top_k": sampling.top_k} if sampling.top_k else {}
     return {
-        "temperature": sampling.temperature, "top_p": sampling.top_p, "max_tokens": sampling.max_turn_tokens, **top_k
-    }  # fmt: skip
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_turn_tokens,
+        **top_k,
+    }
 
 
 def _environment(settings: HostSettings) -> dict[str, str]:

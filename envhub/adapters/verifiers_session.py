@@ -116,4 +116,4 @@ def outcome(ending: EpisodeReport, answered: Sequence[list[int]]) -> Asked:
     stop_reason = LIMITS.get(ending.stop or "", StopReason.MAX_TOKENS if ending.context_full else StopReason.DONE)
     return Asked(
         messages=(), rewards=rewards, prompt=[], stop_reason=stop_reason, score=score, success=score >= FULL_SCORE
-    )  # fmt: skip
+    )

@@ -155,8 +155,12 @@ def _playable(path: Path) -> list[DbItem]:
     items = read_lines(path, DbItem)
     playable = [item for item in items if _can_be_played(item)]
     if len(playable) < len(items):
-        log.warning("%s: left out %d of %d tasks, because sqlite cannot execute their own statement", path,
-                    len(items) - len(playable), len(items))  # fmt: skip
+        log.warning(
+            "%s: left out %d of %d tasks, because sqlite cannot execute their own statement",
+            path,
+            len(items) - len(playable),
+            len(items),
+        )
     return playable
 
 

@@ -140,9 +140,12 @@ def make_gaia_env(*, train: str = "", held_out: str = "", level: int = 0, python
         for split, path in named_files(train, held_out, fetch=FETCH).items()
     }
     limits = Limits(
-        wall_s=float(python_timeout_s), cpu_s=int(python_timeout_s) + 1, tree_bytes=MAX_ATTACHMENT_BYTES + (16 << 20),
-        kept_bytes=MAX_ATTACHMENT_BYTES + (32 << 20), file_bytes=MAX_ATTACHMENT_BYTES,
-    )  # fmt: skip
+        wall_s=float(python_timeout_s),
+        cpu_s=int(python_timeout_s) + 1,
+        tree_bytes=MAX_ATTACHMENT_BYTES + (16 << 20),
+        kept_bytes=MAX_ATTACHMENT_BYTES + (32 << 20),
+        file_bytes=MAX_ATTACHMENT_BYTES,
+    )
     return WorldEnv(
         f"gaia {train} {held_out} level={level}",
         state=GaiaState,

@@ -112,8 +112,14 @@ class SwebenchWorld:
         if found["viewed"]:
             return _viewed(state, path, content, found)
         first = int(found["first"])
-        done = edited(path, content, first=first, last=int(found["last"] or first), text=found["text"] or "",
-                      max_chars=MAX_FILE_BYTES)  # fmt: skip
+        done = edited(
+            path,
+            content,
+            first=first,
+            last=int(found["last"] or first),
+            text=found["text"] or "",
+            max_chars=MAX_FILE_BYTES,
+        )
         if done.content is None:
             return Change(state=state, text=done.text, valid=False)
         layer = {**state.layer, path: Node(kind="file", content=done.content.encode(), mode=node.mode)}
@@ -145,9 +151,16 @@ class SwebenchWorld:
 
 
 def make_swebench_env(
-    *, train: str = "", held_out: str = "", clones: str = "", environments: str = "", checkouts: str = "",
-    issue: str = "statement", command_timeout_s: float = 60.0, test_timeout_s: float = 1800.0,
-) -> Env:  # fmt: skip
+    *,
+    train: str = "",
+    held_out: str = "",
+    clones: str = "",
+    environments: str = "",
+    checkouts: str = "",
+    issue: str = "statement",
+    command_timeout_s: float = 60.0,
+    test_timeout_s: float = 1800.0,
+) -> Env:
     """Make an environment of SWE-bench's instances. Raises ValueError if files, git or the sandbox are missing.
 
     `train` and `held_out` are paths of SWE-bench's files, `clones` is the folder of git clones named OWNER__NAME, and
@@ -181,9 +194,14 @@ def make_swebench_env(
 
 
 def make_swebench(
-    task: Task, *, items: dict[str, tuple[Playable, ...]], checkouts: Path, issue: str, command_timeout_s: float,
+    task: Task,
+    *,
+    items: dict[str, tuple[Playable, ...]],
+    checkouts: Path,
+    issue: str,
+    command_timeout_s: float,
     test_timeout_s: float,
-) -> SwebenchWorld:  # fmt: skip
+) -> SwebenchWorld:
     return SwebenchWorld(
         playable=item_of(task, items),
         checkouts=checkouts,

@@ -110,8 +110,12 @@ def _patched(folder: Path, patch: str) -> Tree:
 
 
 def _git(*arguments: str, folder: Path, settings: dict[str, str] | None = None, stdin: bytes = b"") -> bytes:
-    return _run(["git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", *arguments], folder=folder,
-                settings=settings, stdin=stdin)  # fmt: skip
+    return _run(
+        ["git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", *arguments],
+        folder=folder,
+        settings=settings,
+        stdin=stdin,
+    )
 
 
 def _run(command: Sequence[str], *, folder: Path, settings: dict[str, str] | None = None, stdin: bytes = b"") -> bytes:

@@ -26,8 +26,16 @@ from envhub.isolation.layer import WHITEOUT, whiteout
 
 # Files that pytest and Python load automatically. A policy's changes to them are undone, unless the real repair
 # changes them too.
-LOADED_UNASKED = ("conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "setup.cfg", "pyproject.toml",
-                  "sitecustomize.py", "usercustomize.py")  # fmt: skip
+LOADED_UNASKED = (
+    "conftest.py",
+    "pytest.ini",
+    ".pytest.ini",
+    "tox.ini",
+    "setup.cfg",
+    "pyproject.toml",
+    "sitecustomize.py",
+    "usercustomize.py",
+)
 MAX_LOG_BYTES = 1500
 MAX_CONTROLLED = 50  # tests that are run again to fail: all that were broken, and a sample of the others
 JUDGE = Path(__file__).with_name("swebench_tests.py").read_text()

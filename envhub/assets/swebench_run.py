@@ -17,9 +17,15 @@ NUM_FIRST_CHARS = 2_000  # shown of an output that is too long; then its end, wh
 def limits_of(timeout_s: float) -> Limits:
     """Return the limits of one command, large enough for a repository in memory and for numerical packages."""
     return Limits(
-        wall_s=timeout_s, cpu_s=int(timeout_s) + 1, memory_bytes=4 << 30, max_processes=256, file_bytes=256 << 20,
-        tree_bytes=1 << 30, kept_bytes=8 << 20, output_bytes=4 << 20,
-    )  # fmt: skip
+        wall_s=timeout_s,
+        cpu_s=int(timeout_s) + 1,
+        memory_bytes=4 << 30,
+        max_processes=256,
+        file_bytes=256 << 20,
+        tree_bytes=1 << 30,
+        kept_bytes=8 << 20,
+        output_bytes=4 << 20,
+    )
 
 
 async def run_in_testbed(

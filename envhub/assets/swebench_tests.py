@@ -26,9 +26,12 @@ def run_pytest(order: Any, log: str, controlled: Any) -> Any:
     command = [order["python"], "-c", order["plugin"], str(events_of_child), str(answers_of_child)]
     with open(log, "wb") as output:
         child = subprocess.Popen(
-            [*command, json.dumps(controlled), *order["files"]], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            [*command, json.dumps(controlled), *order["files"]],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
             pass_fds=(events_of_child, answers_of_child),
-        )  # fmt: skip
+        )
     os.close(events_of_child)
     os.close(answers_of_child)
     outcomes: dict[str, str] = {}

@@ -137,9 +137,7 @@ def make_webshop_env(*, folder: str = "", products: int = 1000) -> Env:
     """
     check_range("products", products, 1, 50_000)
     data = read_data(asset_path("folder", folder, fetch=FETCH), products)
-    return WorldEnv(
-        f"webshop {folder} products={products}", state=Page, make_world=partial(make_webshop, data=data)
-    )  # fmt: skip
+    return WorldEnv(f"webshop {folder} products={products}", state=Page, make_world=partial(make_webshop, data=data))
 
 
 def make_webshop(task: Task, *, data: WebShopData) -> WebShopWorld:
@@ -174,9 +172,12 @@ def _store(rng: random.Random, data: WebShopData, position: int, instruction: _I
             product_id=product.product_id,
         ),
         instruction=instruction.instruction.strip(".") + price_clause,
-        searches=tuple(dict.fromkeys((_query(product.title), _query(" ".join(instruction.instruction_attributes)),
-                                      product.kind.category[0]))),
-    )  # fmt: skip
+        searches=tuple(
+            dict.fromkeys(
+                (_query(product.title), _query(" ".join(instruction.instruction_attributes)), product.kind.category[0])
+            )
+        ),
+    )
 
 
 @functools.lru_cache(maxsize=2)

@@ -39,8 +39,12 @@ def candidates(*, mounts: str, own: str) -> list[Path]:
     """Return this process's cgroup and the one above it, from the texts of /proc/self/mounts and /proc/self/cgroup."""
     mounted = [mount for _, mount, kind, *_ in map(str.split, mounts.splitlines()) if kind == "cgroup2"]
     paths = [line.removeprefix("0::/") for line in own.splitlines() if line.startswith("0::/")]
-    return [folder for mount in mounted for path in paths
-            for folder in (Path(mount, path), *([Path(mount, path).parent] if path else []))]  # fmt: skip
+    return [
+        folder
+        for mount in mounted
+        for path in paths
+        for folder in (Path(mount, path), *([Path(mount, path).parent] if path else []))
+    ]
 
 
 def is_usable(folder: Path) -> bool:

@@ -23,9 +23,7 @@ class OwnProcess:
         self.folder = Path(tempfile.mkdtemp(prefix=f"slipstream-{name}-"))
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(
-        self, arguments: Sequence[str | Path], *, env: Mapping[str, str], pass_fds: Collection[int] = ()
-    ) -> None:  # fmt: skip
+    def start(self, arguments: Sequence[str | Path], *, env: Mapping[str, str], pass_fds: Collection[int] = ()) -> None:
         """Start the process. Its output goes to a log in the folder, and so do its temporary files."""
         with (self.folder / _LOG).open("wb") as log:
             self._process = subprocess.Popen(

@@ -29,15 +29,13 @@ class AgentGymServer:
 
 _TOOL = AgentGymServer(
     id_key="env_idx", create_body={"id": 0}, create_is_bare=True, index_key="id", reset_answer="text"
-)  # fmt: skip
+)
 
 SERVERS = {
     "webshop": AgentGymServer(
         id_key="env_idx", create_is_bare=True, index_key="session_id", reset_answer="pair", text_key="state"
     ),
-    "alfworld": AgentGymServer(
-        index_key="game", reset_body={"world_type": "Text"}, actions_key="available_actions"
-    ),
+    "alfworld": AgentGymServer(index_key="game", reset_body={"world_type": "Text"}, actions_key="available_actions"),
     "babyai": AgentGymServer(can_close=True),
     "sciworld": AgentGymServer(reset_text="task_description", can_close=True),
     "textcraft": AgentGymServer(can_close=True),
@@ -47,7 +45,11 @@ SERVERS = {
         id_key="env_idx", create_is_bare=True, index_key="item_id", reset_answer="pair", text_key="state"
     ),
     "searchqa": AgentGymServer(
-        id_key="env_idx", create_body={"id": 0}, create_is_bare=True, index_key="id", reset_answer="text",
+        id_key="env_idx",
+        create_body={"id": 0},
+        create_is_bare=True,
+        index_key="id",
+        reset_answer="text",
         can_close=True,
     ),
     "weather": _TOOL,
@@ -58,4 +60,4 @@ SERVERS = {
     "webarena": AgentGymServer(
         id_key="env_idx", index_key="idx", reset_body={"seed": 0}, done_keys=("terminated", "truncated"), can_close=True
     ),
-}  # fmt: skip
+}

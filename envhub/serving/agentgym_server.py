@@ -210,8 +210,13 @@ async def _observe(form: AgentGymServer, created: _CreatedEnv, number: int, requ
         "score": observation.score,
         "info": None,
     }
-    reply |= dict(zip(form.done_keys, (observation.done,) if len(form.done_keys) == 1 else
-                      (observation.terminated, observation.truncated), strict=True))  # fmt: skip
+    reply |= dict(
+        zip(
+            form.done_keys,
+            (observation.done,) if len(form.done_keys) == 1 else (observation.terminated, observation.truncated),
+            strict=True,
+        )
+    )
     if is_reset:
         reply |= {form.id_key: number, "observation": text} | ({form.reset_text: ""} if form.reset_text else {})
     if form.actions_key:

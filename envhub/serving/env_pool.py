@@ -184,11 +184,16 @@ async def _start(step_timeout_s: float) -> _Process:
     ours, theirs = socket.socketpair()
     with theirs:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "envhub.serving.env_worker", str(theirs.fileno()), str(step_timeout_s),
-            stdin=asyncio.subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+            sys.executable,
+            "-m",
+            "envhub.serving.env_worker",
+            str(theirs.fileno()),
+            str(step_timeout_s),
+            stdin=asyncio.subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
             start_new_session=True,  # Ctrl-C goes to the server alone, which ends its workers
             preexec_fn=partial(die_with_parent, os.getpid()),
-        )  # fmt: skip
+        )
     responses, requests = await asyncio.open_connection(sock=ours)
     try:
         async with asyncio.timeout(START_S):

@@ -75,9 +75,7 @@ class EnvServer:
     async def accept(self, request: web.Request) -> web.WebSocketResponse:
         """Accept the WebSocket that `request` opens, and ping the client as long as it is open."""
         # aiohttp sends a ping after `heartbeat` without a message, and closes when half of that passes without a reply.
-        socket = web.WebSocketResponse(
-            heartbeat=self.lease_s * 2 / 3, max_msg_size=MAX_MESSAGE_BYTES, compress=False
-        )  # fmt: skip
+        socket = web.WebSocketResponse(heartbeat=self.lease_s * 2 / 3, max_msg_size=MAX_MESSAGE_BYTES, compress=False)
         await socket.prepare(request)
         self._sockets.add(socket)
         return socket
@@ -171,7 +169,7 @@ def _unknown(env: str, names: Collection[str]) -> str:
 
 async def answer_each(
     socket: web.WebSocketResponse, answer: Callable[[bytes | str], Awaitable[bytes | str | None]]
-) -> None:  # fmt: skip
+) -> None:
     """Answer messages until the client disconnects, or the answer is None.
 
     The server keeps reading while it computes an answer. It cancels the answer when the client disconnects, or when the

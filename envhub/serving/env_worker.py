@@ -69,7 +69,7 @@ class Worker:
 
     def __init__(
         self, requests: asyncio.StreamReader, responses: asyncio.StreamWriter, *, step_timeout_s: float
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._requests = requests
         self._responses = responses
         self._step_timeout_s = step_timeout_s

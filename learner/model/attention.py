@@ -68,8 +68,17 @@ class CannotPack(ValueError):
 
 # Arguments of transformers that are not needed here: positions are already in `query` and `key`, there is no cache,
 # dropout is 0 in evaluation mode, and the sequence bounds are flash-attn's form of `rows`.
-_WITHOUT_EFFECT = {"position_ids", "past_key_values", "use_cache", "output_attentions", "dropout",
-                   "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}  # fmt: skip
+_WITHOUT_EFFECT = {
+    "position_ids",
+    "past_key_values",
+    "use_cache",
+    "output_attentions",
+    "dropout",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+}
 
 
 @torch.compiler.disable(reason="it splits each pack at different places")  # type: ignore[no-untyped-call, untyped-decorator]

@@ -43,9 +43,7 @@ def save_hf(model: PackedModel, folder: str | Path, *, ranks: Ranks, max_file_by
 def save_adapters(model: PackedModel, folder: str | Path, *, ranks: Ranks) -> None:
     """Write only the adapters, in peft's format, for use with the weights of `model.folder`. Every rank calls it."""
     folder = Path(folder)
-    tensors = {
-        name_in_peft(name): whole(shard).cpu() for name, shard in named_shards(model) if is_of_adapter(name)
-    }  # fmt: skip
+    tensors = {name_in_peft(name): whole(shard).cpu() for name, shard in named_shards(model) if is_of_adapter(name)}
     if ranks.rank == 0:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})

@@ -27,9 +27,7 @@ def make_optimizer(model: nn.Module, *, config: OptimConfig) -> torch.optim.Adam
 
 def make_schedule(optimizer: torch.optim.Optimizer, *, config: OptimConfig, num_steps: int) -> LambdaLR:
     """The learning rate of each of `num_steps` optimizer steps, as a fraction of `config.lr`: see `lr_fraction`."""
-    fraction = partial(
-        lr_fraction, schedule=config.schedule, warmup_steps=config.warmup_steps, num_steps=num_steps
-    )  # fmt: skip
+    fraction = partial(lr_fraction, schedule=config.schedule, warmup_steps=config.warmup_steps, num_steps=num_steps)
     return LambdaLR(optimizer, fraction)
 
 

@@ -67,15 +67,26 @@ def check_coherence(config: Config) -> None:
 
 def _check_critic(objective: ObjectiveConfig, num_steps: int) -> None:
     if objective.advantage in WITH_CRITIC and objective.critic == "none":
-        refuse("advantage", objective.advantage, "it needs a critic, and objective.critic is `none`",
-                "choose objective.critic own or shared")  # fmt: skip
+        refuse(
+            "advantage",
+            objective.advantage,
+            "it needs a critic, and objective.critic is `none`",
+            "choose objective.critic own or shared",
+        )
     if objective.advantage not in WITH_CRITIC and objective.critic != "none":
-        refuse("critic", objective.critic, f"objective.advantage {objective.advantage} does not use a critic",
-                f"choose objective.advantage {' or '.join(WITH_CRITIC)}, or critic none")  # fmt: skip
+        refuse(
+            "critic",
+            objective.critic,
+            f"objective.advantage {objective.advantage} does not use a critic",
+            f"choose objective.advantage {' or '.join(WITH_CRITIC)}, or critic none",
+        )
     if objective.critic_warmup_steps >= num_steps:
-        refuse("critic_warmup_steps", objective.critic_warmup_steps,
-                f"learner.steps is {num_steps}, so the policy would never learn",
-                "take fewer warm-up steps than learner.steps")  # fmt: skip
+        refuse(
+            "critic_warmup_steps",
+            objective.critic_warmup_steps,
+            f"learner.steps is {num_steps}, so the policy would never learn",
+            "take fewer warm-up steps than learner.steps",
+        )
 
 
 def _check_choice(config: Config) -> None:
@@ -100,22 +111,33 @@ def _check_choice(config: Config) -> None:
 def _check_vtrace(objective: ObjectiveConfig, max_lag: int) -> None:
     vtrace, plain = objective.advantage == "vtrace", objective.surrogate == "policy_gradient"
     if vtrace and not plain:
-        refuse("surrogate", objective.surrogate,
-                "vtrace's advantages already contain the ratio to the behaviour policy, and this surrogate would apply "
-                "it a second time", "choose surrogate policy_gradient")  # fmt: skip
+        refuse(
+            "surrogate",
+            objective.surrogate,
+            "vtrace's advantages already contain the ratio to the behaviour policy, and this surrogate would apply "
+            "it a second time",
+            "choose surrogate policy_gradient",
+        )
     if plain and not vtrace and max_lag > 0 and "correction" not in objective.own_parts:
-        refuse("surrogate", objective.surrogate,
-                f"neither it nor advantage {objective.advantage} has a ratio to the behaviour policy: nothing would "
-                f"correct a stale token (replay.max_lag is {max_lag})",
-                "choose advantage vtrace, surrogate ppo_clip, or replay.target_lag=0 and replay.max_lag=0")  # fmt: skip
+        refuse(
+            "surrogate",
+            objective.surrogate,
+            f"neither it nor advantage {objective.advantage} has a ratio to the behaviour policy: nothing would "
+            f"correct a stale token (replay.max_lag is {max_lag})",
+            "choose advantage vtrace, surrogate ppo_clip, or replay.target_lag=0 and replay.max_lag=0",
+        )
 
 
 def _check_kl(objective: ObjectiveConfig) -> None:
     in_reward = objective.kl_place == "reward"
     if objective.kl_coefficient == 0 and (in_reward or objective.reference_every):
         name = "kl_place" if in_reward else "reference_every"
-        refuse(name, getattr(objective, name), "it has no effect with objective.kl_coefficient 0",
-                "leave it out, or set kl_coefficient above 0")  # fmt: skip
+        refuse(
+            name,
+            getattr(objective, name),
+            "it has no effect with objective.kl_coefficient 0",
+            "leave it out, or set kl_coefficient above 0",
+        )
 
 
 def _check_reuse(objective: ObjectiveConfig, max_uses: int) -> None:

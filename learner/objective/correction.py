@@ -53,9 +53,13 @@ def correction(
     """
     current = current_logprobs.detach()
     corrected = _configured(
-        current, proximal_logprobs=proximal_logprobs, behaviour_logprobs=behaviour_logprobs, advantages=advantages,
-        sequences=sequences, objective=objective,
-    )  # fmt: skip
+        current,
+        proximal_logprobs=proximal_logprobs,
+        behaviour_logprobs=behaviour_logprobs,
+        advantages=advantages,
+        sequences=sequences,
+        objective=objective,
+    )
     masked = corrected.masked
     if lags is not None:
         masked = masked | too_old(lags, max_lag=max_lag)

@@ -182,8 +182,11 @@ class WeightServer:
             return
         log.info(
             "version %d, %.1f MB, broadcast to %d actors in %.3f s",
-            manifest.policy_version, report.num_bytes / 1e6, report.num_receivers, report.seconds,
-        )  # fmt: skip
+            manifest.policy_version,
+            report.num_bytes / 1e6,
+            report.num_receivers,
+            report.seconds,
+        )
         self._report(
             [
                 Broadcasted(

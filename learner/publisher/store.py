@@ -75,8 +75,10 @@ class StoreWriter:
             except (StoreError, redis.RedisError) as error:
                 log.warning(
                     "could not write version %d to the store; retrying in %g s: %s",
-                    manifest.policy_version, RETRY_S, error,
-                )  # fmt: skip
+                    manifest.policy_version,
+                    RETRY_S,
+                    error,
+                )
                 self._try_again(manifest)
 
     def _take(self) -> Manifest | None:

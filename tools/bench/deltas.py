@@ -33,10 +33,17 @@ class Trace:
         self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
         self._model = Qwen3ForCausalLM(
             Qwen3Config(
-                vocab_size=256, hidden_size=192, intermediate_size=512, num_hidden_layers=4, num_attention_heads=6,
-                num_key_value_heads=3, head_dim=32, max_position_embeddings=NUM_BYTES, tie_word_embeddings=True,
+                vocab_size=256,
+                hidden_size=192,
+                intermediate_size=512,
+                num_hidden_layers=4,
+                num_attention_heads=6,
+                num_key_value_heads=3,
+                head_dim=32,
+                max_position_embeddings=NUM_BYTES,
+                tie_word_embeddings=True,
             )
-        )  # fmt: skip
+        )
         self._optimizer = self._adamw(PRETRAINING_LR)
         for _ in range(PRETRAINING_STEPS):
             self.step()
@@ -58,9 +65,12 @@ class Trace:
 
     def _adamw(self, lr: float) -> torch.optim.AdamW:
         return torch.optim.AdamW(
-            self._model.parameters(), lr=lr, betas=BETAS, eps=EPS,
+            self._model.parameters(),
+            lr=lr,
+            betas=BETAS,
+            eps=EPS,
             weight_decay=OptimConfig().weight_decay,
-        )  # fmt: skip
+        )
 
 
 def delta_speed(num_repeats: int) -> Row:

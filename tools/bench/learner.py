@@ -147,7 +147,7 @@ def make_pair(folder: Path, size: Size, ranks: Ranks) -> ModelPair:
     model = load_model(folder, ranks=ranks, settings=settings)
     plain = AutoModelForCausalLM.from_pretrained(
         folder, dtype=getattr(torch, size.dtype), attn_implementation="sdpa", trust_remote_code=False
-    )  # fmt: skip
+    )
     optim = OptimConfig(lr=1e-6)
     optimizer = make_optimizer(model, config=optim)
     return ModelPair(
@@ -186,17 +186,25 @@ def speed_rows(pair: ModelPair, mix: Mix, *, num_repeats: int) -> Iterator[Row]:
     steps_again, paddeds = by_turns(ours, (num_tokens, lambda: _plainly(pair, padded)), num_repeats=3)
     what = f"{size.name}, {mix.name}: whole step"
     yield Row.of(
-        f"{what}, against forward and backward of full rows", steps, unit="tokens/s", against=limits,
+        f"{what}, against forward and backward of full rows",
+        steps,
+        unit="tokens/s",
+        against=limits,
         goal="ratio >= 0.9",
-    )  # fmt: skip
+    )
     yield Row.of(
-        f"{what}, beside forward and backward of full rows of the mean length", steps, unit="tokens/s",
+        f"{what}, beside forward and backward of full rows of the mean length",
+        steps,
+        unit="tokens/s",
         against=short_limits,
-    )  # fmt: skip
+    )
     yield Row.of(
-        f"{what}, beside forward and backward of a padded batch", steps_again, unit="tokens/s", against=paddeds,
+        f"{what}, beside forward and backward of a padded batch",
+        steps_again,
+        unit="tokens/s",
+        against=paddeds,
         goal="" if mix is UNIFORM else "ratio >= 2.5",
-    )  # fmt: skip
+    )
     peak = [flops for name, flops in PEAK_FLOPS.items() if torch.cuda.is_available() and name in gpu_name()]
     if peak:
         num_weights = sum(weight.numel() for weight in pair.plain.parameters())
@@ -219,8 +227,11 @@ def proximal_row(pair: ModelPair, mix: Mix, *, num_repeats: int) -> Row:
     )
     return Row.of(
         f"{pair.size.name}, {mix.name}: whole step with a proximal policy, against one without",
-        with_one, unit="tokens/s", against=without, goal="ratio >= 0.74",
-    )  # fmt: skip
+        with_one,
+        unit="tokens/s",
+        against=without,
+        goal="ratio >= 0.74",
+    )
 
 
 def by_turns(*sides: tuple[int, Callable[[], None]], num_repeats: int) -> list[list[float]]:

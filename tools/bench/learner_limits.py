@@ -62,7 +62,7 @@ def forward_and_backward(causal_lm: PreTrainedModel, micro_batches: Sequence[Row
     for rows in micro_batches:
         hidden = causal_lm.get_decoder()(
             input_ids=rows.tokens, attention_mask=rows.mask, use_cache=False
-        ).last_hidden_state[:, :-1]  # fmt: skip
+        ).last_hidden_state[:, :-1]
         logits = causal_lm.get_output_embeddings()(hidden[rows.loss_mask[:, 1:]]).float()
         torch.autograd.backward(F.cross_entropy(logits, rows.tokens[rows.loss_mask], reduction="sum"))
     causal_lm.zero_grad(set_to_none=True)

@@ -62,22 +62,58 @@ class Size:
 
 
 QUICKSTART = Size(
-    name="quickstart", vocab_size=64, hidden_size=96, intermediate_size=256, num_layers=3, num_heads=3,
-    num_kv_heads=3, head_dim=32, num_sequences=64, micro_batch_tokens=3072,
-)  # fmt: skip
+    name="quickstart",
+    vocab_size=64,
+    hidden_size=96,
+    intermediate_size=256,
+    num_layers=3,
+    num_heads=3,
+    num_kv_heads=3,
+    head_dim=32,
+    num_sequences=64,
+    micro_batch_tokens=3072,
+)
 LARGER = Size(
-    name="5M", vocab_size=8_192, hidden_size=256, intermediate_size=768, num_layers=4, num_heads=4,
-    num_kv_heads=2, head_dim=64, num_sequences=32, micro_batch_tokens=2048,
-)  # fmt: skip
+    name="5M",
+    vocab_size=8_192,
+    hidden_size=256,
+    intermediate_size=768,
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    num_sequences=32,
+    micro_batch_tokens=2048,
+)
 # The shapes of Qwen2.5 0.5B and 1.5B, for a GPU.
 HALF_B = Size(
-    name="0.5B", vocab_size=151_936, hidden_size=896, intermediate_size=4864, num_layers=24, num_heads=14,
-    num_kv_heads=2, head_dim=64, num_sequences=128, micro_batch_tokens=32_768, times_as_long=16, dtype="bfloat16",
-)  # fmt: skip
+    name="0.5B",
+    vocab_size=151_936,
+    hidden_size=896,
+    intermediate_size=4864,
+    num_layers=24,
+    num_heads=14,
+    num_kv_heads=2,
+    head_dim=64,
+    num_sequences=128,
+    micro_batch_tokens=32_768,
+    times_as_long=16,
+    dtype="bfloat16",
+)
 ONE_AND_A_HALF_B = Size(
-    name="1.5B", vocab_size=151_936, hidden_size=1536, intermediate_size=8960, num_layers=28, num_heads=12,
-    num_kv_heads=2, head_dim=128, num_sequences=128, micro_batch_tokens=32_768, times_as_long=16, dtype="bfloat16",
-)  # fmt: skip
+    name="1.5B",
+    vocab_size=151_936,
+    hidden_size=1536,
+    intermediate_size=8960,
+    num_layers=28,
+    num_heads=12,
+    num_kv_heads=2,
+    head_dim=128,
+    num_sequences=128,
+    micro_batch_tokens=32_768,
+    times_as_long=16,
+    dtype="bfloat16",
+)
 
 
 def model_config(size: Size) -> Qwen3Config:

@@ -39,9 +39,12 @@ def refresh() -> Row:
             finally:
                 publisher.close()
     return Row.of(
-        "refresh: how long a commit pauses generation, in token times", [1e3 * pause_s for pause_s in pauses_s],
-        unit="ms", against=[1e3 * token_time_s for token_time_s in token_times_s], goal="ratio <= 2",
-    )  # fmt: skip
+        "refresh: how long a commit pauses generation, in token times",
+        [1e3 * pause_s for pause_s in pauses_s],
+        unit="ms",
+        against=[1e3 * token_time_s for token_time_s in token_times_s],
+        goal="ratio <= 2",
+    )
 
 
 def _publisher(config: Config, folder: Path, links: Links, redis_url: str) -> Publisher:

@@ -44,9 +44,17 @@ def a_trajectory(*, seed: int = 0, num_tokens: int = NUM_TOKENS) -> Trajectory:
     for start, stop in zip(bounds[1::2], bounds[2::2], strict=True):
         mask[start:stop] = True
         turns.append(
-            Turn(start=start, stop=stop, state_key="", rewards={"task": 0.0}, finish_reason="stop", valid_action=True,
-                 generate_s=1.0, env_s=0.1)
-        )  # fmt: skip
+            Turn(
+                start=start,
+                stop=stop,
+                state_key="",
+                rewards={"task": 0.0},
+                finish_reason="stop",
+                valid_action=True,
+                generate_s=1.0,
+                env_s=0.1,
+            )
+        )
         spans.append(VersionSpan(start=start, stop=stop, policy_version=3))
     sure = rng.random(num_tokens) < 0.6
     surprise = rng.exponential(np.where(sure, 0.003, 1.2), num_tokens)

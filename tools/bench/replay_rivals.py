@@ -218,13 +218,25 @@ def redis_benchmark(server: Server, num_payloads: int) -> float:
     libraries = next(iter(sorted((REDIS_TOOLS / "lib").glob("*-linux-gnu"))), "")
     ended = subprocess.run(
         # Other users can see the password in the arguments; the server exists only for this benchmark.
-        [found, "-p", str(server.port), "-a", server.password, "-n", str(num_payloads), "-r", str(len(KEYS)), "--csv",
-         "GET", "payload:__rand_int__"],
+        [
+            found,
+            "-p",
+            str(server.port),
+            "-a",
+            server.password,
+            "-n",
+            str(num_payloads),
+            "-r",
+            str(len(KEYS)),
+            "--csv",
+            "GET",
+            "payload:__rand_int__",
+        ],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
         env={"LD_LIBRARY_PATH": str(libraries)},
-    )  # fmt: skip
+    )
     rows = list(csv.DictReader(ended.stdout.splitlines()))
     if not rows:
         raise RivalMissing(f"redis-benchmark printed no numbers: {ended.stdout} {ended.stderr}")

@@ -192,8 +192,15 @@ def relayed(bench: Bench) -> Row:
 
 def _relay(bench: Bench) -> None:
     limits = ServerLimits(fan_out=NUM_RELAYED, bytes_per_s=0, chunk_bytes=WEIGHTS.chunk_bytes)
-    info = RelayInfo(redis_url=bench.redis_url, run_id="relayed", name="relay", host="a-host-of-its-own",
-                     address=WEIGHTS.host, limits=limits, timeout_s=TIMEOUT_S)  # fmt: skip
+    info = RelayInfo(
+        redis_url=bench.redis_url,
+        run_id="relayed",
+        name="relay",
+        host="a-host-of-its-own",
+        address=WEIGHTS.host,
+        limits=limits,
+        timeout_s=TIMEOUT_S,
+    )
     Relay(info, key=None)
     time.sleep(TIMEOUT_S)
 
@@ -224,14 +231,20 @@ def deltas(bench: Bench) -> tuple[Row, Row]:
     receiver.close()
     return (
         Row.of(
-            "deltas: bytes of a version whole, against its delta, lr 1e-6 in bfloat16", whole_bytes,
-            unit="bytes", against=delta_bytes, goal="ratio >= 60",
+            "deltas: bytes of a version whole, against its delta, lr 1e-6 in bfloat16",
+            whole_bytes,
+            unit="bytes",
+            against=delta_bytes,
+            goal="ratio >= 60",
         ),
         Row.of(
-            "deltas: versions that arrived bit for bit, of those published", [num_exact],
-            unit="versions", against=[NUM_VERSIONS], goal="ratio >= 1",
+            "deltas: versions that arrived bit for bit, of those published",
+            [num_exact],
+            unit="versions",
+            against=[NUM_VERSIONS],
+            goal="ratio >= 1",
         ),
-    )  # fmt: skip
+    )
 
 
 def _is_exact(received: torch.Tensor, tensors: Tensors) -> bool:

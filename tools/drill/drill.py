@@ -21,9 +21,14 @@ NUM_STEPS = 2  # that the learner must make after each fault
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Of the verb."""
-    parser.add_argument("--fault", action="append", choices=list(CATALOGUE), metavar="NAME",
-                        help="play this one; may be given again; any of the catalogue (tools/drill/catalogue.py); "
-                             f"left out: {', '.join(SIX)}")  # fmt: skip
+    parser.add_argument(
+        "--fault",
+        action="append",
+        choices=list(CATALOGUE),
+        metavar="NAME",
+        help="play this one; may be given again; any of the catalogue (tools/drill/catalogue.py); "
+        f"left out: {', '.join(SIX)}",
+    )
     parser.add_argument("--random", type=int, default=0, metavar="N", help="play N schedules of random faults instead")
     parser.add_argument("--seed", type=int, default=1, help="of the first schedule")
     parser.add_argument("--only", type=int, nargs="+", default=[], help="the faults of the schedule, by their number")
@@ -58,10 +63,12 @@ def drill(config: Config, *, faults: list[str]) -> int:
     finally:
         stage.close()
     print_rows(["fault", "what was seen", "over after", "steps meanwhile"], rows)
-    print(f"{ledger.inserted} trajectories were stored: {ledger.trained_trajectories} trained, "
-          f"{sum(ledger.dropped_trajectories.values())} of groups that were dropped ({_counted(ledger.dropped)}), "
-          f"{ledger.held_trajectories} are held; {ledger.expired_leases} leases expired, {ledger.partials_handed_in} "
-          f"parts of episodes were handed in, {ledger.partials_resumed} continued")  # fmt: skip
+    print(
+        f"{ledger.inserted} trajectories were stored: {ledger.trained_trajectories} trained, "
+        f"{sum(ledger.dropped_trajectories.values())} of groups that were dropped ({_counted(ledger.dropped)}), "
+        f"{ledger.held_trajectories} are held; {ledger.expired_leases} leases expired, {ledger.partials_handed_in} "
+        f"parts of episodes were handed in, {ledger.partials_resumed} continued"
+    )
     print("lost: " + ("; ".join(lost) or "nothing"))
     return 1 if lost else 0
 

@@ -98,9 +98,17 @@ def lie_as_relay(stage: Stage, random: Random) -> str:
         offer = bulletin.latest()
         roots = [blob.root for blob in blobs(offer.manifest)] if offer else []
         notice = RelayNotice(
-            name="liar", host=socket.gethostname(), endpoint=endpoint, roots=roots, policy_version=1, num_children=0,
-            fan_out=8, fetched_bytes=0, served_bytes=0, num_corrupt=0,
-        )  # fmt: skip
+            name="liar",
+            host=socket.gethostname(),
+            endpoint=endpoint,
+            roots=roots,
+            policy_version=1,
+            num_children=0,
+            fan_out=8,
+            fetched_bytes=0,
+            served_bytes=0,
+            num_corrupt=0,
+        )
         bulletin.announce_relay(notice, ttl_s=2 * LIES_FOR_S)
         return time.monotonic() > ended
 

@@ -248,8 +248,10 @@ def _say(facts: dict[str, object], outcomes: Sequence[Outcome], runs: Sequence[P
         recovered = by_fault.get(name, {})
         rows.append([name, str(count), str(recovered.get("median", "")), str(recovered.get("worst", ""))])
     print_rows(["fault", "fired", "recovered after, median s", "worst s"], rows)
-    print(f"{len(outcomes)} schedules, {facts['failed']} failed; seconds until an insert was answered and a step made: "
-          f"{facts['recovered_s']}, until an actor of each host had its part in it: {facts['whole_s']}")  # fmt: skip
+    print(
+        f"{len(outcomes)} schedules, {facts['failed']} failed; seconds until an insert was answered and a step made: "
+        f"{facts['recovered_s']}, until an actor of each host had its part in it: {facts['whole_s']}"
+    )
     print_rows(
         ["process", "samples", "descriptors", "resident MiB"], [row for played in runs for row in _usage_rows(played)]
     )

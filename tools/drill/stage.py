@@ -60,9 +60,13 @@ class Stage:
         self.learner = self._child("learner", "learner")
         self.near = self._child("near", "actors", f"actors.transport={config.actors.transport}")
         self.far = self._child(
-            "far", "actors", f"run.root={self.dir.path}/far",
-            "actors.transport=pull", "actors.notices=aws", f"actors.notices_url={self.cloud.url}",
-        )  # fmt: skip
+            "far",
+            "actors",
+            f"run.root={self.dir.path}/far",
+            "actors.transport=pull",
+            "actors.notices=aws",
+            f"actors.notices_url={self.cloud.url}",
+        )
         self.everyone = [self.learner, self.near, self.far]
         self._undoing = Undoing()
         self.later, self.undo_all = self._undoing.later, self._undoing.undo_all

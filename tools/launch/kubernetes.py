@@ -32,9 +32,11 @@ def manifest(config: Config, options: LaunchOptions) -> str:
             "volume that many pods may mount, and the absolute path to mount it at: the model and the run lie there"
         )
     settings: dict[str, Any] = {
-        "apiVersion": "v1", "kind": "ConfigMap", "metadata": _metadata(config, "settings"),
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(config, "settings"),
         "data": {"config.yaml": dump_config(config)},
-    }  # fmt: skip
+    }
     learner = _job(config, options, "learner", parallelism=1, gpus=options.learner_gpus, grace_s=LEARNER_GRACE_S)
     learner["spec"]["completions"] = 1
     # Without `completions`: when the run is over, the first pod that succeeds ends the job.

@@ -28,5 +28,10 @@ class LaunchOptions:
         for name in ("actor_gpus", "learner_gpus"):
             value = getattr(self, name)
             require(value >= 0, f"--{name.replace('_', '-')}", ">= 0", value, "0 is a host without GPUs")
-        require(all(re.fullmatch(r"--[a-z-]+(=\S+)?", option) for option in self.sbatch.split()), "--sbatch",
-                 "options like --partition=gpu", self.sbatch, "separate them by spaces")  # fmt: skip
+        require(
+            all(re.fullmatch(r"--[a-z-]+(=\S+)?", option) for option in self.sbatch.split()),
+            "--sbatch",
+            "options like --partition=gpu",
+            self.sbatch,
+            "separate them by spaces",
+        )

@@ -85,14 +85,16 @@ def run(config: Config, options: LaunchOptions) -> int:
     arguments = (dump_config(config), os.environ.get(PASSWORD_VARIABLE), path)
     bundle = {"CPU": float(options.cpus)} | ({"GPU": float(options.learner_gpus)} if options.learner_gpus else {})
     learner = run_process.options(
-        num_cpus=options.cpus, num_gpus=options.learner_gpus, name=f"{config.run.name} learner",
+        num_cpus=options.cpus,
+        num_gpus=options.learner_gpus,
+        name=f"{config.run.name} learner",
         scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group([bundle], strategy="STRICT_PACK")),
-    ).remote("learner", *arguments)  # fmt: skip
+    ).remote("learner", *arguments)
     actors = _Actors(
         lambda: run_process.options(
             num_cpus=options.cpus, num_gpus=options.actor_gpus, name=f"{config.run.name} actors"
         ).remote("actors", *arguments)
-    )  # fmt: skip
+    )
     actors.want(options.actor_hosts)
     try:
         with connect(config.redis.url, patience_s=0) as client:

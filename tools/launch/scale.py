@@ -24,9 +24,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb to `parser`."""
     parser.add_argument("--to", type=int, metavar="N", help="number of actors (default: the number that is advised)")
     parser.add_argument("--host", default=socket.gethostname(), help="the host to scale (default: this one)")
-    parser.add_argument("--on", choices=["kubernetes", "slurm", "skypilot", RAY], metavar="ENGINE", help="scale the "
-                        "whole fleet, in hosts of actors.count actors each: ray follows by itself; for kubernetes, "
-                        "slurm and skypilot the commands to run are printed")  # fmt: skip
+    parser.add_argument(
+        "--on",
+        choices=["kubernetes", "slurm", "skypilot", RAY],
+        metavar="ENGINE",
+        help="scale the "
+        "whole fleet, in hosts of actors.count actors each: ray follows by itself; for kubernetes, "
+        "slurm and skypilot the commands to run are printed",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what would be done, and exit")
 
 

@@ -45,10 +45,18 @@ def job_name(config: Config, verb: str) -> str:
 def _script(config: Config, options: LaunchOptions, verb: str, settings: Path, *, gpus: int, further: list[str]) -> str:
     kind = f"{options.gpu}:" if options.gpu else ""
     lines = [
-        f"--job-name={job_name(config, verb)}", "--nodes=1", "--ntasks=1", f"--cpus-per-task={options.cpus}",
-        f"--mem={options.memory_gib}G", *([f"--gpus-per-node={kind}{gpus}"] if gpus else []), "--requeue",
-        "--open-mode=append", f"--output={settings.parent}/{verb}-%j.log", f"--signal=B:TERM@{NOTICE_S}", *further,
+        f"--job-name={job_name(config, verb)}",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--cpus-per-task={options.cpus}",
+        f"--mem={options.memory_gib}G",
+        *([f"--gpus-per-node={kind}{gpus}"] if gpus else []),
+        "--requeue",
+        "--open-mode=append",
+        f"--output={settings.parent}/{verb}-%j.log",
+        f"--signal=B:TERM@{NOTICE_S}",
+        *further,
         *options.sbatch.split(),
-    ]  # fmt: skip
+    ]
     body = BODY.format(setup=options.setup, verb=verb, settings=shlex.quote(str(settings)), left=EXIT_PREEMPTED)
     return "#!/bin/bash\n" + "".join(f"#SBATCH {option}\n" for option in lines) + body

@@ -52,9 +52,12 @@ def compare(config: Config, *, step: int, other: int, as_json: bool) -> int:
         return 0
     print_rows(
         ("", f"step {step}", f"step {other}", "change"),
-        [[name, _shown(value), _shown(other_facts[name]), _change(value, other_facts[name])]
-         for name, value in facts.items() if name != "step"],
-    )  # fmt: skip
+        [
+            [name, _shown(value), _shown(other_facts[name]), _change(value, other_facts[name])]
+            for name, value in facts.items()
+            if name != "step"
+        ],
+    )
     print(f"{len(shared)} tasks are in both steps")
     for task in shared:
         print(f"  {printable(task['task'])}: mean return {task['mean_return']:.3f}, then {task['other_return']:.3f}")
@@ -158,9 +161,14 @@ def _returns_by_task(recorded: RecordedStep) -> dict[str, list[float]]:
 def _row(facts: dict[str, Any]) -> list[str]:
     returns = " ".join(f"{value:.2f}" for value in facts["returns"])
     return [
-        str(facts["group_id"]), facts["task"], returns, facts["advantages"], _shown(facts["lag"]),
-        str(facts["best"]), str(facts["worst"]),
-    ]  # fmt: skip
+        str(facts["group_id"]),
+        facts["task"],
+        returns,
+        facts["advantages"],
+        _shown(facts["lag"]),
+        str(facts["best"]),
+        str(facts["worst"]),
+    ]
 
 
 def _shown(value: float | None) -> str:

@@ -42,13 +42,16 @@ def add_questions(parser: argparse.ArgumentParser, settings: argparse.ArgumentPa
     """Add one parser per question to `parser`; each also takes the arguments of `settings`."""
     questions = parser.add_subparsers(
         dest="question", required=True, metavar="QUESTION", parser_class=argparse.ArgumentParser
-    )  # fmt: skip
+    )
     for name, summary in SUMMARIES.items():
         one = questions.add_parser(
-            name, help=summary, description=summary, parents=[settings],
+            name,
+            help=summary,
+            description=summary,
+            parents=[settings],
             usage=f"{parser.prog} {name} {OPERANDS[name]} [options] [config.yaml | section.key=value ...]",
             epilog="`slipstream replay --help` lists the settings",
-        )  # fmt: skip
+        )
         one.set_defaults(operands=[])
         if name not in ("audit", "diff"):
             one.add_argument("--stream", choices=STREAMS, default="train", help="which groups (default: train)")
@@ -202,8 +205,13 @@ def _add_reason(one: argparse.ArgumentParser) -> None:
 
 
 def _add_num_diffs(one: argparse.ArgumentParser) -> None:
-    one.add_argument("--diffs", type=_count, default=3, metavar="N",
-                     help="compare the actions in the N groups with the most unequal returns (default: 3)")  # fmt: skip
+    one.add_argument(
+        "--diffs",
+        type=_count,
+        default=3,
+        metavar="N",
+        help="compare the actions in the N groups with the most unequal returns (default: 3)",
+    )
 
 
 def _count(text: str) -> int:

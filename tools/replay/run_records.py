@@ -176,7 +176,7 @@ class RunRecords:
         groups = [_archived_group(group, step) for group in archived.groups]
         return RecordedStep(
             step=step, policy_version=archived.policy_version, resumptions=archived.resumptions, groups=groups
-        )  # fmt: skip
+        )
 
     def _looked(self) -> str:
         """The places that were searched, for an error."""

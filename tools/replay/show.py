@@ -43,21 +43,23 @@ def trajectory_facts(trajectory: Trajectory, texts: list[TurnText]) -> dict[str,
     turns = []
     for turn, text in zip(trajectory.turns, texts, strict=True):
         spans = [span for span in trajectory.version_spans if span.start < turn.stop and span.stop > turn.start]
-        turns.append({
-            "prompt": text.prompt,
-            "action": text.action,
-            "new_branch": text.new_branch,
-            "num_tokens": turn.stop - turn.start,
-            "state_key": turn.state_key,
-            "rewards": turn.rewards,
-            "policy_versions": sorted({span.policy_version for span in spans}),
-            "logprob_mean": float(logprobs[turn.start : turn.stop].mean()),
-            "logprob_min": float(logprobs[turn.start : turn.stop].min()),
-            "valid_action": turn.valid_action,
-            "finish_reason": turn.finish_reason,
-            "generate_s": turn.generate_s,
-            "env_s": turn.env_s,
-        })  # fmt: skip
+        turns.append(
+            {
+                "prompt": text.prompt,
+                "action": text.action,
+                "new_branch": text.new_branch,
+                "num_tokens": turn.stop - turn.start,
+                "state_key": turn.state_key,
+                "rewards": turn.rewards,
+                "policy_versions": sorted({span.policy_version for span in spans}),
+                "logprob_mean": float(logprobs[turn.start : turn.stop].mean()),
+                "logprob_min": float(logprobs[turn.start : turn.stop].min()),
+                "valid_action": turn.valid_action,
+                "finish_reason": turn.finish_reason,
+                "generate_s": turn.generate_s,
+                "env_s": turn.env_s,
+            }
+        )
     sampling, provenance = trajectory.sampling, trajectory.provenance
     return member_facts(trajectory) | {
         "attempt": trajectory.attempt,
@@ -65,7 +67,9 @@ def trajectory_facts(trajectory: Trajectory, texts: list[TurnText]) -> dict[str,
         "outcome": trajectory.outcome.value,
         "num_branches": len(trajectory.branch_starts),
         "sampling": {
-            "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
             "max_turn_tokens": sampling.max_turn_tokens,
         },
         "kept_tokens_mean": None if trajectory.kept is None else float(trajectory.kept.count_array().mean()),
@@ -75,7 +79,7 @@ def trajectory_facts(trajectory: Trajectory, texts: list[TurnText]) -> dict[str,
         "instance_kind": provenance.instance_kind,
         "price_per_hour": provenance.price_per_hour,
         "turns": turns,
-    }  # fmt: skip
+    }
 
 
 def member_facts(trajectory: Trajectory) -> dict[str, Any]:
@@ -101,12 +105,18 @@ def _show_members(group: RecordedGroup, *, as_json: bool) -> None:
         facts = _where(group) | member_facts(trajectory)
         if as_json:
             print(json_line(facts))
-        rows.append([
-            str(facts["member"]), f"{facts['return']:.3f}", "yes" if facts["success"] else "no",
-            str(facts["num_turns"]), str(facts["num_tokens"]),
-            f"{facts['oldest_policy_version']} to {facts['newest_policy_version']}", facts["stop_reason"],
-            facts["actor"],
-        ])  # fmt: skip
+        rows.append(
+            [
+                str(facts["member"]),
+                f"{facts['return']:.3f}",
+                "yes" if facts["success"] else "no",
+                str(facts["num_turns"]),
+                str(facts["num_tokens"]),
+                f"{facts['oldest_policy_version']} to {facts['newest_policy_version']}",
+                facts["stop_reason"],
+                facts["actor"],
+            ]
+        )
     if as_json:
         return
     claimed = "" if group.step is None else f", claimed for step {group.step}"

@@ -180,17 +180,29 @@ def rows_of(report: Report, *, max_growth: float) -> list[Row]:
     ]
     if report.resumed_s:
         rows.append(
-            Row.of("longest wait from PONG to an answered insert, of 5 s", [max(report.resumed_s)],
-                   unit="s", against=[5.0], goal="ratio <= 1")
-        )  # fmt: skip
+            Row.of(
+                "longest wait from PONG to an answered insert, of 5 s",
+                [max(report.resumed_s)],
+                unit="s",
+                against=[5.0],
+                goal="ratio <= 1",
+            )
+        )
     for name, (what, scale, unit) in FLAT.items():
         earlier, later = report.halves(name)
         rows.append(
-            Row.of(f"flat: {what}, later half beside earlier", [later / scale],
-                   unit=unit, against=[earlier / scale], goal=f"ratio <= {max_growth}")
-        )  # fmt: skip
-    return rows + [Row.of(f"faults: {name}, of all", [n], unit="", against=[num_faults])
-                   for name, n in sorted(report.faults.items())]  # fmt: skip
+            Row.of(
+                f"flat: {what}, later half beside earlier",
+                [later / scale],
+                unit=unit,
+                against=[earlier / scale],
+                goal=f"ratio <= {max_growth}",
+            )
+        )
+    return rows + [
+        Row.of(f"faults: {name}, of all", [n], unit="", against=[num_faults])
+        for name, n in sorted(report.faults.items())
+    ]
 
 
 def _count(name: str, value: int, *, of: int) -> Row:

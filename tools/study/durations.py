@@ -52,11 +52,18 @@ class Cell:
     seed: int
 
     def config(self) -> Config:
-        return load_config(None, [
-            f"replay.target_lag={self.target_lag}", f"replay.max_lag={self.max_lag}", f"run.seed={self.seed}",
-            f"replay.group_size={GROUP_SIZE}", f"replay.groups_per_step={GROUPS_PER_STEP}", "learner.steps=1000000",
-            f"learner.claim_timeout_s={24 * HOUR_S}",
-        ])  # fmt: skip
+        return load_config(
+            None,
+            [
+                f"replay.target_lag={self.target_lag}",
+                f"replay.max_lag={self.max_lag}",
+                f"run.seed={self.seed}",
+                f"replay.group_size={GROUP_SIZE}",
+                f"replay.groups_per_step={GROUPS_PER_STEP}",
+                "learner.steps=1000000",
+                f"learner.claim_timeout_s={24 * HOUR_S}",
+            ],
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,11 +236,16 @@ def cells(options: argparse.Namespace) -> list[Cell]:
     ]
     return [
         Cell(
-            rule=rule, max_lag=max_lag, target_lag=target_lag, long=long, step_units=step_units,
-            num_steps=options.steps, seed=options.seed,
+            rule=rule,
+            max_lag=max_lag,
+            target_lag=target_lag,
+            long=long,
+            step_units=step_units,
+            num_steps=options.steps,
+            seed=options.seed,
         )
         for rule, max_lag, target_lag, long, step_units in wanted
-    ]  # fmt: skip
+    ]
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -66,30 +66,57 @@ def tables(study: Study) -> str:
 
 
 RULE_COLUMNS = (
-    "long tasks take", "lag is counted by", "max_lag", "long of opened groups", "of trained groups",
-    "of trained tokens that are not masked", "long groups dropped", "tokens masked", "of long tasks",
-    "tokens wasted", "learner waits", "lag of tokens: to 4 / 8 / 16 / 32 / more",
-)  # fmt: skip
-WAIT_COLUMNS = (
-    "long tasks take", "target_lag", "learner waits", "steps a unit", "tokens masked", "of long tasks",
+    "long tasks take",
+    "lag is counted by",
+    "max_lag",
+    "long of opened groups",
+    "of trained groups",
+    "of trained tokens that are not masked",
+    "long groups dropped",
+    "tokens masked",
+    "of long tasks",
+    "tokens wasted",
+    "learner waits",
     "lag of tokens: to 4 / 8 / 16 / 32 / more",
-)  # fmt: skip
+)
+WAIT_COLUMNS = (
+    "long tasks take",
+    "target_lag",
+    "learner waits",
+    "steps a unit",
+    "tokens masked",
+    "of long tasks",
+    "lag of tokens: to 4 / 8 / 16 / 32 / more",
+)
 
 
 def _by_rule(result: Result) -> list[str]:
     return [
-        f"{result.long:g} x", result.rule, str(result.max_lag), _percent(result.opened_long),
-        _percent(result.trained_long), _percent(result.taught_long_tokens), _percent(result.dropped_long),
-        _percent(result.masked), _percent(result.masked_long), _percent(result.wasted), _percent(result.learner_idle),
+        f"{result.long:g} x",
+        result.rule,
+        str(result.max_lag),
+        _percent(result.opened_long),
+        _percent(result.trained_long),
+        _percent(result.taught_long_tokens),
+        _percent(result.dropped_long),
+        _percent(result.masked),
+        _percent(result.masked_long),
+        _percent(result.wasted),
+        _percent(result.learner_idle),
         _lags(result),
-    ]  # fmt: skip
+    ]
 
 
 def _by_wait(result: Result) -> list[str]:
     return [
-        f"{result.long:g} x", str(result.target_lag), _percent(result.learner_idle), f"{result.steps_per_unit:.2f}",
-        _percent(result.masked), _percent(result.masked_long), _lags(result),
-    ]  # fmt: skip
+        f"{result.long:g} x",
+        str(result.target_lag),
+        _percent(result.learner_idle),
+        f"{result.steps_per_unit:.2f}",
+        _percent(result.masked),
+        _percent(result.masked_long),
+        _lags(result),
+    ]
 
 
 def _lags(result: Result) -> str:

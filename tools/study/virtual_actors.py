@@ -168,9 +168,15 @@ class VirtualActors:
         num_sampled = max(1, round(TOKENS_PER_UNIT * (ending.at - ending.began)))
         num_tokens = NUM_PROMPT_TOKENS + num_sampled
         turn = Turn(
-            start=NUM_PROMPT_TOKENS, stop=num_tokens, state_key="", rewards={"task": reward}, finish_reason="stop",
-            valid_action=True, generate_s=ending.at - ending.began, env_s=0.0,
-        )  # fmt: skip
+            start=NUM_PROMPT_TOKENS,
+            stop=num_tokens,
+            state_key="",
+            rewards={"task": reward},
+            finish_reason="stop",
+            valid_action=True,
+            generate_s=ending.at - ending.began,
+            env_s=0.0,
+        )
         return Trajectory(
             schema=SCHEMA,
             run_id=self._run_id,
