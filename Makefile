@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu quickstart test check format lock clean \
   bench-actors bench-learner bench-replay bench-envs bench-weights \
-  study-lag study-durations soak chaos drill test-faults test-ledger test-fleet test-envs test-engines test-adapters setup-browser docs
+  study-lag study-durations study-goodput soak chaos drill test-faults test-ledger test-fleet test-envs test-engines test-adapters setup-browser docs
 
 setup: $(STAMP)
 
@@ -96,6 +96,10 @@ study-lag: setup
 # Study long tasks among short ones, by how lag is counted: in virtual time, some minutes.
 study-durations: setup
 	$(BIN)/python -m tools.study.durations
+
+# Time and episodes that the quickstart needs to reach a held-out success: 12 whole runs of about five minutes.
+study-goodput: setup
+	$(BIN)/python -m tools.study.goodput
 
 # Kill and stop processes at random for ten minutes; the ledger must balance to the last trajectory.
 soak: setup

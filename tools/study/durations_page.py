@@ -1,12 +1,11 @@
 """Writes the results of the study of durations: as JSON, and as tables in its page."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from common.run_dir import write_whole
-from tools.study.page import BEGIN, END, with_table
+from tools.study.page import BEGIN, END, markdown, with_table
 
 OLD_RULE = "groups"  # a group is dropped for its oldest token
 NEW_RULE = "tokens"  # a token is masked for its own lag, a group dropped for its newest token
@@ -59,9 +58,9 @@ def tables(study: Study) -> str:
     quick, found = study.of(step_units=QUICK), []
     for target_lag in dict.fromkeys(result.target_lag for result in quick):
         rows = [_by_rule(result) for result in quick if result.target_lag == target_lag]
-        found.append(f"`target_lag` {target_lag}, a step of {QUICK:g} units:\n\n{_markdown(RULE_COLUMNS, rows)}")
+        found.append(f"`target_lag` {target_lag}, a step of {QUICK:g} units:\n\n{markdown(RULE_COLUMNS, rows)}")
     rows = [_by_wait(result) for result in study.of(step_units=PATIENT)]
-    found.append(f"Lag by token, `max_lag` 16, a step of {PATIENT:g} units:\n\n{_markdown(WAIT_COLUMNS, rows)}")
+    found.append(f"Lag by token, `max_lag` 16, a step of {PATIENT:g} units:\n\n{markdown(WAIT_COLUMNS, rows)}")
     return "\n".join([*found, f"`{study.command}`, {study.date}.\n"])
 
 
@@ -127,7 +126,3 @@ def _lags(result: Result) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
-
-
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "".join(f"| {' | '.join(line)} |\n" for line in [head, ["---"] * len(head), *rows])

@@ -93,11 +93,11 @@ def tables(study: Study) -> str:
     did = [[arm, *(_what_it_did(study.of(arm, lag)) for lag in study.lags)] for arm in study.arms]
     return (
         f"Success of the last weights on {study.held_out_tasks} held-out tasks, sampled: mean ± standard deviation "
-        f"over seeds (their number), in %.\n\n{_markdown(['arm', *lags], success)}\n"
+        f"over seeds (their number), in %.\n\n{markdown(['arm', *lags], success)}\n"
         f"Success of the episodes of the last {LAST_STEPS} steps, in % (of the policy that sampled them, which is "
-        f"`lag` steps old):\n\n{_markdown(['arm', *lags], learning)}\n"
+        f"`lag` steps old):\n\n{markdown(['arm', *lags], learning)}\n"
         "Means over all steps: effective sample size in % / loss tokens left out or held back in % / steps that the "
-        f"guard shrank or skipped:\n\n{_markdown(['arm', *lags], did)}\n"
+        f"guard shrank or skipped:\n\n{markdown(['arm', *lags], did)}\n"
         f"`{study.command}`, {study.date}.\n"
     )
 
@@ -126,7 +126,8 @@ def _spread(values: Sequence[float]) -> str:
     return f"{100 * statistics.fmean(values):.1f}{deviation} ({len(values)})"
 
 
-def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
