@@ -24,7 +24,6 @@ TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 def check_input(config: Config) -> None:
     """Check what the configuration of a learner refers to: environment, model, address, disk. Raises ConfigError."""
     check_coherence(config)
-    _check_objective(config)
     check_env(config.env)
     for part in config.env.entries().values():
         if part.name in DRIVING and (config.warm_start.episodes or not config.model.path):
@@ -36,6 +35,7 @@ def check_input(config: Config) -> None:
         check_model_folder(Path(config.model.path), max_tokens=config.model.max_tokens)
     check_host(config.weights.host)
     _check_disk(config)
+    _check_objective(config)  # last, as it takes seconds
 
 
 def _check_objective(config: Config) -> None:
