@@ -62,8 +62,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         tally = load_tally(run_dir.tally)
         records = [json.loads(line) for line in run_dir.metrics.read_text().splitlines()]
         during = [(each.step, each.sampled) for each in tally.evaluations_during]
-        start, end = tally.evaluations["warm_start"].sampled, tally.evaluations["final"].sampled
-        measured = {0: start, **dict(during), records[-1]["step"]: end}
+        alone = json.loads(run_dir.summary.read_text())["eval"]
+        measured = {0: alone["warm_start"]["sampled"], **dict(during), records[-1]["step"]: alone["final"]["sampled"]}
         return cls(
             arm=arm,
             seed=seed,
