@@ -36,6 +36,7 @@ ARMS: dict[str, tuple[str, ...]] = {
     "synchronous shrunk": (SHRUNK, *SYNCHRONOUS),
 }
 SEEDS = (0, 1, 2)
+SUCCESS = "eval/success_sampled"
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,16 +60,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @classmethod
     def of(cls, run_dir: RunDir, *, arm: str, seed: int, cpu_seconds: float) -> Self:
-        tally = load_tally(run_dir.tally)
         records = [json.loads(line) for line in run_dir.metrics.read_text().splitlines()]
-        during = [(each.step, each.sampled) for each in tally.evaluations_during]
-        alone = json.loads(run_dir.summary.read_text())["eval"]
-        measured = {0: alone["warm_start"]["sampled"], **dict(during), records[-1]["step"]: alone["final"]["sampled"]}
+        steps = [record for record in records if "perf/step_s" in record]
+        measured = {record["step"]: record[SUCCESS] for record in records if SUCCESS in record}  # step 0: the last one
         return cls(
             arm=arm,
             seed=seed,
-            points=[point_at(step, success, records) for step, success in measured.items()],
-            trained_tokens=tally.tokens_trained,
+            points=[point_at(step, success, steps) for step, success in sorted(measured.items())],
+            trained_tokens=load_tally(run_dir.tally).tokens_trained,
             cpu_seconds=cpu_seconds,
         )
 
@@ -81,7 +80,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def point_at(step: int, success: float, records: Sequence[dict[str, Any]]) -> Point:
-    """The point of a step, from the records of a run's metrics. Step 0 is the start of reinforcement learning."""
+    """The point of a step, from the metrics of all steps. Step 0 is the start of reinforcement learning."""
     started = records[0]["time"] - records[0]["perf/step_s"]
     until = [record for record in records if record["step"] <= step]
     return Point(
