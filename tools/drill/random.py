@@ -21,7 +21,7 @@ from common.run_dir import RunDir
 from replay.archive import Archive, ArchivedStep
 from replay.audit import audit
 from replay.fleet import Fleet
-from tools.drill.books import what_is_lost
+from tools.drill.books import what_is_lost, what_training_again_finds
 from tools.drill.catalogue import CATALOGUE
 from tools.drill.stage import Stage, orders_of
 from tools.soak.schedule import Outcome, Strike, draw, only, report, say_again
@@ -146,7 +146,7 @@ def grown(name: str, usage: Sequence[Usage]) -> list[str]:
 
 
 def _at_the_end(stage: Stage, played: Played) -> list[str]:
-    """Let the run make its last steps. Return the contradictions between archive, metrics, ledger and usage."""
+    """Let the run make its last steps. Return the contradictions of archive, metrics, ledger, weights and usage."""
     stage.finish()
     config, last_step = stage.config, stage.config.learner.steps
     failures = what_is_lost(stage.client, config, last_step=last_step)
@@ -159,6 +159,7 @@ def _at_the_end(stage: Stage, played: Played) -> list[str]:
     ]
     if stage.recorded_steps() != list(range(1, last_step + 1)):
         failures.append("the metrics do not have every step once, in order")
+    failures += what_training_again_finds(config)
     for (name, _), usage in played.usage.items():
         failures += grown(name, usage)
     return failures
