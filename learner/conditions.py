@@ -9,6 +9,8 @@ from common.config import Config
 from common.imported import digest_of
 from learner.ranks import Ranks
 
+THREADS = "threads of a rank"
+
 
 def conditions_of(config: Config, *, ranks: Ranks) -> dict[str, str]:
     """Settings and machine, as recorded with each archived step."""
@@ -19,7 +21,7 @@ def conditions_of(config: Config, *, ranks: Ranks) -> dict[str, str]:
         | own
         | {
             "learner.ranks": str(ranks.num_ranks),
-            "threads of a rank": str(torch.get_num_threads()),
+            THREADS: str(torch.get_num_threads()),
             "device": torch.cuda.get_device_name() if on_gpu else torch.backends.cpu.get_cpu_capability(),
             "torch": str(torch.__version__),
             "transformers": transformers.__version__,

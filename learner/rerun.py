@@ -2,7 +2,7 @@
 
     archived step -> advantages -> packs -> one optimizer step -> checkpoint
 
-On the same machine, with as many ranks and threads, the weights equal the run's bit for bit. With other settings,
+On the same machine, with as many ranks, the weights equal the run's bit for bit. With other settings,
 another model is trained on the same data. There are no actors, so nothing is published or evaluated.
 """
 
@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import torch
 
 from common.config import Config
 from common.config_error import ConfigError
@@ -22,7 +23,7 @@ from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from learner.checkpoint import Progress
 from learner.clock import Clock
-from learner.conditions import conditions_of, differences
+from learner.conditions import THREADS, conditions_of, differences
 from learner.learner import (
     Learner,
     begin,
@@ -42,6 +43,8 @@ from learner.supply import Batch
 from learner.tally import load_tally, save_tally
 from replay.archive import Archive, ArchiveError
 
+MAX_THREADS = 1024
+
 log = logging.getLogger(__name__)
 
 
@@ -52,6 +55,7 @@ def train_again(
 
     Every rank calls it, on one file system. Raises ArchiveError; if a step is missing, before training begins.
     """
+    _use_as_many_threads(archive)
     differing = condition_differences(archive, config, ranks=ranks)
     for line in differing if ranks.rank == 0 else []:
         log.warning("the weights may differ from those of the run: %s", line)
@@ -72,6 +76,13 @@ def train_again(
     if finished:
         export(learner)
     return finished
+
+
+def _use_as_many_threads(archive: Archive) -> None:
+    """Compute with the threads of the run's first step: sums in another order have other last bits."""
+    num_threads = archive.conditions(1).get(THREADS, "")
+    if num_threads.isdecimal() and 1 <= int(num_threads) <= MAX_THREADS:
+        torch.set_num_threads(int(num_threads))
 
 
 def catch_up(learner: Learner, *, durable_step: int) -> None:

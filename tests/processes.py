@@ -143,9 +143,12 @@ class Run:
         return self.start("learner", ["-m", "tools.cli", "learner", *self._common, *self._settings])
 
     def start_rerun(self, name: str, *settings: str) -> Process:
-        """Train again on this run's archive, as run `name`. Neither Redis nor actors are in its reach."""
+        """Train again on this run's archive, as run `name`. Neither Redis nor actors are in its reach.
+
+        It starts with other threads than the run had: it takes the run's own.
+        """
         arguments = ["--replay-archive", self.name, f"run.root={self.dir.path.parent}", f"run.name={name}", *settings]
-        return self.start(name, ["-m", "tools.cli", "learner", *arguments])
+        return self.start(name, ["-m", "tools.cli", "learner", *arguments], OMP_NUM_THREADS="2")
 
     def start_actor(self, name: str, *settings: str) -> Process:
         """An actor knows where the run is and what itself is like; the rest it hears from the run."""
@@ -156,11 +159,10 @@ class Run:
         """A supervisor of actors, which names them."""
         return self.start("host", ["-m", "tools.cli", "actors", *self._common, *self._settings, *settings])
 
-    def start(self, name: str, arguments: list[str]) -> Process:
+    def start(self, name: str, arguments: list[str], **variables: str) -> Process:
         """`python ARGUMENTS`, named `name`, as a process of this run."""
-        process = Process(
-            name, [sys.executable, *arguments], log=self.dir.log(f"test-{name}"), environment=self._environment
-        )
+        environment = self._environment | variables
+        process = Process(name, [sys.executable, *arguments], log=self.dir.log(f"test-{name}"), environment=environment)
         self.processes.append(process)
         return process
 
