@@ -30,7 +30,7 @@ from actors.engine import WeightsRefused
 from actors.packed_nccl import PackedNccl
 from actors.receive import Receiver, ReceiverInfo
 from actors.staged_weights import ModelFolder
-from actors.twin import swap, twin_of
+from actors.twin import forget_reload, swap, twin_of
 from common.weights import Offer
 from common.wire import decode
 
@@ -126,6 +126,7 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         twin.load_weights(tensors.items())
         finalize_layerwise_reload(twin, self.model_config)
         repack_embeddings(twin)
+        forget_reload(twin)
         return StagedWeights(policy_version=version, tensors={}, twin=twin)
 
     def start_weight_update(self) -> None:

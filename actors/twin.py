@@ -6,7 +6,7 @@ reloaded instead, and only a swap of dictionaries happens between two steps.
 
 import torch
 from torch import nn
-from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
 
 
@@ -28,6 +28,12 @@ def twin_of(model: nn.Module) -> nn.Module:
             name: None if child is None else modules[child] for name, child in module.__dict__["_modules"].items()
         }
     return modules[model]
+
+
+def forget_reload(twin: nn.Module) -> None:
+    """Remove what vLLM keeps to reload `twin`. It refers to the twin, which would never be freed."""
+    for module in twin.modules():
+        LAYERWISE_INFO.pop(module, None)
 
 
 def swap(model: nn.Module, twin: nn.Module) -> None:
