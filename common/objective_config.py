@@ -96,6 +96,12 @@ class ObjectiveConfig:
         return bool(self.reward_model)
 
     def __post_init__(self) -> None:
+        self._check_words()
+        self._check_surrogate()
+        self._check_estimates()
+        self._check_loss_and_guard()
+
+    def _check_words(self) -> None:
         for name, words in (
             ("advantage", (*GROUP_RELATIVE, "gigpo", "gigpo_centred", "reinforce_pp", *BATCH_SHRUNK, *WITH_CRITIC)),
             ("critic", ("none", "own", "shared")),
@@ -110,6 +116,8 @@ class ObjectiveConfig:
             known = [*words, "module:function"] if name in OWN else [*words]
             contract = f"{', '.join(known[:-1])} or {known[-1]}"
             require(word in words or name in self.own_parts, f"objective.{name}", contract, word, cure)
+
+    def _check_surrogate(self) -> None:
         require(0 < self.clip_low < 1, "objective.clip_low", "in (0, 1)", self.clip_low, "0.2 is usual")
         require(self.clip_high > 0, "objective.clip_high", "> 0", self.clip_high, "0.28 is usual")
         require(
@@ -141,9 +149,6 @@ class ObjectiveConfig:
             self.max_behaviour_weight,
             "2 is usual",
         )
-        for name in ("gamma", "turn_gamma", "allocation_discount"):
-            value = getattr(self, name)
-            require(0 < value <= 1, f"objective.{name}", "in (0, 1]", value, "1 does not discount")
         require(
             0 < self.proximal_decay < 1,
             "objective.proximal_decay",
@@ -151,10 +156,17 @@ class ObjectiveConfig:
             self.proximal_decay,
             "0.9 is the default; with 0 it is the current policy, and clips have no effect",
         )
+
+    def _check_estimates(self) -> None:
+        for name in ("gamma", "turn_gamma", "allocation_discount"):
+            value = getattr(self, name)
+            require(0 < value <= 1, f"objective.{name}", "in (0, 1]", value, "1 does not discount")
         for name in ("gae_lambda", "turn_lambda"):
             value = getattr(self, name)
             require(0 <= value <= 1, f"objective.{name}", "in [0, 1]", value, "0.95 to 1 are usual")
         require(self.max_rho >= 1, "objective.max_rho", ">= 1", self.max_rho, "1 is usual")
+
+    def _check_loss_and_guard(self) -> None:
         for name in ("critic_warmup_steps", "reference_every"):
             value = getattr(self, name)
             require(value >= 0, f"objective.{name}", ">= 0", value, "0 is off")
