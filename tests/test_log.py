@@ -1,4 +1,4 @@
-"""What is logged shows on a terminal as lines of text, whoever wrote the words in it."""
+"""Logged text from any source shows on a terminal as lines of text."""
 
 import logging
 from pathlib import Path
