@@ -52,11 +52,16 @@ def test_a_run_is_written_as_json_and_into_its_place_on_the_page(tmp_path: Path)
     assert benchmark.read("actors", tmp_path) == BENCHMARK
     text = page.read_text()
     assert text.startswith("before\n<!-- actors -->\n| what |") and text.endswith("<!-- end of actors -->\nafter\n")
-    assert "| loop | 3 | 2 | s | 2 (1.5 to 3, 3 repeats) | ratio <= 2 | yes |\n" in text
+    assert "| loop | 3 | 2 | s | 2 (1.5 to 3; 3) | ratio <= 2 | yes |\n" in text
+    assert "| pause |" not in text and "[All rows](benchmarks/actors.json)" in text
     assert "yesterday" not in text
     page.write_text("no marks")
     with pytest.raises(ValueError, match="<!-- actors -->"):
         benchmark.write(BENCHMARK, tmp_path)
+
+
+def test_a_benchmark_without_goals_has_all_of_its_rows_on_the_page() -> None:
+    assert "| pause |" in benchmark.markdown(msgspec.structs.replace(BENCHMARK, rows=ROWS[1:]))
 
 
 GOALS = {

@@ -172,27 +172,28 @@ def with_table(page: str, benchmark: Benchmark) -> str:
 
 
 def markdown(benchmark: Benchmark) -> str:
-    """The rows as a Markdown table, followed by a line about the machine."""
+    """The rows that have a goal, or all if none has one, as a Markdown table; then a line about the machine."""
+    rows = [row for row in benchmark.rows if row.goal] or benchmark.rows
     lines = [_markdown_line(_COLUMNS), _markdown_line(["---"] * len(_COLUMNS))]
-    lines += [_markdown_line(_cells(row)) for row in benchmark.rows]
+    lines += [_markdown_line(_cells(row)) for row in rows]
     machine = benchmark.machine
     on = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     gpu = machine.gpu or "no GPU"
     return (
         "\n".join(lines)
-        + f"\n\n`{benchmark.command}`, {benchmark.date}: {machine.cpu}, {machine.num_cores} cores, "
-        + f"{machine.memory_gib:.0f} GiB, {gpu}; {on}. Load average {machine.load_before} before and "
-        + f"{machine.load_after} after; {benchmark.wall_s:.0f} s in all.\n"
+        + f"\n\n[All rows](benchmarks/{benchmark.name}.json). `{benchmark.command}`, {benchmark.date}: {machine.cpu}, "
+        + f"{machine.num_cores} cores, {machine.memory_gib:.0f} GiB, {gpu}; {on}. Load average {machine.load_before} "
+        + f"before, {machine.load_after} after; {benchmark.wall_s:.0f} s.\n"
     )
 
 
-_COLUMNS = ("what", "ours", "limit", "unit", "ratio (median, range)", "goal", "holds")
+_COLUMNS = ("what", "ours", "limit", "unit", "ratio: median (range; repeats)", "goal", "holds")
 
 
 def _cells(row: Row) -> list[str]:
     low, high = row.ratio_range
     holds = {True: "yes", False: "no", None: ""}[row.holds]
-    ratio = f"{row.ratio:.3g} ({low:.3g} to {high:.3g}, {row.num_repeats} repeats)"
+    ratio = f"{row.ratio:.3g} ({low:.3g} to {high:.3g}; {row.num_repeats})"
     return [row.name, f"{row.value:.4g}", f"{row.against:.4g}", row.unit, ratio, row.goal, holds]
 
 
