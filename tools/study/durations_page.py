@@ -11,6 +11,8 @@ OLD_RULE = "groups"  # a group is dropped for its oldest token
 NEW_RULE = "tokens"  # a token is masked for its own lag, a group dropped for its newest token
 QUICK = 0.2  # units of virtual time per step in the tables of rules
 PATIENT = 0.5  # the same in the table of the learner's wait
+CAPS = (4, 8, 16)  # the values of `max_lag` in the table of rules
+ROOMY = 16  # `max_lag` in the table of the learner's wait
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,74 +56,55 @@ def write(study: Study, folder: Path) -> None:
 
 
 def tables(study: Study) -> str:
-    """In Markdown, one table of rules per `target_lag`, and one table of the learner's wait."""
-    quick, found = study.of(step_units=QUICK), []
-    for target_lag in dict.fromkeys(result.target_lag for result in quick):
-        rows = [_by_rule(result) for result in quick if result.target_lag == target_lag]
-        found.append(f"`target_lag` {target_lag}, a step of {QUICK:g} units:\n\n{markdown(RULE_COLUMNS, rows)}")
-    rows = [_by_wait(result) for result in study.of(step_units=PATIENT)]
-    found.append(f"Lag by token, `max_lag` 16, a step of {PATIENT:g} units:\n\n{markdown(WAIT_COLUMNS, rows)}")
-    return "\n".join([*found, f"`{study.command}`, {study.date}.\n"])
+    """In Markdown, a table of the rules and one of the learner's wait; the JSON file has all numbers."""
+    return (
+        f"A step of {QUICK:g} units:\n\n{markdown(RULE_COLUMNS, _by_rule(study.of(step_units=QUICK)))}\n"
+        f"How long the learner waits / tokens masked, by tokens, with `max_lag` {ROOMY} and a step of {PATIENT:g} "
+        f"units:\n\n{_by_wait(study.of(step_units=PATIENT))}\n"
+        f"[All numbers](durations.json). `{study.command}`, {study.date}.\n"
+    )
 
 
 RULE_COLUMNS = (
+    "`target_lag`",
     "long tasks take",
-    "lag is counted by",
-    "max_lag",
-    "long of opened groups",
-    "of trained groups",
-    "of trained tokens that are not masked",
-    "long groups dropped",
-    "tokens masked",
-    "of long tasks",
+    "by groups, `max_lag` 4: long groups dropped",
     "tokens wasted",
+    "long of trained groups",
+    "by tokens: long of trained groups",
     "learner waits",
-    "lag of tokens: to 4 / 8 / 16 / 32 / more",
-)
-WAIT_COLUMNS = (
-    "long tasks take",
-    "target_lag",
-    "learner waits",
-    "steps a unit",
-    "tokens masked",
-    "of long tasks",
-    "lag of tokens: to 4 / 8 / 16 / 32 / more",
+    f"tokens masked with `max_lag` {' / '.join(map(str, CAPS))}",
 )
 
 
-def _by_rule(result: Result) -> list[str]:
-    return [
-        f"{result.long:g} x",
-        result.rule,
-        str(result.max_lag),
-        _percent(result.opened_long),
-        _percent(result.trained_long),
-        _percent(result.taught_long_tokens),
-        _percent(result.dropped_long),
-        _percent(result.masked),
-        _percent(result.masked_long),
-        _percent(result.wasted),
-        _percent(result.learner_idle),
-        _lags(result),
+def _by_rule(results: list[Result]) -> list[list[str]]:
+    """One row per `target_lag` and duration of long tasks; a cell without its measurement is empty."""
+    rows = []
+    for target_lag, long in dict.fromkeys((result.target_lag, result.long) for result in results):
+        own = [result for result in results if (result.target_lag, result.long) == (target_lag, long)]
+        old = next((result for result in own if result.rule == OLD_RULE), None)
+        new = {result.max_lag: result for result in own if result.rule == NEW_RULE}
+        by_groups = [_percent(old.dropped_long), _percent(old.wasted), _percent(old.trained_long)] if old else [""] * 3
+        first = next(iter(new.values()), None)  # what is trained, and when, does not depend on the cap
+        by_tokens = [_percent(first.trained_long), _percent(first.learner_idle)] if first else [""] * 2
+        masked = " / ".join(_percent(new[cap].masked) for cap in CAPS if cap in new)
+        rows.append([str(target_lag), f"{long:g} x", *by_groups, *by_tokens, masked])
+    return rows
+
+
+def _by_wait(results: list[Result]) -> str:
+    """A row per `target_lag`, a column per duration of long tasks."""
+    cells = {(result.target_lag, result.long): result for result in results}
+    longs = dict.fromkeys(result.long for result in results)
+    rows = [
+        [str(target_lag), *(_wait(cells.get((target_lag, long))) for long in longs)]
+        for target_lag in dict.fromkeys(result.target_lag for result in results)
     ]
+    return markdown(["`target_lag`", *(f"long tasks take {long:g} x" for long in longs)], rows)
 
 
-def _by_wait(result: Result) -> list[str]:
-    return [
-        f"{result.long:g} x",
-        str(result.target_lag),
-        _percent(result.learner_idle),
-        f"{result.steps_per_unit:.2f}",
-        _percent(result.masked),
-        _percent(result.masked_long),
-        _lags(result),
-    ]
-
-
-def _lags(result: Result) -> str:
-    up_to_4 = sum(result.lag[bucket] for bucket in ("0", "1", "2", "3_4"))
-    rest = [result.lag[bucket] for bucket in ("5_8", "9_16", "17_32", "33_up")]
-    return " / ".join(_percent(share).removesuffix(" %") for share in [up_to_4, *rest])
+def _wait(result: Result | None) -> str:
+    return f"{_percent(result.learner_idle)} / {_percent(result.masked)}" if result else ""
 
 
 def _percent(share: float) -> str:

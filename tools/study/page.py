@@ -12,7 +12,6 @@ from tools.study.plot import Line, Point, svg
 from tools.study.run import Run
 
 BEGIN, END = "<!-- results -->\n", "<!-- end of results -->"
-LAST_STEPS = 20
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,14 +88,11 @@ def tables(study: Study) -> str:
     """In Markdown, the success by arm and lag, and the effect of each correction on the loss."""
     lags = [f"lag {lag}" for lag in study.lags]
     success = [[arm, *(success_cell(study.of(arm, lag)) for lag in study.lags)] for arm in study.arms]
-    learning = [[arm, *(learning_cell(study.of(arm, lag)) for lag in study.lags)] for arm in study.arms]
     did = [[arm, *(_what_it_did(study.of(arm, lag)) for lag in study.lags)] for arm in study.arms]
     return (
         f"Success of the last weights on {study.held_out_tasks} held-out tasks, sampled: mean ± standard deviation "
         f"over seeds (their number), in %.\n\n{markdown(['arm', *lags], success)}\n"
-        f"Success of the episodes of the last {LAST_STEPS} steps, in % (of the policy that sampled them, which is "
-        f"`lag` steps old):\n\n{markdown(['arm', *lags], learning)}\n"
-        "Means over all steps: effective sample size in % / loss tokens left out or held back in % / steps that the "
+        "Over all steps: mean effective sample size in % / loss tokens left out or held back in % / steps that the "
         f"guard shrank or skipped:\n\n{markdown(['arm', *lags], did)}\n"
         f"`{study.command}`, {study.date}.\n"
     )
@@ -104,10 +100,6 @@ def tables(study: Study) -> str:
 
 def success_cell(results: Sequence[Result]) -> str:
     return _spread([result.held_out for result in results])
-
-
-def learning_cell(results: Sequence[Result]) -> str:
-    return _spread([statistics.fmean(result.success[-LAST_STEPS:]) for result in results])
 
 
 def _what_it_did(results: Sequence[Result]) -> str:
