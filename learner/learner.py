@@ -48,7 +48,7 @@ from learner.pack import (
 from learner.ranks import Ranks
 from learner.reference import reference_at, reference_step
 from learner.score import RewardScorer, load_reward_scorer
-from learner.step import StepSettings, train_step
+from learner.step import StepBatch, StepModels, StepSettings, train_step
 from learner.step_metrics import StepMetrics, summed_over_ranks
 from learner.supply import Batch
 from learner.token_advantages import sequences_with_advantages
@@ -152,21 +152,13 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
     )
     proximal_logprobs = learner.proximal.logprobs(learner.model, packs) if learner.proximal else None
     clock.lap("proximal")
-    metrics = train_step(
-        learner.model,
-        learner.optimizer,
-        learner.schedule,
-        packs,
-        settings=_step_settings(config),
-        reference=learner.reference if config.objective.kl_place == "loss" else None,
+    part = StepBatch(
+        micro_batches=packs,
         proximal_logprobs=proximal_logprobs,
-        critic=critic,
-        critic_only=before.step < config.objective.critic_warmup_steps,
-        ranks=ranks,
-        global_num_loss_tokens=count_loss_tokens(sequences),
-        global_num_trajectories=count_trajectories(sequences),
-        clock=clock,
+        num_loss_tokens=count_loss_tokens(sequences),
+        num_trajectories=count_trajectories(sequences),
     )
+    metrics = train_step(_step_models(learner), part, settings=_step_settings(learner), ranks=ranks, clock=clock)
     if learner.proximal is not None:
         learner.proximal.after_step(learner.model)
     if measured.reference_logprobs is not None:  # the divergence is in the reward, not in the loss
@@ -188,11 +180,23 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
     return metrics
 
 
-def _step_settings(config: Config) -> StepSettings:
+def _step_models(learner: Learner) -> StepModels:
+    return StepModels(
+        policy=learner.model,
+        optimizer=learner.optimizer,
+        schedule=learner.schedule,
+        critic=learner.critic,
+        reference=learner.reference if learner.config.objective.kl_place == "loss" else None,
+    )
+
+
+def _step_settings(learner: Learner) -> StepSettings:
+    config = learner.config
     return StepSettings(
         objective=config.objective,
         max_lag=config.replay.max_lag,
         max_grad_norm=config.optim.max_grad_norm,
+        critic_only=learner.progress.step < config.objective.critic_warmup_steps,
     )
 
 

@@ -15,7 +15,7 @@ from common.objective_config import ObjectiveConfig
 from learner.clock import Clock
 from learner.loss import LossTokens, PolicyLoss, policy_loss
 from learner.model.critic import Critic, critic_loss
-from learner.model.gradient import apply_gradient, backward, gradient_norm
+from learner.model.gradient import Update, apply_gradient, backward, gradient_norm
 from learner.model.packed_model import PackedModel, expect_backward
 from learner.objective.guard import Evidence, GuardDecision, decide
 from learner.objective.normalisation import loss_divisor
@@ -37,75 +37,67 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSettings:
-    """The settings of `train_step`, which are the same for every step of a run."""
+    """The settings of one optimizer step."""
 
     objective: ObjectiveConfig
     max_lag: int = 0  # optimizer steps; tokens that lag by more are masked
     max_grad_norm: float
+    critic_only: bool = False  # the policy, its optimizer and its schedule do not change
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepModels:
+    """The models of a step, with the policy's optimizer; the step changes all of them but the reference."""
+
+    policy: PackedModel
+    optimizer: torch.optim.Optimizer
+    schedule: LambdaLR
+    critic: Critic | None = None
+    reference: PackedModel | None = None  # frozen, of the loss's KL divergence; None if the loss has none
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepBatch:
+    """This rank's part of a batch, and the counts of the whole batch over all ranks."""
+
+    micro_batches: Sequence[Packed]
+    proximal_logprobs: Sequence[Tensor] | None = None  # of each micro-batch; None if the objective has no such policy
+    num_loss_tokens: int
+    num_trajectories: int
+
+    def __post_init__(self) -> None:
+        if self.num_loss_tokens < 1:
+            raise ValueError(
+                f"a step needs at least 1 loss token, got {self.num_loss_tokens}; were all groups dropped?"
+            )
 
 
 def train_step(
-    model: PackedModel,
-    optimizer: torch.optim.Optimizer,
-    schedule: LambdaLR,
-    micro_batches: Sequence[Packed],
-    *,
-    settings: StepSettings,
-    reference: PackedModel | None,
-    proximal_logprobs: Sequence[Tensor] | None = None,
-    critic: Critic | None = None,
-    critic_only: bool = False,
-    ranks: Ranks,
-    global_num_loss_tokens: int,
-    global_num_trajectories: int,
-    clock: Clock | None = None,
+    models: StepModels, batch: StepBatch, *, settings: StepSettings, ranks: Ranks, clock: Clock | None = None
 ) -> StepMetrics:
-    """Make one optimizer step on this rank's `micro_batches`; all ranks call it with the same number of them.
+    """Make one optimizer step; every rank calls it with the same number of micro-batches.
 
         loss = sum over all loss tokens of all ranks / divisor    (see `learner.objective.normalisation`)
         critic's loss = sum over all loss tokens of all ranks / their number    (see `learner.objective.value_loss`)
 
     If a gradient is not finite, or the guard skips the batch (see `learner.objective.guard`), neither policy nor critic
-    changes, nor do their optimizers and schedules; the metrics have `skipped`. `reference` is the frozen policy of the
-    loss's KL divergence, None if the loss has none. `proximal_logprobs` has a tensor for each micro-batch, None if the
-    objective has no proximal policy. With `critic_only` the policy, its optimizer and its schedule do not change.
-    `clock` times "forward", "backward" and "optimizer". Raises ValueError for a batch without loss tokens.
+    changes, nor do their optimizers and schedules; the metrics have `skipped`. `clock` times "forward", "backward" and
+    "optimizer".
     """
-    if global_num_loss_tokens < 1:
-        raise ValueError(f"a step needs at least 1 loss token, got {global_num_loss_tokens}; were all groups dropped?")
     divisor = loss_divisor(
-        num_loss_tokens=global_num_loss_tokens, num_trajectories=global_num_trajectories, objective=settings.objective
+        num_loss_tokens=batch.num_loss_tokens, num_trajectories=batch.num_trajectories, objective=settings.objective
     )
-    proximal: Sequence[Tensor | None] = proximal_logprobs or [None] * len(micro_batches)
-    found = []
-    for packed, logprobs in zip(_announced(micro_batches, model, critic), proximal, strict=True):
-        sums, loss_sums = _forward(
-            model,
-            packed.to(ranks.device),
-            settings=settings,
-            proximal_logprobs=logprobs,
-            reference=reference,
-            critic=critic,
-            value_weight=divisor / global_num_loss_tokens,
-        )
-        _lap(clock, "forward")
-        for loss_sum in loss_sums:
-            backward(loss_sum, ranks=ranks, divisor=divisor)
-        _lap(clock, "backward")
-        found.append(sums)
+    found = _gradients(models, batch, divisor=divisor, settings=settings, ranks=ranks, clock=clock)
     measured = measured_over_ranks(found)
-    evidence = evidence_over_ranks(found, measured, num_trajectories=global_num_trajectories)
+    evidence = evidence_over_ranks(found, measured, num_trajectories=batch.num_trajectories)
     decision = _guard_decision(evidence, objective=settings.objective, ranks=ranks)
-    scale = decision.scale if critic is None or _both_finite(optimizer, critic) else 0.0
-    policy_scale = 0.0 if critic_only else scale
-    update = apply_gradient(optimizer, schedule, max_grad_norm=settings.max_grad_norm, scale=policy_scale)
-    values = _critic_stepped(critic, found, max_grad_norm=settings.max_grad_norm, scale=scale)
+    update, values = _updated(models, found, settings=settings, scale=decision.scale)
     _lap(clock, "optimizer")
     return step_metrics_of(
         measured,
-        dataclasses.replace(update, skipped=update.skipped if critic is None else scale == 0.0),
+        update,
         divisor=divisor,
-        num_micro_batches=len(micro_batches),
+        num_micro_batches=len(batch.micro_batches),
         evidence=evidence,
         guard_scale=decision.scale,
         by_lag=lag_metrics_of(found),
@@ -113,27 +105,67 @@ def train_step(
     )
 
 
+def _gradients(
+    models: StepModels,
+    batch: StepBatch,
+    *,
+    divisor: int,
+    settings: StepSettings,
+    ranks: Ranks,
+    clock: Clock | None,
+) -> list[MicroBatchSums]:
+    """Accumulate the gradients of the micro-batches, and return the sums of each."""
+    found = []
+    proximal: Sequence[Tensor | None] = batch.proximal_logprobs or [None] * len(batch.micro_batches)
+    for packed, logprobs in zip(_announced(batch.micro_batches, models), proximal, strict=True):
+        sums, loss_sums = _forward(
+            models,
+            packed.to(ranks.device),
+            settings=settings,
+            proximal_logprobs=logprobs,
+            value_weight=divisor / batch.num_loss_tokens,
+        )
+        _lap(clock, "forward")
+        for loss_sum in loss_sums:
+            backward(loss_sum, ranks=ranks, divisor=divisor)
+        _lap(clock, "backward")
+        found.append(sums)
+    return found
+
+
+def _updated(
+    models: StepModels, found: Sequence[MicroBatchSums], *, settings: StepSettings, scale: float
+) -> tuple[Update, ValueMetrics | None]:
+    """Apply the gradients to policy and critic, or to neither if one is not finite."""
+    if models.critic is not None and not _both_finite(models.optimizer, models.critic):
+        scale = 0.0
+    update = apply_gradient(
+        models.optimizer,
+        models.schedule,
+        max_grad_norm=settings.max_grad_norm,
+        scale=0.0 if settings.critic_only else scale,
+    )
+    if models.critic is None:
+        return update, None
+    of_critic = apply_gradient(
+        models.critic.optimizer, models.critic.schedule, max_grad_norm=settings.max_grad_norm, scale=scale
+    )
+    values = critic_metrics_of([each.value_loss for each in found if each.value_loss is not None], of_critic)
+    return dataclasses.replace(update, skipped=scale == 0.0), values
+
+
 def _both_finite(optimizer: torch.optim.Optimizer, critic: Critic) -> bool:
     """Whether both gradients are finite: policy and critic change together or not at all."""
     return all(math.isfinite(float(gradient_norm(each))) for each in (optimizer, critic.optimizer))
 
 
-def _critic_stepped(
-    critic: Critic | None, found: Sequence[MicroBatchSums], *, max_grad_norm: float, scale: float
-) -> ValueMetrics | None:
-    if critic is None:
-        return None
-    update = apply_gradient(critic.optimizer, critic.schedule, max_grad_norm=max_grad_norm, scale=scale)
-    return critic_metrics_of([each.value_loss for each in found if each.value_loss is not None], update)
-
-
-def _announced(micro_batches: Sequence[Packed], model: PackedModel, critic: Critic | None) -> Iterator[Packed]:
+def _announced(micro_batches: Sequence[Packed], models: StepModels) -> Iterator[Packed]:
     """Yield the micro-batches; tell the sharded models before each whether its backward pass is the last one."""
     for number, packed in enumerate(micro_batches, start=1):
         last = number == len(micro_batches)
-        expect_backward(model, last=last)
-        if critic is not None and isinstance(critic.module, PackedModel):
-            expect_backward(critic.module, last=last)
+        expect_backward(models.policy, last=last)
+        if models.critic is not None and isinstance(models.critic.module, PackedModel):
+            expect_backward(models.critic.module, last=last)
         yield packed
 
 
@@ -145,18 +177,16 @@ def _guard_decision(evidence: Evidence, *, objective: ObjectiveConfig, ranks: Ra
 
 
 def _forward(
-    model: PackedModel,
+    models: StepModels,
     packed: Packed,
     *,
     settings: StepSettings,
     proximal_logprobs: Tensor | None,
-    reference: PackedModel | None,
-    critic: Critic | None,
     value_weight: float,
 ) -> tuple[MicroBatchSums, list[Tensor]]:
     """The sums of this micro-batch, and what to minimise: losses with gradient, each for a backward pass of its own."""
-    objective = settings.objective
-    current = model(packed, entropy_gradient=objective.entropy_bonus > 0)
+    objective, critic, reference = settings.objective, models.critic, models.reference
+    current = models.policy(packed, entropy_gradient=objective.entropy_bonus > 0)
     tokens = LossTokens(
         current_logprobs=current.logprobs,
         behaviour_logprobs=packed.behaviour_logprobs[packed.loss_mask],

@@ -25,7 +25,7 @@ from learner.model.packed_model import PACKED_ATTENTION, PackedModel, full_tenso
 from learner.model.proximal import Proximal
 from learner.pack import Packed, TokenSequence, count_loss_tokens, count_trajectories, micro_batches, numbered, pack
 from learner.ranks import Ranks, join_ranks, leave_ranks
-from learner.step import StepSettings, train_step
+from learner.step import StepBatch, StepModels, StepSettings, train_step
 from tests.tiny_model import FLOAT32, VOCAB_SIZE, random_sequence, save_tiny_model
 
 # The lengths of each step's sequences. In the last step of three ranks two have nothing to do.
@@ -98,12 +98,15 @@ def train(path: Path, way: str, normalisation: str, dtype: str, *, ranks: Ranks)
         sequences = batch_of(step, lengths)
         packs = cut(sequences, way, ranks=ranks)
         metrics = train_step(
-            model, optimizer, schedule, packs, reference=None, ranks=ranks,
+            StepModels(policy=model, optimizer=optimizer, schedule=schedule),
+            StepBatch(
+                micro_batches=packs, proximal_logprobs=proximal.logprobs(model, packs),
+                num_loss_tokens=count_loss_tokens(sequences), num_trajectories=count_trajectories(sequences),
+            ),
             settings=StepSettings(
                 objective=dataclasses.replace(OBJECTIVE, normalisation=normalisation), max_grad_norm=math.inf
             ),
-            proximal_logprobs=proximal.logprobs(model, packs),
-            global_num_loss_tokens=count_loss_tokens(sequences), global_num_trajectories=count_trajectories(sequences),
+            ranks=ranks,
         )  # fmt: skip
         proximal.after_step(model)
         assert not metrics.skipped

@@ -24,7 +24,7 @@ from learner.model.packed_model import PackedModel, full_tensors, load_model
 from learner.model.proximal import Proximal
 from learner.pack import count_loss_tokens, micro_batches, numbered
 from learner.ranks import Ranks
-from learner.step import StepSettings, train_step
+from learner.step import StepBatch, StepModels, StepSettings, train_step
 from learner.step_metrics import StepMetrics
 from tests.full_disk import largest_file
 from tests.tiny_model import FLOAT32, random_sequence, save_tiny_model
@@ -42,19 +42,15 @@ class Learner:
         packs = micro_batches(sequences, max_tokens=50, num_ranks=1, rank=0)
         proximal = Proximal(self.model, decay=0.5).logprobs(self.model, packs)
         return train_step(
-            self.model,
-            self.optimizer,
-            self.schedule,
-            packs,
-            settings=StepSettings(
-                objective=ObjectiveConfig(correction="truncated_is"),
-                max_grad_norm=1.0,
+            StepModels(policy=self.model, optimizer=self.optimizer, schedule=self.schedule),
+            StepBatch(
+                micro_batches=packs,
+                proximal_logprobs=proximal,
+                num_loss_tokens=count_loss_tokens(sequences),
+                num_trajectories=len(sequences),
             ),
-            reference=None,
-            proximal_logprobs=proximal,
+            settings=StepSettings(objective=ObjectiveConfig(correction="truncated_is"), max_grad_norm=1.0),
             ranks=self.ranks,
-            global_num_loss_tokens=count_loss_tokens(sequences),
-            global_num_trajectories=len(sequences),
         )
 
     def begin(self, writer: CheckpointWriter, step: int, once_durable: Callable[[], None] = lambda: None) -> None:

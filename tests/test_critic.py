@@ -17,7 +17,7 @@ from learner.model.packed_model import full_tensors
 from learner.objective.return_scale import ReturnScale
 from learner.pack import TokenSequence, pack, sequences_of
 from learner.ranks import Ranks
-from learner.step import StepSettings, train_step
+from learner.step import StepBatch, StepModels, StepSettings, train_step
 from learner.step_metrics import StepMetrics
 from tests.even_game import load_player, play, save, train
 from tests.tiny_model import random_sequence, save_tiny_model
@@ -121,11 +121,12 @@ def test_a_critics_gradient_that_is_not_finite_skips_the_policys_step_as_well(
     def step_towards(target: float) -> StepMetrics:
         per_token = {"old_values": np.zeros(20, np.float32), "returns": np.full(20, target, np.float32)}
         sequence = dataclasses.replace(random_sequence(20, seed=1), **per_token)
+        models = StepModels(
+            policy=learner.model, optimizer=learner.optimizer, schedule=learner.schedule, critic=learner.critic
+        )
+        batch = StepBatch(micro_batches=[pack([sequence])], num_loss_tokens=17, num_trajectories=1)
         settings = StepSettings(objective=config.objective, max_grad_norm=1.0)
-        return train_step(
-            learner.model, learner.optimizer, learner.schedule, [pack([sequence])], settings=settings, reference=None,
-            critic=learner.critic, ranks=ranks, global_num_loss_tokens=17, global_num_trajectories=1,
-        )  # fmt: skip
+        return train_step(models, batch, settings=settings, ranks=ranks)
 
     refused = step_towards(math.inf)
     assert refused.skipped and refused.guard_scale == 1 and math.isfinite(refused.grad_norm)

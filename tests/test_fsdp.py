@@ -26,7 +26,7 @@ from learner.model.packed_model import PackedModel, full_tensors, load_kind, loa
 from learner.model.value_model import ValueModel
 from learner.pack import count_loss_tokens, micro_batches, numbered
 from learner.ranks import Ranks, join_ranks, leave_ranks
-from learner.step import StepSettings, train_step
+from learner.step import StepBatch, StepModels, StepSettings, train_step
 from tests import even_game
 from tests.even_game import load_player
 from tests.tiny_model import FLOAT32, random_sequence, save_tiny_model
@@ -127,12 +127,11 @@ def one_step(
     gradients = {name: parameter.grad.full_tensor() for name, parameter in trained.items()}
     optimizer.zero_grad()
     metrics = train_step(
-        model, optimizer, schedule, batches, reference=None, ranks=ranks,
-        settings=StepSettings(
-            objective=ObjectiveConfig(), max_lag=20, max_grad_norm=0.5
-        ),
-        global_num_loss_tokens=num_loss_tokens, global_num_trajectories=len(sequences),
-    )  # fmt: skip
+        StepModels(policy=model, optimizer=optimizer, schedule=schedule),
+        StepBatch(micro_batches=batches, num_loss_tokens=num_loss_tokens, num_trajectories=len(sequences)),
+        settings=StepSettings(objective=ObjectiveConfig(), max_lag=20, max_grad_norm=0.5),
+        ranks=ranks,
+    )
     by_lag = {
         f"{bucket} {name}": x
         for bucket, tokens in metrics.by_lag.items()

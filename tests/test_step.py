@@ -20,7 +20,7 @@ from learner.model.proximal import Proximal
 from learner.pack import TokenSequence, count_loss_tokens, count_trajectories, micro_batches, numbered
 from learner.ranks import Ranks
 from learner.reference import reference_at
-from learner.step import StepSettings, train_step
+from learner.step import StepBatch, StepModels, StepSettings, train_step
 from learner.step_metrics import StepMetrics
 from tests.small_tokenizer import CHATML, merging_tokenizer
 from tests.tiny_model import FLOAT32, random_sequence, save_tiny_model
@@ -67,12 +67,14 @@ def step(
     packs = micro_batches(sequences, max_tokens=max_tokens, num_ranks=1, rank=0)
     proximal = Proximal(model, decay=0.5).logprobs(model, packs)
     settings = StepSettings(objective=objective, max_lag=4, max_grad_norm=1.0)
-    metrics = train_step(
-        model, optimizer, schedule, packs, settings=settings, reference=reference,
-        proximal_logprobs=proximal if objective.has_proximal else None, ranks=ranks,
-        global_num_loss_tokens=count_loss_tokens(sequences),
-        global_num_trajectories=count_trajectories(sequences),
-    )  # fmt: skip
+    batch = StepBatch(
+        micro_batches=packs,
+        proximal_logprobs=proximal if objective.has_proximal else None,
+        num_loss_tokens=count_loss_tokens(sequences),
+        num_trajectories=count_trajectories(sequences),
+    )
+    models = StepModels(policy=model, optimizer=optimizer, schedule=schedule, reference=reference)
+    metrics = train_step(models, batch, settings=settings, ranks=ranks)
     moved = {name: tensor - before[name] for name, tensor in full_tensors(model)}
     return metrics, moved, schedule.last_epoch
 
@@ -181,13 +183,15 @@ def test_by_sequences_a_trajectory_counts_once_however_often_its_history_was_rew
     first, second, *others = sampled_by(model, shift=0.0)
     sequences = numbered([[first, second], *([other] for other in others)])
     metrics = train_step(
-        model, optimizer, make_schedule(optimizer, config=OPTIM, num_steps=10),
-        micro_batches(sequences, max_tokens=20, num_ranks=1, rank=0),
-        settings=StepSettings(
-            objective=ObjectiveConfig(normalisation="sequences"), max_grad_norm=1.0
+        StepModels(
+            policy=model, optimizer=optimizer, schedule=make_schedule(optimizer, config=OPTIM, num_steps=10)
         ),
-        reference=None, ranks=ranks,
-        global_num_loss_tokens=count_loss_tokens(sequences), global_num_trajectories=count_trajectories(sequences),
+        StepBatch(
+            micro_batches=micro_batches(sequences, max_tokens=20, num_ranks=1, rank=0),
+            num_loss_tokens=count_loss_tokens(sequences), num_trajectories=count_trajectories(sequences),
+        ),
+        settings=StepSettings(objective=ObjectiveConfig(normalisation="sequences"), max_grad_norm=1.0),
+        ranks=ranks,
     )  # fmt: skip
     advantages = [float(-sequence.advantages[-1]) for sequence in sequences]
     of_both = (17 * advantages[0] + 11 * advantages[1]) / 28

@@ -26,7 +26,7 @@ from learner.model.packed_model import ModelSettings, PackedModel, full_tensors,
 from learner.model.proximal import Proximal
 from learner.pack import Packed, TokenSequence, count_loss_tokens, count_trajectories, micro_batches
 from learner.ranks import Ranks, join_ranks, leave_ranks
-from learner.step import StepSettings, train_step
+from learner.step import StepBatch, StepModels, StepSettings, train_step
 from tools.bench import benchmark
 from tools.bench.benchmark import Row
 from tools.bench.learner_limits import (
@@ -81,19 +81,18 @@ class ModelPair:
         if proximal:
             logprobs = self.proximal.logprobs(self.model, packs)
         train_step(
-            self.model,
-            self.optimizer,
-            self.schedule,
-            packs,
+            StepModels(policy=self.model, optimizer=self.optimizer, schedule=self.schedule),
+            StepBatch(
+                micro_batches=packs,
+                proximal_logprobs=logprobs,
+                num_loss_tokens=count_loss_tokens(batch),
+                num_trajectories=count_trajectories(batch),
+            ),
             settings=StepSettings(
                 objective=ObjectiveConfig(correction="decoupled" if proximal else "token_mask"),
                 max_grad_norm=1.0,
             ),
-            reference=None,
-            proximal_logprobs=logprobs,
             ranks=self.ranks,
-            global_num_loss_tokens=count_loss_tokens(batch),
-            global_num_trajectories=count_trajectories(batch),
             clock=clock,
         )
         if proximal:
