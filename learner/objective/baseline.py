@@ -54,8 +54,8 @@ def shrunk_advantages(
     )
     differences = []
     for group, weight in zip(returns, weights, strict=True):
-        others = _mean_of_others((weight * group).sum(), weight.sum(), group, weight)
-        batch = _mean_of_others(of_all, total, group, weight)
+        others = _mean_of_others(group, weights=weight, total=(weight * group).sum(), total_weight=weight.sum())
+        batch = _mean_of_others(group, weights=weight, total=of_all, total_weight=total)
         siblings = len(group) - 1
         trust = 1 / (1 + within / siblings / between) if siblings and between else 0.0
         differences.append(group - trust * others - (1 - trust) * batch)
@@ -102,7 +102,7 @@ def _variances(returns: Sequence[npt.NDArray[np.float64]]) -> tuple[float, float
 
 
 def _mean_of_others(
-    total: float, total_weight: float, values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]
+    values: npt.NDArray[np.float64], *, weights: npt.NDArray[np.float64], total: float, total_weight: float
 ) -> npt.NDArray[np.float64]:
     """For each of `values`, the weighted mean of all others in `total`; 0 if there are no others."""
     weight = total_weight - weights
