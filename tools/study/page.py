@@ -85,29 +85,18 @@ def with_table(page: str, table: str) -> str:
 
 
 def tables(study: Study) -> str:
-    """In Markdown, the success by arm and lag, and the effect of each correction on the loss."""
+    """In Markdown, the success by arm and lag; the JSON file has all numbers."""
     lags = [f"lag {lag}" for lag in study.lags]
     success = [[arm, *(success_cell(study.of(arm, lag)) for lag in study.lags)] for arm in study.arms]
-    did = [[arm, *(_what_it_did(study.of(arm, lag)) for lag in study.lags)] for arm in study.arms]
     return (
         f"Success of the last weights on {study.held_out_tasks} held-out tasks, sampled: mean ± standard deviation "
         f"over seeds (their number), in %.\n\n{markdown(['arm', *lags], success)}\n"
-        "Over all steps: mean effective sample size in % / loss tokens left out or held back in % / steps that the "
-        f"guard shrank or skipped:\n\n{markdown(['arm', *lags], did)}\n"
         f"`{study.command}`, {study.date}.\n"
     )
 
 
 def success_cell(results: Sequence[Result]) -> str:
     return _spread([result.held_out for result in results])
-
-
-def _what_it_did(results: Sequence[Result]) -> str:
-    if not results:
-        return ""
-    left_out = statistics.fmean(result.masked_fraction + result.clip_fraction for result in results)
-    ess = statistics.fmean(result.effective_sample_size for result in results)
-    return f"{ess:.1%} / {left_out:.1%} / {sum(result.num_guarded for result in results)}".replace("%", "")
 
 
 def _spread(values: Sequence[float]) -> str:
