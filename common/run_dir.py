@@ -48,6 +48,10 @@ class RunDir:
         """The totals of all steps so far."""
         return self.path / "tally.json"
 
+    def mixed_tasks(self, shard: int) -> Path:
+        """The tasks that a shard's groups may repeat."""
+        return self.path / f"mixed_tasks-{shard:02d}.json"
+
     @property
     def redis(self) -> Path:
         return self.path / "redis"

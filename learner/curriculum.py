@@ -1,11 +1,13 @@
-"""Chooses the environment of each group, for a run that learns in several environments."""
+"""Chooses the environment and the task of each group."""
 
 import random
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from common.env_config import EnvConfig
 from common.trajectory import Task
+from learner.mixed_tasks import MixedTasks
 from learner.task_order import task_index
 from replay.ticket import Group
 
@@ -13,11 +15,19 @@ WINDOW = 32  # groups of one environment; its success is their mean
 FEWEST = 8  # groups of one environment before it may get less weight: fewer are too noisy
 
 
+class Choice(NamedTuple):
+    """The task of a group."""
+
+    task: Task
+    is_repeat: bool  # chosen because attempts at it differed, so its success says nothing about all tasks
+
+
 class Curriculum:
     """Distributes groups over the entries of `env.mixture` by weight; what is too hard or too easy gets less.
 
-    It measures success on all claimed groups, including those that teach nothing. A restarted learner begins with no
-    measurements, and has them again after a few groups of each environment.
+    It measures success on all claimed groups of new tasks, including those that teach nothing. A restarted learner
+    begins with no measurements, and has them again after a few groups of each environment. A share `env.repeat` of the
+    groups repeats tasks of `MixedTasks`.
     """
 
     def __init__(self, config: EnvConfig, *, seed: int) -> None:
@@ -25,13 +35,18 @@ class Curriculum:
         self._entries = config.entries()
         self._seed = seed
         self._success = {label: deque[float](maxlen=WINDOW) for label in self._entries}
+        self._mixed = {label: MixedTasks() for label in self._entries}
 
     def observe(self, groups: Iterable[Group]) -> None:
-        """Add the success of `groups` to what is measured of their environments."""
+        """Add the success and the returns of `groups` to what is known of their environments and tasks."""
         for group in groups:
-            measured = self._success.get(group.ticket.task.env)
-            if measured is not None:  # None for a group from before a restart, of another mixture
-                measured.append(sum(trajectory.success for trajectory in group.trajectories) / len(group.trajectories))
+            task, trajectories = group.ticket.task, group.trajectories
+            if task.env not in self._entries:  # a group from before a restart, of another mixture
+                continue
+            if self._config.repeat:
+                self._mixed[task.env].observe(task.index, [trajectory.total_reward for trajectory in trajectories])
+            if not group.ticket.is_repeat:
+                self._success[task.env].append(sum(each.success for each in trajectories) / len(trajectories))
 
     def weights(self) -> dict[str, float]:
         """The current weight of each environment; the weights need not add up to 1."""
@@ -40,13 +55,26 @@ class Curriculum:
             for label, entry in self._entries.items()
         }
 
-    def task(self, group_id: int) -> Task:
-        """The train task of a group. The same ids and observed groups give the same tasks.
+    def choose(self, group_id: int) -> Choice:
+        """The train task of a group. The same ids, in the same order among observed groups, give the same tasks.
 
-        No task of an environment is repeated before all of them have been visited.
+        Unless it is a repeat, no task of an environment is visited twice before all of them had their turn.
         """
+        label, dice = self.label(group_id), random.Random(f"{self._seed}/{group_id}/repeat")
+        index = self._mixed[label].take(dice) if dice.random() < self._config.repeat else None
+        if index is not None:
+            return Choice(Task(env=label, split="train", index=index), is_repeat=True)
         index = task_index(group_id, self._config.num_train_tasks, self._seed)
-        return Task(env=self.label(group_id), split="train", index=index)
+        self._mixed[label].forget(index)
+        return Choice(Task(env=label, split="train", index=index), is_repeat=False)
+
+    def mixed_tasks(self) -> dict[str, dict[int, float]]:
+        """What `restore` needs, by environment."""
+        return {label: tasks.to_dict() for label, tasks in self._mixed.items()}
+
+    def restore(self, mixed_tasks: Mapping[str, Mapping[int, float]]) -> None:
+        """Continue with the tasks of an earlier learner; those of environments that the mixture lacks are ignored."""
+        self._mixed = {label: MixedTasks(mixed_tasks.get(label)) for label in self._entries}
 
     def label(self, number: int) -> str:
         """The environment of item `number`, drawn by the current weights."""

@@ -51,6 +51,8 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
     assert fresh is not None
     learner.progress = fresh
     supplies = _supplies(learner, lead, shutdown)
+    if supplies and config.env.repeat:
+        supplies.load_tasks(run_dir)
     try:
         _publish(learner, lead)
         if not resumed and not _warm_up(learner, lead, shutdown):
@@ -137,6 +139,8 @@ def _step(learner: Learner, lead: Lead | None, supplies: Supplies | None, clock:
     clock.lap("record")
     if step % config.checkpoint_every == 0 or step == last:
         _checkpoint(learner, lead)
+        if supplies and learner.config.env.repeat:
+            supplies.save_tasks(learner.run_dir)
     clock.lap("checkpoint")
     return True
 

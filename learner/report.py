@@ -17,7 +17,7 @@ from learner.step_metrics import StepMetrics
 from learner.supply import Batch
 from learner.tally import Tally
 from replay.fleet import Member
-from replay.ledger import Ledger
+from replay.ledger import REPEATED, Ledger
 
 
 def step_metrics(
@@ -44,21 +44,30 @@ def step_metrics(
 
 
 def add_produced(metrics: Metrics, before: Ledger, now: Ledger) -> None:
-    """Add reward and success of every episode that ended since `before`, including those of dropped groups."""
-    num_episodes = now.inserted - before.inserted
-    metrics.add("produced/episodes", max(0, num_episodes))
-    for env, episodes in now.episodes.items():
-        count = episodes - before.episodes.get(env, 0)
-        successes = now.successes.get(env, 0) - before.successes.get(env, 0)
-        returns = now.returns.get(env, 0.0) - before.returns.get(env, 0.0)
+    """Add reward and success of every episode that ended since `before`, including those of dropped groups.
+
+    Repeats are shown apart: their tasks were chosen because attempts at them fail.
+    """
+    metrics.add("produced/episodes", max(0, now.inserted - before.inserted))
+    environments = [account for account in now.episodes if not account.endswith(REPEATED)]
+    num_new = sum(now.episodes[env] - before.episodes.get(env, 0) for env in environments)
+    if len(environments) < len(now.episodes):
+        metrics.add("produced/new_episodes", max(0, num_new))
+    for account, episodes in now.episodes.items():
+        count = episodes - before.episodes.get(account, 0)
+        successes = now.successes.get(account, 0) - before.successes.get(account, 0)
+        returns = now.returns.get(account, 0.0) - before.returns.get(account, 0.0)
         if not 0 <= successes <= count:
             continue  # the server restarted with older data: the episodes since `before` are unknown
+        if account.endswith(REPEATED):
+            metrics.add("produced/success_of_repeats", successes, count)
+            continue
         metrics.add("produced/reward", returns, count)
         metrics.add("produced/success", successes, count)
-        if len(now.episodes) > 1:
-            metrics.add(f"produced/reward_in_{env}", returns, count)
-            metrics.add(f"produced/success_in_{env}", successes, count)
-            metrics.add(f"produced/share_of_{env}", count, num_episodes)
+        if len(environments) > 1:
+            metrics.add(f"produced/reward_in_{account}", returns, count)
+            metrics.add(f"produced/success_in_{account}", successes, count)
+            metrics.add(f"produced/share_of_{account}", count, num_new)
 
 
 def add_flow(metrics: Metrics, batch: Batch, before: Ledger, now: Ledger) -> None:

@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from common.config import Config
 from common.patience import RedisAway
+from common.run_dir import RunDir
 from common.shutdown import Shutdown
+from learner import mixed_tasks
 from learner.checkpoint import Progress
 from learner.ranks import Ranks
 from learner.share import share
@@ -28,8 +30,10 @@ def shards_of(rank: int, *, num_shards: int, num_ranks: int) -> range:
 class Supplies:
     """One `Supply` for each shard that this rank reads."""
 
-    def __init__(self, supplies: Sequence[Supply]) -> None:
-        self._supplies = supplies
+    def __init__(self, supplies: Mapping[int, Supply]) -> None:
+        """`supplies` by shard."""
+        self._by_shard = supplies
+        self._supplies = list(supplies.values())
 
     @classmethod
     def begin(cls, buffers: Mapping[int, LearnerBuffer], config: Config, *, progress: Progress) -> "Supplies":
@@ -37,12 +41,21 @@ class Supplies:
         num_shards = config.redis.num_shards
         replay = dataclasses.replace(config.replay, groups_per_step=config.replay.groups_per_step // num_shards)
         part = dataclasses.replace(config, replay=replay)
-        supplies = []
+        supplies = {}
         for shard, buffer in buffers.items():
             first = max(progress.next_group_id, buffer.ledger().last_group_id + 1)
             first += (shard - first) % num_shards
-            supplies.append(Supply(buffer, part, first_group_id=first, every=num_shards))
+            supplies[shard] = Supply(buffer, part, first_group_id=first, every=num_shards)
         return cls(supplies)
+
+    def save_tasks(self, run_dir: RunDir) -> None:
+        """Write which tasks may be repeated, for `load_tasks` after a restart."""
+        for shard, supply in self._by_shard.items():
+            mixed_tasks.save(supply.curriculum.mixed_tasks(), run_dir.mixed_tasks(shard))
+
+    def load_tasks(self, run_dir: RunDir) -> None:
+        for shard, supply in self._by_shard.items():
+            supply.curriculum.restore(mixed_tasks.load(run_dir.mixed_tasks(shard)))
 
     def next_batch(self, progress: Progress, shutdown: Shutdown) -> Batch | None:
         """This rank's part of the next batch; None if a stop was requested. Raises SupplyDried, RedisAway."""

@@ -4,7 +4,7 @@ import logging
 import math
 import statistics
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -23,6 +23,8 @@ from replay.ticket import Group, Ticket
 
 POLL_S = 0.02
 EXPLAIN_EVERY_S = 10.0
+USEFUL_WINDOW = 64  # claimed groups; the share of them that taught is expected of the next ones
+FEWEST_USEFUL = 1 / 8  # never open more than this many times the groups that are needed
 ARE_ACTORS_RUNNING = "are actors running, and do their episodes end?"
 
 log = logging.getLogger(__name__)
@@ -58,11 +60,13 @@ class Supply:
         self._config = config
         self._next_group_id = first_group_id
         self._every = every
-        self._curriculum = Curriculum(config.env, seed=config.run.seed)
+        self.curriculum = Curriculum(config.env, seed=config.run.seed)
+        self._taught = deque[bool](maxlen=USEFUL_WINDOW)
         self._last_equal_return = 0.0  # mean return of the last group whose members all had the same
         replay = config.replay
         # The number of groups that a step's groups are chosen from.
         self._num_candidates = math.ceil(replay.groups_per_step / replay.keep_fraction)
+        self._in_waves = replay.target_lag == 0 and replay.max_uses == 1 and not replay.samples_per_insert
         self._reuse = Reuse(
             max_uses=replay.max_uses,
             samples_per_insert=replay.samples_per_insert,
@@ -82,9 +86,9 @@ class Supply:
         """The batch of optimizer step `step` (counted from 1); None if a stop was requested.
 
         Consumes ready groups; waits for actors to finish enough of them; produces tickets, so that actors always have
-        `target_lag` steps of work ahead. Groups that teach nothing (see `teaches`) are dropped and replaced by others.
-        If there are more candidates than a step needs (`replay.keep_fraction`), the groups whose returns differ least
-        are dropped. Version numbers that the learner's `resumptions` skipped do not count as lag. Raises SupplyDried.
+        `target_lag` steps of work ahead. Groups that teach nothing (see `teaches`) are dropped and replaced by others;
+        the surplus of a synchronous step is dropped. Version numbers that the learner's `resumptions` skipped do not
+        count as lag. Raises SupplyDried.
         """
         replay, started, before = self._config.replay, time.monotonic(), self._buffer.ledger()
         wanted = self._num_candidates
@@ -94,16 +98,10 @@ class Supply:
         last_logged = started
         while len(kept) < wanted and not shutdown.requested.is_set():
             self.admit(step, kept, published_version=published_version)
-            claimed = self._buffer.claim(
-                step,
-                wanted - len(kept),
-                policy_version=policy_version,
-                max_lag=policy_version - oldest,  # in versions
-                order=ClaimOrder(replay.order),
-                seed=self._config.run.seed,
-                reuse=self._reuse,
+            claimed = self._claim(
+                step, wanted - len(kept), policy_version=policy_version, max_lag=policy_version - oldest
             )
-            self._curriculum.observe(claimed)
+            self.curriculum.observe(claimed)
             useful, rejected = self._sorted_out(claimed)
             for reason, groups in rejected.items():
                 self._drop(groups, reason, dropped)
@@ -114,13 +112,44 @@ class Supply:
                 last_logged = self._wait(step, started, last_logged, before)
         if len(kept) < wanted:
             return None
-        self.admit(step, kept, published_version=published_version)
-        kept.sort(key=lambda group: (-spread(group), group.ticket.group_id))
-        self._drop(kept[replay.groups_per_step :], "low_variance", dropped)
-        del kept[replay.groups_per_step :]
-        # By id, so that the result of a step does not depend on which group was finished first.
-        kept.sort(key=lambda group: group.ticket.group_id)
-        return Batch(groups=kept, num_dropped=dict(dropped), next_group_id=self._next_group_id)
+        self._drop(kept[wanted:], "surplus", dropped)
+        candidates = kept[:wanted]
+        self.admit(step, candidates, published_version=published_version)
+        chosen = self._chosen(candidates, dropped)
+        return Batch(groups=chosen, num_dropped=dict(dropped), next_group_id=self._next_group_id)
+
+    def _claim(self, step: int, num_missing: int, *, policy_version: int, max_lag: int) -> list[Group]:
+        """Groups for the rest of `step`, ordered by id; [] if fewer are ready. `max_lag` is in versions.
+
+        A synchronous learner waits for all groups under way and claims all of them, so that the choice among them
+        depends on no group's speed: the same seed gives the same batches.
+        """
+        num_groups, replay = num_missing, self._config.replay
+        if self._in_waves:
+            ledger = self._buffer.ledger()
+            if ledger.queued + ledger.leased:
+                return []
+            num_groups = max(num_missing, ledger.ready)
+        claimed = self._buffer.claim(
+            step,
+            num_groups,
+            policy_version=policy_version,
+            max_lag=max_lag,
+            order=ClaimOrder(replay.order),
+            seed=self._config.run.seed,
+            reuse=self._reuse,
+        )
+        return sorted(claimed, key=lambda group: group.ticket.group_id)
+
+    def _chosen(self, candidates: list[Group], dropped: Counter[str]) -> list[Group]:
+        """A step's groups, ordered by id: of more candidates (`replay.keep_fraction`) those whose returns differ most.
+
+        The order is that of ids, so that the result of a step does not depend on which group was finished first.
+        """
+        ranked = sorted(candidates, key=lambda group: (-spread(group), group.ticket.group_id))
+        num_groups = self._config.replay.groups_per_step
+        self._drop(ranked[num_groups:], "low_variance", dropped)
+        return sorted(ranked[:num_groups], key=lambda group: group.ticket.group_id)
 
     def _drop(self, groups: list[Group], reason: str, dropped: Counter[str]) -> None:
         if groups:
@@ -128,7 +157,7 @@ class Supply:
             dropped[reason] += len(groups)
 
     def _sorted_out(self, claimed: list[Group]) -> tuple[list[Group], dict[str, list[Group]]]:
-        """The groups to learn from, and the others by the reason for dropping them."""
+        """The groups to learn from, and the others by the reason for dropping them; remember how many taught."""
         sampling, useful, rejected = self._config.sampling, list[Group](), dict[str, list[Group]]()
         for group in claimed:
             used = group.ticket.sampling
@@ -140,49 +169,62 @@ class Supply:
             else:
                 rejected.setdefault("zero_variance", []).append(group)
                 self._last_equal_return = statistics.mean(_returns(group))
+        num_equal = len(rejected.get("zero_variance", []))
+        self._taught += [True] * len(useful) + [False] * num_equal
         return useful, rejected
 
     def admit(self, step: int, kept: list[Group], *, published_version: int) -> None:
-        """Open tickets until there is as much work in progress as the lag allows, but never more than the run needs.
+        """Open tickets until there is as much work in progress as the lag allows, but no more than the run may need.
 
-        `kept` are the groups of `step` so far.
+        `kept` are the groups of `step` so far. Groups that will teach nothing are expected in the share of the newest
+        ones, and others are opened for them at once: to wait for them first would leave actors without work.
         """
         replay, learner = self._config.replay, self._config.learner
         steps = min(replay.target_lag + 1, learner.steps - step + 1)
         ledger = self._buffer.ledger()
-        room = self._room(ledger, kept, num_uses=self._num_candidates * steps - len(kept))
+        in_time = step + steps <= learner.steps  # else the last step would leave groups over
+        useful = self._useful_share() if in_time and (replay.target_lag or self._in_waves) else 1.0
+        room = self._room(ledger, kept, num_uses=self._num_candidates * steps - len(kept), useful=useful)
         if room <= 0:
             return
         num_known = max(0, math.ceil((ledger.last_group_id + 1 - self._next_group_id) / self._every))
         self._next_group_id += num_known * self._every  # a learner before this one opened these
         ids = range(self._next_group_id, self._next_group_id + room * self._every, self._every)
         oldest_allowed = max(0, published_version - replay.target_lag)
-        self._buffer.open(
-            [
-                ticket_of(group_id, self._curriculum.task(group_id), self._config, min_policy_version=oldest_allowed)
-                for group_id in ids
-            ]
-        )
+        self._buffer.open([self._ticket(group_id, min_policy_version=oldest_allowed) for group_id in ids])
         self._next_group_id += room * self._every
 
-    def _room(self, ledger: Ledger, kept: list[Group], *, num_uses: int) -> int:
+    def _ticket(self, group_id: int, *, min_policy_version: int) -> Ticket:
+        task, is_repeat = self.curriculum.choose(group_id)
+        return ticket_of(group_id, task, self._config, min_policy_version=min_policy_version, is_repeat=is_repeat)
+
+    def _room(self, ledger: Ledger, kept: list[Group], *, num_uses: int, useful: float) -> int:
         """The number of groups to open so that `num_uses` more uses are possible, the rest of this step's included.
 
         Each group may be used `max_uses` times, but only once per step, and as often as the rate limiter allows. With
-        one use each: queued + leased + ready + kept <= candidates of a step * min(target_lag + 1, steps left).
+        one use each: queued + leased + ready <= (candidates of a step * min(target_lag + 1, steps left) - kept) / u,
+        where u, `useful`, is the expected share of groups that teach.
         """
-        reuse, wanted = self._reuse, self._num_candidates - len(kept)
+        reuse = self._reuse
+        wanted = (self._num_candidates - len(kept)) / useful
         unfinished = ledger.queued + ledger.leased
         uses_left = reuse.max_uses * (unfinished + ledger.ready) - ledger.ready_uses
         still_ready = sum(group.num_uses < reuse.max_uses for group in kept)
-        room = max(
-            math.ceil((num_uses - uses_left) / reuse.max_uses),
-            wanted - (unfinished + ledger.ready - still_ready),
+        room = math.ceil(
+            max(
+                (num_uses / useful - uses_left) / reuse.max_uses,
+                wanted - (unfinished + ledger.ready - still_ready),
+            )
         )
         if reuse.samples_per_insert:
             needed = (ledger.claims + num_uses - reuse.error_buffer) / reuse.samples_per_insert
             room = max(room, math.ceil(needed) - ledger.finished - unfinished)
         return room
+
+    def _useful_share(self) -> float:
+        """The share of the newest claimed groups that taught something, as if a step's groups before them all had."""
+        first = self._num_candidates
+        return max((first + sum(self._taught)) / (first + len(self._taught)), FEWEST_USEFUL)
 
     def _wait(self, step: int, started: float, last_logged: float, before: Ledger) -> float:
         """Sleep for one poll; log what is missing every `EXPLAIN_EVERY_S`. Raises SupplyDried at the deadline.
@@ -242,12 +284,13 @@ def failures_since(before: Ledger, now: Ledger, failures: Sequence[Failure]) -> 
     return reasons
 
 
-def ticket_of(group_id: int, task: Task, config: Config, *, min_policy_version: int) -> Ticket:
+def ticket_of(group_id: int, task: Task, config: Config, *, min_policy_version: int, is_repeat: bool = False) -> Ticket:
     """The ticket of group `group_id`: its task and sampling settings."""
     sampling = config.sampling
     return Ticket(
         group_id=group_id,
         task=task,
+        is_repeat=is_repeat,
         num_members=config.replay.group_size,
         min_policy_version=min_policy_version,
         sampling=Sampling(

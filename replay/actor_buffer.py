@@ -135,7 +135,12 @@ class ActorBuffer:
                 name = self._payloads.name(kind, group_id, member, trajectory.attempt, lease.fence)
                 record = record_of(trajectory, fence=lease.fence, num_bytes=len(frame))
                 keys = (self._base, name)
-                arguments: tuple[int | str, ...] = (group_id, member, record, *result_of(trajectory))
+                arguments: tuple[int | str, ...] = (
+                    group_id,
+                    member,
+                    record,
+                    *result_of(trajectory, is_repeat=lease.ticket.is_repeat),
+                )
                 calls.append((keys, arguments))
                 yield packed(
                     ("SET", name, frame, "EX", ORPHAN_TTL_S, "NX"),

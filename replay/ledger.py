@@ -20,6 +20,7 @@ from replay.keys import key
 from replay.records import read_or_nothing
 
 _COUNT = re.compile(rb"\d{1,18}")
+REPEATED = "+repeated"  # ends the account of repeated tasks, beside that of their environment
 STATES = ("queued", "leased", "ready", "claimed", "quarantined")
 
 
@@ -51,7 +52,7 @@ class Ledger:
     fenced_inserts: int  # inserts and partials whose lease was lost
     expired_leases: int
     redone_members: int  # members whose attempt was repeated
-    episodes: dict[str, int]  # trajectories inserted, by environment like the next two fields
+    episodes: dict[str, int]  # trajectories inserted, by environment, repeats apart; like the next two fields
     successes: dict[str, int]  # those of them that solved their task
     returns: dict[str, float]  # the sum of their returns
     # By account: `produced` counts inserted trajectories; `trained` and `dropped:REASON` those of groups that left;

@@ -8,6 +8,7 @@ from common.config import ReplayConfig
 from common.trajectory import InvalidTrajectory, Outcome, Trajectory, check, decode_trajectory, encode_trajectory
 from common.wire import WireError, compressed
 from replay.bulk import Bulk, Payload
+from replay.ledger import REPEATED
 from replay.ticket import Ticket
 
 MAX_DURATION_MS = 1e12  # of an episode: an actor's wrong clock must not spoil the books
@@ -38,11 +39,15 @@ def record_of(trajectory: Trajectory, *, fence: int, num_bytes: int) -> str:
     )
 
 
-def result_of(trajectory: Trajectory) -> tuple[str, ...]:
-    """The result of an episode for the books: environment, return, and "1" for a success or "0"; () for a partial."""
+def result_of(trajectory: Trajectory, *, is_repeat: bool) -> tuple[str, ...]:
+    """The result of an episode for the books: account, return, and "1" for a success or "0"; () for a partial.
+
+    The account is the environment; repeats have accounts of their own, as they are harder than a new task is by now.
+    """
     if trajectory.outcome is not Outcome.POLICY:
         return ()
-    return trajectory.task.env, repr(trajectory.total_reward), str(int(trajectory.success))
+    account = trajectory.task.env + (REPEATED if is_repeat else "")
+    return account, repr(trajectory.total_reward), str(int(trajectory.success))
 
 
 def sender_of(record: bytes) -> str:

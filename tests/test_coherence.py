@@ -1,5 +1,6 @@
 """The linter of objectives, and the recipes that come with Slipstream."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -133,17 +134,22 @@ def test_on_policy_the_plain_policy_gradient_is_reinforce_and_accepted() -> None
         check_objective(load_config(None, [*reinforce, "replay.target_lag=1", "replay.max_lag=1"]))
 
 
-CHOOSING = {"keep_fraction": ["replay.keep_fraction=0.5"], "order": ["replay.order=prioritised", "replay.max_uses=2"]}
+CHOOSING = {
+    "replay.keep_fraction": ["replay.keep_fraction=0.5"],
+    "replay.order": ["replay.order=prioritised", "replay.max_uses=2"],
+    "env.repeat": ["env.repeat=0.5"],
+}
 
 
 @pytest.mark.parametrize("name", CHOOSING)
-def test_groups_are_chosen_by_a_spread_that_is_known_when_they_are_chosen(name: str) -> None:
+def test_groups_and_tasks_are_chosen_by_a_spread_that_is_known_when_they_are_chosen(name: str) -> None:
     check_objective(load_config(None, CHOOSING[name]))
     judged = load_config(None, [*CHOOSING[name], "objective.reward_model=folder"])
-    with pytest.raises(ConfigError, match=rf"`replay\.{name}` must be .* with objective\.reward_model, .*leave it out"):
+    must_be = f"`{re.escape(name)}` must be .* with "
+    with pytest.raises(ConfigError, match=must_be + r"objective\.reward_model, .*leave it out"):
         check_objective(judged)
     alone = load_config(None, [*CHOOSING[name], "replay.group_size=1", "objective.advantage=reinforce_pp"])
-    with pytest.raises(ConfigError, match=rf"`replay\.{name}` must be .* with replay\.group_size 1, .*always 0"):
+    with pytest.raises(ConfigError, match=must_be + r"replay\.group_size 1, .*always 0"):
         check_objective(alone)
 
 

@@ -1,6 +1,9 @@
 """Which environment a group is of: weights, and what is too hard or too easy for now."""
 
+import random
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -8,9 +11,12 @@ import pytest
 from common.config_error import ConfigError
 from common.env_config import EnvConfig, MixtureEntry
 from common.trajectory import Task
+from learner import mixed_tasks
 from learner.curriculum import FEWEST, WINDOW, Curriculum
+from learner.mixed_tasks import KEPT, MixedTasks
+from learner.task_order import task_index
 from replay.ticket import Group, Lease
-from tests.attempts import attempt_at, ticket
+from tests.attempts import attempt_at, earning, ticket
 
 PARTS = {"craft": MixtureEntry(weight=3), "easy": MixtureEntry(name="grid", options={"game": "bandit"})}
 
@@ -20,16 +26,25 @@ def mixture(**settings: float) -> EnvConfig:
 
 
 def shares(curriculum: Curriculum, *, count: int = 4000) -> dict[str, float]:
-    drawn = Counter(curriculum.task(group_id).env for group_id in range(count))
+    drawn = Counter(curriculum.choose(group_id).task.env for group_id in range(count))
     return {label: number / count for label, number in drawn.items()}
 
 
 def played(label: str, *, success: bool) -> Group:
     """A finished group of one episode."""
-    asked = msgspec.structs.replace(ticket(0, num_members=1), task=Task(env=label, split="train", index=0))
-    lease = Lease(ticket=asked, fence=1, missing={0: 0}, partials={}, ttl_s=60)
-    episode = msgspec.structs.replace(attempt_at(lease, 0, run_id="r"), success=success)
-    return Group(ticket=asked, num_uses=1, trajectories=[episode])
+    return finished(0, label=label, successes=[success])
+
+
+def finished(index: int, *, successes: Sequence[bool], label: str = "craft", is_repeat: bool = False) -> Group:
+    """A finished group of a task; a success earns 1, a failure 0."""
+    task = Task(env=label, split="train", index=index)
+    asked = msgspec.structs.replace(ticket(0, num_members=len(successes)), task=task, is_repeat=is_repeat)
+    lease = Lease(ticket=asked, fence=1, missing=dict.fromkeys(range(len(successes)), 0), partials={}, ttl_s=60)
+    episodes = [
+        msgspec.structs.replace(earning(attempt_at(lease, member, run_id="r"), float(success)), success=success)
+        for member, success in enumerate(successes)
+    ]
+    return Group(ticket=asked, num_uses=1, trajectories=episodes)
 
 
 def test_one_environment_is_a_mixture_of_itself() -> None:
@@ -45,9 +60,9 @@ def test_mixture_entries_share_the_groups_by_weight_under_their_own_labels() -> 
 
 
 def test_the_same_seed_gives_the_same_tasks_and_no_task_is_repeated_before_all_are_visited() -> None:
-    tasks = [Curriculum(mixture(), seed=4).task(group_id) for group_id in range(200)]
-    assert tasks == [Curriculum(mixture(), seed=4).task(group_id) for group_id in range(200)]
-    assert tasks != [Curriculum(mixture(), seed=5).task(group_id) for group_id in range(200)]
+    tasks = [Curriculum(mixture(), seed=4).choose(group_id).task for group_id in range(200)]
+    assert tasks == [Curriculum(mixture(), seed=4).choose(group_id).task for group_id in range(200)]
+    assert tasks != [Curriculum(mixture(), seed=5).choose(group_id).task for group_id in range(200)]
     assert len({task.task_id for task in tasks}) == len(tasks)
 
 
@@ -87,3 +102,84 @@ def test_groups_of_a_part_that_is_no_longer_in_the_mixture_are_let_pass() -> Non
 def test_a_mixture_that_makes_no_sense_is_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EnvConfig(**settings)  # type: ignore[arg-type]
+
+
+MIXED, EQUAL = [True, False], [True, True]
+
+
+def repeating(repeat: float = 0.75) -> Curriculum:
+    return Curriculum(EnvConfig(name="craft", num_train_tasks=1000, repeat=repeat), seed=3)
+
+
+def test_a_share_of_the_groups_repeats_tasks_on_which_attempts_differed() -> None:
+    curriculum = repeating()
+    curriculum.observe([finished(index, successes=MIXED if index < 200 else EQUAL) for index in range(250)])
+    choices = [curriculum.choose(group_id) for group_id in range(250)]
+    repeated = [choice.task.index for choice in choices if choice.is_repeat]
+    assert len(repeated) / 250 == pytest.approx(0.75, abs=0.1)
+    assert len(set(repeated)) == len(repeated), "no task has two groups at a time"
+    assert set(repeated) <= set(range(200)), "all attempts at the others were equal"
+    new = [(group_id, choice.task.index) for group_id, choice in enumerate(choices) if not choice.is_repeat]
+    assert all(index == task_index(group_id, 1000, 3) for group_id, index in new)
+
+
+def test_without_a_known_task_every_group_is_of_a_new_one() -> None:
+    curriculum = repeating()
+    curriculum.observe([finished(index, successes=EQUAL) for index in range(10)])
+    assert not any(curriculum.choose(group_id).is_repeat for group_id in range(50))
+
+
+def test_a_repeated_task_is_repeated_again_only_if_its_attempts_differ_again() -> None:
+    tasks = MixedTasks()
+    tasks.observe(7, [0.0, 1.0])
+    assert tasks.take(random.Random(0)) == 7
+    assert tasks.take(random.Random(0)) is None
+    tasks.observe(7, [0.0, 1.0])
+    tasks.observe(7, [1.0, 1.0])
+    assert tasks.take(random.Random(0)) is None
+
+
+def test_a_task_is_drawn_in_proportion_to_the_variance_of_its_returns() -> None:
+    """p (1 - p) by hand: 1 of 8 is 7/64, 4 of 8 is 16/64, so 7 to 16."""
+    one, half = [1.0] + [0.0] * 7, [1.0] * 4 + [0.0] * 4
+    drawn = Counter[int | None]()
+    for seed in range(4000):
+        tasks = MixedTasks()
+        tasks.observe(1, one)
+        tasks.observe(4, half)
+        drawn[tasks.take(random.Random(seed))] += 1
+    assert drawn[1] / 4000 == pytest.approx(7 / 23, abs=0.025)
+
+
+def test_only_the_newest_tasks_are_kept() -> None:
+    tasks = MixedTasks()
+    for index in range(KEPT + 5):
+        tasks.observe(index, [0.0, 1.0])
+    assert list(tasks.to_dict()) == list(range(5, KEPT + 5))
+
+
+def test_the_success_of_an_environment_is_that_of_new_tasks() -> None:
+    curriculum = Curriculum(mixture(min_success=0.1, max_success=0.9, aside_weight=0.2, repeat=0.5), seed=2)
+    curriculum.observe([finished(index, label="easy", successes=EQUAL) for index in range(FEWEST)])
+    curriculum.observe([finished(index, label="easy", successes=MIXED, is_repeat=True) for index in range(WINDOW)])
+    assert curriculum.weights() == {"craft": 3.0, "easy": 0.2}, "it is solved, whatever its hardest tasks say"
+
+
+def test_the_tasks_to_repeat_survive_a_restart(tmp_path: Path) -> None:
+    before, after = repeating(), repeating()
+    before.observe([finished(index, successes=MIXED) for index in range(20)])
+    mixed_tasks.save(before.mixed_tasks(), tmp_path / "tasks.json")
+    after.restore(mixed_tasks.load(tmp_path / "tasks.json"))
+    assert [after.choose(group_id) for group_id in range(30)] == [before.choose(group_id) for group_id in range(30)]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"not json", b'{"schema": 1, "xxh3": "0", "content": {}}'])
+def test_a_damaged_file_of_tasks_costs_only_its_tasks(
+    tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "tasks.json"
+    assert mixed_tasks.load(path) == {}
+    assert caplog.text == "", "a new run has no file yet"
+    path.write_bytes(damage)
+    assert mixed_tasks.load(path) == {}
+    assert str(path) in caplog.text

@@ -249,7 +249,8 @@ def test_groups_without_variance_are_dropped_and_replaced(buffer: Views, run_id:
         )
     ledger = buffer.learner.ledger()
     assert ledger.dropped == {"zero_variance": 3}
-    assert (ledger.claimed, ledger.queued) == (1, 3)  # four places: every slot of a dropped group is given back
+    # Three more must teach, and half are expected to: two as if before the first, and one of four.
+    assert (ledger.claimed, ledger.queued) == (1, 6)
     assert ledger.balanced
     assert buffer.audit() == []
 
@@ -302,8 +303,55 @@ def test_a_batch_counts_what_was_dropped_on_its_way(buffer: Views, run_id: str, 
     assert batch is not None
     assert [group.ticket.group_id for group in batch.groups] == [2, 3]
     assert batch.num_dropped == {"zero_variance": 2}
-    assert buffer.learner.ledger().queued == 2  # the next step's work is under way before this one's is learned from
-    assert [lease.ticket.group_id for lease in work(buffer.actor, run_id, returns=differ)] == [4, 5]
+    # When the first two were dropped, half were expected to teach: eight under way for four that must teach.
+    assert [lease.ticket.group_id for lease in work(buffer.actor, run_id, returns=differ)] == [4, 5, 6, 7, 8, 9]
+
+
+def test_the_last_steps_leave_no_group_over(buffer: Views, run_id: str, shutdown: Shutdown) -> None:
+    """Two of three groups teach nothing; three times as many are opened, but not for the last steps."""
+
+    def play(_: float = 0.0) -> None:
+        work(buffer.actor, run_id, returns=lambda group_id: (0.0, float(group_id % 3 == 0)))
+
+    supply, opened = Supply(buffer.learner, config("learner.steps=12"), first_group_id=0, sleep=play), []
+    for step in range(1, 13):
+        assert supply.next_batch(step, policy_version=0, published_version=0, shutdown=shutdown) is not None
+        opened.append(buffer.learner.ledger().opened)
+    ledger = buffer.learner.ledger()
+    assert opened[9] - opened[8] == pytest.approx(6, abs=3), "a step needs two that teach"
+    assert (ledger.claimed, ledger.queued, ledger.leased, ledger.ready) == (24, 0, 0, 0)
+
+
+def test_a_synchronous_step_waits_for_all_groups_under_way_and_takes_the_lowest_ids(
+    buffer: Views, run_id: str, shutdown: Shutdown
+) -> None:
+    """Whichever groups are fast: two actors finish them in opposite orders."""
+
+    def batches(run: Views, run_id: str, *, reverse: bool) -> list[list[int]]:
+        def play(_: float = 0.0) -> None:
+            leases = []
+            while (lease := run.actor.lease("a")) is not None:
+                leases.append(lease)
+            for lease in reversed(leases) if reverse else leases:
+                for member, reward in enumerate((0.0, float(lease.ticket.group_id // 5 % 2))):
+                    attempt = earning(attempt_at(lease, member, run_id=run_id), reward)
+                    assert run.actor.insert(lease, attempt) is InsertResult.STORED
+
+        settings = config("replay.target_lag=0", "replay.max_lag=0", "learner.steps=9")
+        supply, found = Supply(run.learner, settings, first_group_id=0, sleep=play), []
+        for step in range(1, 7):
+            batch = supply.next_batch(step, policy_version=0, published_version=0, shutdown=shutdown)
+            assert batch is not None
+            found.append([group.ticket.group_id for group in batch.groups])
+        ledger = run.learner.ledger()
+        assert ledger.balanced and ledger.queued + ledger.leased + ledger.ready == 0
+        assert set(ledger.dropped) == {"zero_variance", "surplus"}, "some waves had more than they needed"
+        return found
+
+    other_id = f"{run_id}-other"
+    other = make_buffer(buffer.client, other_id)
+    other.learner.acquire_epoch()
+    assert batches(buffer, run_id, reverse=False) == batches(other, other_id, reverse=True)
 
 
 def test_groups_that_grew_too_old_are_dropped_and_replaced(buffer: Views, run_id: str, shutdown: Shutdown) -> None:

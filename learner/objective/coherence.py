@@ -90,21 +90,22 @@ def _check_critic(objective: ObjectiveConfig, num_steps: int) -> None:
 
 
 def _check_choice(config: Config) -> None:
-    """Refuse to choose groups by the spread of their returns where that is not known, or always 0."""
+    """Refuse to choose groups and tasks by the spread of returns where that is not known, or always 0."""
     replay = config.replay
     for name, chosen, value, other in (
-        ("keep_fraction", replay.keep_fraction < 1, replay.keep_fraction, "1"),
-        ("order", replay.order == "prioritised", replay.order, "oldest, freshest or uniform"),
+        ("replay.keep_fraction", replay.keep_fraction < 1, replay.keep_fraction, "1"),
+        ("replay.order", replay.order == "prioritised", replay.order, "oldest, freshest or uniform"),
+        ("env.repeat", config.env.repeat > 0, config.env.repeat, "0"),
     ):
         if chosen and config.objective.reward_model:
             raise ConfigError(
-                f"`replay.{name}` must be {other} with objective.reward_model, got {value!r}: groups are chosen by "
-                "the rewards of the environment, before the reward model scores them; leave it out"
+                f"`{name}` must be {other} with objective.reward_model, got {value!r}: it chooses by the "
+                "rewards of the environment, before the reward model scores them; leave it out"
             )
         if chosen and replay.group_size == 1:
             raise ConfigError(
-                f"`replay.{name}` must be {other} with replay.group_size 1, got {value!r}: groups are chosen by the "
-                "spread of their returns, which is always 0 for one return; leave it out, or use groups of 2 or more"
+                f"`{name}` must be {other} with replay.group_size 1, got {value!r}: it chooses by the spread of a "
+                "group's returns, which is always 0 for one return; leave it out, or use groups of 2 or more"
             )
 
 

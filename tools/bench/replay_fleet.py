@@ -186,7 +186,17 @@ async def play(
         record = f"0:{fence}:3:{len(FRAME)}:1:1:1:{actor}"
         request = packed(
             ("SET", blob, FRAME, "EX", ORPHAN_TTL_S, "NX"),
-            ("EVALSHA", settings.insert_sha, 2, base, blob, group_id, member, record, *result_of(TRAJECTORY)),
+            (
+                "EVALSHA",
+                settings.insert_sha,
+                2,
+                base,
+                blob,
+                group_id,
+                member,
+                record,
+                *result_of(TRAJECTORY, is_repeat=False),
+            ),
         )
         asked = time.perf_counter()
         _expect(await _ask(reader, writer, request, num_lines=3), b"stored")

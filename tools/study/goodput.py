@@ -31,6 +31,7 @@ SYNCHRONOUS = ("replay.target_lag=0", "replay.max_lag=0")
 SHRUNK = "conf/objective/shrunk.yaml"
 ARMS: dict[str, tuple[str, ...]] = {
     "default": (),
+    "repeat": ("env.repeat=0.75",),
     "shrunk": (SHRUNK,),
     "synchronous": SYNCHRONOUS,
     "synchronous shrunk": (SHRUNK, *SYNCHRONOUS),
