@@ -1,0 +1,173 @@
+"""The record of a run: metrics of each step and evaluation, the totals over all steps, and the summary."""
+
+import dataclasses
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from common.headline import headline
+from common.metrics import Metrics, MetricsWriter, read_metrics
+from common.run_dir import RunDir, write_json
+from learner.advice import WINDOW, StepLoad, advised_actors
+from learner.checkpoint import Progress
+from learner.cost import Cost, cost_of
+from learner.evaluation import Evaluation
+from learner.fence import Fence
+from learner.links import Links
+from learner.model.flops import Flops
+from learner.overview import OVERVIEW
+from learner.publish import PublishStats
+from learner.report import add_cost, add_flow, add_produced, add_system, slots_used, step_metrics
+from learner.step_metrics import StepMetrics
+from learner.supply import Batch
+from learner.tally import EvalResult, Tally, save_tally
+from replay.fleet import Member
+from replay.ledger import Ledger
+
+log = logging.getLogger(__name__)
+
+
+class RunRecord:
+    """Writes the metrics of a run, and counts in `tally` what its steps add."""
+
+    def __init__(
+        self,
+        links: Links,
+        run_dir: RunDir,
+        fence: Fence,
+        *,
+        tally: Tally,
+        writer: MetricsWriter,
+        started_at_s: float,
+        flops: Flops,
+    ) -> None:
+        """`begin` makes one for a run."""
+        self.tally = tally
+        self._links = links
+        self._run_dir = run_dir
+        self._fence = fence
+        self._writer = writer
+        self._started_at_s = started_at_s
+        self._flops = flops
+        self._loads: deque[StepLoad] = deque(maxlen=WINDOW)
+
+    @classmethod
+    def begin(
+        cls,
+        links: Links,
+        run_dir: RunDir,
+        fence: Fence,
+        *,
+        tally: Tally,
+        step: int,
+        started_at_s: float,
+        flops: Flops,
+    ) -> "RunRecord":
+        """Remove the metrics of every step after `step`; later steps add to the rest."""
+        writer = MetricsWriter(jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=step)
+        writer.lay_out(OVERVIEW)
+        record = cls(links, run_dir, fence, tally=tally, writer=writer, started_at_s=started_at_s, flops=flops)
+        record._reset_ledger(links.shards.ledger())
+        return record
+
+    def write_step(
+        self, batch: Batch, step: StepMetrics, *, before: Progress, times_s: dict[str, float], publish: PublishStats
+    ) -> None:
+        """Write the metrics of the step that followed `before`, and log one line."""
+        metrics = step_metrics(batch, step, before=before, times_s=times_s, flops=self._flops, tally=self.tally)
+        ledger, members = self._links.shards.ledger(), self._links.fleet.members()
+        self._reset_ledger(ledger)
+        add_produced(metrics, self.tally.recorded, ledger)
+        add_flow(metrics, batch, self.tally.recorded, ledger)
+        add_system(metrics, ledger=ledger, members=members, publish=publish)
+        add_cost(metrics, self._cost(ledger, members))
+        metrics.add("fleet/unreadable_members", self._links.fleet.num_unreadable)
+        metrics.add("replay/repairs", ledger.repairs)
+        metrics.add("fleet/advised_actors", self._advise(ledger, members, times_s))
+        self.tally.recorded = ledger
+        means = self._writer.write(before.step + 1, metrics)
+        if self.tally.first_reward_s is None:
+            self.tally.first_reward_s = time.time() - self._started_at_s
+        log.info(
+            "step %d: %d episodes finished, reward %.3f, success %.3f; trained: reward %.3f, success %.3f; lag %.1f, "
+            "waited %.1f of %.1f s",
+            before.step + 1,
+            means["produced/episodes"],
+            means.get("produced/reward", math.nan),
+            means.get("produced/success", math.nan),
+            means["trained/reward"],
+            means["trained/success"],
+            means["lag/mean"],
+            times_s["wait"],
+            sum(times_s.values()),
+        )
+
+    def write_evaluation(self, evaluation: Evaluation, result: EvalResult, name: str) -> None:
+        """Write the metrics of an evaluation, and log one line."""
+        metrics = Metrics()
+        metrics.add("eval/success_sampled", result.sampled)
+        metrics.add("eval/success_greedy", result.greedy)
+        metrics.add("eval/num_tasks", result.num_tasks)
+        for label in result.sampled_in:
+            metrics.add(f"eval/success_sampled_in_{label}", result.sampled_in[label])
+            metrics.add(f"eval/success_greedy_in_{label}", result.greedy_in.get(label, 0.0))
+        metrics.add("eval/num_mixed", evaluation.num_mixed)
+        metrics.add("eval/lasted_s", evaluation.lasted_s)
+        self._writer.write(evaluation.step, metrics)
+        log.info("evaluation %s: success %.3f sampled, %.3f greedy", name, result.sampled, result.greedy)
+
+    def write_summary(self) -> None:
+        """Write `summary.json`: evaluations, throughput, cost and lag of the whole run."""
+        tally, wall_s = self.tally, time.time() - self._started_at_s
+        ledger, fleet = self._links.shards.ledger(), self._links.fleet
+        actors = [member for member in fleet.everyone() if member.role == "actor"]
+        newest = headline(read_metrics(self._run_dir.metrics))
+        summary = {
+            "eval": msgspec.to_builtins(tally.evaluations),
+            "eval_during": msgspec.to_builtins(tally.evaluations_during),
+            "ledger": ledger.to_dict(),
+            "lag": dict(sorted(tally.lag.items(), key=lambda item: int(item[0]))),
+            "tokens_per_s": {
+                "generated": sum(actor.generated_tokens for actor in actors) / wall_s,
+                "trained": tally.tokens_trained / max(tally.seconds, 1e-9),
+            },
+            "produced": dataclasses.asdict(newest) if newest else None,
+            "cost": self._cost(ledger, fleet.members()).to_dict(),
+            "first_reward_s": tally.first_reward_s,
+            "wall_s": wall_s,
+            "run_dir": str(self._run_dir.path),
+        }
+        write_json(self._run_dir.summary, summary)
+
+    def save_tally(self, tally: Tally) -> None:
+        """Write `tally`, a copy from the step of a checkpoint. Raises FencedOut."""
+        with self._fence.held():
+            save_tally(tally, self._run_dir.tally)
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _cost(self, ledger: Ledger, members: Sequence[Member]) -> Cost:
+        everyone = self._links.fleet.everyone()
+        return cost_of(everyone, alive=members, ledger=ledger, tokens_trained=self.tally.tokens_trained)
+
+    def _advise(self, ledger: Ledger, members: Sequence[Member], times_s: dict[str, float]) -> int:
+        """The advised number of actors, including the measurements of this step."""
+        actors = [member for member in members if member.role == "actor"]
+        load = StepLoad(
+            num_actors=len(actors),
+            learner_wait=times_s["wait"] / sum(times_s.values()),
+            slots_used=slots_used(actors),
+            has_queue=ledger.queued > 0,
+        )
+        self._loads.append(load)
+        return advised_actors(list(self._loads))
+
+    def _reset_ledger(self, ledger: Ledger) -> None:
+        """Start counting at `ledger` if its counters went back: the server was emptied, or its ledger was repaired."""
+        if ledger.inserted < self.tally.recorded.inserted:
+            self.tally.recorded = ledger
