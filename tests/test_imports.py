@@ -1,6 +1,5 @@
 """What each room needs in order to be imported: an environment server or a dashboard must not wait for torch."""
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -45,17 +44,6 @@ def test_common_replay_and_envhub_import_without_torch() -> None:
     modules.remove("envhub.adapters.verifiers_driver")  # a program for another Python, with that package, without ours
     assert len(modules) > 130
     import_without("torch,vllm,transformers", modules)
-
-
-def test_the_objective_is_pure() -> None:
-    found = {}
-    for path in (REPOSITORY / "learner" / "objective").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom):
-                module = str(node.module)
-                if module.startswith("learner") and not module.startswith("learner.objective"):
-                    found[path.name] = module
-    assert found == {}, "learner/objective imports nothing else of the learner"
 
 
 def test_verbs_that_only_look_or_supervise_import_without_torch() -> None:
