@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -183,3 +184,24 @@ def test_a_damaged_file_of_tasks_costs_only_its_tasks(
     path.write_bytes(damage)
     assert mixed_tasks.load(path) == {}
     assert str(path) in caplog.text
+
+
+def share_of_mixed_groups(repeat: float, *, num_tasks: int, spread: float, num_groups: int = 1000) -> float:
+    """Of groups of 8, where each task has a chance of its own, from a Beta distribution that `spread` widens."""
+    config = EnvConfig(name="craft", num_train_tasks=num_tasks, repeat=repeat)
+    curriculum, dice, num_mixed = Curriculum(config, seed=1), random.Random(5), 0
+    chances = [dice.betavariate(4 / spread, 1 / spread) for _ in range(num_tasks)]
+    for group_id in range(num_groups):
+        task, is_repeat = curriculum.choose(group_id)
+        successes = [dice.random() < chances[task.index] for _ in range(8)]
+        curriculum.observe([finished(task.index, successes=successes, is_repeat=is_repeat)])
+        num_mixed += 0 < sum(successes) < 8
+    return num_mixed / num_groups
+
+
+@pytest.mark.parametrize("num_tasks", [200, 100_000])
+def test_repeats_pay_where_tasks_differ_in_difficulty_and_change_little_where_they_do_not(num_tasks: int) -> None:
+    """Success is 80 % in both: of tasks that are mostly solved always or never, and of tasks that are all alike."""
+    share = partial(share_of_mixed_groups, num_tasks=num_tasks)
+    assert share(0.75, spread=10.0) > 2 * share(0.0, spread=10.0)
+    assert share(0.75, spread=0.05) == pytest.approx(share(0.0, spread=0.05), abs=0.1)
