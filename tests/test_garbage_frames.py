@@ -26,10 +26,10 @@ from common.weights import Offer, layout, sealed
 from envhub.env import EnvError
 from envhub.remote.env_protocol import ErrorResponse, Opened, Reset, StepEnv, decode_response, encode_message
 from replay.bulletin import Bulletin, RelayNotice
+from tests.chunks import BLOB, CHUNK_BYTES, DATA, Pulling, serving, wait_until
 from tests.env_hosts import TASK, env_host, far, play_and_close
 from tests.garbage import NOT_UTF8, garbage, shout, shouts
 from tests.test_generate_server import ASKED, asking
-from tests.test_pull import BLOB, CHUNK_BYTES, DATA, Pulling, serving, wait_until
 from tests.test_weights import flat_bytes, latest_version, publishing, receiver_info, weights
 
 ROOT = Path(__file__).parents[1]

@@ -1,73 +1,21 @@
-"""What a puller makes of its sources: good ones, dying ones, full ones, liars; and what a server gives to whom."""
+"""What a puller makes of its sources: good ones, dying ones, full ones, liars."""
 
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import msgspec
 import pytest
 import xxhash
 import zmq
 
-from actors.pull import Puller, PullFailed
+from actors.pull import PullFailed
 from actors.sources import NoSource, Sources
-from common.chunk_server import MAX_WAITING, ChunkServer, ServerLimits
 from common.chunks import Blob, ChunkReply, ChunkRequest, ChunkStatus, Farewell, Request
-from common.config_error import ConfigError
-from common.curve import KEY_VARIABLE, CurveKey, key_from_environment, load_key, new_secret
 from common.patience import RedisAway
-from common.weights import WeightsError
 from replay.bulletin import RelayNotice
-
-CHUNK_BYTES = 64 << 10
-NUM_CHUNKS = 40
-NOWHERE = "tcp://127.0.0.1:1"
-DATA = bytes(range(256)) * (NUM_CHUNKS * CHUNK_BYTES // 256)
-BLOB = Blob(root=xxhash.xxh3_128_hexdigest(DATA), num_bytes=len(DATA))
-
-
-def check(data: memoryview) -> None:
-    if xxhash.xxh3_128_hexdigest(data) != BLOB.root:
-        raise WeightsError("not the bytes of that name")
-
-
-def relay_at(endpoint: str, *, name: str = "", host: str = "elsewhere", roots: tuple[str, ...] = (BLOB.root,),
-             num_children: int = 0, moved_bytes: int = 0) -> RelayNotice:  # fmt: skip
-    return RelayNotice(
-        name=name or endpoint, host=host, endpoint=endpoint, roots=list(roots), policy_version=1,
-        num_children=num_children, fan_out=8, fetched_bytes=moved_bytes, served_bytes=0, num_corrupt=0,
-    )  # fmt: skip
-
-
-class Pulling:
-    """A puller, the relays that it knows, and those that it blamed."""
-
-    def __init__(self, *relays: str, key: CurveKey | None = None, patience_s: float = 0.0) -> None:
-        self.relays = [relay_at(endpoint) for endpoint in relays]
-        self.blamed: list[str] = []
-        sources = Sources(lambda: self.relays, name="me", host="here", patience_s=patience_s)
-        self.puller = Puller(sources, blame=self.blamed.append, chunk_bytes=CHUNK_BYTES, key=key)
-
-    def pull(self, publisher: str = NOWHERE, *, timeout_s: float = 60.0) -> bytes:
-        return bytes(self.puller.pull(BLOB, publisher=publisher, check=check, timeout_s=timeout_s))
-
-
-@contextmanager
-def serving(
-    data: bytes = DATA, *, fan_out: int = 8, bytes_per_s: int = 0, key: CurveKey | None = None
-) -> Iterator[ChunkServer]:
-    def read(request: ChunkRequest) -> bytes | None:
-        return data[request.offset : request.offset + request.num_bytes] if request.root == BLOB.root else None
-
-    limits = ServerLimits(fan_out=fan_out, bytes_per_s=bytes_per_s, chunk_bytes=CHUNK_BYTES)
-    server = ChunkServer("127.0.0.1", read, limits=limits, key=key)
-    try:
-        yield server
-    finally:
-        server.close()
-
+from tests.chunks import BLOB, CHUNK_BYTES, DATA, NUM_CHUNKS, Pulling, check, relay_at, serving, wait_until
 
 Reply = Callable[[ChunkRequest, int], "tuple[ChunkReply, bytes] | None"]
 
@@ -112,13 +60,6 @@ def reply_with(request: ChunkRequest, data: bytes) -> tuple[ChunkReply, bytes]:
 
 def true_reply(request: ChunkRequest, _number: int) -> tuple[ChunkReply, bytes]:
     return reply_with(request, DATA[request.offset : request.offset + request.num_bytes])
-
-
-def wait_until(holds: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for: {what}"
-        time.sleep(0.01)
 
 
 # --- One source after another.
@@ -308,228 +249,3 @@ def test_without_redis_the_relays_that_were_known_last_are_asked() -> None:
     for _ in range(5):
         assert sources.choose(BLOB.root, "tcp://publisher", begun=time.monotonic()) == "tcp://relay"
     assert len(num_asked) == 2, "a server that is away is not asked for every chunk"
-
-
-# --- What a server gives to whom.
-
-
-@contextmanager
-def client(server: ChunkServer, *, max_unread: int = 1000) -> "Iterator[zmq.Socket[bytes]]":
-    """A receiver that does as the test says."""
-    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RCVHWM, max_unread)
-        socket.setsockopt(zmq.RCVBUF, 1 << 16)
-        socket.connect(server.endpoint)
-        yield socket
-
-
-def ask(socket: "zmq.Socket[bytes]", chunk: int) -> None:
-    request = ChunkRequest(root=BLOB.root, offset=chunk * CHUNK_BYTES, num_bytes=CHUNK_BYTES)
-    socket.send(msgspec.msgpack.encode(request))
-
-
-def answer_of(socket: "zmq.Socket[bytes]") -> ChunkStatus:
-    assert socket.poll(60_000), "no answer"
-    return msgspec.msgpack.decode(socket.recv_multipart()[0], type=ChunkReply).answer
-
-
-def test_a_server_turns_away_whom_it_has_no_room_for_until_another_has_all_it_wants() -> None:
-    with serving(fan_out=1) as server, client(server) as first, client(server) as second:
-        ask(first, 0)
-        assert answer_of(first) is ChunkStatus.HERE
-        ask(second, 0)
-        assert answer_of(second) is ChunkStatus.FULL
-        ask(first, 1)
-        assert answer_of(first) is ChunkStatus.HERE
-        first.send(msgspec.msgpack.encode(Farewell()))
-        wait_until(lambda: server.load.num_children == 0, "the farewell")
-        ask(second, 0)
-        assert answer_of(second) is ChunkStatus.HERE
-        assert server.load.num_turned_away == 1
-
-
-def test_a_receiver_that_vanishes_loses_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.chunk_server.IDLE_S", 0.3)
-    with serving(fan_out=1) as server, client(server) as patient:
-        with client(server) as vanishing:
-            ask(vanishing, 0)
-            assert answer_of(vanishing) is ChunkStatus.HERE
-        wait_until(lambda: server.load.num_children == 0, "the place to be free")
-        ask(patient, 0)
-        assert answer_of(patient) is ChunkStatus.HERE
-
-
-def test_a_pull_waits_for_room_at_the_publisher() -> None:
-    with serving(fan_out=1) as publisher, client(publisher) as first:
-        ask(first, 0)
-        assert answer_of(first) is ChunkStatus.HERE
-        timer = threading.Timer(1.0, lambda: first.send(msgspec.msgpack.encode(Farewell())))
-        timer.start()
-        pulling = Pulling()
-        assert pulling.pull(publisher.endpoint) == DATA
-        assert publisher.load.num_turned_away > 0
-        pulling.puller.close()
-        timer.join()
-
-
-def test_one_that_asks_for_everything_gets_no_more_than_its_share_and_keeps_nobody_waiting() -> None:
-    per_s = 16 * CHUNK_BYTES
-    with serving(bytes_per_s=per_s) as server, client(server) as greedy:
-        begun = time.monotonic()
-        for number in range(1000):
-            ask(greedy, number % NUM_CHUNKS)
-        pulling = Pulling()
-        assert pulling.pull(server.endpoint) == DATA
-        to_greedy = server.load.served_bytes - len(DATA)
-        elapsed_s = time.monotonic() - begun
-        assert to_greedy <= elapsed_s * per_s + 2 * CHUNK_BYTES
-        assert to_greedy <= 20 * CHUNK_BYTES, "more than 16 of its requests were kept"
-        pulling.puller.close()
-
-
-def test_one_that_takes_nothing_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("common.chunk_server.IDLE_S", 0.5)
-    with serving() as server, client(server, max_unread=1) as deaf:
-        for number in range(1000):
-            ask(deaf, number % NUM_CHUNKS)
-            if number % MAX_WAITING == 0:
-                time.sleep(0.005)  # so that they are not dropped as too many at once
-        pulling = Pulling()
-        assert pulling.pull(server.endpoint) == DATA
-        to_deaf = server.load.served_bytes - len(DATA)
-        assert to_deaf < 500 * CHUNK_BYTES, "what it does not take piles up"
-        wait_until(lambda: server.load.num_children == 0, "its place to be free")
-        pulling.puller.close()
-
-
-def asks_and_never_reads(socket: "zmq.Socket[bytes]", number: int) -> None:
-    ask(socket, number % NUM_CHUNKS)
-
-
-def asks_for_what_is_not_there(socket: "zmq.Socket[bytes]", number: int) -> None:
-    request = ChunkRequest(root=f"nothing{number}", offset=0, num_bytes=CHUNK_BYTES)
-    socket.send(msgspec.msgpack.encode(request))
-    while socket.poll(0):
-        socket.recv_multipart()
-
-
-def asks_for_a_byte_at_a_time(socket: "zmq.Socket[bytes]", number: int) -> None:
-    socket.send(msgspec.msgpack.encode(ChunkRequest(root=BLOB.root, offset=number, num_bytes=1)))
-    while socket.poll(0):
-        socket.recv_multipart()
-
-
-@pytest.mark.parametrize("do", [asks_and_never_reads, asks_for_what_is_not_there, asks_for_a_byte_at_a_time])
-def test_receivers_without_progress_lose_their_places_for_good(
-    do: Callable[["zmq.Socket[bytes]", int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("common.chunk_server.IDLE_S", 0.5)
-    with serving(fan_out=2) as server, client(server, max_unread=1) as first, client(server, max_unread=1) as second:
-        closing = threading.Event()
-
-        def hold() -> None:
-            number = 0
-            while not closing.wait(0.02):
-                do(first, number)
-                do(second, number)
-                number += 1
-
-        thread = threading.Thread(target=hold)
-        thread.start()
-        try:
-            wait_until(lambda: server.load.num_children == 2, "both places to be taken")
-            pulling = Pulling()
-            assert pulling.pull(server.endpoint) == DATA
-            pulling.puller.close()
-        finally:
-            closing.set()
-            thread.join()
-
-
-def test_a_receiver_gets_no_more_bytes_a_second_than_it_may() -> None:
-    per_s = 16 * CHUNK_BYTES
-    with serving(bytes_per_s=per_s) as server:
-        pulling = Pulling()
-        begun = time.monotonic()
-        assert pulling.pull(server.endpoint) == DATA
-        assert time.monotonic() - begun >= 0.95 * (len(DATA) - CHUNK_BYTES) / per_s
-        pulling.puller.close()
-
-
-def test_rubbish_and_requests_out_of_range_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
-    with serving() as server, client(server) as hostile:
-        hostile.send(b"\xdd\xff\xff\xff\xff")
-        hostile.send_multipart([b"", b"", b"x" * 4000])
-        for request in (
-            ChunkRequest(root=BLOB.root, offset=-1, num_bytes=1),
-            ChunkRequest(root=BLOB.root, offset=0, num_bytes=CHUNK_BYTES + 1),
-            ChunkRequest(root=BLOB.root, offset=0, num_bytes=0),
-        ):
-            hostile.send(msgspec.msgpack.encode(request))
-        ask(hostile, 0)
-        assert answer_of(hostile) is ChunkStatus.HERE
-        assert server.load.served_bytes == CHUNK_BYTES
-        assert server.load.num_malformed == 5
-    assert caplog.text.count("1 malformed requests so far; the last one, from 127.0.0.1 (") == 1
-
-
-# --- Under a key.
-
-
-def new_key() -> CurveKey:
-    public, secret = zmq.curve_keypair()
-    return CurveKey(public=public, secret=secret)
-
-
-def test_who_has_the_key_pulls_and_who_has_none_or_another_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.fetch.SILENCE_S", 1.0)
-    monkeypatch.setattr("actors.pull.GIVE_UP_S", 0.5)
-    key, other = new_key(), new_key()
-    with serving(key=key) as server:
-        with zmq.Context() as context, context.socket(zmq.DEALER) as knowing:  # what a server shows is no secret
-            knowing.setsockopt(zmq.LINGER, 0)
-            knowing.curve_serverkey, knowing.curve_publickey, knowing.curve_secretkey = (
-                key.public, other.public, other.secret,
-            )  # fmt: skip
-            knowing.connect(server.endpoint)
-            ask(knowing, 0)
-            assert not knowing.poll(1000)
-        for strange in (None, other):
-            stranger = Pulling(key=strange)
-            with pytest.raises(PullFailed, match="40 of 40 chunks missing"):
-                stranger.pull(server.endpoint)
-            stranger.puller.close()
-        assert server.load.served_bytes == 0
-        member = Pulling(key=key)
-        assert member.pull(server.endpoint) == DATA
-        member.puller.close()
-
-
-def test_a_pull_under_a_key_takes_nothing_from_a_server_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.fetch.SILENCE_S", 0.5)
-    monkeypatch.setattr("actors.pull.GIVE_UP_S", 0.5)
-    with serving() as impostor:
-        member = Pulling(key=new_key())
-        with pytest.raises(PullFailed, match="40 of 40 chunks missing"):
-            member.pull(impostor.endpoint)
-        assert impostor.load.served_bytes == 0
-        member.puller.close()
-
-
-def test_a_key_comes_from_the_environment_or_a_file_and_is_never_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(KEY_VARIABLE, "")  # what is set below is undone at the end
-    assert key_from_environment() is None
-    (tmp_path / "key").write_text(new_secret() + "\n")
-    load_key(str(tmp_path / "key"))
-    key = key_from_environment()
-    assert key is not None and key.secret.decode() == (tmp_path / "key").read_text().strip()
-    assert key.secret.decode() not in repr(key)
-    monkeypatch.setenv(KEY_VARIABLE, "")
-    with pytest.raises(ConfigError, match=r"`weights.key_file` .*nokey cannot be read: No such file"):
-        load_key(str(tmp_path / "nokey"))
-    monkeypatch.setenv(KEY_VARIABLE, "short")
-    with pytest.raises(ConfigError, match="must contain the 40 characters that `slipstream key` makes; got 5"):
-        key_from_environment()
