@@ -2,12 +2,8 @@
 
 import asyncio
 import gc
-import json
 import os
-import platform
-import shlex
 import socket
-import struct
 import tempfile
 import threading
 import time
@@ -18,22 +14,10 @@ import psutil
 import pytest
 
 from envhub.env import EnvError
-from envhub.isolation import seccomp
 from envhub.isolation.file_tree import Node, Tree, TreeError, file, folder, pack, unpack
-from envhub.isolation.sandbox import HOME, Finished, Limits, Place, require_sandbox, run_in_sandbox
+from envhub.isolation.sandbox import HOME, Finished, Place, require_sandbox, run_in_sandbox
 from envhub.step_deadline import step_within
-
-LIMITS = Limits(wall_s=20)
-TREE: Tree = {"a": folder(), "a/x.txt": file("hi\n"), "run.sh": file("echo yes\n", 0o755)}
-
-
-def _running(marker: str) -> list[psutil.Process]:
-    """The processes of this machine that have `marker` as an argument."""
-    return [process for process in psutil.process_iter(["cmdline"]) if marker in (process.info["cmdline"] or [])]
-
-
-def run(command: str, tree: Tree = TREE, **limits: float) -> Finished:
-    return asyncio.run(run_in_sandbox(command, tree, limits=Limits(**{"wall_s": 20, **limits})))  # type: ignore[arg-type]
+from tests.sandboxed import LIMITS, TREE, run, running
 
 
 def test_a_command_sees_the_tree_and_leaves_a_new_one() -> None:
@@ -138,76 +122,6 @@ def test_nothing_but_home_and_tmp_can_be_written() -> None:
     )  # an own user namespace gives no power over what is outside
 
 
-CALLS = """
-import ctypes, errno, json, signal, sys
-libc = ctypes.CDLL(None, use_errno=True)
-def answer(number, *arguments):
-    ctypes.set_errno(0)
-    result = libc.syscall(ctypes.c_long(number), *(ctypes.c_long(argument) for argument in arguments))
-    if result == 0 and arguments and arguments[0] & 0x10000000:
-        sys.exit(0)  # the child of a clone
-    return errno.errorcode.get(ctypes.get_errno(), "done")
-print(json.dumps({name: answer(*call) for name, call in json.loads(sys.argv[1]).items()}))
-"""
-NEW_USER = 0x10000000 | 17  # CLONE_NEWUSER | SIGCHLD
-
-
-def answers(calls: dict[str, tuple[int, ...]]) -> dict[str, str]:
-    said = run(f"python3 -c {shlex.quote(CALLS)} {shlex.quote(json.dumps(calls))}").output
-    return dict(json.loads(said))
-
-
-def test_every_system_call_that_is_to_be_refused_is_refused() -> None:
-    column = list(seccomp.ARCHITECTURES).index(platform.machine())
-    calls = {name: (numbers[column], 0, 0, 0, 0) for name, numbers in seccomp.REFUSED.items()}
-    said = answers(calls)
-    assert said.pop("memfd_create") == "ENOSYS"
-    assert set(said.values()) == {"EPERM"} and len(said) > 30
-    clone, clone3 = (numbers[column] for numbers in ((56, 220), (435, 435)))
-    assert answers({"clone": (clone, NEW_USER, 0, 0, 0, 0), "clone3": (clone3, 0, 0)}) == {
-        "clone": "EPERM", "clone3": "ENOSYS",
-    }  # fmt: skip
-
-
-def test_only_unix_internet_and_netlink_sockets_can_be_made() -> None:
-    """A virtual machine's own sockets, AF_VSOCK, are in no network namespace."""
-    column = list(seccomp.ARCHITECTURES).index(platform.machine())
-    said = answers({str(family): ((41, 198)[column], family, 1, 0) for family in range(1, 46)})
-    assert said["40"] == "EAFNOSUPPORT"
-    assert {int(family) for family, answer in said.items() if answer != "EAFNOSUPPORT"} <= {1, 2, 10, 16}
-
-
-@pytest.mark.parametrize("machine", seccomp.ARCHITECTURES)
-def test_the_filter_refuses_the_same_on_every_architecture(machine: str) -> None:
-    """By its instructions, as the kernel would run them."""
-    column, allowed = list(seccomp.ARCHITECTURES).index(machine), 0x7FFF0000
-    for numbers in seccomp.REFUSED.values():
-        assert _verdict(machine, numbers[column]) != allowed
-    clone, socket_call = (56, 220)[column], (41, 198)[column]
-    assert _verdict(machine, clone, NEW_USER) != allowed == _verdict(machine, clone, 17)
-    assert [family for family in range(50) if _verdict(machine, socket_call, family) == allowed] == [1, 2, 10, 16]
-    harmless = set(range(450)) - {numbers[column] for numbers in seccomp.REFUSED.values()} - {435}
-    assert {_verdict(machine, number, 1) for number in harmless} == {allowed}
-    assert _verdict(machine, 1, architecture=0x40000003) != allowed  # of 32 bits
-    if machine == "x86_64":
-        assert _verdict(machine, 0x40000001) != allowed
-
-
-def _verdict(machine: str, number: int, argument: int = 0, *, architecture: int | None = None) -> int:
-    program = list(struct.iter_unpack("=HBBI", seccomp.filter_of(machine)))
-    data = {0: number, 4: architecture or seccomp.ARCHITECTURES[machine], 16: argument}
-    at = loaded = 0
-    while True:
-        code, skip, skip_else, value = program[at]
-        if code == 0x06:
-            return int(value)
-        if code == 0x20:
-            loaded, at = data[value], at + 1
-        else:
-            holds = {0x15: loaded == value, 0x35: loaded >= value, 0x45: bool(loaded & value)}[code]
-            at += 1 + (skip if holds else skip_else)
-
-
 ESCAPES = {
     "a mount in a namespace of its own": "unshare -Urm sh -c 'mount -t tmpfs none /tmp'",
     "shared memory of System V": "ipcmk -M 100M",
@@ -275,7 +189,7 @@ def test_a_command_that_runs_too_long_is_killed_with_all_its_children() -> None:
     assert (finished.exit_code, "killed" in finished.output) == (137, True)
     assert time.monotonic() - started < 60
     assert finished.tree is not None and finished.tree["b"] == file("half\n")
-    assert not _running(marker)
+    assert not running(marker)
 
 
 def test_a_cancelled_run_leaves_no_process() -> None:
@@ -283,7 +197,7 @@ def test_a_cancelled_run_leaves_no_process() -> None:
 
     async def cancelled() -> None:
         turn = asyncio.ensure_future(run_in_sandbox(f"sleep {marker}", TREE, limits=LIMITS))
-        while not _running(marker):  # noqa: ASYNC110 - another process's start is no event of ours
+        while not running(marker):  # noqa: ASYNC110 - another process's start is no event of ours
             await asyncio.sleep(0.02)
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -291,7 +205,7 @@ def test_a_cancelled_run_leaves_no_process() -> None:
 
     asyncio.run(cancelled())
     deadline = time.monotonic() + 60
-    while _running(marker):
+    while running(marker):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -311,7 +225,7 @@ def test_a_run_that_is_cancelled_while_it_starts_leaves_no_process_and_no_open_p
     asyncio.run(cancelled())
     gc.collect()
     deadline = time.monotonic() + 60
-    while _running(marker):
+    while running(marker):
         assert time.monotonic() < deadline, "a bubblewrap was left behind"
         time.sleep(0.05)
 
@@ -453,62 +367,3 @@ def test_processes_run_beside_a_command_under_the_same_numbers_until_one_ends_th
     one, two, three = first.output.splitlines()
     assert len({one, two, three}) == 3 and second.output.splitlines() == [one, three]
     assert first.tree == TREE == second.tree
-
-
-ROOT: Tree = {"etc": folder(), "root": folder(0o700), "root/x.txt": file("hi\n", 0o600), "usr": folder()}
-
-
-def run_as_root(command: str, tree: Tree = ROOT, **limits: float) -> Finished:
-    given = Limits(**{"wall_s": 20, **limits})  # type: ignore[arg-type]
-    return asyncio.run(run_in_sandbox(command, tree, limits=given, place=Place.ROOT))
-
-
-def test_a_root_directory_is_a_tree_that_a_root_may_change() -> None:
-    assert run_as_root("true").tree == ROOT
-    finished = run_as_root(
-        "id -u; pwd; cat ~/x.txt; rm ~/x.txt; echo a > /etc/a; echo b > /usr/.b; mkdir /srv; cd /srv"
-    )
-    assert finished.output == "0\n/\nhi\n"
-    assert finished.tree == {
-        "etc": folder(), "etc/a": file("a\n"), "root": folder(0o700), "srv": folder(), "usr": folder(),
-        "usr/.b": file("b\n"),
-    }  # fmt: skip
-    hidden = run_as_root("mkdir /srv; echo a > /srv/a; chmod 000 /srv/a /srv").tree
-    assert hidden is not None and hidden["srv/a"] == file("a\n", 0o600)
-    assert hidden["srv"] == folder(0o700)
-    assert run_as_root("cat /srv/a", hidden).output == "a\n"
-
-
-def test_the_root_of_a_root_directory_has_no_capability_and_is_unprivileged_outside() -> None:
-    said = run_as_root("grep -E 'CapPrm|CapEff|CapBnd|NoNewPrivs' /proc/self/status; cat /proc/self/uid_map").output
-    none = "0" * 16
-    mapped = str(65534 if os.geteuid() == 0 else os.geteuid())
-    # Where further user namespaces are forbidden, it is in two of them: the inner maps to 0 of the outer.
-    *powers, inside, outside, number = said.split()
-    assert powers == ["CapPrm:", none, "CapEff:", none, "CapBnd:", none, "NoNewPrivs:", "1"]
-    assert (inside, number) == ("0", "1") and outside in ("0", mapped)
-    marker = f"{time.time_ns() % 10**6 + 3 * 10**6}"
-
-    async def seen_from_outside() -> set[int]:
-        turn = asyncio.ensure_future(run_in_sandbox(f"sleep {marker}", ROOT, limits=LIMITS, place=Place.ROOT))
-        while not _running(marker):  # noqa: ASYNC110 - another process's start is no event of ours
-            await asyncio.sleep(0.02)
-        users = {process.uids().real for process in _running(marker)}
-        turn.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await turn
-        return users
-
-    assert asyncio.run(seen_from_outside()) == {int(mapped)}
-    for command in (
-        "mount -t tmpfs none /etc", "chown 1 /root/x.txt", "echo x > /usr/bin/mine", "echo x > /dev/mine",
-        "ls /home/*", "ls /usr/local/*", "echo 1 > /proc/sys/vm/drop_caches", "unshare -m true", "chroot / true",
-        "(echo > /dev/tcp/127.0.0.1/22)", "mknod /null c 1 3 && cat /null",
-    ):  # fmt: skip
-        assert run_as_root(f"{{ {command}; }} 2>/dev/null || echo refused").output.endswith("refused\n"), command
-
-
-def test_the_size_of_a_root_directory_is_limited() -> None:
-    assert "No space left" in run_as_root("for i in 1 2 3 4; do head -c 3000000 /dev/zero > /big$i; done").output
-    assert "No space left" in run_as_root("for i in 1 2 3 4; do head -c 3000000 /dev/zero > /usr/big$i; done").output
-    assert "Resource temporarily unavailable" in run_as_root("for i in $(seq 40); do sleep 5 & done", wall_s=1).output
