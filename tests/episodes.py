@@ -1,5 +1,6 @@
 """Episodes without a model: a scripted policy, an environment, and the actors' own rollout."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,8 @@ from actors.scripted_engine import Schedule, ScriptedEngine
 from actors.tape import Attempt, Tape
 from common.action_format import FORMATS, ActionFormat
 from common.trajectory import Provenance, Sampling, Task, TokenArray, Trajectory
-from envhub.env import Env
+from envhub.env import Env, Observation
+from envhub.shop.shop import ShopEnv
 from tests.skipping_loop import run_skipping
 from tests.small_tokenizer import shop_tokenizer
 
@@ -87,3 +89,22 @@ async def rollout_of(
 def play(env: Env, sampler: Sampler, *, attempt: Attempt | None = None, **settings: Any) -> Trajectory:
     """Roll out one episode, by a clock that skips every wait."""
     return run_skipping(rollout_of(env, sampler, tape=Tape(attempt=attempt or attempt_on()), **settings))
+
+
+class Broken(ShopEnv):
+    """A shop that answers its second action with whatever it is given, or raises it."""
+
+    def __init__(self, answer: object) -> None:
+        super().__init__()
+        self.answer = answer
+        self.num_steps = 0
+
+    async def step(self, action: str) -> Observation:
+        self.num_steps += 1
+        if self.num_steps == 1:
+            return await super().step(action)
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        if self.answer == "hang":
+            await asyncio.sleep(3600)
+        return self.answer  # type: ignore[return-value]
