@@ -22,7 +22,7 @@ from learner.publish import Publisher
 from learner.publisher.messages import PublisherSettings
 from replay.bulletin import Bulletin
 from replay.server import Server
-from tests.test_vllm_engine import (
+from tests.vllm_engines import (
     MAX_TOKENS,
     ONES,
     PROMPT,
