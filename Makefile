@@ -116,7 +116,8 @@ drill: setup
 # Run the fault tests and the fuzzing at full length; CI runs them shorter.
 test-faults: setup
 	SLIPSTREAM_REDIS_KILLS=20 SLIPSTREAM_STOPPED_S=60 SLIPSTREAM_AOF_CUTS=100 SLIPSTREAM_MUTATIONS=100000 \
-	  $(BIN)/pytest tests/test_replay_faults.py tests/test_lost_replies.py tests/test_hostile_messages.py
+	  $(BIN)/pytest tests/test_replay_faults.py tests/test_cut_file.py tests/test_no_room.py tests/test_lost_replies.py \
+	  tests/test_hostile_messages.py
 
 # Scale a fleet from 1 to 6 actors and back, with kills, notices and a partition, beside undisturbed runs; CI uses 1, 3, 1.
 test-fleet: setup

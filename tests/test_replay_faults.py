@@ -1,96 +1,45 @@
-"""Processes killed and stopped, servers killed, stopped and full; each test sees that its fault did fire.
+"""Processes killed and stopped, servers killed and stopped; each test sees that its fault did fire.
 
 The processes are the stand-ins of `make soak`, whose journals have the answers to their inserts.
 """
 
 import contextlib
 import os
-import random
-import resource
-import shutil
 import signal
-import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import redis
 
 from common.connection import connect
-from common.trajectory import Trajectory
 from common.weights import Manifest, Offer
 from replay.actor_buffer import ORPHAN_TTL_S
 from replay.bulletin import Bulletin
 from replay.keys import FencedOut, key
-from replay.ledger import read_ledger
-from replay.server import Server, find_executable, start_server
+from replay.server import Server, start_server
 from replay.ticket import InsertResult, Lease
 from tests.attempts import Views, attempt_at, make_buffer, ticket
 from tests.proxy import Fault, Nth, Proxy, Share
-from tools.soak.accounts import Accounts
-from tools.soak.actor import VOCAB_SIZE, Work, replay_of
-from tools.soak.cast import Cast
+from tests.stand_ins import (
+    DEADLINE_S,
+    await_lease,
+    books_of,
+    make_cast,
+    playing,
+    server,
+    views_of,
+    wait_for_answers,
+    wait_until,
+)
+
+__all__ = ["server"]  # the fixture
 
 NUM_REDIS_KILLS = int(os.environ.get("SLIPSTREAM_REDIS_KILLS", "3"))
 STOPPED_S = float(os.environ.get("SLIPSTREAM_STOPPED_S", "8"))
-NUM_CUTS = int(os.environ.get("SLIPSTREAM_AOF_CUTS", "12"))
-DEADLINE_S = 120.0
-POLL_S = 0.02
 RESUMED_S = 30.0  # 5 s on a machine that has nothing else to do; the measured time is printed
-
-
-@contextlib.contextmanager
-def playing(cast: Cast) -> Iterator[Cast]:
-    """The cast, started; whoever still runs in the end is killed."""
-    try:
-        cast.start()
-        yield cast
-    finally:
-        cast.kill()
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    """A server of the test's own, to be hurt."""
-    with start_server(tmp_path / "redis") as server:
-        yield server
-
-
-def make_cast(tmp_path: Path, server: Server, run_id: str, *, url: str = "", **work: float) -> Cast:
-    settings = Work(url=url or server.url, run_id=run_id, **work)  # type: ignore[arg-type]
-    return Cast(tmp_path / "cast", settings, password=server.password)
-
-
-def wait_until(condition: Callable[[], bool], what: str, *, deadline_s: float = DEADLINE_S) -> float:
-    """Seconds until `condition()` held."""
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < deadline_s, f"not within {deadline_s:.0f} s: {what}"
-        time.sleep(POLL_S)
-    return time.monotonic() - started
-
-
-def wait_for_answers(cast: Cast, num_more: int) -> float:
-    """Seconds until the actors had that many more answers to their inserts, and each of them one."""
-    before = {journal: len(journal.read_bytes()) for journal in cast.journals}
-    num_before = len(cast.answers())
-
-    def all_go_on() -> bool:
-        is_growing = [len(journal.read_bytes()) > before.get(journal, 0) for journal in cast.journals]
-        return len(is_growing) == len(cast.actors) and all(is_growing) and len(cast.answers()) >= num_before + num_more
-
-    return wait_until(all_go_on, f"{num_more} more answers")
-
-
-def books_of(cast: Cast, client: redis.Redis) -> Accounts:
-    """End all processes in order and compare; none may have ended before."""
-    assert cast.end() == []
-    accounts = cast.accounts(client)
-    assert accounts.hold, accounts
-    assert accounts.num_acknowledged > 0 and accounts.num_trained > 0
-    return accounts
 
 
 def blobs(client: redis.Redis, run_id: str) -> list[bytes]:
@@ -167,11 +116,6 @@ def test_an_actor_killed_in_an_insert_leaves_it_whole_or_not_at_all(
         assert ledger.balanced and buffer.audit() == []
 
 
-def views_of(cast: Cast, client: redis.Redis) -> Views:
-    """The buffer of the processes of a soak."""
-    return Views(client, cast.work.run_id, replay_of(cast.work), vocab_size=VOCAB_SIZE)
-
-
 def know_the_scripts(client: redis.Redis) -> None:
     """Insert once in a run of no interest, so that a commit is one request from then on."""
     buffer = make_buffer(client, "no interest")
@@ -179,19 +123,6 @@ def know_the_scripts(client: redis.Redis) -> None:
     buffer.learner.open([ticket(0)])
     lease = await_lease(buffer)
     assert buffer.actor.insert(lease, attempt_at(lease, 0, run_id="no interest")) is InsertResult.STORED
-
-
-def await_lease(buffer: Views) -> Lease:
-    """The lease of whoever was killed, once it has expired."""
-    found: list[Lease] = []
-
-    def is_leased() -> bool:
-        lease = buffer.actor.lease("heir")
-        found.extend([lease] if lease else [])
-        return bool(found)
-
-    wait_until(is_leased, "the lease expires")
-    return found[0]
 
 
 # --- The server is killed, stopped, cut off, or loads.
@@ -325,85 +256,6 @@ def test_everything_is_counted_once_when_a_tenth_of_all_requests_arrive_twice(
         assert accounts.ledger.dedup_hits > 0
 
 
-# --- The server loses power: its file ends anywhere.
-
-
-def test_a_file_that_ends_anywhere_loads_and_holds_no_half_of_anything(tmp_path: Path, run_id: str) -> None:
-    """Power loss, modelled: what was not on disk yet is cut off, at any byte. Writes are in the order of execution."""
-    source = tmp_path / "redis"
-    with (
-        start_server(source) as server,
-        connect(server.secret_url) as client,
-        playing(make_cast(tmp_path, server, run_id)) as cast,
-    ):
-        wait_for_answers(cast, 300)
-        cast.learner.kill()
-        cast.learner.start()
-        wait_for_answers(cast, 100)
-        whole = books_of(cast, client)
-    file = (source / "appendonly.aof").read_bytes()
-    chance = random.Random(7)
-    inserted, num_truncated = [], 0
-    for number in range(NUM_CUTS):
-        directory = tmp_path / f"cut-{number}"
-        shutil.copytree(source, directory, ignore=shutil.ignore_patterns("redis.log", "redis.lock"))
-        cut = chance.randrange(len(file) // 3, len(file))
-        (directory / "appendonly.aof").write_bytes(file[:cut])
-        with start_server(directory) as server, connect(server.secret_url) as client:
-            buffer = views_of(cast, client)
-            assert buffer.audit() == [], f"cut at byte {cut}"
-            inserted.append(buffer.learner.ledger().inserted)
-            buffer.learner.acquire_epoch()
-            num_ready = buffer.learner.ledger().ready
-            if num_ready:  # and every payload of what is ready is there
-                assert len(buffer.learner.claim(10_000, num_ready, policy_version=0, max_lag=0)) == num_ready
-        num_truncated += "AOF loaded anyway because aof-load-truncated is enabled" in log_of(directory)
-    assert num_truncated > NUM_CUTS // 2  # the others happened to end with a whole command
-    assert max(inserted) <= whole.ledger.inserted and min(inserted) < whole.ledger.inserted
-
-
-@pytest.mark.parametrize("place", range(NUM_CUTS))
-def test_a_run_that_goes_on_after_its_file_was_cut_has_right_books_after_the_next_start_too(
-    place: int, tmp_path: Path, run_id: str
-) -> None:
-    """The cut is inside a transaction: what Redis leaves of it must not be taken for the beginning of another."""
-    directory = tmp_path / "redis"
-    with start_server(directory) as server, connect(server.secret_url) as client:
-        play_some(make_buffer(client, run_id), run_id, first_group_id=0)
-    file = directory / "appendonly.aof"
-    whole = file.read_bytes()
-    start, stop = whole.rfind(b"MULTI", 0, whole.rfind(b"MULTI")), whole.rfind(b"EXEC")
-    file.write_bytes(whole[: start + (stop - start) * (place + 1) // (NUM_CUTS + 1)])
-    server = start_server(directory)
-    with connect(server.secret_url) as client:
-        buffer = make_buffer(client, run_id)
-        assert buffer.audit() == []
-        play_some(buffer, run_id, first_group_id=10)
-        assert buffer.audit() == []
-        ledger = buffer.learner.ledger()
-        server.process.kill()
-        server.process.wait()
-        with start_server(directory):
-            assert buffer.audit() == [] and buffer.learner.ledger() == ledger and ledger.repairs == 0
-
-
-def play_some(buffer: Views, run_id: str, *, first_group_id: int) -> None:
-    """Three groups: trained, ready, leased."""
-    buffer.learner.acquire_epoch()
-    buffer.learner.open([ticket(group_id) for group_id in range(first_group_id, first_group_id + 3)])
-    for num_members in (2, 2, 1):
-        lease = await_lease(buffer)
-        for member in list(lease.missing)[:num_members]:
-            buffer.actor.insert(lease, attempt_at(lease, member, run_id=run_id))
-        if num_members == 2 and buffer.learner.ledger().trained < 1:
-            buffer.learner.claim(1, 1, policy_version=0, max_lag=0)
-            buffer.learner.settle(1)
-
-
-def log_of(directory: Path) -> str:
-    return (directory / "redis.log").read_text()
-
-
 def test_a_missing_payload_drops_its_group_and_is_logged(tmp_path: Path, server: Server, run_id: str) -> None:
     """Slipstream removes no payload of a live group; if something else did, the learner continues without the group."""
     with connect(server.secret_url) as client:
@@ -418,119 +270,6 @@ def test_a_missing_payload_drops_its_group_and_is_logged(tmp_path: Path, server:
         assert client.delete(next(client.scan_iter(f"{key(run_id, 'train', 'blob', 0)}:*"))) == 1
         assert [group.ticket.group_id for group in buffer.learner.claim(1, 2, policy_version=0, max_lag=0)] == [1]
         assert buffer.learner.ledger().dropped == {"lost_payload": 1} and buffer.audit() == []
-
-
-# --- The server has no room.
-
-
-def test_a_full_memory_makes_actors_wait_until_the_learner_has_drained_it(
-    tmp_path: Path, server: Server, run_id: str
-) -> None:
-    cast = make_cast(tmp_path, server, run_id, num_tokens=12_000, checkpoint_every=1)
-    with connect(server.admin_url) as client, playing(cast):
-        wait_for_answers(cast, 30)
-        cast.learner.send(signal.SIGSTOP)
-        client.config_set("maxmemory", client.info("memory")["used_memory"] + (1 << 20))
-        wait_until(lambda: num_full(cast) > 4, "actors hear that there is no room")
-        num_stored = len(cast.answers()) - num_full(cast)
-        assert read_ledger(client, run_id).balanced
-        assert all(child.exit_code is None for child in cast.everyone)
-        cast.learner.send(signal.SIGCONT)
-        wait_until(lambda: len(cast.answers()) - num_full(cast) > num_stored + 50, "the buffer drains and fills again")
-        accounts = books_of(cast, client)
-        print(f"{accounts.num_full} inserts found no room")
-        assert accounts.num_full > 4
-
-
-def num_full(cast: Cast) -> int:
-    return sum(answer.result is InsertResult.FULL for answer in cast.answers())
-
-
-def test_with_fsync_every_second_a_full_disk_makes_everyone_wait_and_say_so(
-    tmp_path: Path, run_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server may write no further into its file, as on a full disk: every write is refused, a DEL too."""
-    with (
-        server_that_survives_a_full_disk(tmp_path, monkeypatch) as server,
-        connect(server.admin_url) as client,
-        playing(make_cast(tmp_path, server, run_id)) as cast,
-    ):
-        client.config_set("appendfsync", "everysec")
-        wait_for_answers(cast, 100)
-        buffer = views_of(cast, client)
-        mine = await_lease(buffer)
-        file = server.directory / "appendonly.aof"
-        limit = file.stat().st_size + 20_000
-        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-        wait_until(lambda: client.info("persistence")["aof_last_write_status"] == "err", "the server's disk is full")
-        with pytest.raises(redis.ResponseError, match="MISCONF"):
-            no_patience(server).set("anything", 1)
-        trajectory = attempt_at(mine, min(mine.missing), run_id=run_id)
-        inserted: list[InsertResult] = []
-        waiting = threading.Thread(target=lambda: inserted.append(insert_when_there_is_room(buffer, mine, trajectory)))
-        waiting.start()
-        stands_still = read_ledger(client, run_id)
-        wait_until(lambda: all("MISCONF" in child.log.read_text() for child in cast.everyone), "everyone says so")
-        assert read_ledger(client, run_id) == stands_still
-        assert all(child.exit_code is None for child in cast.everyone)
-        assert file.stat().st_size <= limit
-
-        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        print(f"resumed {wait_for_answers(cast, 1):.1f} s after there was room")
-        waiting.join(DEADLINE_S)
-        assert inserted and inserted[0] in (
-            InsertResult.STORED,
-            InsertResult.FENCED,
-        )  # it may have lost its lease since
-        buffer.actor.release(mine)
-        wait_for_answers(cast, 100)
-        books_of(cast, client)
-
-
-def insert_when_there_is_room(buffer: Views, lease: Lease, trajectory: Trajectory) -> InsertResult:
-    """As actors do: an insert waits by itself, or says FULL and is made again."""
-    while (result := buffer.actor.insert(lease, trajectory)) is InsertResult.FULL:
-        time.sleep(POLL_S)
-    return result
-
-
-def test_with_fsync_always_a_full_disk_ends_the_server_and_loses_nothing(
-    tmp_path: Path, run_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with server_that_survives_a_full_disk(tmp_path, monkeypatch) as server, connect(server.secret_url) as client:
-        buffer = make_buffer(client, run_id)
-        buffer.learner.acquire_epoch()
-        buffer.learner.open([ticket(group_id, num_members=1) for group_id in range(500)])
-        limit = (server.directory / "appendonly.aof").stat().st_size + 200_000
-        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-        num_stored = 0
-        with connect(server.secret_url, patience_s=0.5) as impatient:
-            actor = make_buffer(impatient, run_id)
-            with pytest.raises(redis.ConnectionError):
-                while True:
-                    lease = await_lease(actor)
-                    assert actor.actor.insert(lease, attempt_at(lease, 0, run_id=run_id)) is InsertResult.STORED
-                    num_stored += 1
-        assert server.process.wait(DEADLINE_S) == 1
-        assert "Can't recover from AOF write error when the AOF fsync policy is 'always'" in log_of(server.directory)
-        with start_server(server.directory):
-            assert num_stored > 10 and buffer.learner.ledger().inserted >= num_stored
-            assert buffer.audit() == []
-
-
-def server_that_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """One whose write fails past RLIMIT_FSIZE, with EFBIG for ENOSPC; by default the kernel would kill it."""
-    executable = find_executable()
-    wrapper = tmp_path / "bin" / "redis-server"
-    wrapper.parent.mkdir()
-    wrapper.write_text(f"#!/bin/sh\ntrap '' XFSZ\nexec {executable} \"$@\"\n")
-    wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
-    return start_server(tmp_path / "redis")
-
-
-def no_patience(server: Server) -> redis.Redis:
-    return redis.Redis.from_url(server.secret_url, retry=None, protocol=2)
 
 
 # --- Two learners.
