@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -27,6 +26,7 @@ from replay.ledger import Ledger, read_ledger
 from replay.listing import list_groups
 from replay.server import Server, start_server
 from tools.child import Child
+from tools.drill.cloud import Cloud
 from tools.link import Link
 from tools.soak.undo import Undoing
 
@@ -53,7 +53,7 @@ class Stage:
         self.orders.mkdir(exist_ok=True)
         self.server: Server = start_server(self.dir.redis)
         self.links = {name: Link(self.server.port).__enter__() for name in ("learner", "near", "far")}
-        self.cloud = _Cloud()
+        self.cloud = Cloud()
         config.redis.url = self.server.url
         self._write_config()
         self.client: redis.Redis = connect(self.server.secret_url, patience_s=PATIENCE_S)
@@ -324,36 +324,3 @@ class _Recovering:
 def orders_of(config: Config) -> Path:
     """The folder in which a fault orders trouble of an environment."""
     return RunDir(config.run.root, config.run.name).path / "orders"
-
-
-class _Cloud:
-    """As AWS's metadata service: a token for whoever asks, and no notice until there is one."""
-
-    def __init__(self) -> None:
-        self.notice = ""  # JSON
-        cloud = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_PUT(self) -> None:
-                self._say(200, "token")
-
-            def do_GET(self) -> None:
-                is_there = cloud.notice and self.path.endswith("/spot/instance-action")
-                self._say(*((200, cloud.notice) if is_there else (404, "")))
-
-            def _say(self, status: int, body: str) -> None:
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body.encode())
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, name="cloud", daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
