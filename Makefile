@@ -8,7 +8,7 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu quickstart test check format lock clean \
-  bench-actors bench-learner bench-replay bench-envs bench-weights \
+  bench-actors bench-learner bench-replay bench-envs bench-weights bench-peers \
   study-lag study-durations study-goodput soak chaos drill test-faults test-ledger test-fleet test-envs test-engines test-adapters setup-browser docs
 
 setup: $(STAMP)
@@ -100,6 +100,13 @@ study-durations: setup
 # Time and episodes that the quickstart needs to reach a held-out success: 12 whole runs of about five minutes.
 study-goodput: setup
 	$(BIN)/python -m tools.study.goodput
+
+# The quickstart beside TRL and a loop by hand, all from the same weights: 15 whole runs, one after another. TRL has
+# an environment of its own, and runs only here: `make test` tests the loop by hand and the page.
+bench-peers: setup
+	test -x build/peers-trl/bin/python || $(PYTHON) -m venv build/peers-trl
+	build/peers-trl/bin/pip install $(PIP_FLAGS) -r requirements/torch.txt -r requirements/peers-trl.txt
+	$(BIN)/python -m tools.peers.bench
 
 # Kill and stop processes at random for ten minutes; the ledger must balance to the last trajectory.
 soak: setup

@@ -112,11 +112,13 @@ def table(results: Sequence[Result], arms: Sequence[str]) -> str:
         cells = [arm]
         for goal in GOALS:
             found = [result.reached(goal) for result in own]
-            cells.append(_cell([point.seconds if point else None for point in found], "{:.0f} s"))
-            cells.append(_cell([point.episodes if point else None for point in found], "{:,.0f}"))
-        cells.append(_cell([result.points[-1].success for result in own], "{:.0%}"))
-        cells.append(_cell([result.trained_tokens / result.points[-1].tokens for result in own], "{:.2f}"))
-        cells.append(_cell([1000 * result.cpu_seconds / result.points[-1].episodes for result in own], "{:.0f} ms"))
+            cells.append(spread_over_seeds([point.seconds if point else None for point in found], "{:.0f} s"))
+            cells.append(spread_over_seeds([point.episodes if point else None for point in found], "{:,.0f}"))
+        cells.append(spread_over_seeds([result.points[-1].success for result in own], "{:.0%}"))
+        cells.append(spread_over_seeds([result.trained_tokens / result.points[-1].tokens for result in own], "{:.2f}"))
+        cells.append(
+            spread_over_seeds([1000 * result.cpu_seconds / result.points[-1].episodes for result in own], "{:.0f} ms")
+        )
         rows.append(cells)
     head = ["arm"]
     for goal in GOALS:
@@ -124,7 +126,8 @@ def table(results: Sequence[Result], arms: Sequence[str]) -> str:
     return markdown([*head, "at the end", "trained ÷ finished tokens", "CPU an episode"], rows)
 
 
-def _cell(values: Sequence[float | None], form: str) -> str:
+def spread_over_seeds(values: Sequence[float | None], form: str) -> str:
+    """The mean of the values that are known, and each value, one per seed; None is `never`."""
     known = [value for value in values if value is not None]
     each = ", ".join("never" if value is None else form.format(value) for value in values)
     return f"**{form.format(statistics.fmean(known))}** ({each})" if known else f"({each})"

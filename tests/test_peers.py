@@ -1,0 +1,86 @@
+"""The bench of peers: its episodes are those of the actors, the loop by hand learns, and the page has its tables.
+
+TRL needs an environment of its own, so only `make bench-peers` runs it.
+"""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from common.config import Config, load_config
+from common.run_dir import RunDir
+from tools.peers.bench import Cell, main, page_of
+from tools.peers.episode import Episode
+from tools.peers.meter import Meter, Reading
+from tools.prepare import demonstrate, load_tokenizer, model_folder, prepare
+from tools.study.goodput import TASK, Point, Result
+from tools.study.page import BEGIN, END
+
+NUM_DEMONSTRATIONS = 40
+# Enough of a warm start for groups with unequal returns: the loop by hand replaces the others for ever.
+SHORT = ["warm_start.episodes=1000", "replay.groups_per_step=2", "eval.num_tasks=4", "eval.every=1"]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, RunDir]:
+    root = tmp_path_factory.mktemp("peers")
+    config = load_config(
+        TASK, [f"warm_start.episodes={NUM_DEMONSTRATIONS}", "warm_start.noise=0.5", f"run.root={root}"]
+    )
+    return config, prepare(config)
+
+
+def test_an_episode_has_the_tokens_and_the_rewards_of_the_actors(prepared: tuple[Config, RunDir]) -> None:
+    config, run_dir = prepared
+    tokenizer = load_tokenizer(model_folder(config, run_dir))
+    for trajectory in demonstrate(config, tokenizer):
+        episode = Episode(trajectory.task, config, tokenizer)
+        for turn in trajectory.turns:
+            assert not episode.done
+            assert len(episode.tokens) == turn.start
+            episode.answer([int(token) for token in trajectory.token_array()[turn.start : turn.stop]])
+        assert episode.done
+        assert episode.tokens == trajectory.token_array().tolist()
+        assert episode.loss_mask == trajectory.loss_mask_array().tolist()
+        assert episode.total_reward == pytest.approx(trajectory.total_reward)
+        assert episode.success == trajectory.success
+
+
+def test_the_loop_by_hand_makes_its_steps_and_the_page_is_written(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "peers.md").write_text(f"# Peers\n\n{BEGIN}Nothing.\n{END}")
+    arguments = ["--arms", "by hand", "--seeds", "0", "--steps", "2"]
+    main([*arguments, "--folder", str(tmp_path / "cells"), "--docs", str(docs), *SHORT])
+    cell = msgspec.json.decode((tmp_path / "cells" / "by_hand-seed0.json").read_bytes(), type=Cell)
+    assert [point.step for point in cell.result.points] == [0, 1, 2]
+    assert cell.result.points[-1].episodes >= 16
+    assert 0 < cell.result.trained_tokens <= cell.result.points[-1].tokens
+    assert cell.cpu_seconds[0] == 0 < cell.cpu_seconds[-1]
+    assert cell.peak_memory_bytes > 100e6
+    assert "| by hand |" in (docs / "peers.md").read_text()
+    assert (docs / "peers.json").exists()
+
+
+def test_the_page_names_tokens_cpu_and_memory_to_each_goal() -> None:
+    points = [
+        Point(step=20 * index, success=success, seconds=100.0 * index, episodes=1000 * index, tokens=10_000 * index)
+        for index, success in enumerate((0.4, 0.7, 0.9))
+    ]
+    result = Result(arm="trl", seed=0, points=points, trained_tokens=20_000, cpu_seconds=390.0)
+    cell = Cell(
+        result=result, greedy=0.785, cpu_seconds=[0.0, 190.0, 390.0], peak_memory_bytes=800_000_000, load_before=0.1
+    )
+    page = page_of(f"# Peers\n{BEGIN}Nothing.\n{END}", [cell], ["default", "trl"], command="bench")
+    row = next(line for line in page.splitlines() if "78.5%" in line)
+    assert "**15,000** (15,000)" in row and "**290 s** (290 s)" in row and "**0.8 GB** (0.8 GB)" in row
+    assert "default" not in page and "Nothing" not in page
+
+
+def test_cpu_time_between_two_moments_is_interpolated() -> None:
+    readings = [Reading(time=10.0 * index, cpu_seconds=15.0 * index, memory_bytes=index) for index in range(4)]
+    meter = Meter(readings=readings)
+    assert np.isclose(meter.cpu_between(5.0, 25.0), 30.0)
+    assert meter.peak_memory_bytes == 3
