@@ -24,28 +24,61 @@ CREATE: dict[str, tuple[set[str], Callable[[int], Any]]] = {  # the body's field
 }
 RESET: dict[str, tuple[str, str, set[str], Callable[[int, str], Any]]] = {  # id's field, task's, others, the answer
     "webshop": ("env_idx", "session_id", set(), lambda number, text: [text, None]),
-    "alfworld": ("id", "game", {"world_type"}, lambda number, text: {
-        "id": number, "observation": text, "available_actions": ["look", "wait"], "task_type": "count"}),
-    "sciworld": ("id", "data_idx", set(), lambda number, text: {
-        "task_name": "count", "var_num": 1, "task_description": "Your task is to count.", "observation": text,
-        "reward": 0, "score": 0, "done": False}),
-    "textcraft": ("id", "data_idx", set(), lambda number, text: {
-        "id": number, "observation": text, "done": False, "reward": 0}),
+    "alfworld": (
+        "id",
+        "game",
+        {"world_type"},
+        lambda number, text: {
+            "id": number,
+            "observation": text,
+            "available_actions": ["look", "wait"],
+            "task_type": "count",
+        },
+    ),
+    "sciworld": (
+        "id",
+        "data_idx",
+        set(),
+        lambda number, text: {
+            "task_name": "count",
+            "var_num": 1,
+            "task_description": "Your task is to count.",
+            "observation": text,
+            "reward": 0,
+            "score": 0,
+            "done": False,
+        },
+    ),
+    "textcraft": (
+        "id",
+        "data_idx",
+        set(),
+        lambda number, text: {"id": number, "observation": text, "done": False, "reward": 0},
+    ),
     "wordle": ("id", "seed", set(), lambda number, text: {"id": number, "observation": text, "done": False}),
     "weather": ("env_idx", "id", set(), lambda number, text: text),
     "webarena": ("env_idx", "idx", {"seed"}, lambda number, text: {"observation": text, "sites": [], "object": "x"}),
-}  # fmt: skip
+}
 STEP: dict[str, Callable[[str, float, bool], Any]] = {
     "webshop": lambda text, reward, done: {"state": text, "reward": reward, "done": done, "info": None},
     "alfworld": lambda text, reward, done: {
-        "observation": text, "reward": reward, "available_actions": [] if done else ["look"], "done": done},
+        "observation": text,
+        "reward": reward,
+        "available_actions": [] if done else ["look"],
+        "done": done,
+    },
     "sciworld": lambda text, reward, done: {"observation": text, "reward": reward, "score": 7, "done": done},
     "textcraft": lambda text, reward, done: {"observation": text, "reward": reward, "done": done},
     "wordle": lambda text, reward, done: {"observation": text, "reward": reward, "done": done},
     "weather": lambda text, reward, done: {"observation": text, "reward": reward, "done": done},
     "webarena": lambda text, reward, done: {
-        "observation": text, "reward": reward, "terminated": False, "truncated": done, "info": {}},
-}  # fmt: skip
+        "observation": text,
+        "reward": reward,
+        "terminated": False,
+        "truncated": done,
+        "info": {},
+    },
+}
 CAN_CLOSE = ("sciworld", "textcraft", "webarena")
 
 

@@ -33,9 +33,15 @@ class Views:
     """The buffer of one stream as its learner, an actor and people use it, for a test that plays every part."""
 
     def __init__(
-        self, client: redis.Redis, run_id: str, replay: ReplayConfig, *, vocab_size: int, stream: str = "train",
+        self,
+        client: redis.Redis,
+        run_id: str,
+        replay: ReplayConfig,
+        *,
+        vocab_size: int,
+        stream: str = "train",
         shard: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.client = client
         self.base = key(shard_name(run_id, shard), stream)
         self.learner = LearnerBuffer(client, run_id, replay, vocab_size=vocab_size, stream=stream, shard=shard)

@@ -28,12 +28,27 @@ def check(data: memoryview) -> None:
         raise WeightsError("not the bytes of that name")
 
 
-def relay_at(endpoint: str, *, name: str = "", host: str = "elsewhere", roots: tuple[str, ...] = (BLOB.root,),
-             num_children: int = 0, moved_bytes: int = 0) -> RelayNotice:  # fmt: skip
+def relay_at(
+    endpoint: str,
+    *,
+    name: str = "",
+    host: str = "elsewhere",
+    roots: tuple[str, ...] = (BLOB.root,),
+    num_children: int = 0,
+    moved_bytes: int = 0,
+) -> RelayNotice:
     return RelayNotice(
-        name=name or endpoint, host=host, endpoint=endpoint, roots=list(roots), policy_version=1,
-        num_children=num_children, fan_out=8, fetched_bytes=moved_bytes, served_bytes=0, num_corrupt=0,
-    )  # fmt: skip
+        name=name or endpoint,
+        host=host,
+        endpoint=endpoint,
+        roots=list(roots),
+        policy_version=1,
+        num_children=num_children,
+        fan_out=8,
+        fetched_bytes=moved_bytes,
+        served_bytes=0,
+        num_corrupt=0,
+    )
 
 
 class Pulling:

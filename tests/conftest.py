@@ -31,11 +31,28 @@ if TYPE_CHECKING:
 
 # Files run in parallel. With the longest ones first, no worker is left alone with a long one at the end.
 LONGEST = (
-    "test_up", "test_rerun", "test_vllm_engine", "test_vllm_recompute", "test_loop", "test_compiler", "test_elastic",
-    "test_faults", "test_drill", "test_checkpoint_kill", "test_bad_input", "test_replay_faults", "test_no_room",
-    "test_ledger", "test_tensor_parallel", "test_leaving", "test_objective_proof", "test_weight_faults",
-    "test_preempted_host", "test_relay", "test_weights",
-)  # fmt: skip
+    "test_up",
+    "test_rerun",
+    "test_vllm_engine",
+    "test_vllm_recompute",
+    "test_loop",
+    "test_compiler",
+    "test_elastic",
+    "test_faults",
+    "test_drill",
+    "test_checkpoint_kill",
+    "test_bad_input",
+    "test_replay_faults",
+    "test_no_room",
+    "test_ledger",
+    "test_tensor_parallel",
+    "test_leaving",
+    "test_objective_proof",
+    "test_weight_faults",
+    "test_preempted_host",
+    "test_relay",
+    "test_weights",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -203,9 +203,16 @@ def a_learner_steps(scene: Scene, learner: LearnerBuffer, shutdown: Shutdown) ->
 
 def step(scene: Scene, learner: LearnerBuffer, shutdown: Shutdown) -> None:
     config = load_config(
-        None, ["replay.group_size=2", "replay.groups_per_step=2", "replay.target_lag=1", "learner.claim_timeout_s=10",
-               "env.num_train_tasks=50", "sampling.max_turn_tokens=8"],
-    )  # fmt: skip
+        None,
+        [
+            "replay.group_size=2",
+            "replay.groups_per_step=2",
+            "replay.target_lag=1",
+            "learner.claim_timeout_s=10",
+            "env.num_train_tasks=50",
+            "sampling.max_turn_tokens=8",
+        ],
+    )
     actor = make_buffer(scene.client, scene.run_id).actor
     learner.settle(2)
     learner.reopen(2)

@@ -61,9 +61,7 @@ def saying(tokenizer: PreTrainedTokenizerBase, *turns: str) -> Script:
 
 
 def engine_of(script: Script, *, max_tokens: int = 256, token_time_s: float = 0.0) -> ScriptedEngine:
-    return ScriptedEngine(
-        script, policy_version=4, schedule=Schedule(token_time_s=token_time_s), max_tokens=max_tokens
-    )  # fmt: skip
+    return ScriptedEngine(script, policy_version=4, schedule=Schedule(token_time_s=token_time_s), max_tokens=max_tokens)
 
 
 async def rollout_of(

@@ -65,9 +65,13 @@ def play(learner: Learner, player: PreTrainedModel, *, num_groups: int = 4, grou
 
 def group_of(trajectories: Sequence[Trajectory], *, group_id: int = 0) -> Group:
     ticket = Ticket(
-        group_id=group_id, task=trajectories[0].task, num_members=len(trajectories), min_policy_version=0,
-        sampling=trajectories[0].sampling, seed=0,
-    )  # fmt: skip
+        group_id=group_id,
+        task=trajectories[0].task,
+        num_members=len(trajectories),
+        min_policy_version=0,
+        sampling=trajectories[0].sampling,
+        seed=0,
+    )
     members = [
         msgspec.structs.replace(trajectory, group_id=group_id, member=member)
         for member, trajectory in enumerate(trajectories)
@@ -106,9 +110,17 @@ def _trajectory(tokens: list[int], logprobs: list[float], *, version: int) -> Tr
         branch_starts=[0],
     )
     turns = [
-        Turn(start=start, stop=stop, rewards={"even": reward}, finish_reason="stop", valid_action=True, state_key="",
-             generate_s=0.0, env_s=0.0)
+        Turn(
+            start=start,
+            stop=stop,
+            rewards={"even": reward},
+            finish_reason="stop",
+            valid_action=True,
+            state_key="",
+            generate_s=0.0,
+            env_s=0.0,
+        )
         for (start, stop), reward in zip(TURNS, rewards_of(tokens), strict=True)
-    ]  # fmt: skip
+    ]
     spans = [VersionSpan(start=start, stop=stop, policy_version=version) for start, stop in TURNS]
     return msgspec.structs.replace(bare, turns=turns, version_spans=spans)

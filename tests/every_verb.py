@@ -20,19 +20,48 @@ from tests.attempts import attempt_at, make_buffer, partial_of, ticket
 
 FACTS = RunFacts(config_yaml="", model_path="/models/tiny", vocab_size=100, tokenizer_root="root")
 MEMBER = Member(
-    name="a", host="host", role="actor", zone="eu-1a", instance_kind="spot", price_per_hour=0.5, engine="scripted",
-    transport="pull", policy_version=3, num_episodes=8, max_episodes=16, generated_tokens=0, kept_tokens=0,
-    tokens_per_s=12.5, kv_use=0.25, state=MemberState.SERVING, started_at_s=1.7e9, served_s=60.0, last_pause_s=0.01,
+    name="a",
+    host="host",
+    role="actor",
+    zone="eu-1a",
+    instance_kind="spot",
+    price_per_hour=0.5,
+    engine="scripted",
+    transport="pull",
+    policy_version=3,
+    num_episodes=8,
+    max_episodes=16,
+    generated_tokens=0,
+    kept_tokens=0,
+    tokens_per_s=12.5,
+    kv_use=0.25,
+    state=MemberState.SERVING,
+    started_at_s=1.7e9,
+    served_s=60.0,
+    last_pause_s=0.01,
     num_refreshes=2,
-)  # fmt: skip
+)
 GROUP = BroadcastGroup(
-    number=1, backend="gloo", host="127.0.0.1", actors=["a"], blob=Blob(root="root", num_bytes=1),
-    chunk_bytes=1024, deadline_s=1.0,
-)  # fmt: skip
+    number=1,
+    backend="gloo",
+    host="127.0.0.1",
+    actors=["a"],
+    blob=Blob(root="root", num_bytes=1),
+    chunk_bytes=1024,
+    deadline_s=1.0,
+)
 RELAY = RelayNotice(
-    name="r", host="host", endpoint="tcp://127.0.0.1:3", roots=["root"], policy_version=1, num_children=0, fan_out=8,
-    fetched_bytes=0, served_bytes=0, num_corrupt=0,
-)  # fmt: skip
+    name="r",
+    host="host",
+    endpoint="tcp://127.0.0.1:3",
+    roots=["root"],
+    policy_version=1,
+    num_children=0,
+    fan_out=8,
+    fetched_bytes=0,
+    served_bytes=0,
+    num_corrupt=0,
+)
 
 
 def play_every_verb(run_id: str, *, learner: redis.Redis, actor: redis.Redis, viewer: redis.Redis) -> None:

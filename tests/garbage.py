@@ -9,11 +9,31 @@ NOT_UTF8 = b"\x81\xa4root\xd9\x2c" + b"\xff\xfe" * 22  # MessagePack of a text w
 
 # Sound MessagePack of the wrong shape, and what claims more than there is.
 SHAPES = [
-    b"", b"\xc0", b"\x90", b"\x80", b"\x81\xa4type\xa0", b"\x81\xa4type\x01", b"\x81\x01\x02", b"\x93\x01\x02\x03",
-    b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xc1",
-    b"\xd7\xff" + bytes(8), b"\xcb\x7f\xf8" + bytes(6), b"\x91" * 4000, b"\x81\xa1a" * 1300, NOT_UTF8,
-    b"\xa9not a map", b'{"model": "policy"}', b'{"model": "\xff\xfe"}', b"[" * 4000, b"\x00", b"\xff" * 50,
-]  # fmt: skip
+    b"",
+    b"\xc0",
+    b"\x90",
+    b"\x80",
+    b"\x81\xa4type\xa0",
+    b"\x81\xa4type\x01",
+    b"\x81\x01\x02",
+    b"\x93\x01\x02\x03",
+    b"\xdd\xff\xff\xff\xff",
+    b"\xdf\xff\xff\xff\xff",
+    b"\xdb\xff\xff\xff\xff",
+    b"\xc6\xff\xff\xff\xff",
+    b"\xc1",
+    b"\xd7\xff" + bytes(8),
+    b"\xcb\x7f\xf8" + bytes(6),
+    b"\x91" * 4000,
+    b"\x81\xa1a" * 1300,
+    NOT_UTF8,
+    b"\xa9not a map",
+    b'{"model": "policy"}',
+    b'{"model": "\xff\xfe"}',
+    b"[" * 4000,
+    b"\x00",
+    b"\xff" * 50,
+]
 
 
 def garbage(seed: int, count: int, *, sound: Sequence[bytes]) -> Iterator[bytes]:

@@ -40,8 +40,10 @@ class Node:
     def start(self) -> None:
         self.process = subprocess.Popen(
             [find_executable(), str(self._config), *self._sentinel],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=partial(die_with_parent, getpid()),
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            preexec_fn=partial(die_with_parent, getpid()),
+        )
         wait_until(self._answers)
 
     def call(self, *command: str) -> Any:
@@ -95,9 +97,12 @@ def replicated(directory: Path) -> Iterator[tuple[Node, Node, Node]]:
         nodes.append(replica)
         wait_until(lambda: b"master_link_status:up" in raw_info(replica))
         sentinel = Node(
-            directory / "sentinel", f"sentinel monitor shop 127.0.0.1 {master.port} 1",
-            "sentinel down-after-milliseconds shop 1000", "sentinel failover-timeout shop 5000", sentinel=True,
-        )  # fmt: skip
+            directory / "sentinel",
+            f"sentinel monitor shop 127.0.0.1 {master.port} 1",
+            "sentinel down-after-milliseconds shop 1000",
+            "sentinel failover-timeout shop 5000",
+            sentinel=True,
+        )
         nodes.append(sentinel)
         wait_until(lambda: f":{replica.port}".encode() in repr(sentinel.call("SENTINEL", "REPLICAS", "shop")).encode())
         yield master, replica, sentinel
@@ -116,11 +121,30 @@ def certificate(directory: Path, *, address: str = "127.0.0.1") -> tuple[Path, P
     """A certificate for `address` that is its own authority, and its key."""
     certificate, key = directory / "certificate.pem", directory / "key.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=slipstream-test", "-addext", f"subjectAltName=IP:{address}",
-         "-keyout", str(key), "-out", str(certificate)],
-        check=True, capture_output=True, timeout=DEADLINE_S,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=slipstream-test",
+            "-addext",
+            f"subjectAltName=IP:{address}",
+            "-keyout",
+            str(key),
+            "-out",
+            str(certificate),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=DEADLINE_S,
+    )
     return certificate, key
 
 

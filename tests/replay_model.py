@@ -69,8 +69,10 @@ class Model:
             last_group_id=self.counts["opened"] - 1,
             # Each is as `tests.attempts.attempt_at` makes it: four tokens, one turn, a tenth of a second, and a success
             # in the shop that earns 1.
-            **{name: {"shop": self.work["produced"]} if self.work["produced"] else {}
-               for name in ("episodes", "successes", "returns")},
+            **{
+                name: {"shop": self.work["produced"]} if self.work["produced"] else {}
+                for name in ("episodes", "successes", "returns")
+            },
             tokens={account: 4 * number for account, number in self.work.items() if number},
             turns={account: number for account, number in self.work.items() if number},
             duration_ms={account: 100 * number for account, number in self.work.items() if number},
@@ -78,11 +80,21 @@ class Model:
             **{
                 name: self.counts[name]
                 for name in (
-                    "opened", "trained", "finished", "claims", "inserted", "trained_trajectories", "dedup_hits",
-                    "partials_handed_in", "partials_resumed", "fenced_inserts", "expired_leases", "redone_members",
+                    "opened",
+                    "trained",
+                    "finished",
+                    "claims",
+                    "inserted",
+                    "trained_trajectories",
+                    "dedup_hits",
+                    "partials_handed_in",
+                    "partials_resumed",
+                    "fenced_inserts",
+                    "expired_leases",
+                    "redone_members",
                 )
             },
-        )  # fmt: skip
+        )
 
     # --- Actors.
 

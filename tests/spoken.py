@@ -80,9 +80,7 @@ def spoken(
         loss_mask=pack_mask(mask),
         kept=None,
         branch_starts=branch_starts,
-        version_spans=[
-            VersionSpan(start=turn.start, stop=turn.stop, policy_version=policy_version) for turn in turns
-        ],
+        version_spans=[VersionSpan(start=turn.start, stop=turn.stop, policy_version=policy_version) for turn in turns],
         stop_reason=StopReason.DONE,
         outcome=Outcome.POLICY,
         score=min(1.0, max(0.0, reward)),
@@ -91,4 +89,4 @@ def spoken(
         started_at_s=1.7e9,
         duration_s=0.5,
         provenance=Provenance(host="host", instance_kind="reserved", price_per_hour=0.0),
-    )  # fmt: skip
+    )

@@ -57,10 +57,16 @@ def write_clone(clones: Path) -> dict[str, Any]:
     folder = clones / REPO.replace("/", "__")
     folder.mkdir(parents=True)
     git(folder, "init", "-q", "--initial-branch=main")
-    commits = [_commit(folder, files, said) for files, said in (
-        ({"README": "in the beginning\n"}, "past"), (BEFORE, "base"), (REPAIR, "repair"), (REPAIR_TESTS, "tests"),
-        ({"LATER": "and then\n"}, "later"),
-    )]  # fmt: skip
+    commits = [
+        _commit(folder, files, said)
+        for files, said in (
+            ({"README": "in the beginning\n"}, "past"),
+            (BEFORE, "base"),
+            (REPAIR, "repair"),
+            (REPAIR_TESTS, "tests"),
+            ({"LATER": "and then\n"}, "later"),
+        )
+    ]
     (folder / "run.sh").touch()  # a clone in which somebody works
     _, base, repair, tests, _ = commits
     return {
@@ -83,8 +89,10 @@ def write_environment(environment: Path) -> None:
     """What `pip install -e` of the repository in /testbed leaves, pytest included, on the system's own Python."""
     version = subprocess.run(
         ["/usr/bin/python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
-        check=True, capture_output=True, text=True,
-    ).stdout.strip()  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
     packages = environment / "lib" / f"python{version}" / "site-packages"
     packages.mkdir(parents=True)
     (environment / "bin").mkdir()

@@ -100,14 +100,16 @@ def train(path: Path, way: str, normalisation: str, dtype: str, *, ranks: Ranks)
         metrics = train_step(
             StepModels(policy=model, optimizer=optimizer, schedule=schedule),
             StepBatch(
-                micro_batches=packs, proximal_logprobs=proximal.logprobs(model, packs),
-                num_loss_tokens=count_loss_tokens(sequences), num_trajectories=count_trajectories(sequences),
+                micro_batches=packs,
+                proximal_logprobs=proximal.logprobs(model, packs),
+                num_loss_tokens=count_loss_tokens(sequences),
+                num_trajectories=count_trajectories(sequences),
             ),
             settings=StepSettings(
                 objective=dataclasses.replace(OBJECTIVE, normalisation=normalisation), max_grad_norm=math.inf
             ),
             ranks=ranks,
-        )  # fmt: skip
+        )
         proximal.after_step(model)
         assert not metrics.skipped
         measured.append({"loss": metrics.loss, "grad_norm": metrics.grad_norm})
@@ -134,11 +136,19 @@ def save_model_without_float32(folder: Path) -> None:
     """A model that is in float64 what its weights are: RMS norms of transformers go by way of float32."""
     torch.manual_seed(0)
     config = Starcoder2Config(
-        vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=128, sliding_window=None, initializer_range=0.2,
-        bos_token_id=None, eos_token_id=None,
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+        sliding_window=None,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=None,
         use_bias=False,  # nothing depends on a key's bias: its gradient is rounding alone
-    )  # fmt: skip
+    )
     Starcoder2ForCausalLM(config).save_pretrained(folder)
 
 
@@ -147,9 +157,7 @@ def load(folder: Path, *, ranks: Ranks) -> PackedModel:
     if folder.name == "float32":
         return load_model(folder, ranks=ranks, settings=FLOAT32)
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
-    causal_lm = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float64, attn_implementation=PACKED_ATTENTION
-    )  # fmt: skip
+    causal_lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation=PACKED_ATTENTION)
     model = PackedModel(causal_lm, folder=folder, settings=FLOAT32).eval()
     for module in [*causal_lm.model.layers, model]:
         fully_shard(module, mesh=ranks.mesh)

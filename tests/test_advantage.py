@@ -124,8 +124,9 @@ def test_with_one_state_for_all_the_same_state_advantage_is_grpo() -> None:
 
 MEMBERS = st.lists(
     st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.floats(-5, 5)), min_size=1, max_size=6),
-    min_size=2, max_size=5,
-)  # fmt: skip
+    min_size=2,
+    max_size=5,
+)
 
 
 @given(MEMBERS, st.floats(0.1, 1), st.floats(0, 3))
@@ -136,8 +137,10 @@ def test_gigpo_equals_its_definition_turn_by_turn(
     found = gigpo_advantages(
         [np.array([reward for _, reward in member]) for member in members],
         [[key for key, _ in member] for member in members],
-        gamma=gamma, same_state_weight=weight, compared=standardised_advantages,
-    )  # fmt: skip
+        gamma=gamma,
+        same_state_weight=weight,
+        compared=standardised_advantages,
+    )
     totals = [math.fsum(reward for _, reward in member) for member in members]
     rows = [
         (number, key, math.fsum(gamma**away * reward for away, (_, reward) in enumerate(member[turn:])))

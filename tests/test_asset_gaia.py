@@ -19,13 +19,31 @@ from tests.env_cases import Case
 
 # As in 2023/validation/metadata.jsonl.
 QUESTIONS: list[dict[str, Any]] = [
-    {"task_id": "c61d22de-5f6c-4958-a7f6-5e9707bd3466", "Question": "What is 600 + 634?", "Level": 1,
-     "Final answer": "1234", "file_name": "", "Annotator Metadata": {"Steps": "1. add", "Number of steps": "1"}},
-    {"task_id": "32102e3e-d12a-4209-9163-7b3a104efe5d", "Question": "What is the sum of the column?", "Level": 2,
-     "Final answer": "42", "file_name": "32102e3e-d12a-4209-9163-7b3a104efe5d.csv", "Annotator Metadata": {}},
-    {"task_id": "99c9cc74-fdc8-46c6-8f8d-3ce2d3bfeea3", "Question": "Which bytes?", "Level": 3,
-     "Final answer": "pie, 3", "file_name": "99c9cc74-fdc8-46c6-8f8d-3ce2d3bfeea3.mp3", "Annotator Metadata": {}},
-]  # fmt: skip
+    {
+        "task_id": "c61d22de-5f6c-4958-a7f6-5e9707bd3466",
+        "Question": "What is 600 + 634?",
+        "Level": 1,
+        "Final answer": "1234",
+        "file_name": "",
+        "Annotator Metadata": {"Steps": "1. add", "Number of steps": "1"},
+    },
+    {
+        "task_id": "32102e3e-d12a-4209-9163-7b3a104efe5d",
+        "Question": "What is the sum of the column?",
+        "Level": 2,
+        "Final answer": "42",
+        "file_name": "32102e3e-d12a-4209-9163-7b3a104efe5d.csv",
+        "Annotator Metadata": {},
+    },
+    {
+        "task_id": "99c9cc74-fdc8-46c6-8f8d-3ce2d3bfeea3",
+        "Question": "Which bytes?",
+        "Level": 3,
+        "Final answer": "pie, 3",
+        "file_name": "99c9cc74-fdc8-46c6-8f8d-3ce2d3bfeea3.mp3",
+        "Annotator Metadata": {},
+    },
+]
 CHECKS = [*ALWAYS, contract.test_step_after_the_end_is_an_error]
 
 
@@ -56,8 +74,15 @@ def said(observation: Observation) -> str:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_gaia_keeps_the_contract(check: Callable[[Case], None], folder: Path) -> None:
     path = str(folder / "metadata.jsonl")
-    case = Case(name="gaia", max_turns=5, noisy_success=0, options={"train": path, "held_out": path}, is_spaced=False,
-                samples=("calculate(2 * 3)", f"read({QUESTIONS[1]['file_name']})"), share=0.05)  # fmt: skip
+    case = Case(
+        name="gaia",
+        max_turns=5,
+        noisy_success=0,
+        options={"train": path, "held_out": path},
+        is_spaced=False,
+        samples=("calculate(2 * 3)", f"read({QUESTIONS[1]['file_name']})"),
+        share=0.05,
+    )
     if check is contract.test_reset_leaves_nothing_of_the_episode_before:
         case.options["level"] = 2  # where a file can be read
     check(case)
@@ -80,14 +105,16 @@ def test_an_attached_file_is_named_read_and_there_for_python(folder: Path) -> No
         [f"read({name})", program, "calculate(40 + 2)", "answer(42)"],
     )
     assert said(opening) == f"What is the sum of the column?\nAttached: {name}"
-    assert (said(read), said(printed), said(reckoned), end.score) == (
-        "thing,count\na,40\nb,2", "42", "42", 1.0)  # fmt: skip
+    assert (said(read), said(printed), said(reckoned), end.score) == ("thing,count\na,40\nb,2", "42", "42", 1.0)
 
 
 def test_what_is_no_text_is_opened_by_python_alone_and_large_files_reach_it(folder: Path) -> None:
     name = QUESTIONS[2]["file_name"]
-    read, printed = played({"train": str(folder / "metadata.jsonl")}, 2,
-                           [f"read({name})", f"python print(len(open('{name}', 'rb').read()))"])[1:]  # fmt: skip
+    read, printed = played(
+        {"train": str(folder / "metadata.jsonl")},
+        2,
+        [f"read({name})", f"python print(len(open('{name}', 'rb').read()))"],
+    )[1:]
     assert (read.valid_action, said(read)) == (False, f"{name} is no text; open it with python")
     assert said(printed) == str((5 << 20) + 2)
 

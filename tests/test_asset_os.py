@@ -50,9 +50,8 @@ COMMAND = {
 MODES = {
     "description": "Let all files in ~/notes have the mode 660.",
     "create": {"init": ["mkdir ~/notes", {"code": "cd ~/notes && touch a b && chmod 000 b"}]},
-    "evaluation": {"check": {"code": "[ -z \"$(find ~/notes -type f ! -perm 660)\" ]"},
-                   "example": "chmod 660 ~/notes/*"},
-}  # fmt: skip
+    "evaluation": {"check": {"code": '[ -z "$(find ~/notes -type f ! -perm 660)" ]'}, "example": "chmod 660 ~/notes/*"},
+}
 WORD = {
     "description": "What is in ~/word?",
     "create": {"init": "echo plum > /root/word"},
@@ -121,8 +120,16 @@ def of_one(tmp_path: Path, item: dict[str, Any]) -> dict[str, str]:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_it_keeps_the_contract(check: Callable[..., None], options: dict[str, str]) -> None:
-    case = Case(name="agentbench_os", max_turns=10, noisy_success=0, options=options, is_spaced=False, share=0.02,
-                max_walk=2, samples=("Act: bash\n```bash\nls /root\n```",))  # fmt: skip
+    case = Case(
+        name="agentbench_os",
+        max_turns=10,
+        noisy_success=0,
+        options=options,
+        is_spaced=False,
+        share=0.02,
+        max_walk=2,
+        samples=("Act: bash\n```bash\nls /root\n```",),
+    )
     if check is contract.test_the_expert_solves_its_tasks:
         check(case, "train")
     else:
@@ -145,13 +152,19 @@ def test_it_keeps_the_contract(check: Callable[..., None], options: dict[str, st
         (FRUIT_AT, ["Act: answer(a guava)"], 0.0),
         (MODES_AT, ["bash cat ~/notes/b; chmod 660 ~/notes/*", "Act: finish"], 1.0),
         (MODES_AT, ["bash chmod 660 ~/notes/a", "Act: finish"], 0.0),
-        (COMMAND_AT, ["bash echo 'echo $1$1' > /usr/local/bin/twice; chmod +x /usr/local/bin/twice", "Act: finish"],
-         1.0),
+        (
+            COMMAND_AT,
+            ["bash echo 'echo $1$1' > /usr/local/bin/twice; chmod +x /usr/local/bin/twice", "Act: finish"],
+            1.0,
+        ),
         (COMMAND_AT, ["Act: finish"], 0.0),
-        (COMMAND_AT, ["bash cd /usr/local/bin; printf '#!/bin/bash\\n' | tee python3 twice; chmod +x *", "Act: finish"],
-         0.0),  # a Python of its own making is not the one that checks
+        (
+            COMMAND_AT,
+            ["bash cd /usr/local/bin; printf '#!/bin/bash\\n' | tee python3 twice; chmod +x *", "Act: finish"],
+            0.0,
+        ),  # a Python of its own making is not the one that checks
     ],
-)  # fmt: skip
+)
 def test_it_is_judged_as_agentbench_judges(
     options: dict[str, str], index: int, actions: list[str], score: float
 ) -> None:

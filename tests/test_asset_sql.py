@@ -75,12 +75,23 @@ def bird(tmp_path: Path) -> dict[str, str]:
         )
     connection.close()
     questions = [
-        {"question_id": 0, "db_id": "schools", "question": "Most free meals?", "evidence": "meals = Free Meals",
-         "SQL": "SELECT CDSCode FROM schools WHERE `Free Meals` = (SELECT MAX(`Free Meals`) FROM schools)",
-         "difficulty": "simple"},
-        {"question_id": 1, "db_id": "schools", "question": "Opened when?", "evidence": "",
-         "SQL": "SELECT STRFTIME('%Y', opened) FROM schools WHERE CDSCode = '01'", "difficulty": "moderate"},
-    ]  # fmt: skip
+        {
+            "question_id": 0,
+            "db_id": "schools",
+            "question": "Most free meals?",
+            "evidence": "meals = Free Meals",
+            "SQL": "SELECT CDSCode FROM schools WHERE `Free Meals` = (SELECT MAX(`Free Meals`) FROM schools)",
+            "difficulty": "simple",
+        },
+        {
+            "question_id": 1,
+            "db_id": "schools",
+            "question": "Opened when?",
+            "evidence": "",
+            "SQL": "SELECT STRFTIME('%Y', opened) FROM schools WHERE CDSCode = '01'",
+            "difficulty": "moderate",
+        },
+    ]
     (tmp_path / "dev.json").write_text(json.dumps(questions))
     return {
         "train": str(tmp_path / "dev.json"),
@@ -101,8 +112,14 @@ def played(name: str, options: dict[str, str], index: int, actions: list[str]) -
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", ["dbbench", "bird"])
 def test_both_keep_the_contract(name: str, check: Callable[..., None], request: pytest.FixtureRequest) -> None:
-    case = Case(name=name, max_turns=10, noisy_success=0, options=request.getfixturevalue(name), is_spaced=False,
-                samples=("sql SELECT 1",))  # fmt: skip
+    case = Case(
+        name=name,
+        max_turns=10,
+        noisy_success=0,
+        options=request.getfixturevalue(name),
+        is_spaced=False,
+        samples=("sql SELECT 1",),
+    )
     if check is contract.test_the_expert_solves_its_tasks:
         check(case, "train")
     else:
@@ -178,13 +195,22 @@ FEW = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 40) 
 
 @pytest.mark.parametrize(
     "statement",
-    ["DELETE FROM schools", "UPDATE schools SET opened = 1", "DROP TABLE schools", "ATTACH 'x.db' AS x",
-     "PRAGMA user_version", "SELECT random()", "SELECT hex(zeroblob(100000000))", "SELECT * FROM nowhere",
-     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",
-     f"SELECT {LONG_CELL} FROM ({FEW}), ({FEW})",
-     f"SELECT max(instr({LONG_CELL} || a.i, substr({LONG_CELL}, 50000) || a.i || b.i)) FROM ({FEW}) a, ({FEW}) b",
-     f"SELECT replace({LONG_CELL}, 'x', 'xx')", f"SELECT 'x' LIKE '{'%x' * 40}'"],
-)  # fmt: skip
+    [
+        "DELETE FROM schools",
+        "UPDATE schools SET opened = 1",
+        "DROP TABLE schools",
+        "ATTACH 'x.db' AS x",
+        "PRAGMA user_version",
+        "SELECT random()",
+        "SELECT hex(zeroblob(100000000))",
+        "SELECT * FROM nowhere",
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",
+        f"SELECT {LONG_CELL} FROM ({FEW}), ({FEW})",
+        f"SELECT max(instr({LONG_CELL} || a.i, substr({LONG_CELL}, 50000) || a.i || b.i)) FROM ({FEW}) a, ({FEW}) b",
+        f"SELECT replace({LONG_CELL}, 'x', 'xx')",
+        f"SELECT 'x' LIKE '{'%x' * 40}'",
+    ],
+)
 def test_the_users_database_is_only_read_and_not_for_long(
     bird: dict[str, str], statement: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,11 +226,18 @@ def test_the_users_database_is_only_read_and_not_for_long(
 def test_spiders_form_is_read_too_and_a_wrong_file_of_theirs_fails_the_environment(bird: dict[str, str]) -> None:
     path = Path(bird["train"])
     path.with_name("spider.json").write_text(
-        json.dumps([
-            {"db_id": "schools", "query": "SELECT count(*) FROM schools", "question": "How many?", "query_toks": []},
-            {"db_id": "schools", "query": "SELECT count(*) FROM pupils", "question": "How many pupils?"},
-        ])
-    )  # fmt: skip
+        json.dumps(
+            [
+                {
+                    "db_id": "schools",
+                    "query": "SELECT count(*) FROM schools",
+                    "question": "How many?",
+                    "query_toks": [],
+                },
+                {"db_id": "schools", "query": "SELECT count(*) FROM pupils", "question": "How many pupils?"},
+            ]
+        )
+    )
     options = bird | {"train": str(path.with_name("spider.json"))}
     assert played("bird", options, 0, ["commit SELECT 3"])[-1].success
     with pytest.raises(EnvError, match="the file's own query for 'How many pupils\\?' failed: no such table"):

@@ -92,8 +92,16 @@ def said(observation: Observation) -> str:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_swebench_keeps_the_contract(check: Callable[[Case], None], options: dict[str, Any]) -> None:
-    case = Case(name="swebench", max_turns=8, noisy_success=0.5, options={**options, "held_out": options["train"]},
-                is_spaced=False, samples=SAMPLES, share=0.01, max_walk=2)  # fmt: skip
+    case = Case(
+        name="swebench",
+        max_turns=8,
+        noisy_success=0.5,
+        options={**options, "held_out": options["train"]},
+        is_spaced=False,
+        samples=SAMPLES,
+        share=0.01,
+        max_walk=2,
+    )
     check(case)
 
 
@@ -145,12 +153,11 @@ def test_what_a_command_leaves_is_there_for_the_next_and_so_is_what_git_keeps(op
         ("bash git status --short", "(no output, exit code 0)"),
         ("bash rm tests/test_old.py; mkdir new; echo 1 > new/x; echo 2 >> run.sh", "(no output, exit code 0)"),
         ("bash\n```bash\ngit status --short\ncat new/x\n```", " M run.sh\n D tests/test_old.py\n?? new/\n1"),
-        ("bash git stash -q -u; git status --short; ls new 2>&1",
-         "ls: cannot access 'new': No such file or directory"),
+        ("bash git stash -q -u; git status --short; ls new 2>&1", "ls: cannot access 'new': No such file or directory"),
         ("bash git stash pop -q; git status --short", " M run.sh\n D tests/test_old.py\n?? new/"),
         ("bash git add -A && git commit -q -m mine && git log --format=%s%an", "mineagent\nbaseAnn"),
         ("bash git status --short; exit 3", "(no output, exit code 3)"),
-    ):  # fmt: skip
+    ):
         assert said(asyncio.run(env.step(action))) == answer
     changes = said(asyncio.run(env.step("diff")))
     assert "+++ b/new/x\n@@ -0,0 +1 @@\n+1\n" in changes and "deleted file mode 100644" in changes
@@ -171,9 +178,17 @@ def test_the_same_commands_lead_to_the_same_state(options: dict[str, Any]) -> No
 def test_files_are_shown_and_edited_by_their_lines(options: dict[str, Any]) -> None:
     make = "bash printf 'a\\r\\nb\\fb\\nc' > odd; seq 500 > long; chmod 755 long; ln -s run.sh link"
     actions = [
-        make, "view src/fruit/scales.py 8-9", "view /testbed/odd", "edit odd 3\nd", "bash od -c odd | head -1",
-        "view long", "edit long 2-499\nmany", "bash ls -l long; cat long", "edit run.sh 1\necho bye", "diff",
-    ]  # fmt: skip
+        make,
+        "view src/fruit/scales.py 8-9",
+        "view /testbed/odd",
+        "edit odd 3\nd",
+        "bash od -c odd | head -1",
+        "view long",
+        "edit long 2-499\nmany",
+        "bash ls -l long; cat long",
+        "edit run.sh 1\necho bye",
+        "diff",
+    ]
     _, _, part, odd, edit, left, long, _, listed, _, changes = played(options, actions)
     assert said(part) == (
         "8 def heaviest(weights):\n9     return min(weights, key=weights.get)\n"
@@ -199,8 +214,19 @@ def test_files_that_are_not_in_the_repository_are_neither_shown_nor_edited(
     options: dict[str, Any], folder: Path
 ) -> None:
     prepare = f"bash ln -s {folder}/train.jsonl out; ln -s {folder} away; rm -r src; mkdir run.sh 2>/dev/null"
-    outside = ["../../train.jsonl", f"{folder}/train.jsonl", "out", "away/train.jsonl", "src/fruit/scales.py", "tests",
-               "tests/../setup.cfg", ".", "/etc/passwd", "passwords", "src/fruit/data.bin"]  # fmt: skip
+    outside = [
+        "../../train.jsonl",
+        f"{folder}/train.jsonl",
+        "out",
+        "away/train.jsonl",
+        "src/fruit/scales.py",
+        "tests",
+        "tests/../setup.cfg",
+        ".",
+        "/etc/passwd",
+        "passwords",
+        "src/fruit/data.bin",
+    ]
     actions = [f"{verb} {path}{lines}" for path in outside for verb, lines in (("view", ""), ("edit", " 1\nx"))]
     assert not any(o.valid_action for o in played(options, [prepare, *actions])[2:])
     binary = played(options, ["view src/fruit/data.bin", "view src/fruit/scales.py 10-11", "edit run.sh 9\nx"])[1:]
@@ -220,15 +246,23 @@ EARNS = {
     "both": ([DECLARED, REPAIRED], 1.0),
     "both, and another test broken": ([DECLARED, REPAIRED, "bash sed -i 's/len(names)/0/' src/fruit/scales.py"], 0.0),
     "both, committed, without tests": (
-        [DECLARED, REPAIRED, "bash rm -r tests; touch tests; git add -A; git commit -qm x; rm -r .git"], 1.0),
+        [DECLARED, REPAIRED, "bash rm -r tests; touch tests; git add -A; git commit -qm x; rm -r .git"],
+        1.0,
+    ),
     "both, and tests that lead away": ([DECLARED, REPAIRED, "bash rm -r tests; ln -s /tmp tests"], 1.0),
     "both, and a folder in the way": (
-        [DECLARED, REPAIRED, "bash rm tests/*.py; mkdir -p tests/test_scales.py/x tests/.wh.a; touch .wh.src"], 1.0),
+        [DECLARED, REPAIRED, "bash rm tests/*.py; mkdir -p tests/test_scales.py/x tests/.wh.a; touch .wh.src"],
+        1.0,
+    ),
     "both, and modules that hide others": (
-        [DECLARED, REPAIRED, "bash echo 'raise SystemExit' | tee json.py pytest.py sitecustomize.py"], 1.0),
+        [DECLARED, REPAIRED, "bash echo 'raise SystemExit' | tee json.py pytest.py sitecustomize.py"],
+        1.0,
+    ),
     "both, and a pytest that is configured to do nothing": (
-        [DECLARED, REPAIRED, "bash printf '[pytest]\\naddopts = --collect-only\\n' > pytest.ini; rm setup.cfg"], 1.0),
-}  # fmt: skip
+        [DECLARED, REPAIRED, "bash printf '[pytest]\\naddopts = --collect-only\\n' > pytest.ini; rm setup.cfg"],
+        1.0,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", EARNS)
@@ -374,12 +408,15 @@ def test_an_instance_that_its_own_patch_does_not_resolve_here_is_an_environment_
     options: dict[str, Any], instance: dict[str, Any], folder: Path
 ) -> None:
     for number, change, why in (
-        (20, {"PASS_TO_PASS": ["tests/test_scales.py::test_gone"]},
-         r"acme__fruit-20: with its own patch 1 of its 3 tests do not pass in .*: tests/test_scales.py::test_gone;"),
+        (
+            20,
+            {"PASS_TO_PASS": ["tests/test_scales.py::test_gone"]},
+            r"acme__fruit-20: with its own patch 1 of its 3 tests do not pass in .*: tests/test_scales.py::test_gone;",
+        ),
         (21, {}, "with its own patch 4 of its 4 tests do not pass in .*pytest's output: .*No module named 'pytest'"),
         (22, {"base_commit": "0" * 40}, "lacks the commit 0000000.*; run git fetch --all in it"),
         (23, {"test_patch": instance["patch"].replace("min", "mean")}, "apply .* failed, exit code 1: .*scales.py"),
-    ):  # fmt: skip
+    ):
         name = f"acme__fruit-{number}"
         ignored = shutil.ignore_patterns("pytest", "_pytest") if number == 21 else None
         shutil.copytree(folder / "environments" / ID, folder / "environments" / name, symlinks=True, ignore=ignored)
@@ -420,10 +457,16 @@ def test_what_is_missing_is_said_with_what_to_fetch(options: dict[str, Any], ins
     ):
         with pytest.raises(ValueError, match=why):
             make_env("swebench", {**options, **change})
-    for number, change in enumerate((
-        {"instance_id": "../x"}, {"repo": "fruit"}, {"base_commit": "--all"}, {"FAIL_TO_PASS": "[]"},
-        {"PASS_TO_PASS": "tests/x.py::y"}, {"patch": None},
-    )):  # fmt: skip
+    for number, change in enumerate(
+        (
+            {"instance_id": "../x"},
+            {"repo": "fruit"},
+            {"base_commit": "--all"},
+            {"FAIL_TO_PASS": "[]"},
+            {"PASS_TO_PASS": "tests/x.py::y"},
+            {"patch": None},
+        )
+    ):
         with pytest.raises(ValueError, match=f"wrong{number}.jsonl, line 1: "):
             make_env("swebench", with_instances(options, f"wrong{number}.jsonl", instance | change))
 

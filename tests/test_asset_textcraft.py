@@ -28,33 +28,49 @@ WOODS = ("oak", "birch", "acacia", "spruce", "jungle", "dark_oak", "crimson", "w
 
 
 def shaped(result: str, pattern: list[str], key: dict[str, Any], count: int = 1, group: str = "") -> dict[str, Any]:
-    return {"type": "minecraft:crafting_shaped", "pattern": pattern, "key": key, "group": group,
-            "result": {"item": f"minecraft:{result}", "count": count}}  # fmt: skip
+    return {
+        "type": "minecraft:crafting_shaped",
+        "pattern": pattern,
+        "key": key,
+        "group": group,
+        "result": {"item": f"minecraft:{result}", "count": count},
+    }
 
 
 def shapeless(result: str, ingredients: list[Any], count: int = 1, group: str = "") -> dict[str, Any]:
-    return {"type": "minecraft:crafting_shapeless", "ingredients": ingredients, "group": group,
-            "result": {"item": f"minecraft:{result}", "count": count}}  # fmt: skip
+    return {
+        "type": "minecraft:crafting_shapeless",
+        "ingredients": ingredients,
+        "group": group,
+        "result": {"item": f"minecraft:{result}", "count": count},
+    }
 
 
 def item(name: str) -> dict[str, str]:
     return {"item": f"minecraft:{name}"}
 
 
-RECIPES = {
-    "stick": shaped("stick", ["#", "#"], {"#": {"tag": "minecraft:planks"}}, 4),
-    "torch": shaped("torch", ["X", "#"], {"X": [item("coal"), item("charcoal")], "#": item("stick")}, 4),
-    "iron_block": shaped("iron_block", ["###", "###", "###"], {"#": item("iron_ingot")}),
-    "iron_ingot": shapeless("iron_ingot", [item("iron_block")], 9),
-    "book": shapeless("book", [item("paper"), item("paper"), item("paper"), item("leather")]),
-    "smelted": {"type": "minecraft:smelting", "ingredient": item("sand"), "result": "minecraft:glass"},
-    "campfire": shaped("campfire", [" S ", "SCS", "LLL"],
-                       {"S": item("stick"), "C": item("coal"), "L": {"tag": "minecraft:logs"}}),
-    "dye": {"type": "minecraft:crafting_shapeless", "ingredients": [item("bone")], "result": "minecraft:dye"},
-} | {f"{wood}_planks": shapeless(f"{wood}_planks", [item(f"{wood}_log")], 4, "planks") for wood in WOODS} | {
-    f"{wood}_sign": shaped(f"{wood}_sign", ["###", "###", " X "], {"#": item(f"{wood}_planks"), "X": item("stick")}, 3)
-    for wood in WOODS
-}  # fmt: skip
+RECIPES = (
+    {
+        "stick": shaped("stick", ["#", "#"], {"#": {"tag": "minecraft:planks"}}, 4),
+        "torch": shaped("torch", ["X", "#"], {"X": [item("coal"), item("charcoal")], "#": item("stick")}, 4),
+        "iron_block": shaped("iron_block", ["###", "###", "###"], {"#": item("iron_ingot")}),
+        "iron_ingot": shapeless("iron_ingot", [item("iron_block")], 9),
+        "book": shapeless("book", [item("paper"), item("paper"), item("paper"), item("leather")]),
+        "smelted": {"type": "minecraft:smelting", "ingredient": item("sand"), "result": "minecraft:glass"},
+        "campfire": shaped(
+            "campfire", [" S ", "SCS", "LLL"], {"S": item("stick"), "C": item("coal"), "L": {"tag": "minecraft:logs"}}
+        ),
+        "dye": {"type": "minecraft:crafting_shapeless", "ingredients": [item("bone")], "result": "minecraft:dye"},
+    }
+    | {f"{wood}_planks": shapeless(f"{wood}_planks", [item(f"{wood}_log")], 4, "planks") for wood in WOODS}
+    | {
+        f"{wood}_sign": shaped(
+            f"{wood}_sign", ["###", "###", " X "], {"#": item(f"{wood}_planks"), "X": item("stick")}, 3
+        )
+        for wood in WOODS
+    }
+)
 
 
 @pytest.fixture

@@ -61,13 +61,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     items = [item(number) for number in range(40)]
     asked = {
         each["asin"]: [
-            {"asin": each["asin"], "instruction": f"i want number {number} of the {each['query']}, machine wash.",
-             "instruction_attributes": ["machine wash"],
-             "instruction_options": ["navy", "10 | 11"] if number % 5 else [], "worker_id": "w", "assignment_id": "a"},
+            {
+                "asin": each["asin"],
+                "instruction": f"i want number {number} of the {each['query']}, machine wash.",
+                "instruction_attributes": ["machine wash"],
+                "instruction_options": ["navy", "10 | 11"] if number % 5 else [],
+                "worker_id": "w",
+                "assignment_id": "a",
+            },
             {"asin": each["asin"], "instruction": "unclear", "instruction_attributes": [], "instruction_options": []},
         ]
         for number, each in enumerate(items)
-    }  # fmt: skip
+    }
     told = {each["asin"]: {"attributes": ["machine washable", "zipper"], "instruction": None} for each in items[:-1]}
     (folder / "items_shuffle_1000.json").write_text(json.dumps(items))
     (folder / "items_ins_v2_1000.json").write_text(json.dumps(told))
@@ -147,13 +152,24 @@ SHOE = Kind(name="Acme Canvas Running Shoe", category=("shoes", "Fashion", "Men"
 
 
 def product(kind: Kind = SHOE, price: float = 20.0) -> Product:
-    return Product(product_id="b1", kind=kind, title=kind.name, attributes=frozenset({"machine washable"}), price=price,
-                   options={"color": ("dark navy",), "size": ("10",)},
-                   sections={"description": "Vegan leather.", "features": "x"})  # fmt: skip
+    return Product(
+        product_id="b1",
+        kind=kind,
+        title=kind.name,
+        attributes=frozenset({"machine washable"}),
+        price=price,
+        options={"color": ("dark navy",), "size": ("10",)},
+        sections={"description": "Vegan leather.", "features": "x"},
+    )
 
 
-GOAL = Goal(kind=SHOE, attributes=frozenset({"machine wash", "vegan leather"}), options={"0": "navy", "1": "10"},
-            max_price=30.0, product_id="b1")  # fmt: skip
+GOAL = Goal(
+    kind=SHOE,
+    attributes=frozenset({"machine wash", "vegan leather"}),
+    options={"0": "navy", "1": "10"},
+    max_price=30.0,
+    product_id="b1",
+)
 
 
 def test_the_reward_by_hand() -> None:
@@ -172,8 +188,13 @@ def test_the_type_of_what_was_bought_scales_it() -> None:
     assert nouns(SHOE.name) == {"acme", "canvas", "running", "shoe"}
     assert bought("Toaster 2 Slice", "toasters", "Home") == 0.0
     assert bought("Bosch Shoe", "boots", "Toys", "Dolls") == 1.0  # one noun of four
-    asked = Goal(kind=Kind(name="two x y z of big canvas shoe bag tote", category=("q", "L", "M")),
-                 attributes=frozenset("x"), options={}, max_price=1, product_id="b1")  # fmt: skip
+    asked = Goal(
+        kind=Kind(name="two x y z of big canvas shoe bag tote", category=("q", "L", "M")),
+        attributes=frozenset("x"),
+        options={},
+        max_price=1,
+        product_id="b1",
+    )
     few = product(Kind(name="canvas", category=("other", "L")))
     assert type_reward(few, asked) == 0.5  # one noun of seven
     assert type_reward(product(Kind(name="canvas", category=("other", "L", "M"))), asked) == 1.0

@@ -191,11 +191,21 @@ def test_an_actor_pointed_at_a_run_that_is_not_there_waits_and_then_names_those_
         Fleet(client, run_id).describe_run(facts)
     done = subprocess.run(
         [
-            sys.executable, "-m", "tools.cli", "actors", "run.name=nowhere", f"run.root={tmp_path}", "actors.count=1",
-            f"redis.url={redis_server.secret_url}", "actors.join_timeout_s=1",
+            sys.executable,
+            "-m",
+            "tools.cli",
+            "actors",
+            "run.name=nowhere",
+            f"run.root={tmp_path}",
+            "actors.count=1",
+            f"redis.url={redis_server.secret_url}",
+            "actors.join_timeout_s=1",
         ],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 2
     assert done.stderr.startswith("slipstream actors: `run.name` nowhere is not on this Redis server; it has the runs ")
     assert run_id in done.stderr and done.stderr.count("\n") == 1
@@ -210,8 +220,11 @@ def test_an_environment_that_raises_is_never_trained_on_and_the_learner_says_why
     """It breaks after the model was made from its texts, as a database that goes away in the night."""
     broken = tmp_path / "broken"
     settings = [
-        *GUESS, "env.name=tests.failing:FailingEnv", f"env.options={{broken: {broken}}}", "replay.max_attempts=2",
-    ]  # fmt: skip
+        *GUESS,
+        "env.name=tests.failing:FailingEnv",
+        f"env.options={{broken: {broken}}}",
+        "replay.max_attempts=2",
+    ]
     with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
         learner = run.start_learner()
         run.wait_until(run.is_described, "the learner describes the run")

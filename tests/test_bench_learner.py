@@ -62,8 +62,10 @@ def test_mixes_are_as_long_as_they_are_said_to_be() -> None:
         assert len(lengths) == 64
         assert max(lengths) * len(lengths) / sum(lengths) > padding
     assert sorted(length > 180 for length in [s.num_tokens for s in a_batch(QUICKSTART, FEW_LONG)])[-3:] == [
-        False, True, True,
-    ]  # fmt: skip
+        False,
+        True,
+        True,
+    ]
 
 
 def test_full_rows_hold_as_many_tokens_as_the_batch() -> None:

@@ -111,9 +111,15 @@ def test_the_table_of_replay_in_docs_is_that_of_the_recorded_run() -> None:
     recorded = benchmark.read("replay")
     assert benchmark.with_table(page, recorded) == page
     assert {row.goal for row in recorded.rows if row.goal} == {
-        "ratio >= 0.7", "ratio >= 0.75", "ratio >= 2.5", "ratio >= 7", "ratio >= 4", "ratio >= 10",
-        "value <= 9", "value <= 6",
-    }  # fmt: skip
+        "ratio >= 0.7",
+        "ratio >= 0.75",
+        "ratio >= 2.5",
+        "ratio >= 7",
+        "ratio >= 4",
+        "ratio >= 10",
+        "value <= 9",
+        "value <= 6",
+    }
 
 
 def test_a_stream_of_pickles_holds_what_pipelinerl_puts_into_it_and_gives_it_back(redis_client: redis.Redis) -> None:

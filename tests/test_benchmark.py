@@ -38,8 +38,11 @@ def test_a_goal_is_of_the_ratio_or_of_the_value() -> None:
         return Row.of("a", [6.0], unit="ms", against=[2.0], goal=goal).holds
 
     assert [holds("ratio <= 3"), holds("ratio >= 3.5"), holds("value <= 6"), holds("value >= 6.1")] == [
-        True, False, True, False,
-    ]  # fmt: skip
+        True,
+        False,
+        True,
+        False,
+    ]
     assert holds("") is None
     with pytest.raises(ValueError, match="a goal must look like"):
         holds("ratio < 3")
@@ -67,10 +70,15 @@ def test_a_benchmark_without_goals_has_all_of_its_rows_on_the_page() -> None:
 GOALS = {
     "actors": ["ratio <= 1.02", "value <= 0.3", "ratio >= 0.9"],
     "weights": [
-        "ratio <= 1.2", *["ratio <= 1.1"] * 4, "ratio >= 0.7", "ratio <= 1.01", "ratio >= 60", "ratio >= 1",
+        "ratio <= 1.2",
+        *["ratio <= 1.1"] * 4,
+        "ratio >= 0.7",
+        "ratio <= 1.01",
+        "ratio >= 60",
+        "ratio >= 1",
         "ratio <= 2",
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", GOALS)
@@ -109,10 +117,18 @@ def test_offline_turns_have_the_prompt_of_their_branch_and_come_in_the_order_of_
 def played(*, started_at_s: float, generate_s: float) -> Trajectory:
     """Two turns, the second in a branch of its own; the environment took half a second for each."""
     turns = [
-        Turn(start=start, stop=stop, state_key="", rewards={"task": 0.0}, finish_reason="stop", valid_action=True,
-             generate_s=generate_s, env_s=0.5)
+        Turn(
+            start=start,
+            stop=stop,
+            state_key="",
+            rewards={"task": 0.0},
+            finish_reason="stop",
+            valid_action=True,
+            generate_s=generate_s,
+            env_s=0.5,
+        )
         for start, stop in ((2, 4), (7, 8))
-    ]  # fmt: skip
+    ]
     trajectory = a_trajectory(
         tokens=pack_tokens(list(range(8))),
         behaviour_logprobs=pack_logprobs([0.0] * 8),

@@ -61,9 +61,15 @@ def test_a_report_counts_what_fired_and_how_long_it_took_to_recover(tmp_path: Pa
 @pytest.mark.timeout(300)
 def test_live_processes_outlive_faults_of_each_kind(tmp_path: Path) -> None:
     faults = [
-        "actor killed at an insert", "learner's replies lost", "server killed at a claim", "actor's link reset",
-        "learner killed at a checkpoint", "garbage in the fleet", "an insert without a lease", "a second learner",
-    ]  # fmt: skip
+        "actor killed at an insert",
+        "learner's replies lost",
+        "server killed at a claim",
+        "actor's link reset",
+        "learner killed at a checkpoint",
+        "garbage in the fleet",
+        "an insert without a lease",
+        "a second learner",
+    ]
     outcome = suffer([strike(name) for name in faults], tmp_path, seed=1)
     assert outcome.failures == []
     assert list(outcome.fired) == faults and outcome.recovered_s[faults[-1]] > 0

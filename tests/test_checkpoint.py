@@ -54,9 +54,7 @@ class Learner:
         )
 
     def begin(self, writer: CheckpointWriter, step: int, once_durable: Callable[[], None] = lambda: None) -> None:
-        writer.begin(
-            self.model, self.optimizer, self.schedule, progress=progress_at(step), once_durable=once_durable
-        )  # fmt: skip
+        writer.begin(self.model, self.optimizer, self.schedule, progress=progress_at(step), once_durable=once_durable)
 
     def save(self, folder: Path, step: int) -> Path:
         """Begin a checkpoint and wait until it is durable."""
@@ -74,9 +72,13 @@ class Learner:
 
 def progress_at(step: int) -> Progress:
     return Progress(
-        step=step, policy_version=step, highest_published=step, next_group_id=8 * step,
-        tokens_trained=100 * step, resumptions=(Resumption(checkpoint_version=1, first_version=step),),
-    )  # fmt: skip
+        step=step,
+        policy_version=step,
+        highest_published=step,
+        next_group_id=8 * step,
+        tokens_trained=100 * step,
+        resumptions=(Resumption(checkpoint_version=1, first_version=step),),
+    )
 
 
 def make_learner(folder: Path, ranks: Ranks) -> Learner:
@@ -201,9 +203,7 @@ def test_what_training_changes_after_the_copy_is_not_in_the_checkpoint(
             use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
         )
     )
-    snapshot = take_snapshot(
-        learner.model, learner.optimizer, learner.schedule, progress=progress_at(1), stager=stager
-    )  # fmt: skip
+    snapshot = take_snapshot(learner.model, learner.optimizer, learner.schedule, progress=progress_at(1), stager=stager)
     expected = learner.train(1)
     assert not torch.equal(learner.weights()["model.norm.weight"], before["model.norm.weight"])
     assert dist.group.WORLD is not None

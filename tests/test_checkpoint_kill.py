@@ -31,10 +31,16 @@ from tools.tiny_model import make_tiny_model
 RUN = "original"
 NUM_STEPS = 20
 SETTINGS = [
-    f"learner.steps={NUM_STEPS}", "learner.checkpoint_every=1", "model.max_tokens=64",
-    "learner.micro_batch_tokens=64", "sampling.max_turn_tokens=8", "optim.lr=1e-3",
-    "objective.max_negative_kl=0", "objective.guard_min_ess=0", "objective.guard_max_ratio=0",
-]  # fmt: skip
+    f"learner.steps={NUM_STEPS}",
+    "learner.checkpoint_every=1",
+    "model.max_tokens=64",
+    "learner.micro_batch_tokens=64",
+    "sampling.max_turn_tokens=8",
+    "optim.lr=1e-3",
+    "objective.max_negative_kl=0",
+    "objective.guard_min_ess=0",
+    "objective.guard_max_ratio=0",
+]
 # Python imports it at the start of every process that finds it: a sync takes as long as on a busy disk.
 SLOW_DISK = """
 import os, time
@@ -97,9 +103,11 @@ def learner(root: Path, name: str, *settings: str, slow: bool) -> Iterator[Proce
     arguments = ["--replay-archive", RUN, f"run.root={root}", f"run.name={name}", *SETTINGS, *settings]
     environment = {MARK: name} | ({"PYTHONPATH": str(root / "slow" / "disk")} if slow else {})
     process = Process(
-        name, [sys.executable, "-m", "tools.cli", "learner", *arguments],
-        log=RunDir(root, name).log("test"), environment=environment,
-    )  # fmt: skip
+        name,
+        [sys.executable, "-m", "tools.cli", "learner", *arguments],
+        log=RunDir(root, name).log("test"),
+        environment=environment,
+    )
     try:
         yield process
     finally:

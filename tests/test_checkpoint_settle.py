@@ -20,9 +20,15 @@ from tests.test_checkpoint_kill import SLOW_DISK, kill_where, whole_checkpoints
 GROUPS_PER_STEP = 4
 NUM_STEPS = 12
 SETTINGS = [
-    *GUESS, "replay.max_lag=1000", f"learner.steps={NUM_STEPS}", "learner.checkpoint_every=2", "eval.num_tasks=0",
-    "objective.guard_min_ess=0", "objective.guard_max_ratio=0", "objective.max_negative_kl=0",
-]  # fmt: skip
+    *GUESS,
+    "replay.max_lag=1000",
+    f"learner.steps={NUM_STEPS}",
+    "learner.checkpoint_every=2",
+    "eval.num_tasks=0",
+    "objective.guard_min_ess=0",
+    "objective.guard_max_ratio=0",
+    "objective.max_negative_kl=0",
+]
 
 
 @contextmanager

@@ -42,8 +42,15 @@ def test_a_wrong_program_gets_the_share_of_its_correct_outputs() -> None:
     assert act(world(), "submit raise SystemExit").score == sum(not output for _, output in problem.tests) / 6
 
 
-@pytest.mark.parametrize("failing", ["while True: pass", "import os; os.kill(os.getpid(), 9)", "1 / 0", "import os\n"
-                                     "for name in os.listdir('.'): os.remove(name)"])  # fmt: skip
+@pytest.mark.parametrize(
+    "failing",
+    [
+        "while True: pass",
+        "import os; os.kill(os.getpid(), 9)",
+        "1 / 0",
+        "import os\nfor name in os.listdir('.'): os.remove(name)",
+    ],
+)
 def test_the_empty_output_of_a_failed_program_is_wrong(failing: str) -> None:
     empty = next(w for w in map(partial(world, wall_s=2.0), range(60)) if any(not out for _, out in w.problem.tests))
     assert act(empty, f"submit\n{failing}").score == 0.0
@@ -61,12 +68,13 @@ def test_no_output_is_correct_for_more_than_half_of_the_tests(num_tests: int) ->
 def test_no_program_is_in_both_splits() -> None:
     programs = {
         split: {
-            make_code(Task(env="code", split=split, index=index), profile="small", num_steps=1, num_tests=6,
-                      limits=Limits()).problem.program
+            make_code(
+                Task(env="code", split=split, index=index), profile="small", num_steps=1, num_tests=6, limits=Limits()
+            ).problem.program
             for index in range(200)
         }
         for split in ("train", "held_out")
-    }  # fmt: skip
+    }
     assert not programs["train"] & programs["held_out"]
 
 
@@ -96,8 +104,15 @@ def test_a_program_cannot_find_the_correct_outputs() -> None:
     peek = "import glob\nfor name in sorted(glob.glob('*')): print(name, len(open(name).read()))"
     said = act(world(), f"run\n{peek}").text
     assert sorted({line.split()[0] for line in said.replace("Output: ", "").splitlines()}) == [
-        "0.code", "0.err", "0.in", "0.out", "1.err", "1.in", "1.out", "program.py",
-    ]  # fmt: skip
+        "0.code",
+        "0.err",
+        "0.in",
+        "0.out",
+        "1.err",
+        "1.in",
+        "1.out",
+        "program.py",
+    ]
 
 
 def test_every_operation_as_python_gives_what_its_function_gives() -> None:

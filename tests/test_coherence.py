@@ -35,10 +35,16 @@ def test_there_is_a_preset_for_every_surrogate() -> None:
 @pytest.mark.parametrize(
     ("overrides", "reason", "cure"),
     [
-        (["surrogate=dppo_kl", "correction=truncated_is"], "dppo_kl is defined by the ratio to the behaviour policy",
-         "choose correction none or a mask"),
-        (["surrogate=dppo_tv", "correction=decoupled"], "dppo_tv is defined by the ratio to the behaviour policy",
-         "surrogate ppo_clip or cispo"),
+        (
+            ["surrogate=dppo_kl", "correction=truncated_is"],
+            "dppo_kl is defined by the ratio to the behaviour policy",
+            "choose correction none or a mask",
+        ),
+        (
+            ["surrogate=dppo_tv", "correction=decoupled"],
+            "dppo_tv is defined by the ratio to the behaviour policy",
+            "surrogate ppo_clip or cispo",
+        ),
         (["surrogate=gspo"], "never gets that far from 1: nothing would be clipped", "the paper uses 3e-4 and 4e-4"),
         (["clip_low=3e-4", "clip_high=4e-4"], "nearly every token would be clipped", "or choose surrogate gspo"),
         (
@@ -46,62 +52,112 @@ def test_there_is_a_preset_for_every_surrogate() -> None:
             "can get a weight of 1e+03, which is as good as unclipped; unclipped importance sampling collapses",
             "lower objective.ratio_high (it is 1000) to 20 at most; or train with replay.target_lag=0",
         ),
-        (["surrogate=cispo", "correction=none", "ratio_high=25"], "a token of positive advantage can get a weight",
-         "ratio_high (it is 25) to 20 at most"),
+        (
+            ["surrogate=cispo", "correction=none", "ratio_high=25"],
+            "a token of positive advantage can get a weight",
+            "ratio_high (it is 25) to 20 at most",
+        ),
         (["correction=none"], "a token of negative advantage can get a weight of 2e+08", "set objective.dual_clip=3"),
         (["correction=sequence_mask"], "a token of negative advantage can get a weight", "set objective.dual_clip=3"),
-        (["mask_high=.inf"], "a token of negative advantage can get a weight",
-         "lower objective.mask_high (it is inf) to 20"),
-        (["mask_high=20.5"], "a token of negative advantage can get a weight of 20",
-         "lower objective.mask_high (it is 20.5)"),
+        (
+            ["mask_high=.inf"],
+            "a token of negative advantage can get a weight",
+            "lower objective.mask_high (it is inf) to 20",
+        ),
+        (
+            ["mask_high=20.5"],
+            "a token of negative advantage can get a weight of 20",
+            "lower objective.mask_high (it is 20.5)",
+        ),
         (["correction=none", "dual_clip=1e9"], "can get a weight of 2e+08", "lower objective.dual_clip (it is 1e+09)"),
-        (["correction=truncated_is", "max_behaviour_weight=.inf"], "a token of positive advantage can get a weight",
-         "lower objective.max_behaviour_weight (it is inf) to 20 at most"),
+        (
+            ["correction=truncated_is", "max_behaviour_weight=.inf"],
+            "a token of positive advantage can get a weight",
+            "lower objective.max_behaviour_weight (it is inf) to 20 at most",
+        ),
         (["clip_high=50", "correction=none"], "can get a weight", "lower objective.clip_high (it is 50) to 20 at most"),
-        (["surrogate=cispo", "ratio_high=10"], "it has no effect: objective.mask_high=5 stops every token before it",
-         "change one of the two, or switch one off"),
+        (
+            ["surrogate=cispo", "ratio_high=10"],
+            "it has no effect: objective.mask_high=5 stops every token before it",
+            "change one of the two, or switch one off",
+        ),
         (["clip_low=0.6"], "it has no effect: objective.mask_low=0.5 stops every token before it", "switch one off"),
         (["clip_high=9"], "it has no effect: objective.mask_high=5 stops every token before it", "switch one off"),
         (["dual_clip=3"], "has no effect: objective.clip_high=0.28 or objective.dual_clip=3 stops", "switch one off"),
-        (["surrogate=gspo", "clip_low=3e-4", "clip_high=4e-4"], "a token of negative advantage can get a weight",
-         "set objective.dual_clip=3"),
-        (["surrogate=gspo", "clip_low=3e-4", "clip_high=4e-4", "dual_clip=3"], "objective.clip_low=0.0003 stops",
-         "change one of the two"),
-        (["correction=geometric_mask", "dual_clip=3"], "objective.mask_low=0.99 stops every token before it",
-         "change one of the two"),
-        (["allocation=per_turn"], "no effect with objective.advantage group_standardised",
-         "choose gae or reinforce_pp or vtrace"),
-        (["advantage=reinforce_pp", "allocation_discount=0.5"], "no effect with objective.allocation last_token",
-         "choose discounted"),
+        (
+            ["surrogate=gspo", "clip_low=3e-4", "clip_high=4e-4"],
+            "a token of negative advantage can get a weight",
+            "set objective.dual_clip=3",
+        ),
+        (
+            ["surrogate=gspo", "clip_low=3e-4", "clip_high=4e-4", "dual_clip=3"],
+            "objective.clip_low=0.0003 stops",
+            "change one of the two",
+        ),
+        (
+            ["correction=geometric_mask", "dual_clip=3"],
+            "objective.mask_low=0.99 stops every token before it",
+            "change one of the two",
+        ),
+        (
+            ["allocation=per_turn"],
+            "no effect with objective.advantage group_standardised",
+            "choose gae or reinforce_pp or vtrace",
+        ),
+        (
+            ["advantage=reinforce_pp", "allocation_discount=0.5"],
+            "no effect with objective.allocation last_token",
+            "choose discounted",
+        ),
         (["gamma=0.9"], "it has no effect with objective.advantage group_standardised", "leave it out"),
-        (["same_state_weight=2"], "it has no effect with objective.advantage group_standardised",
-         "choose gigpo or gigpo_centred"),
-        (["surrogate=cispo", "max_negative_kl=0"], "such runs collapsed at a lag of 8",
-         "use 0.1, with which they did not collapse"),
+        (
+            ["same_state_weight=2"],
+            "it has no effect with objective.advantage group_standardised",
+            "choose gigpo or gigpo_centred",
+        ),
+        (
+            ["surrogate=cispo", "max_negative_kl=0"],
+            "such runs collapsed at a lag of 8",
+            "use 0.1, with which they did not collapse",
+        ),
         (["surrogate=cispo", "clip_high=0.3"], "no effect with objective.surrogate cispo", "gspo or ppo_clip"),
         (["correction=none", "mask_high=3"], "no effect with objective.correction none", "or token_mask"),
         (["normalisation_tokens=64"], "no effect with objective.normalisation tokens", "choose constant"),
-        (["advantage=gae"], "it needs a critic, and objective.critic is `none`",
-         "choose objective.critic own or shared"),
-        (["critic=own"], "objective.advantage group_standardised does not use a critic",
-         "gae or bi_level_gae or vtrace, or critic none"),
+        (
+            ["advantage=gae"],
+            "it needs a critic, and objective.critic is `none`",
+            "choose objective.critic own or shared",
+        ),
+        (
+            ["critic=own"],
+            "objective.advantage group_standardised does not use a critic",
+            "gae or bi_level_gae or vtrace, or critic none",
+        ),
         (["critic_warmup_steps=2"], "no effect with objective.critic none", "choose own or shared"),
         (["advantage=gae", "critic=own", "value_coefficient=1"], "no effect with objective.critic own", "shared"),
         (["advantage=gae", "critic=own", "turn_gamma=0.9"], "no effect with objective.advantage gae", "bi_level_gae"),
         (["advantage=bi_level_gae", "critic=own", "allocation=per_turn"], "no effect with", "gae or reinforce_pp"),
-        (["advantage=gae", "critic=own", "critic_warmup_steps=100"], "learner.steps is 100, so the policy would "
-         "never learn", "take fewer warm-up steps than learner.steps"),
+        (
+            ["advantage=gae", "critic=own", "critic_warmup_steps=100"],
+            "learner.steps is 100, so the policy would never learn",
+            "take fewer warm-up steps than learner.steps",
+        ),
         (["advantage=vtrace", "critic=own"], "would apply it a second time", "choose surrogate policy_gradient"),
         (["surrogate=policy_gradient"], "nothing would correct a stale token", "choose advantage vtrace"),
-        (["advantage=vtrace", "critic=own", "surrogate=policy_gradient", "max_rho=100"],
-         "can get a weight of 100",
-         "lower objective.max_rho (it is 100) to 20 at most"),
-        (["advantage=vtrace", "critic=own", "surrogate=policy_gradient", "correction=truncated_is"],
-         "policy_gradient is defined by the ratio to the behaviour policy", "choose correction none or a mask"),
+        (
+            ["advantage=vtrace", "critic=own", "surrogate=policy_gradient", "max_rho=100"],
+            "can get a weight of 100",
+            "lower objective.max_rho (it is 100) to 20 at most",
+        ),
+        (
+            ["advantage=vtrace", "critic=own", "surrogate=policy_gradient", "correction=truncated_is"],
+            "policy_gradient is defined by the ratio to the behaviour policy",
+            "choose correction none or a mask",
+        ),
         (["kl_place=reward"], "no effect with objective.kl_coefficient 0", "set kl_coefficient above 0"),
         (["reference_every=10"], "no effect with objective.kl_coefficient 0", "leave it out"),
     ],
-)  # fmt: skip
+)
 def test_an_incoherent_objective_is_refused_with_the_reason_and_the_cure(
     overrides: list[str], reason: str, cure: str
 ) -> None:
@@ -156,9 +212,15 @@ def test_groups_and_tasks_are_chosen_by_a_spread_that_is_known_when_they_are_cho
 MAX_USES = "replay.max_uses=2"
 
 
-@pytest.mark.parametrize("bounded", [["surrogate=ppo_clip", "correction=none", "dual_clip=3"],
-                                     ["correction=decoupled", "dual_clip=3"],
-                                     ["surrogate=cispo"], ["surrogate=dppo_tv", "correction=none"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "bounded",
+    [
+        ["surrogate=ppo_clip", "correction=none", "dual_clip=3"],
+        ["correction=decoupled", "dual_clip=3"],
+        ["surrogate=cispo"],
+        ["surrogate=dppo_tv", "correction=none"],
+    ],
+)
 def test_what_bounds_a_token_may_use_a_group_again(bounded: list[str]) -> None:
     check_objective(load_config(None, [MAX_USES, *(f"objective.{override}" for override in bounded)]))
 

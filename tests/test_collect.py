@@ -74,9 +74,15 @@ class BreaksDown(GuessEnv):
 def settings(*overrides: str) -> Config:
     return load_config(
         None,
-        ["model.max_tokens=4096", "sampling.max_turn_tokens=64", "learner.micro_batch_tokens=4096",
-         "replay.group_size=3", "run.seed=5", *overrides],
-    )  # fmt: skip
+        [
+            "model.max_tokens=4096",
+            "sampling.max_turn_tokens=64",
+            "learner.micro_batch_tokens=4096",
+            "replay.group_size=3",
+            "run.seed=5",
+            *overrides,
+        ],
+    )
 
 
 def options(**changes: Any) -> CollectOptions:
@@ -85,19 +91,15 @@ def options(**changes: Any) -> CollectOptions:
 
 def setup_of(
     config: Config, script: Script, folder: Path, *, tokenizer: PreTrainedTokenizerBase = TOKENIZER
-) -> EpisodeSetup:  # fmt: skip
+) -> EpisodeSetup:
     tokenizer.save_pretrained(folder / "tokenizer")
-    engine = Varied(
-        script, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=config.model.max_tokens
-    )  # fmt: skip
+    engine = Varied(script, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=config.model.max_tokens)
     return make_setup(
         engine, name="collect", run=config, actors=config.actors, tokenizer=load_tokenizer(folder / "tokenizer")
     )
 
 
-def rows_of(
-    config: Config, script: Script, folder: Path, *, code: int = 0, **chosen: Any
-) -> list[dict[str, Any]]:  # fmt: skip
+def rows_of(config: Config, script: Script, folder: Path, *, code: int = 0, **chosen: Any) -> list[dict[str, Any]]:
     path = folder / "rows.jsonl"
     assert collect_on(setup_of(config, script, folder), config, options(**chosen), path=path) == code
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -197,17 +199,25 @@ def test_what_is_collected_are_whole_trajectories_and_the_same_ones_again(
 
 def told(trajectory: Trajectory) -> tuple[object, ...]:
     """All that does not hang on a clock."""
-    return (trajectory.group_id, trajectory.member, trajectory.tokens, trajectory.behaviour_logprobs,
-            trajectory.total_reward, trajectory.stop_reason)  # fmt: skip
+    return (
+        trajectory.group_id,
+        trajectory.member,
+        trajectory.tokens,
+        trajectory.behaviour_logprobs,
+        trajectory.total_reward,
+        trajectory.stop_reason,
+    )
 
 
 def tree_on(config: Config, script: Script, folder: Path, *, index: int = 0) -> tuple[EpisodeTree, Collected]:
     collected = Collected()
     task = Task(env=config.env.name, split="train", index=index)
     tree = EpisodeTree(
-        replace(attempt_on(), task=task), setup=setup_of(config, script, folder), room=asyncio.Semaphore(4),
+        replace(attempt_on(), task=task),
+        setup=setup_of(config, script, folder),
+        room=asyncio.Semaphore(4),
         collected=collected,
-    )  # fmt: skip
+    )
     return tree, collected
 
 
@@ -403,8 +413,11 @@ def test_in_a_mixture_every_environment_has_groups_of_its_own(tmp_path: Path) ->
     mixture = "env.mixture={one: {name: 'tests.guess:GuessEnv'}, two: {name: 'tests.guess:GuessEnv'}}"
     rows = rows_of(settings(mixture), guessing, tmp_path, first_task=1, num_tasks=2)
     assert [(row["group_id"], row["task"]) for row in rows[::3]] == [
-        (2, "one/train/1"), (3, "two/train/1"), (4, "one/train/2"), (5, "two/train/2"),
-    ]  # fmt: skip
+        (2, "one/train/1"),
+        (3, "two/train/1"),
+        (4, "one/train/2"),
+        (5, "two/train/2"),
+    ]
 
 
 @pytest.fixture
@@ -464,9 +477,17 @@ def test_a_real_engine_plays_what_the_command_asks_for(tmp_path: Path, capsys: p
     make_tiny_model(tmp_path / "model", texts=texts, config=tiny, max_tokens=64, seed=0)
     path = tmp_path / "rows.parquet"
     command = [
-        "collect", str(path), f"model.path={tmp_path}/model", *GUESS, "model.max_tokens=64", "--num-tasks=3",
-        "sampling.max_turn_tokens=4", "--search=mcts", "--budget=20", f"run.root={tmp_path}",
-    ]  # fmt: skip
+        "collect",
+        str(path),
+        f"model.path={tmp_path}/model",
+        *GUESS,
+        "model.max_tokens=64",
+        "--num-tasks=3",
+        "sampling.max_turn_tokens=4",
+        "--search=mcts",
+        "--budget=20",
+        f"run.root={tmp_path}",
+    ]
     assert main(command) == 0
     rows = pq.read_table(path).to_pylist()
     assert {row["task"] for row in rows} == {f"tests.guess:GuessEnv/train/{index}" for index in range(3)}

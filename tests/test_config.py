@@ -216,17 +216,16 @@ def test_what_print_config_prints_is_the_same_configuration(tmp_path: Path, caps
 def test_a_mistake_on_the_command_line_ends_with_code_2_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["up", "replay.groop_size=4"]) == 2
     said = capsys.readouterr()
-    assert said.err == (
-        "slipstream up: unknown config key `replay.groop_size`; did you mean `replay.group_size`?\n"
-    )  # fmt: skip
+    assert said.err == ("slipstream up: unknown config key `replay.groop_size`; did you mean `replay.group_size`?\n")
     assert said.out == ""
 
 
 def test_every_key_has_a_comment() -> None:
     sections = [
-        kind for kind in vars(config_module).values()
+        kind
+        for kind in vars(config_module).values()
         if inspect.isclass(kind) and dataclasses.is_dataclass(kind) and kind is not Config
-    ]  # fmt: skip
+    ]
     assert TinyModelConfig in sections
     for section in sections:
         source = inspect.getsource(section)
@@ -258,8 +257,10 @@ def test_another_environment_begins_without_the_options_of_the_one_before(tmp_pa
 def test_differences_are_told_by_key() -> None:
     now = load_config(None, ["learner.steps=7", "env.options.people=3", "model.tiny.num_heads=6"])
     assert differences(Config(), now) == [
-        "model.tiny.num_heads: 3 -> 6", "env.options: {} -> {'people': 3}", "learner.steps: 100 -> 7"
-    ]  # fmt: skip
+        "model.tiny.num_heads: 3 -> 6",
+        "env.options: {} -> {'people': 3}",
+        "learner.steps: 100 -> 7",
+    ]
     assert differences(now, now) == []
 
 

@@ -20,9 +20,13 @@ CORRECTIONS = ("none", "token_mask", "sequence_mask", "geometric_mask", "truncat
 def corrected(tokens: Tokens, **changes: object) -> Correction:
     objective = ObjectiveConfig(**({"max_negative_kl": 0.0} | changes))
     return correction(
-        tokens.current, proximal_logprobs=tokens.proximal, behaviour_logprobs=tokens.behaviour,
-        advantages=tokens.advantages, sequences=tokens.sequences, objective=objective,
-    )  # fmt: skip
+        tokens.current,
+        proximal_logprobs=tokens.proximal,
+        behaviour_logprobs=tokens.behaviour,
+        advantages=tokens.advantages,
+        sequences=tokens.sequences,
+        objective=objective,
+    )
 
 
 def test_the_hard_cap_takes_out_the_tokens_that_are_older_and_no_others() -> None:
@@ -40,9 +44,14 @@ def test_the_hard_cap_adds_its_tokens_to_those_that_a_correction_leaves_out_and_
     for name in CORRECTIONS:
         objective = ObjectiveConfig(correction=name, max_negative_kl=0.1)
         at_lags = partial(
-            correction, tokens.current, proximal_logprobs=tokens.proximal, behaviour_logprobs=tokens.behaviour,
-            advantages=tokens.advantages, sequences=tokens.sequences, objective=objective,
-        )  # fmt: skip
+            correction,
+            tokens.current,
+            proximal_logprobs=tokens.proximal,
+            behaviour_logprobs=tokens.behaviour,
+            advantages=tokens.advantages,
+            sequences=tokens.sequences,
+            objective=objective,
+        )
         without, capped = at_lags(), at_lags(lags=lags, max_lag=2)
         assert torch.equal(capped.masked, without.masked | old)
         assert torch.equal(capped.weights, torch.where(old, 0.0, without.weights))
@@ -55,9 +64,13 @@ def four_tokens(ratios: list[float], lengths: tuple[int, ...]) -> Tokens:
     behaviour = torch.full((4,), math.log(0.1), dtype=torch.float64)
     current = behaviour + float64(*ratios).log()
     return Tokens(
-        current=current, proximal=current, behaviour=behaviour, advantages=float64(1, 1, -1, -1),
-        entropies=torch.zeros_like(current), sequences=of_lengths(*lengths),
-    )  # fmt: skip
+        current=current,
+        proximal=current,
+        behaviour=behaviour,
+        advantages=float64(1, 1, -1, -1),
+        entropies=torch.zeros_like(current),
+        sequences=of_lengths(*lengths),
+    )
 
 
 def test_the_parts_agree_with_the_numbers_in_their_docstrings() -> None:

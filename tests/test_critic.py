@@ -22,8 +22,14 @@ from learner.step_metrics import StepMetrics
 from tests.even_game import load_player, play, save, train
 from tests.tiny_model import random_sequence, save_tiny_model
 
-PPO = ["objective.advantage=gae", "objective.allocation=per_turn", "optim.lr=3e-3", "optim.critic_lr=3e-3",
-       "learner.steps=30", "learner.micro_batch_tokens=512"]  # fmt: skip
+PPO = [
+    "objective.advantage=gae",
+    "objective.allocation=per_turn",
+    "optim.lr=3e-3",
+    "optim.critic_lr=3e-3",
+    "learner.steps=30",
+    "learner.micro_batch_tokens=512",
+]
 
 
 @pytest.fixture(scope="module")
@@ -143,9 +149,14 @@ def test_values_return_to_their_tokens_for_any_packing(model_folder: Path, tmp_p
 
     def values(chosen: list[TokenSequence], micro_batch_tokens: int) -> np.ndarray:
         found = measure(
-            chosen, model=learner.model, critic=learner.critic, reference=None, ranks=ranks,
-            objective=learner.config.objective, micro_batch_tokens=micro_batch_tokens,
-        ).values  # fmt: skip
+            chosen,
+            model=learner.model,
+            critic=learner.critic,
+            reference=None,
+            ranks=ranks,
+            objective=learner.config.objective,
+            micro_batch_tokens=micro_batch_tokens,
+        ).values
         assert found is not None
         return found
 

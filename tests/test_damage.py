@@ -22,13 +22,39 @@ from tests.damage import Scene, damages, everyone_goes_on, honest_calls, lies, m
 NUM_DAMAGES = int(os.environ.get("SLIPSTREAM_DAMAGES", "4"))  # of each key, drawn; all kinds are some 900
 # Every key of a run, as docs/replay.md lists them.
 KEYS = [
-    "epoch", "epoch:request:*", "facts", "state", "fleet", "fleet:deadlines", "fleet:wanted:*",
-    "train:counters", "train:queued", "train:leased", "train:ready", "train:ready_by_version", "train:ready_by_score",
-    "train:claimed", "train:quarantined", "train:group:*", "train:blob:*", "train:partial:*", "train:lease_request:*",
-    "train:last_claim", "train:failures", "weights:latest", "weights:version", "weights:stored",
-    "weights:stored_version", "weights:acknowledged:*", "weights:group:*", "weights:members", "weights:relays",
-    "weights:relay:*", "weights:corrupt", "weights:invitation",
-]  # fmt: skip
+    "epoch",
+    "epoch:request:*",
+    "facts",
+    "state",
+    "fleet",
+    "fleet:deadlines",
+    "fleet:wanted:*",
+    "train:counters",
+    "train:queued",
+    "train:leased",
+    "train:ready",
+    "train:ready_by_version",
+    "train:ready_by_score",
+    "train:claimed",
+    "train:quarantined",
+    "train:group:*",
+    "train:blob:*",
+    "train:partial:*",
+    "train:lease_request:*",
+    "train:last_claim",
+    "train:failures",
+    "weights:latest",
+    "weights:version",
+    "weights:stored",
+    "weights:stored_version",
+    "weights:acknowledged:*",
+    "weights:group:*",
+    "weights:members",
+    "weights:relays",
+    "weights:relay:*",
+    "weights:corrupt",
+    "weights:invitation",
+]
 
 
 @pytest.fixture

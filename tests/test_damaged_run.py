@@ -34,9 +34,15 @@ from tools.prepare import prepare
 
 GROUPS_PER_STEP = 4
 SETTINGS = [
-    *GUESS, "replay.max_lag=1000", "learner.checkpoint_every=2", "learner.keep_checkpoints=9", "eval.num_tasks=0",
-    "objective.guard_min_ess=0", "objective.guard_max_ratio=0", "objective.max_negative_kl=0",
-]  # fmt: skip
+    *GUESS,
+    "replay.max_lag=1000",
+    "learner.checkpoint_every=2",
+    "learner.keep_checkpoints=9",
+    "eval.num_tasks=0",
+    "objective.guard_min_ess=0",
+    "objective.guard_max_ratio=0",
+    "objective.max_negative_kl=0",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

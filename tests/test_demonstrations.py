@@ -69,9 +69,7 @@ def test_every_episode_is_a_train_task_of_its_own() -> None:
 
 
 def test_prepare_makes_a_run_directory_whole_and_leaves_what_is_there(tmp_path: Path) -> None:
-    settings = config(
-        f"run.root={tmp_path}", "run.name=made", "model.tiny.num_tasks=60", "model.tiny.num_layers=1"
-    )  # fmt: skip
+    settings = config(f"run.root={tmp_path}", "run.name=made", "model.tiny.num_tasks=60", "model.tiny.num_layers=1")
     run_dir = prepare(settings)
     read = list(archive.read(run_dir.demonstrations, vocab_size=len(shop_tokenizer())))
     assert [trajectory.group_id for trajectory in read] == list(range(20))

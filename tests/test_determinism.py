@@ -9,9 +9,11 @@ from tests.processes import GUESS, Run
 
 NUM_STEPS = 6
 SYNCHRONOUS = [
-    "replay.target_lag=0", "replay.max_lag=0", f"learner.steps={NUM_STEPS}",
+    "replay.target_lag=0",
+    "replay.max_lag=0",
+    f"learner.steps={NUM_STEPS}",
     "replay.lease_ttl_s=300",  # an attempt that is made again has another seed
-]  # fmt: skip
+]
 
 
 @pytest.mark.timeout(1200)

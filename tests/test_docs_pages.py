@@ -8,8 +8,12 @@ from tools.verbs import VERBS
 def test_the_page_of_files_has_each_public_class_and_function_with_its_first_line() -> None:
     lines = files_page().splitlines()
     assert [line for line in lines if line.startswith("## ")] == [
-        "## learner", "## actors", "## replay", "## envhub", "## common",
-    ]  # fmt: skip
+        "## learner",
+        "## actors",
+        "## replay",
+        "## envhub",
+        "## common",
+    ]
     begin = lines.index("### `envhub/env.py`")
     section = lines[begin : begin + 10]
     assert any(line.startswith("- `Observation`: ") for line in section)

@@ -131,9 +131,11 @@ def test_a_real_run_outlives_random_faults_and_makes_its_last_steps(
 ) -> None:
     """Of each kind one that costs no start of an engine."""
     faults = [
-        "publisher killed at an offer", "an environment says garbage", "garbage at the publisher's port",
+        "publisher killed at an offer",
+        "an environment says garbage",
+        "garbage at the publisher's port",
         "a shard damaged",
-    ]  # fmt: skip
+    ]
     settings = [f"run.name={run_id}", f"run.root={tmp_path}", *GUESS, "env.options={step_s: 0.1}"]
     config = load_config(None, settings)
     prepare(config)
@@ -153,8 +155,9 @@ def test_a_process_that_holds_more_and_more_is_named() -> None:
     leaking = [Usage(descriptors=40 + 5 * number, resident_mib=300.0 + 40 * number) for number in range(9)]
     assert grown("learner", steady) == grown("learner", leaking[:2]) == []
     assert grown("learner", leaking) == [
-        "the learner had 40 descriptors, and has 80", "the learner had 300 MiB, and has 620",
-    ]  # fmt: skip
+        "the learner had 40 descriptors, and has 80",
+        "the learner had 300 MiB, and has 620",
+    ]
 
 
 def test_an_order_for_trouble_is_carried_out_once(tmp_path: Path) -> None:

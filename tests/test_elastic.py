@@ -24,9 +24,13 @@ GROUPS_PER_STEP = 4
 REDO_S = 60.0  # in which a group that is free again is finished by another actor, on a machine that does much else
 END = 20  # the steps that tell what a run has come to
 SETTINGS = [
-    *GUESS, "env.options={step_s: 0.2}", f"replay.lease_ttl_s={LEASE_TTL_S}", "learner.checkpoint_every=20",
-    "replay.max_lag=16", "actors.drain_s=1",
-]  # fmt: skip
+    *GUESS,
+    "env.options={step_s: 0.2}",
+    f"replay.lease_ttl_s={LEASE_TTL_S}",
+    "learner.checkpoint_every=20",
+    "replay.max_lag=16",
+    "actors.drain_s=1",
+]
 
 
 @pytest.mark.timeout(3000)
@@ -100,8 +104,9 @@ def told_that_its_host_goes(run: Run, host: Process, cloud: MetadataService) -> 
     expired = run.ledger().expired_leases
     host.expect_end()
     cloud.answers["/latest/meta-data/spot/instance-action"] = (
-        200, '{"action": "terminate", "time": "2026-11-21T08:22:00Z"}',
-    )  # fmt: skip
+        200,
+        '{"action": "terminate", "time": "2026-11-21T08:22:00Z"}',
+    )
     assert host.wait() == EXIT_PREEMPTED
     assert run.ledger().expired_leases == expired, "it gave its groups back itself"
     steps_on(run, 2)

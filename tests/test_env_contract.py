@@ -43,12 +43,30 @@ GARBAGE = [
 
 BLANKS = " " * 20_000
 LONG = [
-    *(f"{opening}{BLANKS}x" for opening in (
-        "sql SELECT 1", "commit", "click", "type 1 a", "goto /", "view a", "edit a 1", "bash ls", "submit", "take mug",
-        "get", "craft 1 a using", "keep", "python", "Act: bash\n```bash\nls", "get_relations", "answer",
-    )),
+    *(
+        f"{opening}{BLANKS}x"
+        for opening in (
+            "sql SELECT 1",
+            "commit",
+            "click",
+            "type 1 a",
+            "goto /",
+            "view a",
+            "edit a 1",
+            "bash ls",
+            "submit",
+            "take mug",
+            "get",
+            "craft 1 a using",
+            "keep",
+            "python",
+            "Act: bash\n```bash\nls",
+            "get_relations",
+            "answer",
+        )
+    ),
     *(f"{opening}{BLANKS}" for opening in ("search[", "click[", "get_relations(", "count (", "answer(", "bash\n```")),
-]  # fmt: skip
+]
 
 # Memory that the code of the environments has allocated, directly or not. Other tests of this process allocate too.
 ITS_OWN, NUM_FRAMES = tracemalloc.Filter(True, "*/envhub/*", all_frames=True), 12

@@ -69,6 +69,8 @@ def test_messages_keep_their_tags_and_fields_on_the_wire() -> None:
     assert on_the_wire(InvalidRequest(why="x")) == {"type": "NoSense", "why": "x"}
     assert on_the_wire(NotSupported(why="x")) == {"type": "NotThere", "why": "x"}
     assert on_the_wire(WorkerRequest(call=1, episode=2, request=StepEnv(action="up"))) == {
-        "call": 1, "episode": 2, "ask": step
-    }  # fmt: skip
+        "call": 1,
+        "episode": 2,
+        "ask": step,
+    }
     assert on_the_wire(WorkerResponse(call=1, response=msgspec.Raw(b"\x01"))) == {"call": 1, "answer": 1}

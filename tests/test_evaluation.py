@@ -30,15 +30,22 @@ def at(step: int, *, version: int | None = None, published: int | None = None) -
     """Two versions more than steps, as after a warm start, and each is published."""
     version = step + 2 if version is None else version
     return Progress(
-        step=step, policy_version=version, highest_published=version if published is None else published,
-        next_group_id=0, tokens_trained=0,
-    )  # fmt: skip
+        step=step,
+        policy_version=version,
+        highest_published=version if published is None else published,
+        next_group_id=0,
+        tokens_trained=0,
+    )
 
 
 def play(
-    buffer: Views, run_id: str, *, version: int, number: int = 2 * NUM_TASKS,
+    buffer: Views,
+    run_id: str,
+    *,
+    version: int,
+    number: int = 2 * NUM_TASKS,
     succeeds: Callable[[int], bool] = lambda place: True,
-) -> None:  # fmt: skip
+) -> None:
     """Do what actors at `version` do with the next `number` tickets."""
     for _ in range(number):
         lease = buffer.actor.lease("a")

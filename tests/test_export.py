@@ -61,9 +61,17 @@ def test_a_model_that_holds_its_experts_as_one_tensor_is_written_as_its_folder_w
 ) -> None:
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
-        vocab_size=120, hidden_size=32, intermediate_size=64, moe_intermediate_size=16, num_hidden_layers=1,
-        num_attention_heads=1, num_key_value_heads=1, head_dim=32, num_experts=4, num_experts_per_tok=2,
-    )  # fmt: skip
+        vocab_size=120,
+        hidden_size=32,
+        intermediate_size=64,
+        moe_intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+    )
     Qwen3MoeForCausalLM(config).save_pretrained(tmp_path / "source")
     merging_tokenizer(CHATML).save_pretrained(tmp_path / "source")
     save_hf(loaded(tmp_path / "source", ranks), tmp_path / "export", ranks=ranks)
@@ -102,9 +110,17 @@ async def greedy(folder: Path) -> tuple[list[int], list[float]]:
         disk="",
     )
     settings = EngineSettings(
-        model_path=str(folder), policy_version=0, seed=11, max_tokens=128, dtype="float32", kv_cache_bytes=64 << 20,
-        max_episodes=2, tensor_parallel=1, kv_policy="keep", receiver=receiver,
-    )  # fmt: skip
+        model_path=str(folder),
+        policy_version=0,
+        seed=11,
+        max_tokens=128,
+        dtype="float32",
+        kv_cache_bytes=64 << 20,
+        max_episodes=2,
+        tensor_parallel=1,
+        kv_policy="keep",
+        receiver=receiver,
+    )
     engine = VllmEngine(EngineProcess(), settings)
     try:
         async with asyncio.timeout(300):

@@ -66,10 +66,14 @@ def test_every_command_of_the_page_is_accepted(settings: list[str], on_disk: Pat
 def test_all_parts_of_the_page_together_learn_a_simple_game(on_disk: Path, tmp_path: Path, ranks: Ranks) -> None:
     save_tiny_model(tmp_path / "model")
     config = configured(
-        "objective.advantage=my_advantage:ranked", "objective.surrogate=my_surrogate:soft_gate",
-        "objective.correction=my_correction:unmoved", f"model.path={tmp_path / 'model'}", "optim.lr=3e-3",
-        "learner.steps=30", "learner.micro_batch_tokens=512",
-    )  # fmt: skip
+        "objective.advantage=my_advantage:ranked",
+        "objective.surrogate=my_surrogate:soft_gate",
+        "objective.correction=my_correction:unmoved",
+        f"model.path={tmp_path / 'model'}",
+        "optim.lr=3e-3",
+        "learner.steps=30",
+        "learner.micro_batch_tokens=512",
+    )
     learner, player = load_player(config, tmp_path, ranks)
     metrics, rewards = train(learner, player, steps=12)
     assert np.mean(rewards[:2]) < 2.6 < 2.9 < np.mean(rewards[-2:])  # of 4, when every token is even
@@ -81,9 +85,12 @@ def test_the_format_of_the_page_is_played_in_the_shop(on_disk: Path) -> None:
     assert own.parse("I think so.\nACT: click[a]\nno\nACT : click[b] ").text == "click[b]"
     assert not own.parse("click[a]").valid
     trajectory = play(
-        env, engine_of(expert(env, tokenizer, own), max_tokens=512), tokenizer=tokenizer, action_format=own,
+        env,
+        engine_of(expert(env, tokenizer, own), max_tokens=512),
+        tokenizer=tokenizer,
+        action_format=own,
         allowance=replace(ALLOWANCE, max_tokens=512),
-    )  # fmt: skip
+    )
     assert trajectory.success and all(turn.valid_action for turn in trajectory.turns)
 
 
@@ -136,20 +143,32 @@ def test_a_part_that_could_not_be_trained_with_is_refused(setting: str, complain
 @pytest.mark.parametrize(
     ("settings", "reason", "cure"),
     [
-        (["surrogate=wrong:weighted", "correction=none"], "can get a weight of 2e+08, which is as good as unclipped",
-         "limit the weight in tests.wrong_parts:weighted; or train with replay.target_lag=0"),
+        (
+            ["surrogate=wrong:weighted", "correction=none"],
+            "can get a weight of 2e+08, which is as good as unclipped",
+            "limit the weight in tests.wrong_parts:weighted; or train with replay.target_lag=0",
+        ),
         (["correction=wrong:neutral"], "a token of negative advantage can get a weight of 2e+08", "dual_clip=3"),
         (["correction=wrong:long_mask"], "a token of negative advantage can get a weight of 2e+08", "dual_clip=3"),
         (["surrogate=wrong:plain"], "would correct a stale token (replay.max_lag is 8)", "multiply by the ratio"),
-        (["surrogate=wrong:capped", "max_negative_kl=0"], "clips no gradient of tokens that did badly",
-         "use 0.1, with which they did not collapse"),
-        (["surrogate=wrong:capped", "mask_high=4", "clip_high=0.5"], "no effect with objective.surrogate tests.wrong",
-         "leave it out"),
-        (["advantage=wrong:above_a_half", "gamma=0.9"], "no effect with objective.advantage tests.wrong_parts:above",
-         "leave it out"),
+        (
+            ["surrogate=wrong:capped", "max_negative_kl=0"],
+            "clips no gradient of tokens that did badly",
+            "use 0.1, with which they did not collapse",
+        ),
+        (
+            ["surrogate=wrong:capped", "mask_high=4", "clip_high=0.5"],
+            "no effect with objective.surrogate tests.wrong",
+            "leave it out",
+        ),
+        (
+            ["advantage=wrong:above_a_half", "gamma=0.9"],
+            "no effect with objective.advantage tests.wrong_parts:above",
+            "leave it out",
+        ),
         (["advantage=wrong:above_a_half", "critic=own"], "does not use a critic", "or critic none"),
     ],
-)  # fmt: skip
+)
 def test_a_part_is_judged_by_the_loss_like_a_built_in_one(settings: list[str], reason: str, cure: str) -> None:
     with pytest.raises(ConfigError, match="is incoherent") as raised:
         check_objective(configured(*(f"objective.{setting}" for setting in settings)))

@@ -29,10 +29,16 @@ def test_the_work_of_actors_that_die_or_leave_is_done_by_others(
     """
     gate = Gate(tmp_path / "gate")
     settings = [
-        *GUESS, ANY_LAG, f"env.options={{gate: {gate}, gate_turn: 1, step_s: 0.1}}", "env.step_timeout_s=600",
-        "replay.lease_ttl_s=6", f"actors.drain_s={DRAIN_S}", "learner.steps=100000", "learner.checkpoint_every=100000",
+        *GUESS,
+        ANY_LAG,
+        f"env.options={{gate: {gate}, gate_turn: 1, step_s: 0.1}}",
+        "env.step_timeout_s=600",
+        "replay.lease_ttl_s=6",
+        f"actors.drain_s={DRAIN_S}",
+        "learner.steps=100000",
+        "learner.checkpoint_every=100000",
         "objective.advantage=reinforce_pp",  # so that no group leaves Redis because its returns are all equal
-    ]  # fmt: skip
+    ]
     with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
         victim = run.start_actor("victim")  # actors may be there first
         survivor = run.start_actor("survivor")
@@ -138,8 +144,12 @@ def test_a_learner_killed_between_checkpoints_loses_nothing_and_counts_nothing_t
 ) -> None:
     num_steps = 14
     settings = [
-        *GUESS, ANY_LAG, "env.options={step_s: 0.05}", f"learner.steps={num_steps}", "learner.checkpoint_every=5",
-    ]  # fmt: skip
+        *GUESS,
+        ANY_LAG,
+        "env.options={step_s: 0.05}",
+        f"learner.steps={num_steps}",
+        "learner.checkpoint_every=5",
+    ]
     with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
         first_learner = run.start_learner()
         actor = run.start_actor("actor")

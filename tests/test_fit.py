@@ -63,9 +63,8 @@ def examples(goal: Goal, number: int, *, seed: int = 0) -> list[Example]:
 def config_for(folder: Path, *overrides: str) -> Config:
     return load_config(
         None,
-        [f"model.path={folder}", "model.max_tokens=64", "learner.micro_batch_tokens=64", "optim.lr=0.01",
-         *overrides],
-    )  # fmt: skip
+        [f"model.path={folder}", "model.max_tokens=64", "learner.micro_batch_tokens=64", "optim.lr=0.01", *overrides],
+    )
 
 
 def gradient(goal: Goal, config: Config, ranks: Ranks, made: list[Example]) -> dict[str, Tensor]:
@@ -173,16 +172,29 @@ def be_one_of_two(rank: int, port: int, folder: Path) -> None:
     os._exit(0)  # as tools/cli.py ends a rank, and for its reason
 
 
-def train(goal: Goal, folder: Path, run: Path, ranks: Ranks, *overrides: str, epochs: int = 2,
-          shutdown: Shutdown | None = None) -> bool:  # fmt: skip
+def train(
+    goal: Goal,
+    folder: Path,
+    run: Path,
+    ranks: Ranks,
+    *overrides: str,
+    epochs: int = 2,
+    shutdown: Shutdown | None = None,
+) -> bool:
     config = config_for(folder, f"run.root={run.parent}", f"run.name={run.name}", *overrides)
     run_dir = RunDir(run.parent, run.name)
     run_dir.create()
     made = examples(goal, 9)
     return fit(
-        goal, made[:7], made[7:], config=config, options=FitOptions(batch_rows=4, epochs=epochs), run_dir=run_dir,
-        ranks=ranks, shutdown=shutdown or Shutdown(),
-    )  # fmt: skip
+        goal,
+        made[:7],
+        made[7:],
+        config=config,
+        options=FitOptions(batch_rows=4, epochs=epochs),
+        run_dir=run_dir,
+        ranks=ranks,
+        shutdown=shutdown or Shutdown(),
+    )
 
 
 def weights(run: Path) -> dict[str, Tensor]:

@@ -67,8 +67,15 @@ def test_of_a_prompt_with_its_completion_only_that_is_learnt_from(tmp_path: Path
 
 
 def test_rejection_sampling_keeps_rows_with_enough_return_and_the_best_of_each_group(tmp_path: Path) -> None:
-    rows = [earned(1, 1.0, "a"), earned(1, 0.5, "b"), earned(1, 2.0, "c"), earned(2, 0.4, "d"), earned(2, 0.9, "e"),
-            earned(3, 0.1, "f"), earned(1, 2.0, "g")]  # fmt: skip
+    rows = [
+        earned(1, 1.0, "a"),
+        earned(1, 0.5, "b"),
+        earned(1, 2.0, "c"),
+        earned(2, 0.4, "d"),
+        earned(2, 0.9, "e"),
+        earned(3, 0.1, "f"),
+        earned(1, 2.0, "g"),
+    ]
     taught, left_out = read(tmp_path, rows, pairs=False, min_return=0.5, best_of_group=2)
     assert [replies(sample)[0] for sample in taught] == [["c"], ["g"], ["e"]]
     assert left_out == {"return below --min-return": 2, "not among the best of their group": 2}
@@ -76,9 +83,13 @@ def test_rejection_sampling_keeps_rows_with_enough_return_and_the_best_of_each_g
 
 def test_of_each_group_the_best_is_paired_with_the_worst_and_learnt_from_behind_their_fork(tmp_path: Path) -> None:
     rows = [
-        earned(1, 0.2, "search", "hats", "click"), earned(1, 1.0, "search", "hats", "buy"), earned(1, 0.5, "leave"),
-        earned(2, 0.0, "a"), earned(2, 0.0, "b"), earned(3, 1.0, "alone"),
-    ]  # fmt: skip
+        earned(1, 0.2, "search", "hats", "click"),
+        earned(1, 1.0, "search", "hats", "buy"),
+        earned(1, 0.5, "leave"),
+        earned(2, 0.0, "a"),
+        earned(2, 0.0, "b"),
+        earned(3, 1.0, "alone"),
+    ]
     (pair,), left_out = read(tmp_path, rows, pairs=True)
     assert replies(pair) == [["buy"], ["click"]]
     assert [side.learn_from for side in pair.sides] == [3, 3]
@@ -112,8 +123,12 @@ def test_what_is_held_out_is_whole_groups_and_the_same_whatever_else_is_there(tm
 
 
 def test_a_task_that_comes_again_is_on_one_side_only(tmp_path: Path) -> None:
-    rows = [earned(task, member, f"{task} {again} {member}") | {"group_id": 100 * again + task}
-            for task in range(40) for again in range(3) for member in range(2)]  # fmt: skip
+    rows = [
+        earned(task, member, f"{task} {again} {member}") | {"group_id": 100 * again + task}
+        for task in range(40)
+        for again in range(3)
+        for member in range(2)
+    ]
     for pairs in (False, True):
         taught, held_out, _ = read_samples(
             FitOptions(data=written(tmp_path / "rows.jsonl", rows), held_out=0.3), pairs=pairs

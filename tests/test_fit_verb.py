@@ -43,17 +43,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def settings(folder: Path, name: str, *more: str) -> list[str]:
     return [
-        f"model.path={folder}/model", "model.max_tokens=32", "sampling.max_turn_tokens=8",
-        f"--data={folder}/rows.jsonl", "--held-out=0", "--batch-rows=3", "optim.lr=0.01",
-        f"run.root={folder}/runs", f"run.name={name}", *more,
-    ]  # fmt: skip
+        f"model.path={folder}/model",
+        "model.max_tokens=32",
+        "sampling.max_turn_tokens=8",
+        f"--data={folder}/rows.jsonl",
+        "--held-out=0",
+        "--batch-rows=3",
+        "optim.lr=0.01",
+        f"run.root={folder}/runs",
+        f"run.name={name}",
+        *more,
+    ]
 
 
 def slipstream(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tools.cli", *arguments],
-        capture_output=True, text=True, timeout=DEADLINE_S, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
 
 
 def test_rejection_sampling_on_two_ranks_and_then_again_from_where_it_ended(folder: Path) -> None:

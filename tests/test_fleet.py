@@ -121,12 +121,17 @@ def test_a_full_server_still_takes_beats_and_states(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "frame",
-    [b"", b"\xff\xfe", encode(FACTS), encode(member("somebody-else")),
-     encode(msgspec.structs.replace(member("evil"), price_per_hour=float("nan"))),
-     encode(msgspec.structs.replace(member("evil"), num_episodes=-1)),
-     encode(msgspec.structs.replace(member("evil"), generated_tokens=1 << 62))],
+    [
+        b"",
+        b"\xff\xfe",
+        encode(FACTS),
+        encode(member("somebody-else")),
+        encode(msgspec.structs.replace(member("evil"), price_per_hour=float("nan"))),
+        encode(msgspec.structs.replace(member("evil"), num_episodes=-1)),
+        encode(msgspec.structs.replace(member("evil"), generated_tokens=1 << 62)),
+    ],
     ids=["empty", "no frame", "another record", "another's name", "nan", "below 0", "too many"],
-)  # fmt: skip
+)
 def test_a_malformed_record_is_skipped_and_its_sender_is_logged(
     frame: bytes, redis_client: redis.Redis, run_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:

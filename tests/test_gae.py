@@ -61,9 +61,14 @@ def test_bi_level_gae_by_hand() -> None:
     # Turns of 2 and 1 tokens, values at their ends 0.5 and 0.8. Turn deltas 0 + 0.8 - 0.5 = 0.3 and 1 - 0.8 = 0.2, so
     # the turns' advantages are 0.3 + 0.5 * 0.2 = 0.4 and 0.2; in front of the first stands 0.5 - 0.4 + 0.5 * 0.4 = 0.3.
     found = bi_level_gae(
-        np.array([0.0, 1.0]), np.array([0.4, 0.5, 0.8]), np.array([2, 1]),
-        turn_gamma=1.0, turn_lam=0.5, token_gamma=1.0, token_lam=0.5,
-    )  # fmt: skip
+        np.array([0.0, 1.0]),
+        np.array([0.4, 0.5, 0.8]),
+        np.array([2, 1]),
+        turn_gamma=1.0,
+        turn_lam=0.5,
+        token_gamma=1.0,
+        token_lam=0.5,
+    )
     assert found == pytest.approx([0.3, 0.4, 0.2])
 
 
@@ -76,9 +81,7 @@ def test_bi_level_gae_equals_explicit_sums_inside_each_turn(
     rewards = np.array([reward for reward, _ in turns])
     values = np.array([value for _, inside in turns for value in inside])
     tokens = np.array([len(inside) for _, inside in turns])
-    found = bi_level_gae(
-        rewards, values, tokens, turn_gamma=0.9, turn_lam=lam, token_gamma=0.95, token_lam=token_lam
-    )  # fmt: skip
+    found = bi_level_gae(rewards, values, tokens, turn_gamma=0.9, turn_lam=lam, token_gamma=0.95, token_lam=token_lam)
     ends = [inside[-1] for _, inside in turns]
     turn_deltas = temporal_differences(rewards, np.array(ends), 0.9)
     place = 0
@@ -98,9 +101,14 @@ def test_with_one_token_a_turn_bi_level_gae_is_gae_over_turns(
 ) -> None:
     rewards, values = (np.array(column) for column in zip(*turns, strict=True))
     found = bi_level_gae(
-        rewards, values, np.ones(len(turns), dtype=np.int64),
-        turn_gamma=gamma, turn_lam=lam, token_gamma=0.5, token_lam=0.5,
-    )  # fmt: skip
+        rewards,
+        values,
+        np.ones(len(turns), dtype=np.int64),
+        turn_gamma=gamma,
+        turn_lam=lam,
+        token_gamma=0.5,
+        token_lam=0.5,
+    )
     assert found == pytest.approx(gae(rewards, values=values, gamma=gamma, lam=lam), abs=1e-9)
 
 

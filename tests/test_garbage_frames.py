@@ -113,9 +113,17 @@ def test_a_puller_refuses_whatever_is_no_reply_and_names_and_blames_the_sender()
 
 def relay_notice(endpoint: str) -> RelayNotice:
     return RelayNotice(
-        name="liar", host="here", endpoint=endpoint, roots=[BLOB.root], policy_version=1, num_children=0, fan_out=8,
-        fetched_bytes=0, served_bytes=0, num_corrupt=0,
-    )  # fmt: skip
+        name="liar",
+        host="here",
+        endpoint=endpoint,
+        roots=[BLOB.root],
+        policy_version=1,
+        num_children=0,
+        fan_out=8,
+        fetched_bytes=0,
+        served_bytes=0,
+        num_corrupt=0,
+    )
 
 
 def test_an_actor_that_a_source_sends_text_that_is_none_keeps_its_weights(redis_url: str, run_id: str) -> None:
@@ -151,7 +159,7 @@ def test_a_relay_outlives_garbage_from_its_receivers_and_from_its_source(
     limits = ServerLimits(fan_out=2, bytes_per_s=0, chunk_bytes=CHUNK_BYTES)
     info = RelayInfo(
         redis_url=redis_url, run_id=run_id, name="relay", host="here", address="127.0.0.1", limits=limits, timeout_s=5.0
-    )  # fmt: skip
+    )
     bulletin, relay = Bulletin(redis_client, run_id), Relay(info, key=None)
     entries = layout([("w", "float32", (4,))])
     manifest = sealed(entries, memoryview(bytes(64)), policy_version=1, learner_epoch=0)

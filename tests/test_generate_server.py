@@ -22,10 +22,15 @@ ASKED = {
     "model": "policy",
     "token_ids": [5, 6, 7],
     "sampling_params": {
-        "temperature": 0.7, "top_p": 0.9, "top_k": 20, "max_tokens": 32,
-        "stop_token_ids": [2], "logprobs": 1, "skip_special_tokens": False,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 20,
+        "max_tokens": 32,
+        "stop_token_ids": [2],
+        "logprobs": 1,
+        "skip_special_tokens": False,
     },
-}  # fmt: skip
+}
 
 
 class Asking:

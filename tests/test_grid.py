@@ -83,10 +83,15 @@ def test_more_boxes_and_larger_boards_take_longer() -> None:
     lengths = []
     for size, boxes in ((5, 1), (8, 2)):
         worlds = [
-            make_board(Task(env="grid", split="train", index=index), game="sokoban", profile="small", size=size,
-                       num_boxes=boxes)
+            make_board(
+                Task(env="grid", split="train", index=index),
+                game="sokoban",
+                profile="small",
+                size=size,
+                num_boxes=boxes,
+            )
             for index in range(5)
-        ]  # fmt: skip
+        ]
         lengths.append(sum(world.distances[world.first] for world in worlds))
     assert lengths[1] > 1.5 * lengths[0]
 

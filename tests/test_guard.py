@@ -164,9 +164,12 @@ def test_the_guards_weights_are_those_of_the_gradient(tokens: Tokens) -> None:
             objective = ObjectiveConfig(surrogate=surrogate, correction=correction, dual_clip=3.0)
             current = tokens.current.clone().requires_grad_()
             read = loss_tokens(
-                current, tokens.behaviour, tokens.advantages, sequences=tokens.sequences,
+                current,
+                tokens.behaviour,
+                tokens.advantages,
+                sequences=tokens.sequences,
                 proximal_logprobs=current.detach(),
-            )  # fmt: skip
+            )
             loss = policy_loss(read, objective=objective)
             (slope,) = torch.autograd.grad(loss.loss_sum, current)
             weighed = tokens.advantages != 0

@@ -13,10 +13,17 @@ def step(number: int, *, episodes: int, success: float, reward: float = 0.0) -> 
     """What the metrics file has of a step, as far as the terminal shows it."""
     produced = {"produced/success": success, "produced/reward": reward} if episodes else {}
     return {
-        "step": number, "produced/episodes": episodes, **produced, "trained/success": 0.5, "trained/reward": 0.5,
-        "lag/mean": 1.0, "replay/ready": 2.0, "fleet/generated_tokens_per_s": 30.0, "perf/trained_tokens_per_s": 20.0,
+        "step": number,
+        "produced/episodes": episodes,
+        **produced,
+        "trained/success": 0.5,
+        "trained/reward": 0.5,
+        "lag/mean": 1.0,
+        "replay/ready": 2.0,
+        "fleet/generated_tokens_per_s": 30.0,
+        "perf/trained_tokens_per_s": 20.0,
         "perf/learner_busy": 0.75,
-    }  # fmt: skip
+    }
 
 
 def test_a_headline_is_the_mean_over_the_newest_episodes_and_old_ones_are_forgotten() -> None:

@@ -44,8 +44,10 @@ def after(*actions: str, at: Room | None = None) -> tuple[State, str]:
         (["go to drawer 1", "open drawer 1"], "You open the drawer 1. The drawer 1 is open. In it, you see a mug 2."),
         (["go to drawer 1", "open drawer 1", "close drawer 1"], "You close the drawer 1."),
         (["go to desk 1", "take mug 1 from desk 1"], "You pick up the mug 1 from the desk 1."),
-        (["go to desk 1", "take mug 1 from desk 1", "look"],
-         "You are facing the desk 1. On the desk 1, you see a book 1, and a desklamp 1."),
+        (
+            ["go to desk 1", "take mug 1 from desk 1", "look"],
+            "You are facing the desk 1. On the desk 1, you see a book 1, and a desklamp 1.",
+        ),
         (["go to desk 1", "take mug 1 from desk 1", "move mug 1 to desk 1"], "You move the mug 1 to the desk 1."),
         (["go to desk 1", "take mug 1 from desk 1", "inventory"], "You are carrying: a mug 1."),
         (["inventory"], "You are not carrying anything."),
@@ -53,15 +55,30 @@ def after(*actions: str, at: Room | None = None) -> tuple[State, str]:
         (["go to desk 1", "examine desk 1"], "On the desk 1, you see a book 1, a mug 1, and a desklamp 1."),
         (["go to fridge 1", "examine fridge 1"], "The fridge 1 is closed."),
         (["go to desk 1", "take mug 1 from desk 1", "examine mug 1"], "There's nothing special about mug 1."),
-        (["go to desk 1", "take mug 1 from desk 1", "go to fridge 1", "cool mug 1 with fridge 1"],
-         "You cool the mug 1 using the fridge 1."),
-        (["go to desk 1", "take mug 1 from desk 1", "go to sinkbasin 1", "clean mug 1 with sinkbasin 1",
-          "go to microwave 1", "heat mug 1 with microwave 1", "examine mug 1"], "This is a clean and hot mug 1."),
-        (["look"], "You are in the middle of a room. Looking quickly around you, you see a desk 1, a drawer 1, "
-                   "a fridge 1, a microwave 1, and a sinkbasin 1."),
+        (
+            ["go to desk 1", "take mug 1 from desk 1", "go to fridge 1", "cool mug 1 with fridge 1"],
+            "You cool the mug 1 using the fridge 1.",
+        ),
+        (
+            [
+                "go to desk 1",
+                "take mug 1 from desk 1",
+                "go to sinkbasin 1",
+                "clean mug 1 with sinkbasin 1",
+                "go to microwave 1",
+                "heat mug 1 with microwave 1",
+                "examine mug 1",
+            ],
+            "This is a clean and hot mug 1.",
+        ),
+        (
+            ["look"],
+            "You are in the middle of a room. Looking quickly around you, you see a desk 1, a drawer 1, "
+            "a fridge 1, a microwave 1, and a sinkbasin 1.",
+        ),
         (["  Go  to DESK 1 "], "You arrive at desk 1. On the desk 1, you see a book 1, a mug 1, and a desklamp 1."),
     ],
-)  # fmt: skip
+)
 def test_each_verb_answers_with_the_text_of_alfworld(actions: list[str], text: str) -> None:
     assert after(*actions)[1] == text
 
@@ -97,8 +114,9 @@ def test_an_invalid_action_does_nothing(actions: list[str], nonsense: str) -> No
 
 def test_heating_undoes_cooling_and_cooling_undoes_heating() -> None:
     carried = ["go to desk 1", "take mug 1 from desk 1"]
-    cooled, _ = after(*carried, "go to microwave 1", "heat mug 1 with microwave 1", "go to fridge 1",
-                      "cool mug 1 with fridge 1")  # fmt: skip
+    cooled, _ = after(
+        *carried, "go to microwave 1", "heat mug 1 with microwave 1", "go to fridge 1", "cool mug 1 with fridge 1"
+    )
     assert (cooled.hot, cooled.cool) == (frozenset(), frozenset({"mug 1"}))
     reheated = act(room(), replace(cooled, location="microwave 1"), "heat mug 1 with microwave 1")
     assert reheated is not None
@@ -108,10 +126,18 @@ def test_heating_undoes_cooling_and_cooling_undoes_heating() -> None:
 def test_the_admissible_actions_are_all_valid_ones() -> None:
     state, _ = after("go to fridge 1", "open fridge 1", "take apple 1 from fridge 1")
     assert admissible(room(), state) == [
-        "go to desk 1", "go to drawer 1", "go to microwave 1", "go to sinkbasin 1", "examine fridge 1",
-        "close fridge 1", "move apple 1 to fridge 1", "cool apple 1 with fridge 1", "examine apple 1",
-        "inventory", "look",
-    ]  # fmt: skip
+        "go to desk 1",
+        "go to drawer 1",
+        "go to microwave 1",
+        "go to sinkbasin 1",
+        "examine fridge 1",
+        "close fridge 1",
+        "move apple 1 to fridge 1",
+        "cool apple 1 with fridge 1",
+        "examine apple 1",
+        "inventory",
+        "look",
+    ]
 
 
 def with_places(state: State, **places: str) -> State:

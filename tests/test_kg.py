@@ -54,16 +54,38 @@ def test_each_tool_returns_what_is_in_the_graph() -> None:
         "argmax(#1, age)",
         "argmin(#1, age)",
         "count(#1)",
-    ) == ["friend home", "#1 person", "friend home", "#2 town", "#1 person", "nothing", "age", "#3 person", "#4 person",
-          "#5 number"]  # fmt: skip
+    ) == [
+        "friend home",
+        "#1 person",
+        "friend home",
+        "#2 town",
+        "#1 person",
+        "nothing",
+        "age",
+        "#3 person",
+        "#4 person",
+        "#5 number",
+    ]
 
 
 @pytest.mark.parametrize(
     "action",
-    ["get_relations(zeno)", "get_neighbors(ada, employer)", "get_neighbors(#1, home)", "intersection(ada, #1)",
-     "argmax(ada, age)", "answer(ada)", "answer(#0)", "answer(#1)", "get_relations()", "get_neighbors(ada)",
-     "count(#-1)", "answer(#1, #2)", "get_relations(ada"],
-)  # fmt: skip
+    [
+        "get_relations(zeno)",
+        "get_neighbors(ada, employer)",
+        "get_neighbors(#1, home)",
+        "intersection(ada, #1)",
+        "argmax(ada, age)",
+        "answer(ada)",
+        "answer(#0)",
+        "answer(#1)",
+        "get_relations()",
+        "get_neighbors(ada)",
+        "count(#-1)",
+        "answer(#1, #2)",
+        "get_relations(ada",
+    ],
+)
 def test_a_call_with_an_unknown_argument_is_refused(action: str) -> None:
     assert answers(action)[0].startswith("refused: no ")
 

@@ -18,9 +18,12 @@ def test_the_estimates_agree_with_the_numbers_in_their_docstrings() -> None:
 @any_batch
 def test_the_estimates_equal_a_derivation_from_probabilities(tokens: Tokens) -> None:
     for now, then, one, three in zip(
-        tokens.current.exp().tolist(), tokens.behaviour.exp().tolist(), k1(tokens.current, q_logprobs=tokens.behaviour),
-        k3(tokens.current, q_logprobs=tokens.behaviour), strict=True,
-    ):  # fmt: skip
+        tokens.current.exp().tolist(),
+        tokens.behaviour.exp().tolist(),
+        k1(tokens.current, q_logprobs=tokens.behaviour),
+        k3(tokens.current, q_logprobs=tokens.behaviour),
+        strict=True,
+    ):
         assert float(one) == pytest.approx(math.log(then / now), abs=1e-9)
         assert float(three) == pytest.approx(now / then - 1 - math.log(now / then), rel=1e-9, abs=1e-9)
         assert float(three) >= -1e-12

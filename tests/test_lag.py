@@ -30,8 +30,10 @@ def test_the_sums_of_a_bucket_by_hand() -> None:
     ratios, old = torch.tensor([1.0, 2.0, 3.0, 0.5]), torch.tensor([False, False, True, True])
     sums = by_lag(torch.tensor([0, 3, 4, 40]), ratios, clipped=~old, masked=old)
     expected = dict.fromkeys(BUCKETS, [0.0] * 5) | {
-        "0": [1, 1, 1, 1, 0], "3_4": [2, 5, 13, 1, 1], "33_up": [1, 0.5, 0.25, 0, 1],
-    }  # fmt: skip
+        "0": [1, 1, 1, 1, 0],
+        "3_4": [2, 5, 13, 1, 1],
+        "33_up": [1, 0.5, 0.25, 0, 1],
+    }
     assert sums.tolist() == list(expected.values())
     found = lag_metrics(sums.tolist())
     assert list(found) == ["0", "3_4", "33_up"]
@@ -80,10 +82,19 @@ def step_at(
     max_lag: int, folder: Path, ranks: Ranks, *settings: str
 ) -> tuple[StepMetrics, dict[str, Tensor], dict[str, Tensor]]:
     """A step of the learner at version 12, two after 5: its metrics, and the policy and the critic after it."""
-    config = load_config(None, [
-        f"model.path={folder / 'model'}", f"replay.max_lag={max_lag}", "replay.target_lag=0", "optim.lr=3e-3",
-        "objective.critic=own", "objective.allocation=per_turn", "learner.micro_batch_tokens=512", *settings,
-    ])  # fmt: skip
+    config = load_config(
+        None,
+        [
+            f"model.path={folder / 'model'}",
+            f"replay.max_lag={max_lag}",
+            "replay.target_lag=0",
+            "optim.lr=3e-3",
+            "objective.critic=own",
+            "objective.allocation=per_turn",
+            "learner.micro_batch_tokens=512",
+            *settings,
+        ],
+    )
     learner, player = load_player(config, folder / f"at_{max_lag}", ranks)
     learner.progress = msgspec.structs.replace(learner.progress, policy_version=5).resumed_as(10)
     learner.progress = msgspec.structs.replace(learner.progress, policy_version=12)
@@ -99,10 +110,14 @@ def step_at(
     return metrics, policy, critic
 
 
-@pytest.mark.parametrize("settings", [
-    ("objective.advantage=gae",),
-    ("objective.advantage=vtrace", "objective.surrogate=policy_gradient", "objective.correction=none"),
-], ids=["gae", "vtrace"])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("objective.advantage=gae",),
+        ("objective.advantage=vtrace", "objective.surrogate=policy_gradient", "objective.correction=none"),
+    ],
+    ids=["gae", "vtrace"],
+)
 def test_old_tokens_do_not_move_the_policy_and_do_train_the_critic(
     tmp_path: Path, ranks: Ranks, settings: tuple[str, ...]
 ) -> None:

@@ -25,17 +25,43 @@ SETTINGS = Path("/shared/launch/demo/config.yaml")
 
 # https://docs.skypilot.co/en/latest/reference/yaml-spec.html
 SKY_KEYS = {"name", "workdir", "num_nodes", "resources", "envs", "secrets", "file_mounts", "setup", "run", "config"}
-SKY_RESOURCES = {"infra", "accelerators", "accelerator_args", "cpus", "memory", "instance_type", "use_spot",
-                 "disk_size", "disk_tier", "network_tier", "image_id", "ports", "labels", "autostop", "any_of",
-                 "ordered", "job_recovery"}  # fmt: skip
+SKY_RESOURCES = {
+    "infra",
+    "accelerators",
+    "accelerator_args",
+    "cpus",
+    "memory",
+    "instance_type",
+    "use_spot",
+    "disk_size",
+    "disk_tier",
+    "network_tier",
+    "image_id",
+    "ports",
+    "labels",
+    "autostop",
+    "any_of",
+    "ordered",
+    "job_recovery",
+}
 # https://slurm.schedmd.com/sbatch.html, of those that take a value and that this program writes
-SBATCH_OPTIONS = {"--job-name", "--nodes", "--ntasks", "--cpus-per-task", "--mem", "--gpus-per-node", "--open-mode",
-                  "--output", "--signal", "--array", "--partition"}  # fmt: skip
+SBATCH_OPTIONS = {
+    "--job-name",
+    "--nodes",
+    "--ntasks",
+    "--cpus-per-task",
+    "--mem",
+    "--gpus-per-node",
+    "--open-mode",
+    "--output",
+    "--signal",
+    "--array",
+    "--partition",
+}
 
 
 def configured(*settings: str) -> Config:
-    return load_config(None, ["run.name=Demo_1.x", "run.root=/shared/runs", "redis.url=redis://redis:6379",
-                              *settings])  # fmt: skip
+    return load_config(None, ["run.name=Demo_1.x", "run.root=/shared/runs", "redis.url=redis://redis:6379", *settings])
 
 
 def hosts(**changes: Any) -> LaunchOptions:

@@ -47,9 +47,14 @@ def lead(redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path)
 
 
 def begin(
-    client: redis.Redis, redis_url: str, run_id: str, root: Path, *, progress: Progress = START,
+    client: redis.Redis,
+    redis_url: str,
+    run_id: str,
+    root: Path,
+    *,
+    progress: Progress = START,
     adapted: Adapted | None = None,
-) -> Lead:  # fmt: skip
+) -> Lead:
     run_dir = RunDir(root, run_id)
     run_dir.create()
     config = config_of(run_id)
@@ -57,9 +62,15 @@ def begin(
     links = join_run(client, config, model_folder=root, vocab_size=100, tokenizer_root="")
     publishing = publisher_settings(config, entries=WEIGHTS, adapted=adapted, learner_epoch=links.epoch, device="cpu")
     return Lead.begin(
-        links, config, run_dir, progress=progress, conditions={}, publishing=publishing, fence=taken(run_dir),
+        links,
+        config,
+        run_dir,
+        progress=progress,
+        conditions={},
+        publishing=publishing,
+        fence=taken(run_dir),
         flops=Flops(per_token=1.0, per_pair=1.0, peak=None),
-    )  # fmt: skip
+    )
 
 
 def taken(run_dir: RunDir) -> Fence:

@@ -189,10 +189,18 @@ class Books(RuleBasedStateMachine):
         expected = self.model.claim(
             self.step, num_groups, policy_version=policy_version, max_lag=max_lag, order=order, seed=seed
         )
-        claimed = self.losing(lost, lambda: self.learner.claim(
-            self.step, num_groups, policy_version=policy_version, max_lag=max_lag, order=order, seed=seed,
-            reuse=self.model.reuse,
-        ))  # fmt: skip
+        claimed = self.losing(
+            lost,
+            lambda: self.learner.claim(
+                self.step,
+                num_groups,
+                policy_version=policy_version,
+                max_lag=max_lag,
+                order=order,
+                seed=seed,
+                reuse=self.model.reuse,
+            ),
+        )
         assert [group.ticket.group_id for group in claimed] == expected
         for group in claimed:
             model = self.model.groups[group.ticket.group_id]

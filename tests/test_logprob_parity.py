@@ -98,9 +98,14 @@ def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_gen
 ) -> None:
     publisher_settings = PublisherSettings(
         entries=full_layout(policies.models[0]),
-        redis_url=redis_url, run_id=run_id, learner_epoch=1, host="127.0.0.1", chunk_bytes=1 << 20,
-        anchor_every=1, broadcast_timeout_s=20.0,
-    )  # fmt: skip
+        redis_url=redis_url,
+        run_id=run_id,
+        learner_epoch=1,
+        host="127.0.0.1",
+        chunk_bytes=1 << 20,
+        anchor_every=1,
+        broadcast_timeout_s=20.0,
+    )
     publisher = Publisher(publisher_settings, log_path=tmp_path / "publisher.log")
     settings = EngineSettings(
         model_path=str(policies.folder),
@@ -148,8 +153,10 @@ def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_gen
             checked &= ~mixed
         worst = max(worst, float(differences[checked].max()))
         num_checked += int(checked.sum())
-    print(f"{kv_policy}: {num_checked} tokens agree to {worst:.1e} nats; {len(crossing)} generations crossed a change, "
-          f"{num_mixed} tokens on older KV, pause {1e3 * counts.last_pause_s:.1f} ms")  # fmt: skip
+    print(
+        f"{kv_policy}: {num_checked} tokens agree to {worst:.1e} nats; {len(crossing)} generations crossed a change, "
+        f"{num_mixed} tokens on older KV, pause {1e3 * counts.last_pause_s:.1f} ms"
+    )
     assert worst < TOLERANCE
     for trajectory in trajectories:
         check(trajectory, vocab_size=policies.models[0].vocab_size)

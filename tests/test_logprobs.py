@@ -148,9 +148,15 @@ def test_kept_sets_equal_a_softmax_whose_other_logits_are_minus_infinity(chunk_t
 
     leaves = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
     found = chunked_logprobs(
-        leaves[0], leaves[1], leaves[2], targets, kept=kept, temperature=0.7, chunk_tokens=chunk_tokens,
+        leaves[0],
+        leaves[1],
+        leaves[2],
+        targets,
+        kept=kept,
+        temperature=0.7,
+        chunk_tokens=chunk_tokens,
         entropy_gradient=True,
-    )  # fmt: skip
+    )
     gradients = torch.autograd.grad(found.logprobs @ upstream[0] + found.entropies @ upstream[1], leaves)
 
     others = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
@@ -174,9 +180,15 @@ def test_a_word_that_was_not_kept_gets_no_gradient() -> None:
     weight = torch.randn(5, 4, requires_grad=True)
     kept = torch.tensor([[1, 3, -1], [1, 2, 3]], dtype=torch.int32)
     found = chunked_logprobs(
-        torch.randn(2, 4), weight, None, torch.tensor([3, 1]), kept=kept, temperature=1.0, chunk_tokens=1,
+        torch.randn(2, 4),
+        weight,
+        None,
+        torch.tensor([3, 1]),
+        kept=kept,
+        temperature=1.0,
+        chunk_tokens=1,
         entropy_gradient=True,
-    )  # fmt: skip
+    )
     (found.logprobs.sum() + found.entropies.sum()).backward()
     assert weight.grad is not None
     assert (weight.grad.abs().sum(dim=1) > 0).tolist() == [False, True, True, True, False]

@@ -21,9 +21,19 @@ from tests.test_metrics_page import explained
 NUM_STEPS = 30
 EVAL_EVERY = 8
 PARTS = (
-    "wait", "archive", "measure", "pack", "proximal", "forward", "backward", "optimizer", "publish", "evaluate",
-    "record", "checkpoint",
-)  # fmt: skip
+    "wait",
+    "archive",
+    "measure",
+    "pack",
+    "proximal",
+    "forward",
+    "backward",
+    "optimizer",
+    "publish",
+    "evaluate",
+    "record",
+    "checkpoint",
+)
 UP_TIMEOUT_S = 1000.0
 
 
@@ -57,8 +67,9 @@ def test_up_trains_from_nothing_to_a_better_policy_and_leaves_a_whole_account(ru
     with start_server(run_dir.redis) as server:  # the run's own, on what it left
         audited = slipstream(
             ["replay", "audit", f"run.name={run_id}", f"redis.url={server.url}"],
-            mark=run_id, SLIPSTREAM_REDIS_PASSWORD=server.password,
-        )  # fmt: skip
+            mark=run_id,
+            SLIPSTREAM_REDIS_PASSWORD=server.password,
+        )
     assert "WRONG" not in audited and f"{run_id}: train" in audited
 
 

@@ -24,9 +24,7 @@ def loss_and_gradient(
     """With proximal = current, as in a step; each token a sequence of its own where no lengths are given."""
     current = current.clone().requires_grad_()
     sequences = of_lengths(*(lengths if lengths is not None else [1] * len(advantages)))
-    tokens = loss_tokens(
-        current, behaviour, advantages, sequences=sequences, proximal_logprobs=current.detach()
-    )  # fmt: skip
+    tokens = loss_tokens(current, behaviour, advantages, sequences=sequences, proximal_logprobs=current.detach())
     loss = policy_loss(tokens, objective=ObjectiveConfig(**changes))
     (slope,) = torch.autograd.grad(loss.loss_sum, current)
     return dataclasses.replace(loss, loss_sum=loss.loss_sum.detach()), slope
@@ -73,9 +71,12 @@ def test_measurements_are_taken_before_any_cut() -> None:
 
 def test_a_fallen_ratio_with_negative_advantage_counts_as_clipped_low() -> None:
     loss, slope = loss_and_gradient(
-        torch.tensor([0.05]).log(), torch.tensor([0.1]).log(), torch.tensor([-2.0]),
-        correction="none", max_negative_kl=0.0,
-    )  # fmt: skip
+        torch.tensor([0.05]).log(),
+        torch.tensor([0.1]).log(),
+        torch.tensor([-2.0]),
+        correction="none",
+        max_negative_kl=0.0,
+    )
     assert float(loss.loss_sum) == pytest.approx(1.6)
     assert slope.tolist() == [0.0]
     assert float(loss.num_clipped_low) == 1
@@ -125,11 +126,9 @@ def test_the_divergence_from_the_reference_is_added_by_its_coefficient_for_every
     def added(at: Tensor) -> Tensor:
         """What a reference adds to the loss."""
         with_one, without = (
-            loss_tokens(
-                at, tokens.behaviour, tokens.advantages, sequences=tokens.sequences, reference_logprobs=anchor
-            )
+            loss_tokens(at, tokens.behaviour, tokens.advantages, sequences=tokens.sequences, reference_logprobs=anchor)
             for anchor in (reference, None)
-        )  # fmt: skip
+        )
         losses = [policy_loss(each, objective=objective) for each in (with_one, without)]
         return losses[0].loss_sum - losses[1].loss_sum
 
@@ -166,7 +165,7 @@ def test_losses_equal_a_derivation_by_cases(tokens: Tokens) -> None:
     ):
         loss, _ = loss_and_gradient(
             tokens.current, tokens.behaviour, tokens.advantages, lengths, max_negative_kl=0.0, **changes
-        )  # fmt: skip
+        )
         assert float(loss.loss_sum) == pytest.approx(expected, rel=1e-12, abs=1e-9)
 
 
@@ -191,7 +190,7 @@ def test_a_token_of_vanishing_behaviour_probability_gives_no_nan() -> None:
         for correction in ("none", "token_mask", "sequence_mask", "geometric_mask", "truncated_is", "decoupled"):
             loss, slope = loss_and_gradient(
                 current, behaviour, torch.tensor([-1.0, 1.0]), surrogate=surrogate, correction=correction
-            )  # fmt: skip
+            )
             assert bool(torch.isfinite(loss.loss_sum))
             assert bool(torch.isfinite(slope).all())
             assert slope[1] == -1.0

@@ -53,8 +53,11 @@ def pattern(name: ast.expr) -> str:
 
 def explained() -> dict[str, list[str]]:
     """The rows of the page by name, `<>` for what a run brings."""
-    rows = [line.split("|")[1:-1] for line in (REPOSITORY / "docs" / "metrics.md").read_text().splitlines()
-            if re.match(r"\| `\w+/", line)]  # fmt: skip
+    rows = [
+        line.split("|")[1:-1]
+        for line in (REPOSITORY / "docs" / "metrics.md").read_text().splitlines()
+        if re.match(r"\| `\w+/", line)
+    ]
     names = [re.sub(r"<\w+>", "<>", row[0].strip().strip("`")) for row in rows]
     assert len(names) == len(set(names))
     return dict(zip(names, rows, strict=True))

@@ -115,9 +115,11 @@ def test_sampled_tokens_reach_the_learner_as_sampled_and_not_as_their_text_would
 
     written: list[list[int]] = []
     trajectory = play(
-        env, engine_of(remembered(letter_by_letter, [], written), max_tokens=2048), tokenizer=tokenizer,
+        env,
+        engine_of(remembered(letter_by_letter, [], written), max_tokens=2048),
+        tokenizer=tokenizer,
         allowance=replace(ALLOWANCE, max_turns=3, max_tokens=2048),
-    )  # fmt: skip
+    )
     (sequence,) = sequences_of(trajectory, advantage=1.0)
     assert sequence.tokens[sequence.loss_mask].tolist() == list(chain.from_iterable(written))
     assert ids(tokenizer, tokenizer.decode(written[0])) != written[0]  # else this test would show nothing

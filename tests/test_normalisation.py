@@ -40,7 +40,7 @@ def test_a_rewritten_history_changes_nothing_about_a_trajectorys_weight() -> Non
 def weights_by_sequences(losses: torch.Tensor, sequences: Sequences) -> list[float]:
     found: list[float] = token_weights(
         losses, sequences=sequences, objective=ObjectiveConfig(normalisation="sequences")
-    ).tolist()  # fmt: skip
+    ).tolist()
     return found
 
 

@@ -40,15 +40,30 @@ PRESETS = sorted((Path(__file__).parents[1] / "conf" / "objective").glob("*.yaml
 NUM_RANDOM = 12
 # What advantages and their divisor are made with; all else is the loss's and the guard's.
 OF_WEIGHING = (
-    "advantage", "allocation", "allocation_discount", "gamma", "same_state_weight", "gae_lambda", "turn_gamma",
-    "turn_lambda", "max_rho", "critic", "kl_coefficient", "kl_place", "normalisation", "normalisation_tokens",
-)  # fmt: skip
+    "advantage",
+    "allocation",
+    "allocation_discount",
+    "gamma",
+    "same_state_weight",
+    "gae_lambda",
+    "turn_gamma",
+    "turn_lambda",
+    "max_rho",
+    "critic",
+    "kl_coefficient",
+    "kl_place",
+    "normalisation",
+    "normalisation_tokens",
+)
 # What these do is no matter of one batch; each has tests of its own.
 ELSEWHERE = {
-    "critic": "test_critic", "critic_warmup_steps": "test_critic", "value_coefficient": "test_critic",
-    "reference_every": "test_reference", "reward_model": "test_score",
+    "critic": "test_critic",
+    "critic_warmup_steps": "test_critic",
+    "value_coefficient": "test_critic",
+    "reference_every": "test_reference",
+    "reward_model": "test_score",
     "reward_model_weight": "test_score",
-}  # fmt: skip
+}
 WORDS = {
     "advantage": (*GROUP_RELATIVE, *BATCH_SHRUNK, "gigpo", "gigpo_centred", "reinforce_pp", *WITH_CRITIC),
     "allocation": ("last_token", "uniform_positive", "discounted", "per_turn"),
@@ -57,11 +72,16 @@ WORDS = {
     "kl_place": ("loss", "reward"),
     "normalisation": ("tokens", "sequences", "constant"),
 }
-SWITCHED_ON = {"dual_clip": 3.0, "ratio_low": 0.3, "max_negative_kl": 0.05, "kl_coefficient": 0.05,
-               "entropy_bonus": 0.01, "guard_min_ess": 0.3, "guard_max_ratio": 2.0}  # fmt: skip
-NUMBERS = [
-    item.name for item in dataclasses.fields(ObjectiveConfig) if item.name not in {**ELSEWHERE, **WORDS}
-]  # fmt: skip
+SWITCHED_ON = {
+    "dual_clip": 3.0,
+    "ratio_low": 0.3,
+    "max_negative_kl": 0.05,
+    "kl_coefficient": 0.05,
+    "entropy_bonus": 0.01,
+    "guard_min_ess": 0.3,
+    "guard_max_ratio": 2.0,
+}
+NUMBERS = [item.name for item in dataclasses.fields(ObjectiveConfig) if item.name not in {**ELSEWHERE, **WORDS}]
 SURENESS = ((0.02, 2.0), (3.0, 9.0))  # nats below a probability of 1: some bounds are of probabilities
 NUM_GROUPS, NUM_MEMBERS, TURN_TOKENS = 120, 4, 4
 
@@ -207,10 +227,15 @@ def batch() -> tuple[list[Group], list[dict[str, npt.NDArray[np.float64]]]]:
         ][number % 5]
         current = behaviour + off
         aged = next_to_nothing(rng) + off if number % 2 else 1.5 * noise[3]
-        numbers.append({
-            "behaviour": behaviour, "current": current, "aged": aged, "values": noise[2],
-            "reference": behaviour + 0.3 * noise[1],
-        })  # fmt: skip
+        numbers.append(
+            {
+                "behaviour": behaviour,
+                "current": current,
+                "aged": aged,
+                "values": noise[2],
+                "reference": behaviour + 0.3 * noise[1],
+            }
+        )
     return groups, numbers
 
 
@@ -225,18 +250,27 @@ def attempt(rng: np.random.Generator, *, alike: bool) -> Trajectory:
     sampled = [index % stride != 0 for index in range(num_turns * stride)]
     logprobs = np.where(sampled, -rng.uniform(*SURENESS[int(rng.integers(2))], len(sampled)), 0.0)
     bare = a_trajectory(
-        tokens=pack_tokens(list(range(len(sampled)))), behaviour_logprobs=pack_logprobs(logprobs.tolist()),
-        loss_mask=pack_mask(sampled), branch_starts=[0],
-    )  # fmt: skip
+        tokens=pack_tokens(list(range(len(sampled)))),
+        behaviour_logprobs=pack_logprobs(logprobs.tolist()),
+        loss_mask=pack_mask(sampled),
+        branch_starts=[0],
+    )
     rewards = rng.choice([0.0, 0.3, 1.0], num_turns)
     if alike:
         rewards = np.array([1.0, *[0.0] * (num_turns - 1)])
     turns = [
-        Turn(start=stride * turn + 1, stop=stride * (turn + 1), rewards={"task": float(rewards[turn])},
-             state_key="start" if turn == 0 else str(rng.integers(2)), finish_reason="stop", valid_action=True,
-             generate_s=0.0, env_s=0.0)
+        Turn(
+            start=stride * turn + 1,
+            stop=stride * (turn + 1),
+            rewards={"task": float(rewards[turn])},
+            state_key="start" if turn == 0 else str(rng.integers(2)),
+            finish_reason="stop",
+            valid_action=True,
+            generate_s=0.0,
+            env_s=0.0,
+        )
         for turn in range(num_turns)
-    ]  # fmt: skip
+    ]
     return msgspec.structs.replace(bare, turns=turns)
 
 
@@ -318,13 +352,20 @@ def largest_weight(objective: ObjectiveConfig) -> float:
     for sign in (1.0, -1.0):
         leaf = current.clone().requires_grad_()
         tokens = loss_tokens(
-            leaf, current - lagged, torch.full_like(current, sign),
+            leaf,
+            current - lagged,
+            torch.full_like(current, sign),
             proximal_logprobs=current - lagged + aged if objective.has_proximal else None,
-            sequences=Sequences(ids=ids, num=len(lengths), trajectories=torch.arange(len(lengths)),
-                                trajectory_tokens=lengths),
-        )  # fmt: skip
-        loss = policy_loss(tokens, objective=dataclasses.replace(
-            objective, normalisation="tokens", normalisation_tokens=512, entropy_bonus=0.0))  # fmt: skip
+            sequences=Sequences(
+                ids=ids, num=len(lengths), trajectories=torch.arange(len(lengths)), trajectory_tokens=lengths
+            ),
+        )
+        loss = policy_loss(
+            tokens,
+            objective=dataclasses.replace(
+                objective, normalisation="tokens", normalisation_tokens=512, entropy_bonus=0.0
+            ),
+        )
         (gradient,) = torch.autograd.grad(loss.loss_sum, leaf)
         largest = max(largest, float(gradient.abs().max()))
     return largest * (objective.max_rho if objective.advantage == "vtrace" else 1.0)

@@ -23,10 +23,18 @@ def test_a_host_that_gets_its_notice_hands_in_what_it_has_and_leaves(
 ) -> None:
     """A learner, and a host of one actor; the gate holds every episode behind its first turn when the notice comes."""
     gate = Gate(tmp_path / "gate")
-    settings = [*GUESS, f"env.options={{gate: {gate}, gate_turn: 1, step_s: 0.1}}", "env.step_timeout_s=600",
-                "learner.steps=100000", "learner.checkpoint_every=100000", "actors.count=1",
-                "actors.zone=eu-west-1a", "actors.instance_kind=spot", "actors.price_per_hour=0.25",
-                "actors.drain_s=5"]  # fmt: skip
+    settings = [
+        *GUESS,
+        f"env.options={{gate: {gate}, gate_turn: 1, step_s: 0.1}}",
+        "env.step_timeout_s=600",
+        "learner.steps=100000",
+        "learner.checkpoint_every=100000",
+        "actors.count=1",
+        "actors.zone=eu-west-1a",
+        "actors.instance_kind=spot",
+        "actors.price_per_hour=0.25",
+        "actors.drain_s=5",
+    ]
     with MetadataService() as cloud, Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
         cloud.wants_tokens()
         run.start_learner()
@@ -38,8 +46,9 @@ def test_a_host_that_gets_its_notice_hands_in_what_it_has_and_leaves(
         before = run.ledger()
 
         cloud.answers["/latest/meta-data/spot/instance-action"] = (
-            200, '{"action": "terminate", "time": "2026-11-21T08:22:00Z"}',
-        )  # fmt: skip
+            200,
+            '{"action": "terminate", "time": "2026-11-21T08:22:00Z"}',
+        )
         run.wait_until(
             lambda: run.ledger().leased > 0 and run.bulletin.broadcast_members() == [],
             "it leaves the broadcasts while its episodes continue",

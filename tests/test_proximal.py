@@ -153,9 +153,7 @@ def write(path: Path, model: PackedModel, proximal: Proximal | None, ranks: Rank
     optimizer = make_optimizer(model, config=OptimConfig())
     schedule = make_schedule(optimizer, config=OptimConfig(), num_steps=10)
     with closing(CheckpointWriter(path, ranks=ranks, keep=1)) as checkpoints:
-        checkpoints.begin(
-            model, optimizer, schedule, proximal=proximal, progress=PROGRESS, once_durable=lambda: None
-        )  # fmt: skip
+        checkpoints.begin(model, optimizer, schedule, proximal=proximal, progress=PROGRESS, once_durable=lambda: None)
         checkpoints.wait()
 
 
@@ -164,6 +162,9 @@ def read(path: Path, model: PackedModel, proximal: Proximal) -> None:
     newest = checkpoint.latest_checkpoint(path)
     assert newest is not None
     checkpoint.load(
-        newest, model=model, optimizer=optimizer,
-        schedule=make_schedule(optimizer, config=OptimConfig(), num_steps=10), proximal=proximal,
-    )  # fmt: skip
+        newest,
+        model=model,
+        optimizer=optimizer,
+        schedule=make_schedule(optimizer, config=OptimConfig(), num_steps=10),
+        proximal=proximal,
+    )

@@ -82,10 +82,18 @@ def test_a_server_with_known_holes_is_named_with_its_cure(tmp_path: Path, monkey
 
 @pytest.mark.parametrize(
     "command",
-    [["CONFIG", "GET", "dir"], ["CONFIG", "SET", "dir", "/"], ["DEBUG", "SLEEP", "0"], ["MODULE", "LIST"],
-     ["MODULE", "LOAD", "x.so"], ["ACL", "SETUSER", "x", "on"], ["REPLICAOF", "h", "1"], ["SHUTDOWN"],
-     ["MIGRATE", "h", "1", "k", "0", "1"]],
-)  # fmt: skip
+    [
+        ["CONFIG", "GET", "dir"],
+        ["CONFIG", "SET", "dir", "/"],
+        ["DEBUG", "SLEEP", "0"],
+        ["MODULE", "LIST"],
+        ["MODULE", "LOAD", "x.so"],
+        ["ACL", "SETUSER", "x", "on"],
+        ["REPLICAOF", "h", "1"],
+        ["SHUTDOWN"],
+        ["MIGRATE", "h", "1", "k", "0", "1"],
+    ],
+)
 def test_who_has_the_runs_password_cannot_change_the_server(command: list[str], tmp_path: Path) -> None:
     with start_server(tmp_path) as server, connect(server.secret_url) as client:
         with pytest.raises(redis.exceptions.NoPermissionError):

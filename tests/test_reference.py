@@ -19,9 +19,13 @@ from tests.tiny_model import save_tiny_model
 
 KL = {
     "in the loss": ["objective.kl_coefficient=0.1"],
-    "in the reward": ["objective.kl_coefficient=0.1", "objective.kl_place=reward",
-                      "objective.advantage=reinforce_pp", "objective.allocation=per_turn"],
-}  # fmt: skip
+    "in the reward": [
+        "objective.kl_coefficient=0.1",
+        "objective.kl_place=reward",
+        "objective.advantage=reinforce_pp",
+        "objective.allocation=per_turn",
+    ],
+}
 
 
 @pytest.fixture(scope="module")

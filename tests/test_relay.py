@@ -221,14 +221,24 @@ def test_a_relay_with_bad_bytes_is_refused_counted_and_the_others_are_fine(plane
         bad = bytes(NUM_BYTES)
         limits = ServerLimits(fan_out=8, bytes_per_s=0, chunk_bytes=CHUNK_BYTES)
         liar = ChunkServer(
-            "127.0.0.1", lambda request: bad[request.offset : request.offset + request.num_bytes],
-            limits=limits, key=None,
-        )  # fmt: skip
+            "127.0.0.1",
+            lambda request: bad[request.offset : request.offset + request.num_bytes],
+            limits=limits,
+            key=None,
+        )
         stack.callback(liar.close)
         notice = RelayNotice(
-            name="liar", host="elsewhere", endpoint=liar.endpoint, roots=[manifest.root], policy_version=1,
-            num_children=0, fan_out=8, fetched_bytes=0, served_bytes=0, num_corrupt=0,
-        )  # fmt: skip
+            name="liar",
+            host="elsewhere",
+            endpoint=liar.endpoint,
+            roots=[manifest.root],
+            policy_version=1,
+            num_children=0,
+            fan_out=8,
+            fetched_bytes=0,
+            served_bytes=0,
+            num_corrupt=0,
+        )
         plane.bulletin.announce_relay(notice, ttl_s=600)
         plane.start_relay()
         plane.wait_for_relays(2)

@@ -37,9 +37,7 @@ def join(client: redis.Redis, run_id: str) -> None:
     options._timeout = timedelta(seconds=0.2)
     options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     group = ProcessGroup(store, 0, 2)
-    group._register_backend(
-        torch.device("cpu"), ProcessGroup.BackendType.GLOO, ProcessGroupGloo(store, 0, 2, options)
-    )  # fmt: skip
+    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, ProcessGroupGloo(store, 0, 2, options))
 
 
 def test_what_one_member_says_another_hears(redis_client: redis.Redis, run_id: str) -> None:

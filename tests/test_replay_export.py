@@ -71,8 +71,12 @@ def test_rows_are_chosen_by_state_step_and_reward(inspected: Inspected) -> None:
     # Without a choice: what was trained on once, though Redis holds it too, and then the rest.
     rows = exported(inspected)
     assert [(row["group_id"], row["state"]) for row in rows] == [
-        (1, "archived"), (1, "archived"), (3, "leased"), (2, "ready"), (2, "ready")
-    ]  # fmt: skip
+        (1, "archived"),
+        (1, "archived"),
+        (3, "leased"),
+        (2, "ready"),
+        (2, "ready"),
+    ]
     assert "no step from 6 to 9 is archived" in inspected(
         "export", str(inspected.root / "none.jsonl"), "--steps", "6:9", code=2
     )

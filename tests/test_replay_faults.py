@@ -76,9 +76,14 @@ class AtCommit:
     ids=["before the payload", "between payload and commit", "after the commit, before the reply"],
 )
 def test_an_actor_killed_in_an_insert_leaves_it_whole_or_not_at_all(
-    judge: Callable[[list[bytes]], Fault], witness: Fault, num_blobs: int, num_inserted: int,
-    tmp_path: Path, server: Server, run_id: str,
-) -> None:  # fmt: skip
+    judge: Callable[[list[bytes]], Fault],
+    witness: Fault,
+    num_blobs: int,
+    num_inserted: int,
+    tmp_path: Path,
+    server: Server,
+    run_id: str,
+) -> None:
     with connect(server.secret_url) as client, Proxy(("127.0.0.1", server.port)) as proxy:
         cast = make_cast(tmp_path, server, run_id, url=f"redis://127.0.0.1:{proxy.port}/0", lease_ttl_s=1.0)
         know_the_scripts(client)

@@ -26,8 +26,12 @@ def test_groups_are_listed_with_their_state_holder_members_and_step(inspected: I
     inspected.buffer.people.quarantine(5, "looks odd")
     groups = {row["group_id"]: row for row in inspected.json("groups")}
     assert {group_id: row["state"] for group_id, row in groups.items()} == {
-        1: "claimed", 2: "ready", 3: "leased", 4: "queued", 5: "quarantined",
-    }  # fmt: skip
+        1: "claimed",
+        2: "ready",
+        3: "leased",
+        4: "queued",
+        5: "quarantined",
+    }
     assert groups[1]["uses"] == [7] and groups[2]["uses"] == []
     assert groups[3]["holder"] == "actor-2" and 500 < groups[3]["lease_left_s"] <= 600
     assert (groups[3]["num_stored"], groups[3]["num_members"], groups[3]["newest_policy_version"]) == (1, 2, 3)

@@ -185,15 +185,32 @@ def books(**counters: int) -> dict[bytes, bytes]:
 
 
 def test_what_was_produced_and_dropped_since_the_last_record_is_measured() -> None:
-    before = ledger_of(books(trajectories__inserted=8, tokens__produced=800, turns__produced=40,
-        duration_ms__produced=9000, trajectories__dropped__too_old=2, tokens__dropped__too_old=100, tokens__trained=300,
-    ))  # fmt: skip
-    now = ledger_of(books(trajectories__inserted=12, tokens__produced=1000, turns__produced=52,
-        duration_ms__produced=13_000, trajectories__dropped__too_old=4, tokens__dropped__too_old=110,
-        turns__dropped__too_old=10,
-        trajectories__dropped__poison=1, tokens__dropped__poison=14, duration_ms__dropped__poison=6000,
-        tokens__trained=900,
-    ))  # fmt: skip
+    before = ledger_of(
+        books(
+            trajectories__inserted=8,
+            tokens__produced=800,
+            turns__produced=40,
+            duration_ms__produced=9000,
+            trajectories__dropped__too_old=2,
+            tokens__dropped__too_old=100,
+            tokens__trained=300,
+        )
+    )
+    now = ledger_of(
+        books(
+            trajectories__inserted=12,
+            tokens__produced=1000,
+            turns__produced=52,
+            duration_ms__produced=13_000,
+            trajectories__dropped__too_old=4,
+            tokens__dropped__too_old=110,
+            turns__dropped__too_old=10,
+            trajectories__dropped__poison=1,
+            tokens__dropped__poison=14,
+            duration_ms__dropped__poison=6000,
+            tokens__trained=900,
+        )
+    )
     metrics = Metrics()
     batch = batch_of(made(0, rewards={"task": 1.0}), made(1, rewards={"task": 0.0}))
     add_flow(metrics, batch, before, now)
@@ -224,16 +241,30 @@ def test_what_the_policy_earned_is_of_every_episode_since_the_last_record() -> N
 
 def test_rewards_are_recorded_by_environment_in_a_mixture() -> None:
     """Six of the shop and two of the grid: each weighs what it is, and the grid earns more."""
-    now = ledger_of(books(trajectories__inserted=8, episodes__shop=6, successes__shop=3, returns__shop=3,
-        episodes__grid=2, successes__grid=2, returns__grid=20,
-    ))  # fmt: skip
+    now = ledger_of(
+        books(
+            trajectories__inserted=8,
+            episodes__shop=6,
+            successes__shop=3,
+            returns__shop=3,
+            episodes__grid=2,
+            successes__grid=2,
+            returns__grid=20,
+        )
+    )
     metrics = Metrics()
     add_produced(metrics, ledger_of({}), now)
     assert metrics.means() == {
-        "produced/episodes": 8, "produced/success": 5 / 8, "produced/reward": 23 / 8,
-        "produced/success_in_shop": 0.5, "produced/reward_in_shop": 0.5, "produced/share_of_shop": 0.75,
-        "produced/success_in_grid": 1.0, "produced/reward_in_grid": 10.0, "produced/share_of_grid": 0.25,
-    }  # fmt: skip
+        "produced/episodes": 8,
+        "produced/success": 5 / 8,
+        "produced/reward": 23 / 8,
+        "produced/success_in_shop": 0.5,
+        "produced/reward_in_shop": 0.5,
+        "produced/share_of_shop": 0.75,
+        "produced/success_in_grid": 1.0,
+        "produced/reward_in_grid": 10.0,
+        "produced/share_of_grid": 0.25,
+    }
     later = Metrics()
     add_produced(later, now, now)
     assert later.means() == {"produced/episodes": 0.0}
@@ -259,24 +290,50 @@ def test_a_server_that_came_back_with_less_tells_no_rate_beyond_0_and_1(books_no
     """Of 8 episodes and 4 successes it lost some, and played others since."""
     episodes, successes, returns = books_now
     before = ledger_of(books(trajectories__inserted=8, episodes__shop=8, successes__shop=4, returns__shop=4))
-    now = ledger_of(books(trajectories__inserted=episodes, episodes__shop=episodes, successes__shop=successes,
-        returns__shop=returns,
-    ))  # fmt: skip
+    now = ledger_of(
+        books(
+            trajectories__inserted=episodes,
+            episodes__shop=episodes,
+            successes__shop=successes,
+            returns__shop=returns,
+        )
+    )
     metrics = Metrics()
     add_produced(metrics, before, now)
     assert metrics.means() == {"produced/episodes": max(0, episodes - 8)}
 
 
 def member(
-    name: str, *, role: str = "actor", price_per_hour: float = 0.0, served_s: float = 0.0, generated_tokens: int = 0,
+    name: str,
+    *,
+    role: str = "actor",
+    price_per_hour: float = 0.0,
+    served_s: float = 0.0,
+    generated_tokens: int = 0,
     kept_tokens: int = 0,
-) -> Member:  # fmt: skip
+) -> Member:
     return Member(
-        name=name, host="host", role=role, zone="eu-1a", instance_kind="spot", price_per_hour=price_per_hour,
-        engine="scripted", transport="pull", policy_version=3, num_episodes=8, max_episodes=16,
-        generated_tokens=generated_tokens, kept_tokens=kept_tokens, tokens_per_s=12.5, kv_use=0.25,
-        state=MemberState.SERVING, started_at_s=1.7e9, served_s=served_s, last_pause_s=0.01, num_refreshes=2,
-    )  # fmt: skip
+        name=name,
+        host="host",
+        role=role,
+        zone="eu-1a",
+        instance_kind="spot",
+        price_per_hour=price_per_hour,
+        engine="scripted",
+        transport="pull",
+        policy_version=3,
+        num_episodes=8,
+        max_episodes=16,
+        generated_tokens=generated_tokens,
+        kept_tokens=kept_tokens,
+        tokens_per_s=12.5,
+        kv_use=0.25,
+        state=MemberState.SERVING,
+        started_at_s=1.7e9,
+        served_s=served_s,
+        last_pause_s=0.01,
+        num_refreshes=2,
+    )
 
 
 def test_the_cost_is_the_price_of_everyone_who_ever_served() -> None:
@@ -293,13 +350,24 @@ def test_the_cost_is_the_price_of_everyone_who_ever_served() -> None:
     cost = cost_of(everyone, alive=everyone[:1], ledger=books_of_all, tokens_trained=500_000)
     add_cost(metrics, cost)
     assert metrics.means() == {
-        "fleet/cost_dollars": 2.0, "fleet/dollars_per_hour": 2.0, "fleet/dollars_per_million_tokens": 4.0,
-        "fleet/wasted_tokens_too_old": 70.0, "fleet/wasted_tokens_poison": 8.0, "fleet/wasted_tokens_preempted": 25.0,
-    }  # fmt: skip
+        "fleet/cost_dollars": 2.0,
+        "fleet/dollars_per_hour": 2.0,
+        "fleet/dollars_per_million_tokens": 4.0,
+        "fleet/wasted_tokens_too_old": 70.0,
+        "fleet/wasted_tokens_poison": 8.0,
+        "fleet/wasted_tokens_preempted": 25.0,
+    }
     assert cost.to_dict()["shares"] == [
-        {"instance_kind": "spot", "zone": "eu-1a", "price_per_hour": price, "num_actors": 1, "hours": hours,
-         "dollars": 1.0} for price, hours in ((2.0, 0.5), (4.0, 0.25))
-    ]  # fmt: skip
+        {
+            "instance_kind": "spot",
+            "zone": "eu-1a",
+            "price_per_hour": price,
+            "num_actors": 1,
+            "hours": hours,
+            "dollars": 1.0,
+        }
+        for price, hours in ((2.0, 0.5), (4.0, 0.25))
+    ]
 
 
 def test_without_prices_there_is_no_cost() -> None:
@@ -322,5 +390,7 @@ def test_the_fleet_is_its_actors() -> None:
         25,
     )
     assert (means["replay/ready"], means["replay/total_dropped_too_old"], means["replay/total_failed_env_failure"]) == (
-        2, 3, 4,
-    )  # fmt: skip
+        2,
+        3,
+        4,
+    )

@@ -17,9 +17,15 @@ from tests.test_faults import checkpointed_step, is_frozen_between_checkpoints
 
 NUM_STEPS = 12
 SETTINGS = [
-    *GUESS, "replay.max_lag=2", "env.options={step_s: 0.05}", f"learner.steps={NUM_STEPS}", "optim.schedule=cosine",
-    "optim.warmup_steps=2", "warm_start.episodes=6", "warm_start.batch_tokens=64",
-]  # fmt: skip
+    *GUESS,
+    "replay.max_lag=2",
+    "env.options={step_s: 0.05}",
+    f"learner.steps={NUM_STEPS}",
+    "optim.schedule=cosine",
+    "optim.warmup_steps=2",
+    "warm_start.episodes=6",
+    "warm_start.batch_tokens=64",
+]
 
 
 @pytest.mark.timeout(1200)

@@ -29,9 +29,17 @@ def act(world: ResearchWorld, action: str, state: ResearchState | None = None) -
 
 @pytest.mark.parametrize(
     ("expression", "value"),
-    [("1 + 2 * 3", "7"), ("(1 + 2) * 3", "9"), ("7 / 2", "3.5"), ("6/2", "3"), ("-2 - -3", "1"), ("1 . 5 * 2", "3"),
-     ("10 / 3", "3.3333333333"), ("0.1 + 0.2", "0.3")],
-)  # fmt: skip
+    [
+        ("1 + 2 * 3", "7"),
+        ("(1 + 2) * 3", "9"),
+        ("7 / 2", "3.5"),
+        ("6/2", "3"),
+        ("-2 - -3", "1"),
+        ("1 . 5 * 2", "3"),
+        ("10 / 3", "3.3333333333"),
+        ("0.1 + 0.2", "0.3"),
+    ],
+)
 def test_the_calculator_calculates(expression: str, value: str) -> None:
     assert calculate(expression) == value
 
@@ -121,8 +129,9 @@ def test_a_file_can_be_read_only_after_its_page_was_opened() -> None:
 def test_a_program_that_fails_prints_nothing_or_never_ends_gets_a_text() -> None:
     assert "ZeroDivisionError" in act(world(), "python print(1 / 0)").text
     assert act(world(), "python\n```python\nx = 1\n```").text == "(nothing)"
-    slow = make_research(Task(env="research", split="train", index=0), profile="small", level=2, num_pages=24,
-                         limits=Limits(wall_s=1))  # fmt: skip
+    slow = make_research(
+        Task(env="research", split="train", index=0), profile="small", level=2, num_pages=24, limits=Limits(wall_s=1)
+    )
     assert "killed" in act(slow, "python while True: pass").text
 
 

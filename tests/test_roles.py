@@ -112,29 +112,62 @@ def test_every_script_is_in_the_repertoire() -> None:
 
 
 NOBODY_MAY = [
-    ["EVAL", "return 1", "0"], ["CONFIG", "GET", "requirepass"], ["CONFIG", "SET", "maxmemory", "1"], ["FLUSHALL"],
-    ["FLUSHDB"], ["KEYS", "*"], ["SHUTDOWN"], ["ACL", "LIST"], ["DEBUG", "SLEEP", "0"], ["SCRIPT", "FLUSH"],
-    ["MODULE", "LIST"], ["MODULE", "LOAD", "/tmp/x.so"], ["MIGRATE", "h", "1", "k", "0", "1"],
-    ["REPLICAOF", "NO", "ONE"], ["CLIENT", "LIST"], ["MONITOR"], ["BGREWRITEAOF"], ["PUBLISH", "x", "y"],
-    ["GET", key(OTHER, "epoch")], ["SET", key(OTHER, "epoch"), "1"], ["UNLINK", key(OTHER, "train", "blob", 0)],
-    ["SET", "something", "1"], ["CLUSTER", "RESET"], ["CLUSTER", "NODES"],
-]  # fmt: skip
+    ["EVAL", "return 1", "0"],
+    ["CONFIG", "GET", "requirepass"],
+    ["CONFIG", "SET", "maxmemory", "1"],
+    ["FLUSHALL"],
+    ["FLUSHDB"],
+    ["KEYS", "*"],
+    ["SHUTDOWN"],
+    ["ACL", "LIST"],
+    ["DEBUG", "SLEEP", "0"],
+    ["SCRIPT", "FLUSH"],
+    ["MODULE", "LIST"],
+    ["MODULE", "LOAD", "/tmp/x.so"],
+    ["MIGRATE", "h", "1", "k", "0", "1"],
+    ["REPLICAOF", "NO", "ONE"],
+    ["CLIENT", "LIST"],
+    ["MONITOR"],
+    ["BGREWRITEAOF"],
+    ["PUBLISH", "x", "y"],
+    ["GET", key(OTHER, "epoch")],
+    ["SET", key(OTHER, "epoch"), "1"],
+    ["UNLINK", key(OTHER, "train", "blob", 0)],
+    ["SET", "something", "1"],
+    ["CLUSTER", "RESET"],
+    ["CLUSTER", "NODES"],
+]
 NO_ACTOR_MAY = [
-    ["SCRIPT", "LOAD", "return 1"], ["SCAN", "0"], ["RANDOMKEY"], ["DBSIZE"],
-    ["SET", epoch_key(RUN), "7"], ["GET", epoch_key(RUN)], ["DEL", epoch_key(RUN)], ["INCR", epoch_key(RUN)],
-    ["ZADD", key(RUN, "train", "claimed"), "1", "0"], ["ZREM", key(RUN, "train", "quarantined"), "0"],
-    ["HSET", key(RUN, "weights", "version"), "policy_version", "9"], ["SADD", key(RUN, "weights", "latest"), "forged"],
-    ["SADD", key(RUN, "state"), "finished"], ["RENAME", key(RUN, "train", "blob", 0), key(RUN, "state")],
-    ["SUNIONSTORE", key(RUN, "state"), "slipstream:runs"], ["RESTORE", key(RUN, "state"), "0", "x"],
-    ["COPY", key(RUN, "fleet"), key(RUN, "state")],
-]  # fmt: skip
-NO_VIEWER_MAY = [
-    ["SCRIPT", "LOAD", "return 1"], ["SET", key(RUN, "train", "blob", 0), "x"],
-    ["UNLINK", key(RUN, "train", "blob", 0)], ["HSET", key(RUN, "train", "counters"), "trained", "7"],
+    ["SCRIPT", "LOAD", "return 1"],
+    ["SCAN", "0"],
+    ["RANDOMKEY"],
+    ["DBSIZE"],
+    ["SET", epoch_key(RUN), "7"],
+    ["GET", epoch_key(RUN)],
+    ["DEL", epoch_key(RUN)],
+    ["INCR", epoch_key(RUN)],
+    ["ZADD", key(RUN, "train", "claimed"), "1", "0"],
+    ["ZREM", key(RUN, "train", "quarantined"), "0"],
+    ["HSET", key(RUN, "weights", "version"), "policy_version", "9"],
+    ["SADD", key(RUN, "weights", "latest"), "forged"],
     ["SADD", key(RUN, "state"), "finished"],
-    ["SET", epoch_key(RUN), "7"], ["PERSIST", key(RUN, "facts")], ["EXPIRE", key(RUN, "facts"), "1"],
-    ["XADD", key(RUN, "x"), "*", "a", "b"], ["LPUSH", key(RUN, "train", "failures"), "x"],
-]  # fmt: skip
+    ["RENAME", key(RUN, "train", "blob", 0), key(RUN, "state")],
+    ["SUNIONSTORE", key(RUN, "state"), "slipstream:runs"],
+    ["RESTORE", key(RUN, "state"), "0", "x"],
+    ["COPY", key(RUN, "fleet"), key(RUN, "state")],
+]
+NO_VIEWER_MAY = [
+    ["SCRIPT", "LOAD", "return 1"],
+    ["SET", key(RUN, "train", "blob", 0), "x"],
+    ["UNLINK", key(RUN, "train", "blob", 0)],
+    ["HSET", key(RUN, "train", "counters"), "trained", "7"],
+    ["SADD", key(RUN, "state"), "finished"],
+    ["SET", epoch_key(RUN), "7"],
+    ["PERSIST", key(RUN, "facts")],
+    ["EXPIRE", key(RUN, "facts"), "1"],
+    ["XADD", key(RUN, "x"), "*", "a", "b"],
+    ["LPUSH", key(RUN, "train", "failures"), "x"],
+]
 
 
 @pytest.mark.parametrize(

@@ -307,17 +307,20 @@ def test_a_template_that_rewrites_history_makes_branches_that_are_recorded_and_t
     ]
     recorder = Recorder(engine_of(saying(tokenizer, *turns), max_tokens=2048))
     trajectory = play(
-        ShopEnv(), recorder, tokenizer=tokenizer, attempt=attempt_on(max_turn_tokens=100),
-        action_format=replace(FORMATS["plain"]), allowance=replace(ALLOWANCE, max_turns=3, max_tokens=2048),
-    )  # fmt: skip
+        ShopEnv(),
+        recorder,
+        tokenizer=tokenizer,
+        attempt=attempt_on(max_turn_tokens=100),
+        action_format=replace(FORMATS["plain"]),
+        allowance=replace(ALLOWANCE, max_turns=3, max_tokens=2048),
+    )
     check(trajectory, vocab_size=len(tokenizer))
     starts = trajectory.branch_starts
     assert len(starts) == 3  # the second and the third prompt each forget a thought
     branches = sequences_of(trajectory, advantage=1.0)
     assert [branch.tokens.tolist() for branch in branches] == [
-        prompt + completion.tokens
-        for prompt, completion in zip(recorder.prompts, recorder.completions, strict=True)
-    ]  # fmt: skip
+        prompt + completion.tokens for prompt, completion in zip(recorder.prompts, recorder.completions, strict=True)
+    ]
     assert [tokenizer.decode(branch.tokens[branch.loss_mask]) for branch in branches] == turns
     assert "cheap" not in tokenizer.decode(recorder.prompts[1])
 
@@ -337,9 +340,11 @@ def test_instructions_reach_the_policy_in_a_system_message() -> None:
 def test_a_real_chat_template_plays_the_same_shop() -> None:
     tokenizer, env = merging_tokenizer(CHATML), ShopEnv()
     trajectory = play(
-        env, engine_of(expert(env, tokenizer), max_tokens=2048), tokenizer=tokenizer,
+        env,
+        engine_of(expert(env, tokenizer), max_tokens=2048),
+        tokenizer=tokenizer,
         allowance=replace(ALLOWANCE, max_tokens=2048),
-    )  # fmt: skip
+    )
     check(trajectory, vocab_size=len(tokenizer))
     assert trajectory.success
     last = trajectory.turns[-1]

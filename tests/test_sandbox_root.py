@@ -25,9 +25,13 @@ def test_a_root_directory_is_a_tree_that_a_root_may_change() -> None:
     )
     assert finished.output == "0\n/\nhi\n"
     assert finished.tree == {
-        "etc": folder(), "etc/a": file("a\n"), "root": folder(0o700), "srv": folder(), "usr": folder(),
+        "etc": folder(),
+        "etc/a": file("a\n"),
+        "root": folder(0o700),
+        "srv": folder(),
+        "usr": folder(),
         "usr/.b": file("b\n"),
-    }  # fmt: skip
+    }
     hidden = run_as_root("mkdir /srv; echo a > /srv/a; chmod 000 /srv/a /srv").tree
     assert hidden is not None and hidden["srv/a"] == file("a\n", 0o600)
     assert hidden["srv"] == folder(0o700)
@@ -56,10 +60,18 @@ def test_the_root_of_a_root_directory_has_no_capability_and_is_unprivileged_outs
 
     assert asyncio.run(seen_from_outside()) == {int(mapped)}
     for command in (
-        "mount -t tmpfs none /etc", "chown 1 /root/x.txt", "echo x > /usr/bin/mine", "echo x > /dev/mine",
-        "ls /home/*", "ls /usr/local/*", "echo 1 > /proc/sys/vm/drop_caches", "unshare -m true", "chroot / true",
-        "(echo > /dev/tcp/127.0.0.1/22)", "mknod /null c 1 3 && cat /null",
-    ):  # fmt: skip
+        "mount -t tmpfs none /etc",
+        "chown 1 /root/x.txt",
+        "echo x > /usr/bin/mine",
+        "echo x > /dev/mine",
+        "ls /home/*",
+        "ls /usr/local/*",
+        "echo 1 > /proc/sys/vm/drop_caches",
+        "unshare -m true",
+        "chroot / true",
+        "(echo > /dev/tcp/127.0.0.1/22)",
+        "mknod /null c 1 3 && cat /null",
+    ):
         assert run_as_root(f"{{ {command}; }} 2>/dev/null || echo refused").output.endswith("refused\n"), command
 
 

@@ -112,15 +112,30 @@ def test_an_engine_gets_as_many_hosts_as_hold_the_actors(
     ("engine", "want", "commands"),
     [
         ("slurm", 5, ["sbatch --array=3-4 launch/demo/actors.sbatch"]),
-        ("slurm", 1, ["scancel $(squeue --me --noheader --array --name=slipstream-demo-actors --format=%i "
-                      "| tail -n 2)"]),
+        (
+            "slurm",
+            1,
+            ["scancel $(squeue --me --noheader --array --name=slipstream-demo-actors --format=%i | tail -n 2)"],
+        ),
         ("slurm", 3, []),
-        ("skypilot", 4, ["sky jobs launch --yes --detach-run --secret SLIPSTREAM_REDIS_PASSWORD --name demo-actors-3 "
-                         "launch/demo/actors.yaml"]),
+        (
+            "skypilot",
+            4,
+            [
+                "sky jobs launch --yes --detach-run --secret SLIPSTREAM_REDIS_PASSWORD --name demo-actors-3 "
+                "launch/demo/actors.yaml"
+            ],
+        ),
         ("skypilot", 2, ["sky jobs cancel --yes --name demo-actors-2"]),
-        ("kubernetes", 2, ["kubectl patch job/slipstream-demo-actors --type=merge "
-                           """--patch='{"spec": {"parallelism": 2}}'"""]),
+        (
+            "kubernetes",
+            2,
+            [
+                "kubectl patch job/slipstream-demo-actors --type=merge "
+                """--patch='{"spec": {"parallelism": 2}}'"""
+            ],
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_commands_for_an_engine_make_three_hosts_more_or_fewer(engine: str, want: int, commands: list[str]) -> None:
     assert engine_commands(load_config(None, ["run.name=demo"]), engine, have=3, want=want) == commands

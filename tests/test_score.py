@@ -53,23 +53,38 @@ def episode(seed: int, *, branches: tuple[int, ...] = (0,), length: int = 12) ->
     tokens = np.random.default_rng(seed).integers(8, 60, length).tolist()
     mask = [place in (4, 5, 10, 11) for place in range(length)]
     bare = a_trajectory(
-        tokens=pack_tokens(tokens), behaviour_logprobs=pack_logprobs([-1.0 * each for each in mask]),
-        loss_mask=pack_mask(mask), branch_starts=list(branches),
-    )  # fmt: skip
+        tokens=pack_tokens(tokens),
+        behaviour_logprobs=pack_logprobs([-1.0 * each for each in mask]),
+        loss_mask=pack_mask(mask),
+        branch_starts=list(branches),
+    )
     turns = [a_turn(4, 6), a_turn(10, 12)]
     return msgspec.structs.replace(bare, turns=turns)
 
 
 def a_turn(start: int, stop: int) -> Turn:
-    return Turn(start=start, stop=stop, state_key="", rewards={"task": 0.0}, finish_reason="stop", valid_action=True,
-                generate_s=0.0, env_s=0.0)  # fmt: skip
+    return Turn(
+        start=start,
+        stop=stop,
+        state_key="",
+        rewards={"task": 0.0},
+        finish_reason="stop",
+        valid_action=True,
+        generate_s=0.0,
+        env_s=0.0,
+    )
 
 
 def config_for(policy: PackedModel, scorer_folder: Path, *overrides: str) -> Config:
     return load_config(
-        None, [f"model.path={policy.folder}", f"objective.reward_model={scorer_folder}", "objective.kl_coefficient=0",
-               *overrides]
-    )  # fmt: skip
+        None,
+        [
+            f"model.path={policy.folder}",
+            f"objective.reward_model={scorer_folder}",
+            "objective.kl_coefficient=0",
+            *overrides,
+        ],
+    )
 
 
 def test_every_episode_earns_what_transformers_says_of_its_last_branch(

@@ -37,8 +37,9 @@ def test_every_system_call_that_is_to_be_refused_is_refused() -> None:
     assert set(said.values()) == {"EPERM"} and len(said) > 30
     clone, clone3 = (numbers[column] for numbers in ((56, 220), (435, 435)))
     assert answers({"clone": (clone, NEW_USER, 0, 0, 0, 0), "clone3": (clone3, 0, 0)}) == {
-        "clone": "EPERM", "clone3": "ENOSYS",
-    }  # fmt: skip
+        "clone": "EPERM",
+        "clone3": "ENOSYS",
+    }
 
 
 def test_only_unix_internet_and_netlink_sockets_can_be_made() -> None:

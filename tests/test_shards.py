@@ -54,9 +54,15 @@ def test_each_shard_gives_its_share_of_a_step(
 ) -> None:
     config = load_config(
         None,
-        [f"run.name={run_id}", "replay.group_size=2", "replay.groups_per_step=4", "replay.target_lag=1",
-         "redis.shards=['']", "env.num_train_tasks=50"],
-    )  # fmt: skip
+        [
+            f"run.name={run_id}",
+            "replay.group_size=2",
+            "replay.groups_per_step=4",
+            "replay.target_lag=1",
+            "redis.shards=['']",
+            "env.num_train_tasks=50",
+        ],
+    )
     shards = Shards(learners(buffers))
     assert shards.acquire_epochs().epochs == [1, 1]
     supplies = Supplies.begin(dict(enumerate(learners(buffers))), config, progress=START)
@@ -87,9 +93,7 @@ def test_two_ranks_read_a_shard_each_and_learn_from_both(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ranks = torch.multiprocessing.spawn(
-        be_one_of_two, args=(port, redis_url, run_id, tmp_path), nprocs=2, join=False
-    )  # fmt: skip
+    ranks = torch.multiprocessing.spawn(be_one_of_two, args=(port, redis_url, run_id, tmp_path), nprocs=2, join=False)
     while not ranks.join(timeout=0.1):
         for buffer in buffers:
             work(buffer.actor, run_id, returns=differ)
@@ -187,8 +191,9 @@ def test_who_asks_about_a_run_looks_at_all_its_shards_and_hears_each_contradicti
     assert audit(load_config(None, mine)) == 1
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("WRONG")]
     assert [line[:50] for line in told] == [
-        "WRONG shard 1: the books count 5 queued, the recou", "WRONG shard 1: the books do not balance: {'opened'"
-    ]  # fmt: skip
+        "WRONG shard 1: the books count 5 queued, the recou",
+        "WRONG shard 1: the books do not balance: {'opened'",
+    ]
 
 
 def test_a_server_that_stands_still_costs_no_lease_on_another(
@@ -240,9 +245,13 @@ def test_a_server_that_stands_still_costs_no_lease_on_another(
 def test_a_run_on_two_servers_outlives_the_death_of_one(servers: list[Server], run_id: str, tmp_path: Path) -> None:
     num_steps = 12
     settings = [
-        *GUESS, f"redis.shards=[{servers[1].url}]", "env.options={step_s: 0.05}", f"learner.steps={num_steps}",
-        "learner.checkpoint_every=4", "replay.max_lag=1000",
-    ]  # fmt: skip
+        *GUESS,
+        f"redis.shards=[{servers[1].url}]",
+        "env.options={step_s: 0.05}",
+        f"learner.steps={num_steps}",
+        "learner.checkpoint_every=4",
+        "replay.max_lag=1000",
+    ]
     with Run(run_id, root=tmp_path, server=servers[0], settings=settings) as run:
         learner, actor = run.start_learner(), run.start_actor("actor")
         run.wait_until(lambda: run.last_step() >= 3, "the third step")

@@ -83,8 +83,9 @@ def test_a_question_needs_answer_and_a_change_needs_finish() -> None:
 
 
 def test_a_killed_command_keeps_what_it_had_done() -> None:
-    slow = make_shell(Task(env="shell", split="train", index=2), profile="small", kind="read", num_files=8,
-                      limits=Limits(wall_s=1))  # fmt: skip
+    slow = make_shell(
+        Task(env="shell", split="train", index=2), profile="small", kind="read", num_files=8, limits=Limits(wall_s=1)
+    )
     change = asyncio.run(slow.act(slow.first, "bash mkdir mine; sleep 100"))
     assert change.state.tree["mine"] == folder()
     assert "killed" in change.text

@@ -152,8 +152,15 @@ def test_a_click_accepts_only_what_the_page_shows() -> None:
     assert next_page(STORE, first, "click[b4]", page_size=2, ranked=False) is None
     assert next_page(STORE, first, "search[lamp]", page_size=2, ranked=False) is None
     assert clickables(STORE, walk("search[lamp]", "click[b1]"), page_size=4) == [
-        "back to search", "< prev", "red", "blue", "small", "large", "description", "buy now",
-    ]  # fmt: skip
+        "back to search",
+        "< prev",
+        "red",
+        "blue",
+        "small",
+        "large",
+        "description",
+        "buy now",
+    ]
 
 
 def test_leaving_a_product_resets_its_options_but_viewing_its_description_does_not() -> None:
@@ -241,8 +248,12 @@ def test_a_small_store_has_one_similar_product_of_each_kind_and_two_unrelated_on
         )
         too_dear, other_attribute, other_kind = (True, True, False), (True, False, False), (False, True, False)
         assert sorts == {
-            (True, True, True): 1, too_dear: 1, other_attribute: 1, other_kind: 1, (False, False, False): 2,
-        }  # fmt: skip
+            (True, True, True): 1,
+            too_dear: 1,
+            other_attribute: 1,
+            other_kind: 1,
+            (False, False, False): 2,
+        }
         assert (
             sum(product.price > goal.max_price for product in store.products if product.title == goal_title(goal)) == 1
         )

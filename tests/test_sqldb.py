@@ -82,14 +82,20 @@ def test_a_forbidden_statement_is_refused(statement: str) -> None:
         (ENDLESS + "SELECT i FROM n", "more than 1000 rows"),
         (ENDLESS + "INSERT INTO products SELECT i + 100, 'x', 'y', 1 FROM n", "expensive|full"),
         ("SELECT zeroblob(1000000000)", "not authorized"),
-        ("SELECT group_concat(a.name || b.name || c.name) FROM customers a, customers b, customers c, customers d, "
-         "customers e, customers f, customers g, customers h", "too big"),
+        (
+            "SELECT group_concat(a.name || b.name || c.name) FROM customers a, customers b, customers c, customers d, "
+            "customers e, customers f, customers g, customers h",
+            "too big",
+        ),
         ("SELECT printf('%.*c', 1000000000, 'x')", "not authorized"),
         ("SELECT replace('" + "x" * 90 + "', 'x', '" + "y" * 90 + "')", "too big"),
-        ("SELECT count(*) FROM customers a, customers b, customers c, customers d, customers e, customers f, "
-         "customers g, customers h, customers i, customers j, customers k, customers l, customers m", "too expensive"),
+        (
+            "SELECT count(*) FROM customers a, customers b, customers c, customers d, customers e, customers f, "
+            "customers g, customers h, customers i, customers j, customers k, customers l, customers m",
+            "too expensive",
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_expensive_statement_is_stopped(statement: str, why: str) -> None:
     with pytest.raises(SqlError, match=why):
         rows(statement)

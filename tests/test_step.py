@@ -93,7 +93,7 @@ def test_a_step_with_an_exploded_mean_weight_changes_nothing_and_is_logged(
     with caplog.at_level(logging.WARNING):
         metrics, moved, schedule_step = step(
             model_folder, ranks, ObjectiveConfig(surrogate="cispo", correction="none", max_negative_kl=0.0), shift=2.0
-        )  # fmt: skip
+        )
     assert metrics.evidence.weight_mean == pytest.approx((5 * 17 + 20) / 37)  # 17 of 37 ratios are e^2, cut to 5
     assert (metrics.guard_scale, metrics.skipped, metrics.lr, schedule_step) == (0.0, True, 0.0, 0)
     assert all(bool(change.abs().max() == 0) for change in moved.values())
@@ -121,13 +121,17 @@ def test_a_step_of_few_effective_samples_is_shrunk_by_their_square_root(model_fo
         torch.testing.assert_close(moved_shrunk[name], change * shrunk.guard_scale, rtol=1e-3, atol=2e-8)
 
 
-@pytest.mark.parametrize("objective", [
-    ObjectiveConfig(),
-    ObjectiveConfig(normalisation="sequences"),
-    ObjectiveConfig(normalisation="constant", normalisation_tokens=20),
-    ObjectiveConfig(surrogate="gspo", clip_low=0.01, clip_high=0.01, normalisation="sequences", entropy_bonus=0.01),
-    ObjectiveConfig(correction="geometric_mask", mask_high=1.6),
-], ids=["default", "sequences", "constant", "gspo", "geometric_mask"])  # fmt: skip
+@pytest.mark.parametrize(
+    "objective",
+    [
+        ObjectiveConfig(),
+        ObjectiveConfig(normalisation="sequences"),
+        ObjectiveConfig(normalisation="constant", normalisation_tokens=20),
+        ObjectiveConfig(surrogate="gspo", clip_low=0.01, clip_high=0.01, normalisation="sequences", entropy_bonus=0.01),
+        ObjectiveConfig(correction="geometric_mask", mask_high=1.6),
+    ],
+    ids=["default", "sequences", "constant", "gspo", "geometric_mask"],
+)
 def test_micro_batches_of_any_size_make_the_same_step(
     model_folder: Path, ranks: Ranks, objective: ObjectiveConfig
 ) -> None:
@@ -142,12 +146,16 @@ def test_micro_batches_of_any_size_make_the_same_step(
         assert float((moved_apart[name] - change).abs().mean()) < 1e-5, name
 
 
-@pytest.mark.parametrize("objective", [
-    ObjectiveConfig(),
-    ObjectiveConfig(normalisation="sequences"),
-    ObjectiveConfig(correction="truncated_is", normalisation="constant", normalisation_tokens=20),
-    ObjectiveConfig(surrogate="gspo", clip_low=0.5, clip_high=0.5, correction="none", max_negative_kl=0.0),
-], ids=["default", "sequences", "truncated_is", "gspo"])  # fmt: skip
+@pytest.mark.parametrize(
+    "objective",
+    [
+        ObjectiveConfig(),
+        ObjectiveConfig(normalisation="sequences"),
+        ObjectiveConfig(correction="truncated_is", normalisation="constant", normalisation_tokens=20),
+        ObjectiveConfig(surrogate="gspo", clip_low=0.5, clip_high=0.5, correction="none", max_negative_kl=0.0),
+    ],
+    ids=["default", "sequences", "truncated_is", "gspo"],
+)
 def test_tokens_beyond_the_hard_cap_make_the_step_that_tokens_without_advantage_make(
     model_folder: Path, ranks: Ranks, objective: ObjectiveConfig
 ) -> None:
@@ -183,16 +191,15 @@ def test_by_sequences_a_trajectory_counts_once_however_often_its_history_was_rew
     first, second, *others = sampled_by(model, shift=0.0)
     sequences = numbered([[first, second], *([other] for other in others)])
     metrics = train_step(
-        StepModels(
-            policy=model, optimizer=optimizer, schedule=make_schedule(optimizer, config=OPTIM, num_steps=10)
-        ),
+        StepModels(policy=model, optimizer=optimizer, schedule=make_schedule(optimizer, config=OPTIM, num_steps=10)),
         StepBatch(
             micro_batches=micro_batches(sequences, max_tokens=20, num_ranks=1, rank=0),
-            num_loss_tokens=count_loss_tokens(sequences), num_trajectories=count_trajectories(sequences),
+            num_loss_tokens=count_loss_tokens(sequences),
+            num_trajectories=count_trajectories(sequences),
         ),
         settings=StepSettings(objective=ObjectiveConfig(normalisation="sequences"), max_grad_norm=1.0),
         ranks=ranks,
-    )  # fmt: skip
+    )
     advantages = [float(-sequence.advantages[-1]) for sequence in sequences]
     of_both = (17 * advantages[0] + 11 * advantages[1]) / 28
     assert metrics.num_micro_batches == 3

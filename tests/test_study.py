@@ -49,9 +49,17 @@ def test_recorded_logprobs_are_the_learners_for_episodes_of_many_turns(ranks: Ra
         for begun, turn in episode:
             recorded[len(begun) : len(begun) + len(turn.tokens)] = turn.logprobs
             sampled[len(begun) : len(begun) + len(turn.tokens)] = True
-        packed = pack([TokenSequence(tokens=tokens, loss_mask=sampled, behaviour_logprobs=recorded,
-                                     kept=None,
-                                     advantages=np.zeros(len(tokens), np.float32))])  # fmt: skip
+        packed = pack(
+            [
+                TokenSequence(
+                    tokens=tokens,
+                    loss_mask=sampled,
+                    behaviour_logprobs=recorded,
+                    kept=None,
+                    advantages=np.zeros(len(tokens), np.float32),
+                )
+            ]
+        )
         with torch.no_grad():
             again = model(packed).logprobs
         assert float((again - packed.behaviour_logprobs[packed.loss_mask]).abs().max()) < 1e-4
@@ -183,10 +191,27 @@ def test_a_preset_trains(preset: Path, guess_run: Path, ranks: Ranks) -> None:
 @pytest.mark.timeout(900)
 def test_a_short_study_of_lag_writes_its_page_and_runs_nothing_twice(guess_run: Path, tmp_path: Path) -> None:
     arguments = [
-        "--task", str(guess_run), "--arms", "default", "clip_alone", "--lags", "0", "2", "--seeds", "0",
-        "--workers", "1", "--folder", str(tmp_path), "--docs", str(tmp_path / "docs"),
-        "learner.steps=2", "eval.num_tasks=4", "warm_start.episodes=4", "warm_start.batch_tokens=64",
-    ]  # fmt: skip
+        "--task",
+        str(guess_run),
+        "--arms",
+        "default",
+        "clip_alone",
+        "--lags",
+        "0",
+        "2",
+        "--seeds",
+        "0",
+        "--workers",
+        "1",
+        "--folder",
+        str(tmp_path),
+        "--docs",
+        str(tmp_path / "docs"),
+        "learner.steps=2",
+        "eval.num_tasks=4",
+        "warm_start.episodes=4",
+        "warm_start.batch_tokens=64",
+    ]
     study_lag.main(arguments)
     study = json.loads((tmp_path / "docs/lag.json").read_text())
     found = [(result["arm"], result["lag"], len(result["success"])) for result in study["results"]]

@@ -19,8 +19,12 @@ def result(*successes: float, seed: int = 0) -> Result:
 def test_a_point_counts_what_had_finished_up_to_its_step_from_the_start_of_reinforcement_learning() -> None:
     def record(step: int, time: float, episodes: int) -> dict[str, Any]:
         return {
-            "step": step, "time": time, "perf/step_s": 2.0, "produced/episodes": episodes, "replay/produced_tokens": 50
-        }  # fmt: skip
+            "step": step,
+            "time": time,
+            "perf/step_s": 2.0,
+            "produced/episodes": episodes,
+            "replay/produced_tokens": 50,
+        }
 
     records = [record(1, 102.0, 30), record(2, 105.0, 10), record(3, 109.0, 60)]
     assert point_at(0, 0.4, records) == Point(step=0, success=0.4, seconds=0, episodes=0, tokens=0)

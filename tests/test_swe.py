@@ -25,8 +25,13 @@ LIMITS = Limits(wall_s=20)
 
 def world(index: int = 0, wall_s: float = 20, **options: int) -> SweWorld:
     task = Task(env="swe", split="train", index=index)
-    return make_swe(task, profile="small", issue="example", limits=Limits(wall_s=wall_s),
-                    **{"num_files": 1, "num_bugs": 1, **options})  # fmt: skip
+    return make_swe(
+        task,
+        profile="small",
+        issue="example",
+        limits=Limits(wall_s=wall_s),
+        **{"num_files": 1, "num_bugs": 1, **options},
+    )
 
 
 def act(world: SweWorld, action: str, state: SweState | None = None) -> Change[SweState]:
@@ -184,15 +189,16 @@ def test_it_is_a_git_repository_and_a_command_continues_where_the_last_one_ended
     path, state = source_path(here), here.first
     for action, said in (
         ("bash git log --format=%s; git status --short", "first"),
-        (f"bash\n```shell\nsed -i 1d {path}; echo 1 > new; git status --short\n```",
-         f" M {path}\n?? new"),
+        (f"bash\n```shell\nsed -i 1d {path}; echo 1 > new; git status --short\n```", f" M {path}\n?? new"),
         ("bash git add -A; git commit -q -m mine; git log --format=%s; git status --short", "mine\nfirst"),
-        ("bash rm new; git rm -q -r tests; git stash -q; git status --short; git stash pop -q; git status --short",
-         " D new\n D " + next(name for name in here.repo.files if name.startswith("tests/"))),
+        (
+            "bash rm new; git rm -q -r tests; git stash -q; git status --short; git stash pop -q; git status --short",
+            " D new\n D " + next(name for name in here.repo.files if name.startswith("tests/")),
+        ),
         ("bash python3 -m pytest --version; exit 3", f"pytest {pytest.__version__}"),
         ("view new", "no file new"),
         ("bash git reset -q --hard HEAD~1; git stash clear", "(no output, exit code 0)"),
-    ):  # fmt: skip
+    ):
         change = act(here, action, state)
         assert (change.text, change.valid) == (said, said != "no file new")
         state = change.state
@@ -206,8 +212,11 @@ def test_too_large_files_are_dropped_and_the_end_is_judged() -> None:
     assert "the files cannot be kept" in holes.text
     assert act(here, "submit", holes.state).score == 0.0
     path = source_path(here)
-    full = act(here, f"bash rm -r .git {path}; touch {path}; head -c 4M /dev/zero > a; "
-               "head -c $((8 * 2**20 - 2**12 * 10 - $(stat -c %s a))) /dev/zero > b").state  # fmt: skip
+    full = act(
+        here,
+        f"bash rm -r .git {path}; touch {path}; head -c 4M /dev/zero > a; "
+        "head -c $((8 * 2**20 - 2**12 * 10 - $(stat -c %s a))) /dev/zero > b",
+    ).state
     assert "b" in full.layer
     assert act(here, "bash git log --format=%s; ls -d b", full).text.splitlines()[:2] == ["first", "b"]
     assert not act(here, f"edit {path} 1-0\n{'x' * 20_000}", full).valid
@@ -235,8 +244,12 @@ def test_a_repair_by_a_command_counts_and_other_files_do_not_matter() -> None:
     path, bug = source_path(here), here.repo.bugs[0]
     lines = here.repo.files[path].splitlines()
     repair = f"bash sed -i '{lines.index(bug.wrong) + 1}c\\{bug.right}' {path}"
-    for beside, score in (("true", 1.0), ("rm -r tests .git", 1.0), (f"rm -r {here.repo.package}", 0.0),
-                          (f"mv {here.repo.package} /tmp; ln -s /tmp {here.repo.package}", 0.0)):  # fmt: skip
+    for beside, score in (
+        ("true", 1.0),
+        ("rm -r tests .git", 1.0),
+        (f"rm -r {here.repo.package}", 0.0),
+        (f"mv {here.repo.package} /tmp; ln -s /tmp {here.repo.package}", 0.0),
+    ):
         assert act(here, "submit", act(here, f"{repair}; {beside}").state).score == score
 
 

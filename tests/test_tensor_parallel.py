@@ -59,13 +59,26 @@ def run_of_file() -> str:
 def engine(policies: Policies, redis_server: Server, run_of_file: str) -> Iterator[VllmEngine]:
     """For the whole file, which runs in order: version 0, then 1, which is broadcast, then its end."""
     receiver = ReceiverInfo(
-        redis_url=redis_server.secret_url, run_id=run_of_file, actor="a0", transport="broadcast", chunk_bytes=1 << 16,
-        timeout_s=60.0, disk="",
-    )  # fmt: skip
+        redis_url=redis_server.secret_url,
+        run_id=run_of_file,
+        actor="a0",
+        transport="broadcast",
+        chunk_bytes=1 << 16,
+        timeout_s=60.0,
+        disk="",
+    )
     settings = EngineSettings(
-        model_path=str(policies.folder), policy_version=0, seed=11, max_tokens=MAX_TOKENS, dtype="float32",
-        kv_cache_bytes=16 << 20, max_episodes=16, tensor_parallel=2, kv_policy="keep", receiver=receiver,
-    )  # fmt: skip
+        model_path=str(policies.folder),
+        policy_version=0,
+        seed=11,
+        max_tokens=MAX_TOKENS,
+        dtype="float32",
+        kv_cache_bytes=16 << 20,
+        max_episodes=16,
+        tensor_parallel=2,
+        kv_policy="keep",
+        receiver=receiver,
+    )
     engine = VllmEngine(EngineProcess(), settings)
     yield engine
     asyncio.run(engine.close())
@@ -113,9 +126,14 @@ def test_the_first_worker_is_in_the_broadcast_the_other_pulls_and_both_commit_be
     new, bulletin = policies.models[1], Bulletin(redis_client, run_of_file)
     settings = PublisherSettings(
         entries=layout((name, "float32", tuple(value.shape)) for name, value in new.named_parameters()),
-        redis_url=redis_url, run_id=run_of_file, learner_epoch=1, host="127.0.0.1", chunk_bytes=1 << 16,
-        anchor_every=1, broadcast_timeout_s=60.0,
-    )  # fmt: skip
+        redis_url=redis_url,
+        run_id=run_of_file,
+        learner_epoch=1,
+        host="127.0.0.1",
+        chunk_bytes=1 << 16,
+        anchor_every=1,
+        broadcast_timeout_s=60.0,
+    )
     publisher = Publisher(settings, log_path=tmp_path / "publisher.log")
     try:
         offer = run(broadcast(bulletin, publisher, new))

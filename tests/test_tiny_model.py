@@ -50,8 +50,15 @@ def test_a_word_is_one_token_wherever_it_stands(tmp_path: Path) -> None:
     make_tiny_model(tmp_path, texts=TEXTS, config=SMALL, max_tokens=64, seed=0)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer.tokenize("click[plain dress 10] [SEP] plain") == [
-        "click", "[", "plain", "dress", "10", "]", "[SEP]", "plain",
-    ]  # fmt: skip
+        "click",
+        "[",
+        "plain",
+        "dress",
+        "10",
+        "]",
+        "[SEP]",
+        "plain",
+    ]
     assert tokenizer.tokenize("trousers") == ["<|unknown|>"]
 
 

@@ -23,18 +23,30 @@ def two_turns(first: float, second: float, *, states: tuple[str, str] = ("start"
         branch_starts=[0],
     )
     turns = [
-        Turn(start=start, stop=stop, state_key=state, rewards={"task": reward}, finish_reason="stop", valid_action=True,
-             generate_s=0.0, env_s=0.0)
+        Turn(
+            start=start,
+            stop=stop,
+            state_key=state,
+            rewards={"task": reward},
+            finish_reason="stop",
+            valid_action=True,
+            generate_s=0.0,
+            env_s=0.0,
+        )
         for start, stop, state, reward in ((1, 3, states[0], first), (4, 5, states[1], second))
-    ]  # fmt: skip
+    ]
     return msgspec.structs.replace(bare, turns=turns)
 
 
 def group_of(*trajectories: Trajectory) -> Group:
     ticket = Ticket(
-        group_id=0, task=trajectories[0].task, num_members=len(trajectories), min_policy_version=0,
-        sampling=trajectories[0].sampling, seed=0,
-    )  # fmt: skip
+        group_id=0,
+        task=trajectories[0].task,
+        num_members=len(trajectories),
+        min_policy_version=0,
+        sampling=trajectories[0].sampling,
+        seed=0,
+    )
     return Group(ticket=ticket, num_uses=1, trajectories=list(trajectories))
 
 
@@ -164,9 +176,7 @@ def test_the_divergence_is_taken_off_each_tokens_reward() -> None:
 
 
 def test_siblings_are_compared_by_what_the_divergence_leaves_of_their_returns() -> None:
-    objective = ObjectiveConfig(
-        advantage="leave_one_out", kl_coefficient=0.2, kl_place="reward"
-    )  # fmt: skip
+    objective = ObjectiveConfig(advantage="leave_one_out", kl_coefficient=0.2, kl_place="reward")
     reference = np.array([-2.0, -1.0, -1.0, -1.0, -1.0, -1.0])  # the first's divergence is 1
     groups = [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.5))]
     first, second = sequences_with_advantages(
@@ -196,8 +206,11 @@ def test_gigpo_adds_what_turns_from_the_same_state_earned_to_what_the_episode_di
 
 
 def test_gigpo_divides_both_by_their_own_deviation() -> None:
-    found = advantages([group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0, states=("start", "cul-de-sac")))],
-                       advantage="gigpo", gamma=0.5)  # fmt: skip
+    found = advantages(
+        [group_of(two_turns(0.0, 1.0), two_turns(0.0, 0.0, states=("start", "cul-de-sac")))],
+        advantage="gigpo",
+        gamma=0.5,
+    )
     # Two values are always 1/sqrt(2) deviations away from their mean: the episodes', and those of "start".
     assert found[0] == pytest.approx([math.sqrt(2), math.sqrt(2), math.sqrt(1 / 2)], rel=1e-5)
     assert found[1] == pytest.approx([-math.sqrt(2), -math.sqrt(2), -math.sqrt(1 / 2)], rel=1e-5)

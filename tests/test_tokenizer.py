@@ -94,16 +94,21 @@ def test_an_actor_process_with_another_template_does_not_join(
 ) -> None:
     fleet = Fleet(redis_client, run_id)
     facts = RunFacts(
-        config_yaml=f"run: {{name: {run_id}}}\n", model_path=str(folder), vocab_size=1,
+        config_yaml=f"run: {{name: {run_id}}}\n",
+        model_path=str(folder),
+        vocab_size=1,
         tokenizer_root=tokenizer_root(load_tokenizer(folder)),
-    )  # fmt: skip
+    )
     fleet.describe_run(facts)
     fleet.set_run_state(RunState.TRAINING)
     other_template(folder)
     done = subprocess.run(
         [sys.executable, "-m", "actors", "a", f"redis.url={redis_url}", f"run.name={run_id}"],
-        cwd=ROOT, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 2 and "differs from the learner's: its hash is" in done.stderr, done.stderr
     assert fleet.members() == []
 
@@ -146,8 +151,9 @@ def test_every_load_by_transformers_says_that_no_code_is_trusted() -> None:
         for room in ("actors", "common", "envhub", "learner", "replay", "tools")
         for path in (ROOT / room).rglob("*.py")
         for call in ast.walk(ast.parse(path.read_text()))
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
         and call.func.attr in ("from_pretrained", "from_config")
         and not any(word.arg == "trust_remote_code" and ast.unparse(word.value) == "False" for word in call.keywords)
-    ]  # fmt: skip
+    ]
     assert silent == []

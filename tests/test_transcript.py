@@ -70,8 +70,13 @@ def test_system_and_tool_messages_keep_their_roles_and_line_breaks(template: str
     found = Transcriber(tokenizer).read(trajectory)
     assert found.fidelity is Fidelity.TOKENS
     assert found.messages == [
-        SYSTEM, ASK, Message("assistant", "look"), listing, ANSWER, Message("assistant", "buy"),
-    ]  # fmt: skip
+        SYSTEM,
+        ASK,
+        Message("assistant", "look"),
+        listing,
+        ANSWER,
+        Message("assistant", "buy"),
+    ]
 
 
 def test_a_reply_without_its_end_of_turn_and_one_with_another_special_token_are_read() -> None:
@@ -79,8 +84,10 @@ def test_a_reply_without_its_end_of_turn_and_one_with_another_special_token_are_
     trajectory = spoken(tokenizer, (ASK,), ("click[re", (ANSWER,)), ("click[red]<|endoftext|>", (ANSWER,)), ("x", ()))
     found = Transcriber(tokenizer).read(trajectory)
     assert [message.content for message in found.messages if message.role == "assistant"] == [
-        "click[re", "click[red]", "x",
-    ]  # fmt: skip
+        "click[re",
+        "click[red]",
+        "x",
+    ]
     assert (
         found.fidelity is Fidelity.PROMPTS
     )  # rendered as a whole, the second reply ends with the template's own token

@@ -46,9 +46,13 @@ class Up:
         with self._stdout.open("w") as stdout, self._stderr.open("w") as stderr:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tools.cli", "up", f"run.root={root}", *arguments],
-                cwd=REPOSITORY, env=environment,
-                stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True,
-            )  # fmt: skip
+                cwd=REPOSITORY,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
 
     def said(self) -> str:
         return self._stdout.read_text()
@@ -115,8 +119,12 @@ def slipstream(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != PASSWORD_VARIABLE}
     return subprocess.run(
         [sys.executable, "-m", "tools.cli", *arguments],
-        cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=DEADLINE_S,
-    )  # fmt: skip
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
 
 
 def test_a_run_that_is_stopped_and_then_killed_is_gone_on_with_to_its_end(tmp_path: Path, start: Sittings) -> None:
@@ -230,9 +238,14 @@ def test_ctrl_c_in_mid_warm_start_and_while_engines_start_ends_without_a_drain(
     redis_server: Server, tmp_path: Path, start: Sittings
 ) -> None:
     """On a Redis of the user's, whose password is in the URL: it stays out of every file, and the server stays up."""
-    up = start(f"run.name={NAME}", *SMALL, f"redis.url={redis_server.secret_url}", f"actors.drain_s={DRAIN_S}",
-        "warm_start.episodes=50", "warm_start.epochs=100000",
-    )  # fmt: skip
+    up = start(
+        f"run.name={NAME}",
+        *SMALL,
+        f"redis.url={redis_server.secret_url}",
+        f"actors.drain_s={DRAIN_S}",
+        "warm_start.episodes=50",
+        "warm_start.epochs=100000",
+    )
     up.wait_until(lambda: "warm start " in up.log("learner") or is_described(redis_server), "the warm start")
     up.process.send_signal(signal.SIGINT)
     assert up.wait(AT_ONCE_S) == 130

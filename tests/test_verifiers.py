@@ -303,8 +303,10 @@ def test_a_preempted_episode_continues_elsewhere_with_the_sampled_tokens() -> No
     resumed = play(part(does="branch"), tape=resumed_tape(attempt_on(), partial))
     whole = play(part(does="branch"))
     assert (resumed.tokens, resumed.loss_mask, resumed.branch_starts) == (
-        whole.tokens, whole.loss_mask, whole.branch_starts
-    )  # fmt: skip
+        whole.tokens,
+        whole.loss_mask,
+        whole.branch_starts,
+    )
     assert [turn.rewards for turn in resumed.turns] == [turn.rewards for turn in whole.turns]
 
 
@@ -348,7 +350,7 @@ def test_a_group_is_stored_and_accounted_for_like_any_other(redis_client: redis.
 
 def test_attempts_that_fail_are_redone_and_then_given_up_with_the_reason(
     redis_client: redis.Redis, run_id: str
-) -> None:  # fmt: skip
+) -> None:
     buffer = make_buffer(redis_client, run_id, max_attempts=2)
     buffer.learner.open([ticket(0)])
     lease = buffer.actor.lease("actor-0")

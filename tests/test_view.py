@@ -19,8 +19,13 @@ from tools.up import LineReporter
 from tools.view import View, show
 
 Record = TypeVar("Record", bound=msgspec.Struct)
-REST = {"lag/max": 2.0, "mismatch/kl": 0.001, "mismatch/effective_sample_size": 0.98, "fleet/num_actors": 2.0,
-        "fleet/advised_actors": 3.0}  # fmt: skip
+REST = {
+    "lag/max": 2.0,
+    "mismatch/kl": 0.001,
+    "mismatch/effective_sample_size": 0.98,
+    "fleet/num_actors": 2.0,
+    "fleet/advised_actors": 3.0,
+}
 
 
 def shown(client: redis.Redis, run_dir: RunDir, *records: dict[str, float]) -> dict[str, str]:

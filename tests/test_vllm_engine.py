@@ -276,13 +276,26 @@ def test_a_process_that_hangs_is_killed() -> None:
 def test_sizes_that_vllm_refuses_are_a_value_error_and_leave_no_process(policies: Policies) -> None:
     process = EngineProcess()
     receiver = ReceiverInfo(
-        redis_url="", run_id="test", actor="a0", transport="pull", chunk_bytes=1 << 16, timeout_s=1.0,
+        redis_url="",
+        run_id="test",
+        actor="a0",
+        transport="pull",
+        chunk_bytes=1 << 16,
+        timeout_s=1.0,
         disk="",
-    )  # fmt: skip
+    )
     settings = EngineSettings(
-        model_path=str(policies.folder), policy_version=0, seed=11, max_tokens=1 << 20, dtype="float32",
-        kv_cache_bytes=64 << 20, max_episodes=32, tensor_parallel=1, kv_policy="keep", receiver=receiver,
-    )  # fmt: skip
+        model_path=str(policies.folder),
+        policy_version=0,
+        seed=11,
+        max_tokens=1 << 20,
+        dtype="float32",
+        kv_cache_bytes=64 << 20,
+        max_episodes=32,
+        tensor_parallel=1,
+        kv_policy="keep",
+        receiver=receiver,
+    )
     with pytest.raises(ValueError, match="max_model_len"):
         VllmEngine(process, settings)
     assert not psutil.pid_exists(process.pid)

@@ -26,9 +26,14 @@ def expert_episode(task: int) -> Trajectory:
 def imitate_and_watch(model: PackedModel, ranks: Ranks, config: WarmStartConfig) -> list[WarmStartStep]:
     steps: list[WarmStartStep] = []
     num_steps = imitate(
-        model, [expert_episode(task) for task in range(16)], config=config, ranks=ranks, seed=0,
-        micro_batch_tokens=32, on_step=steps.append,
-    )  # fmt: skip
+        model,
+        [expert_episode(task) for task in range(16)],
+        config=config,
+        ranks=ranks,
+        seed=0,
+        micro_batch_tokens=32,
+        on_step=steps.append,
+    )
     assert [step.step for step in steps] == list(range(1, num_steps + 1))
     return steps
 
@@ -74,6 +79,11 @@ def test_nothing_to_imitate_is_refused(tmp_path: Path, ranks: Ranks) -> None:
     model = load_model(save_tiny_model(tmp_path), ranks=ranks, settings=FLOAT32)
     with pytest.raises(ValueError, match="no episodes to imitate"):
         imitate(
-            model, [], config=WarmStartConfig(), ranks=ranks, seed=0, micro_batch_tokens=32,
+            model,
+            [],
+            config=WarmStartConfig(),
+            ranks=ranks,
+            seed=0,
+            micro_batch_tokens=32,
             on_step=lambda step: None,
-        )  # fmt: skip
+        )

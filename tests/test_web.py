@@ -19,12 +19,19 @@ from envhub.web.web import WebState, WebWorld, make_web
 from envhub.world import Change
 
 SITE = Site(
-    items={"red lamp cedar": 20, "red lamp maple": 30, "blue lamp cedar": 40, "red lamp rowan": 50, "red hat maple": 60,
-           "red lamp birch": 70, "red lamp alder": 80},
+    items={
+        "red lamp cedar": 20,
+        "red lamp maple": 30,
+        "blue lamp cedar": 40,
+        "red lamp rowan": 50,
+        "red hat maple": 60,
+        "red lamp birch": 70,
+        "red lamp alder": 80,
+    },
     people=("ben", "cleo"),
     name="ada",
     password="magnet",
-)  # fmt: skip
+)
 STATE = SiteState(
     orders={"101": ItemOrder(item="red hat maple", count=2)},
     account={"city": "dover", "phone": "1234"},
@@ -50,8 +57,9 @@ def goal_of(**changes: object) -> WebWorld:
     here = world()
     errand = msgspec.structs.replace(STATE, **changes)
     drawn = here.errands[0]
-    return WebWorld(profile="small", site=SITE, start=STATE,
-                    errands=[type(drawn)(text=drawn.text, goal=errand, types=())])  # fmt: skip
+    return WebWorld(
+        profile="small", site=SITE, start=STATE, errands=[type(drawn)(text=drawn.text, goal=errand, types=())]
+    )
 
 
 ENTER = ("goto /login", "type 5 ada", "type 6 magnet", "submit 7")
@@ -78,7 +86,7 @@ def test_pages_for_members_redirect_to_the_login_and_back() -> None:
     assert asked.text.splitlines()[0] == "/login?next=%2Forders%2F101"
     assert play(here, asked.state, "type 5 ada", "type 6 wrong", "submit 7").text.splitlines()[3] == (
         "wrong name or password"
-    )  # fmt: skip
+    )
     entered = play(here, asked.state, "type 5 ada", "type 6 wrong", "submit 7", *ENTER[1:])
     assert entered.text.splitlines()[0] == "/orders/101"
     assert entered.state.site.sessions == {SITE.cookie}
@@ -108,8 +116,14 @@ def test_search_finds_items_with_all_words_in_pages() -> None:
     first = play(here, here.first, "goto /", "type 3 lamp  red", "submit 4")
     lines = first.text.splitlines()
     assert lines[0] == "/search?search=lamp+red"
-    assert lines[3:] == ["5 found", "[5] red lamp cedar , 20", "[6] red lamp maple , 30", "[7] red lamp rowan , 50",
-                         "[8] red lamp birch , 70", "[9] next"]  # fmt: skip
+    assert lines[3:] == [
+        "5 found",
+        "[5] red lamp cedar , 20",
+        "[6] red lamp maple , 30",
+        "[7] red lamp rowan , 50",
+        "[8] red lamp birch , 70",
+        "[9] next",
+    ]
     second = play(here, first.state, "click 9")
     assert second.text.splitlines()[3:] == ["5 found", "[5] red lamp alder , 80", "[6] previous"]
     assert play(here, second.state, "click 6").text.splitlines()[3:] == lines[3:]
@@ -140,10 +154,27 @@ def test_special_characters_of_html_are_only_text() -> None:
 
 @pytest.mark.parametrize(
     "action",
-    ["click 3", "click 4", "click 99", "click 0", "submit 1", "submit 3", "type 1 x", "type 4 x", "type 3", "back",
-     "goto http://evil.example/", "goto", "goto item/1",
-     "type 3 " + "x" * 101, "type 3 \x00", "type 3 \ud800", "click", "done now"],
-)  # fmt: skip
+    [
+        "click 3",
+        "click 4",
+        "click 99",
+        "click 0",
+        "submit 1",
+        "submit 3",
+        "type 1 x",
+        "type 4 x",
+        "type 3",
+        "back",
+        "goto http://evil.example/",
+        "goto",
+        "goto item/1",
+        "type 3 " + "x" * 101,
+        "type 3 \x00",
+        "type 3 \ud800",
+        "click",
+        "done now",
+    ],
+)
 def test_an_action_that_the_page_does_not_offer_is_refused_and_changes_nothing(action: str) -> None:
     here = goal_of()
     home = play(here, here.first, "goto /").state

@@ -324,9 +324,7 @@ def test_a_learner_back_from_an_older_version_publishes_it_under_a_new_number_an
             reached(near, version, published)
             reached(far, version, published)
         redis_client.set(keys.epoch_key(run_id), 2)
-        with publishing(
-            redis_url, run_id, tmp_path, anchor_every=9, learner_epoch=2, num_rows=NUM_ROWS
-        ) as newer:  # fmt: skip
+        with publishing(redis_url, run_id, tmp_path, anchor_every=9, learner_epoch=2, num_rows=NUM_ROWS) as newer:
             again = nudged(weights(0, NUM_ROWS), seed=1)  # version 1, as its checkpoint holds it
             newer.publish(again, policy_version=3)
             reached(near, 3, flat_bytes(again))
@@ -350,9 +348,20 @@ def test_a_publisher_whose_learner_is_gone_ends_in_order(redis_url: str, run_id:
     """Though it has something to say to it: that slots are free again."""
     entries = layout([("w", "float32", (4,))])
     settings = PublisherSettings(
-        redis_url=redis_url, run_id=run_id, learner_epoch=0, host="127.0.0.1", chunk_bytes=1 << 20, anchor_every=1,
-        fan_out=8, pull_bytes_per_s=0, broadcast_timeout_s=1.0, disk="", device="cpu", entries=entries, adapted=None,
-    )  # fmt: skip
+        redis_url=redis_url,
+        run_id=run_id,
+        learner_epoch=0,
+        host="127.0.0.1",
+        chunk_bytes=1 << 20,
+        anchor_every=1,
+        fan_out=8,
+        pull_bytes_per_s=0,
+        broadcast_timeout_s=1.0,
+        disk="",
+        device="cpu",
+        entries=entries,
+        adapted=None,
+    )
     slots = [os.memfd_create(f"slot-{number}") for number in range(3)]
     for slot in slots:
         os.ftruncate(slot, buffer_bytes(entries))

@@ -37,8 +37,12 @@ def run(installed: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProc
     path = os.pathsep.join([str(installed), sysconfig.get_path("purelib")])
     return subprocess.run(
         [sys.executable, "-S", *arguments],
-        cwd=cwd, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
 
 def test_a_verb_runs_from_any_folder_with_the_recipes_that_the_wheel_brings(installed: Path, tmp_path: Path) -> None:

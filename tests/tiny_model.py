@@ -38,10 +38,17 @@ def save_scaling_model(folder: Path) -> Path:
     """Write a model that scales its logits, which the learner's forward pass leaves out."""
     torch.manual_seed(0)
     config = Gemma2Config(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=1,
-        num_key_value_heads=1, head_dim=32, final_logit_softcapping=1.0, attn_logit_softcapping=None,
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=32,
+        final_logit_softcapping=1.0,
+        attn_logit_softcapping=None,
         initializer_range=0.5,
-    )  # fmt: skip
+    )
     Gemma2ForCausalLM(config).save_pretrained(folder)
     return folder
 

@@ -120,10 +120,15 @@ def started(policies: Policies, *, kv_policy: str) -> VllmEngine:
         tensor_parallel=1,
         kv_policy=kv_policy,
         receiver=ReceiverInfo(
-            redis_url="redis://127.0.0.1:1", run_id="test", actor="a0", transport="pull", chunk_bytes=1 << 16,
-            timeout_s=60.0, disk="",
+            redis_url="redis://127.0.0.1:1",
+            run_id="test",
+            actor="a0",
+            transport="pull",
+            chunk_bytes=1 << 16,
+            timeout_s=60.0,
+            disk="",
         ),
-    )  # fmt: skip
+    )
     return VllmEngine(EngineProcess(), settings)
 
 

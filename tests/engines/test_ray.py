@@ -35,12 +35,21 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_a_run_goes_on_when_a_node_is_removed_and_uses_one_that_is_added(
     cluster: Any, redis_server: Server, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = [*GUESS, "env.options={step_s: 0.1}", "replay.lease_ttl_s=6", "learner.steps=100000",
-                "learner.checkpoint_every=100000", "actors.count=1",
-                "actors.transport=pull", "replay.max_lag=1000", "actors.drain_s=1"]  # fmt: skip
+    settings = [
+        *GUESS,
+        "env.options={step_s: 0.1}",
+        "replay.lease_ttl_s=6",
+        "learner.steps=100000",
+        "learner.checkpoint_every=100000",
+        "actors.count=1",
+        "actors.transport=pull",
+        "replay.max_lag=1000",
+        "actors.drain_s=1",
+    ]
     with Run(run_id, root=tmp_path, server=redis_server, settings=settings) as run:
-        config = load_config(None, [f"run.name={run_id}", f"run.root={tmp_path}", f"redis.url={redis_server.url}",
-                                    *settings])  # fmt: skip
+        config = load_config(
+            None, [f"run.name={run_id}", f"run.root={tmp_path}", f"redis.url={redis_server.url}", *settings]
+        )
         file = tmp_path / "config.yaml"
         file.write_text(dump_config(config))
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
@@ -71,8 +80,11 @@ def test_a_run_goes_on_when_a_node_is_removed_and_uses_one_that_is_added(
 def nodes_of(run: Run) -> set[str]:
     """The first letters of the ids of the nodes whose actors are alive."""
     names = {member.name for member in run.fleet.members()}
-    return {log.stem.removeprefix("ray-actors-") for log in run.dir.path.glob("logs/ray-actors-*.log")
-            if any(name + ":" in log.read_text() for name in names)}  # fmt: skip
+    return {
+        log.stem.removeprefix("ray-actors-")
+        for log in run.dir.path.glob("logs/ray-actors-*.log")
+        if any(name + ":" in log.read_text() for name in names)
+    }
 
 
 def learners_node(run: Run) -> str:

@@ -25,10 +25,18 @@ CHECKS = [
     contract.test_garbage_is_an_observation_and_leaves_the_state_alone,
     contract.test_step_after_the_end_is_an_error,
 ]
-PLACES = {"countertop_bar_1": "CounterTop", "fridge_bar_1": "Fridge", "cabinet_bar_1": "Cabinet",
-          "sink_bar_1_bar_sinkbasin": "SinkBasin", "microwave_bar_1": "Microwave"}  # fmt: skip
-CHORES = {"put a clean mug in cabinet": "(isClean ?o)", "put a hot mug in cabinet": "(isHot ?o)",
-          "put a mug in cabinet": ""}  # fmt: skip
+PLACES = {
+    "countertop_bar_1": "CounterTop",
+    "fridge_bar_1": "Fridge",
+    "cabinet_bar_1": "Cabinet",
+    "sink_bar_1_bar_sinkbasin": "SinkBasin",
+    "microwave_bar_1": "Microwave",
+}
+CHORES = {
+    "put a clean mug in cabinet": "(isClean ?o)",
+    "put a hot mug in cabinet": "(isHot ?o)",
+    "put a mug in cabinet": "",
+}
 
 
 def problem(condition: str) -> str:
@@ -62,8 +70,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (f"trial{number}-movable", True),
             (f"unsolved{number}", False),
         ):
-            game = {"pddl_domain": domain, "grammar": grammar.replace("UNKNOWN GOAL", task),
-                    "pddl_problem": problem(condition), "solvable": solvable, "walkthrough": []}  # fmt: skip
+            game = {
+                "pddl_domain": domain,
+                "grammar": grammar.replace("UNKNOWN GOAL", task),
+                "pddl_problem": problem(condition),
+                "solvable": solvable,
+                "walkthrough": [],
+            }
             (folder / name).mkdir()
             (folder / name / "game.tw-pddl").write_text(json.dumps(game))
     return folder
@@ -71,8 +84,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def case(folder: Path) -> Case:
-    return Case(name="textworld", max_turns=20, noisy_success=0, share=0.01,
-                options={"train": str(folder), "held_out": str(folder)})  # fmt: skip
+    return Case(
+        name="textworld",
+        max_turns=20,
+        noisy_success=0,
+        share=0.01,
+        options={"train": str(folder), "held_out": str(folder)},
+    )
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -94,13 +112,23 @@ def test_a_chore_reads_as_in_alfworld(case: Case) -> None:
     opening = asyncio.run(env.reset(case.task("train", 0))).messages[0].content
     assert opening.splitlines()[0] == "-= Welcome to TextWorld, ALFRED! =-"
     assert "You are in the middle of a room." in opening and "a countertop 1" in opening
-    said = [asyncio.run(env.step(action)).messages[0].content
-            for action in ("go to countertop 1", "take mug 1 from countertop 1", "go to sinkbasin 1",
-                           "clean mug 1 with sinkbasin 1", "fly")]  # fmt: skip
+    said = [
+        asyncio.run(env.step(action)).messages[0].content
+        for action in (
+            "go to countertop 1",
+            "take mug 1 from countertop 1",
+            "go to sinkbasin 1",
+            "clean mug 1 with sinkbasin 1",
+            "fly",
+        )
+    ]
     assert "you see a mug 1" in said[0]
-    assert said[1:] == ["You pick up the mug 1 from the countertop 1.",
-                        "You arrive at sinkbasin 1. On the sinkbasin 1, you see nothing.",
-                        "You clean the mug 1 using the sinkbasin 1.", "Nothing happens."]  # fmt: skip
+    assert said[1:] == [
+        "You pick up the mug 1 from the countertop 1.",
+        "You arrive at sinkbasin 1. On the sinkbasin 1, you see nothing.",
+        "You clean the mug 1 using the sinkbasin 1.",
+        "Nothing happens.",
+    ]
     assert "move mug 1 to sinkbasin 1" in (env.admissible() or [])
     asyncio.run(env.close())
 

@@ -22,8 +22,15 @@ from tests.env_cases import Case
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Gymnasium's own
 
-CASE = Case(name="browsergym", max_turns=20, noisy_success=0, share=0.01, max_walk=2,
-            options={"train": ["browsergym/miniwob.enter-text"]}, samples=("noop(1)", "clear('14')"))  # fmt: skip
+CASE = Case(
+    name="browsergym",
+    max_turns=20,
+    noisy_success=0,
+    share=0.01,
+    max_walk=2,
+    options={"train": ["browsergym/miniwob.enter-text"]},
+    samples=("noop(1)", "clear('14')"),
+)
 
 
 def task(index: int = 0, split: str = "train") -> Task:

@@ -35,23 +35,54 @@ TRIPLES = [
     ("m.apple", "type.object.secret", "m.not_in_the_ontology"),
 ]
 QUESTIONS: list[dict[str, Any]] = [  # as in std.json
-    {"question": "how many mac models used motorola 68040 processors?", "qid": "1_grailqa", "source": "grailqa",
-     "entities": {"mac": "m.apple", "Motorola 68040": "m.68040"}, "s_expression": "(COUNT ...)",
-     "actions": ["get_relations(m.apple)", "get_neighbors(m.apple,computer.maker.makes)", "get_relations(m.68040)",
-                 "get_neighbors(m.68040,computer.processor.used_in)", "intersection(#0,#1)", "count(#2)"],
-     "answer": [{"answer_type": "Value", "answer_argument": "2"}]},
-    {"question": "who designed them?", "qid": "2_grailqa", "source": "grailqa",
-     "entities": {"mac": "m.apple", "Motorola 68040": "m.68040"}, "s_expression": "(AND ...)",
-     "actions": ["get_neighbors(m.apple,computer.maker.makes)", "get_neighbors(m.68040,computer.processor.used_in)",
-                 "intersection(#0,#1)", "get_neighbors(#2,computer.computer.designer)"],
-     "answer": [{"answer_type": "Entity", "answer_argument": "m.ann", "entity_name": "Ann"},
-                {"answer_type": "Entity", "answer_argument": "m.bob", "entity_name": "Bob"}]},
-    {"question": "who designed the latest?", "qid": "3_grailqa", "source": "grailqa", "entities": {"mac": "m.apple"},
-     "s_expression": "(ARGMAX ...)",
-     "actions": ["get_neighbors(m.apple,computer.maker.makes)", "get_attributes(#0)",
-                 "argmax(#0,computer.computer.year)", "get_neighbors(#1,computer.computer.designer)"],
-     "answer": [{"answer_type": "Entity", "answer_argument": "m.bob", "entity_name": "Bob"}]},
-]  # fmt: skip
+    {
+        "question": "how many mac models used motorola 68040 processors?",
+        "qid": "1_grailqa",
+        "source": "grailqa",
+        "entities": {"mac": "m.apple", "Motorola 68040": "m.68040"},
+        "s_expression": "(COUNT ...)",
+        "actions": [
+            "get_relations(m.apple)",
+            "get_neighbors(m.apple,computer.maker.makes)",
+            "get_relations(m.68040)",
+            "get_neighbors(m.68040,computer.processor.used_in)",
+            "intersection(#0,#1)",
+            "count(#2)",
+        ],
+        "answer": [{"answer_type": "Value", "answer_argument": "2"}],
+    },
+    {
+        "question": "who designed them?",
+        "qid": "2_grailqa",
+        "source": "grailqa",
+        "entities": {"mac": "m.apple", "Motorola 68040": "m.68040"},
+        "s_expression": "(AND ...)",
+        "actions": [
+            "get_neighbors(m.apple,computer.maker.makes)",
+            "get_neighbors(m.68040,computer.processor.used_in)",
+            "intersection(#0,#1)",
+            "get_neighbors(#2,computer.computer.designer)",
+        ],
+        "answer": [
+            {"answer_type": "Entity", "answer_argument": "m.ann", "entity_name": "Ann"},
+            {"answer_type": "Entity", "answer_argument": "m.bob", "entity_name": "Bob"},
+        ],
+    },
+    {
+        "question": "who designed the latest?",
+        "qid": "3_grailqa",
+        "source": "grailqa",
+        "entities": {"mac": "m.apple"},
+        "s_expression": "(ARGMAX ...)",
+        "actions": [
+            "get_neighbors(m.apple,computer.maker.makes)",
+            "get_attributes(#0)",
+            "argmax(#0,computer.computer.year)",
+            "get_neighbors(#1,computer.computer.designer)",
+        ],
+        "answer": [{"answer_type": "Entity", "answer_argument": "m.bob", "entity_name": "Bob"}],
+    },
+]
 CHECKS = [
     *ALWAYS,
     contract.test_the_expert_solves_its_tasks,
@@ -118,8 +149,14 @@ def said(observation: Observation) -> str:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_agentbench_kg_keeps_the_contract(check: Callable[..., None], options: dict[str, str]) -> None:
-    case = Case(name="agentbench_kg", max_turns=10, noisy_success=0, options=options, share=0.03,
-                samples=("get_relations(m.apple)",))  # fmt: skip
+    case = Case(
+        name="agentbench_kg",
+        max_turns=10,
+        noisy_success=0,
+        options=options,
+        share=0.03,
+        samples=("get_relations(m.apple)",),
+    )
     if check is contract.test_the_expert_solves_its_tasks:
         check(case, "train")
     else:
@@ -127,24 +164,41 @@ def test_agentbench_kg_keeps_the_contract(check: Callable[..., None], options: d
 
 
 def test_tools_tell_kinds_and_what_agentbench_lets_be_used(options: dict[str, str]) -> None:
-    opening, *observations = played(options, 2, [
-        "get_relations(m.apple)", "get_neighbors(m.apple, computer.maker.makes)", "get_attributes(#0)",
-        "argmin(#0, computer.computer.year)", "get_relations(#1)", "count(#0)",
-        "get_neighbors(m.apple, computer.maker.makes)",
-    ])  # fmt: skip
+    opening, *observations = played(
+        options,
+        2,
+        [
+            "get_relations(m.apple)",
+            "get_neighbors(m.apple, computer.maker.makes)",
+            "get_attributes(#0)",
+            "argmin(#0, computer.computer.year)",
+            "get_relations(#1)",
+            "count(#0)",
+            "get_neighbors(m.apple, computer.maker.makes)",
+        ],
+    )
     assert said(opening) == "who designed the latest?\nEntities: mac: m.apple"
     assert list(map(said, observations)) == [
-        "computer.maker.makes", "#0 computer.computer", "computer.computer.year", "#1 computer.computer", "none",
-        "#2 type.int", "#0 computer.computer"]  # fmt: skip
+        "computer.maker.makes",
+        "#0 computer.computer",
+        "computer.computer.year",
+        "#1 computer.computer",
+        "none",
+        "#2 type.int",
+        "#0 computer.computer",
+    ]
 
 
 def test_the_score_is_f1_over_the_entities(options: dict[str, str]) -> None:
     ways = {
         ("get_neighbors(m.apple, computer.maker.makes)", "get_neighbors(#0, computer.computer.designer)"): 1.0,
-        ("get_neighbors(m.apple, computer.maker.makes)", "argmax(#0, computer.computer.year)",
-         "get_neighbors(#1, computer.computer.designer)"): 2 / 3,
+        (
+            "get_neighbors(m.apple, computer.maker.makes)",
+            "argmax(#0, computer.computer.year)",
+            "get_neighbors(#1, computer.computer.designer)",
+        ): 2 / 3,
         ("get_neighbors(m.apple, computer.maker.makes)",): 0.0,
-    }  # fmt: skip
+    }
     for way, score in ways.items():
         end = played(options, 1, [*way, f"answer(#{len(way) - 1})"])[-1]
         assert (end.terminated, end.score) == (True, pytest.approx(score)), way
@@ -154,11 +208,21 @@ def test_the_score_is_f1_over_the_entities(options: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     "action",
-    ["get_neighbors(m.apple, type.object.secret)", "get_neighbors(m.nothing, computer.maker.makes)", "count(m.apple)",
-     "intersection(#0, #9)", "intersection(#0, #1)", "get_relations(m.x } UNION { ?x ?r ?o)", "answer(m.apple)",
-     "get_relations(http://example.com)", "argmax(#0, computer.maker.makes)", "get_relations(#1)", "count(#1)",
-     "answer(#-1)"],
-)  # fmt: skip
+    [
+        "get_neighbors(m.apple, type.object.secret)",
+        "get_neighbors(m.nothing, computer.maker.makes)",
+        "count(m.apple)",
+        "intersection(#0, #9)",
+        "intersection(#0, #1)",
+        "get_relations(m.x } UNION { ?x ?r ?o)",
+        "answer(m.apple)",
+        "get_relations(http://example.com)",
+        "argmax(#0, computer.maker.makes)",
+        "get_relations(#1)",
+        "count(#1)",
+        "answer(#-1)",
+    ],
+)
 def test_what_makes_no_sense_is_refused_or_gives_nothing(options: dict[str, str], action: str) -> None:
     observation = played(options, 0, ["get_neighbors(m.apple, computer.maker.makes)", "count(#0)", action])[-1]
     assert not observation.done

@@ -76,8 +76,7 @@ def test_only_what_is_new_is_said_and_not_the_players_own_words() -> None:
     assert first.messages[0].content == "You moved disk 1 from A to C.\nCurrent Board: \nA: [3, 2]\nB: []\nC: [1]\n."
     assert second.messages[0].content == "You moved disk 2 from A to B.\nCurrent Board: \nA: [3]\nB: [2]\nC: [1]\n."
     end = asyncio.run(play(env, 0, HANOI))[-1]
-    assert (end.success, end.messages[0].content) == (
-        True, "Congratulations! You solved the Tower of Hanoi puzzle.")  # fmt: skip
+    assert (end.success, end.messages[0].content) == (True, "Congratulations! You solved the Tower of Hanoi puzzle.")
 
 
 def test_what_is_not_understood_passes_once_and_then_ends_the_game() -> None:

@@ -119,8 +119,19 @@ def test_an_answer_is_compared_without_case_and_a_wrong_one_ends_it_too(tasks: s
 
 
 def test_what_makes_no_sense_is_told_and_changes_nothing(tasks: str) -> None:
-    nonsense = ["", "hello", "{", call("fly"), call("wipe"), '{"name": "read", "more": 1}', "answer(7)", "\ud800",
-                "[" * 5000, call("read", title="z"), call("read")]  # fmt: skip
+    nonsense = [
+        "",
+        "hello",
+        "{",
+        call("fly"),
+        call("wipe"),
+        '{"name": "read", "more": 1}',
+        "answer(7)",
+        "\ud800",
+        "[" * 5000,
+        call("read", title="z"),
+        call("read"),
+    ]
     observations = played(0, nonsense, train=tasks, command=COMMAND, hidden=["wipe"])
     assert "wipe" not in observations[0].messages[0].content
     assert [o.valid_action for o in observations[1:]] == [False] * len(nonsense)

@@ -41,8 +41,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def case(folder: Path) -> Case:
-    return Case(name="textworld", max_turns=20, noisy_success=0, share=0.01,
-                options={"train": str(folder), "held_out": str(folder)})  # fmt: skip
+    return Case(
+        name="textworld",
+        max_turns=20,
+        noisy_success=0,
+        share=0.01,
+        options={"train": str(folder), "held_out": str(folder)},
+    )
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

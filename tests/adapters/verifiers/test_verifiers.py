@@ -62,9 +62,13 @@ def play(
         tape = Tape(attempt=replace(attempt_on(), task=task, member=member))
         async with fresh_env({"sums": options}, task, timeout_s=60.0) as env:
             return await rollout(
-                tape, env=env, sampler=engine, tokenizer=tokenizer, action_format=FORMATS["plain"],
+                tape,
+                env=env,
+                sampler=engine,
+                tokenizer=tokenizer,
+                action_format=FORMATS["plain"],
                 allowance=replace(PATIENT, **allowance),
-            )  # fmt: skip
+            )
 
     async def all_of_them() -> list[Trajectory]:
         return await asyncio.gather(*(one(member) for member in range(members)))

@@ -110,9 +110,15 @@ class Env:
     async def run_slot(self, slot, context, on_trace):
         episode = SimpleNamespace(ok=False, errors=[], traces=[])
         trace = Trace(
-            id="random", agent=SimpleNamespace(name="agent"), nodes=[], calls=[], errors=[], branches=[],
-            stop_condition=None, rewards={"right": None, "short": None},
-        )  # fmt: skip
+            id="random",
+            agent=SimpleNamespace(name="agent"),
+            nodes=[],
+            calls=[],
+            errors=[],
+            branches=[],
+            stop_condition=None,
+            rewards={"right": None, "short": None},
+        )
         episode.traces.append(trace)
         on_trace(trace)
         try:
@@ -190,9 +196,15 @@ class Player:
         assert card["id"] == self.context.model and isinstance(card["max_model_len"], int)
         if len(prompt) > card["max_model_len"] and "unchecked" not in changes:
             raise CallFailed(400, f"Prompt length ({len(prompt)}) exceeds maximum context length")
-        sampling = self.context.sampling.model_dump() | {
-            "stop_token_ids": [99], "logprobs": 1, "skip_special_tokens": False,
-        } | changes.get("sampling", {})  # fmt: skip
+        sampling = (
+            self.context.sampling.model_dump()
+            | {
+                "stop_token_ids": [99],
+                "logprobs": 1,
+                "skip_special_tokens": False,
+            }
+            | changes.get("sampling", {})
+        )
         body = {"model": self.context.model, "token_ids": prompt, "sampling_params": sampling} | changes.get("body", {})
         assert client.base_url.endswith("/v1")
         reply = await self._call("/inference/v1/generate", body, timeout_s)
