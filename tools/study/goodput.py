@@ -28,13 +28,15 @@ TASK = "conf/quickstart.yaml"
 GOALS = (0.8, 0.88)
 SHARED = ("eval.every=20", "eval.num_tasks=200")
 SYNCHRONOUS = ("replay.target_lag=0", "replay.max_lag=0")
-SHRUNK = "conf/objective/shrunk.yaml"
+GRPO = "objective.advantage=group_standardised"
 ARMS: dict[str, tuple[str, ...]] = {
     "default": (),
-    "repeat": ("env.repeat=0.75",),
-    "shrunk": (SHRUNK,),
+    "grpo": (GRPO,),
+    "grpo, repeats": (GRPO, "env.repeat=0.75"),
+    "reused": ("replay.max_uses=2",),
+    "ppo": ("conf/objective/ppo.yaml",),
+    "shrunk": ("conf/objective/shrunk.yaml",),
     "synchronous": SYNCHRONOUS,
-    "synchronous shrunk": (SHRUNK, *SYNCHRONOUS),
 }
 SEEDS = (0, 1, 2)
 SUCCESS = "eval/success_sampled"
@@ -157,7 +159,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _result(arm: str, seed: int, *, folder: Path, settings: Sequence[str]) -> Result:
-    name = f"{arm.replace(' ', '_')}-seed{seed}"
+    name = f"{arm.replace(', ', '_')}-seed{seed}"
     path = folder / f"{name}.json"
     if path.exists():
         return msgspec.json.decode(path.read_bytes(), type=Result)

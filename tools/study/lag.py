@@ -25,6 +25,7 @@ from tools.study.run import run, warm_start
 
 TASK = "conf/quickstart.yaml"
 STEPS, HELD_OUT_TASKS = 60, 300
+DEFAULT = "objective.advantage=group_standardised"  # the quickstart's own advantage is another
 NOTHING_ELSE = ("objective.max_negative_kl=0", "objective.guard_min_ess=0", "objective.guard_max_ratio=0")
 DUAL_CLIP = "objective.dual_clip=3"
 DECOUPLED = ("objective.correction=decoupled", "objective.max_behaviour_weight=5", DUAL_CLIP, *NOTHING_ELSE)
@@ -95,6 +96,8 @@ class Cell:
 
     def _loaded(self, name: str, *settings: str, presets: Sequence[str] = ()) -> Config:
         shared = (f"learner.steps={STEPS}", f"eval.num_tasks={HELD_OUT_TASKS}", *self.settings)
+        if not presets:
+            shared = (DEFAULT, *shared)
         return load_config(
             self.task,
             [*shared, *settings, f"run.name={name}", f"run.root={self.folder}", f"run.seed={self.seed}"],
