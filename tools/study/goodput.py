@@ -32,7 +32,7 @@ GRPO = "objective.advantage=group_standardised"
 ARMS: dict[str, tuple[str, ...]] = {
     "default": (),
     "grpo": (GRPO,),
-    "grpo, repeats": (GRPO, "env.repeat=0.75"),
+    "grpo repeats": (GRPO, "env.repeat=0.75"),
     "reused": ("replay.max_uses=2",),
     "ppo": ("conf/objective/ppo.yaml",),
     "shrunk": ("conf/objective/shrunk.yaml",),
@@ -159,7 +159,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _result(arm: str, seed: int, *, folder: Path, settings: Sequence[str]) -> Result:
-    name = f"{arm.replace(', ', '_')}-seed{seed}"
+    name = f"{arm.replace(' ', '_')}-seed{seed}"
     path = folder / f"{name}.json"
     if path.exists():
         return msgspec.json.decode(path.read_bytes(), type=Result)
