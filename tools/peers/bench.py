@@ -7,10 +7,12 @@ a file; a cell with a result is not run again.
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import numpy as np
 from actors.vllm_environment import CPU_ENVIRONMENT, vllm_environment
 from common.config import Config, dump_config, load_config
 from common.run_dir import RunDir, write_whole
+from common.shutdown import die_with_parent
 from learner.ranks import join_ranks, leave_ranks
 from tools.bench.benchmark import describe_machine, today
 from tools.peers.meter import Meter
@@ -36,7 +39,7 @@ OTHER_STEPS = 200
 NUM_RANKS = 2  # of the loop by hand: one for each core
 TRL_PYTHON = "build/peers-trl/bin/python"
 ROOT = Path(__file__).parents[2]
-EXPECTED_S = 3600
+MAX_CELL_S = 3600
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -115,13 +118,19 @@ def _run_all(plan: Plan, meter: Meter) -> None:
     vllm = vllm_environment() | CPU_ENVIRONMENT if plan.arm == "by hand" else {}
     environment = {**os.environ, **vllm, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     with (plan.folder / f"{plan.name}.log").open("wb") as log:
-        running = [
-            subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=ROOT) for command in plan.commands()
-        ]
+        start = partial(
+            subprocess.Popen,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            cwd=ROOT,
+            preexec_fn=partial(die_with_parent, os.getpid()),
+        )
+        running = [start(command) for command in plan.commands()]
         try:
             with meter.on([process.pid for process in running]):
                 for process in running:
-                    if process.wait(EXPECTED_S):
+                    if process.wait(MAX_CELL_S):
                         raise subprocess.CalledProcessError(process.returncode, process.args)
         finally:
             for process in running:
@@ -211,7 +220,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--docs", type=Path, default=Path("docs/studies"), help="where the page is written")
     parser.add_argument("--trl-python", default=TRL_PYTHON, help="the Python of the environment with TRL")
     options = parser.parse_intermixed_args(arguments)
-    folder = options.folder.resolve()
+    page, folder = options.docs / "peers.md", options.folder.resolve()
+    text = page.read_text()  # before hours of runs
     folder.mkdir(parents=True, exist_ok=True)
     load_before, cells = os.getloadavg()[0], list[Cell]()
     for seed in options.seeds:
@@ -227,11 +237,10 @@ def main(arguments: Sequence[str]) -> None:
             cells.append(run_cell(plan, seed=seed))
             print(f"{arm}, seed {seed}: {cells[-1].result.points[-1]}", flush=True)
     machine = describe_machine(gpu="", versions={}, load_before=load_before)
-    command = " ".join(["python -m tools.peers.bench", *arguments])
+    command = shlex.join(["python", "-m", "tools.peers.bench", *arguments])
     raw = {"command": command, "date": today(), "machine": machine, "cells": cells}
     write_whole(options.docs / "peers.json", json.dumps(msgspec.to_builtins(raw), indent=1) + "\n")
-    page = options.docs / "peers.md"
-    write_whole(page, page_of(page.read_text(), cells, options.arms, command=command))
+    write_whole(page, page_of(text, cells, options.arms, command=command))
 
 
 if __name__ == "__main__":
