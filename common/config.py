@@ -440,8 +440,28 @@ def load_config(path: str | None, overrides: list[str], *, presets: Sequence[str
     `presets` are more files of differences; each one overrides those before it.
 
     Raises ConfigError for a missing file, an unknown key (the message suggests the nearest known one), a value of the
-    wrong type or out of range, and sections that contradict each other.
+    wrong type or out of range, and sections that contradict each other. The message names the files if these alone are
+    wrong.
     """
+    try:
+        return _loaded(path, overrides, presets)
+    except ConfigError as error:
+        files = [*([path] if path is not None else []), *presets]
+        if any(file in str(error) for file in files) or not _is_of_files(str(error), path, presets):
+            raise
+        raise ConfigError(f"{error} (in {' and '.join(files)})") from None
+
+
+def _is_of_files(message: str, path: str | None, presets: Sequence[str]) -> bool:
+    """Whether the files fail with `message` without any setting of the command line."""
+    try:
+        _loaded(path, [], presets)
+    except ConfigError as error:
+        return str(error) == message
+    return False
+
+
+def _loaded(path: str | None, overrides: list[str], presets: Sequence[str]) -> Config:
     structured = OmegaConf.structured(Config)
     try:
         for file in [*([path] if path is not None else []), *presets]:

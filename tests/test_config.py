@@ -267,3 +267,14 @@ def test_differences_are_told_by_key() -> None:
 @pytest.mark.parametrize("advantage", ["gae", "reinforce_pp"])
 def test_where_no_siblings_are_compared_a_group_may_be_one(advantage: str) -> None:
     assert load_config(None, ["replay.group_size=1", f"objective.advantage={advantage}"]).replay.group_size == 1
+
+
+def test_a_wrong_value_names_the_file_that_it_is_in_unless_the_command_line_is_at_fault(tmp_path: Path) -> None:
+    good, wrong = tmp_path / "good.yaml", tmp_path / "wrong.yaml"
+    good.write_text("optim: {lr: 0.1}")
+    wrong.write_text("optim: {lr: -1}")
+    with pytest.raises(ConfigError, match=r"`optim\.lr` must be .* \(in .*good\.yaml and .*wrong\.yaml\)$"):
+        load_config(str(good), ["run.name=one"], presets=[str(wrong)])
+    with pytest.raises(ConfigError) as at_fault:
+        load_config(str(good), ["optim.lr=-1"])
+    assert "good.yaml" not in str(at_fault.value)
