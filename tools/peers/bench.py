@@ -30,7 +30,6 @@ from tools.study import goodput
 from tools.study.goodput import GOALS, SEEDS, SHARED, SUCCESS, TASK, Point, Result, spread_over_seeds, table
 from tools.study.page import markdown, with_table
 from tools.study.run import warm_start
-from tools.up import free_port
 
 OURS, PEERS = tuple(goodput.ARMS), ("by hand", "trl", "trl refilled")
 ARMS = ("default", "synchronous", *PEERS)  # where none are named
@@ -86,8 +85,9 @@ class Plan:
         write_whole(config, dump_config(self.config))
         files = [str(config), self.config.model.path, str(self.out)]
         if self.arm == "by hand":
-            port = free_port(29500)
-            peers = ["--num-ranks", str(NUM_RANKS), "--port", str(port)]
+            store = self.folder / f"{self.name}.store"
+            store.unlink(missing_ok=True)  # of a run that was cut off
+            peers = ["--num-ranks", str(NUM_RANKS), "--store", str(store)]
             command = [sys.executable, "-m", "tools.peers.by_hand", *files, *peers]
             return [[*command, "--rank", str(rank)] for rank in range(NUM_RANKS)]
         refill = ["--refill"] if self.arm == "trl refilled" else []
@@ -115,7 +115,7 @@ def run_cell(plan: Plan, *, seed: int) -> Cell:
 
 
 def _run_all(plan: Plan, meter: Meter) -> None:
-    vllm = vllm_environment() | CPU_ENVIRONMENT if plan.arm == "by hand" else {}
+    vllm = vllm_environment() | CPU_ENVIRONMENT | {"GLOO_SOCKET_IFNAME": "lo"} if plan.arm == "by hand" else {}
     environment = {**os.environ, **vllm, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     with (plan.folder / f"{plan.name}.log").open("wb") as log:
         start = partial(

@@ -1,6 +1,6 @@
 """The loop by hand: one process per core plays its groups with vLLM, then trains on them, in turn.
 
-`python -m tools.peers.by_hand CONFIG MODEL OUT --rank R --num-ranks N --port P`. It has no queue, no ledger and no
+`python -m tools.peers.by_hand CONFIG MODEL OUT --rank R --num-ranks N --store FILE`. It has no queue, no ledger and no
 checkpoint: this is the least that training on a task costs. Groups of equal returns are replaced at once.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import ProcessGroupGloo, TCPStore
+from torch._C._distributed_c10d import FileStore, ProcessGroupGloo
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
@@ -32,12 +32,12 @@ TIMEOUT = timedelta(minutes=10)
 class HandRank:
     """One of the processes: its engine, its copy of the model, and its share of the groups."""
 
-    def __init__(self, config: Config, folder: Path, *, rank: int, num_ranks: int, port: int) -> None:
+    def __init__(self, config: Config, folder: Path, *, rank: int, num_ranks: int, store: Path) -> None:
+        """The ranks meet in the file `store`, which must not exist before the first of them."""
         self._config, self._rank, self._num_ranks = config, rank, num_ranks
         self._episodes = Episodes(config=config, tokenizer=load_tokenizer(folder))
         # vLLM has a process group too, and torch knows only one default group.
-        store = TCPStore("127.0.0.1", port, num_ranks, is_master=rank == 0, timeout=TIMEOUT)
-        self._peers: Any = ProcessGroupGloo(store, rank, num_ranks, TIMEOUT)
+        self._peers: Any = ProcessGroupGloo(FileStore(str(store), num_ranks), rank, num_ranks, TIMEOUT)
         self._engine = HandEngine(folder, config, seed=config.run.seed * num_ranks + rank)
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
         self._optimizer = make_optimizer(self._model, config=config.optim)
@@ -155,12 +155,13 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("config")
     parser.add_argument("model", type=Path)
     parser.add_argument("out", type=Path)
-    for name in ("--rank", "--num-ranks", "--port"):
+    for name in ("--rank", "--num-ranks"):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--store", type=Path, required=True)
     options = parser.parse_args(arguments)
     config = load_config(options.config, [])
     torch.set_num_threads(1)
-    rank = HandRank(config, options.model, rank=options.rank, num_ranks=options.num_ranks, port=options.port)
+    rank = HandRank(config, options.model, rank=options.rank, num_ranks=options.num_ranks, store=options.store)
     run = PeerRun()
     run.begin(rank.success())
     for step in range(1, config.learner.steps + 1):

@@ -158,11 +158,11 @@ def main(arguments: Sequence[str]) -> None:
     config = load_config(options.config, [])
     torch.set_num_threads(options.threads)
     set_seed(config.run.seed)
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    tokenizer = AutoTokenizer.from_pretrained(options.model, trust_remote_code=False)
     player = Player(config, tokenizer, refill=options.refill)
     num_prompts = config.learner.steps * config.replay.groups_per_step
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32),
+        model=AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32, trust_remote_code=False),
         reward_funcs=total_reward,
         args=grpo_config(config, options.out.with_suffix(".trl")),
         train_dataset=Dataset.from_dict({"prompt": [str(number) for number in range(num_prompts)]}),
