@@ -25,6 +25,7 @@ from envhub.assets.textcraft import make_textcraft_env
 from envhub.assets.webshop import make_webshop_env
 from envhub.code.code import make_code_env
 from envhub.craft import make_craft_env
+from envhub.dataset.dataset import make_dataset_env
 from envhub.env import Env
 from envhub.grid.grid import make_grid_env
 from envhub.household.household import HouseholdEnv
@@ -65,11 +66,12 @@ ADAPTERS: dict[str, Callable[..., Env]] = {
     "textworld": TextWorldEnv,
 }
 
-# Benchmarks whose tasks come from files that the user provides (docs/assets.md).
+# Tasks from files that the user provides: benchmarks (docs/assets.md), and any questions (docs/dataset.md).
 ASSETS: dict[str, Callable[..., Env]] = {
     "agentbench_kg": make_agentbench_kg_env,
     "agentbench_os": make_agentbench_os_env,
     "bird": make_bird_env,
+    "dataset": make_dataset_env,
     "dbbench": make_dbbench_env,
     "gaia": make_gaia_env,
     "swebench": make_swebench_env,

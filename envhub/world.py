@@ -33,6 +33,7 @@ class Change(Generic[S]):
     valid: bool = True  # False: the action was invalid, and `state` is unchanged
     over: bool = False  # the episode has ended
     score: float = 0.0  # in [0, 1]; 0 until the end
+    rewards: dict[str, float] | None = None  # by component; None: the score alone
 
 
 class World(Protocol[S]):
@@ -83,7 +84,7 @@ class _Episode(Generic[S]):
 
 
 class WorldEnv(Generic[S]):
-    """An `Env` that plays worlds. Its only reward component, `solved` unless named otherwise, is the score."""
+    """An `Env` that plays worlds. Where a change names no rewards, the only one, `solved` or `reward`, is the score."""
 
     replay_only: ClassVar[bool] = False
 
@@ -114,7 +115,7 @@ class WorldEnv(Generic[S]):
         episode.state = change.state
         episode.observation = Observation(
             messages=(Message("user", change.text),),
-            rewards={self._reward: change.score},
+            rewards={self._reward: change.score} if change.rewards is None else change.rewards,
             terminated=change.over,
             valid_action=change.valid,
             score=change.score,

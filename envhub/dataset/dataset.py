@@ -1,0 +1,171 @@
+"""`dataset`: questions from a file of yours, each answered in one turn and scored by the rewards that you name.
+
+No class has to be written: a file, the names of its columns and a check are enough.
+"""
+
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from common.message import Message
+from common.trajectory import Task
+from envhub.asset import asset_path, item_of
+from envhub.dataset.item import Columns, Item, read_items
+from envhub.dataset.reward import Part, Reply, parts_of
+from envhub.env import Env
+from envhub.task_seed import split_of
+from envhub.world import Change, WorldEnv
+
+FETCH = "give the path of a .jsonl or .parquet file, with one task in each row"
+
+
+class DatasetState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    is_over: bool = False  # there is no other state: the first reply is the last
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DatasetWorld:
+    """One question. Its goal is the first part of the rewards."""
+
+    item: Item
+    system: str
+    pattern: re.Pattern[str] | None
+    parts: tuple[Part, ...]
+    secrets: tuple[str, ...] = ()  # empty: people wrote the questions, which may contain an answer's words
+
+    @property
+    def first(self) -> DatasetState:
+        return DatasetState()
+
+    @property
+    def opening(self) -> tuple[Message, ...]:
+        return (Message("system", self.system), *self.item.prompt) if self.system else self.item.prompt
+
+    async def act(self, state: DatasetState, action: str) -> Change[DatasetState]:
+        reply = Reply(item=self.item, text=action, extracted=_extracted(action, self.pattern))
+        values = {part.name: await part.value(reply) for part in self.parts}
+        goal = values[self.parts[0].name] or 0.0
+        return Change(
+            state=DatasetState(is_over=True),
+            text="answered",
+            over=True,
+            score=min(max(goal, 0.0), 1.0),
+            rewards={part.name: part.weight * (values[part.name] or 0.0) for part in self.parts},
+        )
+
+    def admissible(self, state: DatasetState) -> None:
+        return None
+
+    def expert(self, state: DatasetState) -> str:
+        """Return the row's solution, or its answer. Raises NotImplementedError if there is none to imitate."""
+        good = self.item.solution or self.item.answer_text
+        if not good or _extracted(good, self.pattern) is None:
+            raise NotImplementedError(
+                "no reply to imitate is known; name a column with whole replies by `env.options.solution`"
+            )
+        return good
+
+
+def make_dataset_env(
+    *,
+    train: str = "",
+    held_out: str = "",
+    prompt: str = "prompt",
+    answer: str = "answer",
+    solution: str = "",
+    system: str = "",
+    answer_pattern: str = "",
+    rewards: Mapping[str, Any] | None = None,
+) -> Env:
+    """Make an environment of the rows of `train` and `held_out`, which are .jsonl or .parquet files.
+
+    Without `held_out`, one prompt in eight of `train` is held out. `prompt`, `answer` and `solution` are columns; a
+    prompt is a text or a list of messages. `system`: a system message before every prompt. `answer_pattern`: a regular
+    expression with one group, whose last match in a reply is compared with the answer; without it, the whole reply is.
+    `rewards`: by component, `check` and `weight`; the first is the goal, which gives score and success. Raises
+    ValueError if a file, a row or an option is wrong.
+    """
+    named = {"right": {"check": "exact"}} if rewards is None else rewards
+    parts = parts_of(named)
+    columns = Columns(prompt=prompt, answer=answer if any(part.check for part in parts) else "", solution=solution)
+    items = _items(
+        asset_path("train", train, fetch=FETCH),
+        asset_path("held_out", held_out, fetch=FETCH) if held_out else None,
+        columns,
+        parts,
+    )
+    pattern = _pattern(answer_pattern)
+    return WorldEnv(
+        f"dataset {train} {held_out} {columns} {system} {answer_pattern} {named}",
+        state=DatasetState,
+        make_world=partial(make_dataset, items=items, system=system, pattern=pattern, parts=parts),
+    )
+
+
+def make_dataset(
+    task: Task,
+    *,
+    items: Mapping[str, Sequence[Item]],
+    system: str,
+    pattern: re.Pattern[str] | None,
+    parts: tuple[Part, ...],
+) -> DatasetWorld:
+    return DatasetWorld(item=item_of(task, items), system=system, pattern=pattern, parts=parts)
+
+
+@functools.lru_cache(maxsize=8)  # each episode makes a new environment
+def _items(train: Path, held_out: Path | None, columns: Columns, parts: tuple[Part, ...]) -> dict[str, list[Item]]:
+    """Return the rows by split, read and checked. Raises ValueError, with the number of the row, if one is wrong."""
+    check = partial(_check_own, parts=parts)
+    items = read_items(train, columns, check=check)
+    if held_out is None:
+        return _split(items, train)
+    return {"train": items, "held_out": read_items(held_out, columns, check=check)}
+
+
+def _check_own(item: Item, *, parts: Iterable[Part]) -> None:
+    """Raise ValueError if a part would fail for every reply to `item`, as its own answer does not score 1."""
+    own = Reply(item=item, text=item.answer_text, extracted=item.answer_text)
+    for part in parts:
+        part.check_reply(own)
+
+
+def _pattern(text: str) -> re.Pattern[str] | None:
+    if not text:
+        return None
+    try:
+        pattern = re.compile(text, re.DOTALL)
+    except re.error as error:
+        raise ValueError(f"`env.options.answer_pattern` {text!r} is not a regular expression: {error}") from None
+    if pattern.groups != 1:
+        raise ValueError(
+            f"`env.options.answer_pattern` {text!r} must have one group, around the answer, has {pattern.groups}"
+        )
+    return pattern
+
+
+def _extracted(reply: str, pattern: re.Pattern[str] | None) -> str | None:
+    if pattern is None:
+        return reply
+    found = pattern.findall(reply)
+    return found[-1] if found else None
+
+
+def _split(items: Iterable[Item], path: Path) -> dict[str, list[Item]]:
+    """Return the items by split. The text of a prompt decides, so that no prompt is in both."""
+    split: dict[str, list[Item]] = {"train": [], "held_out": []}
+    for item in items:
+        split[split_of("\n".join(message.content for message in item.prompt))].append(item)
+    for name, found in split.items():
+        if not found:
+            raise ValueError(
+                f"{path}: of its rows none is in the split {name}, as there are too few; add rows, or set "
+                "`env.options.held_out`"
+            )
+    return split

@@ -1,0 +1,130 @@
+"""One task of a data set: a row of a file of JSON Lines or parquet."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from common.message import Message
+from envhub.asset import MAX_FILE_BYTES, read_lines
+from envhub.package import require_package
+
+Row = Mapping[str, Any]  # by column
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """The names of the columns, `""` for those that are not needed. `a.b` is the field `b` of column `a`."""
+
+    prompt: str
+    answer: str
+    solution: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """One row, read."""
+
+    row: Row
+    prompt: tuple[Message, ...]
+    is_chat: bool  # the row has a list of messages, not a text
+    answer: Any  # None if it is not needed
+    solution: str  # a whole good reply; empty if the row has none
+
+    @property
+    def answer_text(self) -> str:
+        """The answer, or the first of a list of alternatives, as a policy would write it. Empty if there is none."""
+        answer = self.answer[0] if isinstance(self.answer, list) else self.answer
+        if answer is None:
+            return ""
+        return answer if isinstance(answer, str) else json.dumps(answer)
+
+
+def read_items(path: Path, columns: Columns, *, check: Callable[[Item], None]) -> list[Item]:
+    """Return the rows of `path`, each of which passed `check`.
+
+    Raises ValueError, with the number of the row, if one is malformed or `check` refused it.
+    """
+    items = []
+    for number, row in enumerate(_rows(path), 1):
+        try:
+            items.append(_item(row, columns))
+            check(items[-1])
+        except ValueError as error:
+            raise ValueError(f"{path}, row {number}: {error}") from None
+    return items
+
+
+def _rows(path: Path) -> list[Row]:
+    """Return the rows of a .jsonl or .parquet file. Raises ValueError if it is none, is malformed, or has no row."""
+    match path.suffix:
+        case ".jsonl":
+            rows: list[Row] = list(read_lines(path, dict[str, Any]))
+        case ".parquet":
+            rows = _parquet_rows(path)
+        case _:
+            raise ValueError(f"{path}: the name of a data set must end in .jsonl or .parquet; convert the file")
+    if not rows:
+        raise ValueError(f"{path} has no rows; a row is a task")
+    return rows
+
+
+def _item(row: Row, columns: Columns) -> Item:
+    prompt = _column(row, columns.prompt)
+    answer = _column(row, columns.answer) if columns.answer else None
+    if columns.answer and answer in (None, "", []):
+        raise ValueError(f"column {columns.answer!r} must contain an answer, got {answer!r}")
+    solution = _column(row, columns.solution) if columns.solution else ""
+    if not isinstance(solution, str):
+        raise ValueError(f"column {columns.solution!r} must be a text, got {solution!r}"[:500])
+    return Item(
+        row=row,
+        prompt=_messages(prompt, columns.prompt),
+        is_chat=not isinstance(prompt, str),
+        answer=answer,
+        solution=solution,
+    )
+
+
+def _messages(prompt: Any, name: str) -> tuple[Message, ...]:
+    if isinstance(prompt, str) and prompt.strip():
+        return (Message("user", prompt),)
+    try:
+        messages = msgspec.convert(prompt, tuple[Message, ...])
+    except msgspec.ValidationError:
+        messages = ()
+    if not messages:
+        raise ValueError(
+            f"column {name!r} must be a text, or a list of messages with role and content, got {prompt!r}"[:500]
+        )
+    return messages
+
+
+def _column(row: Row, name: str) -> Any:
+    """Return a column of `row`. `a.b` is the column of this name, or else the field `b` of column `a`.
+
+    Raises ValueError if there is none.
+    """
+    if name in row:
+        return row[name]
+    found: Any = row
+    for part in name.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            raise ValueError(f"there is no column {name!r}; the columns are {', '.join(map(str, row))}")
+        found = found[part]
+    return found
+
+
+def _parquet_rows(path: Path) -> list[Row]:
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise ValueError(f"{path} must have at most {MAX_FILE_BYTES} bytes, has {path.stat().st_size}; split the file")
+    parquet = require_package("pyarrow.parquet", install="pyarrow")
+    arrow = require_package("pyarrow", install="pyarrow")
+    try:
+        rows: list[Row] = parquet.read_table(path).to_pylist()
+    except arrow.ArrowException as error:
+        raise ValueError(f"{path} cannot be read as parquet: {error}") from error
+    return rows

@@ -1,0 +1,307 @@
+"""The environment `dataset`: rows of files, checks of answers, functions of the user's, and the errors for garbage."""
+
+import asyncio
+import json
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from common.config import load_config
+from common.trajectory import Task
+from envhub.catalogue import make_env
+from envhub.dataset.checks import CHECKS, last_number, score
+from envhub.env import EnvError, Observation
+from tests import test_env_contract as contract
+from tests.adapters.held import ALWAYS
+from tests.env_cases import Case
+
+SUMS = [{"prompt": f"What is {a} + {b}?", "answer": a + b} for a in range(2, 9) for b in range(2, 9)]
+OWN = "own_rewards"
+CHECKS_OF_CONTRACT = [*ALWAYS, contract.test_step_after_the_end_is_an_error]
+
+
+def as_jsonl(path: Path, rows: list[Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def sums(tmp_path: Path) -> str:
+    return as_jsonl(tmp_path / "sums.jsonl", SUMS)
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """A module of the user's, to which a test adds its functions."""
+    module = types.ModuleType(OWN)
+    monkeypatch.setitem(sys.modules, OWN, module)
+    yield module
+
+
+def answered(options: dict[str, Any], reply: str, index: int = 0) -> tuple[Observation, Observation]:
+    """The opening of a training task, and the answer to `reply`."""
+
+    async def play() -> tuple[Observation, Observation]:
+        env = make_env("dataset", options)
+        opening = await env.reset(Task(env="dataset", split="train", index=index))
+        return opening, await env.step(reply)
+
+    return asyncio.run(play())
+
+
+@pytest.mark.parametrize("check", CHECKS_OF_CONTRACT, ids=lambda check: check.__name__)
+def test_a_data_set_keeps_the_contract(check: Callable[[Case], None], sums: str) -> None:
+    options = {"train": sums, "rewards": {"right": {"check": "number"}}}
+    check(Case(name="dataset", max_turns=5, noisy_success=0, options=options, is_spaced=False, share=0.05))
+
+
+@pytest.mark.parametrize(
+    ("check", "reply", "answer", "expected"),
+    [
+        ("exact", "The  Eiffel tower.", "Eiffel Tower", 1),
+        ("exact", "Eiffel", "Eiffel Tower", 0),
+        ("exact", "", "+", 0),
+        ("exact", " + ", "+", 1),
+        ("exact", "Kyiv", ["Kiev", "Kyiv"], 1),
+        ("exact", "False", False, 1),
+        ("f1", "the tall Eiffel tower", "Eiffel Tower", 0.8),  # 2 of 3 words are right, and 2 of 2 are found
+        ("f1", "nothing", "Eiffel Tower", 0),
+        ("f1", "no no no", "no", 0.5),
+        ("number", "so 3 apples, and 1,234 in all.", "The sum\n#### 1234", 1),
+        ("number", "10-20", 20, 1),
+        ("number", "it is -5", -5, 1),
+        ("number", "3/4", 0.75, 1),
+        ("number", "1/0", 0.75, 0),
+        ("number", ".5", "0.50", 1),
+        ("number", "1e-3", 0.001, 1),
+        ("number", "none", 0, 0),
+        ("number", "2", True, ValueError),
+        ("number", "2", "two", ValueError),
+        ("choice", "A looks well, but the answer is (B).", "B", 1),
+        ("choice", "B or perhaps C", "B", 0),
+        ("choice", "I'd say D's right", "D", 0),
+        ("choice", "B", "beta", ValueError),
+        ("regex", "The year was 1969.", r"\b19\d\d\b", 1),
+        ("regex", "x", "(", ValueError),
+        ("json", '```json\n{"b": [1, 2.0], "a": true}\n```', {"a": True, "b": [1, 2]}, 1),
+        ("json", '{"a": 1}', {"a": True}, 0),
+        ("json", "[1, 2]", "[1, 2]", 1),
+        ("json", "[" * 100_000, "[1]", 0),
+        ("json", "no", "{", ValueError),
+    ],
+)
+def test_a_check_scores_as_stated(check: str, reply: str, answer: Any, expected: float | type[Exception]) -> None:
+    if isinstance(expected, type):
+        with pytest.raises(expected, match="the answer"):
+            score(CHECKS[check], reply, answer)
+    else:
+        assert score(CHECKS[check], reply, answer) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("text", ["", "no", "1/0", "-", ".."])
+def test_a_text_without_a_number_has_none(text: str) -> None:
+    assert last_number(text) is None
+
+
+def test_a_file_and_a_check_are_enough(sums: str) -> None:
+    opening, right = answered({"train": sums, "rewards": {"right": {"check": "number"}}}, "It is 4.")
+    assert [message.content for message in opening.messages] == ["What is 2 + 2?"]
+    assert (right.rewards, right.score, right.success, right.terminated) == ({"right": 1.0}, 1.0, True, True)
+    _, wrong = answered({"train": sums, "rewards": {"right": {"check": "number"}}}, "It is 5.")
+    assert (wrong.rewards, wrong.score, wrong.success) == ({"right": 0.0}, 0.0, False)
+
+
+def test_one_prompt_in_eight_is_held_out_and_no_prompt_is_in_both(tmp_path: Path) -> None:
+    rows = [{"prompt": f"question {number % 100}", "answer": "yes"} for number in range(200)]  # each twice
+    env = make_env("dataset", {"train": as_jsonl(tmp_path / "rows.jsonl", rows)})
+
+    async def texts(split: str) -> set[str]:
+        tasks = (Task(env="dataset", split=split, index=index) for index in range(200))
+        return {(await env.reset(task)).messages[0].content for task in tasks}
+
+    train, held_out = asyncio.run(texts("train")), asyncio.run(texts("held_out"))
+    assert len(train | held_out) == 100 and not train & held_out
+    assert 5 <= len(held_out) <= 20
+
+
+def test_a_held_out_file_of_its_own_is_not_split(sums: str, tmp_path: Path) -> None:
+    held_out = as_jsonl(tmp_path / "held.jsonl", [{"prompt": "What is 1 + 1?", "answer": 2}])
+    env = make_env("dataset", {"train": sums, "held_out": held_out})
+    opening = asyncio.run(env.reset(Task(env="dataset", split="held_out", index=7)))
+    assert opening.messages[0].content == "What is 1 + 1?"
+    train = [asyncio.run(env.reset(Task(env="dataset", split="train", index=index))) for index in range(len(SUMS))]
+    assert {opening.messages[0].content for opening in train} == {row["prompt"] for row in SUMS}
+
+
+def test_parquet_with_chat_prompts_and_nested_columns_is_read(tmp_path: Path) -> None:
+    """The form of verl's files."""
+    prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 3?"}]
+    rows = [{"prompt": prompt, "reward_model": {"ground_truth": "5", "style": "rule"}}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    path = str(tmp_path / "rows.parquet")
+    options = {
+        "train": path,
+        "held_out": path,
+        "answer": "reward_model.ground_truth",
+        "system": "Add.",
+        "answer_pattern": r"<answer>(.*?)</answer>",
+    }
+    opening, end = answered(options, "<answer>4</answer> no: <answer> 5 </answer>")
+    assert [(message.role, message.content) for message in opening.messages] == [
+        ("system", "Add."),
+        ("system", "Be brief."),
+        ("user", "2 + 3?"),
+    ]
+    assert end.success
+    assert not answered(options, "5")[1].success, "only what the pattern finds is compared"
+
+
+def test_the_expert_gives_the_answer_or_the_solution(tmp_path: Path) -> None:
+    def expert(**options: Any) -> str:
+        env = make_env("dataset", {"train": path, "held_out": path, **options})
+        asyncio.run(env.reset(Task(env="dataset", split="train", index=0)))
+        return env.expert()
+
+    path = as_jsonl(tmp_path / "rows.jsonl", [{"prompt": "2 + 3?", "answer": [5, "five"], "worked": "2 + 3 = #5#"}])
+    assert expert() == "5"
+    assert expert(solution="worked", answer_pattern="#(.*)#") == "2 + 3 = #5#"
+    with pytest.raises(NotImplementedError, match=r"name a column with whole replies by `env.options.solution`"):
+        expert(answer_pattern="#(.*)#")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_reward_function_of_trl_is_taken_as_it_is(own: types.ModuleType, tmp_path: Path, is_async: bool) -> None:
+    """It gets what TRL passes: lists, columns by name, and a chat where the prompt is one."""
+    seen: list[dict[str, Any]] = []
+
+    def near(prompts: list[Any], completions: list[Any], answer: list[int], **kwargs: Any) -> list[float]:
+        seen.append({"prompts": prompts, "completions": completions, "answer": answer, **kwargs})
+        return [0.5]
+
+    async def near_async(prompts: list[Any], completions: list[Any], answer: list[int], **kwargs: Any) -> list[float]:
+        return near(prompts, completions, answer, **kwargs)
+
+    own.near = near_async if is_async else near  # type: ignore[attr-defined]
+    rows = [{"prompt": [{"role": "user", "content": "2 + 3?"}], "answer": 5, "kind": "sum"}]
+    path = as_jsonl(tmp_path / "rows.jsonl", rows)
+    rewards = {"right": {"check": "number"}, "near": {"check": f"{OWN}:near", "weight": -0.2}}
+    _, end = answered({"train": path, "held_out": path, "rewards": rewards}, "5")
+    assert end.rewards == {"right": 1.0, "near": -0.1}
+    assert (end.score, end.success) == (1.0, True), "of the first part alone"
+    assert seen == [
+        {
+            "prompts": [[{"role": "user", "content": "2 + 3?"}]],
+            "completions": [[{"role": "assistant", "content": "5"}]],
+            "answer": [5],
+            "prompt": [rows[0]["prompt"]],
+            "kind": ["sum"],
+        }
+    ]
+
+
+def test_a_function_without_answers_gets_what_it_takes_and_its_score_is_limited(
+    own: types.ModuleType, tmp_path: Path
+) -> None:
+    own.length = lambda completions: [len(completions[0]) / 2]  # type: ignore[attr-defined]
+    path = as_jsonl(tmp_path / "rows.jsonl", [{"question": "Say something."}])
+    options = {"train": path, "held_out": path, "prompt": "question", "rewards": {"long": {"check": f"{OWN}:length"}}}
+    _, end = answered(options, "four")
+    assert (end.rewards, end.score, end.success) == ({"long": 2.0}, 1.0, True)
+    own.length = lambda completions: [None]  # type: ignore[attr-defined]
+    _, end = answered(options, "four")
+    assert (end.rewards, end.score, end.success) == ({"long": 0.0}, 0.0, False), "None: it does not apply"
+
+
+@pytest.mark.parametrize("result", [[], [1.0, 2.0], ["1"], [float("nan")], "1", {}, [[1.0]]])
+def test_a_function_that_returns_no_number_fails_the_attempt_and_is_no_reward_of_0(
+    own: types.ModuleType, sums: str, result: Any
+) -> None:
+    own.bad = lambda completions: result  # type: ignore[attr-defined]
+    with pytest.raises(EnvError, match=r"`env\.options\.rewards\.own` must return one finite number in a list"):
+        answered({"train": sums, "rewards": {"own": {"check": f"{OWN}:bad"}}}, "4")
+
+
+def test_a_function_that_raises_fails_the_attempt(own: types.ModuleType, sums: str) -> None:
+    def broken(completions: list[str]) -> list[float]:
+        raise ConnectionError("the judge is away")
+
+    own.broken = broken  # type: ignore[attr-defined]
+    with pytest.raises(ConnectionError, match="the judge is away"):
+        answered({"train": sums, "rewards": {"own": {"check": f"{OWN}:broken"}}}, "4")
+
+
+def test_the_files_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "dataset.md").read_text()
+    row, settings, function = re.findall(r"```\w+\n(.*?)```", page, re.DOTALL)[:3]
+    (tmp_path / "sums.jsonl").write_text(row)
+    (tmp_path / "sums.yaml").write_text(settings)
+    (tmp_path / "my_rewards.py").write_text(function)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (part,) = load_config("sums.yaml", ["env.options.held_out=sums.jsonl"]).env.entries().values()
+    assert part.name == "dataset"
+    _, end = answered(part.options, "It is 42.")
+    assert end.rewards == {"right": 1.0, "short": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "x"}, "row 2: there is no column 'answer'; the columns are prompt"),
+        ({"prompt": "x", "answer": None}, "row 2: column 'answer' must contain an answer, got None"),
+        ({"prompt": "x", "answer": "two"}, "row 2: the answer 'two' contains no number"),
+        ({"prompt": "", "answer": 2}, "row 2: column 'prompt' must be a text, or a list of messages"),
+        ({"prompt": [{"role": "user"}], "answer": 2}, "row 2: column 'prompt' must be a text, or a list of messages"),
+        ([], "line 2: Expected `object`, got `array`"),
+    ],
+)
+def test_a_malformed_row_is_named(tmp_path: Path, row: Any, message: str) -> None:
+    path = as_jsonl(tmp_path / "rows.jsonl", [SUMS[0], row])
+    with pytest.raises(ValueError, match=r"rows\.jsonl") as error:
+        make_env("dataset", {"train": path, "rewards": {"right": {"check": "number"}}})
+    assert message in str(error.value)
+
+
+def test_a_file_that_is_no_data_set_is_refused(tmp_path: Path) -> None:
+    empty, named, torn = tmp_path / "empty.jsonl", tmp_path / "rows.csv", tmp_path / "torn.parquet"
+    for path in (empty, named):
+        path.write_text("")
+    torn.write_bytes(b"PAR1 and nothing else PAR1")
+    for path, message in (
+        (empty, "has no rows"),
+        (named, r"must end in \.jsonl or \.parquet"),
+        (torn, "cannot be read as parquet"),
+        (tmp_path / "gone.jsonl", "does not exist; give the path of a .jsonl"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_env("dataset", {"train": str(path)})
+    with pytest.raises(ValueError, match=r"none is in the split held_out.*set `env\.options\.held_out`"):
+        make_env("dataset", {"train": as_jsonl(tmp_path / "one.jsonl", SUMS[:1])})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rewards": {}}, "`env.options.rewards` must name at least one part"),
+        ({"rewards": {"a": "exact"}}, "`env.options.rewards.a` must have `check` and may have `weight`, got 'exact'"),
+        ({"rewards": {"a": {"check": "exakt"}}}, "got 'exakt'; did you mean exact?"),
+        ({"rewards": {"a": {"check": "exact", "weight": "1"}}}, "`env.options.rewards.a.weight` must be a number"),
+        ({"rewards": {"a": {"check": "nowhere:f"}}}, "cannot import nowhere"),
+        ({"rewards": {"a": {"check": f"{OWN}:needs_more"}}}, "missing a required argument: 'completion_ids'"),
+        ({"answer_pattern": "("}, "is not a regular expression"),
+        ({"answer_pattern": "a"}, "must have one group, around the answer, has 0"),
+        ({"colums": "a"}, "its options are: train, held_out, prompt, answer"),
+    ],
+)
+def test_a_wrong_option_is_named(own: types.ModuleType, sums: str, options: dict[str, Any], message: str) -> None:
+    own.needs_more = lambda completions, completion_ids: [0.0]  # type: ignore[attr-defined]
+    with pytest.raises(ValueError) as error:
+        make_env("dataset", {"train": sums, **options})
+    assert message in str(error.value)
