@@ -244,9 +244,9 @@ class Supply:
         return last_logged
 
     def _why(self, before: Ledger) -> str:
-        """The reasons why there is no complete batch, most likely first, and the counts of the buffer."""
+        """The reasons why there is no complete batch since `before`, most likely first, and the buffer's counts."""
         ledger, reasons = self._buffer.ledger(), []
-        if num_equal := ledger.dropped.get("zero_variance", 0):
+        if num_equal := ledger.dropped.get("zero_variance", 0) - before.dropped.get("zero_variance", 0):
             reasons.append(
                 f"in {num_equal} groups all members had the same return ({self._last_equal_return:.3g} in the last), "
                 "so there is nothing to compare: use a warm start, easier tasks, larger groups, or an "

@@ -74,7 +74,7 @@ def it_is_shown_with_what_it_is(run: Run, server: Server) -> None:
     assert actor.engine.startswith("vllm ") and actor.engine.endswith(" cpu")
     with connect(server.secret_url) as client:
         console = Console(file=io.StringIO(), width=200)
-        console.print(View([client], run.dir, run.name, num_steps=100).render())
+        console.print(View([client], run.dir, run.name, num_steps=100, max_lag=4).render())
         assert isinstance(console.file, io.StringIO)
         shown = next(line for line in console.file.getvalue().splitlines() if actor.name in line)
     for words in (actor.engine, "spot", "eu-west-1a", "0.25", "of 8"):

@@ -15,6 +15,7 @@ from replay.bulletin import Bulletin
 from replay.fleet import Fleet
 from tests.every_verb import MEMBER, RELAY
 from tests.test_headline import step
+from tools.observer import Observer
 from tools.up import LineReporter
 from tools.view import View, show
 
@@ -33,7 +34,7 @@ def shown(client: redis.Redis, run_dir: RunDir, *records: dict[str, float]) -> d
     run_dir.create()
     run_dir.metrics.write_text("".join(json.dumps(record | REST) + "\n" for record in records))
     console = Console(file=io.StringIO(), width=100)
-    console.print(View([client], run_dir, "demo", num_steps=12).render())
+    console.print(View([client], run_dir, "demo", num_steps=12, max_lag=4).render())
     assert isinstance(console.file, io.StringIO)
     rows = [line.strip(" │").split("│") for line in console.file.getvalue().splitlines()]
     return {row[0].strip(): row[1].strip() for row in rows if len(row) == 2}
@@ -81,7 +82,7 @@ def test_what_members_say_of_themselves_is_shown_as_text(
     run_dir.create()
     out = io.StringIO()
     console = Console(file=out, width=400, force_terminal=True, color_system=None)
-    console.print(View([redis_client], run_dir, run_id, num_steps=12).render())
+    console.print(View([redis_client], run_dir, run_id, num_steps=12, max_lag=4).render())
     shown = text.encode("unicode_escape").decode() if not text.isprintable() else text
     assert out.getvalue().count(shown) >= 3  # the actor's name and zone, the relay's name
     assert not any(character in out.getvalue() for character in "\x1b\x9b\r\u202e\x07")
@@ -98,14 +99,16 @@ def test_a_view_that_cannot_be_drawn_ends_nothing(fault: Exception) -> None:
     assert isinstance(fault, redis.RedisError) or "the run itself continues" in out.getvalue()
 
 
-def test_a_record_without_its_numbers_is_told_and_the_next_is_shown(tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path, "demo")
+def test_a_record_without_its_numbers_is_told_and_the_next_is_shown(
+    redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    run_dir = RunDir(tmp_path, run_id)
     run_dir.create()
     good = step(2, episodes=100, success=0.5)
     run_dir.metrics.write_text(json.dumps({"step": 1, "trained/reward": 0.5}) + "\n" + json.dumps(good | REST) + "\n")
     out = io.StringIO()
     console = Console(file=out, width=300, markup=False)
-    reporter = LineReporter(console, run_dir)
+    reporter = LineReporter(console, run_dir, Observer([redis_client], run_id, max_lag=4))
     show(console, reporter.report)
     show(console, reporter.report)
     told, shown, *_ = out.getvalue().splitlines()

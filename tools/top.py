@@ -18,7 +18,13 @@ def top(config: Config) -> int:
     """Show the run until Ctrl-C; show it once where the output is not a terminal."""
     clients = clients_of(config, patience_s=0)
     run = run_config(Fleet(clients[0], config.run.name).run_facts())
-    view = View(clients, RunDir(config.run.root, config.run.name), config.run.name, num_steps=run.learner.steps)
+    view = View(
+        clients,
+        RunDir(config.run.root, config.run.name),
+        config.run.name,
+        num_steps=run.learner.steps,
+        max_lag=run.replay.max_lag,
+    )
     console = Console()
     if not console.is_terminal:
         console.print(view.render(), soft_wrap=True)

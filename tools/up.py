@@ -2,11 +2,12 @@
 
 import contextlib
 import json
+import math
 import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -26,10 +27,14 @@ from replay.redis_version import warning_of
 from replay.server import Server, find_executable, password_of, start_private_server
 from tools.check_input import check_input
 from tools.child import Child, kill, print_failure
-from tools.table import print_table
+from tools.diagnosis import Diagnosis, diagnose
+from tools.observer import Observer
+from tools.table import cell, print_table
 from tools.view import View, show
 
 POLL_S = 0.2
+LOOK_EVERY_S = 2.0  # between two diagnoses, where the output is not a terminal
+FAULT_S = 30.0  # how long a fault lasts before it is printed; an actor that joins needs some time
 ACTORS_GRACE_S = LEAVE_S + 5.0  # after the drain
 LEARNER_GRACE_S = 60.0
 TENSORBOARD_PORT = 6006
@@ -197,8 +202,9 @@ def _watch(
     learner, actors, tensorboard = children
     # Without retries: this loop restarts a server that has ended.
     shards = connect_shards(config.redis.url, config.redis.shards, patience_s=0)
-    view = View(shards, run_dir, config.run.name, num_steps=config.learner.steps)
-    reporter = LineReporter(console, run_dir)
+    max_lag = config.replay.max_lag
+    view = View(shards, run_dir, config.run.name, num_steps=config.learner.steps, max_lag=max_lag)
+    reporter = LineReporter(console, run_dir, Observer(shards, config.run.name, max_lag=max_lag))
     live = Live(console=console, auto_refresh=False) if console.is_terminal else None
     with live or contextlib.nullcontext():
         while learner.exit_code != 0:
@@ -222,15 +228,43 @@ def _watch(
 
 
 class LineReporter:
-    """Prints one line per step, where the output is not a terminal."""
+    """Prints one line per step, and every fault that lasts, where the output is not a terminal."""
 
-    def __init__(self, console: Console, run_dir: RunDir) -> None:
+    def __init__(
+        self, console: Console, run_dir: RunDir, observer: Observer, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._console = console
+        self._clock = clock
         self._run_dir = run_dir
+        self._observer = observer
         self._num_printed = 0
+        self._looked_at = -math.inf  # when the run was last diagnosed, by the clock, like the next field
+        self._fault_since = 0.0
+        self._fault = ""  # the cause of the present one
+        self._is_printed = False
 
     def report(self) -> None:
+        """Print what is new."""
         records = read_metrics(self._run_dir.metrics)
+        self._report_steps(records)
+        now = self._clock()
+        if now - self._looked_at > LOOK_EVERY_S:
+            self._looked_at = now
+            steps = [record for record in records if "trained/reward" in record]
+            self._report_fault(diagnose(self._observer.facts(steps)), now)
+
+    def _report_fault(self, found: Diagnosis, now: float) -> None:
+        """Print a fault once, after it has lasted for FAULT_S, and its end."""
+        cause = found.cause if found.is_fault else ""
+        if cause != self._fault:
+            if self._is_printed:
+                self._console.print(f"no longer: {self._fault}", soft_wrap=True)
+            self._fault, self._fault_since, self._is_printed = cause, now, False
+        elif cause and not self._is_printed and now - self._fault_since >= FAULT_S:
+            self._console.print(cell(f"FAULT: {found}"), soft_wrap=True)
+            self._is_printed = True
+
+    def _report_steps(self, records: Sequence[dict[str, Any]]) -> None:
         while self._num_printed < len(records):
             self._num_printed += 1  # before printing, so that a record which cannot be printed is tried only once
             self._console.print(progress_line(records[: self._num_printed]), highlight=False, soft_wrap=True)

@@ -12,8 +12,9 @@ from common.headline import headline
 from common.metrics import read_metrics
 from common.run_dir import RunDir
 from replay.bulletin import Bulletin, RelayNotice
-from replay.fleet import Fleet, Member, UnknownRun
-from replay.shards import read_shards
+from replay.fleet import Member
+from tools.diagnosis import Facts, diagnose
+from tools.observer import Observer
 from tools.table import cell, two_columns
 
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -23,13 +24,13 @@ NUM_SPARKS = 60
 class View:
     """Renders a run from its metrics file and its Redis."""
 
-    def __init__(self, shards: Sequence[redis.Redis], run_dir: RunDir, run_id: str, *, num_steps: int) -> None:
+    def __init__(
+        self, shards: Sequence[redis.Redis], run_dir: RunDir, run_id: str, *, num_steps: int, max_lag: int
+    ) -> None:
         """`shards` are clients of the run's Redis servers."""
-        self._shards = shards
-        self._fleet = Fleet(shards[0], run_id)
+        self._observer = Observer(shards, run_id, max_lag=max_lag)
         self._bulletin = Bulletin(shards[0], run_id)
         self._run_dir = run_dir
-        self._run_id = run_id
         self._num_steps = num_steps
 
     def render(self) -> RenderableType:
@@ -38,12 +39,19 @@ class View:
         steps = [record for record in records if "trained/reward" in record]
         evaluations = [record for record in records if "eval/success_sampled" in record]
         relays = self._bulletin.relays()
-        shown = [self._progress(steps, evaluations), self._actors()]
+        facts = self._observer.facts(steps)
+        shown = [self._progress(facts, steps, evaluations), actors_table(facts.members)]
         return Group(*shown, relays_table(relays)) if relays else Group(*shown)
 
-    def _progress(self, records: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> RenderableType:
-        ledger = read_shards(self._shards, self._run_id)
-        rows = {"state": self._state(), "step": f"{records[-1]['step'] if records else 0:.0f} of {self._num_steps}"}
+    def _progress(
+        self, facts: Facts, records: list[dict[str, Any]], evaluations: list[dict[str, Any]]
+    ) -> RenderableType:
+        ledger, diagnosis = facts.ledger, diagnose(facts)
+        rows = {
+            "state": facts.state.value if facts.state else "not started yet",
+            "FAULT" if diagnosis.is_fault else "bottleneck": str(diagnosis),
+            "step": f"{records[-1]['step'] if records else 0:.0f} of {self._num_steps}",
+        }
         if records:
             last = records[-1]
             rows |= {
@@ -53,7 +61,6 @@ class View:
                 "mismatch": f"KL {last['mismatch/kl']:.4f}, ESS {last['mismatch/effective_sample_size']:.2f}",
                 "tokens/s": f"{last['fleet/generated_tokens_per_s']:.0f} generated, "
                 f"{last['perf/trained_tokens_per_s']:.0f} trained",
-                "who waits": who_waits(last),
                 "actors": f"{last['fleet/num_actors']:.0f} running, {last['fleet/advised_actors']:.0f} advised",
             }
         if evaluations:
@@ -67,23 +74,7 @@ class View:
             f"{ledger.queued} queued, {ledger.leased} leased, {ledger.ready} ready, {ledger.claimed} claimed, "
             f"{ledger.trained} trained, dropped: {dropped}" + ("" if ledger.balanced else "  NOT BALANCED")
         )
-        return two_columns(f"Slipstream: {self._run_id}", rows)
-
-    def _actors(self) -> RenderableType:
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for column in ("actor", "state", "version", "episodes", "tokens/s", "KV", "pause ms"):
-            table.add_column(column, no_wrap=True)  # a terminal of 80 columns must show these in full
-        table.add_column("runs on")
-        for member in self._fleet.members():
-            if member.role == "actor":
-                table.add_row(*map(cell, _actor_row(member)))
-        return table
-
-    def _state(self) -> str:
-        try:
-            return self._fleet.run_state().value
-        except UnknownRun:
-            return "not started yet"
+        return two_columns(f"Slipstream: {facts.run_id}", rows)
 
 
 def show(console: Console, update: Callable[[], None]) -> None:
@@ -108,6 +99,18 @@ def _newest_episodes(records: Sequence[Mapping[str, float]]) -> dict[str, str]:
     }
 
 
+def actors_table(members: Sequence[Member]) -> Table:
+    """What each actor among `members` does, and where it runs."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("actor", "state", "version", "episodes", "tokens/s", "KV", "pause ms"):
+        table.add_column(column, no_wrap=True)  # a terminal of 80 columns must show these in full
+    table.add_column("runs on")
+    for member in members:
+        if member.role == "actor":
+            table.add_row(*map(cell, _actor_row(member)))
+    return table
+
+
 def _actor_row(member: Member) -> list[str]:
     return [
         member.name,
@@ -125,16 +128,6 @@ def runs_on(member: Member) -> str:
     """The actor's kind of instance, zone, price and engine. Its name already begins with that of its host."""
     price = f"{member.price_per_hour:g} $/h" if member.price_per_hour else ""
     return " ".join(filter(None, [member.instance_kind, member.zone, price, member.engine]))
-
-
-def who_waits(step: Mapping[str, float]) -> str:
-    """Which side waits for the other, from the share of a step in which the learner was busy."""
-    busy = step["perf/learner_busy"]
-    if busy > 0.9:
-        return f"actors wait for the learner (busy {busy:.0%})"
-    if busy < 0.5:
-        return f"the learner waits for actors (busy {busy:.0%})"
-    return f"neither waits much (learner busy {busy:.0%})"
 
 
 def sparkline(values: list[float]) -> str:

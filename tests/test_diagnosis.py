@@ -1,0 +1,216 @@
+"""The diagnosis of a run: every fault is provoked in a real Redis, and a run in order is not called faulty."""
+
+import io
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+from rich.console import Console
+
+from common.run_dir import RunDir
+from common.trajectory import Outcome
+from replay.actor_buffer import InsertResult
+from replay.fleet import Fleet, RunState
+from tests.attempts import Views, attempt_at, earning, leased, make_buffer, ticket
+from tests.every_verb import FACTS, MEMBER
+from tests.test_headline import step
+from tools.diagnosis import FINDERS, Diagnosis, diagnose
+from tools.observer import WINDOW_S, Observer
+from tools.up import FAULT_S, LineReporter
+
+Steps = list[dict[str, Any]]
+
+
+class Scene:
+    """A run in order, which a fault then changes: its learner trains, and one actor is alive."""
+
+    def __init__(self, client: redis.Redis, run_id: str) -> None:
+        self.client = client
+        self.run_id = run_id
+        self.buffer: Views = make_buffer(client, run_id)
+        self.buffer.learner.acquire_epoch()
+        self.fleet = Fleet(client, run_id)
+        self.fleet.describe_run(FACTS)
+        self.fleet.set_run_state(RunState.TRAINING)
+        self.fleet.beat(msgspec.structs.replace(MEMBER, policy_version=0))
+        self.now = 0.0
+        self.observer = Observer([client], run_id, max_lag=4, clock=lambda: self.now)
+        self.steps: Steps = [made_step(number) for number in range(1, 6)]
+        self.num_groups = 0
+
+    def play(self, count: int, *, rewards: Sequence[float]) -> None:
+        """Play `count` groups of two, whose members earn `rewards`."""
+        for _ in range(count):
+            self.buffer.learner.open([ticket(self.num_groups)])
+            lease = leased(self.buffer)
+            for member, reward in zip(lease.missing, rewards, strict=True):
+                attempt = earning(attempt_at(lease, member, run_id=self.run_id), reward)
+                assert self.buffer.actor.insert(lease, attempt) is InsertResult.STORED
+            self.num_groups += 1
+
+    def diagnosis(self) -> Diagnosis:
+        return diagnose(self.observer.facts(self.steps))
+
+
+def made_step(number: int, **changes: float) -> dict[str, Any]:
+    rest = {"time": time.time(), "perf/step_s": 0.5, "optim/grad_norm": 1.0, "optim/skipped": 0.0}
+    return step(number, episodes=64, success=0.5) | rest | changes
+
+
+@pytest.fixture
+def scene(redis_client: redis.Redis, run_id: str) -> Scene:
+    return Scene(redis_client, run_id)
+
+
+def finish(scene: Scene) -> None:
+    scene.fleet.set_run_state(RunState.FINISHED)
+
+
+def fail(scene: Scene) -> None:
+    scene.fleet.set_run_state(RunState.FAILED)
+
+
+def lose_the_actor(scene: Scene) -> None:
+    scene.play(20, rewards=(0.0, 0.0))  # whatever else is wrong
+    scene.fleet.leave(MEMBER.name)
+
+
+def break_the_environment(scene: Scene) -> None:
+    for group_id in range(4):
+        scene.buffer.learner.open([ticket(group_id)])
+        lease = leased(scene.buffer)
+        for attempt in (0, 1):
+            scene.buffer.actor.fail(lease, 0, attempt=attempt, outcome=Outcome.ENV_FAILURE, reason="it broke")
+
+
+def keep_old_weights(scene: Scene) -> None:
+    scene.observer._bulletin.highest_version = lambda: 7  # type: ignore[method-assign]
+
+
+def earn_nothing(scene: Scene) -> None:
+    scene.play(40, rewards=(0.0, 0.0))
+
+
+def earn_the_same(scene: Scene) -> None:
+    scene.play(20, rewards=(0.5, 0.5))
+    groups = scene.buffer.learner.claim(1, 20, policy_version=0, max_lag=0)
+    scene.buffer.learner.drop([group.ticket.group_id for group in groups], "zero_variance")
+
+
+def lose_the_gradient(scene: Scene) -> None:
+    scene.steps = [made_step(number, **{"optim/grad_norm": 0.0}) for number in range(1, 6)]
+
+
+def skip_every_step(scene: Scene) -> None:
+    scene.steps = [made_step(number, **{"optim/skipped": 1.0}) for number in range(1, 6)]
+
+
+def stand_still(scene: Scene) -> None:
+    scene.steps[-1]["time"] -= 61.0
+
+
+FAULTS: dict[str, tuple[Callable[[Scene], None], str]] = {
+    "the learner ended with an error": (fail, "slipstream up --resume"),
+    "no actor is alive": (lose_the_actor, "start `slipstream actors`"),
+    "every attempt fails": (break_the_environment, "8 failed and 0 finished; the last one: env_failure: it broke"),
+    "actors have old weights": (keep_old_weights, "1 of 1 are more than 4 versions behind; a has 0, the newest is 7"),
+    "no episode earns a reward": (earn_nothing, "the returns of the last 80 episodes are 0"),
+    "siblings earn the same": (earn_the_same, "20 of 20 groups had nothing to compare"),
+    "nothing is learned": (lose_the_gradient, "the norm of the gradient was 0 in the last 5 steps"),
+    "every step is skipped": (skip_every_step, "or the guard refused it, in the last 5 steps"),
+    "the learner makes no steps": (stand_still, "the last was 61 s ago"),
+}
+
+
+@pytest.mark.parametrize("cause", FAULTS)
+def test_a_fault_is_named_with_its_evidence(scene: Scene, cause: str) -> None:
+    assert not scene.diagnosis().is_fault
+    provoke, evidence = FAULTS[cause]
+    provoke(scene)
+    found = scene.diagnosis()
+    assert (found.cause, found.is_fault) == (cause, True)
+    assert evidence in str(found)
+
+
+def test_every_finder_is_provoked(scene: Scene) -> None:
+    found = set()
+    for provoke, _ in FAULTS.values():
+        fresh = Scene(scene.client, f"{scene.run_id}-{provoke.__name__}")
+        fresh.diagnosis()
+        provoke(fresh)
+        facts = fresh.observer.facts(fresh.steps)
+        found |= {find for find in FINDERS if find(facts)}
+    assert found == set(FINDERS)
+
+
+def test_a_run_in_order_has_no_fault(scene: Scene) -> None:
+    scene.play(40, rewards=(0.0, 1.0))
+    assert str(scene.diagnosis()) == (
+        "neither side waits much: the learner was busy for 75% of the last step, with 1 actors; leave it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("busy", "cause", "advice"),
+    [
+        (0.95, "actors wait for the learner", "use more `learner.ranks`, or fewer actors (advised: 3)"),
+        (0.2, "the learner waits for actors", "add actors (advised: 3), or raise `actors.max_episodes`"),
+    ],
+)
+def test_without_a_fault_the_side_that_waits_is_named(scene: Scene, busy: float, cause: str, advice: str) -> None:
+    scene.steps[-1] |= {"perf/learner_busy": busy, "fleet/advised_actors": 3.0}
+    found = scene.diagnosis()
+    assert (found.cause, found.next_step, found.is_fault) == (cause, advice, False)
+
+
+def test_a_run_that_begins_or_has_ended_has_no_fault(scene: Scene, redis_client: redis.Redis) -> None:
+    unknown = Observer([redis_client], f"{scene.run_id}-unknown", max_lag=4)
+    assert str(diagnose(unknown.facts([]))).startswith("the run has not started: no learner has described it")
+    scene.fleet.set_run_state(RunState.STARTING)
+    assert not scene.diagnosis().is_fault
+    fresh = Scene(redis_client, f"{scene.run_id}-fresh")
+    fresh.steps = []
+    assert fresh.diagnosis().cause == "the first step is being collected"
+    fresh.fleet.leave(MEMBER.name)
+    redis_client.delete(fresh.fleet._member_keys[0])
+    assert (fresh.diagnosis().cause, fresh.diagnosis().is_fault) == ("no actor has joined yet", False)
+    finish(scene)
+    found = scene.diagnosis()
+    assert found.cause == "the run has finished" and not found.is_fault
+    assert f"slipstream eval run.name={scene.run_id}" in found.next_step
+
+
+def test_a_fault_of_long_ago_is_forgotten(scene: Scene) -> None:
+    break_the_environment(scene)
+    assert scene.diagnosis().is_fault, "judged by the whole run at first"
+    scene.now = WINDOW_S / 2
+    assert not scene.diagnosis().is_fault, "nothing has failed since"
+
+
+def test_a_terminal_without_control_codes_reports_a_fault_once_and_its_end(scene: Scene, tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, scene.run_id)
+    run_dir.create()
+    run_dir.metrics.write_text("".join(json.dumps(record) + "\n" for record in scene.steps))
+    out = io.StringIO()
+    console = Console(file=out, width=80, markup=False)
+    reporter = LineReporter(console, run_dir, scene.observer, clock=lambda: scene.now)
+
+    def report(seconds: int) -> list[str]:
+        out.truncate(out.seek(0))
+        for _ in range(seconds):
+            scene.now += 1.0
+            reporter.report()
+        return out.getvalue().splitlines()
+
+    assert len(report(9)) == len(scene.steps), "one line a step"
+    scene.fleet.leave(MEMBER.name)
+    assert report(int(FAULT_S)) == [], "it may end by itself"
+    (line,) = report(60)
+    assert line.startswith("FAULT: no actor is alive: none sends heartbeats")
+    scene.fleet.beat(MEMBER)
+    assert report(9) == ["no longer: no actor is alive"]

@@ -1,0 +1,237 @@
+"""The state of a run in one sentence: what is wrong, or which side waits, with the evidence and the next step.
+
+The order is that of causes: where no actor is alive, whatever else looks wrong follows from it.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from replay.failures import Failure
+from replay.fleet import Member, RunState
+from replay.ledger import Ledger
+
+FEWEST_ATTEMPTS = 8  # fewer failures may be chance
+FEWEST_EPISODES = 64  # that all earn 0, before this counts as a fault
+FEWEST_GROUPS = 16  # that all have equal returns, before this counts as a fault
+NUM_STEPS = 5  # in a row without a gradient
+MOSTLY_EQUAL = 0.9  # the share of groups without a difference that leaves little to learn
+SLACK = 2  # versions; an actor may be fetching one while the next is offered
+QUIET_S, QUIET_STEPS = 60.0, 10  # a learner that makes no step for so long, and for so many times its last step
+BUSY, IDLE = 0.9, 0.5  # the share of a step in which the learner works
+MAX_SHOWN_CHARS = 300  # of the reason of a failure
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What a diagnosis is made from."""
+
+    run_id: str
+    state: RunState | None  # None if no learner has described the run
+    members: Sequence[Member]  # those that are alive
+    num_joined: int  # actors that ever took part
+    ledger: Ledger
+    earlier: Ledger | None  # of some time before; None to judge by the whole run
+    failures: Sequence[Failure]  # newest first
+    steps: Sequence[Mapping[str, float]]  # records of the newest optimizer steps, the last one last
+    newest_version: int  # that is on offer; -1 if none is
+    max_lag: int  # optimizer steps
+    now_s: float  # Unix time
+
+    def since(self, count: Callable[[Ledger], float]) -> float:
+        """By how much `count` has grown since `earlier`."""
+        return count(self.ledger) - (count(self.earlier) if self.earlier else 0)
+
+    @property
+    def actors(self) -> list[Member]:
+        """Those that are alive."""
+        return [member for member in self.members if member.role == "actor"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    cause: str
+    evidence: str
+    next_step: str
+    is_fault: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.cause}: {self.evidence}; {self.next_step}"
+
+
+def diagnose(facts: Facts) -> Diagnosis:
+    """The first cause that explains the facts."""
+    for find in FINDERS:
+        if found := find(facts):
+            return found
+    return _who_waits(facts)
+
+
+def _not_training(facts: Facts) -> Diagnosis | None:
+    resume = f"`slipstream up --resume {facts.run_id}`"
+    match facts.state:
+        case None:
+            return Diagnosis(
+                cause="the run has not started",
+                evidence="no learner has described it",
+                next_step="start `slipstream learner`, or wait for it",
+                is_fault=False,
+            )
+        case RunState.STARTING:
+            return Diagnosis(
+                cause="the learner starts",
+                evidence="it loads the model and runs the warm start",
+                next_step="wait; its log says how far it is",
+                is_fault=False,
+            )
+        case RunState.FINISHED:
+            return Diagnosis(
+                cause="the run has finished",
+                evidence=f"{facts.ledger.trained} groups were trained",
+                next_step=f"evaluate with `slipstream eval run.name={facts.run_id}`, continue with {resume} "
+                "learner.steps=MORE",
+                is_fault=False,
+            )
+        case RunState.FAILED:
+            return Diagnosis(
+                cause="the learner ended with an error",
+                evidence="it set the run's state to failed",
+                next_step=f"read its log, then continue with {resume}",
+            )
+    return None
+
+
+def _no_actor(facts: Facts) -> Diagnosis | None:
+    if facts.actors:
+        return None
+    if not facts.num_joined:
+        return Diagnosis(
+            cause="no actor has joined yet",
+            evidence=f"{facts.ledger.queued} groups wait for one",
+            next_step="start `slipstream actors`, or wait for their engines; their logs say how far they are",
+            is_fault=False,
+        )
+    return Diagnosis(
+        cause="no actor is alive",
+        evidence=f"none sends heartbeats; {facts.ledger.queued} groups wait for one",
+        next_step="start `slipstream actors`, or read the log of those that ended",
+    )
+
+
+def _attempts_fail(facts: Facts) -> Diagnosis | None:
+    failed = facts.since(lambda ledger: sum(ledger.failed.values()))
+    finished = facts.since(lambda ledger: ledger.inserted)
+    if failed < max(FEWEST_ATTEMPTS, finished) or not facts.failures:
+        return None
+    last = facts.failures[0]
+    return Diagnosis(
+        cause="attempts fail" if finished else "every attempt fails",
+        evidence=f"{failed:.0f} failed and {finished:.0f} finished; the last one: {last.outcome}: "
+        f"{last.reason[:MAX_SHOWN_CHARS]}",
+        next_step="mend the cause; `slipstream replay failures` lists the last hundred",
+    )
+
+
+def _stale_actors(facts: Facts) -> Diagnosis | None:
+    newest, actors = facts.newest_version, facts.actors
+    behind = [actor for actor in actors if newest - actor.policy_version > facts.max_lag + SLACK]
+    if not behind:
+        return None
+    oldest = min(behind, key=lambda actor: actor.policy_version)
+    return Diagnosis(
+        cause="actors have old weights",
+        evidence=f"{len(behind)} of {len(actors)} are more than {facts.max_lag} versions behind; "
+        f"{oldest.name} has {oldest.policy_version}, the newest is {newest}",
+        next_step="read the actor's log; can its host reach the learner's `weights.host`?",
+    )
+
+
+def _no_reward(facts: Facts) -> Diagnosis | None:
+    episodes = facts.since(lambda ledger: sum(ledger.episodes.values()))
+    # A sum of returns that has not moved may also be one of opposites; exact ones are unlikely.
+    if episodes < FEWEST_EPISODES or facts.since(lambda ledger: sum(ledger.returns.values())):
+        return None
+    return Diagnosis(
+        cause="no episode earns a reward",
+        evidence=f"the returns of the last {episodes:.0f} episodes are 0",
+        next_step="look at some with `slipstream replay show GROUP`; use a warm start, easier tasks or partial rewards",
+    )
+
+
+def _no_gradient(facts: Facts) -> Diagnosis | None:
+    newest = facts.steps[-NUM_STEPS:]
+    if len(newest) < NUM_STEPS:
+        return None
+    if not any(step.get("optim/grad_norm", 1.0) for step in newest):
+        return Diagnosis(
+            cause="nothing is learned",
+            evidence=f"the norm of the gradient was 0 in the last {NUM_STEPS} steps",
+            next_step="look at `optim/masked_fraction` and at the advantages; does `objective` fit the rewards?",
+        )
+    if all(step.get("optim/skipped", 0.0) for step in newest):
+        return Diagnosis(
+            cause="every step is skipped",
+            evidence=f"the gradient was not finite, or the guard refused it, in the last {NUM_STEPS} steps",
+            next_step="lower `optim.lr` or `replay.max_lag`; `mismatch/` shows how far data and policy are apart",
+        )
+    return None
+
+
+def _equal_siblings(facts: Facts) -> Diagnosis | None:
+    equal = facts.since(lambda ledger: ledger.dropped.get("zero_variance", 0))
+    others = facts.since(lambda ledger: ledger.trained + ledger.claimed)
+    if equal < FEWEST_GROUPS or equal < MOSTLY_EQUAL * (equal + others):
+        return None
+    return Diagnosis(
+        cause="siblings earn the same",
+        evidence=f"{equal:.0f} of {equal + others:.0f} groups had nothing to compare",
+        next_step="use easier or harder tasks, larger groups, `env.repeat`, or an `objective.advantage` that does not "
+        "compare siblings, such as reinforce_pp",
+    )
+
+
+def _no_step(facts: Facts) -> Diagnosis | None:
+    if not facts.steps:
+        return None
+    newest = facts.steps[-1]
+    quiet_s = facts.now_s - newest["time"]
+    if quiet_s < max(QUIET_S, QUIET_STEPS * newest["perf/step_s"]):
+        return None
+    ledger = facts.ledger
+    return Diagnosis(
+        cause="the learner makes no steps",
+        evidence=f"the last was {quiet_s:.0f} s ago; {ledger.leased} groups are played, {ledger.ready} are ready",
+        next_step="is its process alive? Its log says what it waits for",
+    )
+
+
+def _who_waits(facts: Facts) -> Diagnosis:
+    if not facts.steps:
+        return Diagnosis(
+            cause="the first step is being collected",
+            evidence=f"{facts.ledger.leased} groups are played, {facts.ledger.ready} are ready",
+            next_step="wait",
+            is_fault=False,
+        )
+    newest = facts.steps[-1]
+    busy, advised = newest["perf/learner_busy"], newest.get("fleet/advised_actors", 0.0)
+    cause, next_step = "neither side waits much", "leave it"
+    if busy > BUSY:
+        cause = "actors wait for the learner"
+        next_step = f"use more `learner.ranks`, or fewer actors (advised: {advised:.0f})"
+    elif busy < IDLE:
+        cause = "the learner waits for actors"
+        next_step = f"add actors (advised: {advised:.0f}), or raise `actors.max_episodes`"
+    evidence = f"the learner was busy for {busy:.0%} of the last step, with {len(facts.actors)} actors"
+    return Diagnosis(cause=cause, evidence=evidence, next_step=next_step, is_fault=False)
+
+
+FINDERS: Iterable[Callable[[Facts], Diagnosis | None]] = (
+    _not_training,
+    _no_actor,
+    _attempts_fail,
+    _stale_actors,
+    _no_reward,
+    _no_gradient,
+    _equal_siblings,
+    _no_step,
+)

@@ -1,0 +1,77 @@
+"""Reads the facts about a run that a diagnosis is made from, out of its Redis."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+import redis
+
+from replay.bulletin import Bulletin
+from replay.failures import read_failures
+from replay.fleet import Fleet, RunState, UnknownRun
+from replay.keys import key, shard_name
+from replay.ledger import Ledger
+from replay.shards import read_shards
+from tools.diagnosis import NUM_STEPS, Facts
+
+WINDOW_S = 60.0  # what happened before is no longer judged
+READING_S = 2.0  # between two ledgers that are kept
+
+
+class Observer:
+    """Reads a run again and again, and remembers the ledger of the last minute."""
+
+    def __init__(
+        self,
+        shards: Sequence[redis.Redis],
+        run_id: str,
+        *,
+        max_lag: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`shards` are clients of the run's Redis servers."""
+        self._clock = clock
+        self._shards = shards
+        self._fleet = Fleet(shards[0], run_id)
+        self._bulletin = Bulletin(shards[0], run_id)
+        self._run_id = run_id
+        self._max_lag = max_lag
+        self._readings = deque[tuple[float, Ledger]]()
+
+    def facts(self, steps: Sequence[Mapping[str, float]]) -> Facts:
+        """The facts as they are now; `steps` are the records of the run's optimizer steps."""
+        ledger = read_shards(self._shards, self._run_id)
+        failures = [
+            failure
+            for index, client in enumerate(self._shards)
+            for failure in read_failures(client, key(shard_name(self._run_id, index), "train"))
+        ]
+        return Facts(
+            run_id=self._run_id,
+            state=self._state(),
+            members=self._fleet.members(),
+            num_joined=sum(member.role == "actor" for member in self._fleet.everyone()),
+            ledger=ledger,
+            earlier=self._earlier(ledger),
+            failures=failures,
+            steps=steps[-NUM_STEPS:],
+            newest_version=self._bulletin.highest_version(),
+            max_lag=self._max_lag,
+            now_s=time.time(),
+        )
+
+    def _state(self) -> RunState | None:
+        try:
+            return self._fleet.run_state()
+        except UnknownRun:
+            return None
+
+    def _earlier(self, ledger: Ledger) -> Ledger | None:
+        """The oldest ledger of the last minute; None at the first reading."""
+        now = self._clock()
+        while self._readings and now - self._readings[0][0] > WINDOW_S:
+            self._readings.popleft()
+        earlier = self._readings[0][1] if self._readings else None
+        if not self._readings or now - self._readings[-1][0] > READING_S:
+            self._readings.append((now, ledger))
+        return earlier
