@@ -74,6 +74,7 @@ VERBS = {
         "tools.relay:run_relay",
         RELAY,
     ),
+    "runs": Verb("list the runs under run.root: state, steps, success, cost", "tools.runs:runs", ("run.root",)),
     "top": Verb("watch a run in the terminal", "tools.top:top", RUN),
     "scale": Verb(
         "keep the advised, or a given, number of actors running on a host",

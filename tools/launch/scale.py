@@ -16,6 +16,7 @@ from replay.fleet import Fleet, Member, MemberState
 from tools.launch.kubernetes import resource_name
 from tools.launch.skypilot import actors_job, launch_job
 from tools.launch.slurm import job_name
+from tools.runs import check_running
 
 RAY = "ray"  # the host name under which `tools.launch.ray_run` asks Redis for its number of tasks
 
@@ -41,6 +42,7 @@ def scale(config: Config, *, to: int | None, host: str, on: str | None, dry_run:
         raise ConfigError("`redis.url` is empty; `slipstream up` prints the URL of the server that it started")
     if to is not None and to < 1:
         raise ConfigError(f"--to must be >= 1, got {to}; to run no actors on a host, stop its `slipstream actors`")
+    check_running(config)
     with connect_or_explain(config.redis.url) as client:
         fleet = Fleet(client, config.run.name)
         fleet.run_facts()  # raises UnknownRun

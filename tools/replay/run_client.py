@@ -12,6 +12,7 @@ from common.connection import check_servers, connect, connect_shards
 from common.patience import PATIENCE_S
 from replay.fleet import Fleet
 from replay.keys import shard_name
+from tools.runs import check_running
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +35,7 @@ def clients_of(config: Config, *, patience_s: float = PATIENCE_S) -> list[redis.
             f"no run {config.run.name!r} under {config.run.root}/ and `redis.url` is empty; give the run as run.name, "
             "or its Redis as redis.url=redis://host:6379"
         )
+    check_running(config)
     check_servers(url, [])
     with connect(url) as client:
         shards = run_config(Fleet(client, config.run.name).run_facts()).redis.shards
