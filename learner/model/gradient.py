@@ -10,6 +10,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from learner.ranks import Ranks
 
+MAX_SHOWN = 8  # shapes in an error
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
@@ -38,12 +40,14 @@ def apply_gradient(
     """Clip the gradient to a global norm of `max_grad_norm`, update parameters and schedule, clear the gradient.
 
     `scale` multiplies the learning rate of this update only. With 0, or if the gradient is not finite, nothing changes.
+    Raises RuntimeError if a parameter that would be updated has no gradient.
     """
     lr = float(optimizer.param_groups[0]["lr"]) * scale
     norm = gradient_norm(optimizer)
     grad_norm = float(norm)
     updates = math.isfinite(grad_norm) and scale > 0
     if updates:
+        _check_complete(optimizer)
         torch.nn.utils.clip_grads_with_norm_(_parameters(optimizer), max_grad_norm, norm)
         for group in optimizer.param_groups:
             group["lr"] *= scale
@@ -51,6 +55,18 @@ def apply_gradient(
         schedule.step()  # sets the next learning rate from the schedule alone, so `scale` does not last
     optimizer.zero_grad(set_to_none=True)
     return Update(grad_norm=grad_norm, lr=lr, skipped=not updates)
+
+
+def _check_complete(optimizer: torch.optim.Optimizer) -> None:
+    """Raise RuntimeError if a parameter has no gradient: it would never be trained, and nothing else would show it."""
+    parameters = _parameters(optimizer)
+    without = [tuple(parameter.shape) for parameter in parameters if parameter.grad is None]
+    if without:
+        raise RuntimeError(
+            f"{len(without)} of {len(parameters)} trainable parameters have no gradient, of shapes "
+            f"{', '.join(map(str, without[:MAX_SHOWN]))}: the model does not use them, or this version of PyTorch "
+            "loses their gradient; freeze them, or install the versions of requirements/lock.txt"
+        )
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:

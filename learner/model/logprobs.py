@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.utils._pytree import register_dataclass
 from torch.utils.checkpoint import checkpoint
 
 
@@ -18,6 +19,12 @@ class TokenLogprobs:
     logprobs: Float[Tensor, " loss_tokens"]  # with gradient
     entropies: Float[Tensor, " loss_tokens"]  # nats; with gradient only if requested
     values: Float[Tensor, " loss_tokens"] | None = None  # of a critic that shares the trunk; with gradient
+
+
+# FSDP looks for the tensors of a module's output, to gather weights before its backward pass. Some versions of PyTorch,
+# such as 2.11, find them only in registered types, and otherwise train nothing. No public function does this without
+# the import of torch.export, which takes a second.
+register_dataclass(TokenLogprobs)
 
 
 def predictions(

@@ -198,11 +198,15 @@ class WeightServer:
         )
 
 
+def let_failed_broadcasts_end_alone() -> None:
+    """Make NCCL end the group of a failed broadcast. With 1, which torchrun exports, it would end this process."""
+    os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
+
+
 def main(arguments: list[str]) -> None:
     """Run the process: `python -m learner.publisher.serve CONNECTION_FD SLOT_FD...`; settings come as a message."""
     log_to_stderr()
-    # A failed broadcast ends its group; with torch's default it would end this process.
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+    let_failed_broadcasts_end_alone()
     # Ctrl-C goes to every process of the terminal, but the learner stops this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(os.getppid())  # a learner that has already exited has closed the connection
