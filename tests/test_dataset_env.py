@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -219,7 +220,24 @@ def test_a_function_without_answers_gets_what_it_takes_and_its_score_is_limited(
     assert (end.rewards, end.score, end.success) == ({"long": 0.0}, 0.0, False), "None: it does not apply"
 
 
-@pytest.mark.parametrize("result", [[], [1.0, 2.0], ["1"], [float("nan")], "1", {}, [[1.0]]])
+@pytest.mark.parametrize("result", [[0.25], (0.25,), 0.25, [np.float32(0.25)], np.array([0.25]), np.float64(0.25)])
+def test_a_number_may_be_of_any_kind(own: types.ModuleType, sums: str, result: Any) -> None:
+    own.quarter = lambda completions: result  # type: ignore[attr-defined]
+    assert answered({"train": sums, "rewards": {"own": {"check": f"{OWN}:quarter"}}}, "4")[1].rewards == {"own": 0.25}
+
+
+def test_a_function_that_changes_its_columns_changes_no_row(own: types.ModuleType, tmp_path: Path) -> None:
+    def emptied(completions: list[str], words: list[list[str]]) -> list[float]:
+        words[0].pop()
+        return [float(len(words[0]))]
+
+    own.emptied = emptied  # type: ignore[attr-defined]
+    path = as_jsonl(tmp_path / "rows.jsonl", [{"prompt": "Say a word.", "words": ["one", "two"]}])
+    options = {"train": path, "held_out": path, "rewards": {"own": {"check": f"{OWN}:emptied"}}}
+    assert [answered(options, "one")[1].rewards["own"] for _ in range(3)] == [1.0] * 3
+
+
+@pytest.mark.parametrize("result", [[], [1.0, 2.0], ["1"], "1", [float("nan")], {}, [[1.0]], [10**400], np.zeros(2)])
 def test_a_function_that_returns_no_number_fails_the_attempt_and_is_no_reward_of_0(
     own: types.ModuleType, sums: str, result: Any
 ) -> None:

@@ -118,7 +118,7 @@ FAULTS: dict[str, tuple[Callable[[Scene], None], str]] = {
     "the learner ended with an error": (fail, "slipstream up --resume"),
     "no actor is alive": (lose_the_actor, "start `slipstream actors`"),
     "every attempt fails": (break_the_environment, "8 failed and 0 finished; the last one: env_failure: it broke"),
-    "actors have old weights": (keep_old_weights, "1 of 1 are more than 4 versions behind; a has 0, the newest is 7"),
+    "actors have old weights": (keep_old_weights, "1 of 1 are more than 6 versions behind; a has 0, the newest is 7"),
     "no episode earns a reward": (earn_nothing, "the returns of the last 80 episodes are 0"),
     "siblings earn the same": (earn_the_same, "20 of 20 groups had nothing to compare"),
     "nothing is learned": (lose_the_gradient, "the norm of the gradient was 0 in the last 5 steps"),

@@ -132,16 +132,16 @@ def _attempts_fail(facts: Facts) -> Diagnosis | None:
 
 
 def _stale_actors(facts: Facts) -> Diagnosis | None:
-    newest, actors = facts.newest_version, facts.actors
-    behind = [actor for actor in actors if newest - actor.policy_version > facts.max_lag + SLACK]
+    newest, actors, most = facts.newest_version, facts.actors, facts.max_lag + SLACK
+    behind = [actor for actor in actors if newest - actor.policy_version > most]
     if not behind:
         return None
     oldest = min(behind, key=lambda actor: actor.policy_version)
     return Diagnosis(
         cause="actors have old weights",
-        evidence=f"{len(behind)} of {len(actors)} are more than {facts.max_lag} versions behind; "
+        evidence=f"{len(behind)} of {len(actors)} are more than {most} versions behind; "
         f"{oldest.name} has {oldest.policy_version}, the newest is {newest}",
-        next_step="read the actor's log; can its host reach the learner's `weights.host`?",
+        next_step="read the actor's log; it plays an evaluation, or its host cannot reach the learner's `weights.host`",
     )
 
 

@@ -4,6 +4,7 @@ A function has the signature of TRL's reward functions: `function(prompts, compl
 It may be async. It returns one number in a list, or None where it does not apply.
 """
 
+import copy
 import difflib
 import inspect
 import math
@@ -101,7 +102,8 @@ async def _called(function: Callable[..., Any], reply: Reply) -> Any:
 
 def _arguments(function: Callable[..., Any], reply: Reply) -> dict[str, list[Any]]:
     """What TRL would pass for this reply, as far as `function` takes it."""
-    given: dict[str, list[Any]] = {str(name): [value] for name, value in reply.item.row.items()}
+    row = copy.deepcopy(reply.item.row)  # a function may change what it gets, and other episodes use the row too
+    given: dict[str, list[Any]] = {str(name): [value] for name, value in row.items()}
     if reply.item.is_chat:
         messages = [{"role": message.role, "content": message.content} for message in reply.item.prompt]
         given |= {"prompts": [messages], "completions": [[{"role": "assistant", "content": reply.text}]]}
@@ -114,10 +116,16 @@ def _arguments(function: Callable[..., Any], reply: Reply) -> dict[str, list[Any
 
 
 def _number(name: str, result: Any) -> float | None:
-    values = list(result) if isinstance(result, list | tuple) else [result]
-    is_number = len(values) == 1 and isinstance(values[0], int | float) and math.isfinite(values[0])
-    if is_number or values == [None]:
-        return None if values[0] is None else float(values[0])
+    values = result.tolist() if hasattr(result, "tolist") else result  # of NumPy or PyTorch
+    value = values[0] if isinstance(values, list | tuple) and len(values) == 1 else values
+    if value is None:
+        return None
+    try:
+        number = math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if math.isfinite(number):
+        return number
     raise EnvError(
         f"the reward function of `env.options.rewards.{name}` must return one finite number in a list, or None, "
         f"got {result!r}"[:500]
