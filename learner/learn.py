@@ -29,6 +29,8 @@ from learner.publisher.published import adapted_folder, published_layout, publis
 from learner.ranks import Ranks
 from learner.rerun import catch_up
 from learner.share import share
+from learner.standstill import Standstill
+from learner.step_metrics import StepMetrics
 from learner.supplies import Supplies, shards_of, whole_batch
 from learner.tally import load_tally
 from replay.keys import FencedOut
@@ -41,7 +43,7 @@ log = logging.getLogger(__name__)
 def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) -> bool:
     """Train until `learner.steps`, or until a stop is requested; return whether the run is finished.
 
-    Every rank calls it. Raises ConfigError, RedisAway, SupplyDried, ArchiveError, FencedOut.
+    Every rank calls it. Raises ConfigError, RedisAway, SupplyDried, NothingLearned, ArchiveError, FencedOut.
     """
     learner, resumed = load_learner(config, run_dir, ranks)
     durable_step = learner.progress.step if resumed else None
@@ -69,9 +71,13 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
             log.info("the run is already finished: %d of %d steps", learner.progress.step, config.learner.steps)
         if lead:
             lead.train_from_here()
-        clock = Clock(ranks.device)
-        while learner.progress.step < config.learner.steps and _step(learner, lead, supplies, clock, shutdown):
-            pass
+        clock, standstill = Clock(ranks.device), Standstill()
+        while learner.progress.step < config.learner.steps:
+            metrics = _step(learner, lead, supplies, clock, shutdown)
+            if metrics is None:
+                break
+            if learner.progress.step > config.objective.critic_warmup_steps:
+                standstill.after(learner.progress.step, metrics)
         finished = learner.progress.step >= config.learner.steps
         # The checkpoint that it resumed from is not written again: a crash while doing so would leave none.
         if (
@@ -111,8 +117,10 @@ def _recover(learner: Learner, *, resumed: bool) -> None:
         catch_up(learner, durable_step=durable_step)
 
 
-def _step(learner: Learner, lead: Lead | None, supplies: Supplies | None, clock: Clock, shutdown: Shutdown) -> bool:
-    """Make one optimizer step, from claim to checkpoint; False if a stop was requested before its batch was complete.
+def _step(
+    learner: Learner, lead: Lead | None, supplies: Supplies | None, clock: Clock, shutdown: Shutdown
+) -> StepMetrics | None:
+    """Make one optimizer step, from claim to checkpoint; None if a stop was requested before its batch was complete.
 
     The step is recorded before its checkpoint, so the record of the next step contains the time of the checkpoint.
     """
@@ -122,7 +130,7 @@ def _step(learner: Learner, lead: Lead | None, supplies: Supplies | None, clock:
     batch = whole_batch(part, num_shards=learner.config.redis.num_shards, ranks=learner.ranks)
     clock.lap("wait")
     if batch is None:
-        return False
+        return None
     if lead:
         lead.archive(batch, before)
     clock.lap("archive")
@@ -142,7 +150,7 @@ def _step(learner: Learner, lead: Lead | None, supplies: Supplies | None, clock:
         if supplies and learner.config.env.repeat:
             supplies.save_tasks(learner.run_dir)
     clock.lap("checkpoint")
-    return True
+    return metrics
 
 
 def _take_the_lead(learner: Learner, shutdown: Shutdown) -> Lead:

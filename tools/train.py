@@ -31,6 +31,7 @@ def train(config: Config) -> int:
             _prepare(config, run_dir)
         from learner.learn import learn  # after the quick checks, as it imports torch
         from learner.ranks import join_ranks, leave_ranks
+        from learner.standstill import NothingLearned
         from learner.supply import SupplyDried
         from replay.archive import ArchiveError
         from replay.keys import FencedOut, RunForgotten
@@ -42,7 +43,11 @@ def train(config: Config) -> int:
         if ranks.rank == 0:
             logging.info("the run is finished; the trained model is in %s", run_dir.trained_model)
         return 0
-    except (SupplyDried, FencedOut) as error:  # a retry would fail again, or fence out the newer learner
+    except (
+        SupplyDried,
+        NothingLearned,
+        FencedOut,
+    ) as error:  # a retry would fail again, or fence out the newer learner
         print(printable_block(f"slipstream learner: {error}"), file=sys.stderr)
         return EXIT_BAD_INPUT
     except (ArchiveError, RunForgotten) as error:  # a retry may find disk space, or register the run again
