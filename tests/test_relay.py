@@ -29,8 +29,8 @@ from replay.server import start_server
 from tests.processes import Process
 from tools.actor_host import host_relay
 from tools.cli import main
+from tools.fleet_tables import relays_table
 from tools.link import Link
-from tools.view import relays_table
 
 CHUNK_BYTES = 64 << 10
 NUM_CHUNKS = 48

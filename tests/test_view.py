@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,12 +11,15 @@ import pytest
 import redis
 from rich.console import Console
 
+from common.config import Config, RedisConfig, RunConfig
 from common.run_dir import RunDir
 from replay.bulletin import Bulletin
-from replay.fleet import Fleet
-from tests.every_verb import MEMBER, RELAY
+from replay.fleet import Fleet, MemberState
+from tests.every_verb import FACTS, MEMBER, RELAY
 from tests.test_headline import step
+from tools.fleet_tables import actors_table
 from tools.observer import Observer
+from tools.top import view_once_described
 from tools.up import LineReporter
 from tools.view import View, show
 
@@ -26,6 +30,7 @@ REST = {
     "mismatch/effective_sample_size": 0.98,
     "fleet/num_actors": 2.0,
     "fleet/advised_actors": 3.0,
+    "perf/step_s": 30.0,
 }
 
 
@@ -60,6 +65,81 @@ def test_a_run_of_which_no_episode_is_finished_shows_the_rest(
 ) -> None:
     rows = shown(redis_client, RunDir(tmp_path, run_id), step(1, episodes=0, success=0.0))
     assert "success" not in rows and rows["step"] == "1 of 12"
+
+
+def test_a_fleet_of_300_actors_is_one_line_for_each_kind_in_80_columns(redis_client: redis.Redis, run_id: str) -> None:
+    fleet = [
+        msgspec.structs.replace(
+            MEMBER,
+            name=f"a{number}",
+            policy_version=40 + number % 5,
+            zone="eu-1a" if number < 200 else "us-1b",
+            state=MemberState.DRAINING if number == 299 else MemberState.SERVING,
+        )
+        for number in range(300)
+    ]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(actors_table(fleet))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.split() for line in console.file.getvalue().splitlines() if line.strip()]
+    rows = [words for words in lines if words[0].isdigit()]
+    assert [words[:6] for words in rows] == [
+        ["200", "serving", "40-44", "1600", "of", "3200"],
+        ["99", "serving", "40-44", "792", "of", "1584"],
+        ["1", "draining", "44-44", "8", "of", "16"],
+    ]
+    assert rows[0][6:9] == ["2500", "25%", "10"]
+
+
+def test_cost_and_time_left_follow_from_the_newest_steps(
+    redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    spent = {"fleet/cost_dollars": 1.5, "fleet/dollars_per_hour": 4.0, "fleet/dollars_per_million_tokens": 12.25}
+    rows = shown(
+        redis_client,
+        RunDir(tmp_path, run_id),
+        step(1, episodes=100, success=0.5),
+        step(3, episodes=100, success=0.5) | spent,
+    )
+    assert rows["cost"] == "$1.50, $4.00 an hour now, $12.25 per million trained tokens"
+    assert rows["time left"] == "about 0:04:30"  # nine more steps of 30 s
+
+
+def test_the_json_of_top_has_the_diagnosis_the_buffer_and_the_fleet(
+    redis_client: redis.Redis, run_id: str, tmp_path: Path
+) -> None:
+    Fleet(redis_client, run_id).beat(MEMBER)
+    run_dir = RunDir(tmp_path, run_id)
+    run_dir.create()
+    run_dir.metrics.write_text(json.dumps(step(2, episodes=100, success=0.5) | REST) + "\n")
+    view = View([redis_client], run_dir, run_id, num_steps=12, max_lag=4)
+    found = json.loads(json.dumps(view.as_json()))
+    assert found["diagnosis"]["cause"] == "the run has not started" and found["state"] is None
+    assert found["ledger"]["opened"] == 0 and found["ledger"]["balanced"] is True
+    assert found["members"][0]["name"] == "a" and found["members"][0]["state"] == "serving"
+    assert found["step"]["step"] == 2 and found["headline"]["success"] == 0.5 and found["evaluation"] is None
+
+
+def test_top_waits_for_a_run_that_no_learner_has_described_yet(
+    redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Config(run=RunConfig(name=run_id, root=str(tmp_path)), redis=RedisConfig(url=redis_url))
+
+    class Described(threading.Event):
+        """Stands for Ctrl-C, which does not come: the learner describes the run while `top` waits for it."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            Fleet(redis_client, run_id).describe_run(FACTS)
+            return False
+
+    found = view_once_described(config, RunDir(tmp_path, run_id), Described())
+    assert found is not None and found.as_json()["run"] == run_id
+    said = capsys.readouterr().out
+    assert said.count("waiting for the learner") == 1
+    interrupted = threading.Event()
+    interrupted.set()
+    config.run.name = f"{run_id}-other"
+    assert view_once_described(config, RunDir(tmp_path, config.run.name), interrupted) is None
 
 
 HOSTILE = ["[/x]", "[red]x[/]", "[link=file:///etc]", "\x1b[2J\x1b]0;title\x07", "\x9b31m", "\r\n", "\u202e"]

@@ -1,5 +1,9 @@
 """`slipstream top`: watch a run in the terminal, from any machine that can reach its Redis and its directory."""
 
+import json
+import threading
+from typing import Any
+
 from rich.console import Console
 from rich.live import Live
 
@@ -7,37 +11,63 @@ from actors.join import run_config
 from common.config import Config
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
-from replay.fleet import Fleet
+from replay.fleet import Fleet, RunState, UnknownRun
 from tools.replay.run_client import clients_of
 from tools.runs import Standing, read_summary, standing
 from tools.table import print_table
+from tools.top_options import TopOptions
 from tools.up import summary_rows
 from tools.view import View, show
 
 REFRESH_S = 1.0
 
 
-def top(config: Config) -> int:
-    """Show the run until Ctrl-C, or once where the output is not a terminal. Of a finished run, show the summary."""
+def top(config: Config, *, options: TopOptions) -> int:
+    """Show the run until Ctrl-C, or once. Of a finished run, show the summary; wait for one that has not started."""
     run_dir = RunDir(config.run.root, config.run.name)
     if standing(config) is Standing.FINISHED:
-        print_table(f"Slipstream: {config.run.name} has finished", summary_rows(read_summary(run_dir)))
+        return _show_finished(config.run.name, read_summary(run_dir), as_json=options.json)
+    console = Console()
+    once = options.once or options.json or not console.is_terminal
+    shutdown = Shutdown()
+    view = _view(config, run_dir) if once else view_once_described(config, run_dir, shutdown.requested)
+    if view is None:
         return 0
+    if options.json:
+        print(json.dumps(view.as_json()))
+    elif once:
+        console.print(view.render(), soft_wrap=not console.is_terminal)
+    else:
+        with Live(view.render(), console=console, auto_refresh=False) as live:
+            while not shutdown.requested.wait(REFRESH_S):
+                show(console, lambda: live.update(view.render(), refresh=True))
+    return 0
+
+
+def _show_finished(name: str, summary: dict[str, Any], *, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"run": name, "state": RunState.FINISHED.value, "summary": summary}))
+    else:
+        print_table(f"Slipstream: {name} has finished", summary_rows(summary))
+    return 0
+
+
+def view_once_described(config: Config, run_dir: RunDir, interrupted: threading.Event) -> View | None:
+    """The view, once the learner has described the run; None after Ctrl-C."""
+    logged = False
+    while True:
+        try:
+            return _view(config, run_dir)
+        except UnknownRun as error:
+            if not logged:
+                print(f"waiting for the learner: {error}")
+                logged = True
+        if interrupted.wait(REFRESH_S):
+            return None
+
+
+def _view(config: Config, run_dir: RunDir) -> View:
+    """Raises ConfigError, RedisUnreachable, UnknownRun."""
     clients = clients_of(config, patience_s=0)
     run = run_config(Fleet(clients[0], config.run.name).run_facts())
-    view = View(
-        clients,
-        run_dir,
-        config.run.name,
-        num_steps=run.learner.steps,
-        max_lag=run.replay.max_lag,
-    )
-    console = Console()
-    if not console.is_terminal:
-        console.print(view.render(), soft_wrap=True)
-        return 0
-    shutdown = Shutdown()
-    with Live(view.render(), console=console, auto_refresh=False) as live:
-        while not shutdown.requested.wait(REFRESH_S):
-            show(console, lambda: live.update(view.render(), refresh=True))
-    return 0
+    return View(clients, run_dir, config.run.name, num_steps=run.learner.steps, max_lag=run.replay.max_lag)

@@ -13,6 +13,7 @@ from tools.collect_options import CollectOptions
 from tools.launch.launch_options import LaunchOptions
 from tools.options import options_of
 from tools.serve_options import ServeOptions
+from tools.top_options import TopOptions
 
 RUN = ("run.name", "run.root", "redis.url")
 RELAY = (
@@ -75,7 +76,7 @@ VERBS = {
         RELAY,
     ),
     "runs": Verb("list the runs under run.root: state, steps, success, cost", "tools.runs:runs", ("run.root",)),
-    "top": Verb("watch a run in the terminal", "tools.top:top", RUN),
+    "top": Verb("watch a run in the terminal", "tools.top:top", RUN, own=TopOptions),
     "scale": Verb(
         "keep the advised, or a given, number of actors running on a host",
         "tools.launch.scale:scale",

@@ -1,24 +1,27 @@
 """A run in the terminal: is it learning, how old is the data, and which side waits for the other."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from statistics import fmean
 from typing import Any
 
+import msgspec
 import redis
-from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 
 from common.headline import headline
 from common.metrics import read_metrics
 from common.run_dir import RunDir
-from replay.bulletin import Bulletin, RelayNotice
-from replay.fleet import Member
+from replay.bulletin import Bulletin
 from tools.diagnosis import Facts, diagnose
+from tools.fleet_tables import actors_table, relays_table
 from tools.observer import Observer
 from tools.table import cell, two_columns
 
 SPARKS = "▁▂▃▄▅▆▇█"
-NUM_SPARKS = 60
+NUM_SPARKS = 40  # a terminal of 80 columns has room for these
+NUM_PACE_STEPS = 20  # the newest steps, whose pace tells the time that is left
 
 
 class View:
@@ -33,15 +36,39 @@ class View:
         self._run_dir = run_dir
         self._num_steps = num_steps
 
+    def as_json(self) -> dict[str, Any]:
+        """The same as one object: diagnosis, buffer, fleet, and the records of the newest step and evaluation."""
+        steps, evaluations = self._records()
+        facts = self._observer.facts(steps)
+        newest = headline(steps)
+        return {
+            "run": facts.run_id,
+            "state": facts.state.value if facts.state else None,
+            "diagnosis": dataclasses.asdict(diagnose(facts)),
+            "headline": dataclasses.asdict(newest) if newest else None,
+            "num_steps": self._num_steps,
+            "step": steps[-1] if steps else None,
+            "evaluation": evaluations[-1] if evaluations else None,
+            "ledger": msgspec.to_builtins(facts.ledger) | {"balanced": facts.ledger.balanced},
+            "members": msgspec.to_builtins(facts.members),
+            "relays": msgspec.to_builtins(self._bulletin.relays()),
+        }
+
     def render(self) -> RenderableType:
         """Tables of the run's progress, its actors and its relays, as they are now."""
-        records = read_metrics(self._run_dir.metrics)
-        steps = [record for record in records if "trained/reward" in record]
-        evaluations = [record for record in records if "eval/success_sampled" in record]
+        steps, evaluations = self._records()
         relays = self._bulletin.relays()
         facts = self._observer.facts(steps)
         shown = [self._progress(facts, steps, evaluations), actors_table(facts.members)]
         return Group(*shown, relays_table(relays)) if relays else Group(*shown)
+
+    def _records(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The records of optimizer steps, and those of evaluations."""
+        records = read_metrics(self._run_dir.metrics)
+        return (
+            [record for record in records if "trained/reward" in record],
+            [record for record in records if "eval/success_sampled" in record],
+        )
 
     def _progress(
         self, facts: Facts, records: list[dict[str, Any]], evaluations: list[dict[str, Any]]
@@ -62,6 +89,8 @@ class View:
                 "tokens/s": f"{last['fleet/generated_tokens_per_s']:.0f} generated, "
                 f"{last['perf/trained_tokens_per_s']:.0f} trained",
                 "actors": f"{last['fleet/num_actors']:.0f} running, {last['fleet/advised_actors']:.0f} advised",
+                "cost": _cost(last),
+                "time left": _time_left(records, num_steps=self._num_steps),
             }
         if evaluations:
             newest = evaluations[-1]
@@ -99,35 +128,20 @@ def _newest_episodes(records: Sequence[Mapping[str, float]]) -> dict[str, str]:
     }
 
 
-def actors_table(members: Sequence[Member]) -> Table:
-    """What each actor among `members` does, and where it runs."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in ("actor", "state", "version", "episodes", "tokens/s", "KV", "pause ms"):
-        table.add_column(column, no_wrap=True)  # a terminal of 80 columns must show these in full
-    table.add_column("runs on")
-    for member in members:
-        if member.role == "actor":
-            table.add_row(*map(cell, _actor_row(member)))
-    return table
+def _cost(last: Mapping[str, float]) -> str:
+    """The dollars of the run's actors; a hint if no price is configured."""
+    if not last.get("fleet/cost_dollars"):
+        return "unknown; set actors.price_per_hour"
+    tokens = last.get("fleet/dollars_per_million_tokens")
+    return f"${last['fleet/cost_dollars']:.2f}, ${last['fleet/dollars_per_hour']:.2f} an hour now" + (
+        f", ${tokens:.2f} per million trained tokens" if tokens else ""
+    )
 
 
-def _actor_row(member: Member) -> list[str]:
-    return [
-        member.name,
-        member.state.value,
-        str(member.policy_version),
-        f"{member.num_episodes} of {member.max_episodes}",
-        f"{member.tokens_per_s:.0f}",
-        f"{member.kv_use:.0%}",
-        f"{1e3 * member.last_pause_s:.0f}",
-        runs_on(member),
-    ]
-
-
-def runs_on(member: Member) -> str:
-    """The actor's kind of instance, zone, price and engine. Its name already begins with that of its host."""
-    price = f"{member.price_per_hour:g} $/h" if member.price_per_hour else ""
-    return " ".join(filter(None, [member.instance_kind, member.zone, price, member.engine]))
+def _time_left(records: Sequence[Mapping[str, float]], *, num_steps: int) -> str:
+    """The time that the remaining steps take if each takes as long as the newest ones, evaluations not included."""
+    step_s = fmean(record["perf/step_s"] for record in records[-NUM_PACE_STEPS:])
+    return f"about {timedelta(seconds=round((num_steps - records[-1]['step']) * step_s))}"
 
 
 def sparkline(values: list[float]) -> str:
@@ -135,20 +149,3 @@ def sparkline(values: list[float]) -> str:
     shown = values[-NUM_SPARKS:]
     low, span = min(shown), max(shown) - min(shown) or 1.0
     return "".join(SPARKS[round((value - low) / span * (len(SPARKS) - 1))] for value in shown)
-
-
-def relays_table(relays: Sequence[RelayNotice]) -> Table:
-    """The version that each relay serves, and how many receivers it serves."""
-    table = Table("relay", "address", "version", "serves", "fetched MB", "served MB", "corrupt", title_justify="left")
-    for relay in relays:
-        row = [
-            relay.name,
-            relay.endpoint,
-            str(relay.policy_version),
-            f"{relay.num_children} of {relay.fan_out}",
-            f"{relay.fetched_bytes / 1e6:.1f}",
-            f"{relay.served_bytes / 1e6:.1f}",
-            str(relay.num_corrupt),
-        ]
-        table.add_row(*map(cell, row))
-    return table
