@@ -136,7 +136,7 @@ test-engines: setup
 	$(BIN)/pytest tests/engines
 
 # Test the adapters with the packages that they adapt, each set in a separate environment, as their pins conflict.
-test-adapters: $(addprefix test-adapters-,games mcp1 mcp2 textworld alfworld browser freebase openenv verifiers)
+test-adapters: $(addprefix test-adapters-,games mcp1 mcp2 textworld alfworld browser freebase trackers openenv verifiers)
 
 # Two environments for two programs that talk to each other: theirs, and ours without their packages.
 test-adapters-openenv: setup

@@ -14,6 +14,7 @@ from tools.launch.launch_options import LaunchOptions
 from tools.options import options_of
 from tools.serve_options import ServeOptions
 from tools.top_options import TopOptions
+from tools.track.track_options import TrackOptions
 
 RUN = ("run.name", "run.root", "redis.url")
 RELAY = (
@@ -77,6 +78,12 @@ VERBS = {
     ),
     "runs": Verb("list the runs under run.root: state, steps, success, cost", "tools.runs:runs", ("run.root",)),
     "top": Verb("watch a run in the terminal", "tools.top:top", RUN, own=TopOptions),
+    "track": Verb(
+        "send a run's metrics to Weights & Biases, MLflow or Prometheus",
+        "tools.track.track:track",
+        RUN,
+        own=TrackOptions,
+    ),
     "scale": Verb(
         "keep the advised, or a given, number of actors running on a host",
         "tools.launch.scale:scale",
