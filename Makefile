@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu quickstart test check format lock clean \
   bench-actors bench-learner bench-replay bench-envs bench-weights bench-peers \
-  study-lag study-durations study-goodput soak chaos drill test-faults test-ledger test-fleet test-envs test-engines test-adapters setup-browser docs
+  study-lag study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-envs test-engines test-adapters setup-browser docs
 
 setup: $(STAMP)
 
@@ -100,6 +100,10 @@ study-durations: setup
 # Time and episodes that the quickstart needs to reach a held-out success: 12 whole runs of about five minutes.
 study-goodput: setup
 	$(BIN)/python -m tools.study.goodput
+
+# What the simulator predicts for three fleets, beside what they do: some ten minutes of quiet cores.
+study-simulator: setup
+	$(BIN)/python -m tools.study.simulator
 
 # The quickstart beside TRL and a loop by hand, all from the same weights: 15 whole runs, one after another. TRL has
 # an environment of its own, and runs only here: `make test` tests the loop by hand and the page.

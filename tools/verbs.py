@@ -13,6 +13,7 @@ from tools.collect_options import CollectOptions
 from tools.launch.launch_options import LaunchOptions
 from tools.options import options_of
 from tools.serve_options import ServeOptions
+from tools.simulate.simulate_options import SimulateOptions
 from tools.top_options import TopOptions
 from tools.track.track_options import TrackOptions
 
@@ -83,6 +84,12 @@ VERBS = {
         "tools.track.track:track",
         RUN,
         own=TrackOptions,
+    ),
+    "simulate": Verb(
+        "predict throughput, lag and cost of other fleets and settings, from the records of a run",
+        "tools.simulate.simulate:simulate",
+        (*RUN[:2], "replay", "actors.max_episodes", "actors.price_per_hour"),
+        own=SimulateOptions,
     ),
     "scale": Verb(
         "keep the advised, or a given, number of actors running on a host",

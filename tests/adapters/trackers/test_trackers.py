@@ -83,5 +83,5 @@ def test_a_run_that_mlflow_does_not_know_is_an_error_that_says_what_to_look_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    with pytest.raises(ConfigError, match="MLflow refused the run: .*MLFLOW_TRACKING_URI"):
+    with pytest.raises(ConfigError, match=r"MLflow refused the run: .*MLFLOW_TRACKING_URI"):
         MlflowTracker("demo", folder=tmp_path, project="p", settings=SETTINGS, run="0" * 32)

@@ -1,0 +1,164 @@
+"""The simulator, against runs that can be computed by hand."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+import simpy
+
+from common.config import Config
+from common.config_error import ConfigError
+from tools.simulate.calibration import Calibration, PlayedTurn, token_time
+from tools.simulate.engine import SimulatedEngine, TokenTime
+from tools.simulate.simulate import limit_of, plan_of
+from tools.simulate.simulate_options import SimulateOptions
+from tools.simulate.world import Outcome, Plan, World
+
+SECOND = [PlayedTurn(num_tokens=10, env_s=0.0)]  # an episode of 1 s, by the engine of FACTS
+FACTS = Calibration(
+    episodes=[SECOND],
+    token_time=TokenTime(fixed_s=0.1, per_request_s=0.0),
+    step_s=[1.0],
+    useful_share=1.0,
+    failed_share=0.0,
+    refresh_s=0.5,
+    num_actors=1,
+    steps_per_hour=0.0,
+    lag=0.0,
+)
+PLAN = Plan(
+    num_actors=1,
+    max_episodes=1,
+    group_size=1,
+    groups_per_step=1,
+    target_lag=0,
+    max_lag=8,
+    steps=100,
+    lease_ttl_s=10.0,
+    price_per_hour=0.0,
+    preemptions_per_hour=0.0,
+    kills_per_hour=0.0,
+    restart_s=5.0,
+    seed=0,
+)
+
+
+def outcome(facts: Calibration = FACTS, **changes: float) -> Outcome:
+    return World(dataclasses.replace(PLAN, **changes), facts).run()  # type: ignore[arg-type]
+
+
+def with_episodes(*episodes: Sequence[PlayedTurn], **changes: float) -> Calibration:
+    return dataclasses.replace(FACTS, episodes=list(episodes), **changes)  # type: ignore[arg-type]
+
+
+def test_requests_share_the_iterations_of_an_engine() -> None:
+    """Iterations take 2 s with one request and 3 s with two. The first wants 4, the second 1, from second 4 on.
+
+    0 to 4: two iterations for the first alone; 4 to 7: one for both, the second ends; 7 to 9: the last one.
+    """
+    env, ends = simpy.Environment(), dict[str, float]()
+    engine = SimulatedEngine(env, TokenTime(fixed_s=1.0, per_request_s=1.0))
+
+    def request(name: str, *, at: float, tokens: int):  # type: ignore[no-untyped-def]
+        yield env.timeout(at)
+        yield engine.generate(tokens)
+        ends[name] = env.now
+
+    env.process(request("first", at=0.0, tokens=4))
+    env.process(request("second", at=4.0, tokens=1))
+    env.run()
+    assert ends == {"first": pytest.approx(9.0), "second": pytest.approx(7.0)}
+
+
+def test_a_synchronous_step_waits_for_its_weights_and_its_episodes() -> None:
+    """1 s for the step, 0.5 s until the actor has its weights, 1 s for the episode: 2.5 s, of which it learns 1 s."""
+    found = outcome()
+    assert found.steps_per_hour == pytest.approx(3600 / 2.5, rel=0.02)
+    assert found.learner_busy == pytest.approx(0.4, rel=0.02)
+    assert found.lag == 0 and found.masked_share == 0
+
+
+def test_with_a_lag_of_one_the_slower_side_sets_the_pace() -> None:
+    found = outcome(with_episodes([PlayedTurn(num_tokens=5, env_s=1.5)]), target_lag=1, num_actors=1)
+    assert found.steps_per_hour == pytest.approx(3600 / 2.0, rel=0.02)  # an episode of 2 s, one at a time
+    assert found.learner_busy == pytest.approx(0.5, rel=0.02) and found.slots_used == pytest.approx(1.0, abs=0.05)
+    assert limit_of(PLAN, found) == "actors; add some"
+    found = outcome(with_episodes([PlayedTurn(num_tokens=9, env_s=0.0)]), target_lag=1, num_actors=4)
+    assert found.steps_per_hour == pytest.approx(3600, rel=0.02) and found.learner_busy == pytest.approx(1.0, abs=0.02)
+    # Opened when version k begins its step, played with k - 1, as k is served 0.5 s later; claimed for step k + 1.
+    assert found.lag == 2
+    assert limit_of(PLAN, found) == "the learner; use more learner.ranks, or fewer actors"
+
+
+def test_groups_that_teach_nothing_are_replaced_and_count_as_waste() -> None:
+    facts = dataclasses.replace(FACTS, useful_share=0.5, refresh_s=0.0, step_s=[0.0])
+    found = outcome(facts, target_lag=2, groups_per_step=4, steps=400)
+    assert found.wasted_share == pytest.approx(0.5, abs=0.05)
+    assert found.steps_per_hour == pytest.approx(3600 / 8, rel=0.1)  # eight episodes of 1 s, one after another
+
+
+def test_tokens_older_than_the_cap_are_masked() -> None:
+    """Episodes of 10 s and steps of 1 s that wait for none of them: the tokens are some ten steps old."""
+    facts = with_episodes([PlayedTurn(num_tokens=100, env_s=0.0)], refresh_s=0.0)
+    found = outcome(facts, target_lag=20, max_episodes=20, max_lag=8)
+    assert found.lag > 8 and found.masked_share > 0.9
+    assert outcome(facts, target_lag=20, max_episodes=20, max_lag=40).masked_share == 0
+
+
+def test_killed_actors_cost_what_they_played_and_the_time_of_their_leases_and_preempted_ones_neither() -> None:
+    """Episodes of ten turns of 1 s. Half a minute is the mean life of an actor."""
+    facts = with_episodes([PlayedTurn(num_tokens=10, env_s=0.0)] * 10, refresh_s=0.0, step_s=[0.1])
+    unhurt = outcome(facts, target_lag=2, num_actors=4, steps=300)
+    killed = outcome(facts, target_lag=2, num_actors=4, steps=300, kills_per_hour=120.0)
+    preempted = outcome(facts, target_lag=2, num_actors=4, steps=300, preemptions_per_hour=120.0)
+    assert unhurt.num_lost_actors == 0 and unhurt.wasted_share == 0
+    assert killed.num_lost_actors > 20 and killed.wasted_share > 0.05
+    assert preempted.num_lost_actors > 20 and preempted.wasted_share == 0
+    assert killed.steps_per_hour < preempted.steps_per_hour < unhurt.steps_per_hour
+
+
+def test_failed_attempts_are_repeated() -> None:
+    facts = dataclasses.replace(FACTS, failed_share=0.5, refresh_s=0.0, step_s=[0.0])
+    assert outcome(facts, target_lag=1, steps=1000).steps_per_hour == pytest.approx(1800, rel=0.1)
+
+
+def test_the_same_seed_gives_the_same_outcome() -> None:
+    facts = with_episodes(SECOND, [PlayedTurn(num_tokens=50, env_s=0.3)], useful_share=0.7)
+    first, again = (outcome(facts, target_lag=2, num_actors=3, kills_per_hour=60.0) for _ in range(2))
+    assert first == again != outcome(facts, target_lag=2, num_actors=3, kills_per_hour=60.0, seed=1)
+
+
+def loaded(requests: float, rate: float) -> dict[str, float]:
+    return {"fleet/num_episodes": requests, "fleet/num_actors": 2.0, "fleet/generated_tokens_per_s": rate}
+
+
+def test_the_time_of_a_token_is_a_line_through_two_halves_of_the_records() -> None:
+    """Two actors. With 4 requests each, a token takes 4 / 200 = 20 ms, with 16 each 16 / 400 = 40 ms."""
+    records = [loaded(8, 400), loaded(32, 800)] * 5 + [loaded(0, 0)]
+    found = token_time(records, generating_share=1.0)
+    middle = 20 / 600  # of all: (4 + 16) requests, (200 + 400) tokens a second
+    assert found.per_request_s == pytest.approx(0.02 / 12)
+    assert found.fixed_s == pytest.approx(middle - 10 * 0.02 / 12)
+    half = token_time(records, generating_share=0.5)  # the environment has the other half of the episodes
+    assert half.of(5) == pytest.approx(middle / 2)
+
+
+def test_a_line_that_would_fall_is_flat_and_a_run_that_never_generated_is_refused() -> None:
+    falling = [loaded(8, 200), loaded(32, 2000)] * 5
+    assert token_time(falling, generating_share=1.0) == TokenTime(fixed_s=pytest.approx(20 / 1100), per_request_s=0.0)
+    with pytest.raises(ConfigError, match="while actors generated"):
+        token_time([loaded(0, 0)], generating_share=1.0)
+
+
+def test_a_plan_has_the_settings_of_the_run_and_what_is_changed_of_them() -> None:
+    config = Config()
+    config.replay.target_lag, config.actors.price_per_hour = 5, 0.4
+    plan = plan_of(config, SimulateOptions(kills_per_hour=2.0, steps=7), num_actors=3)
+    assert (plan.num_actors, plan.target_lag, plan.kills_per_hour, plan.steps) == (3, 5, 2.0, 7)
+    assert World(dataclasses.replace(plan, max_episodes=8), FACTS).run().dollars_per_hour == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(("options", "said"), [({"actors": ("x",)}, "--actors"), ({"steps": 0}, "--steps")])
+def test_options_without_a_meaning_are_refused(options: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        SimulateOptions(**options)  # type: ignore[arg-type]

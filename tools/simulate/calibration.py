@@ -1,0 +1,141 @@
+"""What a simulation takes from the records of a run: episodes, the engine's speed, the learner's steps."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from common.config import Config
+from common.config_error import ConfigError
+from common.metrics import read_metrics
+from common.run_dir import RunDir
+from common.trajectory import Trajectory
+from replay.archive import Archive, ArchiveError
+from tools.replay.run_records import ANY_TOKEN, MAX_GROUP_BYTES
+from tools.simulate.engine import TokenTime
+
+MAX_EPISODES = 2000  # read from the archive; more would not change the result
+WARM_UP_STEPS = 5  # the first steps are not typical: engines and caches are cold
+FEWEST_STEPS = 10
+POLL_S = 0.1  # how often an actor looks for newer weights
+
+Record = Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlayedTurn:
+    num_tokens: int  # sampled ones
+    env_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """The measured facts of one run."""
+
+    episodes: Sequence[Sequence[PlayedTurn]]
+    token_time: TokenTime
+    step_s: Sequence[float]  # of each optimizer step, without the wait for its batch
+    useful_share: float  # of the finished groups: the others had equal returns and were dropped
+    failed_share: float  # of the attempts
+    refresh_s: float  # from the end of a step until actors sample with its weights
+    num_actors: int
+    steps_per_hour: float  # as recorded, for comparison
+    lag: float  # likewise: mean lag of the oldest tokens, in optimizer steps
+
+
+def calibrate(config: Config) -> Calibration:
+    """Read the records of the run of `config`. Raises ConfigError if they do not suffice."""
+    run_dir = RunDir(config.run.root, config.run.name)
+    steps = [record for record in read_metrics(run_dir.metrics) if "trained/reward" in record][WARM_UP_STEPS:]
+    if len(steps) < FEWEST_STEPS:
+        raise ConfigError(
+            f"{run_dir.metrics} has {len(steps)} steps after the first {WARM_UP_STEPS}; a simulation needs "
+            f"{FEWEST_STEPS}: let the run make more, or name another run"
+        )
+    episodes = _episodes(config, run_dir, last_step=int(steps[-1]["step"]))
+    newest = steps[-1]
+    dropped = _growth(steps, "replay/total_dropped_zero_variance")
+    trained = _growth(steps, "replay/trained") + _growth(steps, "replay/claimed")
+    failed = sum(_growth(steps, name) for name in newest if name.startswith("replay/total_failed_"))
+    produced = sum(record["produced/episodes"] for record in steps)
+    return Calibration(
+        episodes=episodes,
+        token_time=token_time(steps, generating_share=_generating_share(config, run_dir, int(newest["step"]))),
+        step_s=[record["perf/step_s"] - record["time/wait_s"] for record in steps],
+        useful_share=trained / (trained + dropped) if trained + dropped else 1.0,
+        failed_share=failed / (failed + produced) if failed + produced else 0.0,
+        refresh_s=_mean(steps, "time/broadcast_s") + _mean(steps, "time/refresh_pause_s") + POLL_S,
+        num_actors=round(statistics.median(record["fleet/num_actors"] for record in steps)),
+        steps_per_hour=3600 / statistics.fmean(record["perf/step_s"] for record in steps),
+        lag=_mean(steps, "lag/mean"),
+    )
+
+
+def token_time(steps: Sequence[Record], *, generating_share: float) -> TokenTime:
+    """The line through two points: the half of the records with more requests an actor, and the other half.
+
+    The heartbeats count requests n and tokens a second, so n / rate is the time of a token. Each half is summed first,
+    because single heartbeats are noisy. `generating_share` of an episode's time is generation; the rest is the
+    environment's. Where the line would fall, or begin below 0, it is replaced by one through the mean.
+    """
+    loads = sorted(
+        (generating_share * record["fleet/num_episodes"] / record["fleet/num_actors"], _rate(record))
+        for record in steps
+        if record["fleet/num_episodes"] > 0 and record["fleet/num_actors"] > 0 and _rate(record) > 0
+    )
+    if not loads:
+        raise ConfigError("no step was recorded while actors generated; let the run make more steps")
+    low, high = loads[: len(loads) // 2], loads[len(loads) // 2 :]
+    (few, fast), (many, slow), (mean, middle) = (_point(half) for half in (low or high, high, loads))
+    slope = (slow - fast) / (many - few) if many > few else 0.0
+    slope = min(max(slope, 0.0), middle / mean)
+    return TokenTime(fixed_s=middle - slope * mean, per_request_s=slope)
+
+
+def _point(loads: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The mean number of requests, and the time of a token: (2 requests, 10 tokens/s) gives (2, 0.2 s)."""
+    requests = sum(count for count, _ in loads)
+    return requests / len(loads), requests / sum(rate for _, rate in loads)
+
+
+def _rate(record: Record) -> float:
+    """Tokens a second of one actor."""
+    return record["fleet/generated_tokens_per_s"] / record["fleet/num_actors"]
+
+
+def _episodes(config: Config, run_dir: RunDir, *, last_step: int) -> list[list[PlayedTurn]]:
+    return [
+        [PlayedTurn(num_tokens=turn.stop - turn.start, env_s=turn.env_s) for turn in trajectory.turns]
+        for trajectory in _archived(config, run_dir, last_step)
+    ]
+
+
+def _generating_share(config: Config, run_dir: RunDir, last_step: int) -> float:
+    """The share of the episodes' turns that is generation."""
+    turns = [turn for trajectory in _archived(config, run_dir, last_step) for turn in trajectory.turns]
+    generate_s, env_s = sum(turn.generate_s for turn in turns), sum(turn.env_s for turn in turns)
+    return generate_s / (generate_s + env_s) if generate_s else 1.0
+
+
+def _archived(config: Config, run_dir: RunDir, last_step: int) -> list[Trajectory]:
+    """The newest trajectories that were trained. Raises ConfigError."""
+    archive, found = Archive(run_dir.trajectories, config.run.name), list[Trajectory]()
+    try:
+        for step in reversed([step for step in archive.steps if step <= last_step]):
+            archived = archive.read(step, vocab_size=ANY_TOKEN, max_group_bytes=MAX_GROUP_BYTES)
+            found += [trajectory for group in archived.groups for trajectory in group.trajectories]
+            if len(found) >= MAX_EPISODES:
+                break
+    except ArchiveError as error:
+        raise ConfigError(str(error)) from error
+    if not found:
+        raise ConfigError(f"{run_dir.trajectories} has no trajectories; a simulation needs a run with replay.archive")
+    return found
+
+
+def _growth(steps: Sequence[Record], name: str) -> float:
+    return steps[-1].get(name, 0.0) - steps[0].get(name, 0.0)
+
+
+def _mean(steps: Sequence[Record], name: str) -> float:
+    values = [record[name] for record in steps if name in record]
+    return statistics.fmean(values) if values else 0.0

@@ -1,0 +1,101 @@
+"""`slipstream simulate`: what another fleet, or other settings, would give, by a simulation calibrated on a run."""
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Sequence
+
+from common.config import Config
+from tools.simulate.calibration import Calibration, calibrate
+from tools.simulate.simulate_options import SimulateOptions
+from tools.simulate.world import Outcome, Plan, World
+from tools.table import print_rows
+
+MANY_REQUESTS_PER_S = 50_000  # about what one Redis server answers
+BUSY, IDLE, FULL = 0.9, 0.7, 0.9
+COLUMNS = ("actors", "steps/h", "episodes/s", "lag", "masked", "busy", "slots", "wasted", "$/h", "$/step", "limit")
+
+
+def simulate(config: Config, *, options: SimulateOptions) -> int:
+    """Print a row for each fleet, after one that repeats the run itself; return 0. Raises ConfigError.
+
+    `config` is that of the run, with the changes to be tried.
+    """
+    facts = calibrate(config)
+    counts = [int(number) for number in options.actors] or [facts.num_actors]
+    plans = [plan_of(config, options, num_actors=count) for count in counts]
+    outcomes = [World(plan, facts).run() for plan in plans]
+    if options.json:
+        print(
+            json.dumps(
+                [{"plan": dataclasses.asdict(p), "outcome": dataclasses.asdict(o)} for p, o in _pairs(plans, outcomes)]
+            )
+        )
+        return 0
+    print(_measured(config, facts))
+    print_rows(COLUMNS, [_row(plan, outcome) for plan, outcome in _pairs(plans, outcomes)])
+    return 0
+
+
+def plan_of(config: Config, options: SimulateOptions, *, num_actors: int) -> Plan:
+    """The plan for a fleet of `num_actors`, with the settings of `config`."""
+    replay = config.replay
+    return Plan(
+        num_actors=num_actors,
+        max_episodes=config.actors.max_episodes,
+        group_size=replay.group_size,
+        groups_per_step=replay.groups_per_step,
+        target_lag=replay.target_lag,
+        max_lag=replay.max_lag,
+        steps=options.steps,
+        lease_ttl_s=replay.lease_ttl_s,
+        price_per_hour=config.actors.price_per_hour,
+        preemptions_per_hour=options.preemptions_per_hour,
+        kills_per_hour=options.kills_per_hour,
+        restart_s=options.restart_s,
+        seed=options.seed,
+    )
+
+
+def limit_of(plan: Plan, outcome: Outcome) -> str:
+    """What limits the run, and the setting that changes it."""
+    if outcome.requests_per_s > MANY_REQUESTS_PER_S:
+        return f"Redis, at {outcome.requests_per_s:,.0f} requests/s; use redis.shards"
+    if outcome.learner_busy > BUSY:
+        return "the learner; use more learner.ranks, or fewer actors"
+    if outcome.slots_used > FULL:
+        return "actors; add some"
+    if outcome.slots_used < IDLE:
+        return "admission; raise replay.target_lag or groups_per_step, or use fewer actors"
+    return "none alone"
+
+
+def _measured(config: Config, facts: Calibration) -> str:
+    per_token = 1000 * facts.token_time.fixed_s, 1000 * facts.token_time.per_request_s
+    return (
+        f"calibrated on {len(facts.episodes)} episodes of {config.run.name}: {facts.num_actors} actors, "
+        f"{facts.steps_per_hour:.0f} steps/h, lag {facts.lag:.2f}; a token takes {per_token[0]:.1f} ms + "
+        f"{per_token[1]:.2f} ms for each request, a step {statistics.fmean(facts.step_s):.2f} s, a refresh "
+        f"{facts.refresh_s:.2f} s; {facts.useful_share:.0%} of the groups teach"
+    )
+
+
+def _row(plan: Plan, outcome: Outcome) -> list[str]:
+    dollars = outcome.dollars_per_hour
+    return [
+        str(plan.num_actors),
+        f"{outcome.steps_per_hour:.0f}",
+        f"{outcome.episodes_per_s:.1f}",
+        f"{outcome.lag:.2f}",
+        f"{outcome.masked_share:.1%}",
+        f"{outcome.learner_busy:.0%}",
+        f"{outcome.slots_used:.0%}",
+        f"{outcome.wasted_share:.0%}",
+        f"{dollars:.2f}" if dollars else "",
+        f"{dollars / outcome.steps_per_hour:.4f}" if dollars else "",
+        limit_of(plan, outcome),
+    ]
+
+
+def _pairs(plans: Sequence[Plan], outcomes: Sequence[Outcome]) -> list[tuple[Plan, Outcome]]:
+    return list(zip(plans, outcomes, strict=True))

@@ -1,0 +1,333 @@
+"""A run in simulated time: a learner, actors, and the groups between them, by the rules of the real ones.
+
+    admission -> queue -> lease -> episodes -> ready -> claim -> optimizer step -> publish -> refresh
+
+The rules are those of `learner.supply` and `actors.act`. Episodes, step times and the engine's speed are a
+calibration's. Redis takes no time here: `Outcome.requests_per_s` is what it would have to answer.
+"""
+
+import itertools
+import math
+import random
+import statistics
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import simpy
+
+from tools.simulate.calibration import Calibration, PlayedTurn
+from tools.simulate.engine import SimulatedEngine
+
+Process = Generator[simpy.Event, Any, None]
+
+WARM_UP_STEPS = 10  # not measured
+BEATS_PER_S = 1.0  # heartbeats of an actor
+LOOKS_PER_S = 10.0  # for newer weights, of an actor
+ASKS_PER_S = 20.0  # for work, of an actor with a free slot
+REQUESTS_PER_EPISODE = 2.0  # the payload, and its commit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What is simulated."""
+
+    num_actors: int
+    max_episodes: int  # of one actor at a time
+    group_size: int
+    groups_per_step: int
+    target_lag: int
+    max_lag: int
+    steps: int  # that are measured
+    lease_ttl_s: float
+    price_per_hour: float  # dollars, of one actor
+    preemptions_per_hour: float  # of one actor; its episodes continue elsewhere
+    kills_per_hour: float  # of one actor; its episodes begin again once their leases have expired
+    restart_s: float  # until a lost actor is replaced
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """Means over the measured steps."""
+
+    steps_per_hour: float
+    episodes_per_s: float
+    tokens_per_s: float  # sampled
+    lag: float  # optimizer steps, of the oldest token of an episode
+    masked_share: float  # of the trained tokens: older than max_lag
+    learner_busy: float  # share of time
+    slots_used: float  # share of the actors' episode slots
+    wasted_share: float  # of the sampled tokens: of dropped groups, or lost with their actor
+    dollars_per_hour: float
+    num_lost_actors: int
+    requests_per_s: float  # that Redis answers
+
+
+@dataclass(kw_only=True, slots=True)
+class Member:
+    """One attempt: what it still plays, and the tokens that each version sampled."""
+
+    turns: Sequence[PlayedTurn]
+    num_played: int = 0
+    sampled: list[tuple[int, int]] = field(default_factory=list)  # (policy version, tokens) of each turn
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Group:
+    min_version: int
+    members: list[Member]
+    unfinished: set[int] = field(default_factory=set)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(tokens for member in self.members for _, tokens in member.sampled)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Actor:
+    """One life of an actor; a replacement is another one."""
+
+    engine: SimulatedEngine
+    version: int
+    changed: simpy.Event  # triggered, and replaced, when a slot is free or newer weights have come
+    groups: set[Group] = field(default_factory=set)
+    num_running: int = 0
+    ended: bool = False
+
+
+class World:
+    """One simulated run."""
+
+    def __init__(self, plan: Plan, facts: Calibration) -> None:
+        self._env = simpy.Environment()
+        self._plan, self._facts = plan, facts
+        self._random = random.Random(plan.seed)
+        self._queue = simpy.Store(self._env)
+        self._num_leased = 0
+        self._ready = deque[Group]()
+        self._finished = self._env.event()  # triggered, and replaced, when a group becomes ready
+        self._actors = set[Actor]()
+        self._version = 0  # of the learner
+        self._served = 0  # that actors can have
+        self._taught = deque[bool](maxlen=64)
+        self._tally = Tally()
+        self._started_s = 0.0
+
+    def run(self) -> Outcome:
+        for _ in range(self._plan.num_actors):
+            self._env.process(self._host())
+        learner = self._env.process(self._learn())
+        self._env.process(self._sample_load())
+        self._env.run(until=learner)
+        return self._outcome()
+
+    # The learner.
+
+    def _learn(self) -> Process:
+        plan, facts = self._plan, self._facts
+        for step in range(WARM_UP_STEPS + plan.steps):
+            if step == WARM_UP_STEPS:
+                self._tally, self._started_s = Tally(), self._env.now
+            began, batch = self._env.now, list[Group]()
+            while len(batch) < plan.groups_per_step:
+                self._admit(step, len(batch))
+                claimed = self._claim(plan.groups_per_step - len(batch))
+                if not claimed:
+                    yield self._finished
+                batch += self._sorted_out(claimed)
+            self._tally.num_wasted += sum(group.num_tokens for group in batch[plan.groups_per_step :])
+            batch = batch[: plan.groups_per_step]
+            self._admit(step, len(batch))
+            self._tally.wait_s += self._env.now - began
+            self._count(batch)
+            yield self._env.timeout(self._random.choice(facts.step_s))
+            self._version += 1
+            self._env.process(self._publish(self._version))
+
+    def _admit(self, step: int, num_kept: int) -> None:
+        """Open groups until there is as much work in progress as the lag allows: see `learner.supply.Supply.admit`."""
+        plan = self._plan
+        ahead = min(plan.target_lag + 1, WARM_UP_STEPS + plan.steps - step)
+        wanted = plan.groups_per_step * ahead - num_kept
+        outstanding = len(self._queue.items) + self._num_leased + len(self._ready)
+        for _ in range(math.ceil(wanted / self._useful_share()) - outstanding):
+            members = [Member(turns=self._random.choice(self._facts.episodes)) for _ in range(plan.group_size)]
+            oldest = max(0, self._version - plan.target_lag)
+            self._queue.put(Group(min_version=oldest, members=members, unfinished=set(range(plan.group_size))))
+
+    def _useful_share(self) -> float:
+        first = self._plan.groups_per_step
+        return max((first + sum(self._taught)) / (first + len(self._taught)), 1 / 8)
+
+    def _claim(self, num_missing: int) -> list[Group]:
+        """The oldest ready groups; none if fewer than `num_missing` are ready."""
+        in_waves = self._plan.target_lag == 0
+        if len(self._ready) < num_missing or (in_waves and (self._queue.items or self._num_leased)):
+            return []
+        return [self._ready.popleft() for _ in range(len(self._ready) if in_waves else num_missing)]
+
+    def _sorted_out(self, claimed: Sequence[Group]) -> list[Group]:
+        """The groups that teach; the others are dropped."""
+        teaches = [self._random.random() < self._facts.useful_share for _ in claimed]
+        self._taught += teaches
+        dropped = itertools.compress(claimed, (not each for each in teaches))
+        self._tally.num_wasted += sum(group.num_tokens for group in dropped)
+        return list(itertools.compress(claimed, teaches))
+
+    def _count(self, batch: Sequence[Group]) -> None:
+        for group in batch:
+            for member in group.members:
+                self._tally.lags.append(self._version - min(version for version, _ in member.sampled))
+                for version, tokens in member.sampled:
+                    self._tally.num_trained += tokens
+                    self._tally.num_masked += tokens * (self._version - version > self._plan.max_lag)
+
+    def _publish(self, version: int) -> Process:
+        yield self._env.timeout(self._facts.refresh_s)
+        self._served = max(self._served, version)
+        for actor in self._actors:
+            actor.version = self._served
+            self._wake(actor)
+
+    # The actors.
+
+    def _host(self) -> Process:
+        """Keep one actor running: each life ends by chance, and another begins after a while."""
+        plan = self._plan
+        losses_per_s = (plan.preemptions_per_hour + plan.kills_per_hour) / 3600
+        while True:
+            actor = Actor(
+                engine=SimulatedEngine(self._env, self._facts.token_time),
+                version=self._served,
+                changed=self._env.event(),
+            )
+            self._actors.add(actor)
+            self._env.process(self._serve(actor))
+            if not losses_per_s:
+                return
+            yield self._env.timeout(self._random.expovariate(losses_per_s))
+            actor.ended = True
+            self._actors.remove(actor)
+            self._tally.num_lost_actors += 1
+            killed = self._random.random() < plan.kills_per_hour / (plan.preemptions_per_hour + plan.kills_per_hour)
+            self._env.process(self._requeue(actor, killed=killed))
+            yield self._env.timeout(plan.restart_s)
+
+    def _requeue(self, actor: Actor, *, killed: bool) -> Process:
+        """Queue an ended actor's groups again: at once, or once their leases have expired and without their turns."""
+        groups = list(actor.groups)
+        if killed:
+            yield self._env.timeout(self._plan.lease_ttl_s)
+        for group in groups:
+            for number in group.unfinished if killed else ():
+                member = group.members[number]
+                self._tally.num_wasted += sum(tokens for _, tokens in member.sampled)
+                member.num_played, member.sampled = 0, []
+            self._num_leased -= 1
+            self._queue.put(group)
+
+    def _serve(self, actor: Actor) -> Process:
+        """Lease a group while a slot is free, as `actors.act` does."""
+        while not actor.ended:
+            if actor.num_running >= self._plan.max_episodes:
+                yield actor.changed
+                continue
+            group = yield self._queue.get()
+            if actor.ended:
+                self._queue.put(group)
+                return
+            self._num_leased += 1
+            actor.groups.add(group)
+            actor.num_running += len(group.unfinished)
+            self._env.process(self._play(actor, group))
+
+    def _play(self, actor: Actor, group: Group) -> Process:
+        while actor.version < group.min_version and not actor.ended:
+            yield actor.changed
+        for number in sorted(group.unfinished):
+            self._env.process(self._rollout(actor, group, number))
+
+    def _rollout(self, actor: Actor, group: Group, number: int) -> Process:
+        member = group.members[number]
+        while member.num_played < len(member.turns):
+            turn, version = member.turns[member.num_played], actor.version
+            yield actor.engine.generate(turn.num_tokens)
+            if not actor.ended and turn.env_s:
+                yield self._env.timeout(turn.env_s)
+            if actor.ended:
+                return
+            self._tally.num_sampled += turn.num_tokens
+            member.sampled.append((version, turn.num_tokens))
+            member.num_played += 1
+            if member.num_played == len(member.turns) and self._random.random() < self._facts.failed_share:
+                self._tally.num_wasted += sum(tokens for _, tokens in member.sampled)
+                member.num_played, member.sampled = 0, []
+        self._end(actor, group, number)
+
+    def _end(self, actor: Actor, group: Group, number: int) -> None:
+        self._tally.num_episodes += 1
+        group.unfinished.remove(number)
+        actor.num_running -= 1
+        self._wake(actor)
+        if not group.unfinished:
+            actor.groups.remove(group)
+            self._num_leased -= 1
+            self._ready.append(group)
+            self._finished.succeed()
+            self._finished = self._env.event()
+
+    def _wake(self, actor: Actor) -> None:
+        actor.changed.succeed()
+        actor.changed = self._env.event()
+
+    # What is measured.
+
+    def _sample_load(self) -> Process:
+        """Look at the load once in a while; the mean of such looks is the share of slots in use."""
+        while True:
+            yield self._env.timeout(statistics.fmean(self._facts.step_s) / 2 + 0.01)
+            slots = len(self._actors) * self._plan.max_episodes
+            used = sum(min(actor.num_running, self._plan.max_episodes) for actor in self._actors)
+            free = sum(actor.num_running < self._plan.max_episodes for actor in self._actors)
+            if slots:
+                self._tally.slots_used.append(used / slots)
+            self._tally.free_actors.append(free)
+
+    def _outcome(self) -> Outcome:
+        tally, plan = self._tally, self._plan
+        lasted_s = self._env.now - self._started_s
+        episodes_per_s = tally.num_episodes / lasted_s
+        free = statistics.fmean(tally.free_actors) if tally.free_actors else 0.0
+        return Outcome(
+            steps_per_hour=3600 * plan.steps / lasted_s,
+            episodes_per_s=episodes_per_s,
+            tokens_per_s=tally.num_sampled / lasted_s,
+            lag=statistics.fmean(tally.lags),
+            masked_share=tally.num_masked / tally.num_trained,
+            learner_busy=1 - tally.wait_s / lasted_s,
+            slots_used=statistics.fmean(tally.slots_used) if tally.slots_used else 0.0,
+            wasted_share=tally.num_wasted / max(tally.num_sampled, 1),
+            dollars_per_hour=plan.num_actors * plan.price_per_hour,
+            num_lost_actors=tally.num_lost_actors,
+            requests_per_s=plan.num_actors * (BEATS_PER_S + LOOKS_PER_S)
+            + free * ASKS_PER_S
+            + episodes_per_s * REQUESTS_PER_EPISODE,
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class Tally:
+    """Sums over the measured steps; tokens are sampled ones."""
+
+    wait_s: float = 0.0  # of the learner, for its batches
+    num_episodes: int = 0
+    num_sampled: int = 0
+    num_trained: int = 0
+    num_masked: int = 0
+    num_wasted: int = 0
+    num_lost_actors: int = 0
+    lags: list[int] = field(default_factory=list)  # of each trained episode
+    slots_used: list[float] = field(default_factory=list)
+    free_actors: list[int] = field(default_factory=list)

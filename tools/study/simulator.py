@@ -1,0 +1,206 @@
+"""`make study-simulator`: what `slipstream simulate` predicts for fleets that it has not seen, beside what they did.
+
+Learner, Redis and actor processes are real; the engines are scripted, so that a machine of two cores can have many
+actors. The simulator is calibrated on the records of the first fleet alone.
+"""
+
+import argparse
+import random
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from common.config import Config, dump_config, load_config
+from common.connection import PASSWORD_VARIABLE
+from common.metrics import read_metrics
+from common.run_dir import RunDir, write_whole
+from replay.server import start_private_server
+from tools.bench.benchmark import today
+from tools.child import Child
+from tools.simulate.calibration import WARM_UP_STEPS, Calibration, calibrate
+from tools.simulate.simulate import plan_of
+from tools.simulate.simulate_options import SimulateOptions
+from tools.simulate.world import World
+from tools.study.page import markdown, with_table
+
+TASK, PRESET = "conf/quickstart.yaml", "conf/objective/reinforce_pp.yaml"  # which drops no group for equal returns
+SHARED = (
+    "warm_start.episodes=0",
+    "eval.num_tasks=0",
+    "objective.guard_min_ess=0",
+    "objective.guard_max_ratio=0",
+    "replay.lease_ttl_s=4",
+    "learner.checkpoint_every=1000",
+    "actors.max_episodes=16",
+    "actors.drain_s=0",
+)
+RESTART_S = 3.0
+POLL_S = 0.1
+ACTOR = "tools.study.scripted_actor"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FleetPlan:
+    """A fleet, and what differs in it from the first one."""
+
+    name: str
+    num_actors: int
+    settings: tuple[str, ...] = ()
+    kills_per_hour: float = 0.0  # of each actor, kill -9
+
+
+FLEETS = (
+    FleetPlan(name="calibration", num_actors=4),
+    FleetPlan(name="fewer actors", num_actors=2),
+    FleetPlan(name="more actors, more lag", num_actors=8, settings=("replay.target_lag=4", "replay.max_lag=16")),
+    FleetPlan(name="kills", num_actors=4, kills_per_hour=180.0),
+)
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One fleet: measured and simulated steps an hour, and mean lag of the oldest tokens."""
+
+    name: str
+    num_actors: int
+    settings: list[str]
+    kills_per_hour: float
+    num_killed: int
+    steps_per_hour: float
+    simulated_steps_per_hour: float
+    lag: float
+    simulated_lag: float
+
+
+def play(fleet: FleetPlan, folder: Path, *, num_steps: int) -> tuple[Config, int]:
+    """Run the fleet until its learner has finished; return its configuration, and how many actors were killed."""
+    name = fleet.name.replace(" ", "-").replace(",", "")
+    own = (f"run.name={name}", f"run.root={folder}", f"learner.steps={num_steps}", f"actors.count={fleet.num_actors}")
+    config = load_config(TASK, [*SHARED, *fleet.settings, *own], presets=[PRESET])
+    run_dir = RunDir(folder, name)
+    run_dir.create()
+    with start_private_server(run_dir.redis) as server:
+        config.redis.url = server.url
+        write_whole(run_dir.config, dump_config(config))
+        secrets = {"OMP_NUM_THREADS": "1", PASSWORD_VARIABLE: server.password}
+        learner = _child("learner", ["tools.cli", "learner", str(run_dir.config)], run_dir, secrets)
+        actors = [
+            _child(f"actor-{number}", [ACTOR, f"actor-{number}", str(run_dir.config)], run_dir, secrets)
+            for number in range(fleet.num_actors)
+        ]
+        try:
+            return config, _watch(learner, actors, fleet, run_dir)
+        finally:
+            for child in (*actors, learner):
+                child.kill()
+
+
+def _child(name: str, command: list[str], run_dir: RunDir, secrets: dict[str, str]) -> Child:
+    child = Child(name, [sys.executable, "-m", *command], log=run_dir.log(name), environment=secrets)
+    child.start()
+    return child
+
+
+def _watch(learner: Child, actors: Sequence[Child], fleet: FleetPlan, run_dir: RunDir) -> int:
+    """Kill actors by chance, and start each again after RESTART_S, until the learner has ended."""
+    chance, num_killed, rate = random.Random(0), 0, fleet.kills_per_hour / 3600
+    dies_at = [_life(chance, rate) for _ in actors]
+    returns_at = [0.0 for _ in actors]
+    while learner.exit_code is None:
+        time.sleep(POLL_S)
+        if not _is_training(run_dir):
+            dies_at = [time.monotonic() + _life(chance, rate) for _ in actors]
+            continue
+        for number, actor in enumerate(actors):
+            now = time.monotonic()
+            if actor.exit_code is None and now > dies_at[number]:
+                actor.send(signal.SIGKILL)
+                num_killed += 1
+                returns_at[number] = now + RESTART_S
+            elif actor.exit_code == -signal.SIGKILL and now > returns_at[number]:
+                actor.start()
+                dies_at[number] = now + _life(chance, rate)
+    if learner.exit_code:
+        raise RuntimeError(f"the learner of {fleet.name!r} ended with {learner.exit_code}:\n{learner.last_log_lines()}")
+    return num_killed
+
+
+def _life(chance: random.Random, rate: float) -> float:
+    return chance.expovariate(rate) if rate else 1e9
+
+
+def _is_training(run_dir: RunDir) -> bool:
+    return run_dir.metrics.exists() and run_dir.metrics.stat().st_size > 0
+
+
+def row_of(fleet: FleetPlan, config: Config, facts: Calibration, *, num_killed: int, num_steps: int) -> Row:
+    """The fleet's own records beside a simulation by the first fleet's."""
+    records = read_metrics(RunDir(config.run.root, config.run.name).metrics)[WARM_UP_STEPS:]
+    options = SimulateOptions(kills_per_hour=fleet.kills_per_hour, restart_s=RESTART_S, steps=10 * num_steps)
+    simulated = World(plan_of(config, options, num_actors=fleet.num_actors), facts).run()
+    return Row(
+        name=fleet.name,
+        num_actors=fleet.num_actors,
+        settings=list(fleet.settings),
+        kills_per_hour=fleet.kills_per_hour,
+        num_killed=num_killed,
+        steps_per_hour=3600 / statistics.fmean(record["perf/step_s"] for record in records),
+        simulated_steps_per_hour=simulated.steps_per_hour,
+        lag=statistics.fmean(record["lag/mean"] for record in records),
+        simulated_lag=simulated.lag,
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows in Markdown."""
+    head = ["fleet", "actors", "killed", "steps an hour", "simulated", "mean lag", "simulated"]
+    cells = [
+        [
+            row.name,
+            str(row.num_actors),
+            str(row.num_killed),
+            f"{row.steps_per_hour:.0f}",
+            f"{row.simulated_steps_per_hour:.0f} ({row.simulated_steps_per_hour / row.steps_per_hour - 1:+.1%})",
+            f"{row.lag:.2f}",
+            f"{row.simulated_lag:.2f} ({row.simulated_lag / row.lag - 1:+.1%})",
+        ]
+        for row in rows
+    ]
+    return markdown(head, cells)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the fleets one after another, and write the page."""
+    parser = argparse.ArgumentParser(prog="study_simulator", description=__doc__)
+    parser.add_argument("--steps", type=int, default=80, help="optimizer steps of each fleet, at most 99")
+    parser.add_argument("--folder", type=Path, default=Path("build/study_simulator"), help="where runs are written")
+    parser.add_argument("--docs", type=Path, default=Path("docs/studies"), help="where the page is written")
+    options = parser.parse_args(arguments)
+    folder = options.folder / time.strftime("%Y%m%d-%H%M%S")
+    played = []
+    for fleet in FLEETS:
+        played.append(play(fleet, folder, num_steps=options.steps))
+        print(f"{fleet.name}: {played[-1][1]} actors were killed", flush=True)
+    facts = calibrate(played[0][0])
+    rows = [
+        row_of(fleet, config, facts, num_killed=num_killed, num_steps=options.steps)
+        for fleet, (config, num_killed) in zip(FLEETS, played, strict=True)
+    ]
+    command = " ".join(["python -m tools.study.simulator", *arguments])
+    raw = {"command": command, "date": today(), "rows": msgspec.to_builtins(rows)}
+    write_whole(
+        options.docs / "simulator.json", msgspec.json.format(msgspec.json.encode(raw), indent=1).decode() + "\n"
+    )
+    print(table(rows))
+    page = options.docs / "simulator.md"
+    if page.exists():
+        write_whole(page, with_table(page.read_text(), f"{table(rows)}\n`{command}`, {today()}.\n"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
