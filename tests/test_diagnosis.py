@@ -110,6 +110,10 @@ def skip_every_step(scene: Scene) -> None:
     scene.steps = [made_step(number, **{"optim/skipped": 1.0}) for number in range(1, 6)]
 
 
+def ignore_the_format(scene: Scene) -> None:
+    scene.steps = [made_step(number, **{"trained/valid_actions": 0.02}) for number in range(1, 6)]
+
+
 def stand_still(scene: Scene) -> None:
     scene.steps[-1]["time"] -= 61.0
 
@@ -123,6 +127,10 @@ FAULTS: dict[str, tuple[Callable[[Scene], None], str]] = {
     "siblings earn the same": (earn_the_same, "20 of 20 groups had nothing to compare"),
     "nothing is learned": (lose_the_gradient, "the norm of the gradient was 0 in the last 5 steps"),
     "every step is skipped": (skip_every_step, "or the guard refused it, in the last 5 steps"),
+    "the policy does not follow the action format": (
+        ignore_the_format,
+        "2% of the actions of the last 5 steps were valid; look at some",
+    ),
     "the learner makes no steps": (stand_still, "the last was 61 s ago"),
 }
 

@@ -5,6 +5,7 @@ The order is that of causes: where no actor is alive, whatever else looks wrong 
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from replay.failures import Failure
 from replay.fleet import Member, RunState
@@ -13,7 +14,8 @@ from replay.ledger import Ledger
 FEWEST_ATTEMPTS = 8  # fewer failures may be chance
 FEWEST_EPISODES = 64  # that all earn 0, before this counts as a fault
 FEWEST_GROUPS = 16  # that all have equal returns, before this counts as a fault
-NUM_STEPS = 5  # in a row without a gradient
+NUM_STEPS = 5  # in a row without a gradient, or without valid actions
+FEWEST_VALID = 0.1  # a smaller share of valid actions counts as a fault
 MOSTLY_EQUAL = 0.9  # the share of groups without a difference that leaves little to learn
 SLACK = 2  # versions; an actor may be fetching one while the next is offered
 QUIET_S, QUIET_STEPS = 60.0, 10  # a learner that makes no step for so long, and for so many times its last step
@@ -145,6 +147,18 @@ def _stale_actors(facts: Facts) -> Diagnosis | None:
     )
 
 
+def _invalid_actions(facts: Facts) -> Diagnosis | None:
+    shares = [step["trained/valid_actions"] for step in facts.steps[-NUM_STEPS:] if "trained/valid_actions" in step]
+    if len(shares) < NUM_STEPS or max(shares) >= FEWEST_VALID:
+        return None
+    return Diagnosis(
+        cause="the policy does not follow the action format",
+        evidence=f"{fmean(shares):.0%} of the actions of the last {NUM_STEPS} steps were valid",
+        next_step="look at some with `slipstream replay show GROUP`; try another `env.action_format`, a longer "
+        "`sampling.max_turn_tokens`, or a warm start",
+    )
+
+
 def _no_reward(facts: Facts) -> Diagnosis | None:
     episodes = facts.since(lambda ledger: sum(ledger.episodes.values()))
     # A sum of returns that has not moved may also be one of opposites; exact ones are unlikely.
@@ -230,6 +244,7 @@ FINDERS: Iterable[Callable[[Facts], Diagnosis | None]] = (
     _no_actor,
     _attempts_fail,
     _stale_actors,
+    _invalid_actions,
     _no_reward,
     _no_gradient,
     _equal_siblings,
