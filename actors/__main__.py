@@ -16,6 +16,7 @@ from actors.event_loop import run as run_loop
 from actors.join import checked_key, checked_tokenizer, run_config, wait_for_run
 from actors.orders import engine_settings
 from actors.receive import ReceiverInfo
+from actors.rehearse import check_template
 from actors.vllm_engine import EngineProcess, VllmEngine
 from actors.watchdog import LEASE_TIMES, watch
 from common.config import Config, load_config
@@ -50,7 +51,8 @@ def main(name: str, settings: list[str]) -> int:
             run = run_config(facts)
             checked_key(run)  # the engine process reads the key from the environment
             check_host(run, Path(facts.model_path))
-            tokenizer = checked_tokenizer(facts)
+            tokenizer = checked_tokenizer(facts, run)
+            check_template(run, tokenizer)
             engine = start_engine(process, name, run=run, mine=mine, facts=facts)
     except (ConfigError, RedisUnreachable, UnknownRun) as error:
         print(printable_block(f"slipstream actors: {error}"), file=sys.stderr)

@@ -186,12 +186,7 @@ def make_setup(
         engine=engine,
         tokenizer=tokenizer,
         action_format=action_format(run.env.action_format),
-        allowance=Allowance(
-            max_turns=run.env.max_turns,
-            max_tokens=run.model.max_tokens,
-            step_timeout_s=run.env.step_timeout_s,
-            episode_timeout_s=run.env.episode_timeout_s,
-        ),
+        allowance=Allowance.of(run),
         provenance=Provenance(
             host=socket.gethostname(), instance_kind=actors.instance_kind, price_per_hour=actors.price_per_hour
         ),

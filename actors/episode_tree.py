@@ -15,10 +15,12 @@ from actors.rollout import EpisodeFailed
 from actors.stretch import Stretch, play_stretch
 from actors.tape import Attempt, Tape
 from actors.tree_search import START, State
-from common.chat import Chat
+from common.chat import Chat, without_thought
 from common.trajectory import Trajectory, Turn
 
 log = logging.getLogger(__name__)
+
+MAX_THOUGHT_MARK_TOKENS = 16  # at the end of a prompt that opens a thought
 
 
 @dataclass(kw_only=True, slots=True)
@@ -128,4 +130,7 @@ class EpisodeTree:
     def _action(self, record: Trajectory, turn: Turn) -> str:
         """The action that the environment received in `turn`."""
         written = record.token_array()[turn.start : turn.stop].tolist()
-        return self._setup.action_format.parse(Chat(self._setup.tokenizer).reply(written)).text
+        prompt_end = record.token_array()[max(0, turn.start - MAX_THOUGHT_MARK_TOKENS) : turn.start].tolist()
+        reply = Chat(self._setup.tokenizer).reply(written)
+        prompt = str(self._setup.tokenizer.decode(prompt_end))
+        return self._setup.action_format.parse(without_thought(reply, prompt=prompt)).text

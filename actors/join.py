@@ -48,9 +48,9 @@ def run_config(facts: RunFacts) -> Config:
         return load_config(file.name, [])
 
 
-def checked_tokenizer(facts: RunFacts) -> "PreTrainedTokenizerBase":
+def checked_tokenizer(facts: RunFacts, run: Config) -> "PreTrainedTokenizerBase":
     """Load the run's tokenizer on this host. Raises ConfigError if it differs from the learner's."""
-    tokenizer = load_tokenizer(facts.model_path)
+    tokenizer = load_tokenizer(facts.model_path, run.model.template_arguments)
     root = tokenizer_root(tokenizer)
     if root != facts.tokenizer_root:
         raise ConfigError(

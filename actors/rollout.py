@@ -5,7 +5,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from transformers import PreTrainedTokenizerBase
@@ -16,7 +16,8 @@ from actors.engine import EngineDied, EngineError, Sampler
 from actors.resume import ReplayMismatch, replay
 from actors.tape import Tape
 from common.action_format import ActionFormat
-from common.chat import Chat, Extension
+from common.chat import Chat, ChatRules, Extension
+from common.config import Config
 from common.env_config import MixtureEntry
 from common.message import Message
 from common.trajectory import OUTCOME_OF, StopReason, Task, Trajectory
@@ -43,12 +44,23 @@ class EpisodeFailed(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allowance:
-    """The limits of an episode."""
+    """The limits of an episode, and the rules of its prompts."""
 
     max_turns: int
     max_tokens: int
     step_timeout_s: float
     episode_timeout_s: float
+    rules: ChatRules = field(default_factory=ChatRules)
+
+    @classmethod
+    def of(cls, config: Config) -> "Allowance":
+        return cls(
+            max_turns=config.env.max_turns,
+            max_tokens=config.model.max_tokens,
+            step_timeout_s=config.env.step_timeout_s,
+            episode_timeout_s=config.env.episode_timeout_s,
+            rules=ChatRules.of(config.model),
+        )
 
 
 @contextlib.asynccontextmanager
@@ -114,7 +126,8 @@ async def rollout(
                     tokenizer, tape.attempt.sampling, max_tokens=allowance.max_tokens, max_turns=allowance.max_turns
                 )
                 return await drive(tape, env=env, sampler=sampler, terms=terms, step_timeout_s=allowance.step_timeout_s)
-            return await _play(tape, env, sampler, Chat(tokenizer), action_format, allowance)
+            chat = Chat(tokenizer, rules=allowance.rules, started_at_s=tape.started_at_s)
+            return await _play(tape, env, sampler, chat, action_format, allowance)
     except TimeoutError:
         raise EpisodeFailed(
             StopReason.TIME_LIMIT, f"it took longer than `env.episode_timeout_s` = {allowance.episode_timeout_s} s"
@@ -149,7 +162,8 @@ async def _play(
         turn_started = time.perf_counter()
         completion = await sampler.generate(tape.prompt(), attempt.sampling, seed=attempt.turn_seed(len(tape.turns)))
         tape.add_completion(completion)
-        action = parsed(action_format, chat.reply(completion.tokens))
+        chat.reply(completion.tokens)
+        action = parsed(action_format, chat.answer)
         generated = time.perf_counter()
         observation = await answer(partial(env.step, action.text), timeout_s=step_timeout_s)
         if not observation.rewards:

@@ -2,22 +2,47 @@
 
 A prompt is never built by decoding and re-encoding the past, because a tokenizer rarely gives back the tokens that a
 policy sampled. Each extension renders the conversation as text, finds the text after what was rendered before, and
-encodes only that. If a chat template rewrites earlier text, for example by dropping earlier thoughts, a new branch
-begins.
+encodes only that. Where a chat template changes only the white space of a reply, the reply stays as it was sampled. If
+it rewrites earlier text, for example by dropping earlier thoughts, a new branch begins, unless `ChatRules.history`
+keeps all replies as they were sampled.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from common.message import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from common.config import ModelConfig
+
+MARK = "the-words-of-a-reply-4b825dc6"  # stands for a reply in a rendering, to find what a template writes after it
+THOUGHT_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))  # around a thought, by family
+_ASK, _RESULT = {"role": "user", "content": "a"}, {"role": "tool", "content": "a"}
+_UNLIKE_ITS_PROMPT = (
+    "the chat template does not render an assistant's message right after its generation prompt; use another"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatRules:
+    """How a conversation becomes prompts. The keys of `model` with the same names choose them."""
+
+    history: str = "template"  # earlier replies are as the chat template shows them, or as they were "sampled"
+    roles: str = "as_sent"  # messages keep their roles; or "alternate": user and assistant by turns, without a system
+
+    @classmethod
+    def of(cls, model: ModelConfig) -> ChatRules:
+        return cls(history=model.history, roles=model.roles)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,40 +56,152 @@ class Extension:
 class Chat:
     """One conversation between an environment and a policy."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, rules: ChatRules | None = None, started_at_s: float | None = None
+    ) -> None:
+        """`started_at_s` is the unix time whose date a template may write into the system message; default: now."""
         self._tokenizer = tokenizer
+        self._rules = rules or ChatRules()
+        self._today = datetime.fromtimestamp(time.time() if started_at_s is None else started_at_s, UTC)
         self._encode = encoder(tokenizer)
         self._ending = end_tokens(tokenizer).union(tokenizer.all_special_ids)  # not part of a reply's text at its end
-        self._messages: list[dict[str, str]] = []
-        self._text = ""  # the conversation so far, as the template rendered it
+        self._messages: list[dict[str, Any]] = []
+        self._text = ""  # the conversation up to the last prompt, as the template rendered it
+        self._reply = ""  # the text of the reply to that prompt
         self._ended_with = ""  # the end-of-turn token that the policy sampled itself
 
     def open(self, messages: tuple[Message, ...]) -> list[int]:
         """Begin with `messages` and return the first prompt."""
-        self._messages = [{"role": message.role, "content": message.content} for message in messages]
-        self._text = self._rendered()
+        self._messages = self._as_dicts(messages)
+        self._text = self._rendered(self._messages)
         return self._encode(self._text)
 
     def reply(self, tokens: list[int]) -> str:
         """Record what the policy sampled and return it as text, without its end-of-turn token."""
         ended = bool(tokens) and tokens[-1] in self._ending
         self._ended_with = str(self._tokenizer.convert_ids_to_tokens(tokens[-1])) if ended else ""
-        content = str(self._tokenizer.decode(tokens[:-1] if ended else tokens))
-        self._messages.append({"role": "assistant", "content": content})
-        self._text += content
-        return content
+        self._reply = str(self._tokenizer.decode(tokens[:-1] if ended else tokens))
+        self._messages.append({"role": "assistant", "content": self._reply})
+        return self._reply
+
+    @property
+    def answer(self) -> str:
+        """The last reply without the thought that it begins with; empty if that thought never ended."""
+        return without_thought(self._reply, prompt=self._text)
 
     def extend(self, messages: tuple[Message, ...]) -> Extension:
         """Add the environment's answer; return the tokens that the next prompt adds."""
-        self._messages += [{"role": message.role, "content": message.content} for message in messages]
-        earlier_text, self._text = self._text, self._rendered()
-        if not self._text.startswith(earlier_text):
-            return Extension(tokens=self._encode(self._text), new_branch=True)
-        new_text = self._text[len(earlier_text) :].removeprefix(self._ended_with)
-        return Extension(tokens=self._encode(new_text), new_branch=False)
+        self._messages += self._as_dicts(messages)
+        whole = self._rendered(self._messages)
+        new_text = self._after_reply(whole)
+        self._text = whole
+        if new_text is None:
+            return Extension(tokens=self._encode(whole), new_branch=True)
+        return Extension(tokens=self._encode(new_text.removeprefix(self._ended_with)), new_branch=False)
 
-    def _rendered(self) -> str:
-        return str(self._tokenizer.apply_chat_template(self._messages, tokenize=False, add_generation_prompt=True))
+    def _after_reply(self, whole: str) -> str | None:
+        """The text of `whole` after the last reply; None if the template changed what comes before it."""
+        earlier = self._text + self._reply
+        if whole.startswith(earlier):
+            return whole[len(earlier) :]
+        place = max(index for index, message in enumerate(self._messages) if message["role"] == "assistant")
+        marked = list(self._messages)
+        marked[place] = {"role": "assistant", "content": MARK}
+        tail = _after_mark(self._rendered(marked))
+        if tail is None or not whole.endswith(tail):
+            return None
+        is_kept = self._rules.history == "sampled" or _bare(whole.removesuffix(tail)) == _bare(earlier)
+        return tail if is_kept else None
+
+    def _as_dicts(self, messages: tuple[Message, ...]) -> list[dict[str, Any]]:
+        if self._rules.roles == "alternate":
+            messages = alternating(messages)
+        return [{"role": message.role, "content": message.content} for message in messages]
+
+    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        return rendered(self._tokenizer, messages, today=self._today, to_reply=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyForm:
+    """How a policy writes a reply right after the generation prompt of a chat template."""
+
+    given: str  # the marks of a thought that the generation prompt itself ends with; often none
+    opening: str  # written before the content of a reply without a thought
+    ends: dict[str, str]  # the end-of-turn token, by the role of the next message: "user" or "tool"
+
+    def write(self, content: str, *, before: str = "user") -> str:
+        """The text of a reply. `content` may begin with a thought between the marks of its family.
+
+        Raises ValueError for a thought where the generation prompt has already closed one.
+        """
+        end = self.ends.get(before, self.ends["user"])
+        for opening, closing in THOUGHT_MARKS:
+            if content.lstrip().startswith(opening):
+                if closing in self.given:
+                    raise ValueError("a message has a thought, but the template arguments turn thinking off")
+                if self.given:
+                    return content.lstrip().removeprefix(opening).lstrip("\n") + end
+                lead = self.opening.partition(opening)[0] if opening in self.opening else ""
+                return lead + content.lstrip() + end
+        return self.opening + content + end
+
+
+def without_thought(reply: str, *, prompt: str) -> str:
+    """`reply` without the thought that it begins with, or that the end of `prompt` opens; "" if that never ends."""
+    for opening, closing in THOUGHT_MARKS:
+        if prompt.rstrip().endswith(opening) or reply.lstrip().startswith(opening):
+            return reply.partition(closing)[2]
+    return reply
+
+
+def reply_form(tokenizer: PreTrainedTokenizerBase) -> ReplyForm:
+    """The form of a reply, found by rendering one. Raises ValueError if the template changes what a policy writes."""
+    today = datetime.now(UTC)
+    prompt = rendered(tokenizer, [_ASK], today=today, to_reply=True)
+    reply = {"role": "assistant", "content": MARK}
+    before, mark, _ = rendered(tokenizer, [_ASK, reply], today=today).partition(MARK)
+    given = prompt.removeprefix(_shared(prompt, rendered(tokenizer, [_ASK], today=today)))
+    thoughts = [
+        (opening if closing not in given else closing, f"{closing}\n\n" if closing not in given else "")
+        for opening, closing in THOUGHT_MARKS
+        if given.rstrip().endswith((opening, closing))
+    ]
+    marks, closed = thoughts[0] if thoughts else ("", "")
+    if not mark or not (before.startswith(prompt) or thoughts or _bare(before) == _bare(prompt)):
+        raise ValueError(_UNLIKE_ITS_PROMPT)
+    opening = before[len(prompt) :] if before.startswith(prompt) else closed
+    return ReplyForm(given=marks, opening=opening, ends=_ends_of_reply(tokenizer, reply, today))
+
+
+def end_of_turn_text(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The end-of-turn token that a policy writes after a reply to which a user answers."""
+    return reply_form(tokenizer).ends["user"]
+
+
+def alternating(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """The messages of an environment as one user message, for templates without system messages and tool results."""
+    return tuple(
+        Message(role, "\n\n".join(message.content for message in group))
+        for role, group in groupby(
+            messages, key=lambda message: "user" if message.role in ("system", "tool") else message.role
+        )
+    )
+
+
+def rendered(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    today: datetime,
+    to_reply: bool = False,
+) -> str:
+    """The conversation as the chat template renders it; with `to_reply`, up to where the policy continues."""
+    return str(
+        tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=to_reply, strftime_now=today.strftime
+        )
+    )
 
 
 def encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], list[int]]:
@@ -92,16 +229,44 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     return frozenset(token for token in found if isinstance(token, int))
 
 
-def end_of_turn_text(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text that the template writes after an assistant's message, up to and including the end-of-turn token."""
-    conversation = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    opened = str(tokenizer.apply_chat_template(conversation[:1], tokenize=False, add_generation_prompt=True))
-    closed = str(tokenizer.apply_chat_template(conversation, tokenize=False))
-    if not closed.startswith(opened + "b"):
-        raise ValueError(
-            "the chat template does not render an assistant's message right after its generation prompt; use another"
-        )
-    tail = closed[len(opened) + 1 :]
-    ends = [str(tokenizer.convert_ids_to_tokens(token)) for token in end_tokens(tokenizer)]
-    stops = [tail.index(end) + len(end) for end in ends if end in tail]
-    return tail[: min(stops)] if stops else str(tokenizer.eos_token)
+def _ends_of_reply(tokenizer: PreTrainedTokenizerBase, reply: dict[str, str], today: datetime) -> dict[str, str]:
+    """The end-of-turn token after a reply by the role of the next message.
+
+    GLM's template writes none: there, the token that begins the next message ends the turn.
+    """
+    from jinja2 import TemplateError
+
+    texts, ends = _end_texts(tokenizer), dict[str, str]()
+    for role, following in (("user", [_ASK]), ("tool", [_RESULT])):
+        for conversation in ([_ASK, reply], [_ASK, reply, *following]):
+            try:
+                tail = _after_mark(rendered(tokenizer, conversation, today=today)) or ""
+            except (TemplateError, TypeError):  # it has no tool results, or only after a call
+                continue
+            if stops := sorted((tail.index(end), end) for end in texts if end in tail):
+                at, end = stops[0]
+                ends[role] = tail[: at + len(end)]
+                break
+    return {"user": str(tokenizer.eos_token)} | ends
+
+
+def _end_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    return [str(tokenizer.convert_ids_to_tokens(token)) for token in end_tokens(tokenizer)]
+
+
+def _after_mark(text: str) -> str | None:
+    """The text after the only MARK in `text`; None if there is another number of them."""
+    return text.split(MARK)[1] if text.count(MARK) == 1 else None
+
+
+def _bare(text: str) -> str:
+    """`text` without white space."""
+    return "".join(text.split())
+
+
+def _shared(one: str, other: str) -> str:
+    """The longest prefix of both."""
+    for place, (first, second) in enumerate(zip(one, other, strict=False)):
+        if first != second:
+            return one[:place]
+    return min(one, other, key=len)

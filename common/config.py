@@ -100,13 +100,28 @@ class LoraConfig:
         )
 
 
+def is_jinja_value(value: object) -> bool:
+    """Whether the Python text of `value` is a Jinja expression of the same value."""
+    match value:
+        case dict():
+            return all(isinstance(key, str) and is_jinja_value(each) for key, each in value.items())
+        case list():
+            return all(map(is_jinja_value, value))
+        case float():
+            return math.isfinite(value)
+    return value is None or isinstance(value, str | int)
+
+
 @dataclass(kw_only=True, slots=True)
 class ModelConfig:
     path: str = ""  # a Hugging Face folder; empty: make the tiny model of model.tiny
     tiny: TinyModelConfig = field(default_factory=TinyModelConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     dtype: str = "float32"  # of the forward pass: float32 or bfloat16; master weights are always float32
-    max_tokens: int = 512  # context length: an episode never grows longer
+    max_tokens: int = 512  # context length: a prompt with its reply is never longer
+    template_arguments: dict[str, Any] = field(default_factory=dict)  # of the chat template, like enable_thinking
+    history: str = "template"  # earlier replies as the chat template shows them, or as they were sampled: sampled
+    roles: str = "as_sent"  # alternate: for templates that refuse system messages, tool results or two users in a row
 
     def __post_init__(self) -> None:
         require(
@@ -117,6 +132,28 @@ class ModelConfig:
             "use float32 on a CPU",
         )
         require(self.max_tokens >= 16, "model.max_tokens", ">= 16", self.max_tokens, "a whole episode must fit")
+        for name, value in self.template_arguments.items():
+            require(
+                name.isidentifier() and is_jinja_value(value),
+                f"model.template_arguments.{name}",
+                "a name, and a value of text, finite numbers, true, false, null, lists and mappings",
+                value,
+                "see the variables of the chat template",
+            )
+        require(
+            self.history in ("template", "sampled"),
+            "model.history",
+            "template or sampled",
+            self.history,
+            "see docs/models.md",
+        )
+        require(
+            self.roles in ("as_sent", "alternate"),
+            "model.roles",
+            "as_sent or alternate",
+            self.roles,
+            "see docs/models.md",
+        )
 
 
 @dataclass(kw_only=True, slots=True)

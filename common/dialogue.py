@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from common.chat import Chat, Extension, encoder, end_of_turn_text
+from jinja2 import TemplateError
+
+from common.chat import Chat, ChatRules, Extension, encoder, reply_form
 from common.message import Message
 
 if TYPE_CHECKING:
@@ -28,22 +30,36 @@ class Branch:
 class Tokeniser:
     """Tokenises conversations for one model. It renders prompts with `common.chat.Chat`, as actors do."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Raises ValueError for a chat template that does not end an assistant's message as actors expect."""
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, rules: ChatRules | None = None, recorded_at_s: float | None = None
+    ) -> None:
+        """Raises ValueError for a chat template that changes what a policy writes.
+
+        `recorded_at_s` is the unix time whose date a template may write into the system message; default: now.
+        """
         self._tokenizer = tokenizer
+        self._rules = rules
+        self._recorded_at_s = recorded_at_s
         self._encode = encoder(tokenizer)
-        self._end = end_of_turn_text(tokenizer)
+        self._form = reply_form(tokenizer)
 
     def branches(self, messages: Sequence[Message], *, learn_from: int = 0) -> list[Branch]:
         """The token sequences of the conversation; the loss mask marks the assistant's messages from `learn_from` on.
 
-        Each assistant message ends with the end-of-turn token, as a policy samples it. Messages after the last
-        assistant message are left out. Raises ValueError if the first message is the assistant's, or if none is.
+        Each assistant message is written as a policy samples it: with its thought, where a thinking template opens
+        one, and with the end-of-turn token. Messages after the last assistant message are left out. Raises ValueError
+        if the first message is the assistant's, if none is, and if the chat template refuses the conversation.
         """
         replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
         if not replies or replies[0] == 0:
             raise ValueError("no message is the assistant's" if not replies else "the first message is the assistant's")
-        chat = Chat(self._tokenizer)
+        try:
+            return self._branches(messages, replies, learn_from)
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses the conversation: {error}") from error
+
+    def _branches(self, messages: Sequence[Message], replies: list[int], learn_from: int) -> list[Branch]:
+        chat = Chat(self._tokenizer, rules=self._rules, started_at_s=self._recorded_at_s)
         branches = [Branch()]
         opening = chat.open(tuple(messages[: replies[0]]))
         prompt = Extension(tokens=opening, new_branch=False)
@@ -51,7 +67,8 @@ class Tokeniser:
             if prompt.new_branch:
                 branches.append(Branch())
             branches[-1].add(prompt.tokens, learnt=False)
-            written = self._encode(messages[reply].content + self._end)
+            following = messages[reply + 1].role if reply + 1 < len(messages) else "user"
+            written = self._encode(self._form.write(messages[reply].content, before=following))
             branches[-1].add(written, learnt=reply >= learn_from)
             chat.reply(written)
             if reply != replies[-1]:

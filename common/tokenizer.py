@@ -1,10 +1,12 @@
 """Loads the tokenizer of a model's folder, and hashes it: with the same hash, a conversation has the same tokens."""
 
+from __future__ import annotations
+
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
@@ -29,8 +31,11 @@ def no_own_code(folder: Path | str) -> Iterator[None]:
         ) from error
 
 
-def load_tokenizer(folder: Path | str) -> "PreTrainedTokenizerBase":
-    """Load the tokenizer in `folder`. Raises ConfigError if it is missing, unreadable, or needs Python code."""
+def load_tokenizer(folder: Path | str, template_arguments: Mapping[str, Any] | None = None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer in `folder`, with `template_arguments` set in its chat template.
+
+    Raises ConfigError if it is missing, unreadable, or needs Python code.
+    """
     from transformers import AutoTokenizer, PreTrainedTokenizerBase  # here, so that importing `common` does not need it
 
     try:
@@ -44,10 +49,23 @@ def load_tokenizer(folder: Path | str) -> "PreTrainedTokenizerBase":
             "with save_pretrained, or restore it from a backup"
         ) from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    if template_arguments and tokenizer.chat_template:
+        tokenizer.chat_template = with_arguments(tokenizer.chat_template, template_arguments)
     return tokenizer
 
 
-def tokenizer_root(tokenizer: "PreTrainedTokenizerBase") -> str:
+def with_arguments(template: str | dict[str, str], arguments: Mapping[str, Any]) -> str | dict[str, str]:
+    """The chat template, or each of several by name, with `arguments` assigned at its head.
+
+    So every rendering anywhere has the same arguments, and they are part of the hash of the tokenizer. The Python text
+    of a value is its Jinja text too. Jinja drops the line break after an assignment, so nothing else is changed.
+    """
+    if isinstance(template, dict):
+        return {name: str(with_arguments(each, arguments)) for name, each in template.items()}
+    return "".join(f"{{% set {name} = {value!r} %}}\n" for name, value in arguments.items()) + template
+
+
+def tokenizer_root(tokenizer: PreTrainedTokenizerBase) -> str:
     """xxh3-128 in hex over the tokenizer's rules, its chat template, and the tokens that end a turn."""
     if tokenizer.is_fast:
         makes = json.loads(tokenizer.backend_tokenizer.to_str())

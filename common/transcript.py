@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import enum
 import re
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
-from common.chat import Chat, Extension, end_tokens
+from common.chat import Chat, ChatRules, Extension, end_tokens, rendered
 from common.message import Message
 from common.trajectory import Trajectory
 
@@ -74,29 +76,20 @@ class _Mark:
 
 
 class Transcriber:
-    """Reads trajectories with their tokenizer, whose template is probed once."""
+    """Reads trajectories with their tokenizer. Its template is probed once a day, as it may write the date."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, rules: ChatRules | None = None) -> None:
         self._tokenizer = tokenizer
-        self._ending = end_tokens(tokenizer).union(tokenizer.all_special_ids)  # the same as in `Chat`
-        marks = _marks(tokenizer)
-        self._assistant_closings = [mark.closing for mark in marks if mark.role == "assistant"]
-        first = _rendered(tokenizer, [Message("user", A)])
-        user = next((mark for mark in marks if mark.role == "user"), None)
-        piece = f"{user.opening}{A}{user.closing}" if user else ""
-        self._prologue = self._as_decoded(first.removesuffix(piece))  # the text before the first message
-        prompting = _rendered(tokenizer, [Message("user", A)], add_generation_prompt=True)
-        self._generation = self._as_decoded(prompting.removeprefix(first))
-        probe = f"{first} {B}"
-        self._gap = "" if self._as_decoded(probe) == probe else " ?"  # a word-level tokenizer does not keep spaces
-        self._patterns = self._patterns_of(marks)
+        self._rules = rules
+        self._readers: dict[date, _Reader] = {}
+        self._reader(time.time())
 
     def turns(self, trajectory: Trajectory) -> list[TurnText]:
         """Every turn as decoded text. This does not depend on the template."""
         return [
             TurnText(
-                prompt=self._decoded(prompt.tokens),
-                action=self._decoded(prompt.sampled),
+                prompt=str(self._tokenizer.decode(prompt.tokens)),
+                action=str(self._tokenizer.decode(prompt.sampled)),
                 new_branch=prompt.new_branch,
             )
             for prompt in _prompts(trajectory)
@@ -104,16 +97,45 @@ class Transcriber:
 
     def read(self, trajectory: Trajectory) -> Transcript:
         """The transcript of a trajectory: its messages, their fidelity, and the text of every turn."""
-        messages = self._messages(_prompts(trajectory))
+        reader = self._reader(trajectory.started_at_s)
+        messages = reader.messages(_prompts(trajectory))
         return Transcript(
             messages=messages or [],
-            fidelity=Fidelity.NONE if messages is None else self._fidelity(trajectory, messages),
+            fidelity=Fidelity.NONE if messages is None else reader.fidelity(trajectory, messages),
             turns=self.turns(trajectory),
         )
 
-    def _messages(self, prompts: list[_Prompt]) -> list[Message] | None:
+    def _reader(self, at_s: float) -> _Reader:
+        now = datetime.fromtimestamp(at_s, UTC)
+        if now.date() not in self._readers:
+            self._readers[now.date()] = _Reader(self._tokenizer, rules=self._rules, today=now)
+        return self._readers[now.date()]
+
+
+class _Reader:
+    """Reads the messages of trajectories of one day."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, rules: ChatRules | None, today: datetime) -> None:
+        self._tokenizer = tokenizer
+        self._rules = rules
+        self._today = today
+        self._ending = end_tokens(tokenizer).union(tokenizer.all_special_ids)  # the same as in `Chat`
+        marks = _marks(tokenizer, today)
+        self._assistant_closings = [mark.closing for mark in marks if mark.role == "assistant"]
+        first = _rendered(tokenizer, [Message("user", A)], today)
+        user = next((mark for mark in marks if mark.role == "user"), None)
+        piece = f"{user.opening}{A}{user.closing}" if user else ""
+        self._prologue = self._as_decoded(first.removesuffix(piece))  # the text before the first message
+        prompting = _rendered(tokenizer, [Message("user", A)], today, to_reply=True)
+        self._generation = self._as_decoded(prompting.removeprefix(first))
+        probe = f"{first} {B}"
+        self._gap = "" if self._as_decoded(probe) == probe else " ?"  # a word-level tokenizer does not keep spaces
+        self._patterns = self._patterns_of(marks)
+
+    def messages(self, prompts: list[_Prompt]) -> list[Message] | None:
         """The whole conversation; None unless `Chat` renders it to the recorded prompts."""
-        chat, messages, ended_with = Chat(self._tokenizer), list[Message](), None
+        chat = Chat(self._tokenizer, rules=self._rules, started_at_s=self._today.timestamp())
+        messages, ended_with = list[Message](), None
         for prompt in prompts:
             observed = self._observed(prompt, ended_with=ended_with)
             if observed is None or not _renders_to(chat, observed, prompt, opening=not messages):
@@ -171,8 +193,9 @@ class Transcriber:
             for mark in sorted(marks, key=lambda mark: -len(mark.opening))
         ]
 
-    def _fidelity(self, trajectory: Trajectory, messages: list[Message]) -> Fidelity:
-        whole = self._encoded(_rendered(self._tokenizer, messages))
+    def fidelity(self, trajectory: Trajectory, messages: list[Message]) -> Fidelity:
+        """How exactly `messages`, rendered as a whole, give the recorded tokens."""
+        whole = self._encoded(_rendered(self._tokenizer, messages, self._today))
         recorded = trajectory.token_array().tolist()
         return Fidelity.TOKENS if whole[: len(recorded)] == recorded else Fidelity.PROMPTS
 
@@ -212,7 +235,7 @@ def _after_last_reply(messages: list[Message]) -> list[Message]:
     return messages[last + 1 :]
 
 
-def _marks(tokenizer: PreTrainedTokenizerBase) -> list[_Mark]:
+def _marks(tokenizer: PreTrainedTokenizerBase, today: datetime) -> list[_Mark]:
     """The marks of each role that the template accepts."""
     asked, answered = Message("user", A), Message("assistant", B)
     marks: list[_Mark] = []
@@ -224,7 +247,7 @@ def _marks(tokenizer: PreTrainedTokenizerBase) -> list[_Mark]:
         ([], "system", [asked]),
     ):
         try:
-            mark = _mark(tokenizer, before, role, after, marks)
+            mark = _mark(tokenizer, today, before, role, after, marks)
         except (
             TemplateError,
             TypeError,
@@ -236,10 +259,15 @@ def _marks(tokenizer: PreTrainedTokenizerBase) -> list[_Mark]:
 
 
 def _mark(
-    tokenizer: PreTrainedTokenizerBase, before: list[Message], role: str, after: list[Message], known: list[_Mark]
+    tokenizer: PreTrainedTokenizerBase,
+    today: datetime,
+    before: list[Message],
+    role: str,
+    after: list[Message],
+    known: list[_Mark],
 ) -> _Mark | None:
-    whole = _rendered(tokenizer, [*before, Message(role, PROBE), *after])
-    earlier = _rendered(tokenizer, before) if before else ""
+    whole = _rendered(tokenizer, [*before, Message(role, PROBE), *after], today)
+    earlier = _rendered(tokenizer, before, today) if before else ""
     rest = ""
     if after:
         user = next(mark for mark in known if mark.role == "user")
@@ -251,7 +279,7 @@ def _mark(
 
 
 def _rendered(
-    tokenizer: PreTrainedTokenizerBase, messages: Iterable[Message], *, add_generation_prompt: bool = False
+    tokenizer: PreTrainedTokenizerBase, messages: Iterable[Message], today: datetime, *, to_reply: bool = False
 ) -> str:
     conversation = [{"role": message.role, "content": message.content} for message in messages]
-    return str(tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=add_generation_prompt))
+    return rendered(tokenizer, conversation, today=today, to_reply=to_reply)

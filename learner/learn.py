@@ -161,7 +161,7 @@ def _take_the_lead(learner: Learner, shutdown: Shutdown) -> Lead:
         config,
         model_folder=learner.model.folder,
         vocab_size=learner.model.vocab_size,
-        tokenizer_root=tokenizer_root(load_tokenizer(learner.model.folder)),
+        tokenizer_root=tokenizer_root(load_tokenizer(learner.model.folder, config.model.template_arguments)),
         further=further,
     )
     publishing = publisher_settings(

@@ -34,7 +34,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, RunDir]:
 
 def test_an_episode_has_the_tokens_and_the_rewards_of_the_actors(prepared: tuple[Config, RunDir]) -> None:
     config, run_dir = prepared
-    tokenizer = load_tokenizer(model_folder(config, run_dir))
+    tokenizer = load_tokenizer(model_folder(config, run_dir), config.model)
     for trajectory in demonstrate(config, tokenizer):
         episode = Episode(trajectory.task, config, tokenizer)
         for turn in trajectory.turns:

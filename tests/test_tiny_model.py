@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from common.config import TinyModelConfig
+from common.config import ModelConfig, TinyModelConfig
 from common.config_error import ConfigError
 from common.env_config import EnvConfig
 from common.trajectory import Task
@@ -89,7 +89,7 @@ def test_the_vocabulary_is_the_same_each_time() -> None:
 
 def test_a_tokenizer_without_a_chat_template_is_refused(tmp_path: Path) -> None:
     make_tiny_model(tmp_path, texts=TEXTS, config=SMALL, max_tokens=64, seed=0)
-    load_tokenizer(tmp_path)
+    load_tokenizer(tmp_path, ModelConfig())
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="its tokenizer has no chat template"):
-        load_tokenizer(tmp_path)
+        load_tokenizer(tmp_path, ModelConfig())

@@ -13,7 +13,7 @@ import torch
 
 from actors.join import checked_tokenizer
 from common.chat import encoder
-from common.config import TinyModelConfig
+from common.config import Config, TinyModelConfig
 from common.config_error import ConfigError
 from common.tokenizer import load_tokenizer, tokenizer_root
 from learner.model.skeleton import skeleton_of
@@ -72,11 +72,11 @@ def test_an_actor_with_another_tokenizer_or_template_is_refused_with_both_hashes
 ) -> None:
     learners = tokenizer_root(load_tokenizer(folder))
     facts = RunFacts(config_yaml="", model_path=str(folder), vocab_size=1, tokenizer_root=learners)
-    assert tokenizer_root(checked_tokenizer(facts)) == learners
+    assert tokenizer_root(checked_tokenizer(facts, Config())) == learners
     change(folder)
     mine = tokenizer_root(load_tokenizer(folder))
     with pytest.raises(ConfigError, match=f"its hash is {mine}, the learner's is {learners}; copy tokenizer"):
-        checked_tokenizer(facts)
+        checked_tokenizer(facts, Config())
 
 
 def test_a_tokenizer_that_was_saved_again_or_used_has_the_same_hash(folder: Path, tmp_path: Path) -> None:

@@ -62,7 +62,9 @@ def collect_on(stage: EpisodeSetup, config: Config, options: CollectOptions, *, 
 
     In all three cases the trajectories that have finished are written. Raises ConfigError if every episode failed.
     """
-    transcriber = Transcriber(stage.tokenizer)  # before playing: it raises for a chat template that it cannot read
+    transcriber = Transcriber(
+        stage.tokenizer, rules=stage.allowance.rules
+    )  # before playing: it raises for a chat template that it cannot read
     collected, exit_code = Collected(), 0
     try:
         asyncio.run(_collect(stage, config, options, collected))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common.chat import ChatRules
 from common.config import Config, dump_config
 from common.config_error import ConfigError
 from common.dialogue import Tokeniser
@@ -76,7 +77,11 @@ def _examples(
     from learner.examples import longest
     from tools.prepare import load_tokenizer  # it imports transformers
 
-    tokeniser = Tokeniser(load_tokenizer(Path(config.model.path)))
+    tokeniser = Tokeniser(
+        load_tokenizer(Path(config.model.path), config.model),
+        rules=ChatRules.of(config.model),
+        recorded_at_s=Path(data).stat().st_mtime,  # the same on every rank, and for a run that is resumed
+    )
     parts_read = []
     for part in parts:
         read = [example for sample in part if (example := _example(sample, tokeniser, goal, left_out)) is not None]

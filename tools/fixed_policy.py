@@ -6,6 +6,7 @@ from actors.act import make_setup
 from actors.group import EpisodeSetup
 from actors.orders import engine_settings
 from actors.receive import ReceiverInfo
+from actors.rehearse import check_template
 from actors.vllm_engine import EngineProcess, VllmEngine
 from common.config import Config
 from common.config_error import ConfigError
@@ -24,7 +25,8 @@ def start_fixed_policy(config: Config, *, name: str) -> EpisodeSetup:
         raise ConfigError(f"no model at {folder}; give `model.path`, or `run.name` of a finished run")
     check_env(config.env)
     check_model_folder(folder, max_tokens=config.model.max_tokens)
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder, config.model)
+    check_template(config, tokenizer)
     settings = engine_settings(
         config,
         config.actors,

@@ -15,8 +15,8 @@ from actors.rollout import Allowance, EpisodeFailed, rollout
 from actors.tape import Attempt, Tape
 from common import archive
 from common.action_format import ActionFormat, action_format
-from common.chat import end_of_turn_text
-from common.config import Config, differences, dump_config, load_config
+from common.chat import reply_form
+from common.config import Config, ModelConfig, differences, dump_config, load_config
 from common.config_error import ConfigError
 from common.env_config import EnvConfig
 from common.run_dir import RunDir, write_whole
@@ -56,7 +56,7 @@ def _make_what_is_missing(config: Config, run_dir: RunDir) -> None:
         )
         half.replace(run_dir.model)
     if config.warm_start.episodes and not run_dir.demonstrations.exists():
-        tokenizer = load_tokenizer(model_folder(config, run_dir))
+        tokenizer = load_tokenizer(model_folder(config, run_dir), config.model)
         half = run_dir.demonstrations.with_suffix(".tmp")
         half.unlink(missing_ok=True)
         archive.append(half, demonstrate(config, tokenizer))
@@ -68,9 +68,9 @@ def model_folder(config: Config, run_dir: RunDir) -> Path:
     return Path(config.model.path) if config.model.path else run_dir.model
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(folder: Path, model: ModelConfig) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model folder. Raises ConfigError if it has no tokenizer or no chat template."""
-    tokenizer = tokenizer_of(folder)
+    tokenizer = tokenizer_of(folder, model.template_arguments)
     if not tokenizer.chat_template:
         raise ConfigError(f"`model.path` {folder}: its tokenizer has no chat template; Slipstream trains chat models")
     return tokenizer
@@ -119,14 +119,15 @@ class NoisyExpert:
 
     def __init__(self, env: Env, tokenizer: PreTrainedTokenizerBase, action_format: ActionFormat, noise: float) -> None:
         self._env, self._tokenizer, self._format, self._noise = env, tokenizer, action_format, noise
-        self._end = end_of_turn_text(tokenizer)
+        self._form = reply_form(tokenizer)
 
     async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
         """The tokens of the next action. Log-probabilities are 0, as nothing is sampled."""
         chance = random.Random(seed)
         choices = self._env.admissible()
         action = chance.choice(choices) if choices and chance.random() < self._noise else self._env.expert()
-        written = list(self._tokenizer.encode(self._format.write(action) + self._end, add_special_tokens=False))
+        text = self._form.write(self._format.write(action))
+        written = list(self._tokenizer.encode(text, add_special_tokens=False))
         return Completion(
             tokens=written,
             logprobs=[0.0] * len(written),
@@ -141,12 +142,7 @@ def demonstrate(config: Config, tokenizer: PreTrainedTokenizerBase) -> Iterator[
     written_as = action_format(config.env.action_format)
     envs = {label: make_env(part.name, part.options) for label, part in config.env.entries().items()}
     curriculum = Curriculum(config.env, seed=config.run.seed)
-    allowance = Allowance(
-        max_turns=config.env.max_turns,
-        max_tokens=config.model.max_tokens,
-        step_timeout_s=config.env.step_timeout_s,
-        episode_timeout_s=config.env.episode_timeout_s,
-    )
+    allowance = Allowance.of(config)
     with asyncio.Runner() as runner:
         for index in range(config.warm_start.episodes):
             task = Task(env=curriculum.label(index), split="train", index=index)

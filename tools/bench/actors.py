@@ -55,7 +55,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bench-actors-") as root:
         config = load_config(str(CONFIG), [f"run.root={root}", "run.name=bench-actors", "warm_start.episodes=0"])
         folder = model_folder(config, prepare(config))
-        rows = [*episode_loop(config, load_tokenizer(folder))]
+        rows = [*episode_loop(config, load_tokenizer(folder, config.model))]
         with _a_run(config, folder, Path(root)) as run:
             rows += whole_loop(run)
     return measuring.end(
@@ -84,7 +84,7 @@ def _a_run(config: Config, folder: Path, root: Path) -> Iterator[ARun]:
 
     with an_engine(config, folder, root) as (links, engine, settings):
         offline = start_vllm(settings)
-        tokenizer, client = load_tokenizer(folder), connect(settings.receiver.redis_url)
+        tokenizer, client = load_tokenizer(folder, config.model), connect(settings.receiver.redis_url)
         try:
             yield ARun(
                 config=config,

@@ -22,7 +22,7 @@ TIMEOUT_S = 300.0
 def an_engine(config: Config, folder: Path, root: Path) -> Iterator[tuple[Links, VllmEngine, EngineSettings]]:
     """Yield the learner's links, the engine of the model in `folder`, and its settings; `root` is for the server."""
     with start_server(root / "redis") as server:
-        tokenizer = load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder, config.model)
         links = join_run(
             connect(server.secret_url),
             config,

@@ -110,12 +110,7 @@ async def _play(episode: Trajectory, script: Script, engine: ScriptedEngine) -> 
         sampler=engine,
         tokenizer=script.tokenizer,
         action_format=action_format(config.env.action_format),
-        allowance=Allowance(
-            max_turns=config.env.max_turns,
-            max_tokens=config.model.max_tokens,
-            step_timeout_s=config.env.step_timeout_s,
-            episode_timeout_s=config.env.episode_timeout_s,
-        ),
+        allowance=Allowance.of(config),
     )
     await env.close()
     assert again.tokens == episode.tokens, "the episode differs from its script"

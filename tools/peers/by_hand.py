@@ -35,7 +35,7 @@ class HandRank:
     def __init__(self, config: Config, folder: Path, *, rank: int, num_ranks: int, store: Path) -> None:
         """The ranks meet in the file `store`, which must not exist before the first of them."""
         self._config, self._rank, self._num_ranks = config, rank, num_ranks
-        self._episodes = Episodes(config=config, tokenizer=load_tokenizer(folder))
+        self._episodes = Episodes(config=config, tokenizer=load_tokenizer(folder, config.model))
         # vLLM has a process group too, and torch knows only one default group.
         self._peers: Any = ProcessGroupGloo(FileStore(str(store), num_ranks), rank, num_ranks, TIMEOUT)
         self._engine = HandEngine(folder, config, seed=config.run.seed * num_ranks + rank)

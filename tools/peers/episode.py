@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from actors.rollout import with_instructions
 from common.action_format import ActionFormat, action_format
-from common.chat import Chat
+from common.chat import Chat, ChatRules
 from common.config import Config
 from common.trajectory import Task
 from envhub.catalogue import make_env
@@ -29,7 +29,7 @@ class Episode:
     def __init__(self, task: Task, config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
         self._config = config
         self._format: ActionFormat = action_format(config.env.action_format)
-        self._chat = Chat(tokenizer)
+        self._chat = Chat(tokenizer, rules=ChatRules.of(config.model))
         self._env = make_env(config.env.name, config.env.options)
         first = at_once(self._env.reset(task))
         self.tokens = self._chat.open(with_instructions(first.messages, self._format))
@@ -49,7 +49,8 @@ class Episode:
         """Do the action in the `sampled` tokens, and add the environment's answer to `tokens`."""
         self._add(sampled, trained=True)
         self._num_turns += 1
-        observation = at_once(self._env.step(self._format.parse(self._chat.reply(list(sampled))).text))
+        self._chat.reply(list(sampled))
+        observation = at_once(self._env.step(self._format.parse(self._chat.answer).text))
         self.total_reward += math.fsum(observation.rewards.values())
         self.success = self.success or observation.success
         self.done = observation.done

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.chat import ChatRules
 from common.config import Config
 from common.config_error import ConfigError
 from common.connection import RedisUnreachable
@@ -75,7 +76,8 @@ class RunRecords:
     @cached_property
     def transcriber(self) -> Transcriber:
         """Turns the run's tokens into text. Raises ConfigError if the run's model is not on this host."""
-        return Transcriber(load_tokenizer(self._model_folder()))
+        model = self._config.model
+        return Transcriber(load_tokenizer(self._model_folder(), model), rules=ChatRules.of(model))
 
     def group(self, group_id: int) -> RecordedGroup:
         """One group. Raises NotRecorded."""

@@ -4,7 +4,7 @@ import asyncio
 import math
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
@@ -144,10 +144,7 @@ async def _play(attempt: Attempt, setup: StudySetup) -> Trajectory:
                 sampler=seat,
                 tokenizer=setup.tokenizer,
                 action_format=action_format(env_config.action_format),
-                allowance=Allowance(
-                    max_turns=env_config.max_turns,
-                    max_tokens=setup.config.model.max_tokens,
-                    step_timeout_s=UNHURRIED_S,
-                    episode_timeout_s=UNHURRIED_S,
+                allowance=replace(
+                    Allowance.of(setup.config), step_timeout_s=UNHURRIED_S, episode_timeout_s=UNHURRIED_S
                 ),
             )

@@ -85,7 +85,7 @@ def practice(config: Config, *, lag: int, ranks: Ranks, runner: asyncio.Runner) 
     """
     learner, _ = load_learner(config, RunDir(config.run.root, config.run.name), ranks)
     begin(learner)
-    tokenizer = load_tokenizer(Path(config.model.path))
+    tokenizer = load_tokenizer(Path(config.model.path), config.model)
     sampler = LockstepSampler(
         config.model.path,
         num_slots=config.replay.group_size * config.replay.groups_per_step,

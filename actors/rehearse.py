@@ -1,0 +1,69 @@
+"""Renders the first messages of every environment before an engine starts.
+
+A chat template may refuse system messages, or two messages of a user in a row. Without this check, every attempt at
+every task would fail.
+"""
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from jinja2 import TemplateError
+
+from actors.answer import answer
+from actors.rollout import EpisodeFailed, fresh_env, with_instructions
+from common.action_format import action_format
+from common.chat import Chat, ChatRules, encoder
+from common.config import Config
+from common.config_error import ConfigError
+from common.message import Message
+from common.trajectory import Task
+from envhub.catalogue import DRIVING
+from envhub.env import EnvError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
+
+
+def check_template(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Raise ConfigError if the chat template refuses the conversation of an environment.
+
+    An environment that cannot start is only logged: its episodes report and count the failure.
+    """
+    for label, part in run.env.entries().items():
+        if part.name in DRIVING:
+            continue  # it renders its prompts itself
+        try:
+            messages = asyncio.run(_first_messages(run, label))
+        except (EnvError, EpisodeFailed) as error:
+            log.warning("environment %s did not start, so its first prompt is not checked: %s", label, error)
+            continue
+        _check(run, part.name, messages, tokenizer)
+
+
+async def _first_messages(run: Config, label: str) -> tuple[Message, ...]:
+    """The first messages of the first train task of an environment. Raises EnvError, EpisodeFailed."""
+    task, timeout_s = Task(env=label, split="train", index=0), run.env.step_timeout_s
+    async with fresh_env(run.env.entries(), task, timeout_s=timeout_s) as env:
+        observation = await answer(partial(env.reset, task), timeout_s=timeout_s)  # type: ignore[union-attr]
+    return with_instructions(tuple(observation.messages), action_format(run.env.action_format))
+
+
+def _check(run: Config, name: str, messages: tuple[Message, ...], tokenizer: "PreTrainedTokenizerBase") -> None:
+    chat = Chat(tokenizer, rules=ChatRules.of(run.model))
+    try:
+        chat.open(messages)
+        chat.reply(encoder(tokenizer)("a"))
+        chat.extend((Message("user", "b"),))
+    except (TemplateError, TypeError, ValueError) as error:  # TypeError: a template that misses a field of a message
+        roles = ", ".join([*(message.role for message in messages), "assistant", "user"])
+        cure = "choose a model whose template accepts it"
+        if run.model.roles != "alternate":
+            cure = f"set model.roles=alternate, or {cure}"
+        raise ConfigError(
+            f"the chat template in {tokenizer.name_or_path} refuses the conversation of `env.name` {name}, whose roles "
+            f"are {roles}: {error}; {cure}"
+        ) from error
