@@ -51,8 +51,10 @@ async def replay(
     for number, (turn, prompt_stop) in enumerate(zip(tape.turns, prompt_stops, strict=True)):
         if state_key(env) != turn.state_key:
             raise ReplayMismatch(f"the state before turn {number} differs from the recorded one")
-        action = parsed(action_format, chat.reply(tape.tokens[turn.start : turn.stop]))
+        reply = chat.reply(tape.tokens[turn.start : turn.stop])
+        action = parsed(action_format, reply)
         observation = await answer(partial(env.step, action.text), timeout_s=step_timeout_s)
+        tape.exchanges.append((reply, tuple(observation.messages)))
         if observation.done:
             raise ReplayMismatch(f"the episode ends with turn {number}, and the recorded one continued")
         if observation.rewards != turn.rewards:
