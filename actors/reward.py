@@ -49,9 +49,8 @@ async def rewarded(trajectory: Trajectory, tape: Tape, *, scoring: Scoring | Non
         return trajectory
     started, mark = time.perf_counter(), begin_episode()
     try:
-        with boundary():
-            episode = _episode(trajectory, tape, scoring)
-            result = composed(episode, parts, await _measured(episode, parts, scoring.step_timeout_s))
+        episode = _episode(trajectory, tape, scoring)
+        result = composed(episode, parts, await _measured(episode, parts, scoring.step_timeout_s))
     except EnvError as error:
         raise EpisodeFailed(StopReason.ENV_ERROR, str(error)) from error
     finally:
@@ -74,10 +73,18 @@ async def _measured(episode: Episode, parts: Sequence[Part], timeout_s: float) -
     """What each part measures, all at the same time. Raises the error of the first that fails; the others then end."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(part.values(episode, timeout_s=timeout_s)) for part in parts]
-    except BaseExceptionGroup as errors:
+            tasks = [group.create_task(_values(part, episode, timeout_s)) for part in parts]
+    except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+async def _values(part: Part, episode: Episode, timeout_s: float) -> Values:
+    try:
+        with boundary():  # in this task: a SystemExit that left it would end the actor
+            return await part.values(episode, timeout_s=timeout_s)
+    except EnvError as error:
+        raise EnvError(f"`{part.key}`: {error}") from error
 
 
 def _episode(trajectory: Trajectory, tape: Tape, scoring: Scoring) -> Episode:

@@ -51,7 +51,8 @@ class Part:
     async def values(self, episode: Episode, *, timeout_s: float) -> Values:
         """Return what the part measures, within its limits; None if it does not apply to this episode.
 
-        Raises EnvError if it fails, or is no judge and takes over `timeout_s`.
+        Raises EnvError, ValueError, or what a function of the user's raises, if it fails; EnvError too if it is no
+        judge and takes over `timeout_s`.
         """
         if not CONDITIONS[self.only_if](episode):
             return None
@@ -59,10 +60,9 @@ class Part:
             async with asyncio.timeout(None if self.kind in _WITH_DEADLINE else timeout_s) as limit:
                 found = await self.measure(episode)
         except TimeoutError as error:
-            why = f"no answer within `env.step_timeout_s` = {timeout_s:g} s" if limit.expired() else f"{error}"
-            raise EnvError(f"`{self.key}`: {why}") from error
-        except (EnvError, ValueError) as error:
-            raise EnvError(f"`{self.key}`: {error}") from error
+            if not limit.expired():
+                raise
+            raise EnvError(f"no answer within `env.step_timeout_s` = {timeout_s:g} s") from error
         if isinstance(found, list):
             return [self._limited(value) for value in found]
         return None if found is None else self._limited(found)
@@ -70,7 +70,7 @@ class Part:
     def _limited(self, value: float) -> float:
         value = min(max(value, self.low), self.high)
         if not abs(value * self.weight) <= MAX_REWARD:
-            raise EnvError(f"`{self.key}`: {value:g} with weight {self.weight:g} is beyond {MAX_REWARD:g}; limit it")
+            raise EnvError(f"{value:g} with weight {self.weight:g} is beyond {MAX_REWARD:g}; set min and max")
         return value
 
 
