@@ -316,6 +316,15 @@ def test_a_file_that_is_no_data_set_is_refused(tmp_path: Path) -> None:
         make_env("dataset", {"train": as_jsonl(tmp_path / "one.jsonl", SUMS[:1])})
 
 
+def test_a_data_set_of_a_hub_needs_its_package_and_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
+    with pytest.raises(ValueError, match=r"needs the package datasets.*run `pip install datasets`"):
+        make_env("dataset", {"train": "hub:openai/gsm8k:main:train"})
+    for name in ("hub:openai/gsm8k", "hub::train", "hub:a:b:c:train", "hub:a:"):
+        with pytest.raises(ValueError, match=r"must be hub:NAME:SPLIT or hub:NAME:CONFIG:SPLIT, as in"):
+            make_env("dataset", {"train": name})
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

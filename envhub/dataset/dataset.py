@@ -18,14 +18,14 @@ from common.message import Message
 from common.trajectory import Task
 from envhub.asset import asset_path, item_of
 from envhub.dataset.checks import ANSWER_IS_NO_REPLY, CHECKS, Check, score
-from envhub.dataset.item import Columns, Item, read_items
+from envhub.dataset.item import HUB, Columns, Item, read_items
 from envhub.env import Env
 from envhub.options import check_choice
 from envhub.task_seed import split_of
 from envhub.world import Change, WorldEnv
 
 NONE = "none"
-FETCH = "give the path of a .jsonl or .parquet file, with one task in each row"
+FETCH = "give the path of a .jsonl or .parquet file, with one task in each row, or hub:NAME:SPLIT"
 
 
 class DatasetState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,7 +79,7 @@ def make_dataset_env(
     answer_pattern: str = "",
     check: str = "exact",
 ) -> Env:
-    """Make an environment of the rows of `train` and `held_out`, which are .jsonl or .parquet files.
+    """Make an environment of the rows of `train` and `held_out`: .jsonl or .parquet files, or `hub:NAME:SPLIT`.
 
     Without `held_out`, one prompt in eight of `train` is held out. `prompt`, `answer` and `solution` are columns; a
     prompt is a text or a list of messages. `system`: a system message before every prompt. `answer_pattern`: a regular
@@ -91,8 +91,8 @@ def make_dataset_env(
     compare = CHECKS.get(check)
     columns = Columns(prompt=prompt, answer=answer if compare else "", solution=solution)
     items = _items(
-        asset_path("train", train, fetch=FETCH),
-        asset_path("held_out", held_out, fetch=FETCH) if held_out else None,
+        _source("train", train),
+        _source("held_out", held_out) if held_out else None,
         columns,
         compare,
     )
@@ -104,6 +104,11 @@ def make_dataset_env(
         reward="right",
         columns=lambda task: columns_of(item_of(task, items)),
     )
+
+
+def _source(option: str, name: str) -> Path | str:
+    """The path of a file that exists, or the name of a data set on a hub. Raises ValueError for another name."""
+    return name if name.startswith(HUB) else asset_path(option, name, fetch=FETCH)
 
 
 def columns_of(item: Item) -> dict[str, Any]:
@@ -124,7 +129,9 @@ def make_dataset(
 
 
 @functools.lru_cache(maxsize=8)  # each episode makes a new environment
-def _items(train: Path, held_out: Path | None, columns: Columns, check: Check | None) -> dict[str, list[Item]]:
+def _items(
+    train: Path | str, held_out: Path | str | None, columns: Columns, check: Check | None
+) -> dict[str, list[Item]]:
     """Return the rows by split, read and checked. Raises ValueError, with the number of the row, if one is wrong."""
     check_row = partial(_check_row, check=check)
     items = read_items(train, columns, check=check_row)
@@ -162,7 +169,7 @@ def _extracted(reply: str, pattern: re.Pattern[str] | None) -> str | None:
     return found[-1] if found else None
 
 
-def _split(items: Iterable[Item], path: Path) -> dict[str, list[Item]]:
+def _split(items: Iterable[Item], source: Path | str) -> dict[str, list[Item]]:
     """Return the items by split. The text of a prompt decides, so that no prompt is in both."""
     split: dict[str, list[Item]] = {"train": [], "held_out": []}
     for item in items:
@@ -170,7 +177,7 @@ def _split(items: Iterable[Item], path: Path) -> dict[str, list[Item]]:
     for name, found in split.items():
         if not found:
             raise ValueError(
-                f"{path}: of its rows none is in the split {name}, as there are too few; add rows, or set "
+                f"{source}: of its rows none is in the split {name}, as there are too few; add rows, or set "
                 "`env.options.held_out`"
             )
     return split
