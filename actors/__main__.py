@@ -27,6 +27,7 @@ from common.log import log_to_stderr
 from common.printable import printable_block
 from common.shutdown import LEAVE_S, Shutdown
 from envhub.catalogue import make_any_env
+from envhub.rewards.part import check_keys, reward_parts
 from replay.actor_buffer import ActorBuffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunFacts, UnknownRun
@@ -99,7 +100,7 @@ def own_config(settings: list[str]) -> Config:
 
 
 def check_host(run: Config, model_folder: Path) -> None:
-    """Raise ConfigError unless this host has the run's model folder and can make its environments."""
+    """Raise ConfigError unless this host has the run's model folder, its environments and the keys of its judges."""
     if not (model_folder / "config.json").is_file():
         raise ConfigError(
             f"the run's model folder {model_folder} is not on this host; share it or copy it to this path"
@@ -109,6 +110,7 @@ def check_host(run: Config, model_folder: Path) -> None:
             asyncio.run(make_any_env(part.name, part.options).close())
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    check_keys(reward_parts(run.env.entries()))
 
 
 def start_engine(process: EngineProcess, name: str, *, run: Config, mine: Config, facts: RunFacts) -> VllmEngine:

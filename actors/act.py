@@ -14,6 +14,7 @@ from actors.engine import Engine, EngineDied
 from actors.group import Episodes, EpisodeSetup, rollout_group
 from actors.pin import Pin
 from actors.refresh import RefreshCounts, keep_fresh
+from actors.reward import Scoring
 from actors.rollout import Allowance
 from common.action_format import action_format
 from common.actors_config import ActorsConfig
@@ -21,6 +22,7 @@ from common.config import Config
 from common.patience import RedisAway
 from common.shutdown import EXIT_PREEMPTED, Shutdown
 from common.trajectory import Provenance
+from envhub.rewards.part import reward_parts
 from replay.actor_buffer import ActorBuffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunState
@@ -178,7 +180,7 @@ def _raise_first_error(*tasks: asyncio.Task[None]) -> None:
 def make_setup(
     engine: Engine, *, name: str, run: Config, actors: ActorsConfig, tokenizer: PreTrainedTokenizerBase
 ) -> EpisodeSetup:
-    """The setup of every episode of `run` on this actor."""
+    """The setup of every episode of `run` on this actor. Raises ConfigError for a malformed part of a reward."""
     return EpisodeSetup(
         run_id=run.run.name,
         actor=name,
@@ -191,4 +193,10 @@ def make_setup(
             host=socket.gethostname(), instance_kind=actors.instance_kind, price_per_hour=actors.price_per_hour
         ),
         episodes=Episodes(),
+        scoring=Scoring(
+            parts=reward_parts(run.env.entries()),
+            tokenizer=tokenizer,
+            max_turns=run.env.max_turns,
+            step_timeout_s=run.env.step_timeout_s,
+        ),
     )

@@ -5,7 +5,7 @@ import contextlib
 import hashlib
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from numbers import Real
 from pathlib import Path
 from typing import TypeVar
@@ -166,6 +166,8 @@ def _check_size(observation: Observation) -> None:
         raise EnvError(f"returned {_quoted(observation.messages)} as messages, expected a tuple of Message")
     if not isinstance(observation.rewards, dict):
         raise EnvError(f"returned {_quoted(observation.rewards)} as rewards, expected a dict")
+    if not isinstance(observation.columns, Mapping):
+        raise EnvError(f"returned {_quoted(observation.columns)} as columns, expected a dict")
     num_texts = len(observation.messages) + len(observation.rewards)
     if num_texts > MAX_OBSERVATION_TEXTS:
         raise EnvError(f"returned {num_texts} messages and rewards, the limit is {MAX_OBSERVATION_TEXTS}")

@@ -1,8 +1,9 @@
 """Rolls out a lease: plays the missing members of one group concurrently."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
@@ -10,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from actors.engine import Engine, EngineDied
 from actors.refresh import serving_version
 from actors.resume import resumed_tape
+from actors.reward import Scoring, rewarded
 from actors.rollout import Allowance, EpisodeFailed, fresh_env, rollout
 from actors.tape import Attempt, Tape
 from common.action_format import ActionFormat
@@ -27,8 +29,17 @@ log = logging.getLogger(__name__)
 class Episodes:
     """Counters of an actor's episodes."""
 
-    num_running: int = 0
+    num_running: int = 0  # without those that wait for their reward
     kept_tokens: int = 0  # tokens sampled by this actor, in stored trajectories and in partials
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Do not count one episode meanwhile: another may begin in its place."""
+        self.num_running -= 1
+        try:
+            yield
+        finally:
+            self.num_running += 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +55,7 @@ class EpisodeSetup:
     allowance: Allowance
     provenance: Provenance
     episodes: Episodes
+    scoring: Scoring | None = None  # None: the rewards of the environments are the whole reward
 
 
 Unstored = dict[int, Tape | Trajectory]
@@ -164,6 +176,14 @@ async def _play_once(
                 action_format=setup.action_format,
                 allowance=setup.allowance,
             )
+            is_scored = setup.scoring is not None and bool(setup.scoring.parts_for(trajectory))
+            if is_scored:
+                tape.reopen_last_turn()  # without its reward the episode cannot be stored, but its other turns can
+            else:
+                unstored[member] = trajectory
+        if is_scored:
+            with setup.episodes.aside():
+                trajectory = await rewarded(trajectory, tape, scoring=setup.scoring)
             unstored[member] = trajectory
         if await _insert(lease, trajectory, buffer):
             setup.episodes.kept_tokens += _num_sampled_here(lease, trajectory)

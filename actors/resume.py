@@ -8,7 +8,7 @@ every answer must equal the recorded one: its tokens, its rewards and the state_
 from functools import partial
 
 from actors.answer import answer, in_tokens, parsed, state_key
-from actors.tape import Attempt, Tape
+from actors.tape import Attempt, Exchange, Tape
 from common.action_format import ActionFormat
 from common.chat import Chat
 from common.trajectory import Trajectory
@@ -51,9 +51,10 @@ async def replay(
     for number, (turn, prompt_stop) in enumerate(zip(tape.turns, prompt_stops, strict=True)):
         if state_key(env) != turn.state_key:
             raise ReplayMismatch(f"the state before turn {number} differs from the recorded one")
-        chat.reply(tape.tokens[turn.start : turn.stop])
+        reply = chat.reply(tape.tokens[turn.start : turn.stop])
         action = parsed(action_format, chat.answer)
         observation = await answer(partial(env.step, action.text), timeout_s=step_timeout_s)
+        tape.exchanges.append(Exchange(reply=reply, action=action.text, answer=tuple(observation.messages)))
         if observation.done:
             raise ReplayMismatch(f"the episode ends with turn {number}, and the recorded one continued")
         if observation.rewards != turn.rewards:

@@ -14,7 +14,7 @@ from actors.answer import answer, boundary, in_tokens, parsed, state_key
 from actors.drive import drive, terms_of
 from actors.engine import EngineDied, EngineError, Sampler
 from actors.resume import ReplayMismatch, replay
-from actors.tape import Tape
+from actors.tape import Exchange, Tape
 from common.action_format import ActionFormat
 from common.chat import Chat, ChatRules, Extension
 from common.config import Config
@@ -149,7 +149,9 @@ async def _play(
     observation = await answer(partial(env.reset, attempt.task), timeout_s=step_timeout_s)
     if observation.done or not observation.messages:
         raise EnvError("reset returned an observation that is done or has no messages")
-    opening = in_tokens(chat.open, with_instructions(observation.messages, action_format))
+    tape.opening = with_instructions(tuple(observation.messages), action_format)
+    tape.exchanges, tape.columns = [], observation.columns
+    opening = in_tokens(chat.open, tape.opening)
     if tape.turns:
         await replay(
             tape, opening=opening, env=env, chat=chat, action_format=action_format, step_timeout_s=step_timeout_s
@@ -162,7 +164,7 @@ async def _play(
         turn_started = time.perf_counter()
         completion = await sampler.generate(tape.prompt(), attempt.sampling, seed=attempt.turn_seed(len(tape.turns)))
         tape.add_completion(completion)
-        chat.reply(completion.tokens)
+        reply = chat.reply(completion.tokens)
         action = parsed(action_format, chat.answer)
         generated = time.perf_counter()
         observation = await answer(partial(env.step, action.text), timeout_s=step_timeout_s)
@@ -176,6 +178,7 @@ async def _play(
             generate_s=generated - turn_started,
             env_s=time.perf_counter() - generated,
         )
+        tape.exchanges.append(Exchange(reply=reply, action=action.text, answer=tuple(observation.messages)))
         if observation.done:
             stop_reason = StopReason.DONE
         else:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from actors.group import EpisodeSetup
+from actors.reward import rewarded
 from actors.rollout import fresh_env, rollout, spent
 from actors.tape import Tape
 from common.trajectory import StopReason, Trajectory
@@ -32,9 +33,9 @@ async def play_stretch(tape: Tape, *, setup: EpisodeSetup, num_turns: int) -> St
             action_format=setup.action_format,
             allowance=replace(allowance, max_turns=max_turns),
         )
-    if trajectory.stop_reason is StopReason.DONE or max_turns == allowance.max_turns:
-        return Stretch(record=trajectory, is_over=True)
-    stop_reason = spent(tape, allowance)  # the stretch may have ended because the context is full
-    if stop_reason is None:
-        return Stretch(record=tape.partial(), is_over=False)
-    return Stretch(record=tape.trajectory(stop_reason), is_over=True)
+    if trajectory.stop_reason is not StopReason.DONE and max_turns < allowance.max_turns:
+        stop_reason = spent(tape, allowance)  # the stretch may have ended because the context is full
+        if stop_reason is None:
+            return Stretch(record=tape.partial(), is_over=False)
+        trajectory = tape.trajectory(stop_reason)
+    return Stretch(record=await rewarded(trajectory, tape, scoring=setup.scoring), is_over=True)

@@ -1,11 +1,14 @@
 """Collects the tokens of a running episode, and makes its record."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from actors.engine import Completion
 from common.chat import Extension
 from common.kept_sets import KeptSets, joined
+from common.message import Message
 from common.trajectory import (
     OUTCOME_OF,
     Provenance,
@@ -45,6 +48,15 @@ class Attempt:
         return mixed
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """One reply of the policy, and what the environment made of it, as text."""
+
+    reply: str  # all that the policy wrote
+    action: str  # what the environment received
+    answer: tuple[Message, ...]
+
+
 @dataclass(kw_only=True, slots=True)
 class Tape:
     """The tokens of a running episode. Element i of each per-token list belongs to `tokens[i]`."""
@@ -58,6 +70,9 @@ class Tape:
     version_spans: list[VersionSpan] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     prompt_stop: int = 0  # where the last prompt ends; later tokens belong to an unfinished turn
+    opening: tuple[Message, ...] = ()  # the first messages; empty if the environment renders prompts itself
+    exchanges: list[Exchange] = field(default_factory=list)  # of the turns; empty in the same case
+    columns: Mapping[str, Any] = field(default_factory=dict)  # of the task, for the parts of the reward
     score: float = 0.0  # after the last turn
     success: bool = False  # after the last turn
     started_at_s: float = field(default_factory=time.time)
@@ -116,6 +131,11 @@ class Tape:
         )
         self.score, self.success = float(observation.score), bool(observation.success)
 
+    def reopen_last_turn(self) -> None:
+        """Forget the last turn, so that `partial` is of the turns before it: the episode is not over any more."""
+        self.prompt_stop = self.turns[-1].start
+        self.turns = self.turns[:-1]  # a new list: the record of the episode has the other
+
     def trajectory(self, stop_reason: StopReason) -> Trajectory:
         """The record of a finished episode, without the prompt after the last turn, from which nothing was sampled."""
         return self._record(stop=self.turns[-1].stop, stop_reason=stop_reason)
@@ -148,8 +168,10 @@ class Tape:
             outcome=OUTCOME_OF[stop_reason],
             score=self.score,
             success=self.success,
+            part_values={},
             sampling=attempt.sampling,
             started_at_s=self.started_at_s,
             duration_s=self.earlier_s + time.perf_counter() - self.started,
+            scoring_s=0.0,
             provenance=attempt.provenance,
         )

@@ -15,6 +15,7 @@ class MixtureEntry:
 
     name: str = ""  # as `env.name`; empty means the label of the entry
     options: dict[str, Any] = field(default_factory=dict)  # as `env.options`
+    rewards: dict[str, Any] = field(default_factory=dict)  # as `env.rewards`
     weight: float = 1.0  # its share of the groups is this weight, divided by the sum of all weights
 
 
@@ -22,7 +23,8 @@ class MixtureEntry:
 class EnvConfig:
     name: str = "shop"  # a key in envhub/catalogue.py, or `module:Class`
     options: dict[str, Any] = field(default_factory=dict)  # keyword arguments of the environment's class
-    mixture: dict[str, MixtureEntry] = field(default_factory=dict)  # several at once: {LABEL: {name, options, weight}}
+    rewards: dict[str, Any] = field(default_factory=dict)  # parts of the reward beside the environment's own, by name
+    mixture: dict[str, MixtureEntry] = field(default_factory=dict)  # several: {LABEL: {name, options, rewards, weight}}
     min_success: float = 0.0  # an environment of the mixture with less success than this is too hard for now
     max_success: float = 1.0  # an environment of the mixture with more success than this is too easy by now
     aside_weight: float = 0.1  # multiplies the weight of an environment that is too hard or too easy
@@ -40,6 +42,13 @@ class EnvConfig:
             require(value > 0, f"env.{name}", "> 0", value, "leave it out for the default")
         require(self.num_train_tasks >= 1, "env.num_train_tasks", ">= 1", self.num_train_tasks, "100000 is the default")
         require(0 <= self.repeat < 1, "env.repeat", "in [0, 1)", self.repeat, "0 never repeats a task, 0.75 is usual")
+        require(
+            not (self.rewards and self.mixture),
+            "env.rewards",
+            "empty with env.mixture",
+            self.rewards,
+            "every environment of a mixture has its own parts: env.mixture.LABEL.rewards",
+        )
         for label, entry in self.mixture.items():
             require(
                 LABEL.fullmatch(label) is not None,
@@ -73,8 +82,10 @@ class EnvConfig:
     def entries(self) -> dict[str, MixtureEntry]:
         """The environments by `Task.env`: those of the mixture, or the only one."""
         if not self.mixture:
-            return {self.name: MixtureEntry(name=self.name, options=self.options)}
+            return {self.name: MixtureEntry(name=self.name, options=self.options, rewards=self.rewards)}
         return {
-            label: MixtureEntry(name=entry.name or label, options=entry.options, weight=entry.weight)
+            label: MixtureEntry(
+                name=entry.name or label, options=entry.options, rewards=entry.rewards, weight=entry.weight
+            )
             for label, entry in self.mixture.items()
         }

@@ -164,9 +164,12 @@ class Trajectory(_Record, frozen=True, kw_only=True):
     outcome: Outcome
     score: float  # the task's own measure in [0, 1], without any reward shaping
     success: bool
+    # What each part of `env.rewards` measured, without its weight; empty without parts, and in a partial.
+    part_values: Annotated[dict[str, float], msgspec.Meta(max_length=MAX_REWARDS)]
     sampling: Sampling
     started_at_s: float  # unix time by the actor's clock: for people, never for ordering
     duration_s: float
+    scoring_s: float  # how long the parts of `env.rewards` took afterwards
     provenance: Provenance
 
     @property
@@ -276,6 +279,11 @@ def _check_numbers(trajectory: Trajectory, logprobs: LogprobArray) -> None:
         raise InvalidTrajectory(f"score {trajectory.score} is outside [0, 1]")
     if trajectory.outcome is not OUTCOME_OF[trajectory.stop_reason]:
         raise InvalidTrajectory(f"{trajectory.stop_reason} cannot have outcome {trajectory.outcome}")
+    for value in trajectory.part_values.values():
+        if not -MAX_REWARD <= value <= MAX_REWARD:  # also true for NaN
+            raise InvalidTrajectory(
+                f"part_values {trajectory.part_values} contain a value that is not finite, or beyond {MAX_REWARD:g}"
+            )
     num_turns, num_spans = len(trajectory.turns), len(trajectory.version_spans)
     if num_turns > MAX_TURNS or num_spans > MAX_SPANS:
         raise InvalidTrajectory(

@@ -6,8 +6,9 @@ actions then give the same answers, so that another actor can continue the episo
 replays the actions and compares each answer with the record. If one differs, it starts the episode again.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from common.message import Message
 from common.trajectory import Task
@@ -28,6 +29,8 @@ class Observation:
     valid_action: bool = True  # the environment understood the action
     score: float = 0.0  # the task's own measure so far, in [0, 1], without reward shaping
     success: bool = False
+    # After reset: of the task, for the parts of `env.rewards`. The policy never sees them.
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def done(self) -> bool:

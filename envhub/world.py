@@ -5,9 +5,9 @@ and the actions of an expert. Snapshots, state keys and the checks on the order 
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -89,9 +89,15 @@ class WorldEnv(Generic[S]):
     replay_only: ClassVar[bool] = False
 
     def __init__(
-        self, kind: str, *, state: type[S], make_world: Callable[[Task], World[S]], reward: str = "solved"
+        self,
+        kind: str,
+        *,
+        state: type[S],
+        make_world: Callable[[Task], World[S]],
+        reward: str = "solved",
+        columns: Callable[[Task], Mapping[str, Any]] | None = None,
     ) -> None:
-        """Make one that plays the worlds of `make_world`.
+        """Make one that plays the worlds of `make_world`, and names the `columns` of a task for parts of the reward.
 
         `kind` names the environment and its options. A snapshot can only be restored in an environment of its kind.
         """
@@ -99,12 +105,14 @@ class WorldEnv(Generic[S]):
         self._state_type = state
         self._make_world = make_world
         self._reward = reward
+        self._columns = columns
         self._episode: _Episode[S] | None = None
 
     async def reset(self, task: Task) -> Observation:
         """Start `task`. Raises ValueError for an unknown split."""
         world = self._make_world(task)
-        observation = Observation(messages=world.opening, rewards={})
+        columns = self._columns(task) if self._columns else {}
+        observation = Observation(messages=world.opening, rewards={}, columns=columns)
         self._episode = _Episode(task=task, world=world, state=world.first, observation=observation)
         return observation
 

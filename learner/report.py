@@ -148,6 +148,10 @@ def _add_rewards(metrics: Metrics, trajectories: list[Trajectory]) -> None:
     for component in {name for t in trajectories for turn in t.turns for name in turn.rewards}:
         # A mean over trajectories, not over turns.
         metrics.add(f"trained/reward_of_{component}", 0.0, len(trajectories))
+    for trajectory in trajectories:
+        metrics.add("trained/scoring_s", trajectory.scoring_s)
+        for part, value in trajectory.part_values.items():
+            metrics.add(f"trained/value_of_{part}", value)
     if len({trajectory.task.env for trajectory in trajectories}) > 1:
         for trajectory in trajectories:
             metrics.add(f"trained/success_in_{trajectory.task.env}", float(trajectory.success))

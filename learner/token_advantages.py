@@ -92,6 +92,9 @@ def teaches(group: Group, *, objective: ObjectiveConfig) -> bool:
         compared = TURN_RELATIVE[objective.advantage]
         advantages = _turn_advantages(group.trajectories, rewards, objective, compared=compared)
         return any(bool((abs(each) > RETURN_RESOLUTION).any()) for each in advantages)
+    if objective.allocation == "per_turn" and objective.advantage in GROUP_RELATIVE:
+        compared = GROUP_RELATIVE[objective.advantage]
+        return any(bool((abs(each) > RETURN_RESOLUTION).any()) for each in _of_turns(group.trajectories, compared))
     returns = [trajectory.total_reward for trajectory in group.trajectories]
     if "advantage" in objective.own_parts:
         return bool((abs(own_advantages(objective.advantage, returns)) > RETURN_RESOLUTION).any())
@@ -100,7 +103,12 @@ def teaches(group: Group, *, objective: ObjectiveConfig) -> bool:
 
 def token_rewards(trajectory: Trajectory, *, objective: ObjectiveConfig) -> Float[np.ndarray, " tokens"]:
     """The reward of each sampled token, in order, by `objective.allocation`."""
-    turn_rewards, turn_tokens = _turn_rewards(trajectory), _turn_tokens(trajectory)
+    return _allocated(_turn_rewards(trajectory), _turn_tokens(trajectory), objective)
+
+
+def _allocated(
+    turn_rewards: Float[np.ndarray, " turns"], turn_tokens: Int[np.ndarray, " turns"], objective: ObjectiveConfig
+) -> Float[np.ndarray, " tokens"]:
     match objective.allocation:
         case "last_token":
             return allocation.last_token(turn_rewards, turn_tokens)
@@ -153,7 +161,8 @@ def _advantages_by_group(
 
         advantage = GROUP_RELATIVE(returns) - PENALTY_RELATIVE(kl_coefficient * summed k1)
 
-    A function of the user's gets the returns alone; then penalties are centred.
+    `objective.allocation` distributes the first term over the tokens; see `_distributed`. A function of the user's gets
+    the returns alone; then penalties are centred.
 
     With group_standardised this is GRPO's balance: as in its loss, the divergence is weighed against one standard
     deviation of the returns. Returns (1, 0) and penalties (0.2, 0) give 0.707 - 0.1 and -0.707 + 0.1.
@@ -162,12 +171,60 @@ def _advantages_by_group(
     penalties_of = PENALTY_RELATIVE.get(objective.advantage, centred_advantages)
     sequences: list[list[TokenSequence]] = []
     for members in groups:
-        advantages = advantages_of([member.trajectory.total_reward for member in members]) - penalties_of(
-            [float(member.penalties.sum()) for member in members]
-        )
-        for member, advantage in zip(members, advantages, strict=True):
-            sequences.append(sequences_of(member.trajectory, advantage=float(advantage)))
+        trajectories = [member.trajectory for member in members]
+        losses = penalties_of([float(member.penalties.sum()) for member in members])
+        if objective.allocation != "last_token":
+            gains = _distributed(trajectories, objective, advantages_of)
+            for trajectory, gain, loss in zip(trajectories, gains, losses, strict=True):
+                sequences.append(sequences_of(trajectory, advantage=_over_all_tokens(trajectory, gain - loss)))
+            continue
+        advantages = advantages_of([trajectory.total_reward for trajectory in trajectories]) - losses
+        for trajectory, advantage in zip(trajectories, advantages, strict=True):
+            sequences.append(sequences_of(trajectory, advantage=float(advantage)))
     return sequences
+
+
+def _distributed(
+    trajectories: Sequence[Trajectory],
+    objective: ObjectiveConfig,
+    compared: Callable[[Sequence[float]], npt.NDArray[np.float64]],
+) -> list[Float[np.ndarray, " _tokens"]]:
+    """The advantage of each sampled token of a group: what is still to come of its trajectory's advantage.
+
+        share = allocation(advantage of the trajectory)          its sum over tokens is that advantage
+        advantage[t] = sum over tokens u >= t of share[u]
+
+    So the first token has the whole advantage. With `last_token` every token has it, as in GRPO. With `per_turn` the
+    rewards still to come are compared at each turn, with 0 for siblings that have ended: see `_of_turns`.
+    """
+    tokens = [_turn_tokens(trajectory) for trajectory in trajectories]
+    if objective.allocation == "per_turn":
+        return [
+            np.repeat(of_turns, each) for of_turns, each in zip(_of_turns(trajectories, compared), tokens, strict=True)
+        ]
+    advantages = compared([trajectory.total_reward for trajectory in trajectories])
+    gains = []
+    for advantage, turn_tokens in zip(advantages, tokens, strict=True):
+        whole = np.zeros(len(turn_tokens))
+        whole[-1] = advantage
+        gains.append(returns_to_go(_allocated(whole, turn_tokens, objective), gamma=1.0))
+    return gains
+
+
+def _of_turns(
+    trajectories: Sequence[Trajectory], compared: Callable[[Sequence[float]], npt.NDArray[np.float64]]
+) -> list[Float[np.ndarray, " _turns"]]:
+    """The advantage of each turn of a group: its return-to-go, compared with those of its siblings at the same turn.
+
+        advantage[i, k] = compared(returns-to-go of all members at turn k)[i]
+
+    A sibling that has ended has nothing to come: 0. At the first turn this is the advantage of the trajectory.
+    """
+    to_go = [returns_to_go(_turn_rewards(trajectory), gamma=1.0) for trajectory in trajectories]
+    last = max(len(each) for each in to_go)
+    table = np.array([np.pad(each, (0, last - len(each))) for each in to_go])
+    advantages = np.array([compared(column.tolist()) for column in table.T]).T
+    return [of_member[: len(each)] for of_member, each in zip(advantages, to_go, strict=True)]
 
 
 def _advantages_by_turn(

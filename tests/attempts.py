@@ -125,9 +125,11 @@ def attempt_at(
         outcome=OUTCOME_OF[stop_reason],
         score=1.0,
         success=True,
+        part_values={},
         sampling=lease.ticket.sampling,
         started_at_s=1.7e9,
         duration_s=0.1,
+        scoring_s=0.0,
         provenance=Provenance(host="host", instance_kind="reserved", price_per_hour=0.0),
     )
 

@@ -1,10 +1,11 @@
 """A run for tests of `slipstream replay`: groups on a real server, and their tokenizer in a folder."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 
@@ -67,6 +68,7 @@ class Inspected:
         policy_version: int = 4,
         actor: str = "actor-0",
         heard: str = "red small",
+        part_values: Mapping[str, float] = {},
     ) -> int:
         """Lease the oldest queued group and store `members`, or all of them; return its id."""
         lease = self.buffer.actor.lease(actor)
@@ -85,5 +87,6 @@ class Inspected:
                 actor=actor,
                 policy_version=policy_version,
             )
+            trajectory = msgspec.structs.replace(trajectory, part_values=dict(part_values))
             assert self.buffer.actor.insert(lease, trajectory) is InsertResult.STORED
         return lease.ticket.group_id

@@ -85,8 +85,10 @@ def spoken(
         outcome=Outcome.POLICY,
         score=min(1.0, max(0.0, reward)),
         success=reward > 0.5,
+        part_values={},
         sampling=SAMPLING,
         started_at_s=1.7e9,
         duration_s=0.5,
+        scoring_s=0.0,
         provenance=Provenance(host="host", instance_kind="reserved", price_per_hour=0.0),
     )

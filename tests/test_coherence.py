@@ -100,9 +100,9 @@ def test_there_is_a_preset_for_every_surrogate() -> None:
             "change one of the two",
         ),
         (
-            ["allocation=per_turn"],
-            "no effect with objective.advantage group_standardised",
-            "choose gae or reinforce_pp or vtrace",
+            ["advantage=gigpo", "allocation=per_turn"],
+            "no effect with objective.advantage gigpo",
+            "gae or group_centred or group_standardised or leave_one_out or reinforce_pp or vtrace",
         ),
         (
             ["advantage=reinforce_pp", "allocation_discount=0.5"],
@@ -136,7 +136,11 @@ def test_there_is_a_preset_for_every_surrogate() -> None:
         (["critic_warmup_steps=2"], "no effect with objective.critic none", "choose own or shared"),
         (["advantage=gae", "critic=own", "value_coefficient=1"], "no effect with objective.critic own", "shared"),
         (["advantage=gae", "critic=own", "turn_gamma=0.9"], "no effect with objective.advantage gae", "bi_level_gae"),
-        (["advantage=bi_level_gae", "critic=own", "allocation=per_turn"], "no effect with", "gae or reinforce_pp"),
+        (
+            ["advantage=bi_level_gae", "critic=own", "allocation=per_turn"],
+            "no effect with",
+            "or reinforce_pp or vtrace",
+        ),
         (
             ["advantage=gae", "critic=own", "critic_warmup_steps=100"],
             "learner.steps is 100, so the policy would never learn",

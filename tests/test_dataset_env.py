@@ -1,6 +1,7 @@
 """The environment `dataset`: rows of files, checks of answers, functions of the user's, and the errors for garbage."""
 
 import asyncio
+import dataclasses
 import json
 import re
 import sys
@@ -9,19 +10,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from actors.reward import Scoring, rewarded
+from actors.tape import Tape
 from common.config import load_config
-from common.trajectory import Task
+from common.config_error import ConfigError
+from common.trajectory import Task, Trajectory
 from envhub.catalogue import make_env
 from envhub.dataset.checks import CHECKS, last_number, score
-from envhub.env import EnvError, Observation
+from envhub.env import Observation
+from envhub.rewards.part import parts_of
 from tests import test_env_contract as contract
 from tests.adapters.held import ALWAYS
 from tests.env_cases import Case
+from tests.episodes import ALLOWANCE, attempt_on, engine_of, ids, rollout_of
+from tests.small_tokenizer import CHATML, merging_tokenizer
+from tools.check_input import check_env
 
 SUMS = [{"prompt": f"What is {a} + {b}?", "answer": a + b} for a in range(2, 9) for b in range(2, 9)]
 OWN = "own_rewards"
@@ -57,9 +64,30 @@ def answered(options: dict[str, Any], reply: str, index: int = 0) -> tuple[Obser
     return asyncio.run(play())
 
 
+def episode_on(options: dict[str, Any], reply: str, *, rewards: dict[str, Any]) -> Trajectory:
+    """The episode of one reply to the first training task, as an actor would store it."""
+    tokenizer = merging_tokenizer(CHATML)
+    tape = Tape(attempt=dataclasses.replace(attempt_on(), task=Task(env="dataset", split="train", index=0)))
+    scoring = Scoring(
+        parts={"dataset": parts_of("env.rewards", rewards)},
+        tokenizer=tokenizer,
+        max_turns=1,
+        step_timeout_s=60.0,
+    )
+
+    async def play() -> Trajectory:
+        engine = engine_of(lambda tokens, seed: [*ids(tokenizer, reply), tokenizer.eos_token_id], max_tokens=4096)
+        allowance = dataclasses.replace(ALLOWANCE, max_tokens=4096)
+        env = make_env("dataset", options)
+        trajectory = await rollout_of(env, engine, tape=tape, tokenizer=tokenizer, allowance=allowance)
+        return await rewarded(trajectory, tape, scoring=scoring)
+
+    return asyncio.run(play())
+
+
 @pytest.mark.parametrize("check", CHECKS_OF_CONTRACT, ids=lambda check: check.__name__)
 def test_a_data_set_keeps_the_contract(check: Callable[[Case], None], sums: str) -> None:
-    options = {"train": sums, "rewards": {"right": {"check": "number"}}}
+    options = {"train": sums, "check": "number"}
     check(Case(name="dataset", max_turns=5, noisy_success=0, options=options, is_spaced=False, share=0.05))
 
 
@@ -112,10 +140,10 @@ def test_a_text_without_a_number_has_none(text: str) -> None:
 
 
 def test_a_file_and_a_check_are_enough(sums: str) -> None:
-    opening, right = answered({"train": sums, "rewards": {"right": {"check": "number"}}}, "It is 4.")
+    opening, right = answered({"train": sums, "check": "number"}, "It is 4.")
     assert [message.content for message in opening.messages] == ["What is 2 + 2?"]
     assert (right.rewards, right.score, right.success, right.terminated) == ({"right": 1.0}, 1.0, True, True)
-    _, wrong = answered({"train": sums, "rewards": {"right": {"check": "number"}}}, "It is 5.")
+    _, wrong = answered({"train": sums, "check": "number"}, "It is 5.")
     assert (wrong.rewards, wrong.score, wrong.success) == ({"right": 0.0}, 0.0, False)
 
 
@@ -177,8 +205,11 @@ def test_the_expert_gives_the_answer_or_the_solution(tmp_path: Path) -> None:
         expert(answer_pattern="#(.*)#")
 
 
+@pytest.mark.parametrize("is_chat", [False, True])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_reward_function_of_trl_is_taken_as_it_is(own: types.ModuleType, tmp_path: Path, is_async: bool) -> None:
+def test_a_reward_function_of_trl_is_taken_as_it_is(
+    own: types.ModuleType, tmp_path: Path, is_async: bool, is_chat: bool
+) -> None:
     """It gets what TRL passes: lists, columns by name, and a chat where the prompt is one."""
     seen: list[dict[str, Any]] = []
 
@@ -190,16 +221,17 @@ def test_a_reward_function_of_trl_is_taken_as_it_is(own: types.ModuleType, tmp_p
         return near(prompts, completions, answer, **kwargs)
 
     own.near = near_async if is_async else near  # type: ignore[attr-defined]
-    rows = [{"prompt": [{"role": "user", "content": "2 + 3?"}], "answer": 5, "kind": "sum"}]
+    chat = [{"role": "user", "content": "2 + 3?"}]
+    rows = [{"prompt": chat if is_chat else "2 + 3?", "answer": 5, "kind": "sum"}]
     path = as_jsonl(tmp_path / "rows.jsonl", rows)
-    rewards = {"right": {"check": "number"}, "near": {"check": f"{OWN}:near", "weight": -0.2}}
-    _, end = answered({"train": path, "held_out": path, "rewards": rewards}, "5")
-    assert end.rewards == {"right": 1.0, "near": -0.1}
-    assert (end.score, end.success) == (1.0, True), "of the first part alone"
+    options = {"train": path, "held_out": path, "check": "number", "system": "Add."}
+    end = episode_on(options, "5", rewards={"near": {"part": f"{OWN}:near", "weight": -0.2}})
+    assert end.turns[-1].rewards == {"right": 1.0, "near": -0.1}
+    assert (end.score, end.success, end.part_values) == (1.0, True, {"near": 0.5})
     assert seen == [
         {
-            "prompts": [[{"role": "user", "content": "2 + 3?"}]],
-            "completions": [[{"role": "assistant", "content": "5"}]],
+            "prompts": [chat if is_chat else "2 + 3?"],
+            "completions": [[{"role": "assistant", "content": "5"}] if is_chat else "5"],
             "answer": [5],
             "prompt": [rows[0]["prompt"]],
             "kind": ["sum"],
@@ -207,52 +239,30 @@ def test_a_reward_function_of_trl_is_taken_as_it_is(own: types.ModuleType, tmp_p
     ]
 
 
-def test_a_function_without_answers_gets_what_it_takes_and_its_score_is_limited(
-    own: types.ModuleType, tmp_path: Path
-) -> None:
-    own.length = lambda completions: [len(completions[0]) / 2]  # type: ignore[attr-defined]
+def test_a_data_set_without_answers_has_the_score_of_a_part(own: types.ModuleType, tmp_path: Path) -> None:
+    own.length = lambda completions: [len(completions[0]) / 4]  # type: ignore[attr-defined]
     path = as_jsonl(tmp_path / "rows.jsonl", [{"question": "Say something."}])
-    options = {"train": path, "held_out": path, "prompt": "question", "rewards": {"long": {"check": f"{OWN}:length"}}}
-    _, end = answered(options, "four")
-    assert (end.rewards, end.score, end.success) == ({"long": 2.0}, 1.0, True)
-    own.length = lambda completions: [None]  # type: ignore[attr-defined]
-    _, end = answered(options, "four")
-    assert (end.rewards, end.score, end.success) == ({"long": 0.0}, 0.0, False), "None: it does not apply"
+    options = {"train": path, "held_out": path, "prompt": "question", "check": "none"}
+    rewards = {"long": {"part": f"{OWN}:length", "success_from": 1}}
+    end = episode_on(options, "four", rewards=rewards)
+    assert (end.turns[-1].rewards, end.score, end.success) == ({"right": 0.0, "long": 1.0}, 1.0, True)
+    end = episode_on(options, "x", rewards={"long": {"part": f"{OWN}:length"}})
+    assert (end.score, end.success) == (0.0, False)
 
 
-@pytest.mark.parametrize("result", [[0.25], (0.25,), 0.25, [np.float32(0.25)], np.array([0.25]), np.float64(0.25)])
-def test_a_number_may_be_of_any_kind(own: types.ModuleType, sums: str, result: Any) -> None:
-    own.quarter = lambda completions: result  # type: ignore[attr-defined]
-    assert answered({"train": sums, "rewards": {"own": {"check": f"{OWN}:quarter"}}}, "4")[1].rewards == {"own": 0.25}
-
-
-def test_a_function_that_changes_its_columns_changes_no_row(own: types.ModuleType, tmp_path: Path) -> None:
-    def emptied(completions: list[str], words: list[list[str]]) -> list[float]:
-        words[0].pop()
-        return [float(len(words[0]))]
-
-    own.emptied = emptied  # type: ignore[attr-defined]
-    path = as_jsonl(tmp_path / "rows.jsonl", [{"prompt": "Say a word.", "words": ["one", "two"]}])
-    options = {"train": path, "held_out": path, "rewards": {"own": {"check": f"{OWN}:emptied"}}}
-    assert [answered(options, "one")[1].rewards["own"] for _ in range(3)] == [1.0] * 3
-
-
-@pytest.mark.parametrize("result", [[], [1.0, 2.0], ["1"], "1", [float("nan")], {}, [[1.0]], [10**400], np.zeros(2)])
-def test_a_function_that_returns_no_number_fails_the_attempt_and_is_no_reward_of_0(
-    own: types.ModuleType, sums: str, result: Any
+def test_a_function_that_needs_a_column_that_is_not_there_is_refused_before_the_run(
+    own: types.ModuleType, sums: str
 ) -> None:
-    own.bad = lambda completions: result  # type: ignore[attr-defined]
-    with pytest.raises(EnvError, match=r"`env\.options\.rewards\.own` must return one finite number in a list"):
-        answered({"train": sums, "rewards": {"own": {"check": f"{OWN}:bad"}}}, "4")
-
-
-def test_a_function_that_raises_fails_the_attempt(own: types.ModuleType, sums: str) -> None:
-    def broken(completions: list[str]) -> list[float]:
-        raise ConnectionError("the judge is away")
-
-    own.broken = broken  # type: ignore[attr-defined]
-    with pytest.raises(ConnectionError, match="the judge is away"):
-        answered({"train": sums, "rewards": {"own": {"check": f"{OWN}:broken"}}}, "4")
+    own.needs_more = lambda completions, completion_ids: [0.0]  # type: ignore[attr-defined]
+    config = load_config(None, ["env.name=dataset", f"env.options.train={sums}", "env.options.check=number"])
+    check_env(config.env)
+    config.env.rewards = {"ids": {"part": f"{OWN}:needs_more"}}
+    with pytest.raises(ConfigError) as error:
+        check_env(config.env)
+    assert "`env.rewards.ids`" in str(error.value) and "argument: 'completion_ids'" in str(error.value)
+    assert "columns of the task (prompt, answer, prompts)" in str(error.value)
+    own.needs_more = lambda completions, answer: [0.0]  # type: ignore[attr-defined]
+    check_env(config.env)
 
 
 def test_the_files_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,8 +275,8 @@ def test_the_files_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(tmp_path)
     (part,) = load_config("sums.yaml", ["env.options.held_out=sums.jsonl"]).env.entries().values()
     assert part.name == "dataset"
-    _, end = answered(part.options, "It is 42.")
-    assert end.rewards == {"right": 1.0, "short": 0.1}
+    end = episode_on(part.options, "It is 42.", rewards=part.rewards)
+    assert end.turns[-1].rewards == {"right": 1.0, "short": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -283,7 +293,7 @@ def test_the_files_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_malformed_row_is_named(tmp_path: Path, row: Any, message: str) -> None:
     path = as_jsonl(tmp_path / "rows.jsonl", [SUMS[0], row])
     with pytest.raises(ValueError, match=r"rows\.jsonl") as error:
-        make_env("dataset", {"train": path, "rewards": {"right": {"check": "number"}}})
+        make_env("dataset", {"train": path, "check": "number"})
     assert message in str(error.value)
 
 
@@ -304,22 +314,25 @@ def test_a_file_that_is_no_data_set_is_refused(tmp_path: Path) -> None:
         make_env("dataset", {"train": as_jsonl(tmp_path / "one.jsonl", SUMS[:1])})
 
 
+def test_a_data_set_of_a_hub_needs_its_package_and_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
+    with pytest.raises(ValueError, match=r"needs the package datasets.*run `pip install datasets`"):
+        make_env("dataset", {"train": "hub:openai/gsm8k:main:train"})
+    for name in ("hub:openai/gsm8k", "hub::train", "hub:a:b:c:train", "hub:a:"):
+        with pytest.raises(ValueError, match=r"must be hub:NAME:SPLIT or hub:NAME:CONFIG:SPLIT, as in"):
+            make_env("dataset", {"train": name})
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rewards": {}}, "`env.options.rewards` must name at least one part"),
-        ({"rewards": {"a": "exact"}}, "`env.options.rewards.a` must have `check` and may have `weight`, got 'exact'"),
-        ({"rewards": {"a": {"check": "exakt"}}}, "got 'exakt'; did you mean exact?"),
-        ({"rewards": {"a": {"check": "exact", "weight": "1"}}}, "`env.options.rewards.a.weight` must be a number"),
-        ({"rewards": {"a": {"check": "nowhere:f"}}}, "cannot import nowhere"),
-        ({"rewards": {"a": {"check": f"{OWN}:needs_more"}}}, "missing a required argument: 'completion_ids'"),
+        ({"check": "exakt"}, "`env.options.check` must be exact or f1 or number or choice or regex or json or none"),
         ({"answer_pattern": "("}, "is not a regular expression"),
         ({"answer_pattern": "a"}, "must have one group, around the answer, has 0"),
         ({"colums": "a"}, "its options are: train, held_out, prompt, answer"),
     ],
 )
-def test_a_wrong_option_is_named(own: types.ModuleType, sums: str, options: dict[str, Any], message: str) -> None:
-    own.needs_more = lambda completions, completion_ids: [0.0]  # type: ignore[attr-defined]
+def test_a_wrong_option_is_named(sums: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as error:
         make_env("dataset", {"train": sums, **options})
     assert message in str(error.value)

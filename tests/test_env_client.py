@@ -2,8 +2,9 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -52,7 +53,7 @@ class FarCase(Case):
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvHost]:
-    names = "--names=kg,grid,sqldb,shop,shell,tests.guess:GuessEnv"
+    names = "--names=kg,grid,sqldb,shop,shell,dataset,tests.guess:GuessEnv"
     with env_host(tmp_path_factory.mktemp("envs"), names) as running:
         yield running
 
@@ -79,6 +80,26 @@ def test_a_remote_environment_behaves_like_a_local_one(host: EnvHost, case: Case
         assert there.snapshot() == near.snapshot()
     assert there.replay_only == near.replay_only
     asyncio.run(there.close())
+
+
+def test_the_columns_of_a_task_reach_the_actor(host: EnvHost, tmp_path: Path) -> None:
+    """Parts of the reward are computed there."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "2 + 3?", "answer": 5, "notes": {"kind": ["sum"]}}\n')
+    there = far(host.url, "dataset", train=str(path), held_out=str(path), check="number")
+
+    async def columns() -> Mapping[str, Any]:
+        try:
+            return (await there.reset(TASK)).columns
+        finally:
+            await there.close()
+
+    assert asyncio.run(columns()) == {
+        "prompt": "2 + 3?",
+        "answer": 5,
+        "notes": {"kind": ["sum"]},
+        "prompts": "2 + 3?",
+    }
 
 
 @pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__.removeprefix("test_"))

@@ -47,6 +47,15 @@ def test_a_program_gets_the_same_as_json(inspected: Inspected) -> None:
     assert facts["sampling"]["temperature"] == 1.0 and facts["instance_kind"] == "reserved"
 
 
+def test_what_the_parts_of_a_reward_measured_is_shown(inspected: Inspected) -> None:
+    inspected.open(1)
+    inspected.fill(part_values={"clear": 0.75, "long": 0.0})
+    said = inspected("show", "1", "0")
+    assert "parts of the reward, without their weights: clear 0.75, long 0; 0.00 s" in said
+    [facts] = inspected.json("show", "1", "0")
+    assert facts["part_values"] == {"clear": 0.75, "long": 0.0}
+
+
 def test_a_group_is_shown_member_by_member(inspected: Inspected) -> None:
     inspected.open(1)
     inspected.fill(members=(1,))

@@ -70,6 +70,13 @@ def test_rewards_are_means_over_trajectories_by_component_too() -> None:
     assert "trained/success_in_shop" not in means
 
 
+def test_a_part_of_the_reward_is_recorded_over_the_episodes_to_which_it_applied() -> None:
+    judged = made(0, rewards={"task": 1.0}, part_values={"clear": 0.5, "long": 2.0}, scoring_s=3.0)
+    means = report(batch_of(judged, made(1, rewards={"task": 1.0}, part_values={"long": 0.0}, scoring_s=1.0))).means()
+    assert (means["trained/value_of_clear"], means["trained/value_of_long"]) == (0.5, 1.0)
+    assert means["trained/scoring_s"] == 2.0
+
+
 def test_success_is_recorded_for_each_environment_of_a_mixture() -> None:
     other = made(1, rewards={"task": 0.0}, task=Task(env="household", split="train", index=0), success=False)
     means = report(batch_of(made(0, rewards={"task": 1.0}), other)).means()

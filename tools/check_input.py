@@ -7,14 +7,20 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from common.action_format import action_format
 from common.config import Config
 from common.config_error import ConfigError
-from common.env_config import EnvConfig
+from common.env_config import EnvConfig, MixtureEntry
+from common.imported import is_own
 from common.run_dir import RunDir
+from common.trajectory import Task
+from envhub.adapters.verifiers_env import VerifiersEnv
 from envhub.catalogue import DRIVING, make_any_env
+from envhub.rewards.function import check_call, needs_columns
+from envhub.rewards.part import Part, reward_parts
 from learner.objective.coherence import REFUSED, check_coherence
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
@@ -63,11 +69,12 @@ def _check_objective(config: Config) -> None:
 
 
 def check_env(env: EnvConfig) -> None:
-    """Raise ConfigError unless `env.name` with `env.options` makes an environment, and there is `env.action_format`."""
+    """Raise ConfigError unless each environment can be made, and its rewards, and there is `env.action_format`."""
     action_format(env.action_format)
-    for part in env.entries().values():
+    parts = reward_parts(env.entries())
+    for label, part in env.entries().items():
         try:
-            asyncio.run(make_any_env(part.name, part.options).close())
+            asyncio.run(_try_env(part, label, parts[label]))
         except ValueError as error:
             raise ConfigError(str(error)) from None
         except Exception as error:  # a user's code may raise anything
@@ -75,6 +82,19 @@ def check_env(env: EnvConfig) -> None:
                 f"`env.name` {part.name!r} with `env.options` {part.options} failed to start: {type(error).__name__}: "
                 f"{error}"
             ) from error
+
+
+async def _try_env(part: MixtureEntry, label: str, rewards: Sequence[Part]) -> None:
+    """Make the environment and close it. Raises ValueError if a reward function needs a column that its task lacks."""
+    env = make_any_env(part.name, part.options)
+    functions = [reward for reward in rewards if is_own(reward.kind) and needs_columns(reward.kind)]
+    try:
+        if functions and not isinstance(env, VerifiersEnv):
+            columns = (await env.reset(Task(env=label, split="train", index=0))).columns
+            for reward in functions:
+                check_call(reward.key, reward.kind, columns)
+    finally:
+        await env.close()
 
 
 def check_model_folder(folder: Path, *, max_tokens: int) -> None:

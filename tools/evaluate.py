@@ -5,6 +5,7 @@ import json
 import logging
 
 from actors.group import EpisodeSetup
+from actors.reward import rewarded
 from actors.rollout import EpisodeFailed, rollout
 from actors.tape import Attempt, Tape
 from common.config import Config
@@ -62,15 +63,17 @@ async def _play(
     )
     async with room:
         env = make_any_env(stage.envs[task.env].name, stage.envs[task.env].options)
+        tape = Tape(attempt=attempt)
         try:
-            return await rollout(
-                Tape(attempt=attempt),
+            trajectory = await rollout(
+                tape,
                 env=env,
                 sampler=stage.engine,
                 tokenizer=stage.tokenizer,
                 action_format=stage.action_format,
                 allowance=stage.allowance,
             )
+            return await rewarded(trajectory, tape, scoring=stage.scoring)
         except EpisodeFailed as failure:
             log.warning("%s: %s", task.task_id, failure)
             return None

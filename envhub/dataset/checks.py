@@ -105,6 +105,7 @@ CHECKS: dict[str, Check] = {
     "regex": regex,
     "json": same_json,
 }
+ANSWER_IS_NO_REPLY = (regex,)  # the answers of these checks need not be right themselves
 
 
 def _words(text: str) -> list[str]:

@@ -1,6 +1,7 @@
-"""`dataset`: questions from a file of yours, each answered in one turn and scored by the rewards that you name.
+"""`dataset`: questions from a file of yours, each answered in one turn and scored by a check.
 
-No class has to be written: a file, the names of its columns and a check are enough.
+No class has to be written: a file, the names of its columns and a check are enough. Functions and judges of yours are
+parts of `env.rewards`, as in every environment.
 """
 
 import functools
@@ -16,13 +17,15 @@ import msgspec
 from common.message import Message
 from common.trajectory import Task
 from envhub.asset import asset_path, item_of
-from envhub.dataset.item import Columns, Item, read_items
-from envhub.dataset.reward import Part, Reply, parts_of
+from envhub.dataset.checks import ANSWER_IS_NO_REPLY, CHECKS, Check, score
+from envhub.dataset.item import HUB, Columns, Item, read_items
 from envhub.env import Env
+from envhub.options import check_choice
 from envhub.task_seed import split_of
 from envhub.world import Change, WorldEnv
 
-FETCH = "give the path of a .jsonl or .parquet file, with one task in each row"
+NONE = "none"
+FETCH = "give the path of a .jsonl or .parquet file, with one task in each row, or hub:NAME:SPLIT"
 
 
 class DatasetState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,12 +34,12 @@ class DatasetState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetWorld:
-    """One question. Its goal is the first part of the rewards."""
+    """One question."""
 
     item: Item
     system: str
     pattern: re.Pattern[str] | None
-    parts: tuple[Part, ...]
+    check: Check | None  # None: no score, as only parts of `env.rewards` say what a reply is worth
     secrets: tuple[str, ...] = ()  # empty: people wrote the questions, which may contain an answer's words
 
     @property
@@ -48,16 +51,9 @@ class DatasetWorld:
         return (Message("system", self.system), *self.item.prompt) if self.system else self.item.prompt
 
     async def act(self, state: DatasetState, action: str) -> Change[DatasetState]:
-        reply = Reply(item=self.item, text=action, extracted=_extracted(action, self.pattern))
-        values = {part.name: await part.value(reply) for part in self.parts}
-        goal = values[self.parts[0].name] or 0.0
-        return Change(
-            state=DatasetState(is_over=True),
-            text="answered",
-            over=True,
-            score=min(max(goal, 0.0), 1.0),
-            rewards={part.name: part.weight * (values[part.name] or 0.0) for part in self.parts},
-        )
+        reply = _extracted(action, self.pattern)
+        value = 0.0 if self.check is None or reply is None else score(self.check, reply, self.item.answer)
+        return Change(state=DatasetState(is_over=True), text="answered", over=True, score=value)
 
     def admissible(self, state: DatasetState) -> None:
         return None
@@ -81,31 +77,44 @@ def make_dataset_env(
     solution: str = "",
     system: str = "",
     answer_pattern: str = "",
-    rewards: Mapping[str, Any] | None = None,
+    check: str = "exact",
 ) -> Env:
-    """Make an environment of the rows of `train` and `held_out`, which are .jsonl or .parquet files.
+    """Make an environment of the rows of `train` and `held_out`: .jsonl or .parquet files, or `hub:NAME:SPLIT`.
 
     Without `held_out`, one prompt in eight of `train` is held out. `prompt`, `answer` and `solution` are columns; a
     prompt is a text or a list of messages. `system`: a system message before every prompt. `answer_pattern`: a regular
     expression with one group, whose last match in a reply is compared with the answer; without it, the whole reply is.
-    `rewards`: by component, `check` and `weight`; the first is the goal, which gives score and success. Raises
-    ValueError if a file, a row or an option is wrong.
+    `check`: how they are compared, a name in `CHECKS`; `none` gives no score, and needs no answers. Raises ValueError
+    if a file, a row or an option is wrong.
     """
-    named = {"right": {"check": "exact"}} if rewards is None else rewards
-    parts = parts_of(named)
-    columns = Columns(prompt=prompt, answer=answer if any(part.check for part in parts) else "", solution=solution)
+    check_choice("check", check, [*CHECKS, NONE])
+    compare = CHECKS.get(check)
+    columns = Columns(prompt=prompt, answer=answer if compare else "", solution=solution)
     items = _items(
-        asset_path("train", train, fetch=FETCH),
-        asset_path("held_out", held_out, fetch=FETCH) if held_out else None,
+        _source("train", train),
+        _source("held_out", held_out) if held_out else None,
         columns,
-        parts,
+        compare,
     )
     pattern = _pattern(answer_pattern)
     return WorldEnv(
-        f"dataset {train} {held_out} {columns} {system} {answer_pattern} {named}",
+        f"dataset {train} {held_out} {columns} {system} {answer_pattern} {check}",
         state=DatasetState,
-        make_world=partial(make_dataset, items=items, system=system, pattern=pattern, parts=parts),
+        make_world=partial(make_dataset, items=items, system=system, pattern=pattern, check=compare),
+        reward="right",
+        columns=lambda task: columns_of(item_of(task, items)),
     )
+
+
+def _source(option: str, name: str) -> Path | str:
+    """The path of a file that exists, or the name of a data set on a hub. Raises ValueError for another name."""
+    return name if name.startswith(HUB) else asset_path(option, name, fetch=FETCH)
+
+
+def columns_of(item: Item) -> dict[str, Any]:
+    """The row, and its prompt as a reward function of TRL gets it: a text, or a list of messages."""
+    messages = [{"role": message.role, "content": message.content} for message in item.prompt]
+    return {**item.row, "prompts": messages if item.is_chat else item.prompt[-1].content}
 
 
 def make_dataset(
@@ -114,26 +123,29 @@ def make_dataset(
     items: Mapping[str, Sequence[Item]],
     system: str,
     pattern: re.Pattern[str] | None,
-    parts: tuple[Part, ...],
+    check: Check | None,
 ) -> DatasetWorld:
-    return DatasetWorld(item=item_of(task, items), system=system, pattern=pattern, parts=parts)
+    return DatasetWorld(item=item_of(task, items), system=system, pattern=pattern, check=check)
 
 
 @functools.lru_cache(maxsize=8)  # each episode makes a new environment
-def _items(train: Path, held_out: Path | None, columns: Columns, parts: tuple[Part, ...]) -> dict[str, list[Item]]:
+def _items(
+    train: Path | str, held_out: Path | str | None, columns: Columns, check: Check | None
+) -> dict[str, list[Item]]:
     """Return the rows by split, read and checked. Raises ValueError, with the number of the row, if one is wrong."""
-    check = partial(_check_own, parts=parts)
-    items = read_items(train, columns, check=check)
+    check_row = partial(_check_row, check=check)
+    items = read_items(train, columns, check=check_row)
     if held_out is None:
         return _split(items, train)
-    return {"train": items, "held_out": read_items(held_out, columns, check=check)}
+    return {"train": items, "held_out": read_items(held_out, columns, check=check_row)}
 
 
-def _check_own(item: Item, *, parts: Iterable[Part]) -> None:
-    """Raise ValueError if a part would fail for every reply to `item`, as its own answer does not score 1."""
-    own = Reply(item=item, text=item.answer_text, extracted=item.answer_text)
-    for part in parts:
-        part.check_reply(own)
+def _check_row(item: Item, *, check: Check | None) -> None:
+    """Raise ValueError if no reply could be right, as the row's own answer is not."""
+    if check is None or check in ANSWER_IS_NO_REPLY:
+        return
+    if score(check, item.answer_text, item.answer) < 1.0:
+        raise ValueError(f"the answer {item.answer!r} fails its own check `env.options.check`"[:500])
 
 
 def _pattern(text: str) -> re.Pattern[str] | None:
@@ -157,7 +169,7 @@ def _extracted(reply: str, pattern: re.Pattern[str] | None) -> str | None:
     return found[-1] if found else None
 
 
-def _split(items: Iterable[Item], path: Path) -> dict[str, list[Item]]:
+def _split(items: Iterable[Item], source: Path | str) -> dict[str, list[Item]]:
     """Return the items by split. The text of a prompt decides, so that no prompt is in both."""
     split: dict[str, list[Item]] = {"train": [], "held_out": []}
     for item in items:
@@ -165,7 +177,7 @@ def _split(items: Iterable[Item], path: Path) -> dict[str, list[Item]]:
     for name, found in split.items():
         if not found:
             raise ValueError(
-                f"{path}: of its rows none is in the split {name}, as there are too few; add rows, or set "
+                f"{source}: of its rows none is in the split {name}, as there are too few; add rows, or set "
                 "`env.options.held_out`"
             )
     return split

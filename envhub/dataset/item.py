@@ -43,18 +43,21 @@ class Item:
         return answer if isinstance(answer, str) else json.dumps(answer)
 
 
-def read_items(path: Path, columns: Columns, *, check: Callable[[Item], None]) -> list[Item]:
-    """Return the rows of `path`, each of which passed `check`.
+HUB = "hub:"  # what the name of a data set on a hub begins with
+
+
+def read_items(source: Path | str, columns: Columns, *, check: Callable[[Item], None]) -> list[Item]:
+    """Return the rows of a file, or of a data set on a hub, each of which passed `check`.
 
     Raises ValueError, with the number of the row, if one is malformed or `check` refused it.
     """
     items = []
-    for number, row in enumerate(_rows(path), 1):
+    for number, row in enumerate(_rows(source) if isinstance(source, Path) else _hub_rows(source), 1):
         try:
             items.append(_item(row, columns))
             check(items[-1])
         except ValueError as error:
-            raise ValueError(f"{path}, row {number}: {error}") from None
+            raise ValueError(f"{source}, row {number}: {error}") from None
     return items
 
 
@@ -69,6 +72,22 @@ def _rows(path: Path) -> list[Row]:
             raise ValueError(f"{path}: the name of a data set must end in .jsonl or .parquet; convert the file")
     if not rows:
         raise ValueError(f"{path} has no rows; a row is a task")
+    return rows
+
+
+def _hub_rows(name: str) -> list[Row]:
+    """Return the rows of `hub:NAME:SPLIT` or `hub:NAME:CONFIG:SPLIT`, by the package datasets. Raises ValueError."""
+    parts = name.removeprefix(HUB).split(":")
+    if len(parts) not in (2, 3) or not all(parts):
+        raise ValueError(f"{name!r} must be hub:NAME:SPLIT or hub:NAME:CONFIG:SPLIT, as in hub:openai/gsm8k:main:train")
+    path, *config, split = parts
+    datasets = require_package("datasets", install="datasets")
+    try:
+        rows: list[Row] = datasets.load_dataset(path, *config, split=split).to_list()
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise ValueError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not rows:
+        raise ValueError(f"{name} has no rows; a row is a task")
     return rows
 
 

@@ -153,6 +153,7 @@ def _observed(env: Env, observation: object) -> Observed:
         valid_action=bool(observation.valid_action),
         score=float(observation.score),
         success=bool(observation.success),
+        columns=dict(observation.columns),
     )
     return Observed(observation=plain, state_key=env.state_key())
 

@@ -10,7 +10,7 @@ import math
 
 from common.config import Config
 from common.config_error import ConfigError
-from common.objective_config import MASK_BOUNDS, WITH_CRITIC, ObjectiveConfig
+from common.objective_config import GROUP_RELATIVE, MASK_BOUNDS, WITH_CRITIC, ObjectiveConfig
 
 # GSPO's ratio is a mean over a whole sequence, so usual clips are a few 1e-4; for single tokens they are around 0.2.
 MAX_SEQUENCE_CLIP = 0.05
@@ -23,7 +23,7 @@ REFUSED = 2  # exit code of `python -m learner.bounds`
 
 # Keys that have an effect only with some values of another key.
 _ONLY_WITH = {
-    "allocation": ("advantage", {"reinforce_pp", "gae", "vtrace"}),
+    "allocation": ("advantage", {"reinforce_pp", "gae", "vtrace", *GROUP_RELATIVE}),
     "gamma": ("advantage", {"reinforce_pp", "gigpo", "gigpo_centred", *WITH_CRITIC}),
     "same_state_weight": ("advantage", {"gigpo", "gigpo_centred"}),
     "gae_lambda": ("advantage", {"gae", "bi_level_gae"}),

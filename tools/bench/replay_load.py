@@ -77,9 +77,11 @@ def a_trajectory(*, seed: int = 0, num_tokens: int = NUM_TOKENS) -> Trajectory:
         outcome=Outcome.POLICY,
         score=1.0,
         success=True,
+        part_values={},
         sampling=SAMPLING,
         started_at_s=1.7e9,
         duration_s=13.2,
+        scoring_s=0.0,
         provenance=Provenance(host="host", instance_kind="spot", price_per_hour=1.0),
     )
 

@@ -64,6 +64,8 @@ def trajectory_facts(trajectory: Trajectory, texts: list[TurnText]) -> dict[str,
     return member_facts(trajectory) | {
         "attempt": trajectory.attempt,
         "score": trajectory.score,
+        "part_values": trajectory.part_values,
+        "scoring_s": trajectory.scoring_s,
         "outcome": trajectory.outcome.value,
         "num_branches": len(trajectory.branch_starts),
         "sampling": {

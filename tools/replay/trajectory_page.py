@@ -38,9 +38,18 @@ def _head(facts: dict[str, Any]) -> Text:
         f"at most {sampling['max_turn_tokens']} tokens per turn{among}",
         f"{facts['duration_s']:.2f} s by {facts['actor']} on {facts['host']} ({facts['instance_kind']}, "
         f"${facts['price_per_hour']:g} per hour)",
+        *_parts(facts),
     ):
         page.append(printable(line) + "\n")
     return page
+
+
+def _parts(facts: dict[str, Any]) -> list[str]:
+    """What the parts of `env.rewards` measured, if there are any."""
+    if not facts["part_values"]:
+        return []
+    values = ", ".join(f"{name} {value:.4g}" for name, value in facts["part_values"].items())
+    return [f"parts of the reward, without their weights: {values}; {facts['scoring_s']:.2f} s"]
 
 
 def _add_turn(page: Text, index: int, turn: dict[str, Any], console: Console) -> None:

@@ -132,9 +132,11 @@ def an_attempt(
         outcome=OUTCOME_OF[stop_reason],
         score=1.0,
         success=True,
+        part_values={},
         sampling=lease.ticket.sampling,
         started_at_s=time.time(),
         duration_s=work.episode_s,
+        scoring_s=0.0,
         provenance=Provenance(host="soak", instance_kind="spot", price_per_hour=0.0),
     )
 

@@ -31,7 +31,7 @@ def main(name: str, settings: list[str]) -> int:
     fleet = Fleet(client, mine.run.name)
     facts = wait_for_run(fleet, mine.actors.join_timeout_s)
     run = run_config(facts)
-    tokenizer = checked_tokenizer(facts)
+    tokenizer = checked_tokenizer(facts, run)
     end = min(end_tokens(tokenizer))
 
     def script(_: list[int], seed: int | None) -> list[int]:

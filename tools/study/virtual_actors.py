@@ -196,8 +196,10 @@ class VirtualActors:
             outcome=OUTCOME_OF[StopReason.DONE],
             score=reward,
             success=reward > 0,
+            part_values={},
             sampling=ticket.sampling,
             started_at_s=ending.began,
             duration_s=ending.at - ending.began,
+            scoring_s=0.0,
             provenance=Provenance(host="virtual", instance_kind="reserved", price_per_hour=0.0),
         )

@@ -1,0 +1,214 @@
+"""A client of an OpenAI-compatible chat server that cannot be trusted to be up, quick or well-behaved.
+
+Every request has a timeout, and all attempts at an answer have one deadline. What may pass is tried again after a
+growing wait: lost connections, timeouts, 408, 409, 429 and 5xx, malformed replies. A reply is read up to a limit.
+"""
+
+import asyncio
+import email.utils
+import logging
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from common.config_error import ConfigError
+from common.wire import MALFORMED
+from envhub.env import EnvError
+
+MAX_REPLY_BYTES = 1 << 20
+MAX_QUOTED_CHARS = 300
+MAX_MALFORMED = 3  # answers of a server that samples with temperature 0 will hardly get better
+FIRST_WAIT_S = 0.5
+LONGEST_WAIT_S = 30.0
+_PASSING = (408, 409, 429)  # and 5xx
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class _Message(msgspec.Struct):
+    content: str
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+
+
+class _Usage(msgspec.Struct):
+    total_tokens: int = 0
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+
+class _Passing(Exception):
+    """An attempt failed in a way that may pass."""
+
+    def __init__(self, why: str, *, wait_s: float = 0.0, is_malformed: bool = False) -> None:
+        super().__init__(why)
+        self.wait_s = wait_s  # the least that the server asks for
+        self.is_malformed = is_malformed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Secret:
+    """A key, in an environment variable or a file of the actor's host. It is never logged or put into an error."""
+
+    variable: str
+    file: str
+
+    def read(self) -> str:
+        """Return the key, "" if none is configured. Raises ConfigError if it is not there."""
+        if self.variable:
+            if not os.environ.get(self.variable):
+                raise ConfigError(
+                    f"key_env names the environment variable {self.variable}, which is not set; export it"
+                )
+            return os.environ[self.variable].strip()
+        if self.file:
+            try:
+                return Path(self.file).read_text().strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"key_file {self.file} cannot be read: {error}; write the key into it") from None
+        return ""
+
+
+@dataclass(kw_only=True, slots=True)
+class ChatClient:
+    """Asks one server. Counts what it has spent."""
+
+    url: str  # up to /v1
+    secret: Secret
+    timeout_s: float  # of one request
+    deadline_s: float  # of an answer, with all its attempts and waits; not of the wait for a place among others
+    max_concurrent: int
+    max_requests: int  # the budget of this process; 0: no limit
+    max_tokens: int  # the same, by the server's own count
+    num_requests: int = 0
+    num_tokens: int = 0
+    _room: asyncio.Semaphore = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._room = asyncio.Semaphore(self.max_concurrent)
+
+    async def ask(self, body: bytes, *, read: Callable[[str], T]) -> T:
+        """Send `body` until `read` accepts the answer, and return what it read; `read` raises ValueError to refuse.
+
+        Raises EnvError if the deadline or the budget is over, or the server refuses the request for good.
+        """
+        async with self._room:  # also in waits between attempts: a server that has enough is asked less
+            try:
+                async with asyncio.timeout(self.deadline_s) as limit:
+                    return await self._until_read(body, read)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                raise EnvError(f"no answer from {self.url} within {self.deadline_s:g} s (deadline_s)") from None
+
+    async def _until_read(self, body: bytes, read: Callable[[str], T]) -> T:
+        ends_at, wait_s, num_malformed = time.monotonic() + self.deadline_s, FIRST_WAIT_S, 0
+        while True:
+            try:
+                return self._read(await self._once(body), read)
+            except _Passing as failure:
+                num_malformed += failure.is_malformed
+                if num_malformed == MAX_MALFORMED:
+                    raise EnvError(f"{self.url}: {failure}; {num_malformed} answers were malformed") from None
+                this_wait_s = max(failure.wait_s, wait_s * random.uniform(0.75, 1.25))
+                if time.monotonic() + this_wait_s > ends_at:
+                    raise EnvError(
+                        f"{self.url}: {failure}; another attempt would be too late (deadline_s is {self.deadline_s:g})"
+                    ) from None
+                log.info("%s: %s; next attempt in %.1f s", self.url, failure, this_wait_s)
+            await asyncio.sleep(this_wait_s)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    def _read(self, answer: str, read: Callable[[str], T]) -> T:
+        try:
+            return read(answer)
+        except ValueError as error:
+            raise _Passing(self._quoted(str(error)), is_malformed=True) from None
+
+    async def _once(self, body: bytes) -> str:
+        """Return the text of one completion. Raises _Passing, and EnvError if another attempt would not help."""
+        self._check_budget()
+        self.num_requests += 1
+        try:
+            status, wait_s, reply = await self._post(body)
+        except TimeoutError:
+            raise _Passing(f"no answer within {self.timeout_s:g} s (timeout_s)") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise _Passing(f"{type(error).__name__}: {self._quoted(str(error))}") from None
+        if status in _PASSING or status >= 500:
+            raise _Passing(f"status {status}: {self._quoted(reply.decode(errors='replace'))}", wait_s=wait_s)
+        if status != 200:
+            raise EnvError(f"{self.url} refused with status {status}: {self._quoted(reply.decode(errors='replace'))}")
+        try:
+            completion = msgspec.json.decode(reply, type=_Completion)
+            self.num_tokens += max(0, completion.usage.total_tokens) if completion.usage else 0
+            return completion.choices[0].message.content
+        except (*MALFORMED, IndexError) as error:
+            raise _Passing(f"the reply is not a chat completion: {error}", is_malformed=True) from None
+
+    async def _post(self, body: bytes) -> tuple[int, float, bytes]:
+        """Return status, the seconds to wait that the server asks for, and the reply. Raises _Passing if too large."""
+        key = self._key()
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        headers |= {"Authorization": f"Bearer {key}"} if key else {}
+        timeout = aiohttp.ClientTimeout(total=self.timeout_s)
+        async with (
+            # A small compressed reply could become any size, so none is decompressed.
+            aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session,
+            session.post(
+                f"{self.url.rstrip('/')}/chat/completions", data=body, headers=headers, allow_redirects=False
+            ) as response,
+        ):
+            reply = bytearray()
+            async for chunk in response.content.iter_any():
+                reply += chunk
+                if len(reply) > MAX_REPLY_BYTES:
+                    raise _Passing(f"the reply has more than {MAX_REPLY_BYTES} bytes", is_malformed=True)
+            return response.status, _seconds(response.headers.get("Retry-After", "")), bytes(reply)
+
+    def _key(self) -> str:
+        try:
+            return self.secret.read()
+        except ConfigError as error:
+            raise EnvError(str(error)) from None
+
+    def _check_budget(self) -> None:
+        for name, spent, most in (
+            ("max_requests", self.num_requests, self.max_requests),
+            ("max_total_tokens", self.num_tokens, self.max_tokens),
+        ):
+            if most and spent >= most:
+                raise EnvError(
+                    f"the budget of this actor is spent: {name} is {most}, and it has used {spent}; raise it"
+                )
+
+    def _quoted(self, text: str) -> str:
+        """The beginning of a text of the server, which may repeat the key."""
+        key = self._key()
+        return repr((text.replace(key, "***") if key else text)[:MAX_QUOTED_CHARS])
+
+
+def _seconds(retry_after: str) -> float:
+    """The seconds of a Retry-After header, which has a number or a date; 0 if it is missing or malformed."""
+    try:
+        return min(max(0.0, float(retry_after)), 86_400.0)
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except (TypeError, ValueError, OverflowError):
+        return 0.0

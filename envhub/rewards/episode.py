@@ -1,0 +1,50 @@
+"""A whole episode in readable form, as the parts of a reward get it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from common.trajectory import Task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpisodeTurn:
+    """One reply of the policy, and what the environment made of it."""
+
+    reply: str  # the whole text that the policy wrote
+    action: str  # what `env.action_format` read in it
+    valid_action: bool
+    rewards: Mapping[str, float]  # the environment's own, by component
+    state_key: str  # of the state in which the action was chosen; "" if unknown
+    num_tokens: int  # sampled
+    finish_reason: str  # "stop" (the policy ended its turn) or "length"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Episode:
+    """A finished episode."""
+
+    task: Task
+    columns: Mapping[str, Any]  # what the environment tells of the task; the policy never saw it
+    prompt: list[dict[str, str]]  # the first messages, each with role and content
+    messages: list[dict[str, str]]  # the whole conversation, from the prompt to the last reply
+    ending: list[dict[str, str]]  # the environment's answer to the last reply, which the policy never saw
+    turns: list[EpisodeTurn]
+    max_turns: int  # `env.max_turns`
+    score: float  # the environment's own measure, in [0, 1]
+    success: bool
+    stop_reason: str  # done, max_turns or max_tokens
+
+    @property
+    def goal(self) -> float:
+        """The sum of the environment's own rewards."""
+        return sum(sum(turn.rewards.values()) for turn in self.turns)
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens that the policy sampled."""
+        return sum(turn.num_tokens for turn in self.turns)
+
+
+Values = float | list[float] | None
+"""What a part measures: one number for the episode, one for each turn, or None if the part does not apply."""

@@ -1,0 +1,145 @@
+"""A judge: a model behind an OpenAI-compatible URL that marks an episode by a rubric."""
+
+import asyncio
+import hashlib
+import json
+import math
+import urllib.parse
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakValueDictionary
+
+from common.config_error import ConfigError, require
+from envhub.env import EnvError
+from envhub.rewards.chat_client import ChatClient, Secret
+from envhub.rewards.episode import Episode, Values
+from envhub.rewards.rubric import Rubric, read_rubric
+
+PLAIN = {"temperature": 0, "max_tokens": 512}
+
+
+@dataclass(kw_only=True, slots=True)
+class Judge:
+    """Marks episodes; the same request is answered from a cache. One for each process."""
+
+    client: ChatClient
+    rubric: Rubric
+    model: str
+    columns: Sequence[str]  # of the task, shown to the judge
+    request: Mapping[str, Any]  # more fields of the request
+    max_chars: int
+    cache_size: int
+    _cache: OrderedDict[bytes, float] = field(default_factory=OrderedDict)
+    _asking: WeakValueDictionary[bytes, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+
+    async def __call__(self, episode: Episode) -> Values:
+        """Return the mark of `episode` in [0, 1]. Raises EnvError if there is none within the deadline."""
+        body = json.dumps(self._request(episode)).encode()
+        digest = hashlib.blake2b(body, digest_size=16).digest()
+        # Siblings often say the same: the first of them asks, and the others wait for the cache.
+        lock = self._asking.setdefault(digest, asyncio.Lock())
+        async with lock:
+            if digest in self._cache:
+                self._cache.move_to_end(digest)
+                return self._cache[digest]
+            mark = await self.client.ask(body, read=self.rubric.read)
+            self._cache[digest] = mark
+            if len(self._cache) > self.cache_size:
+                self._cache.popitem(last=False)
+        return mark
+
+    def _request(self, episode: Episode) -> dict[str, Any]:
+        missing = [name for name in self.columns if name not in episode.columns]
+        if missing:
+            known = ", ".join(map(str, episode.columns)) or "none"
+            raise EnvError(f"the task has no column {', '.join(missing)} to show to the judge; it has {known}")
+        shown = {
+            "conversation": [*episode.messages, *episode.ending],
+            **({"reference": {name: episode.columns[name] for name in self.columns}} if self.columns else {}),
+        }
+        return {
+            **self.request,
+            "model": self.model,
+            "messages": [
+                {"role": "system", "content": self.rubric.instructions},
+                {"role": "user", "content": _cut(json.dumps(shown, ensure_ascii=False, default=str), self.max_chars)},
+            ],
+        }
+
+
+def judge(
+    key: str,
+    *,
+    url: str,
+    model: str,
+    rubric: Any,
+    columns: Sequence[str] = (),
+    key_env: str = "",
+    key_file: str = "",
+    request: Mapping[str, Any] = PLAIN,
+    max_chars: int = 100_000,
+    max_concurrent: int = 16,
+    timeout_s: float = 60.0,
+    deadline_s: float = 300.0,
+    max_requests: int = 0,
+    max_total_tokens: int = 0,
+    cache_size: int = 10_000,
+) -> Judge:
+    """Make a judge from the settings of the part `key`. Raises ConfigError if one is malformed."""
+    _check_url(key, url)
+    require(isinstance(model, str) and model != "", f"{key}.model", "a name", model, "the server's name of a model")
+    own = isinstance(request, Mapping) and not request.keys() & {"model", "messages", "stream", "n"}
+    require(
+        own, f"{key}.request", "fields of a request, without model and messages", request, f"{PLAIN} is the default"
+    )
+    is_list = isinstance(columns, list | tuple) and all(isinstance(name, str) for name in columns)
+    require(is_list, f"{key}.columns", "a list of names", columns, "columns of the task that the judge may see")
+    both = isinstance(key_env, str) and isinstance(key_file, str) and not (key_env and key_file)
+    require(both, f"{key}.key_env, {key}.key_file", "at most one name", "two", "remove one")
+    for name, value, least in (
+        ("max_chars", max_chars, 1000),
+        ("max_concurrent", max_concurrent, 1),
+        ("max_requests", max_requests, 0),
+        ("max_total_tokens", max_total_tokens, 0),
+        ("cache_size", cache_size, 0),
+    ):
+        is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        require(is_whole, f"{key}.{name}", f"a whole number >= {least}", value, "leave it out for the default")
+    for name, seconds in (("timeout_s", timeout_s), ("deadline_s", deadline_s)):
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < math.inf
+        require(is_number, f"{key}.{name}", "> 0", seconds, "leave it out for the default")
+    return Judge(
+        client=ChatClient(
+            url=url,
+            secret=Secret(variable=key_env, file=key_file),
+            timeout_s=timeout_s,
+            deadline_s=deadline_s,
+            max_concurrent=max_concurrent,
+            max_requests=max_requests,
+            max_tokens=max_total_tokens,
+        ),
+        rubric=read_rubric(f"{key}.rubric", rubric),
+        model=model,
+        columns=tuple(columns),
+        request=dict(request),
+        max_chars=max_chars,
+        cache_size=cache_size,
+    )
+
+
+def _check_url(key: str, url: object) -> None:
+    parts = urllib.parse.urlsplit(url if isinstance(url, str) else "")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"`{key}.url` must be like http://host:8000/v1, got {url!r}; give the server's address")
+    if parts.username or parts.password:
+        raise ConfigError(f"`{key}.url` must have no user and password; name the key by key_env or key_file")
+
+
+def _cut(text: str, max_chars: int) -> str:
+    """The text, without its middle if it is longer than `max_chars`."""
+    if len(text) <= max_chars:
+        return text
+    half = max_chars // 2
+    return f"{text[:half]} [{len(text) - 2 * half} characters are left out] {text[-half:]}"

@@ -1,0 +1,118 @@
+"""The built-in measures of an episode. Each is made with the options of its part, and computed from records alone."""
+
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from envhub.rewards.episode import Episode, Values
+
+Measure = Callable[[Episode], Awaitable[Values]]
+
+
+def goal(*, component: str = "") -> Measure:
+    """Make the environment's own reward of each turn: one component, or the sum of all if `component` is empty."""
+
+    async def measure(episode: Episode) -> Values:
+        if not component:
+            return [sum(turn.rewards.values()) for turn in episode.turns]
+        known = {name for turn in episode.turns for name in turn.rewards}
+        if component not in known:
+            raise ValueError(f"the environment gave no reward {component!r}, only {', '.join(sorted(known))}")
+        return [turn.rewards.get(component, 0.0) for turn in episode.turns]
+
+    return measure
+
+
+def length(*, budget_tokens: int | None = None, budget_turns: int | None = None) -> Measure:
+    """Make how far an episode is beyond its budget, in budgets: 0 within it, 1 at twice its size.
+
+    Raises ValueError unless exactly one budget is given.
+    """
+    if (budget_tokens is None) == (budget_turns is None):
+        raise ValueError("give either budget_tokens or budget_turns")
+    budget = _at_least_1("budget_tokens", budget_tokens) or _at_least_1("budget_turns", budget_turns)
+
+    async def measure(episode: Episode) -> Values:
+        used = len(episode.turns) if budget_tokens is None else episode.num_tokens
+        return max(0.0, used / budget - 1.0)
+
+    return measure
+
+
+def valid_actions() -> Measure:
+    """Make the share of turns whose action was valid."""
+
+    async def measure(episode: Episode) -> Values:
+        return sum(turn.valid_action for turn in episode.turns) / len(episode.turns)
+
+    return measure
+
+
+def efficiency() -> Measure:
+    """Make the share of `env.max_turns` that a successful episode left; 0 without success."""
+
+    async def measure(episode: Episode) -> Values:
+        return max(0.0, 1.0 - len(episode.turns) / episode.max_turns) if episode.success else 0.0
+
+    return measure
+
+
+def invalid_actions() -> Measure:
+    """Make 1 for each turn whose action was invalid."""
+
+    async def measure(episode: Episode) -> Values:
+        return [float(not turn.valid_action) for turn in episode.turns]
+
+    return measure
+
+
+def repetition() -> Measure:
+    """Make 1 for each turn whose action was tried before in the same state.
+
+    States are compared by their `state_key`. Where an environment has none, the same action always counts.
+    """
+
+    async def measure(episode: Episode) -> Values:
+        seen, repeated = set[tuple[str, str]](), list[float]()
+        for turn in episode.turns:
+            choice = (turn.state_key, turn.action)
+            repeated.append(float(choice in seen))
+            seen.add(choice)
+        return repeated
+
+    return measure
+
+
+def error_recovery() -> Measure:
+    """Make the share of invalid actions that a valid one followed at once; 1 if there was none.
+
+    An episode without errors gets as much as one that recovers from all: errors earn nothing.
+    """
+
+    async def measure(episode: Episode) -> Values:
+        valid = [turn.valid_action for turn in episode.turns]
+        num_errors = valid.count(False)
+        num_mended = sum(now and not before for before, now in itertools.pairwise(valid))
+        return num_mended / num_errors if num_errors else 1.0
+
+    return measure
+
+
+MEASURES: dict[str, Callable[..., Measure]] = {
+    "goal": goal,
+    "length": length,
+    "format": valid_actions,
+    "efficiency": efficiency,
+    "invalid_actions": invalid_actions,
+    "repetition": repetition,
+    "error_recovery": error_recovery,
+}
+
+
+def _at_least_1(name: str, value: Any) -> int:
+    """Return `value`, or 0 for None. Raises ValueError unless it is a whole number of at least 1."""
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"`{name}` must be a whole number >= 1, got {value!r}")
+    return value

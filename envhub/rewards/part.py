@@ -1,0 +1,216 @@
+"""The parts of a reward, as `env.rewards` names them, and the reward that they compose.
+
+The reward of an episode is the sum of its parts, each with its weight. Parts are computed once an episode has ended. A
+number for the whole episode is the reward of its last turn.
+"""
+
+import asyncio
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from common.config_error import ConfigError
+from common.env_config import LABEL, MixtureEntry
+from common.imported import is_own
+from common.trajectory import MAX_REWARD, MAX_REWARDS
+from envhub.env import EnvError
+from envhub.rewards.episode import Episode, Values
+from envhub.rewards.function import function_measure
+from envhub.rewards.judge import Judge, judge
+from envhub.rewards.measures import MEASURES, Measure
+
+CONDITIONS: dict[str, Callable[[Episode], bool]] = {
+    "always": lambda episode: True,
+    "success": lambda episode: episode.success,
+    "failure": lambda episode: not episode.success,
+    "goal": lambda episode: episode.goal > 0,
+}
+_KEYS = ("part", "weight", "min", "max", "only_if", "success_from")  # all others are options of the measure
+_WITH_DEADLINE = ("judge",)  # measures that limit their own time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One part of a reward."""
+
+    key: str  # env.rewards.NAME
+    name: str
+    kind: str  # a built-in measure, or `module:function`
+    measure: Measure
+    component: str | None  # of `goal`: the environment's own reward that it replaces, "" for all; else None
+    weight: float
+    low: float
+    high: float
+    only_if: str
+    success_from: float | None  # the episode's score is this part's value, and from here on it is a success
+
+    async def values(self, episode: Episode, *, timeout_s: float) -> Values:
+        """Return what the part measures, within its limits; None if it does not apply to this episode.
+
+        Raises EnvError, ValueError, or what a function of the user's raises, if it fails; EnvError too if it is no
+        judge and takes over `timeout_s`.
+        """
+        if not CONDITIONS[self.only_if](episode):
+            return None
+        try:
+            async with asyncio.timeout(None if self.kind in _WITH_DEADLINE else timeout_s) as limit:
+                found = await self.measure(episode)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise EnvError(f"no answer within `env.step_timeout_s` = {timeout_s:g} s") from error
+        if isinstance(found, list):
+            return [self._limited(value) for value in found]
+        return None if found is None else self._limited(found)
+
+    def _limited(self, value: float) -> float:
+        value = min(max(value, self.low), self.high)
+        if not abs(value * self.weight) <= MAX_REWARD:
+            raise EnvError(f"{value:g} with weight {self.weight:g} is beyond {MAX_REWARD:g}; set min and max")
+        return value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Composed:
+    """The reward of an episode."""
+
+    rewards: list[dict[str, float]]  # of each turn, by component
+    values: dict[str, float]  # of each part that applied, without its weight; the sum over turns
+    score: float
+    success: bool
+
+
+def reward_parts(envs: Mapping[str, MixtureEntry]) -> dict[str, tuple[Part, ...]]:
+    """Return the parts of each environment of a run. Raises ConfigError, with the key, if one is malformed."""
+    alone = len(envs) == 1 and next(iter(envs.values())).name in envs
+    return {
+        label: parts_of("env.rewards" if alone else f"env.mixture.{label}.rewards", entry.rewards)
+        for label, entry in envs.items()
+    }
+
+
+def check_keys(parts: Mapping[str, Sequence[Part]]) -> None:
+    """Raise ConfigError unless this host has the key of every judge that needs one."""
+    for part in (part for of_env in parts.values() for part in of_env):
+        if isinstance(part.measure, Judge):
+            try:
+                part.measure.client.secret.read()
+            except ConfigError as error:
+                raise ConfigError(f"`{part.key}`: {error}") from None
+
+
+def parts_of(key: str, rewards: Mapping[str, Any]) -> tuple[Part, ...]:
+    """Return the parts that `key` lists. Raises ConfigError, with the key, if one is malformed."""
+    parts = tuple(_part(f"{key}.{name}", str(name), settings) for name, settings in rewards.items())
+    scoring = [part.name for part in parts if part.success_from is not None]
+    if len(scoring) > 1:
+        raise ConfigError(f"`{key}`: only one part can have success_from, got {' and '.join(scoring)}; remove others")
+    goals = [part.component for part in parts if part.component is not None]
+    if len(goals) != len(set(goals)) or ("" in goals and len(goals) > 1):
+        raise ConfigError(f"`{key}`: two parts of kind goal replace the same reward; remove one")
+    return parts
+
+
+def _part(key: str, name: str, settings: Any) -> Part:
+    if LABEL.fullmatch(name) is None:
+        raise ConfigError(f"`{key}`: a name has letters, digits and '_', at most 32; it becomes a part of metric names")
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"`{key}` must be a mapping, such as {{part: length, weight: -0.1}}, got {settings!r}")
+    kind = settings.get("part", name)
+    options = {str(option): value for option, value in settings.items() if option not in _KEYS}
+    low, high = _number(key, settings, "min", -math.inf), _number(key, settings, "max", math.inf)
+    only_if, success_from = settings.get("only_if", "always"), settings.get("success_from")
+    if low > high:
+        raise ConfigError(f"`{key}.min` must be at most max = {high:g}, got {low:g}; swap them")
+    if only_if not in CONDITIONS:
+        raise ConfigError(f"`{key}.only_if` must be {', '.join(CONDITIONS)}, got {only_if!r}; change it")
+    if success_from is not None:
+        if not 0 < _number(key, settings, "success_from", 1.0) <= 1:
+            raise ConfigError(f"`{key}.success_from` must be above 0, at most 1, got {success_from!r}; 1 is usual")
+        if only_if != "always":
+            raise ConfigError(f"`{key}.only_if` must be always with success_from: each episode needs a score")
+    return Part(
+        key=key,
+        name=name,
+        kind=kind,
+        measure=_measure(key, kind, options),
+        component=options.get("component", "") if kind == "goal" else None,
+        weight=_number(key, settings, "weight", 1.0),
+        low=low,
+        high=high,
+        only_if=only_if,
+        success_from=None if success_from is None else float(success_from),
+    )
+
+
+def _measure(key: str, kind: Any, options: Mapping[str, Any]) -> Measure:
+    if isinstance(kind, str) and is_own(kind):
+        if options:
+            raise ConfigError(f"`{key}` has unknown keys {', '.join(options)}; a function takes no options")
+        return function_measure(f"{key}.part", kind)
+    makers: dict[str, Callable[..., Measure]] = MEASURES | {"judge": partial(judge, key)}
+    if kind not in makers:
+        near = difflib.get_close_matches(str(kind), makers, n=1)
+        hint = f"did you mean {near[0]}?" if near else "set `part`, or give the part the name of one"
+        raise ConfigError(f"`{key}`: a part is {', '.join(makers)}, or module:function, got {kind!r}; {hint}")
+    make = makers[kind]
+    signature = inspect.signature(make)
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        known = ", ".join([*_KEYS, *signature.parameters])
+        raise ConfigError(f"`{key}`: {error}; the keys of a {kind} are {known}") from None
+    try:
+        return make(**options)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"`{key}`: {error}") from None
+
+
+def _number(key: str, settings: Mapping[str, Any], name: str, default: float) -> float:
+    value = settings.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise ConfigError(f"`{key}.{name}` must be a number, got {value!r}; correct it")
+    if math.isinf(value) and value is not default:
+        raise ConfigError(f"`{key}.{name}` must be finite, got {value!r}; leave it out for the default")
+    return float(value)
+
+
+def composed(episode: Episode, parts: Sequence[Part], values: Sequence[Values]) -> Composed:
+    """Return the reward of `episode` from what its parts measured, in the order of `parts`.
+
+    Rewards of the environment that no `goal` names stay as they are. Raises EnvError if a name is used twice.
+    """
+    replaced = {part.component for part in parts if part.component is not None}
+    rewards = [
+        {} if "" in replaced else {name: reward for name, reward in turn.rewards.items() if name not in replaced}
+        for turn in episode.turns
+    ]
+    taken = {name for turn in rewards for name in turn}
+    measured: dict[str, float] = {}
+    score, success = episode.score, episode.success
+    for part, found in zip(parts, values, strict=True):
+        if part.name in taken:
+            raise EnvError(f"`{part.key}`: the environment has a reward of this name; choose another name")
+        of_turns = _of_turns(found, num_turns=len(rewards))
+        for turn, value in zip(rewards, of_turns, strict=True):
+            turn[part.name] = part.weight * value
+        if found is not None:
+            measured[part.name] = math.fsum(of_turns)
+        if part.success_from is not None:
+            total = math.fsum(of_turns)
+            score, success = min(max(total, 0.0), 1.0), total >= part.success_from
+    if len(rewards[-1]) > MAX_REWARDS:
+        raise EnvError(f"a turn has {len(rewards[-1])} rewards, the limit is {MAX_REWARDS}; use fewer parts")
+    return Composed(rewards=rewards, values=measured, score=score, success=success)
+
+
+def _of_turns(values: Values, *, num_turns: int) -> list[float]:
+    if isinstance(values, list):
+        return values
+    return [0.0] * (num_turns - 1) + [values or 0.0]
