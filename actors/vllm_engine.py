@@ -18,7 +18,15 @@ from typing import Any
 
 import msgspec
 
-from actors.engine import Completion, EngineDied, EngineError, EngineLoad, WeightsRefused
+from actors.engine import (
+    Completion,
+    EngineDied,
+    EngineError,
+    EngineLoad,
+    EngineSpoiled,
+    WeightsRefused,
+    WeightsUnfit,
+)
 from actors.orders import (
     Abort,
     Answer,
@@ -186,13 +194,16 @@ class VllmEngine:
         except TimeoutError:
             raise WeightsRefused(f"version {version} has not arrived after {self._stage_timeout_s:.0f} s") from None
         if staged.refusal is not None:
-            raise WeightsRefused(staged.refusal)
+            raise (WeightsUnfit if staged.unfit else WeightsRefused)(staged.refusal)
         self._staged_version = version
 
     async def commit(self, policy_version: int) -> float:
         """Switch to the staged weights between two steps; running requests continue. Return the pause in seconds.
 
-        Raises ValueError unless `policy_version` is staged, EngineDied if the engine is gone.
+        It returns when the engine has scored the version's probe; no token that a version sampled before that leaves
+        the engine unless the version passes. Raises WeightsUnfit if it fails, and the old weights serve again;
+        EngineSpoiled if it fails and the old weights are gone; ValueError unless `policy_version` is staged; EngineDied
+        if the engine is gone.
         """
         if policy_version != self._staged_version:
             raise ValueError(
@@ -201,6 +212,8 @@ class VllmEngine:
         self._staged_version = None
         order = Commit(call=next(self._calls), policy_version=policy_version)
         committed: Committed = await self._ordered(order, self._waiting)
+        if committed.refusal is not None:
+            raise (WeightsUnfit if committed.reverted else EngineSpoiled)(committed.refusal)
         self._policy_version = policy_version
         return committed.pause_s
 

@@ -109,6 +109,23 @@ def sampling_params(
     )
 
 
+def probe_params() -> SamplingParams:
+    """vLLM's parameters for a request that scores its prompt."""
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=1,
+        prompt_logprobs=0,  # of the prompt's own tokens only
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def prompt_logprobs(output: RequestOutput) -> list[float]:
+    """The log-probability of each token of the prompt but the first, at temperature 1."""
+    return list(output.prompt_logprobs.logprobs)
+
+
 def over(output: RequestOutput, *, num_candidates: int, vocab_size: int) -> Ended | Failed:
     """Translate a finished output, which has `num_candidates` for each token."""
     call, completion = int(output.request_id), output.outputs[0]

@@ -92,6 +92,7 @@ RECORDS: list[msgspec.Struct] = [
         served_s=60.0,
         last_pause_s=0.1,
         num_refreshes=2,
+        refusal=None,
     ),
 ]
 

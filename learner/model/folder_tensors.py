@@ -11,8 +11,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from learner.model.lora import folder_name, is_of_adapter
-
 
 def stored(causal_lm: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """The folder's tensors that `tensors` become, which have the names that transformers has in memory.
@@ -39,11 +37,37 @@ def stored_buffers(causal_lm: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
                 yield name, buffer
 
 
-def _converted(causal_lm: PreTrainedModel) -> set[str]:
-    """The names in memory of the tensors that are stored under another name or in another form."""
-    parameters = [(folder_name(name), tensor) for name, tensor in causal_lm.named_parameters() if not is_of_adapter(name)]
-    shapes = {
+def stored_in_parts(causal_lm: PreTrainedModel) -> list[str]:
+    """The names in the folder of the tensors that are parts of a larger one in memory: those of experts."""
+    names = list[str]()
+    for name, shape in _shapes(causal_lm).items():
+        parts = dict(revert_weight_conversion(causal_lm, {name: shape}))
+        names += parts if len(parts) > 1 else []
+    return names
+
+
+def is_of_adapter(name: str) -> bool:
+    """Whether the parameter `name` belongs to an adapter."""
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def folder_name(name: str) -> str:
+    """The name of the frozen parameter `name` in the Hugging Face folder."""
+    return name.replace(".base_layer.", ".")
+
+
+def _shapes(causal_lm: PreTrainedModel) -> dict[str, Tensor]:
+    """Tensors without memory, for every tensor of the folder, by name in memory."""
+    parameters = [
+        (folder_name(name), tensor) for name, tensor in causal_lm.named_parameters() if not is_of_adapter(name)
+    ]
+    return {
         name: torch.empty(tensor.shape, device="meta") for name, tensor in (*parameters, *stored_buffers(causal_lm))
     }
+
+
+def _converted(causal_lm: PreTrainedModel) -> set[str]:
+    """The names in memory of the tensors that are stored under another name or in another form."""
+    shapes = _shapes(causal_lm)
     kept = revert_weight_conversion(causal_lm, dict(shapes))
     return {name for name, shape in shapes.items() if kept.get(name) is not shape}

@@ -23,9 +23,9 @@ from common.config import Config, LoraConfig
 from common.weights import TensorEntry, layout
 from learner.model.attention import CannotPack, PackRows, packed_attention, rows_of
 from learner.model.compiler import check_compiler, compile_layers
-from learner.model.folder_tensors import stored, stored_buffers
+from learner.model.folder_tensors import folder_name, is_of_adapter, stored, stored_buffers
 from learner.model.logprobs import TokenLogprobs, chunked_logprobs, predictions
-from learner.model.lora import adapters_of, add_adapters, folder_name, is_of_adapter
+from learner.model.lora import adapters_of, add_adapters
 from learner.model.rope import fix_frequencies
 from learner.model.skeleton import fill, refused_together, skeleton_of, tensors_of
 from learner.pack import Packed
