@@ -48,7 +48,7 @@ from actors.vllm_start import (
     stop_token_ids,
 )
 from common.log import log_to_stderr
-from common.probe import Probe, mismatch
+from common.probe import Probe, differences, mismatch
 from common.wire import encode
 
 log = logging.getLogger(__name__)
@@ -229,21 +229,28 @@ class Server:
         self._llm.add_request(PROBE, self._prompt(self._probe.tokens), probe_params())
 
     def _judge(self, scores: list[float]) -> list[Ended | Failed]:
-        """End the trial of the new weights: report the result, and return the generations that were kept back."""
+        """End the trial of the new weights with the scores of their probe; return the generations kept back for it."""
+        assert self._trial is not None
+        trial, nats = self._trial, differences(self._trial.probe.logprobs, scores)
+        why = mismatch(trial.probe, scores, former=self._scores)
+        if why is not None:
+            self._refuse(why)
+            return []
+        version, mean, worst = trial.commit.policy_version, sum(nats) / len(nats), max(nats)
+        log.info("version %d passed its probe: %.2g nats a token, %.2g at most", version, mean, worst)
+        self._trial, self._scores = None, scores
+        self._rpc("settle_weights", False)
+        self._reply(Committed(call=trial.commit.call, pause_s=trial.pause_s))
+        return [ended for _, ended in trial.kept_back.values()]
+
+    def _refuse(self, why: str) -> None:
+        """Serve the weights before the trial again, and report why."""
         assert self._trial is not None
         trial, self._trial = self._trial, None
-        why = mismatch(trial.probe, scores, former=self._scores)
-        if why is None:
-            self._scores = scores
-            self._rpc("settle_weights", False)
-            self._reply(Committed(call=trial.commit.call, pause_s=trial.pause_s))
-            return [ended for _, ended in trial.kept_back.values()]
         untouched = sorted({name for names in self._rpc("untouched_parameters") for name in names})
-        reverted = self._revert(trial)
-        refusal = refused(trial, why, untouched=untouched)
+        refusal, reverted = refused(trial, why, untouched=untouched), self._revert(trial)
         log.error("%s", refusal)
         self._reply(Committed(call=trial.commit.call, pause_s=trial.pause_s, refusal=refusal, reverted=reverted))
-        return []
 
     def _commit(self, policy_version: int) -> float:
         """Switch to the staged weights; return the pause in seconds. Running requests continue afterwards."""

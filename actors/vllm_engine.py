@@ -187,7 +187,12 @@ class VllmEngine:
         Raises WeightsRefused if they do not arrive, or are corrupt or do not fit the model; the old ones keep serving.
         """
         self._staged_version = None
-        version = offer.manifest.policy_version
+        version, probe = offer.manifest.policy_version, offer.manifest.probe
+        if probe is not None:
+            try:
+                check_prompt(probe.tokens, max_tokens=self._max_tokens, vocab_size=self._vocab_size)
+            except ValueError as error:
+                raise WeightsUnfit(f"version {version}: its probe is for another model: {error}") from error
         try:
             async with asyncio.timeout(self._stage_timeout_s):
                 staged: Staged = await self._ordered(StageWeights(call=next(self._calls), offer=offer), self._waiting)

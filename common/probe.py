@@ -12,9 +12,10 @@ from typing import Annotated
 import msgspec
 
 MAX_PROBE_TOKENS = 96  # beyond the windows of small models, and enough to reach most experts; one prompt of an engine
-# Nats, of the mean over the tokens; a single one may differ by WORST_TIMES as much. In bfloat16 both sides round each
-# layer's output, and experts that are nearly as good as others may be chosen by one side only.
-TOLERANCES = {"float32": 0.002, "bfloat16": 0.1}
+# Nats, of the mean over the tokens; a single one may differ by WORST_TIMES as much. About ten times what right weights
+# were measured to differ by in bfloat16 (docs/weights.md): both sides round the output of each layer, and of two
+# experts that are nearly as good each side may choose another.
+TOLERANCES = {"float32": 0.002, "bfloat16": 0.3}
 WORST_TIMES = 10.0
 STALE_SHARE = (
     0.1  # nearer than this share of the difference to the last version's scores: they are those of its weights

@@ -234,8 +234,9 @@ def _evaluate_start(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> 
 
 def _publish(learner: Learner, lead: Lead | None) -> None:
     """Publish the current weights. Every rank takes part in probing and gathering them; only rank 0 publishes."""
-    version, probe = learner.progress.policy_version, probe_of(learner.model, learner.ranks.device)
-    tensors = published_tensors(learner.model, dtype=learner.config.model.dtype)
+    version, config = learner.progress.policy_version, learner.config
+    probe = probe_of(learner.model, learner.ranks.device, tolerance=config.weights.probe_nats)
+    tensors = published_tensors(learner.model, dtype=config.model.dtype)
     if lead:
         lead.publish(tensors, version, probe)
     else:

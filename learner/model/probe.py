@@ -11,8 +11,11 @@ _SEED = 20
 
 
 @torch.no_grad()
-def probe_of(model: PackedModel, device: torch.device) -> Probe:
-    """One forward pass over at most MAX_PROBE_TOKENS random tokens. Collective."""
+def probe_of(model: PackedModel, device: torch.device, *, tolerance: float = 0.0) -> Probe:
+    """One forward pass over at most MAX_PROBE_TOKENS random tokens. Collective.
+
+    A `tolerance` of 0 chooses it by the dtype. The tokens are the same for every version, so that scores of one version can be compared with those of the next.
+    """
     room = (model.settings.max_tokens or MAX_PROBE_TOKENS + 1) - 1  # an engine's prompt leaves room for one token
     tokens = np.random.default_rng(_SEED).integers(0, model.vocab_size, min(room, MAX_PROBE_TOKENS), dtype=np.int32)
     sequence = TokenSequence(
@@ -24,4 +27,6 @@ def probe_of(model: PackedModel, device: torch.device) -> Probe:
     )
     with model.at_temperature(1.0):
         logprobs = model(pack([sequence]).to(device)).logprobs
-    return Probe(tokens=tokens.tolist(), logprobs=logprobs.tolist(), tolerance=TOLERANCES[model.settings.dtype])
+    return Probe(
+        tokens=tokens.tolist(), logprobs=logprobs.tolist(), tolerance=tolerance or TOLERANCES[model.settings.dtype]
+    )

@@ -21,11 +21,12 @@ from common.chunk_server import ChunkServer, ServerLimits
 from common.chunks import ChunkRequest
 from common.config import LoraConfig
 from common.config_error import ConfigError
+from common.probe import Probe
 from common.trajectory import Sampling
-from common.weights import Offer, buffer_bytes, sealed
+from common.weights import Adapted, Offer, buffer_bytes, layout, sealed
 from learner.model.export import save_hf
 from learner.model.lora import adapters_of
-from learner.model.packed_model import ModelSettings, PackedModel, load_model, named_shards
+from learner.model.packed_model import ModelSettings, PackedModel, load_model, name_of, named_shards
 from learner.model.probe import probe_of
 from learner.pack import TokenSequence, pack
 from learner.publisher.published import adapted_folder, published_layout, published_tensors
@@ -45,21 +46,21 @@ def measure(family: Family, root: Path, *, ranks: Ranks, dtype: str = "float32")
     cells = dict.fromkeys(COLUMNS, NOT_REACHED)
     try:
         folder = save_tiny(family, root / "model")
-        model = load_model(folder, ranks=ranks, settings=_settings(dtype))
+        model = load_model(folder, ranks=ranks, settings=model_settings(dtype))
     except Exception as error:  # the code of any family
         return cells | {"load": _short(error)}
     cells |= {"load": "yes", "pack": _cell(partial(_difference_of_packing, model, folder))}
     server, engine = Versions(), None
     try:
-        engine = VllmEngine(EngineProcess(), _engine_settings(folder, dtype))
+        engine = VllmEngine(EngineProcess(), engine_settings(folder, dtype))
         for version, column in enumerate(("version 0", "publish 1", "publish 2")):
             if version:
-                _move(model, seed=version)
-            cells[column] = _cell(partial(_served, engine, server, model, version, dtype))
+                move(model, seed=version)
+            cells[column] = _cell(partial(served, engine, server, model, version, dtype))
         cells["export"] = _cell(partial(_difference_of_export, model, root / "export", ranks))
-        adapted = load_model(folder, ranks=ranks, settings=_settings(dtype, lora_rank=4))
-        _move(adapted, seed=3)
-        cells["LoRA"] = _cell(partial(_served, engine, server, adapted, 3, dtype))
+        adapted = load_model(folder, ranks=ranks, settings=model_settings(dtype, lora_rank=4))
+        move(adapted, seed=3)
+        cells["LoRA"] = _cell(partial(served, engine, server, adapted, 3, dtype))
     except ValueError as error:  # from vLLM's start, or from peft
         column = "version 0" if engine is None else "LoRA"
         cells[column] = _short(error)
@@ -82,16 +83,21 @@ class Versions:
 
     def offer(self, model: PackedModel, *, policy_version: int, dtype: str) -> Offer:
         """Publish the weights of `model`, or its adapters, with their probe."""
-        probe, entries = probe_of(model, torch.device("cpu")), published_layout(model, dtype=dtype)
-        tensors = dict(published_tensors(model, dtype=dtype))
+        probe, tensors = probe_of(model, torch.device("cpu")), dict(published_tensors(model, dtype=dtype))
+        assert [entry.name for entry in published_layout(model, dtype=dtype)] == list(tensors)
+        return self.offer_of(tensors, policy_version=policy_version, probe=probe, adapted=adapted_folder(model))
+
+    def offer_of(
+        self, tensors: dict[str, torch.Tensor], *, policy_version: int, probe: Probe, adapted: Adapted | None = None
+    ) -> Offer:
+        """Publish these tensors."""
+        entries = layout((name, name_of(each.dtype), tuple(each.shape)) for name, each in tensors.items())
         buffer = torch.zeros(buffer_bytes(entries), dtype=torch.uint8)
         for entry in entries:
             data = tensors[entry.name].contiguous().flatten().view(torch.uint8)
             buffer[entry.offset : entry.offset + entry.num_bytes] = data
         held = buffer.numpy().data
-        manifest = sealed(
-            entries, held, policy_version=policy_version, learner_epoch=1, adapted=adapted_folder(model), probe=probe
-        )
+        manifest = sealed(entries, held, policy_version=policy_version, learner_epoch=1, adapted=adapted, probe=probe)
         self._buffers[manifest.root] = held
         return Offer(manifest=manifest, pull_endpoint=self._server.endpoint)
 
@@ -102,12 +108,12 @@ class Versions:
         return bytes(self._buffers[request.root][request.offset : request.offset + request.num_bytes])
 
 
-def _settings(dtype: str, *, lora_rank: int = 0) -> ModelSettings:
+def model_settings(dtype: str, *, lora_rank: int = 0) -> ModelSettings:
     lora = LoraConfig(rank=lora_rank, alpha=8)
     return ModelSettings(dtype=dtype, temperature=1.0, chunk_tokens=64, max_tokens=MAX_TOKENS, lora=lora)
 
 
-def _engine_settings(folder: Path, dtype: str) -> EngineSettings:
+def engine_settings(folder: Path, dtype: str) -> EngineSettings:
     return EngineSettings(
         model_path=str(folder),
         policy_version=-1,
@@ -130,7 +136,7 @@ def _engine_settings(folder: Path, dtype: str) -> EngineSettings:
     )
 
 
-def _served(engine: VllmEngine, server: Versions, model: PackedModel, version: int, dtype: str) -> float:
+def served(engine: VllmEngine, server: Versions, model: PackedModel, version: int, dtype: str) -> float:
     """Publish `model`, have `engine` take it, and compare what both say of sequences that the engine generates."""
 
     async def generate() -> list[tuple[list[int], list[float]]]:
@@ -145,13 +151,14 @@ def _served(engine: VllmEngine, server: Versions, model: PackedModel, version: i
 
     worst = 0.0
     for tokens, logprobs in asyncio.run(generate()):
-        scored = _score(model, [sequence(0, seed=0, tokens=tokens, prompt=len(tokens) - len(logprobs))])
+        scored = score(model, [sequence(0, seed=0, tokens=tokens, prompt=len(tokens) - len(logprobs))])
         worst = max(worst, float((scored - torch.tensor(logprobs)).abs().max()))
     return worst
 
 
 @torch.no_grad()
-def _score(model: PackedModel, sequences: list[TokenSequence]) -> torch.Tensor:
+def score(model: PackedModel, sequences: list[TokenSequence]) -> torch.Tensor:
+    """The learner's log-probabilities of their loss tokens."""
     logprobs: torch.Tensor = model(pack(sequences)).logprobs
     return logprobs
 
@@ -170,7 +177,7 @@ def _difference_of_export(model: PackedModel, folder: Path, ranks: Ranks) -> flo
 
 @torch.no_grad()
 def _apart(model: PackedModel, causal_lm: torch.nn.Module, sequences: list[TokenSequence]) -> float:
-    found, expected = _score(model, sequences), []
+    found, expected = score(model, sequences), []
     for each in sequences:
         tokens = torch.from_numpy(each.tokens).long()
         table = causal_lm(tokens[None], use_cache=False).logits[0].float().log_softmax(-1)
@@ -179,7 +186,7 @@ def _apart(model: PackedModel, causal_lm: torch.nn.Module, sequences: list[Token
 
 
 @torch.no_grad()
-def _move(model: PackedModel, *, seed: int) -> None:
+def move(model: PackedModel, *, seed: int) -> None:
     """Add noise to every weight that is trained; adapters are no longer without effect."""
     generator = torch.Generator().manual_seed(seed)
     adapters = adapters_of(model.causal_lm)
