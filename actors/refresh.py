@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -11,7 +12,8 @@ from common.weights import Offer
 from replay.failures import cut_reason
 from replay.fleet import Refusal
 
-POLL_S = 0.1
+POLL_S, MAX_POLL_S = 0.1, 1.0
+REST = 10  # asks pause for so many times as the last one took: the offer of a mixture of experts names each expert
 RETRY_S = 1.0  # after a first refusal; doubled with each further one, up to
 MAX_RETRY_S = 30.0
 MAX_TRIES = 3  # of a version that does not fit: then only a newer one is tried
@@ -63,7 +65,9 @@ async def keep_fresh(engine: Engine, newest: Callable[[], Offer | None], counts:
     """
     staged, tries = -1, Tries()
     while True:
+        asked = time.monotonic()
         offer = await asyncio.to_thread(newest)
+        pause_s = min(MAX_POLL_S, max(POLL_S, REST * (time.monotonic() - asked)))
         if offer is not None and offer.manifest.policy_version > max(staged, engine.policy_version):
             version, staged = offer.manifest.policy_version, -1
             if tries.may_try(version):
@@ -74,7 +78,7 @@ async def keep_fresh(engine: Engine, newest: Callable[[], Offer | None], counts:
                     await _refused(error, engine, version, counts, pin, tries)
                     continue
         if staged <= engine.policy_version or pin.held:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(pause_s)
             continue
         version, staged = staged, -1
         try:

@@ -57,7 +57,7 @@ def _arguments(settings: EngineSettings, *, on_gpu: bool) -> EngineArgs:
         seed=settings.seed,
         dtype=settings.dtype,
         max_model_len=settings.max_tokens,
-        max_num_seqs=settings.max_episodes,
+        max_num_seqs=settings.max_episodes + 1,  # and the probe of new weights
         tensor_parallel_size=settings.tensor_parallel,
         skip_tokenizer_init=True,  # tokens in, tokens out
         generation_config="vllm",  # otherwise the folder's temperature, top-p and top-k would override ours

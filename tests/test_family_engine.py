@@ -1,6 +1,6 @@
 """A mixture of experts with stored buffers, whole or with adapters, in one vLLM engine; and what its probe catches.
 
-The rest of the families is measured by `make families`.
+Then sliding windows with stored buffers, as `make families` measures all families.
 """
 
 import asyncio
@@ -23,7 +23,8 @@ from learner.model.probe import probe_of
 from learner.publisher.published import published_tensors
 from learner.ranks import Ranks
 from tests.vllm_engines import LONG, run, until
-from tools.families.measure import Versions, engine_settings, model_settings, move, score, served
+from tools.families.__main__ import BEGIN, END, write_table
+from tools.families.measure import COLUMNS, Versions, engine_settings, measure, model_settings, move, score, served
 from tools.families.tiny import FAMILIES, save_tiny, sequence
 
 EXACT = 1e-4
@@ -191,3 +192,31 @@ def test_adapters_leave_the_experts_as_they_were(
     adapted = load_model(folder, ranks=ranks, settings=model_settings("float32", lora_rank=4))
     move(adapted, seed=3)
     assert served(engine, versions, adapted, 3, "float32") < EXACT
+
+
+def test_a_family_with_sliding_windows_is_exact_in_every_cell(tmp_path: Path, ranks: Ranks) -> None:
+    cells = measure(FAMILIES["gemma4_text"], tmp_path, ranks=ranks)
+    assert cells.pop("load") == "yes"
+    assert {column: float(cell) < EXACT for column, cell in cells.items()} == dict.fromkeys(COLUMNS[1:], True)
+
+
+def test_the_table_of_the_page_has_the_newest_row_of_each_family(tmp_path: Path) -> None:
+    page, cells = tmp_path / "page.md", dict.fromkeys(COLUMNS, "1e-06")
+    refusal = (
+        "version 0 is refused by its probe: the engine's log-probabilities differ from the learner's by 6.2 nats a token, "
+        "by 9 at most (allowed: 0.002 and 0.02); 95 of 95 tokens differ"
+    )
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    rows = [
+        {"family": "qwen3", "date": "2026-01-01", **cells, "pack": "0.5"},
+        {"family": "qwen3", "date": "2026-01-02", **cells},
+        {"family": "unknown", "date": "2026-01-03", **cells},
+        {"family": "llama", "date": "2026-01-01", **cells, "version 0": refusal, "LoRA": "a | b" + "c" * 200},
+    ]
+    write_table(page, rows)
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith(f"{END}\nafter\n") and "old" not in text
+    (_, _, llama, qwen3) = [line for line in text.splitlines() if line.startswith("|")]
+    assert qwen3 == "| qwen3 | 1e-06 | 1e-06 | 1e-06 | 1e-06 | 1e-06 | 1e-06 | 1e-06 |"
+    assert "| refused: 6.2 nats a token | 1e-06 |" in llama and "| a / bccc" in llama and len(llama) < 250
+    assert "Measured on 2026-01-01 to 2026-01-02" in text

@@ -142,6 +142,7 @@ async def refreshed(engine: RefusingEngine, offers: list[int], counts: RefreshCo
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(refresh.asyncio, "sleep", sleep)
+        patched.setattr(refresh, "MAX_POLL_S", refresh.RETRY_S / 2)
         with contextlib.suppress(asyncio.CancelledError):
             await keep_fresh(engine, lambda: offer_of(current), counts, pin)
     return waits_s

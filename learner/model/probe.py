@@ -14,7 +14,8 @@ _SEED = 20
 def probe_of(model: PackedModel, device: torch.device, *, tolerance: float = 0.0) -> Probe:
     """One forward pass over at most MAX_PROBE_TOKENS random tokens. Collective.
 
-    A `tolerance` of 0 chooses it by the dtype. The tokens are the same for every version, so that scores of one version can be compared with those of the next.
+    A `tolerance` of 0 chooses it by the dtype. The tokens are the same for every version, so that the scores
+    of one can be compared with those of the next.
     """
     room = (model.settings.max_tokens or MAX_PROBE_TOKENS + 1) - 1  # an engine's prompt leaves room for one token
     tokens = np.random.default_rng(_SEED).integers(0, model.vocab_size, min(room, MAX_PROBE_TOKENS), dtype=np.int32)
