@@ -203,8 +203,8 @@ def test_a_family_with_sliding_windows_is_exact_in_every_cell(tmp_path: Path, ra
 def test_the_table_of_the_page_has_the_newest_row_of_each_family(tmp_path: Path) -> None:
     page, cells = tmp_path / "page.md", dict.fromkeys(COLUMNS, "1e-06")
     refusal = (
-        "version 0 is refused by its probe: the engine's log-probabilities differ from the learner's by 6.2 nats a token, "
-        "by 9 at most (allowed: 0.002 and 0.02); 95 of 95 tokens differ"
+        "version 0 is refused by its probe: the engine's log-probabilities differ from the learner's by 6.2 nats a "
+        "token, by 9 at most (allowed: 0.002 and 0.02); 95 of 95 tokens differ"
     )
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     rows = [
