@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu quickstart test check format lock clean \
   bench-actors bench-learner bench-replay bench-envs bench-weights bench-peers \
-  study-lag study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-envs test-engines test-adapters setup-browser docs
+  families study-lag study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-envs test-engines test-adapters setup-browser docs
 
 setup: $(STAMP)
 
@@ -88,6 +88,11 @@ bench-replay: setup
 # Measure steps per second with 64 concurrent episodes of each environment.
 bench-envs: setup
 	$(BIN)/python -m tools.bench.envs
+
+# Measure which families of models train exactly: about 50 starts of vLLM, half an hour on two cores; the table in
+# docs/models.md is replaced.
+families: setup
+	$(BIN)/python -m tools.families --write
 
 # Study lag and the methods that correct for it: 72 runs, some hours on two cores; continues where it was stopped.
 study-lag: setup

@@ -72,6 +72,7 @@ class Pulse:
             served_s=now - self._first,
             last_pause_s=counts.last_pause_s,
             num_refreshes=counts.num_committed,
+            refusal=counts.refusal,
         )
 
 

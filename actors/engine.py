@@ -16,8 +16,16 @@ class EngineDied(EngineError):
     """The whole engine has died: the actor must end and give its members back. No attempt counts as failed."""
 
 
+class EngineSpoiled(EngineDied):
+    """The engine computes something else with its weights than the learner, and has no others. It must be ended."""
+
+
 class WeightsRefused(RuntimeError):
     """Offered weights did not arrive, or are corrupt or do not fit; the engine keeps the old ones."""
+
+
+class WeightsUnfit(WeightsRefused):
+    """Offered weights have other tensors than the model, or the engine computes something else with them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +73,11 @@ class Engine(Sampler, Protocol):
         """Receive and verify the offered weights while generation continues. Raises WeightsRefused."""
 
     async def commit(self, policy_version: int) -> float:
-        """Switch to the staged weights at a token boundary; running requests continue. Return the pause in seconds."""
+        """Switch to the staged weights at a token boundary; running requests continue. Return the pause in seconds.
+
+        Raises WeightsUnfit if it computes something else with them than the learner, and serves the old ones again;
+        EngineSpoiled if it cannot.
+        """
 
     def leave_broadcasts(self) -> None:
         """Take part in no more broadcasts of weights: this actor is about to leave. Does not wait."""

@@ -127,13 +127,16 @@ class Staged(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     call: int
     refusal: str | None
+    unfit: bool = False  # they arrived, or were described, and the engine cannot use them: to fetch again is no cure
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to Commit: the new weights serve."""
+    """The answer to Commit: the new weights serve, or the engine computes something else with them than the learner."""
 
     call: int
     pause_s: float
+    refusal: str | None = None
+    reverted: bool = False  # the weights before serve again; False with a refusal: the engine has no right weights
 
 
 class Died(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -2,15 +2,21 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from actors.engine import Engine, WeightsRefused
+from actors.engine import Engine, EngineSpoiled, WeightsRefused, WeightsUnfit
 from actors.pin import Pin
 from common.weights import Offer
+from replay.failures import cut_reason
+from replay.fleet import Refusal
 
-POLL_S = 0.1
-RETRY_S = 1.0
+POLL_S, MAX_POLL_S = 0.1, 1.0
+REST = 10  # asks pause for so many times as the last one took: the offer of a mixture of experts names each expert
+RETRY_S = 1.0  # after a first refusal; doubled with each further one, up to
+MAX_RETRY_S = 30.0
+MAX_TRIES = 3  # of a version that does not fit: then only a newer one is tried
 
 log = logging.getLogger(__name__)
 
@@ -22,39 +28,87 @@ class RefreshCounts:
     num_committed: int = 0
     num_refused: int = 0
     last_pause_s: float = 0.0
+    refusal: Refusal | None = None  # of the version that was tried last; None if it serves
+
+
+@dataclass(kw_only=True, slots=True)
+class Tries:
+    """When to try which version again after refusals."""
+
+    in_a_row: int = 0  # refusals since the last commit, of whatever version
+    num_unfit: dict[int, int] = field(
+        default_factory=dict
+    )  # how often a version did not fit; of the newest version only
+
+    def may_try(self, policy_version: int) -> bool:
+        return self.num_unfit.get(policy_version, 0) < MAX_TRIES
+
+    def refused(self, policy_version: int, *, unfit: bool) -> float:
+        """Count a refusal; return the seconds to wait."""
+        self.in_a_row += 1
+        if unfit:
+            self.num_unfit = {policy_version: self.num_unfit.get(policy_version, 0) + 1}
+        return min(MAX_RETRY_S, RETRY_S * 2.0 ** (self.in_a_row - 1))
+
+    def committed(self) -> None:
+        self.in_a_row = 0
+        self.num_unfit = {}
 
 
 async def keep_fresh(engine: Engine, newest: Callable[[], Offer | None], counts: RefreshCounts, pin: Pin) -> None:
     """Refresh `engine` for as long as this runs.
 
     Consumes the newest offer, which `newest` reads; waits until it is newer than the engine's version, and, before the
-    commit, until no evaluation pins the engine; produces commits. If an offer is refused, the old weights keep serving;
-    the newest offer is tried after RETRY_S.
+    commit, until no evaluation pins the engine; produces commits. If a version is refused, the old weights keep
+    serving, and the refusal is in `counts` until a version serves. What did not arrive is tried again, ever less often;
+    what does not fit, or fails its probe, is tried MAX_TRIES times. Raises EngineDied.
     """
-    staged = -1
+    staged, tries = -1, Tries()
     while True:
+        asked = time.monotonic()
         offer = await asyncio.to_thread(newest)
+        pause_s = min(MAX_POLL_S, max(POLL_S, REST * (time.monotonic() - asked)))
         if offer is not None and offer.manifest.policy_version > max(staged, engine.policy_version):
             version, staged = offer.manifest.policy_version, -1
-            try:
-                await engine.stage(offer)
-            except WeightsRefused as error:
-                counts.num_refused += 1
-                pin.stuck = True
-                log.warning(
-                    "version %d refused; the engine keeps version %d: %s", version, engine.policy_version, error
-                )
-                await asyncio.sleep(RETRY_S)
-                continue
-            staged = version
+            if tries.may_try(version):
+                try:
+                    await engine.stage(offer)
+                    staged = version
+                except WeightsRefused as error:
+                    await _refused(error, engine, version, counts, pin, tries)
+                    continue
         if staged <= engine.policy_version or pin.held:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(pause_s)
             continue
-        with pin.committing():
-            counts.last_pause_s = await engine.commit(staged)
+        version, staged = staged, -1
+        try:
+            with pin.committing():
+                counts.last_pause_s = await engine.commit(version)
+        except WeightsUnfit as error:
+            await _refused(error, engine, version, counts, pin, tries)
+            continue
+        except EngineSpoiled as error:
+            counts.num_refused += 1
+            counts.refusal = Refusal(policy_version=version, reason=cut_reason(str(error)), unfit=True)
+            raise
         counts.num_committed += 1
-        pin.stuck = False
-        log.info("serving version %d after a pause of %.1f ms", staged, 1e3 * counts.last_pause_s)
+        counts.refusal, pin.stuck = None, False
+        tries.committed()
+        log.info("serving version %d after a pause of %.1f ms", version, 1e3 * counts.last_pause_s)
+
+
+async def _refused(
+    error: WeightsRefused, engine: Engine, version: int, counts: RefreshCounts, pin: Pin, tries: Tries
+) -> None:
+    """Report a refusal, and wait before the next attempt."""
+    unfit = isinstance(error, WeightsUnfit)
+    wait_s = tries.refused(version, unfit=unfit)
+    counts.num_refused += 1
+    counts.refusal = Refusal(policy_version=version, reason=cut_reason(str(error)), unfit=unfit)
+    pin.stuck = True
+    again = f"trying again in {wait_s:.0f} s" if tries.may_try(version) else "waiting for a newer version"
+    log.warning("version %d refused; the engine keeps version %d; %s: %s", version, engine.policy_version, again, error)
+    await asyncio.sleep(wait_s)
 
 
 async def serving_version(engine: Engine, policy_version: int) -> None:

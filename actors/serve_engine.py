@@ -37,12 +37,23 @@ from actors.orders import (
     Stepped,
     Stop,
 )
-from actors.vllm_start import engine_name, over, sampling_params, start_vllm, stop_token_ids
+from actors.trial import Trial, refused
+from actors.vllm_start import (
+    engine_name,
+    over,
+    probe_params,
+    prompt_logprobs,
+    sampling_params,
+    start_vllm,
+    stop_token_ids,
+)
 from common.log import log_to_stderr
+from common.probe import Probe, differences, mismatch
 from common.wire import encode
 
 log = logging.getLogger(__name__)
 
+PROBE = "probe"  # the id of the request that scores a version's probe; those of generations are numbers
 STAGE_POLL_S = 0.02
 REPORT_LOAD_S = 0.02  # the longest delay before the actor learns that the KV cache has changed
 REPORT_ALIVE_S = 1.0  # the longest time, plus one step, without a message: the actor treats silence as a hang
@@ -92,7 +103,11 @@ class Server:
         self._kv_policy = settings.kv_policy
         self._kv_cache = llm.engine_core.engine_core.scheduler.kv_cache_manager
         self._policy_version = settings.policy_version
+        self._num_switches = 0  # of weights, forth and back
         self._running: dict[int, Generate] = {}
+        self._probe: Probe | None = None  # of the version that was staged last
+        self._trial: Trial | None = None  # of the version that was committed last
+        self._scores: list[float] = []  # of the probe of the version that serves
         self._staging: StageWeights | None = None
         self._stage_polled = 0.0
         self._reported_kv_use, self._reported_at = 0.0, 0.0
@@ -103,7 +118,7 @@ class Server:
     def serve(self) -> None:
         """Step while requests are running, otherwise sleep. Report the load every REPORT_ALIVE_S."""
         while self._execute_orders():
-            self._report_load(self._step() if self._running else [])
+            self._report_load(self._step() if self._running or self._trial else [])
             self._poll_stage()
 
     def _execute_orders(self) -> bool:
@@ -117,8 +132,9 @@ class Server:
                 case StageWeights() as stage:
                     self._rpc("stage_weights", encode(stage.offer))
                     self._staging = stage
-                case Commit(call=call, policy_version=policy_version):
-                    self._reply(Committed(call=call, pause_s=self._commit(policy_version)))
+                    self._probe = stage.offer.manifest.probe
+                case Commit() as commit:
+                    self._try(commit)
                 case LeaveBroadcasts():
                     self._rpc("leave_broadcasts")
                 case Stop():
@@ -129,16 +145,24 @@ class Server:
 
     def _patience_ms(self) -> float:
         """How long to wait for an order before the next step or report."""
-        if self._running or self._kv_cache.usage != self._reported_kv_use:
+        if self._running or self._trial or self._kv_cache.usage != self._reported_kv_use:
             return 0
         return 1000 * (REPORT_ALIVE_S if self._staging is None else STAGE_POLL_S)
 
     def _step(self) -> list[Ended | Failed]:
-        generations = []
+        """Step vLLM; return the generations that ended. While a version is on trial they are kept back."""
+        generations, scores = list[Ended | Failed](), None
         for output in self._llm.step():
+            if output.request_id == PROBE:
+                scores = prompt_logprobs(output)
+                continue
             generate = self._running.pop(int(output.request_id))
-            generations.append(over(output, num_candidates=self._num_candidates(generate), vocab_size=self._vocab_size))
-        return generations
+            ended = over(output, num_candidates=self._num_candidates(generate), vocab_size=self._vocab_size)
+            if self._trial:
+                self._trial.kept_back[generate.call] = (generate, ended)
+            else:
+                generations.append(ended)
+        return generations if scores is None else self._judge(scores)
 
     def _num_candidates(self, generate: Generate) -> int:
         return num_candidates(generate.sampling, vocab_size=self._vocab_size)
@@ -159,7 +183,8 @@ class Server:
         self._stage_polled = now
         if all(self._rpc("stage_ended")):
             refusals = [refusal for refusal in self._rpc("stage_refusal") if refusal is not None]
-            self._reply(Staged(call=self._staging.call, refusal=refusals[0] if refusals else None))
+            why, unfit = refusals[0] if refusals else (None, False)
+            self._reply(Staged(call=self._staging.call, refusal=why, unfit=unfit))
             self._staging = None
 
     def _add(self, generate: Generate) -> None:
@@ -170,16 +195,20 @@ class Server:
             stop_token_ids=self._stop_token_ids,
             num_candidates=self._num_candidates(generate),
         )
-        # The salt prevents that a new request uses cached prefixes that older weights computed.
-        prompt = {"type": "token", "prompt_token_ids": generate.tokens, "cache_salt": f"v{self._policy_version}"}
         try:
-            self._llm.add_request(str(generate.call), prompt, params)
+            self._llm.add_request(str(generate.call), self._prompt(generate.tokens), params)
         except ValueError as error:  # only this request is wrong
             self._report_load([Failed(call=generate.call, why=str(error))])
         else:
             self._running[generate.call] = generate
 
+    def _prompt(self, tokens: list[int]) -> dict[str, Any]:
+        # The salt prevents that a new request uses cached prefixes that other weights computed.
+        return {"type": "token", "prompt_token_ids": tokens, "cache_salt": f"w{self._num_switches}"}
+
     def _abort(self, call: int) -> None:
+        if self._trial:
+            self._trial.kept_back.pop(call, None)
         if self._running.pop(call, None) is not None:  # otherwise it has ended meanwhile
             self._llm.abort_request([str(call)])
 
@@ -188,6 +217,41 @@ class Server:
         answers: list[Any] = self._llm.collective_rpc(method, args=args)
         return answers
 
+    def _try(self, commit: Commit) -> None:
+        """Switch to the staged weights, and have their probe scored beside the running requests, in the next step."""
+        former = self._policy_version
+        pause_s = self._commit(commit.policy_version)
+        if self._probe is None:
+            self._rpc("settle_weights", False)
+            self._reply(Committed(call=commit.call, pause_s=pause_s))
+            return
+        self._trial = Trial(commit=commit, probe=self._probe, pause_s=pause_s, former_version=former)
+        self._llm.add_request(PROBE, self._prompt(self._probe.tokens), probe_params())
+
+    def _judge(self, scores: list[float]) -> list[Ended | Failed]:
+        """End the trial of the new weights with the scores of their probe; return the generations kept back for it."""
+        assert self._trial is not None
+        trial, nats = self._trial, differences(self._trial.probe.logprobs, scores)
+        why = mismatch(trial.probe, scores, former=self._scores)
+        if why is not None:
+            self._refuse(why)
+            return []
+        version, mean, worst = trial.commit.policy_version, sum(nats) / len(nats), max(nats)
+        log.info("version %d passed its probe: %.2g nats a token, %.2g at most", version, mean, worst)
+        self._trial, self._scores = None, scores
+        self._rpc("settle_weights", False)
+        self._reply(Committed(call=trial.commit.call, pause_s=trial.pause_s))
+        return [ended for _, ended in trial.kept_back.values()]
+
+    def _refuse(self, why: str) -> None:
+        """Serve the weights before the trial again, and report why."""
+        assert self._trial is not None
+        trial, self._trial = self._trial, None
+        untouched = sorted({name for names in self._rpc("untouched_parameters") for name in names})
+        refusal, reverted = refused(trial, why, untouched=untouched), self._revert(trial)
+        log.error("%s", refusal)
+        self._reply(Committed(call=trial.commit.call, pause_s=trial.pause_s, refusal=refusal, reverted=reverted))
+
     def _commit(self, policy_version: int) -> float:
         """Switch to the staged weights; return the pause in seconds. Running requests continue afterwards."""
         started_s = time.perf_counter()
@@ -195,20 +259,40 @@ class Server:
         self._rpc("start_weight_update")
         self._rpc("update_weights", {"policy_version": policy_version})
         self._rpc("finish_weight_update")
-        self._llm.set_weight_version(str(policy_version))
+        self._serve_as(policy_version)
         if self._kv_policy == "recompute":
             self._llm.reset_prefix_cache(reset_running_requests=True)
-        self._policy_version = policy_version
-        self._restart_unbegun()
+        states = self._llm.output_processor.request_states.values()
+        # The new version samples all tokens of requests without a token, and must compute their KV.
+        self._restart([int(state.external_req_id) for state in states if not state.detokenizer.num_output_tokens()])
         self._llm.wake_up(tags=["scheduling"])
         return time.perf_counter() - started_s
 
-    def _restart_unbegun(self) -> None:
-        """Restart requests without a token: the new version samples all their tokens, and must compute their KV."""
-        states = self._llm.output_processor.request_states.values()
-        for request_id in [state.external_req_id for state in states if state.detokenizer.num_output_tokens() == 0]:
-            self._llm.abort_request([request_id])
-            self._add(self._running.pop(int(request_id)))
+    def _revert(self, trial: Trial) -> bool:
+        """Serve the weights before again, and repeat every generation that has tokens of the refused ones.
+
+        If they are gone, return False: then no generation leaves this engine any more.
+        """
+        self._llm.sleep(level=0, mode="keep")
+        if not all(self._rpc("settle_weights", True)):
+            self._running.clear()
+            return False
+        self._serve_as(trial.former_version)
+        self._running |= {call: generate for call, (generate, _) in trial.kept_back.items()}
+        self._restart(list(self._running))
+        self._llm.wake_up(tags=["scheduling"])
+        return True
+
+    def _serve_as(self, policy_version: int) -> None:
+        self._llm.set_weight_version(str(policy_version))
+        self._policy_version = policy_version
+        self._num_switches += 1
+
+    def _restart(self, calls: list[int]) -> None:
+        """Begin these generations from their prompts."""
+        for call in calls:
+            self._llm.abort_request([str(call)])
+            self._add(self._running.pop(call))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from actors.engine import WeightsRefused
+from actors.engine import WeightsUnfit
 from common.model_folder import folder_root
 from common.weights import DOWN, UP, Manifest, TensorEntry
 
@@ -41,13 +41,13 @@ class ModelFolder:
         self._root = ""  # computed when the first adapters arrive
 
     def check(self, manifest: Manifest) -> None:
-        """Raise WeightsRefused unless `manifest` describes exactly the folder's tensors, or adapters of this folder."""
+        """Raise WeightsUnfit unless `manifest` describes exactly the folder's tensors, or adapters of this folder."""
         if manifest.adapted is None:
             self._check_whole(manifest)
             return
         self._root = self._root or folder_root(self._folder)
         if manifest.adapted.root != self._root:
-            raise WeightsRefused(
+            raise WeightsUnfit(
                 f"version {manifest.policy_version} has adapters for weights that differ from those in {self._folder}; "
                 "copy the learner's model folder to this host"
             )
@@ -55,7 +55,7 @@ class ModelFolder:
         for name in _adapted_names(manifest):
             down, up, weight = offered.get(name + DOWN), offered.get(name + UP), self._shapes.get(name)
             if down is None or up is None or down[:1] != up[1:] or up[:1] + down[1:] != weight:
-                raise WeightsRefused(
+                raise WeightsUnfit(
                     f"version {manifest.policy_version}: adapters of shapes {down} and {up} do not fit {name} of shape "
                     f"{weight}"
                 )
@@ -84,7 +84,7 @@ class ModelFolder:
         if offered == expected:
             return
         wrong = sorted(name for name in offered.keys() | expected.keys() if offered.get(name) != expected.get(name))
-        raise WeightsRefused(
+        raise WeightsUnfit(
             f"version {manifest.policy_version} does not fit the model: {len(wrong)} tensors differ, the first is "
             f"{wrong[0]} (offered {offered.get(wrong[0])}, expected {expected.get(wrong[0])}); does the learner train "
             "another model?"

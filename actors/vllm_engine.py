@@ -18,7 +18,15 @@ from typing import Any
 
 import msgspec
 
-from actors.engine import Completion, EngineDied, EngineError, EngineLoad, WeightsRefused
+from actors.engine import (
+    Completion,
+    EngineDied,
+    EngineError,
+    EngineLoad,
+    EngineSpoiled,
+    WeightsRefused,
+    WeightsUnfit,
+)
 from actors.orders import (
     Abort,
     Answer,
@@ -179,20 +187,28 @@ class VllmEngine:
         Raises WeightsRefused if they do not arrive, or are corrupt or do not fit the model; the old ones keep serving.
         """
         self._staged_version = None
-        version = offer.manifest.policy_version
+        version, probe = offer.manifest.policy_version, offer.manifest.probe
+        if probe is not None:
+            try:
+                check_prompt(probe.tokens, max_tokens=self._max_tokens, vocab_size=self._vocab_size)
+            except ValueError as error:
+                raise WeightsUnfit(f"version {version}: its probe is for another model: {error}") from error
         try:
             async with asyncio.timeout(self._stage_timeout_s):
                 staged: Staged = await self._ordered(StageWeights(call=next(self._calls), offer=offer), self._waiting)
         except TimeoutError:
             raise WeightsRefused(f"version {version} has not arrived after {self._stage_timeout_s:.0f} s") from None
         if staged.refusal is not None:
-            raise WeightsRefused(staged.refusal)
+            raise (WeightsUnfit if staged.unfit else WeightsRefused)(staged.refusal)
         self._staged_version = version
 
     async def commit(self, policy_version: int) -> float:
         """Switch to the staged weights between two steps; running requests continue. Return the pause in seconds.
 
-        Raises ValueError unless `policy_version` is staged, EngineDied if the engine is gone.
+        It returns when the engine has scored the version's probe; no token that a version sampled before that leaves
+        the engine unless the version passes. Raises WeightsUnfit if it fails, and the old weights serve again;
+        EngineSpoiled if it fails and the old weights are gone; ValueError unless `policy_version` is staged; EngineDied
+        if the engine is gone.
         """
         if policy_version != self._staged_version:
             raise ValueError(
@@ -201,6 +217,8 @@ class VllmEngine:
         self._staged_version = None
         order = Commit(call=next(self._calls), policy_version=policy_version)
         committed: Committed = await self._ordered(order, self._waiting)
+        if committed.refusal is not None:
+            raise (WeightsUnfit if committed.reverted else EngineSpoiled)(committed.refusal)
         self._policy_version = policy_version
         return committed.pause_s
 

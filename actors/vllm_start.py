@@ -57,7 +57,7 @@ def _arguments(settings: EngineSettings, *, on_gpu: bool) -> EngineArgs:
         seed=settings.seed,
         dtype=settings.dtype,
         max_model_len=settings.max_tokens,
-        max_num_seqs=settings.max_episodes,
+        max_num_seqs=settings.max_episodes + 1,  # and the probe of new weights
         tensor_parallel_size=settings.tensor_parallel,
         skip_tokenizer_init=True,  # tokens in, tokens out
         generation_config="vllm",  # otherwise the folder's temperature, top-p and top-k would override ours
@@ -107,6 +107,23 @@ def sampling_params(
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
+
+
+def probe_params() -> SamplingParams:
+    """vLLM's parameters for a request that scores its prompt."""
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=1,
+        prompt_logprobs=0,  # of the prompt's own tokens only
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def prompt_logprobs(output: RequestOutput) -> list[float]:
+    """The log-probability of each token of the prompt but the first, at temperature 1."""
+    return list(output.prompt_logprobs.logprobs)
 
 
 def over(output: RequestOutput, *, num_candidates: int, vocab_size: int) -> Ended | Failed:

@@ -363,8 +363,10 @@ class WeightsConfig:
     fan_out: int = 8  # receivers that a publisher or a relay serves at a time
     pull_bytes_per_s: int = 0  # the most that a publisher or a relay sends to each receiver; 0: no limit
     key_file: str = ""  # file that `slipstream key` wrote, the same on every host; empty: no authentication
+    probe_nats: float = 0.0  # mean difference per token by which an engine's probe may miss the learner's; 0: by dtype
 
     def __post_init__(self) -> None:
+        require(self.probe_nats >= 0, "weights.probe_nats", ">= 0", self.probe_nats, "0 chooses it by model.dtype")
         require(
             0 < self.chunk_bytes <= MAX_CHUNK_BYTES,
             "weights.chunk_bytes",

@@ -11,6 +11,7 @@ import msgspec
 import xxhash
 
 from common.chunks import Blob
+from common.probe import Probe
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ALIGN_BYTES = 64
@@ -62,6 +63,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     num_bytes: int
     root: str  # xxh3-128 over the entries, in hex: names this version's bytes
     adapted: Adapted | None  # None if the tensors are the weights; otherwise they are adapters
+    probe: Probe | None  # what the learner computes with them; None for tensors that are no model's
     anchor: Anchor | None  # the snapshot that a new receiver pulls first; None: a full snapshot of this version
     # Each delta gives the base of the next one, and the last one gives this version; the anchor is one of the bases.
     deltas: list[Delta]
@@ -110,6 +112,7 @@ def sealed(
     policy_version: int,
     learner_epoch: int,
     adapted: Adapted | None = None,
+    probe: Probe | None = None,
 ) -> Manifest:
     """Hash the bytes in `buffer` and return their manifest."""
     hashed = [
@@ -123,6 +126,7 @@ def sealed(
         num_bytes=buffer_bytes(entries),
         root=_root(hashed),
         adapted=adapted,
+        probe=probe,
         anchor=None,
         deltas=[],
     )

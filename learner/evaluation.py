@@ -3,6 +3,7 @@
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Callable
 
 from common.config import Config
 from common.shutdown import Shutdown
@@ -51,15 +52,17 @@ class Evaluation:
         buffer.open([begun._ticket(place) for place in range(begun._num_tickets)])
         return begun
 
-    def finish(self, shutdown: Shutdown) -> EvalResult | None:
+    def finish(self, shutdown: Shutdown, check: Callable[[], None]) -> EvalResult | None:
         """Wait for the result; None if a stop was requested. Raises SupplyDried after `learner.claim_timeout_s`.
 
-        Episodes that were quarantined because their environment kept failing are not counted.
+        `check` is called again and again meanwhile, and may raise to end the wait. Episodes that were quarantined
+        because their environment kept failing are not counted.
         """
         deadline = time.monotonic() + self._config.learner.claim_timeout_s
         while self.collect():
             if shutdown.requested.is_set():
                 return None
+            check()
             if time.monotonic() > deadline:
                 raise SupplyDried(
                     f"the evaluation of version {self.policy_version} did not finish within "

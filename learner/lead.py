@@ -12,6 +12,7 @@ import torch
 from common.config import Config
 from common.config_error import ConfigError
 from common.patience import RedisAway
+from common.probe import Probe
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from common.weights import Adapted
@@ -22,6 +23,7 @@ from learner.links import Links
 from learner.model.flops import Flops
 from learner.publish import Publisher
 from learner.publisher.messages import PublisherSettings
+from learner.refusals import Refusals
 from learner.run_record import RunRecord
 from learner.step_metrics import StepMetrics
 from learner.supply import Batch
@@ -56,6 +58,7 @@ class Lead:
         self._record = record
         self._publisher = publisher
         self._settled_step = settled_step
+        self.refusals = Refusals(links.fleet, links.bulletin)
         last_step = max((during.step for during in record.tally.evaluations_during), default=0)
         self._regular = RegularEvaluation(links.evaluation, config, last_step=last_step)
 
@@ -144,8 +147,8 @@ class Lead:
             log.warning("writing a checkpoint without knowing whether another learner has taken over: %s", error)
         return partial(self._settle, progress.step, copy.deepcopy(self._record.tally))
 
-    def publish(self, tensors: Iterable[tuple[str, torch.Tensor]], policy_version: int) -> None:
-        self._publisher.publish(tensors, policy_version=policy_version)
+    def publish(self, tensors: Iterable[tuple[str, torch.Tensor]], policy_version: int, probe: Probe) -> None:
+        self._publisher.publish(tensors, policy_version=policy_version, probe=probe)
 
     def train_from_here(self) -> None:
         """Set the run's state to TRAINING: actors may expect tickets and weights."""
@@ -160,7 +163,7 @@ class Lead:
 
     def close_evaluation(self, evaluation: Evaluation, name: str, shutdown: Shutdown) -> bool:
         """Wait for the result and record it as `name`; False if a stop was requested before that."""
-        result = evaluation.finish(shutdown)
+        result = evaluation.finish(shutdown, self.refusals.check)
         if result is None:
             return False
         self._record.tally.evaluations[name] = result
@@ -181,7 +184,9 @@ class Lead:
     def record_step(self, batch: Batch, step: StepMetrics, before: Progress, times_s: dict[str, float]) -> None:
         """Write the metrics of the step that followed `before`; renew the heartbeat."""
         self._links.fleet.renew()
-        self._record.write_step(batch, step, before=before, times_s=times_s, publish=self._publisher.stats)
+        self._record.write_step(
+            batch, step, before=before, times_s=times_s, publish=self._publisher.stats, refusals=self.refusals
+        )
 
     def write_summary(self) -> None:
         self._record.write_summary()

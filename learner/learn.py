@@ -24,6 +24,7 @@ from learner.conditions import conditions_of
 from learner.lead import Lead
 from learner.learner import Learner, begin, begin_checkpoint, export, imitate_expert, load_learner, scored, train_on
 from learner.links import join_run
+from learner.model.probe import probe_of
 from learner.publish import publisher_settings
 from learner.publisher.published import adapted_folder, published_layout, published_tensors
 from learner.ranks import Ranks
@@ -43,7 +44,7 @@ log = logging.getLogger(__name__)
 def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) -> bool:
     """Train until `learner.steps`, or until a stop is requested; return whether the run is finished.
 
-    Every rank calls it. Raises ConfigError, RedisAway, SupplyDried, NothingLearned, ArchiveError, FencedOut.
+    Every rank calls it. Raises ConfigError, RedisAway, SupplyDried, NothingLearned, AllRefuse, ArchiveError, FencedOut.
     """
     learner, resumed = load_learner(config, run_dir, ranks)
     durable_step = learner.progress.step if resumed else None
@@ -193,7 +194,7 @@ def _supplies(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> Suppli
     assert acquired is not None
     if lead:
         buffers = {shard: lead.shards[shard] for shard in mine}
-        return Supplies.begin(buffers, config, progress=learner.progress)
+        return Supplies.begin(buffers, config, progress=learner.progress, refusals=lead.refusals)
     clients = connect_shards(config.redis.url, config.redis.shards, ending=shutdown.requested)
     buffers = {
         shard: LearnerBuffer(clients[shard], config.run.name, config.replay, vocab_size=vocab_size, shard=shard)
@@ -232,11 +233,12 @@ def _evaluate_start(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> 
 
 
 def _publish(learner: Learner, lead: Lead | None) -> None:
-    """Publish the current weights. Every rank takes part in gathering them; only rank 0 publishes."""
-    version = learner.progress.policy_version
-    tensors = published_tensors(learner.model, dtype=learner.config.model.dtype)
+    """Publish the current weights. Every rank takes part in probing and gathering them; only rank 0 publishes."""
+    version, config = learner.progress.policy_version, learner.config
+    probe = probe_of(learner.model, learner.ranks.device, tolerance=config.weights.probe_nats)
+    tensors = published_tensors(learner.model, dtype=config.model.dtype)
     if lead:
-        lead.publish(tensors, version)
+        lead.publish(tensors, version, probe)
     else:
         for _ in tensors:
             pass

@@ -23,6 +23,7 @@ import torch
 
 from common.blob_store import run_store
 from common.config import Config
+from common.probe import Probe
 from common.weights import Adapted, TensorEntry, buffer_bytes
 from learner.publisher.messages import (
     Announced,
@@ -128,8 +129,10 @@ class Publisher:
         """The pid of the publisher process."""
         return self._process.pid
 
-    def publish(self, tensors: Iterable[tuple[str, torch.Tensor]], *, policy_version: int) -> None:
-        """Copy `tensors` one at a time, and have the publisher process publish them as `policy_version`.
+    def publish(
+        self, tensors: Iterable[tuple[str, torch.Tensor]], *, policy_version: int, probe: Probe | None = None
+    ) -> None:
+        """Copy `tensors` one at a time, and have the publisher process publish them with `probe` as `policy_version`.
 
         Returns after the copy. Raises FencedOut once the publisher process has found a newer learner or newer weights,
         and ValueError if the tensors differ from the layout; then nothing is published.
@@ -139,7 +142,7 @@ class Publisher:
             slot = self._free_slot()
             self._stats.copy_s = self._copy(tensors, slot)
             self._free_slots.remove(slot)
-            self._newest = Submitted(slot=slot, policy_version=policy_version)
+            self._newest = Submitted(slot=slot, policy_version=policy_version, probe=probe)
             self._submit(self._newest)
             self._stats.blocked_s = time.perf_counter() - begun
 

@@ -21,6 +21,7 @@ from learner.links import Links
 from learner.model.flops import Flops
 from learner.overview import OVERVIEW
 from learner.publish import PublishStats
+from learner.refusals import Refusals
 from learner.report import add_cost, add_flow, add_produced, add_system, slots_used, step_metrics
 from learner.step_metrics import StepMetrics
 from learner.supply import Batch
@@ -75,7 +76,14 @@ class RunRecord:
         return record
 
     def write_step(
-        self, batch: Batch, step: StepMetrics, *, before: Progress, times_s: dict[str, float], publish: PublishStats
+        self,
+        batch: Batch,
+        step: StepMetrics,
+        *,
+        before: Progress,
+        times_s: dict[str, float],
+        publish: PublishStats,
+        refusals: Refusals,
     ) -> None:
         """Write the metrics of the step that followed `before`, and log one line."""
         metrics = step_metrics(batch, step, before=before, times_s=times_s, flops=self._flops, tally=self.tally)
@@ -86,6 +94,7 @@ class RunRecord:
         add_system(metrics, ledger=ledger, members=members, publish=publish)
         add_cost(metrics, self._cost(ledger, members))
         metrics.add("fleet/unreadable_members", self._links.fleet.num_unreadable)
+        metrics.add("fleet/refusing_actors", refusals.log_new(members))
         metrics.add("replay/repairs", ledger.repairs)
         metrics.add("fleet/advised_actors", self._advise(ledger, members, times_s))
         self.tally.recorded = ledger

@@ -15,6 +15,7 @@ from common.shutdown import Shutdown
 from learner import mixed_tasks
 from learner.checkpoint import Progress
 from learner.ranks import Ranks
+from learner.refusals import Refusals
 from learner.share import share
 from learner.supply import Batch, Supply
 from replay.learner_buffer import LearnerBuffer
@@ -36,7 +37,14 @@ class Supplies:
         self._supplies = list(supplies.values())
 
     @classmethod
-    def begin(cls, buffers: Mapping[int, LearnerBuffer], config: Config, *, progress: Progress) -> "Supplies":
+    def begin(
+        cls,
+        buffers: Mapping[int, LearnerBuffer],
+        config: Config,
+        *,
+        progress: Progress,
+        refusals: Refusals | None = None,
+    ) -> "Supplies":
         """Continue after `progress` and after every group that was opened; `buffers` are this rank's, by shard."""
         num_shards = config.redis.num_shards
         replay = dataclasses.replace(config.replay, groups_per_step=config.replay.groups_per_step // num_shards)
@@ -45,7 +53,7 @@ class Supplies:
         for shard, buffer in buffers.items():
             first = max(progress.next_group_id, buffer.ledger().last_group_id + 1)
             first += (shard - first) % num_shards
-            supplies[shard] = Supply(buffer, part, first_group_id=first, every=num_shards)
+            supplies[shard] = Supply(buffer, part, first_group_id=first, every=num_shards, refusals=refusals)
         return cls(supplies)
 
     def save_tasks(self, run_dir: RunDir) -> None:

@@ -14,6 +14,7 @@ from common.shutdown import Shutdown
 from common.trajectory import Sampling, Task
 from common.versions import Resumption, oldest_within
 from learner.curriculum import Curriculum
+from learner.refusals import Refusals
 from learner.token_advantages import teaches
 from replay.failures import Failure
 from replay.learner_buffer import LearnerBuffer
@@ -52,9 +53,14 @@ class Supply:
         *,
         first_group_id: int,
         every: int = 1,
+        refusals: Refusals | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Group ids begin at `first_group_id` and increase by `every`; `sleep` is called to wait for actors."""
+        """Group ids begin at `first_group_id` and increase by `every`; `sleep` is called to wait for actors.
+
+        `refusals` are those of the run's weights; only rank 0 knows them.
+        """
+        self._refusals = refusals
         self._sleep = sleep
         self._buffer = buffer
         self._config = config
@@ -227,10 +233,14 @@ class Supply:
         return max((first + sum(self._taught)) / (first + len(self._taught)), FEWEST_USEFUL)
 
     def _wait(self, step: int, started: float, last_logged: float, before: Ledger) -> float:
-        """Sleep for one poll; log what is missing every `EXPLAIN_EVERY_S`. Raises SupplyDried at the deadline.
+        """Sleep for one poll; log what is missing every `EXPLAIN_EVERY_S`.
+
+        Raises SupplyDried at the deadline, AllRefuse if no actor can use the weights.
 
         `before` is the ledger from when the wait for this step began. Returns the time of the last log line.
         """
+        if self._refusals:
+            self._refusals.check()
         now, timeout_s = time.monotonic(), self._config.learner.claim_timeout_s
         if now - started > timeout_s:
             raise SupplyDried(
@@ -252,6 +262,8 @@ class Supply:
                 "so there is nothing to compare: use a warm start, easier tasks, larger groups, or an "
                 "objective.advantage that does not compare siblings, such as reinforce_pp"
             )
+        if self._refusals and (refused := self._refusals.last_reason()):
+            reasons.append(refused)
         reasons += failures_since(before, ledger, self._buffer.failures())
         if not reasons:
             reasons.append(ARE_ACTORS_RUNNING)

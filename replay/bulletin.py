@@ -92,7 +92,7 @@ class Bulletin:
     def _move(self, board: str, version: str, offer: Offer) -> None:
         manifest = offer.manifest
         staged = self._key("staged", board, manifest.learner_epoch, manifest.policy_version)
-        self._notices.put(staged, wire.encode(offer), ttl_s=TTL_S)
+        self._notices.put(staged, wire.encode(offer, compress=True), ttl_s=TTL_S)
         refusal = cast(
             bytes,
             self._announce(

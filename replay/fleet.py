@@ -13,6 +13,7 @@ import redis
 
 from common.wire import WireError, decode, encode
 from replay import scripts
+from replay.failures import MAX_REASON_CHARS
 from replay.keys import key
 from replay.notice import Notices
 from replay.records import log_skipped, read_or_nothing, read_records, write_over
@@ -54,6 +55,14 @@ class MemberState(enum.Enum):
     """It was asked to leave, and takes no new work."""
 
 
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A published version that an actor does not serve, and why."""
+
+    policy_version: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARS)]
+    unfit: bool  # the version does not fit, or failed its probe; otherwise it did not arrive
+
+
 class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The last heartbeat of one process."""
 
@@ -77,6 +86,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     served_s: Amount  # from its first heartbeat to this one
     last_pause_s: Amount  # how long the last refresh paused generation
     num_refreshes: Count
+    refusal: Refusal | None  # of the version that it tried last; None if it serves
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -40,6 +40,7 @@ MEMBER = Member(
     served_s=60.0,
     last_pause_s=0.01,
     num_refreshes=2,
+    refusal=None,
 )
 GROUP = BroadcastGroup(
     number=1,

@@ -23,12 +23,13 @@ import zstandard
 
 from common.chunks import Blob, ChunkReply, ChunkRequest, ChunkStatus
 from common.connection import connect
+from common.probe import Probe
 from common.trajectory import InvalidTrajectory, Trajectory, check
 from common.weights import Adapted, Anchor, Delta, Invitation, Manifest, Offer, TensorEntry
 from common.wire import SCHEMA, WireError, decode, encode
 from replay.bulletin import RelayNotice
 from replay.failures import Failure, Quarantined
-from replay.fleet import Member, MemberState, RunFacts
+from replay.fleet import Member, MemberState, Refusal, RunFacts
 from tests.attempts import make_buffer, ticket
 from tests.test_trajectory import VOCAB_SIZE, WHOLE
 
@@ -50,6 +51,7 @@ RECORDS: list[msgspec.Struct] = [
             num_bytes=128,
             root="root",
             adapted=Adapted(root="folder", scaling=2.0),
+            probe=Probe(tokens=[1, 2], logprobs=[-0.5], tolerance=0.1),
             anchor=Anchor(root="anchor", xxh3=[1, 2]),
             deltas=[Delta(base="anchor", blob=Blob(root="delta", num_bytes=9))],
         ),
@@ -92,6 +94,7 @@ RECORDS: list[msgspec.Struct] = [
         served_s=60.0,
         last_pause_s=0.1,
         num_refreshes=2,
+        refusal=Refusal(policy_version=4, reason="why", unfit=True),
     ),
 ]
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from common.run_dir import RunDir
 from common.trajectory import Outcome
 from replay.actor_buffer import InsertResult
-from replay.fleet import Fleet, RunState
+from replay.fleet import Fleet, Refusal, RunState
 from tests.attempts import Views, attempt_at, earning, leased, make_buffer, ticket
 from tests.every_verb import FACTS, MEMBER
 from tests.test_headline import step
@@ -92,6 +92,12 @@ def keep_old_weights(scene: Scene) -> None:
     scene.observer._bulletin.highest_version = lambda: 7  # type: ignore[method-assign]
 
 
+def refuse_the_weights(scene: Scene) -> None:
+    refusal = Refusal(policy_version=0, reason="version 0 is refused by its probe: of 9 nats", unfit=True)
+    scene.fleet.beat(msgspec.structs.replace(MEMBER, policy_version=0, refusal=refusal))
+    scene.fleet.leave(MEMBER.name)  # it also explains why no actor is alive
+
+
 def earn_nothing(scene: Scene) -> None:
     scene.play(40, rewards=(0.0, 0.0))
 
@@ -120,6 +126,10 @@ def stand_still(scene: Scene) -> None:
 
 FAULTS: dict[str, tuple[Callable[[Scene], None], str]] = {
     "the learner ended with an error": (fail, "slipstream up --resume"),
+    "actors refuse the weights": (
+        refuse_the_weights,
+        "1 actors refuse version -1; a: version 0 is refused by its probe",
+    ),
     "no actor is alive": (lose_the_actor, "start `slipstream actors`"),
     "every attempt fails": (break_the_environment, "8 failed and 0 finished; the last one: env_failure: it broke"),
     "actors have old weights": (keep_old_weights, "1 of 1 are more than 6 versions behind; a has 0, the newest is 7"),

@@ -23,6 +23,7 @@ from learner.model.critic import critic_shards
 from learner.model.gradient import apply_gradient, backward
 from learner.model.optimizer import make_optimizer, make_schedule
 from learner.model.packed_model import PackedModel, full_tensors, load_kind, load_model, whole
+from learner.model.probe import probe_of
 from learner.model.value_model import ValueModel
 from learner.pack import count_loss_tokens, micro_batches, numbered
 from learner.ranks import Ranks, join_ranks, leave_ranks
@@ -143,7 +144,9 @@ def one_step(
 
 
 def write_down(model: PackedModel, out: Path, *, ranks: Ranks) -> None:
-    weights = dict(full_tensors(model))
+    """The weights, and the probe that would be published with them."""
+    probe = probe_of(model, ranks.device)
+    weights = dict(full_tensors(model)) | {"probe": torch.tensor(probe.logprobs)}
     if ranks.rank == 0:
         out.mkdir(exist_ok=True)
         save_file(weights, out / "weights.safetensors")

@@ -224,7 +224,15 @@ def test_a_resumed_learner_uses_versions_above_every_published_one_and_records_w
     begun = msgspec.structs.replace(START, step=5, policy_version=5, highest_published=4)
     assert lead.with_fresh_version(START) == START  # nothing was ever published
     manifest = Manifest(
-        policy_version=9, learner_epoch=1, tensors=[], num_bytes=0, root="", adapted=None, anchor=None, deltas=[]
+        policy_version=9,
+        learner_epoch=1,
+        tensors=[],
+        num_bytes=0,
+        root="",
+        adapted=None,
+        probe=None,
+        anchor=None,
+        deltas=[],
     )
     Bulletin(redis_client, run_id).announce(Offer(manifest=manifest, pull_endpoint=""))
     fresh = lead.with_fresh_version(begun)

@@ -53,6 +53,7 @@ class Scene:
             num_bytes=0,
             root=str(version),
             adapted=None,
+            probe=None,
             anchor=None,
             deltas=[],
         )

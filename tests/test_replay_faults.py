@@ -331,6 +331,7 @@ def an_offer(*, learner_epoch: int, policy_version: int) -> Offer:
         num_bytes=0,
         root=f"root of {policy_version}",
         adapted=None,
+        probe=None,
         anchor=None,
         deltas=[],
     )

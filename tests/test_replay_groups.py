@@ -93,7 +93,15 @@ def test_lag_counts_from_the_newest_published_version(inspected: Inspected) -> N
     inspected.fill(policy_version=2)
     assert inspected.json("groups")[0]["lag"] is None  # nothing is published yet
     manifest = Manifest(
-        policy_version=5, learner_epoch=1, tensors=[], num_bytes=0, root="", adapted=None, anchor=None, deltas=[]
+        policy_version=5,
+        learner_epoch=1,
+        tensors=[],
+        num_bytes=0,
+        root="",
+        adapted=None,
+        probe=None,
+        anchor=None,
+        deltas=[],
     )
     Bulletin(inspected.client, inspected.run_id).announce(Offer(manifest=manifest, pull_endpoint=""))
     assert inspected.json("groups")[0]["lag"] == 3

@@ -340,6 +340,7 @@ def member(
         served_s=served_s,
         last_pause_s=0.01,
         num_refreshes=2,
+        refusal=None,
     )
 
 

@@ -32,6 +32,7 @@ def offer_of(policy_version: int) -> Offer:
         num_bytes=0,
         root="",
         adapted=None,
+        probe=None,
         anchor=None,
         deltas=[],
     )

@@ -32,6 +32,7 @@ from tests.vllm_engines import (
     changed,
     check_spans,
     forward_logprobs,
+    probe_by,
     refreshed_in_mid_generation,
     run,
     until,
@@ -92,7 +93,8 @@ async def broadcast(bulletin: Bulletin, publisher: Publisher, model: Qwen3ForCau
     """Publish `model` as version 1, once the engine's first worker wants broadcasts; return the offer."""
     while bulletin.broadcast_members() != ["a0"]:  # noqa: ASYNC110 - another process joins
         await asyncio.sleep(0.01)
-    publisher.publish([(name, value.detach()) for name, value in model.named_parameters()], policy_version=1)
+    weights = [(name, value.detach()) for name, value in model.named_parameters()]
+    publisher.publish(weights, policy_version=1, probe=probe_by(model))
     while (offer := bulletin.latest()) is None:  # noqa: ASYNC110 - another process announces it
         await asyncio.sleep(0.01)
     return offer

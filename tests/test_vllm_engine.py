@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache, Qwen3ForCausalLM
 
 from actors import vllm_start
-from actors.engine import Completion, EngineDied, WeightsRefused
+from actors.engine import Completion, EngineDied, WeightsRefused, WeightsUnfit
 from actors.orders import EngineSettings
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
@@ -175,9 +175,10 @@ def test_corrupt_weights_are_refused_and_the_old_ones_serve_on(
 def test_weights_of_another_model_are_refused_before_they_travel(
     keeping: VllmEngine, policies: Policies, server: Offers
 ) -> None:
-    offer = server.offer(policies.models[1].model.layers, policy_version=1)
+    layers = policies.models[1].model.layers.named_parameters()
+    offer = server.offer_of({name: value.detach() for name, value in layers}, policy_version=1)
     server.gate.clear()
-    with pytest.raises(WeightsRefused, match="does not fit the model"):
+    with pytest.raises(WeightsUnfit, match="does not fit the model"):
         run(keeping.stage(offer))
     server.gate.set()
 

@@ -21,6 +21,7 @@ from common.chunk_server import ChunkServer, ServerLimits
 from common.chunks import ChunkRequest
 from common.config import TinyModelConfig
 from common.delta import encode_delta
+from common.probe import TOLERANCES, Probe
 from common.trajectory import Sampling, VersionSpan
 from common.weights import Adapted, Offer, buffer_bytes, layout, sealed
 from learner.publisher.lineage import continued
@@ -44,24 +45,36 @@ class Offers:
         limits = ServerLimits(fan_out=8, bytes_per_s=0, chunk_bytes=1 << 16)
         self._server = ChunkServer("127.0.0.1", self._read, limits=limits, key=None)
 
-    def offer(self, model: torch.nn.Module, *, policy_version: int) -> Offer:
-        """Serve the weights of `model` as `policy_version`."""
+    def offer(self, model: Qwen3ForCausalLM, *, policy_version: int) -> Offer:
+        """Serve the weights of `model` as `policy_version`, with their probe."""
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}  # tied ones once
-        return self.offer_of(weights, policy_version=policy_version)
+        return self.offer_of(weights, policy_version=policy_version, probe=probe_by(model))
 
     def offer_of(
-        self, weights: dict[str, torch.Tensor], *, policy_version: int, adapted: Adapted | None = None
+        self,
+        weights: dict[str, torch.Tensor],
+        *,
+        policy_version: int,
+        adapted: Adapted | None = None,
+        probe: Probe | None = None,
     ) -> Offer:
         """Serve these tensors, all float32: whole weights, or adapters."""
         entries = layout((name, "float32", tuple(value.shape)) for name, value in weights.items())
         buffer = bytearray(buffer_bytes(entries))
         for entry in entries:
             buffer[entry.offset : entry.offset + entry.num_bytes] = weights[entry.name].numpy().tobytes()
-        manifest = sealed(entries, memoryview(buffer), policy_version=policy_version, learner_epoch=1, adapted=adapted)
+        manifest = sealed(
+            entries,
+            memoryview(buffer),
+            policy_version=policy_version,
+            learner_epoch=1,
+            adapted=adapted,
+            probe=probe,
+        )
         self._buffers[manifest.root] = buffer
         return Offer(manifest=manifest, pull_endpoint=self._server.endpoint)
 
-    def delta_offer(self, model: torch.nn.Module, last: Offer) -> Offer:
+    def delta_offer(self, model: Qwen3ForCausalLM, last: Offer) -> Offer:
         """Serve the weights of `model` as the version after `last`, by nothing but a delta on it."""
         whole = self.offer(model, policy_version=last.manifest.policy_version + 1)
         old, new = (self._buffers.pop(offer.manifest.root) for offer in (last, whole))
@@ -149,6 +162,13 @@ def forward_logprobs(
     """The log-probability of each of `tokens` after `prompt`, by one forward pass."""
     logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
     return picked(logits / temperature, tokens)
+
+
+def probe_by(model: Qwen3ForCausalLM) -> Probe:
+    """The probe of `model`, by Hugging Face's forward pass."""
+    tokens = [7 + 5 * place % 600 for place in range(64)]
+    logprobs = forward_logprobs(model, tokens[:1], tokens[1:])
+    return Probe(tokens=tokens, logprobs=logprobs.tolist(), tolerance=TOLERANCES["float32"])
 
 
 def picked(logits: torch.Tensor, tokens: list[int]) -> torch.Tensor:

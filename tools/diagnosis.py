@@ -20,6 +20,7 @@ MOSTLY_EQUAL = 0.9  # the share of groups without a difference that leaves littl
 SLACK = 2  # versions; an actor may be fetching one while the next is offered
 QUIET_S, QUIET_STEPS = 60.0, 10  # a learner that makes no step for so long, and for so many times its last step
 BUSY, IDLE = 0.9, 0.5  # the share of a step in which the learner works
+MAX_REFUSAL_CHARS = 600  # its end names the suspects
 MAX_SHOWN_CHARS = 300  # of the reason of a failure
 
 
@@ -36,6 +37,7 @@ class Facts:
     failures: Sequence[Failure]  # newest first
     steps: Sequence[Mapping[str, float]]  # records of the newest optimizer steps, the last one last
     newest_version: int  # that is on offer; -1 if none is
+    refusing: Sequence[Member]  # that refused it because it does not fit or failed its probe; also those that have left
     max_lag: int  # optimizer steps
     now_s: float  # Unix time
 
@@ -102,6 +104,19 @@ def _not_training(facts: Facts) -> Diagnosis | None:
     return None
 
 
+def _refused_weights(facts: Facts) -> Diagnosis | None:
+    refusals = {member.name: member.refusal for member in facts.refusing if member.refusal}
+    if not refusals:
+        return None
+    name, refusal = next(iter(refusals.items()))
+    return Diagnosis(
+        cause="actors refuse the weights",
+        evidence=f"{len(refusals)} actors refuse version {facts.newest_version}; {name}: "
+        f"{refusal.reason[:MAX_REFUSAL_CHARS]}",
+        next_step="their old weights keep serving; docs/weights.md says what the probe of a version shows",
+    )
+
+
 def _no_actor(facts: Facts) -> Diagnosis | None:
     if facts.actors:
         return None
@@ -139,10 +154,11 @@ def _stale_actors(facts: Facts) -> Diagnosis | None:
     if not behind:
         return None
     oldest = min(behind, key=lambda actor: actor.policy_version)
+    why = f": {oldest.refusal.reason[:MAX_SHOWN_CHARS]}" if oldest.refusal else ""
     return Diagnosis(
         cause="actors have old weights",
         evidence=f"{len(behind)} of {len(actors)} are more than {most} versions behind; "
-        f"{oldest.name} has {oldest.policy_version}, the newest is {newest}",
+        f"{oldest.name} has {oldest.policy_version}, the newest is {newest}{why}",
         next_step="read the actor's log; it plays an evaluation, or its host cannot reach the learner's `weights.host`",
     )
 
@@ -241,6 +257,7 @@ def _who_waits(facts: Facts) -> Diagnosis:
 
 FINDERS: Iterable[Callable[[Facts], Diagnosis | None]] = (
     _not_training,
+    _refused_weights,
     _no_actor,
     _attempts_fail,
     _stale_actors,

@@ -46,16 +46,22 @@ class Observer:
             for index, client in enumerate(self._shards)
             for failure in read_failures(client, key(shard_name(self._run_id, index), "train"))
         ]
+        everyone, newest_version = self._fleet.everyone(), self._bulletin.highest_version()
         return Facts(
             run_id=self._run_id,
             state=self._state(),
             members=self._fleet.members(),
-            num_joined=sum(member.role == "actor" for member in self._fleet.everyone()),
+            num_joined=sum(member.role == "actor" for member in everyone),
             ledger=ledger,
             earlier=self._earlier(ledger),
             failures=failures,
             steps=steps[-NUM_STEPS:],
-            newest_version=self._bulletin.highest_version(),
+            newest_version=newest_version,
+            refusing=[
+                member
+                for member in everyone
+                if member.refusal and member.refusal.unfit and member.refusal.policy_version >= newest_version
+            ],
             max_lag=self._max_lag,
             now_s=time.time(),
         )

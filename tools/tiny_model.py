@@ -26,7 +26,7 @@ WORD = Regex(r"\[[A-Z]+\]|[A-Za-z0-9]+|[^\sA-Za-z0-9]")
 
 def make_tiny_model(folder: Path, *, texts: Iterable[str], config: TinyModelConfig, max_tokens: int, seed: int) -> None:
     """Save a model whose vocabulary is the words of `texts`, with random weights from `seed`."""
-    tokenizer = _tokenizer(texts, max_tokens)
+    tokenizer = tiny_tokenizer(texts, max_tokens)
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(
         Qwen3Config(
@@ -51,7 +51,8 @@ def make_tiny_model(folder: Path, *, texts: Iterable[str], config: TinyModelConf
     tokenizer.save_pretrained(folder)
 
 
-def _tokenizer(texts: Iterable[str], max_tokens: int) -> PreTrainedTokenizerFast:
+def tiny_tokenizer(texts: Iterable[str], max_tokens: int) -> PreTrainedTokenizerFast:
+    """A tokenizer whose vocabulary is the words of `texts`, with a chat template."""
     specials = [PADDING, UNKNOWN, END_OF_TURN, *ROLES]
     split = pre_tokenizers.Split(WORD, behavior="removed", invert=True)
     words = {word for text in texts for word, _ in split.pre_tokenize_str(text)}

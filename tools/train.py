@@ -31,6 +31,7 @@ def train(config: Config) -> int:
             _prepare(config, run_dir)
         from learner.learn import learn  # after the quick checks, as it imports torch
         from learner.ranks import join_ranks, leave_ranks
+        from learner.refusals import AllRefuse
         from learner.standstill import NothingLearned
         from learner.supply import SupplyDried
         from replay.archive import ArchiveError
@@ -46,6 +47,7 @@ def train(config: Config) -> int:
     except (
         SupplyDried,
         NothingLearned,
+        AllRefuse,
         FencedOut,
     ) as error:  # a retry would fail again, or fence out the newer learner
         print(printable_block(f"slipstream learner: {error}"), file=sys.stderr)

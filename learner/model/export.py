@@ -8,11 +8,11 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers.core_model_loading import revert_weight_conversion
 
 from common.tokenizer import load_tokenizer
 from common.weights import TensorEntry
-from learner.model.lora import adapter_settings, is_of_adapter, name_in_peft
+from learner.model.folder_tensors import is_of_adapter
+from learner.model.lora import adapter_settings, name_in_peft
 from learner.model.packed_model import PackedModel, full_layout, full_tensors, named_shards, whole
 from learner.ranks import Ranks
 
@@ -30,7 +30,7 @@ def save_hf(model: PackedModel, folder: str | Path, *, ranks: Ranks, max_file_by
         folder.mkdir(parents=True, exist_ok=True)
         for stale in folder.glob("model*.safetensors*"):  # of an earlier export with other file sizes
             stale.unlink()
-        _write_weights(model, folder, tensors, _cut(full_layout(model), max_file_bytes))
+        _write_weights(folder, tensors, _cut(full_layout(model), max_file_bytes))
         model.causal_lm.config.save_pretrained(folder)
         load_tokenizer(model.folder).save_pretrained(folder)
         generation = model.folder / "generation_config.json"
@@ -62,27 +62,23 @@ def _cut(entries: Sequence[TensorEntry], max_file_bytes: int) -> list[int]:
     return counts
 
 
-def _write_weights(
-    model: PackedModel, folder: Path, tensors: Iterator[tuple[str, Tensor]], counts: Sequence[int]
-) -> None:
+def _write_weights(folder: Path, tensors: Iterator[tuple[str, Tensor]], counts: Sequence[int]) -> None:
     """Write `counts` tensors into each file, and the index that transformers reads if there are several files."""
     if len(counts) == 1:
-        _write_file(model, folder / "model.safetensors", tensors)
+        _write_file(folder / "model.safetensors", tensors)
         return
     total_bytes, weight_map = 0, dict[str, str]()
     for number, count in enumerate(counts, start=1):
         name = f"model-{number:05d}-of-{len(counts):05d}.safetensors"
-        written = _write_file(model, folder / name, islice(tensors, count))
+        written = _write_file(folder / name, islice(tensors, count))
         weight_map |= dict.fromkeys(written, name)
         total_bytes += sum(written.values())
     index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _write_file(model: PackedModel, path: Path, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
+def _write_file(path: Path, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
     """Write one file; return the names of its tensors and their bytes."""
     weights = {name: tensor.cpu().contiguous() for name, tensor in tensors}
-    # transformers merges some tensors of a folder into one when it loads them.
-    weights = revert_weight_conversion(model.causal_lm, weights)
     save_file(weights, path, metadata={"format": "pt"})
     return {name: tensor.nbytes for name, tensor in weights.items()}

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from common.config import LoraConfig
 from common.config_error import ConfigError
+from learner.model.folder_tensors import stored_in_parts
 
 _NAME = "default"  # peft supports several named adapters; this is its default name for a single one
 
@@ -44,7 +45,7 @@ def add_adapters(causal_lm: PreTrainedModel, config: LoraConfig) -> None:
     A is random, but the random state is restored afterwards. Raises ConfigError for target modules that the model does
     not have, or that are not linear layers of its decoder.
     """
-    targets = config.target_modules or "all-linear"
+    targets = config.target_modules or _linear_layers(causal_lm)
     # No dropout: the log-probabilities would differ from those of the actors.
     settings = peft.LoraConfig(
         r=config.rank,
@@ -75,16 +76,6 @@ def adapters_of(causal_lm: PreTrainedModel) -> dict[str, Adapter]:
     }
 
 
-def is_of_adapter(name: str) -> bool:
-    """Whether the parameter `name` belongs to an adapter."""
-    return ".lora_A." in name or ".lora_B." in name
-
-
-def folder_name(name: str) -> str:
-    """The name of the frozen parameter `name` in the Hugging Face folder."""
-    return name.replace(".base_layer.", ".")
-
-
 def name_in_peft(name: str) -> str:
     """The name of an adapter's parameter in the files that peft writes."""
     return f"base_model.model.{name.replace(f'.{_NAME}.', '.')}"
@@ -93,6 +84,20 @@ def name_in_peft(name: str) -> str:
 def adapter_settings(causal_lm: PreTrainedModel) -> peft.LoraConfig:
     """The peft configuration, which peft needs to load the adapters again."""
     return causal_lm.peft_config[_NAME]
+
+
+def _linear_layers(causal_lm: PreTrainedModel) -> list[str] | str:
+    """What gets an adapter if nothing is named: every linear layer but the head.
+
+    In a mixture of experts, layers that are named like those of an expert get none: peft would adapt the experts too,
+    which transformers keeps as one tensor.
+    """
+    experts = {name.split(".")[-2] for name in stored_in_parts(causal_lm)}
+    if not experts:
+        return "all-linear"
+    head = causal_lm.get_output_embeddings()
+    linear = [name for name, module in causal_lm.named_modules() if type(module) is nn.Linear and module is not head]
+    return sorted({name.rpartition(".")[2] for name in linear} - experts)
 
 
 def _adapted(causal_lm: PreTrainedModel) -> list[tuple[str, peft.tuners.lora.LoraLayer]]:

@@ -1,6 +1,7 @@
 """A Hugging Face causal LM that reads packed sequences: loads it from a folder, shards it, gathers its weights."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,8 +23,9 @@ from common.config import Config, LoraConfig
 from common.weights import TensorEntry, layout
 from learner.model.attention import CannotPack, PackRows, packed_attention, rows_of
 from learner.model.compiler import check_compiler, compile_layers
+from learner.model.folder_tensors import folder_name, is_of_adapter, stored, stored_buffers
 from learner.model.logprobs import TokenLogprobs, chunked_logprobs, predictions
-from learner.model.lora import adapters_of, add_adapters, folder_name, is_of_adapter
+from learner.model.lora import adapters_of, add_adapters
 from learner.model.rope import fix_frequencies
 from learner.model.skeleton import fill, refused_together, skeleton_of, tensors_of
 from learner.pack import Packed
@@ -32,6 +34,11 @@ from learner.ranks import Ranks
 M = TypeVar("M", bound="PackedModel")
 PACKED_ATTENTION = "slipstream_packed"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """The name of `dtype` in manifests, such as float32."""
+    return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,26 +262,28 @@ def _reshard(model: PackedModel) -> None:
 
 def full_layout(model: PackedModel) -> list[TensorEntry]:
     """Name, shape and bytes of each of `full_tensors`, in their order. Gathers nothing."""
-    return layout(
-        (folder_name(name), "float32", tuple(shard.shape))
+    shapes = (
+        (folder_name(name), torch.empty(shard.shape, device="meta"))
         for name, shard in named_shards(model)
         if not is_of_adapter(name)
     )
+    tensors = stored(model.causal_lm, itertools.chain(shapes, stored_buffers(model.causal_lm)))
+    return layout((name, name_of(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors)
 
 
 def full_tensors(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
-    """Every weight, gathered one at a time in float32, with the names that vLLM's `load_weights` expects.
+    """Every tensor of the model's Hugging Face folder, gathered one at a time in float32, under its name there.
 
     Adapters are merged into their weights. Gathering is collective: every rank iterates to the end. A tensor that the
     caller drops is freed before the next one is gathered.
     """
-    for name, shard in merged_shards(model):
-        yield name, whole(shard)
+    gathered = ((name, whole(shard)) for name, shard in merged_shards(model))
+    yield from stored(model.causal_lm, itertools.chain(gathered, stored_buffers(model.causal_lm)))
 
 
 @torch.no_grad()
 def merged_shards(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
-    """This rank's shard of every weight with adapters merged, by its name in the Hugging Face folder. Collective."""
+    """This rank's shard of every weight with adapters merged, by its name without adapters. Collective."""
     _reshard(model)  # so that the adapters' parameters are shards too
     adapters = adapters_of(model.causal_lm)
     for name, shard in named_shards(model):

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from common.probe import Probe
 from common.weights import Adapted, TensorEntry
 
 
@@ -28,6 +29,7 @@ class Submitted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     slot: int
     policy_version: int
+    probe: Probe | None = None  # for the version's manifest
 
 
 class Withdraw(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -132,6 +132,7 @@ class WeightServer:
                 policy_version=submitted.policy_version,
                 learner_epoch=self._settings.learner_epoch,
                 adapted=self._settings.adapted,
+                probe=submitted.probe,
             )
             delta = self._delta(submitted)
             if delta is not None:

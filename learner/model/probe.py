@@ -1,0 +1,33 @@
+"""Scores the probe of a version with the weights that are about to be published: see `common.probe`."""
+
+import numpy as np
+import torch
+
+from common.probe import MAX_PROBE_TOKENS, TOLERANCES, Probe
+from learner.model.packed_model import PackedModel
+from learner.pack import TokenSequence, pack
+
+_SEED = 20
+
+
+@torch.no_grad()
+def probe_of(model: PackedModel, device: torch.device, *, tolerance: float = 0.0) -> Probe:
+    """One forward pass over at most MAX_PROBE_TOKENS random tokens. Collective.
+
+    A `tolerance` of 0 chooses it by the dtype. The tokens are the same for every version, so that the scores
+    of one can be compared with those of the next.
+    """
+    room = (model.settings.max_tokens or MAX_PROBE_TOKENS + 1) - 1  # an engine's prompt leaves room for one token
+    tokens = np.random.default_rng(_SEED).integers(0, model.vocab_size, min(room, MAX_PROBE_TOKENS), dtype=np.int32)
+    sequence = TokenSequence(
+        tokens=tokens,
+        loss_mask=np.arange(len(tokens)) > 0,
+        behaviour_logprobs=np.zeros(len(tokens), dtype=np.float32),
+        advantages=np.zeros(len(tokens), dtype=np.float32),
+        kept=None,
+    )
+    with model.at_temperature(1.0):
+        logprobs = model(pack([sequence]).to(device)).logprobs
+    return Probe(
+        tokens=tokens.tolist(), logprobs=logprobs.tolist(), tolerance=tolerance or TOLERANCES[model.settings.dtype]
+    )

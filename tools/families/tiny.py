@@ -1,0 +1,178 @@
+"""Tiny models with random weights of the families that people train, in shapes that vLLM's CPU build runs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from learner.pack import TokenSequence
+from tools.tiny_model import END_OF_TURN, tiny_tokenizer
+
+MAX_TOKENS = 160
+WINDOW = 24  # narrower than the probe
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+WORDS = [first + second for first in LETTERS for second in LETTERS[:8]]
+
+COMMON: Mapping[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": MAX_TOKENS,
+}
+EXPERTS: Mapping[str, Any] = {
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}
+ROUTED: Mapping[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+}
+CORRECTED: Mapping[str, Any] = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}  # vLLM reads both, as released
+LATENT: Mapping[str, Any] = {
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+    "num_key_value_heads": 2,
+}
+WINDOWED: Mapping[str, Any] = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+LINEAR: Mapping[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+LIKE_GPT2: Mapping[str, Any] = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": MAX_TOKENS}
+
+
+def rope(rope_type: str, **parameters: object) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10000.0, **parameters}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A tiny model of an architecture: what its configuration has besides, or instead of, `COMMON`."""
+
+    model_type: str  # as transformers calls it
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    without: tuple[str, ...] = ()  # keys of `COMMON` that it cannot take
+
+
+def _family(model_type: str, *settings: Mapping[str, Any], without: tuple[str, ...] = ()) -> Family:
+    merged = {name: value for part in settings for name, value in part.items()}
+    return Family(model_type=model_type, settings=merged, without=without)
+
+
+FAMILIES = {
+    "llama": _family("llama"),
+    "llama, rope llama3": _family(
+        "llama",
+        rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32),
+    ),
+    "llama, rope yarn": _family("llama", rope("yarn", factor=4.0, original_max_position_embeddings=40)),
+    "qwen2": _family("qwen2"),
+    "qwen3": _family("qwen3"),
+    "mistral": _family("mistral", {"sliding_window": WINDOW}),
+    "ministral3": _family("ministral3"),
+    "gemma": _family("gemma"),
+    "gemma2": _family("gemma2", {"sliding_window": WINDOW}),
+    "gemma3_text": _family("gemma3_text", WINDOWED),
+    "gemma4_text": _family("gemma4_text", WINDOWED),
+    "phi": _family("phi", without=("num_key_value_heads",)),
+    "phi3": _family("phi3"),
+    "olmo": _family("olmo"),
+    "olmo2": _family("olmo2"),
+    "olmo3": _family("olmo3", WINDOWED),
+    "glm": _family("glm"),
+    "glm4": _family("glm4"),
+    "smollm3": _family("smollm3"),
+    "granite": _family("granite"),
+    "granite, scaled logits": _family("granite", {"logits_scaling": 4.0}),
+    "cohere2": _family("cohere2", {"sliding_window": WINDOW}),
+    "exaone4": _family("exaone4", WINDOWED),
+    "seed_oss": _family("seed_oss"),
+    "ernie4_5": _family("ernie4_5"),
+    "starcoder2": _family("starcoder2", {"sliding_window": None}),
+    "apertus": _family("apertus"),
+    "gpt2": _family("gpt2", LIKE_GPT2),
+    "gpt_neox": _family("gpt_neox"),
+    "opt": _family("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "mixtral": _family("mixtral", EXPERTS),
+    "qwen2_moe": _family("qwen2_moe", EXPERTS, {"shared_expert_intermediate_size": 32}),
+    "qwen3_moe": _family("qwen3_moe", EXPERTS, {"norm_topk_prob": True}),
+    "olmoe": _family("olmoe", EXPERTS),
+    "phimoe": _family("phimoe", EXPERTS),
+    "granitemoe": _family("granitemoe", EXPERTS),
+    "minimax_m2": _family("minimax_m2", EXPERTS),
+    "glm4_moe": _family("glm4_moe", ROUTED),
+    "glm4_moe_lite": _family("glm4_moe_lite", ROUTED, LATENT, without=("head_dim",)),
+    "dots1": _family("dots1", ROUTED),
+    "ernie4_5_moe": _family("ernie4_5_moe", {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 32}),
+    "deepseek_v2": _family("deepseek_v2", ROUTED, LATENT),
+    "deepseek_v3": _family("deepseek_v3", ROUTED, LATENT, CORRECTED, without=("head_dim",)),
+    "gpt_oss": _family("gpt_oss", EXPERTS, WINDOWED, rope("default")),
+    "qwen3_next": _family("qwen3_next", EXPERTS, LINEAR),
+    "qwen3_5_text": _family("qwen3_5_text", LINEAR),
+    "lfm2": _family("lfm2", {"layer_types": ["conv", "full_attention"]}),
+    "falcon": _family("falcon", without=("head_dim",)),
+    "llama4_text": _family("llama4_text", EXPERTS, {"attention_chunk_size": 8, "intermediate_size_mlp": 96}),
+}
+
+
+def save_tiny(family: Family, folder: Path) -> Path:
+    """Write a model of `family` with random weights, biases, norms and buffers, and a tokenizer.
+
+    The values are large enough that a wrong or missing tensor moves the log-probabilities by tenths of nats and more.
+    """
+    tokenizer = tiny_tokenizer(WORDS, MAX_TOKENS)
+    ends = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(END_OF_TURN) for name in ("pad", "bos", "eos")}
+    known = {"vocab_size": -(-len(tokenizer) // 64) * 64} | ends | dict(COMMON)
+    settings = {name: value for name, value in known.items() if name not in family.without} | dict(family.settings)
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family.model_type, **settings)
+    causal_lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    randomise(causal_lm)
+    causal_lm.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def randomise(causal_lm: PreTrainedModel) -> None:
+    """Give every parameter and every stored buffer a value of its own."""
+    stored = causal_lm.state_dict(keep_vars=True)
+    for tensor in {id(tensor): tensor for tensor in stored.values()}.values():
+        if tensor.ndim > 1:
+            tensor.normal_(std=0.15)
+        elif tensor.is_floating_point():
+            tensor.add_(torch.randn_like(tensor), alpha=0.1)
+
+
+def sequence(length: int, *, seed: int, tokens: list[int] | None = None, prompt: int = 1) -> TokenSequence:
+    """`length` random tokens, or `tokens`, of which the first `prompt` are not scored."""
+    random = np.random.default_rng(seed).integers(8, len(WORDS), length)
+    array = np.array(random if tokens is None else tokens, dtype=np.int32)
+    return TokenSequence(
+        tokens=array,
+        loss_mask=np.arange(len(array)) >= prompt,
+        behaviour_logprobs=np.zeros(len(array), dtype=np.float32),
+        advantages=np.zeros(len(array), dtype=np.float32),
+        kept=None,
+    )
