@@ -3,17 +3,17 @@
 Its own settings name the run and define the kind of actor; all other settings come from the run's facts in Redis.
 """
 
-import asyncio
 import logging
 import os
 import sys
 import zlib
-from pathlib import Path
 
 from actors.act import act, make_setup
 from actors.engine import EngineDied
 from actors.event_loop import run as run_loop
-from actors.join import checked_key, checked_tokenizer, run_config, wait_for_run
+from actors.host_parts import check_environments, checked_tokenizer, model_folder
+from actors.join import checked_key, run_config, wait_for_run
+from actors.model_cache import ModelUnavailable
 from actors.orders import engine_settings
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
@@ -25,10 +25,9 @@ from common.curve import load_key
 from common.log import log_to_stderr
 from common.printable import printable_block
 from common.shutdown import LEAVE_S, Shutdown
-from envhub.catalogue import make_any_env
 from replay.actor_buffer import ActorBuffer
 from replay.bulletin import Bulletin
-from replay.fleet import Fleet, RunFacts, UnknownRun
+from replay.fleet import Fleet, UnknownRun
 from replay.keys import shard_name
 
 log = logging.getLogger("actors")
@@ -49,12 +48,17 @@ def main(name: str, settings: list[str]) -> int:
             facts = wait_for_run(fleet, mine.actors.join_timeout_s)
             run = run_config(facts)
             checked_key(run)  # the engine process reads the key from the environment
-            check_host(run, Path(facts.model_path))
-            tokenizer = checked_tokenizer(facts)
-            engine = start_engine(process, name, run=run, mine=mine, facts=facts)
+            check_environments(run, facts)
+            bulletin = Bulletin(client, run.run.name)
+            folder = model_folder(facts, run, mine, bulletin, name=name)
+            tokenizer = checked_tokenizer(facts, folder)
+            engine = start_engine(process, name, run=run, mine=mine, model_path=str(folder))
     except (ConfigError, RedisUnreachable, UnknownRun) as error:
         print(printable_block(f"slipstream actors: {error}"), file=sys.stderr)
         return 2
+    except ModelUnavailable as error:
+        log.error("%s; is the publisher's `weights.host` an address that this host can connect to?", error)
+        return 1
     shards = connect_shards(mine.redis.url, run.redis.shards, ending=shutdown.requested)
     streams = [("eval", 0), *(("train", shard) for shard in range(len(shards)))]  # the learner waits for evaluations
     buffers = {
@@ -73,7 +77,7 @@ def main(name: str, settings: list[str]) -> int:
             return await act(
                 setup,
                 buffers=buffers,
-                bulletin=Bulletin(client, run.run.name),
+                bulletin=bulletin,
                 fleet=fleet,
                 actors=mine.actors,
                 shutdown=shutdown,
@@ -96,20 +100,7 @@ def own_config(settings: list[str]) -> Config:
     return config
 
 
-def check_host(run: Config, model_folder: Path) -> None:
-    """Raise ConfigError unless this host has the run's model folder and can make its environments."""
-    if not (model_folder / "config.json").is_file():
-        raise ConfigError(
-            f"the run's model folder {model_folder} is not on this host; share it or copy it to this path"
-        )
-    try:
-        for part in run.env.entries().values():
-            asyncio.run(make_any_env(part.name, part.options).close())
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-
-def start_engine(process: EngineProcess, name: str, *, run: Config, mine: Config, facts: RunFacts) -> VllmEngine:
+def start_engine(process: EngineProcess, name: str, *, run: Config, mine: Config, model_path: str) -> VllmEngine:
     """Start a vLLM engine. It serves from the first offered version on; the folder's weights have no version number."""
     disk = mine.weights.disk or run.weights.disk
     if mine.actors.transport == "disk" and not disk:
@@ -117,7 +108,7 @@ def start_engine(process: EngineProcess, name: str, *, run: Config, mine: Config
     settings = engine_settings(
         run,
         mine.actors,
-        model_path=facts.model_path,
+        model_path=model_path,
         policy_version=-1,
         seed=zlib.crc32(f"{run.run.seed}/{name}".encode()),
         receiver=ReceiverInfo(

@@ -86,7 +86,16 @@ class Plane:
         self._processes: list[Process] = []
         fleet = Fleet(client, run_id)
         config_yaml = f"run: {{name: {run_id}}}\nweights: {{chunk_bytes: {CHUNK_BYTES}}}\n"
-        fleet.describe_run(RunFacts(config_yaml=config_yaml, model_path="", vocab_size=1, tokenizer_root="root"))
+        fleet.describe_run(
+            RunFacts(
+                config_yaml=config_yaml,
+                model_path="",
+                model_files=[],
+                own_modules={},
+                vocab_size=1,
+                tokenizer_root="root",
+            )
+        )
         fleet.set_run_state(RunState.TRAINING)
         self.fleet = fleet
 
