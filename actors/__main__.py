@@ -7,9 +7,11 @@ import logging
 import os
 import sys
 import zlib
+from collections.abc import Callable
+from functools import partial
 
 from actors.act import act, make_setup
-from actors.engine import EngineDied
+from actors.engine import Engine, EngineDied
 from actors.event_loop import run as run_loop
 from actors.host_parts import check_environments, checked_tokenizer, model_folder
 from actors.join import checked_key, run_config, wait_for_run
@@ -33,7 +35,15 @@ from replay.keys import shard_name
 log = logging.getLogger("actors")
 
 
-def main(name: str, settings: list[str]) -> int:
+StartEngine = Callable[..., Engine]
+
+
+def begin_vllm() -> StartEngine:
+    """Start the engine process, which imports vLLM for 10 s; return the function that makes it load a model."""
+    return partial(start_engine, EngineProcess())
+
+
+def main(name: str, settings: list[str], begin: Callable[[], StartEngine] = begin_vllm) -> int:
     """Run one actor; return 0 if the run is over, 1 if engine or learner failed, 2 for bad input, 75 if preempted."""
     log_to_stderr()
     shutdown = Shutdown()
@@ -43,8 +53,7 @@ def main(name: str, settings: list[str]) -> int:
             load_key(mine.weights.key_file)
             client = connect(mine.redis.url, ending=shutdown.requested)
             fleet = Fleet(client, mine.run.name)
-            # Started early: it takes 10 s to import vLLM, while the learner makes the model.
-            process = EngineProcess()
+            start = begin()  # now, while the learner makes the model
             facts = wait_for_run(fleet, mine.actors.join_timeout_s)
             run = run_config(facts)
             checked_key(run)  # the engine process reads the key from the environment
@@ -52,7 +61,7 @@ def main(name: str, settings: list[str]) -> int:
             bulletin = Bulletin(client, run.run.name)
             folder = model_folder(facts, run, mine, bulletin, name=name)
             tokenizer = checked_tokenizer(facts, folder)
-            engine = start_engine(process, name, run=run, mine=mine, model_path=str(folder))
+            engine = start(name, run=run, mine=mine, model_path=str(folder))
     except (ConfigError, RedisUnreachable, UnknownRun) as error:
         print(printable_block(f"slipstream actors: {error}"), file=sys.stderr)
         return 2
