@@ -133,7 +133,7 @@ async def _live(links: Path, command: str) -> int:
 async def _open_links(links: Path) -> None:
     opened: set[Path] = set()
     while True:
-        for path in set(links.glob("*.sock")) - opened:
+        for path in set(links.glob("*.sock")) - opened:  # noqa: ASYNC240 - a folder in memory
             await asyncio.start_server(partial(_connected, path), "127.0.0.1", int(path.stem))
             opened.add(path)
         await asyncio.sleep(POLL_S)

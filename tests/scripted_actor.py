@@ -15,9 +15,9 @@ from actors.scripted_engine import Schedule, ScriptedEngine
 from common.chat import end_of_turn_text
 from common.chunks import Blob
 from common.config import Config
+from common.delta import apply_delta
 from common.tokenizer import load_tokenizer
 from common.weights import Offer, WeightsError, anchor_blob, check_blob, deltas_from, verify
-from common.delta import apply_delta
 from tests.guess import WORDS
 
 TOKEN_TIME_S = 0.01
