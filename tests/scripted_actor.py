@@ -4,12 +4,14 @@ All else is an actor's: it joins, pulls and checks the model's files and every v
 """
 
 import asyncio
+import dataclasses
+import math
 import os
 import random
 import sys
 
 from actors.__main__ import StartEngine, main
-from actors.engine import WeightsRefused
+from actors.engine import Completion, WeightsRefused
 from actors.pull import Puller, PullFailed, actors_puller
 from actors.scripted_engine import Schedule, ScriptedEngine
 from common.chat import end_of_turn_text
@@ -17,6 +19,7 @@ from common.chunks import Blob
 from common.config import Config
 from common.delta import apply_delta
 from common.tokenizer import load_tokenizer
+from common.trajectory import Sampling
 from common.weights import Offer, WeightsError, anchor_blob, check_blob, deltas_from, verify
 from tests.guess import WORDS
 
@@ -27,10 +30,16 @@ PULL_S = 60.0
 class PullingEngine(ScriptedEngine):
     """It stages a version as a worker of vLLM does, up to its verified bytes."""
 
-    def __init__(self, puller: Puller, **script: object) -> None:
+    def __init__(self, puller: Puller, vocab_size: int, **script: object) -> None:
         super().__init__(**script)  # type: ignore[arg-type]
         self._puller = puller
+        self._logprob = -math.log(vocab_size)
         self._root, self._buffer = "", bytearray()
+
+    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
+        """The log-probabilities are those of a policy without a preference: the learner masks impossible ones."""
+        completion = await super().generate(tokens, sampling, seed=seed)
+        return dataclasses.replace(completion, logprobs=[self._logprob] * len(completion.tokens))
 
     async def stage(self, offer: Offer) -> None:
         try:
@@ -68,6 +77,7 @@ def start(name: str, *, run: Config, mine: Config, model_path: str) -> PullingEn
     turns = [tokenizer.encode(word + end_of_turn_text(tokenizer), add_special_tokens=False) for word in WORDS]
     return PullingEngine(
         actors_puller(mine.redis.url, run.run.name, actor=name, chunk_bytes=run.weights.chunk_bytes),
+        len(tokenizer),
         script=lambda tokens, seed: list(random.Random(f"{seed}/{len(tokens)}").choice(turns)),
         policy_version=-1,
         schedule=Schedule(token_time_s=TOKEN_TIME_S),

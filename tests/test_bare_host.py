@@ -154,7 +154,8 @@ def test_ten_hosts_over_slow_links_one_is_cut_for_a_minute_and_each_is_replaced(
     redis_server: Server, run_id: str, tmp_path: Path
 ) -> None:
     """Scripted actors of a run that trains adapters, so that each host pulls the base too."""
-    with running(redis_server, run_id, tmp_path, "model.lora.rank=4", "replay.groups_per_step=8") as hosts:
+    settings = ["model.lora.rank=4", "replay.groups_per_step=8", "learner.checkpoint_every=5"]
+    with running(redis_server, run_id, tmp_path, *settings) as hosts:
         run, command = hosts.run, printed_command(hosts.run)
         playing: list[BareHost] = []
 
