@@ -3,17 +3,19 @@
 Its own settings name the run and define the kind of actor; all other settings come from the run's facts in Redis.
 """
 
-import asyncio
 import logging
 import os
 import sys
 import zlib
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 
 from actors.act import act, make_setup
-from actors.engine import EngineDied
+from actors.engine import Engine, EngineDied
 from actors.event_loop import run as run_loop
-from actors.join import checked_key, checked_tokenizer, run_config, wait_for_run
+from actors.host_parts import check_environments, checked_tokenizer, model_folder
+from actors.join import checked_key, run_config, wait_for_run
+from actors.model_cache import ModelUnavailable
 from actors.orders import engine_settings
 from actors.receive import ReceiverInfo
 from actors.rehearse import check_template
@@ -26,17 +28,23 @@ from common.curve import load_key
 from common.log import log_to_stderr
 from common.printable import printable_block
 from common.shutdown import LEAVE_S, Shutdown
-from envhub.catalogue import make_any_env
-from envhub.rewards.part import check_keys, reward_parts
 from replay.actor_buffer import ActorBuffer
 from replay.bulletin import Bulletin
-from replay.fleet import Fleet, RunFacts, UnknownRun
+from replay.fleet import Fleet, UnknownRun
 from replay.keys import shard_name
 
 log = logging.getLogger("actors")
 
 
-def main(name: str, settings: list[str]) -> int:
+StartEngine = Callable[..., Engine]
+
+
+def begin_vllm() -> StartEngine:
+    """Start the engine process, which imports vLLM for 10 s; return the function that makes it load a model."""
+    return partial(start_engine, EngineProcess())
+
+
+def main(name: str, settings: list[str], begin: Callable[[], StartEngine] = begin_vllm) -> int:
     """Run one actor; return 0 if the run is over, 1 if engine or learner failed, 2 for bad input, 75 if preempted."""
     log_to_stderr()
     shutdown = Shutdown()
@@ -46,18 +54,22 @@ def main(name: str, settings: list[str]) -> int:
             load_key(mine.weights.key_file)
             client = connect(mine.redis.url, ending=shutdown.requested)
             fleet = Fleet(client, mine.run.name)
-            # Started early: it takes 10 s to import vLLM, while the learner makes the model.
-            process = EngineProcess()
+            start = begin()  # now, while the learner makes the model
             facts = wait_for_run(fleet, mine.actors.join_timeout_s)
             run = run_config(facts)
             checked_key(run)  # the engine process reads the key from the environment
-            check_host(run, Path(facts.model_path))
-            tokenizer = checked_tokenizer(facts, run)
+            check_environments(run, facts)
+            bulletin = Bulletin(client, run.run.name)
+            folder = model_folder(facts, run, mine, bulletin, name=name)
+            tokenizer = checked_tokenizer(facts, run, folder)
             check_template(run, tokenizer)
-            engine = start_engine(process, name, run=run, mine=mine, facts=facts)
+            engine = start(name, run=run, mine=mine, model_path=str(folder))
     except (ConfigError, RedisUnreachable, UnknownRun) as error:
         print(printable_block(f"slipstream actors: {error}"), file=sys.stderr)
         return 2
+    except ModelUnavailable as error:
+        log.error("%s; is the publisher's `weights.host` an address that this host can connect to?", error)
+        return 1
     shards = connect_shards(mine.redis.url, run.redis.shards, ending=shutdown.requested)
     streams = [("eval", 0), *(("train", shard) for shard in range(len(shards)))]  # the learner waits for evaluations
     buffers = {
@@ -76,7 +88,7 @@ def main(name: str, settings: list[str]) -> int:
             return await act(
                 setup,
                 buffers=buffers,
-                bulletin=Bulletin(client, run.run.name),
+                bulletin=bulletin,
                 fleet=fleet,
                 actors=mine.actors,
                 shutdown=shutdown,
@@ -99,21 +111,7 @@ def own_config(settings: list[str]) -> Config:
     return config
 
 
-def check_host(run: Config, model_folder: Path) -> None:
-    """Raise ConfigError unless this host has the run's model folder, its environments and the keys of its judges."""
-    if not (model_folder / "config.json").is_file():
-        raise ConfigError(
-            f"the run's model folder {model_folder} is not on this host; share it or copy it to this path"
-        )
-    try:
-        for part in run.env.entries().values():
-            asyncio.run(make_any_env(part.name, part.options).close())
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    check_keys(reward_parts(run.env.entries()))
-
-
-def start_engine(process: EngineProcess, name: str, *, run: Config, mine: Config, facts: RunFacts) -> VllmEngine:
+def start_engine(process: EngineProcess, name: str, *, run: Config, mine: Config, model_path: str) -> VllmEngine:
     """Start a vLLM engine. It serves from the first offered version on; the folder's weights have no version number."""
     disk = mine.weights.disk or run.weights.disk
     if mine.actors.transport == "disk" and not disk:
@@ -121,7 +119,7 @@ def start_engine(process: EngineProcess, name: str, *, run: Config, mine: Config
     settings = engine_settings(
         run,
         mine.actors,
-        model_path=facts.model_path,
+        model_path=model_path,
         policy_version=-1,
         seed=zlib.crc32(f"{run.run.seed}/{name}".encode()),
         receiver=ReceiverInfo(

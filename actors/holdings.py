@@ -1,14 +1,15 @@
-"""The blobs that a relay has, by root hash: those of the newest version and of the version before."""
+"""The blobs that a relay has, by root hash: the model's files, and those of the newest version and the one before."""
 
 import threading
+from collections.abc import Sequence
 
 from actors.fetch import Bytes
-from common.chunks import ChunkRequest
+from common.chunks import Blob, ChunkRequest
 from common.weights import Manifest, blobs
 
 
 class Holdings:
-    """The blobs of at most two versions, which share most of them. Threads may share it."""
+    """The blobs of the model's files and of at most two versions, which share most of them. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,10 +37,11 @@ class Holdings:
         held = self.get(request.root)
         return None if held is None else held.data[request.offset : request.offset + request.num_bytes]
 
-    def make_room(self, manifest: Manifest) -> None:
-        """Remove the blobs that neither the newest complete version nor `manifest`, which is fetched next, needs."""
+    def make_room(self, manifest: Manifest, files: Sequence[Blob]) -> None:
+        """Remove the blobs that are not `files`, and that neither the newest complete version nor `manifest` needs."""
         with self._lock:
-            needed = {blob.root for each in (self._manifest, manifest) if each for blob in blobs(each)}
+            versions = [blob for each in (self._manifest, manifest) if each for blob in blobs(each)]
+            needed = {blob.root for blob in [*files, *versions]}
             self._blobs = {root: held for root, held in self._blobs.items() if root in needed}
 
     def add(self, root: str, verified: Bytes) -> None:

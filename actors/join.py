@@ -3,16 +3,11 @@
 import logging
 import tempfile
 import time
-from typing import TYPE_CHECKING
 
 from common.config import Config, load_config
 from common.config_error import ConfigError
 from common.curve import KEY_VARIABLE, CurveKey, key_from_environment
-from common.tokenizer import load_tokenizer, tokenizer_root
 from replay.fleet import Fleet, RunFacts, RunState, UnknownRun
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 JOIN_POLL_S = 0.2
 
@@ -46,20 +41,6 @@ def run_config(facts: RunFacts) -> Config:
         file.write(facts.config_yaml)
         file.flush()
         return load_config(file.name, [])
-
-
-def checked_tokenizer(facts: RunFacts, run: Config) -> "PreTrainedTokenizerBase":
-    """Load the run's tokenizer on this host. Raises ConfigError if it differs from the learner's."""
-    tokenizer = load_tokenizer(facts.model_path, run.model.template_arguments)
-    root = tokenizer_root(tokenizer)
-    if root != facts.tokenizer_root:
-        raise ConfigError(
-            f"the tokenizer or the chat template in {facts.model_path} on this host differs from the learner's: its "
-            f"hash is {root}, the learner's is {facts.tokenizer_root}; copy tokenizer*, chat_template*, "
-            "special_tokens_map.json and generation_config.json from the learner's host, and install the same versions "
-            "of transformers and tokenizers"
-        )
-    return tokenizer
 
 
 def checked_key(run: Config) -> CurveKey | None:

@@ -5,6 +5,7 @@ missing chunks. A pull that failed keeps its chunks too, for the next call with 
 """
 
 import logging
+import socket
 import time
 from collections.abc import Callable
 
@@ -14,13 +15,18 @@ import zmq
 from actors.fetch import Bytes, Corrupt, Full, Gone, Left, Partial, PullCounts, Silent, empty_partial, fetch
 from actors.sources import NoSource, Sources
 from common.chunks import Blob
-from common.curve import CurveKey
+from common.connection import connect
+from common.curve import CurveKey, key_from_environment
 from common.weights import WeightsError
+from replay.bulletin import Bulletin
 
 GIVE_UP_S = 10.0  # without progress for this long a pull fails: a new publisher may have made another offer
 PUBLISHER_AGAIN_S = 0.5
 RELAY_AGAIN_S: dict[type[Left], float] = {Gone: 2.0, Silent: 10.0, Corrupt: 60.0}
 WAIT_S = 0.05
+
+RELAYS_PATIENCE_S = 0.0  # if Redis is away, the last known relays and the publisher are asked at once
+RELAY_PATIENCE_S = 5.0  # a relay without progress for this long is not waited for
 
 log = logging.getLogger(__name__)
 
@@ -120,3 +126,10 @@ class Puller:
                 self._blame(giver)
             except redis.RedisError as error:
                 log.warning("could not report the corrupt data of %s to Redis: %s", giver, error)
+
+
+def actors_puller(redis_url: str, run_id: str, *, actor: str, chunk_bytes: int) -> Puller:
+    """The puller of an actor, which asks the relays of its run, the one on its own host first, then the publisher."""
+    bulletin = Bulletin(connect(redis_url, patience_s=RELAYS_PATIENCE_S), run_id)
+    sources = Sources(bulletin.relays, name=actor, host=socket.gethostname(), patience_s=RELAY_PATIENCE_S)
+    return Puller(sources, blame=bulletin.blame, chunk_bytes=chunk_bytes, key=key_from_environment())

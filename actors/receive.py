@@ -4,7 +4,6 @@ The old weights serve meanwhile, and also if this fails: nothing here changes th
 """
 
 import logging
-import socket
 import time
 from dataclasses import dataclass
 
@@ -13,8 +12,7 @@ import torch
 
 from actors.broadcast import BroadcastMember, BroadcastMissed, ReceiveChunks
 from actors.engine import WeightsRefused
-from actors.pull import Puller, PullFailed
-from actors.sources import Sources
+from actors.pull import Puller, PullFailed, actors_puller
 from common.blob_store import BlobStore, StoreError, run_store
 from common.chunks import Blob
 from common.connection import connect
@@ -30,13 +28,10 @@ from common.weights import (
     deltas_from,
     verify,
 )
-from replay.bulletin import Bulletin
 
 log = logging.getLogger(__name__)
 
 REDIS_PATIENCE_S = 5.0  # if Redis is away for longer, there is no broadcast, and weights are pulled
-RELAYS_PATIENCE_S = 0.0  # if Redis is away, the last known relays and the publisher are asked at once
-RELAY_PATIENCE_S = 5.0  # a relay without progress for this long is not waited for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +152,9 @@ class Receiver:
         if self._store is not None:
             return self._read(self._store, offer, blob)
         if self._puller is None:  # made late: an engine without a run, as in `slipstream eval`, never needs it
-            self._puller = _puller(self._info)
+            self._puller = actors_puller(
+                self._info.redis_url, self._info.run_id, actor=self._info.actor, chunk_bytes=self._info.chunk_bytes
+            )
         fetched = self._puller.pull(
             blob,
             publisher=offer.pull_endpoint,
@@ -186,13 +183,3 @@ class Receiver:
         self._root = ""
         verify(manifest, self._buffer.numpy().data)
         self._root = manifest.root
-
-
-def _puller(info: ReceiverInfo) -> Puller:
-    bulletin = Bulletin(connect(info.redis_url, patience_s=RELAYS_PATIENCE_S), info.run_id)
-    return Puller(
-        Sources(bulletin.relays, name=info.actor, host=socket.gethostname(), patience_s=RELAY_PATIENCE_S),
-        blame=bulletin.blame,
-        chunk_bytes=info.chunk_bytes,
-        key=key_from_environment(),
-    )

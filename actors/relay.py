@@ -1,4 +1,4 @@
-"""`slipstream relay`: fetches and verifies the newest weights of a run, and serves them to actors.
+"""`slipstream relay`: fetches and verifies a run's newest weights and its model's files, and serves them to actors.
 
 It needs Redis to learn of new versions, and actors need Redis to find it. It serves the weights that it has even if the
 learner, the publisher and Redis are away.
@@ -62,8 +62,10 @@ class Relay:
 
     def __init__(self, info: RelayInfo, *, key: CurveKey | None) -> None:
         self._info = info
-        self._bulletin = Bulletin(connect(info.redis_url, patience_s=REDIS_PATIENCE_S), info.run_id)
+        client = connect(info.redis_url, patience_s=REDIS_PATIENCE_S)
+        self._bulletin, self._fleet = Bulletin(client, info.run_id), Fleet(client, info.run_id)
         self._holdings = Holdings()
+        self._files: list[Blob] = []  # of the model
         sources = Sources(self._bulletin.relays, name=info.name, host=info.host, patience_s=0.0)
         self._puller = Puller(sources, blame=self._bulletin.blame, chunk_bytes=info.limits.chunk_bytes, key=key)
         self._server = ChunkServer(info.address, self._holdings.read, limits=info.limits, key=key)
@@ -117,18 +119,38 @@ class Relay:
         if offer is None or offer.manifest == self._holdings.manifest:
             return
         manifest = offer.manifest
-        self._holdings.make_room(manifest)
+        self._files = self._model_files()
+        self._holdings.make_room(manifest, self._files)
         try:
             # The smallest first: receivers with the version before need only the last delta.
             for blob in sorted(blobs(manifest), key=lambda blob: blob.num_bytes):
-                if self._holdings.get(blob.root) is None:
-                    self._holdings.add(blob.root, self._pull(offer, blob))
+                self._obtain(offer, blob)
         except PullFailed as error:
             log.warning("could not fetch version %d; retrying in %.0f s: %s", manifest.policy_version, RETRY_S, error)
             self._closing.wait(RETRY_S)
             return
         self._holdings.complete(manifest)
         log.info("holding version %d", manifest.policy_version)
+        self._fetch_files(offer)
+
+    def _fetch_files(self, offer: Offer) -> None:
+        """Fetch the missing files of the model, after the weights, which they must not delay."""
+        try:
+            for blob in self._files:
+                self._obtain(offer, blob)
+        except PullFailed as error:
+            log.warning("could not fetch a file of the model; retrying with the next version: %s", error)
+
+    def _model_files(self) -> list[Blob]:
+        try:
+            return [file.blob for file in self._fleet.run_facts().model_files]
+        except UnknownRun as error:  # its learner writes the facts again
+            log.warning("keeping the known files of the model: %s", error)
+            return self._files
+
+    def _obtain(self, offer: Offer, blob: Blob) -> None:
+        if self._holdings.get(blob.root) is None:
+            self._holdings.add(blob.root, self._pull(offer, blob))
 
     def _pull(self, offer: Offer, blob: Blob) -> Bytes:
         return self._puller.pull(
@@ -148,7 +170,7 @@ class Relay:
         if num_blamed == self._num_blamed:
             return
         self._num_blamed = num_blamed
-        for blob in blobs(manifest):
+        for blob in [*blobs(manifest), *self._files]:
             cached = self._holdings.get(blob.root)
             try:
                 if cached is not None:

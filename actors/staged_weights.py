@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 
 from actors.engine import WeightsUnfit
-from common.model_folder import folder_root
+from common.model_folder import folder_root, has_weights, tensor_shapes
 from common.weights import DOWN, UP, Manifest, TensorEntry
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -31,13 +31,11 @@ class ModelFolder:
     """The model folder of an engine: published weights must fit it, and adapters are merged into it."""
 
     def __init__(self, folder: Path, *, dtype: torch.dtype, tied: bool) -> None:
-        """`dtype` is the engine's; `tied` means that its head is its embedding. Raises ValueError without weights."""
+        """`dtype` is the engine's; `tied` means that its head is its embedding. Raises ValueError without shapes."""
         self._folder = folder
         self._dtype = dtype
         self._tied = tied
-        self._shapes = {name: list(tensor.shape) for name, tensor in self._tensors()}
-        if not self._shapes:
-            raise ValueError(f"`model.path` {folder} has no *.safetensors files; save the model with save_pretrained")
+        self._shapes = tensor_shapes(folder)
         self._root = ""  # computed when the first adapters arrive
 
     def check(self, manifest: Manifest) -> None:
@@ -45,11 +43,11 @@ class ModelFolder:
         if manifest.adapted is None:
             self._check_whole(manifest)
             return
-        self._root = self._root or folder_root(self._folder)
+        self._root = self._root or (folder_root(self._folder) if has_weights(self._folder) else "none")
         if manifest.adapted.root != self._root:
             raise WeightsUnfit(
                 f"version {manifest.policy_version} has adapters for weights that differ from those in {self._folder}; "
-                "copy the learner's model folder to this host"
+                "start the actor again: it pulls those of the learner"
             )
         offered = {entry.name: entry.shape for entry in manifest.tensors}
         for name in _adapted_names(manifest):

@@ -5,6 +5,7 @@ vLLM reads the environment when it is imported, so import this module only in a 
 
 import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from actors.orders import Ended, EngineSettings, Failed
 from actors.staged_transfer import BACKEND, WORKER_EXTENSION
 from common.chat import end_tokens
 from common.kept_sets import MAX_KEPT_TOKENS
+from common.model_folder import has_weights
 from common.tokenizer import load_tokenizer, no_own_code
 from common.trajectory import Sampling, VersionSpan
 
@@ -53,6 +55,7 @@ def start_vllm(settings: EngineSettings) -> LLMEngine:
 def _arguments(settings: EngineSettings, *, on_gpu: bool) -> EngineArgs:
     return EngineArgs(
         model=settings.model_path,
+        load_format="auto" if has_weights(Path(settings.model_path)) else "dummy",  # the run's weights come at once
         trust_remote_code=False,
         seed=settings.seed,
         dtype=settings.dtype,

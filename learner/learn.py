@@ -15,9 +15,11 @@ import msgspec
 from common.config import Config
 from common.config_error import ConfigError
 from common.connection import connect_shards
+from common.model_folder import model_files
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from common.tokenizer import load_tokenizer, tokenizer_root
+from envhub.own_modules import own_modules
 from learner.checkpoint import Progress
 from learner.clock import Clock
 from learner.conditions import conditions_of
@@ -157,18 +159,24 @@ def _step(
 def _take_the_lead(learner: Learner, shutdown: Shutdown) -> Lead:
     config = learner.config
     client, *further = connect_shards(config.redis.url, config.redis.shards, ending=shutdown.requested)
+    folder, adapted = learner.model.folder, adapted_folder(learner.model)
+    files = model_files(folder, with_weights=adapted is not None)  # actors pull whole weights as a version
     links = join_run(
         client,
         config,
-        model_folder=learner.model.folder,
+        model_folder=folder,
+        model_files=files,
         vocab_size=learner.model.vocab_size,
-        tokenizer_root=tokenizer_root(load_tokenizer(learner.model.folder, config.model.template_arguments)),
+        tokenizer_root=tokenizer_root(load_tokenizer(folder, config.model.template_arguments)),
+        own_modules=own_modules(config.env),
         further=further,
     )
     publishing = publisher_settings(
         config,
         entries=published_layout(learner.model, dtype=config.model.dtype),
-        adapted=adapted_folder(learner.model),
+        adapted=adapted,
+        model_folder=folder,
+        model_files=files,
         learner_epoch=links.epoch,
         device=learner.ranks.device.type,
     )

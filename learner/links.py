@@ -7,6 +7,7 @@ from pathlib import Path
 import redis
 
 from common.config import Config, dump_config
+from common.model_folder import ModelFile
 from learner.evaluation import STREAM as EVAL_STREAM
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunFacts, RunState
@@ -33,8 +34,10 @@ def join_run(
     config: Config,
     *,
     model_folder: Path,
+    model_files: list[ModelFile],
     vocab_size: int,
     tokenizer_root: str,
+    own_modules: dict[str, str],
     further: Sequence[redis.Redis] = (),
 ) -> Links:
     """Become the run's learner: from now on older learners are fenced out, and actors may join.
@@ -58,8 +61,10 @@ def join_run(
         RunFacts(
             config_yaml=dump_config(config),
             model_path=str(model_folder.resolve()),
+            model_files=model_files,
             vocab_size=vocab_size,
             tokenizer_root=tokenizer_root,
+            own_modules=own_modules,
         )
     )
     fleet.set_run_state(RunState.STARTING)

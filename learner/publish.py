@@ -23,6 +23,7 @@ import torch
 
 from common.blob_store import run_store
 from common.config import Config
+from common.model_folder import ModelFile
 from common.probe import Probe
 from common.weights import Adapted, TensorEntry, buffer_bytes
 from learner.publisher.messages import (
@@ -67,13 +68,22 @@ class PublishStats:
 
 
 def publisher_settings(
-    config: Config, *, entries: list[TensorEntry], adapted: Adapted | None, learner_epoch: int, device: str
+    config: Config,
+    *,
+    entries: list[TensorEntry],
+    adapted: Adapted | None,
+    model_folder: Path,
+    model_files: list[ModelFile],
+    learner_epoch: int,
+    device: str,
 ) -> PublisherSettings:
     """The settings of a run's publisher."""
     weights = config.weights
     return PublisherSettings(
         entries=entries,
         adapted=adapted,
+        model_folder=str(model_folder),
+        model_files=model_files,
         redis_url=config.redis.url,
         run_id=config.run.name,
         learner_epoch=learner_epoch,

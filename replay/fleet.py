@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 import redis
 
+from common.model_folder import MAX_FILES, ModelFile
 from common.wire import WireError, decode, encode
 from replay import scripts
 from replay.failures import MAX_REASON_CHARS
@@ -93,10 +94,14 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What an actor needs beyond the Redis URL and the run's name."""
 
     config_yaml: str
-    model_path: str  # the Hugging Face folder, as every host of the run sees it
+    model_path: str  # the Hugging Face folder on the learner's host
+    # The files of that folder, which a host without it pulls; the weights are among them only if adapters are trained.
+    model_files: Annotated[list[ModelFile], msgspec.Meta(max_length=MAX_FILES)]
     vocab_size: int
-    # The hash of tokenizer and template, see `common.tokenizer`: an actor whose folder has another one may not join.
+    # The hash of tokenizer and template, see `common.tokenizer`: an actor that loads another one may not join.
     tokenizer_root: str
+    # By name, the digest of each of the user's modules that environments and action format have imported.
+    own_modules: dict[str, str]
 
 
 class Fleet:

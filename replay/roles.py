@@ -94,9 +94,9 @@ class Role(enum.Enum):
     """Reads only."""
 
 
-def user_of(run_id: str, role: Role) -> str:
-    """The name of the Redis user of a role in a run."""
-    return f"slipstream-{run_id}-{role.value}"
+def user_of(run_id: str, role: Role, *, fleet: str = "") -> str:
+    """The name of the Redis user of a role in a run; some hosts, a `fleet`, may have one of their own."""
+    return f"slipstream-{run_id}-{role.value}" + (f"-{fleet}" if fleet else "")
 
 
 def acl_rules(run_id: str, role: Role, *, password: str) -> list[str]:

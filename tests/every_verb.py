@@ -18,7 +18,9 @@ from replay.rendezvous import Rendezvous
 from replay.ticket import InsertResult, Lease
 from tests.attempts import attempt_at, make_buffer, partial_of, ticket
 
-FACTS = RunFacts(config_yaml="", model_path="/models/tiny", vocab_size=100, tokenizer_root="root")
+FACTS = RunFacts(
+    config_yaml="", model_path="/models/tiny", model_files=[], own_modules={}, vocab_size=100, tokenizer_root="root"
+)
 MEMBER = Member(
     name="a",
     host="host",

@@ -72,7 +72,14 @@ RECORDS: list[msgspec.Struct] = [
         served_bytes=0,
         num_corrupt=0,
     ),
-    RunFacts(config_yaml="run:\n  name: a\n", model_path="model", vocab_size=100, tokenizer_root="root"),
+    RunFacts(
+        config_yaml="run:\n  name: a\n",
+        model_path="model",
+        model_files=[],
+        own_modules={},
+        vocab_size=100,
+        tokenizer_root="root",
+    ),
     Member(
         name="a",
         host="h",

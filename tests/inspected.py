@@ -41,7 +41,14 @@ class Inspected:
         """What the run's learner says of it."""
         model = str(self.root / "model")
         Fleet(self.client, self.run_id).describe_run(
-            RunFacts(config_yaml=dump_config(config), model_path=model, vocab_size=VOCAB_SIZE, tokenizer_root="root")
+            RunFacts(
+                config_yaml=dump_config(config),
+                model_path=model,
+                model_files=[],
+                own_modules={},
+                vocab_size=VOCAB_SIZE,
+                tokenizer_root="root",
+            )
         )
 
     def __call__(self, *arguments: str, code: int = 0) -> str:

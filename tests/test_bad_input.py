@@ -186,7 +186,7 @@ def test_up_refuses_an_existing_run_without_resume_and_resume_refuses_a_missing_
 def test_an_actor_pointed_at_a_run_that_is_not_there_waits_and_then_names_those_that_are(
     redis_server: Server, run_id: str, tmp_path: Path
 ) -> None:
-    facts = RunFacts(config_yaml="", model_path="", vocab_size=1, tokenizer_root="root")
+    facts = RunFacts(config_yaml="", model_path="", model_files=[], own_modules={}, vocab_size=1, tokenizer_root="root")
     with connect(redis_server.secret_url) as client:
         Fleet(client, run_id).describe_run(facts)
     done = subprocess.run(

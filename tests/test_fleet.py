@@ -15,7 +15,14 @@ from replay.fleet import MEMBER_TTL_S, Fleet, Member, MemberState, RunFacts, Run
 from replay.keys import key
 from replay.server import start_server
 
-FACTS = RunFacts(config_yaml="run:\n  name: a-run\n", model_path="/models/tiny", vocab_size=123, tokenizer_root="root")
+FACTS = RunFacts(
+    config_yaml="run:\n  name: a-run\n",
+    model_path="/models/tiny",
+    model_files=[],
+    own_modules={},
+    vocab_size=123,
+    tokenizer_root="root",
+)
 
 
 def member(name: str, *, generated_tokens: int = 0) -> Member:

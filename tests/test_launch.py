@@ -1,7 +1,9 @@
 """`slipstream launch`: what is written for Kubernetes, Slurm, SkyPilot and Ray is what each of them takes."""
 
 import dataclasses
+import itertools
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -13,11 +15,13 @@ import yaml
 
 from common.config import Config, load_config
 from common.config_error import ConfigError
+from common.connection import PASSWORD_VARIABLE
+from common.curve import KEY_VARIABLE
 from common.shutdown import EXIT_PREEMPTED
 from tools.launch.kubernetes import manifest
 from tools.launch.launch import ENGINES, launch
 from tools.launch.launch_options import LaunchOptions
-from tools.launch.skypilot import actors_task, learner_task
+from tools.launch.skypilot import actors_task, launch_job, learner_task
 from tools.launch.slurm import actors_script, learner_script
 
 DEADLINE_S = 60.0
@@ -106,15 +110,47 @@ def test_skypilot_gets_keys_that_it_knows(task: Any) -> None:
     assert set(made) <= SKY_KEYS and set(made["resources"]) <= SKY_RESOURCES
     assert made["resources"]["accelerators"] == ("H100:2" if task is actors_task else "H100:4")
     assert made["resources"]["use_spot"] is (task is actors_task)
-    assert made["file_mounts"]["/shared/runs"] == {"source": "s3://runs", "mode": "MOUNT"}
+    mounts = made.get("file_mounts", {})
+    assert mounts.get("/shared/runs") == (None if task is actors_task else {"source": "s3://runs", "mode": "MOUNT"})
     assert made["secrets"] == {"SLIPSTREAM_REDIS_PASSWORD": None}
     assert ("actors.instance_kind=spot" in made["run"]) is (task is actors_task)
+
+
+def test_hosts_of_actors_need_no_volume_and_no_file_and_get_their_own_settings() -> None:
+    """The settings that the command has are those of `actors` that the run's configuration has changed."""
+    config = configured("actors.max_episodes=64", "actors.drain_s=20", "actors.transport=pull", "optim.lr=1e-5")
+    pod = objects(config)["Job", "slipstream-demo-1-x-actors"]["spec"]["template"]["spec"]
+    assert [volume["name"] for volume in pod["volumes"]] == ["memory"]
+    scripts = [
+        shlex.join(pod["containers"][0]["command"]),
+        yaml.safe_load(actors_task(config, hosts(volume=""), SETTINGS))["run"],
+        actors_script(config, hosts(volume=""), SETTINGS),
+    ]
+    for script in scripts:
+        (words,) = [shlex.split(line) for line in script.splitlines() if "slipstream actors" in line]
+        given = itertools.takewhile(lambda word: not word.startswith("weights.host"), words[2:])
+        own = load_config(None, list(given))
+        assert (own.run.name, own.redis.url) == ("Demo_1.x", "redis://redis:6379")
+        assert dataclasses.asdict(own.actors) == dataclasses.asdict(config.actors)
+        assert "/shared" not in script.split("slipstream actors")[1] and "optim" not in script
+
+
+def test_the_weights_key_comes_from_the_secret_or_the_shell_that_launches() -> None:
+    config = configured("weights.key_file=weights.key")
+    for verb in ("learner", "actors"):
+        (container,) = objects(config)["Job", f"slipstream-demo-1-x-{verb}"]["spec"]["template"]["spec"]["containers"]
+        given = {each["name"]: each["valueFrom"].get("secretKeyRef") for each in container["env"]}
+        secret = {"name": "slipstream-redis", "optional": True}
+        assert given[KEY_VARIABLE] == secret | {"key": "weights-key"}
+        assert given[PASSWORD_VARIABLE] == secret | {"key": "password"}
+    assert set(yaml.safe_load(actors_task(config, hosts(), SETTINGS))["secrets"]) == {PASSWORD_VARIABLE, KEY_VARIABLE}
+    assert launch_job(config, Path("a.yaml"), "a")[5:9] == ["--secret", PASSWORD_VARIABLE, "--secret", KEY_VARIABLE]
 
 
 def test_a_missing_setting_that_an_engine_needs_is_named() -> None:
     with pytest.raises(ConfigError, match=r"`--image` is empty"):
         manifest(configured(), hosts(image=""))
-    for write in (manifest, lambda config, options: actors_task(config, options, SETTINGS)):
+    for write in (manifest, lambda config, options: learner_task(config, options, SETTINGS)):
         with pytest.raises(ConfigError, match=r"got `--volume` '' and `run.root` '/shared/runs'"):
             write(configured(), hosts(volume=""))
         with pytest.raises(ConfigError, match=r"`run.root` 'runs'; .* and the absolute path to mount it at"):
@@ -155,7 +191,8 @@ def test_a_slurm_job_hands_its_signal_on_and_is_queued_again_only_if_it_left(
         time.sleep(0.01)
     job.send_signal(signal.SIGTERM)
     assert job.wait(DEADLINE_S) == code
-    assert (tmp_path / "began").read_text().startswith(f"actors {SETTINGS} weights.host=")
+    began = (tmp_path / "began").read_text()
+    assert began.startswith("actors redis.url=redis://redis:6379 run.name=Demo_1.x actors.transport=broadcast weights.")
     queued = tmp_path / "queued"
     assert (queued.read_text() if queued.exists() else "") == ("requeue 7\n" if is_queued_again else "")
 
@@ -182,7 +219,7 @@ def test_what_was_printed_is_written_and_run(tmp_path: Path, monkeypatch: pytest
     folder = tmp_path / "launch" / "Demo_1.x"
     written = [(folder / f"{verb}.sbatch").read_text() for verb in ("learner", "actors")]
     assert (tmp_path / "submitted").read_text() == "".join(written)
-    assert str(folder / "config.yaml") in written[0]
+    assert str(folder / "config.yaml") in written[0] and str(folder / "config.yaml") not in written[1]
     assert load_config(str(folder / "config.yaml"), []) == configured()
     (tmp_path / "refuses").touch()
     assert launch(configured(), engine="slurm", dry_run=False, options=hosts()) == 1

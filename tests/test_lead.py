@@ -59,8 +59,18 @@ def begin(
     run_dir.create()
     config = config_of(run_id)
     config.redis.url = redis_url
-    links = join_run(client, config, model_folder=root, vocab_size=100, tokenizer_root="")
-    publishing = publisher_settings(config, entries=WEIGHTS, adapted=adapted, learner_epoch=links.epoch, device="cpu")
+    links = join_run(
+        client, config, model_folder=root, model_files=[], vocab_size=100, tokenizer_root="", own_modules={}
+    )
+    publishing = publisher_settings(
+        config,
+        entries=WEIGHTS,
+        adapted=adapted,
+        model_folder=root,
+        model_files=[],
+        learner_epoch=links.epoch,
+        device="cpu",
+    )
     return Lead.begin(
         links,
         config,
@@ -193,7 +203,15 @@ def test_a_learner_that_was_fenced_out_begins_no_checkpoint_and_settles_none(
     claim_one(lead, actor, run_id, step=1)
     progress = msgspec.structs.replace(START, step=1)
     settle = lead.prepare_checkpoint(progress)
-    join_run(redis_client, config_of(run_id), model_folder=Path(), vocab_size=100, tokenizer_root="")
+    join_run(
+        redis_client,
+        config_of(run_id),
+        model_folder=Path(),
+        model_files=[],
+        vocab_size=100,
+        tokenizer_root="",
+        own_modules={},
+    )
     with pytest.raises(FencedOut):
         settle()
     with pytest.raises(FencedOut):

@@ -10,18 +10,22 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 import xxhash
 import zmq
 from rich.console import Console
 
+from actors.model_cache import cached_folder
+from actors.pull import actors_puller
 from actors.relay import Relay, RelayInfo
 from common.chunk_server import ChunkServer, ServerLimits
-from common.chunks import ChunkRequest
+from common.chunks import Blob, ChunkRequest
 from common.config import dump_config, load_config
 from common.connection import connect
 from common.curve import KEY_VARIABLE, CurveKey
+from common.model_folder import ModelFile
 from common.weights import Manifest, Offer, buffer_bytes, layout, sealed
 from replay.bulletin import Bulletin, RelayNotice
 from replay.fleet import Fleet, RunFacts, RunState
@@ -64,6 +68,10 @@ class Origin:
         self._bulletin.announce(Offer(manifest=manifest, pull_endpoint=self.endpoint))
         return manifest
 
+    def offer(self, root: str, data: bytes) -> None:
+        """Serve a blob that is no version."""
+        self._data[root] = data
+
     def digest(self, manifest: Manifest) -> str:
         return xxhash.xxh3_128_hexdigest(self._data[manifest.root])
 
@@ -86,7 +94,16 @@ class Plane:
         self._processes: list[Process] = []
         fleet = Fleet(client, run_id)
         config_yaml = f"run: {{name: {run_id}}}\nweights: {{chunk_bytes: {CHUNK_BYTES}}}\n"
-        fleet.describe_run(RunFacts(config_yaml=config_yaml, model_path="", vocab_size=1, tokenizer_root="root"))
+        fleet.describe_run(
+            RunFacts(
+                config_yaml=config_yaml,
+                model_path="",
+                model_files=[],
+                own_modules={},
+                vocab_size=1,
+                tokenizer_root="root",
+            )
+        )
         fleet.set_run_state(RunState.TRAINING)
         self.fleet = fleet
 
@@ -323,6 +340,38 @@ def test_a_relay_whose_memory_has_changed_finds_out_when_it_is_blamed_and_mends_
     finally:
         relay.close()
     assert plane.relay() is None
+
+
+def test_a_relay_keeps_the_files_of_the_model_for_hosts_that_come_while_the_publisher_is_gone(
+    plane: Plane, redis_url: str, run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights come first: one of the files is not served, and keeps nothing else back."""
+    config, template = b"{}", b"{{ messages }}"
+    files = [
+        ModelFile(name=name, blob=Blob(root=xxhash.xxh3_128_hexdigest(data), num_bytes=len(data)))
+        for name, data in (("config.json", config), ("chat_template.jinja", template), ("gone.json", b"gone"))
+    ]
+    plane.fleet.describe_run(msgspec.structs.replace(plane.fleet.run_facts(), model_files=files))
+    plane.start_relay()
+    plane.wait_for_relays()
+    with origin_of(plane) as origin:
+        for file, data in zip(files, (config, template), strict=False):
+            origin.offer(file.blob.root, data)
+        manifest = origin.publish(1)
+        roots = {manifest.root, files[0].blob.root, files[1].blob.root}
+        wait_until(lambda: (notice := plane.relay()) is not None and set(notice.roots) == roots, "all but the one")
+        publisher = origin.endpoint
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    gone = Offer(manifest=manifest, pull_endpoint=publisher)
+    folder = cached_folder(
+        files[:2],
+        make_puller=lambda: actors_puller(redis_url, run_id, actor="a", chunk_bytes=CHUNK_BYTES),
+        newest=lambda: gone,
+        timeout_s=60.0,
+    )
+    assert (folder / "config.json").read_bytes() == config
+    assert (folder / "chat_template.jinja").read_bytes() == template
 
 
 def test_a_relay_leaves_when_it_is_told_to_and_when_its_run_is_over(plane: Plane) -> None:

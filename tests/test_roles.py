@@ -111,6 +111,38 @@ def test_every_script_is_in_the_repertoire() -> None:
     assert files == {name for names in FILES for name in names}
 
 
+def test_a_fleet_has_a_user_of_its_own_which_is_revoked_alone(
+    server: Server, enter: Callable[..., redis.Redis], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with redis.Redis(port=server.port, password=server.password, protocol=2) as administrator:
+
+        def send_what_is_printed(*options: str) -> str:
+            """Send it as `| redis-cli` does; return the password."""
+            assert main(["acl", f"run.name={RUN}", "--fleet=spot1", *options]) == 0
+            printed = capsys.readouterr()
+            assert len(printed.out.splitlines()) == 1
+            administrator.execute_command(*printed.out.split())
+            return printed.err.split()[-1] if printed.err else ""
+
+        password = send_what_is_printed()
+        repertoire = Repertoire.start(enter(Role.LEARNER))
+        user = user_of(RUN, Role.ACTOR, fleet="spot1")
+        mine = connect(f"redis://{user}:{password}@127.0.0.1:{server.port}/0", patience_s=1.0)
+        books = make_buffer(enter(Role.LEARNER), RUN).learner
+        books.acquire_epoch()
+        books.open([ticket(1), ticket(2)])
+        play(make_buffer(mine, RUN).actor.lease("a"), make_buffer(mine, RUN).actor, RUN)
+        with pytest.raises(NoPermissionError):
+            mine.execute_command("ACL", "LIST")
+
+        send_what_is_printed("--revoke")
+        with pytest.raises((RedisAway, redis.AuthenticationError)):
+            make_buffer(mine, RUN).actor.lease("a")
+        assert make_buffer(enter(Role.ACTOR), RUN).actor.lease("b") is not None
+        repertoire.close()
+        mine.close()
+
+
 NOBODY_MAY = [
     ["EVAL", "return 1", "0"],
     ["CONFIG", "GET", "requirepass"],

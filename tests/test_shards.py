@@ -185,7 +185,14 @@ def test_who_asks_about_a_run_looks_at_all_its_shards_and_hears_each_contradicti
     config_yaml = dump_config(load_config(None, [*mine, f"redis.shards=[{servers[1].url}]"]))
     with connect(servers[0].url) as first, connect(servers[1].url) as second:
         Fleet(first, run_id).describe_run(
-            RunFacts(config_yaml=config_yaml, model_path="", vocab_size=100, tokenizer_root="root")
+            RunFacts(
+                config_yaml=config_yaml,
+                model_path="",
+                model_files=[],
+                own_modules={},
+                vocab_size=100,
+                tokenizer_root="root",
+            )
         )
         second.hincrby(key(f"{run_id}#1", "train", "counters"), "queued", 5)
     assert audit(load_config(None, mine)) == 1

@@ -11,10 +11,11 @@ import pytest
 import redis
 import torch
 
-from actors.join import checked_tokenizer
+from actors.host_parts import checked_tokenizer
 from common.chat import encoder
 from common.config import Config, TinyModelConfig
 from common.config_error import ConfigError
+from common.model_folder import model_files
 from common.tokenizer import load_tokenizer, tokenizer_root
 from learner.model.skeleton import skeleton_of
 from replay.fleet import Fleet, RunFacts, RunState
@@ -71,12 +72,16 @@ def test_an_actor_with_another_tokenizer_or_template_is_refused_with_both_hashes
     folder: Path, change: Callable[[Path], None]
 ) -> None:
     learners = tokenizer_root(load_tokenizer(folder))
-    facts = RunFacts(config_yaml="", model_path=str(folder), vocab_size=1, tokenizer_root=learners)
-    assert tokenizer_root(checked_tokenizer(facts, Config())) == learners
+    facts = RunFacts(
+        config_yaml="", model_path=str(folder), model_files=[], own_modules={}, vocab_size=1, tokenizer_root=learners
+    )
+    assert tokenizer_root(checked_tokenizer(facts, Config(), folder)) == learners
     change(folder)
     mine = tokenizer_root(load_tokenizer(folder))
-    with pytest.raises(ConfigError, match=f"its hash is {mine}, the learner's is {learners}; copy tokenizer"):
-        checked_tokenizer(facts, Config())
+    with pytest.raises(
+        ConfigError, match=f"its hash is {mine}, the learner's is {learners}; its files are the learner's"
+    ):
+        checked_tokenizer(facts, Config(), folder)
 
 
 def test_a_tokenizer_that_was_saved_again_or_used_has_the_same_hash(folder: Path, tmp_path: Path) -> None:
@@ -89,19 +94,21 @@ def test_a_tokenizer_that_was_saved_again_or_used_has_the_same_hash(folder: Path
     assert {tokenizer_root(tokenizer), tokenizer_root(load_tokenizer(tmp_path / "again"))} == {root}
 
 
-def test_an_actor_process_with_another_template_does_not_join(
+def test_an_actor_process_that_loads_another_tokenizer_from_the_same_files_does_not_join(
     redis_url: str, redis_client: redis.Redis, run_id: str, folder: Path
 ) -> None:
+    """As with another version of the tokenizers library: here the learner has described another hash."""
     fleet = Fleet(redis_client, run_id)
     facts = RunFacts(
         config_yaml=f"run: {{name: {run_id}}}\n",
         model_path=str(folder),
+        model_files=model_files(folder, with_weights=False),
+        own_modules={},
         vocab_size=1,
-        tokenizer_root=tokenizer_root(load_tokenizer(folder)),
+        tokenizer_root="of another version",
     )
     fleet.describe_run(facts)
     fleet.set_run_state(RunState.TRAINING)
-    other_template(folder)
     done = subprocess.run(
         [sys.executable, "-m", "actors", "a", f"redis.url={redis_url}", f"run.name={run_id}"],
         cwd=ROOT,

@@ -271,7 +271,14 @@ def test_actors_that_come_before_the_learner_play_as_the_run_goes_on(
 ) -> None:
     fleet = Fleet(redis_client, run_id)
     fleet.describe_run(
-        RunFacts(config_yaml="env: {max_turns: 8}", model_path="model", vocab_size=100, tokenizer_root="root")
+        RunFacts(
+            config_yaml="env: {max_turns: 8}",
+            model_path="model",
+            model_files=[],
+            own_modules={},
+            vocab_size=100,
+            tokenizer_root="root",
+        )
     )
     fleet.set_run_state(RunState.FINISHED)
     mark_as_starting(load_config(None, [f"redis.url={redis_url}", f"run.name={run_id}", "env.max_turns=3"]))

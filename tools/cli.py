@@ -27,7 +27,19 @@ from tools.replay.questions import add_questions, take_operands
 from tools.verbs import VERBS, called
 
 # Verbs about a run that exists already. Without a YAML file they use the configuration in the run's directory.
-JOINING = ("learner", "actors", "relay", "top", "track", "simulate", "scale", "replay", "eval", "collect")
+JOINING = (
+    "learner",
+    "actors",
+    "relay",
+    "top",
+    "track",
+    "simulate",
+    "scale",
+    "join-command",
+    "replay",
+    "eval",
+    "collect",
+)
 FIXED_POLICY = ("eval", "collect")  # verbs that play with the run's trained model, not with its initial model
 MOVING_WEIGHTS = ("up", "learner", "actors", "relay")
 

@@ -1,7 +1,8 @@
-"""A TCP proxy on loopback that can delay, hold back or lose traffic, for tests of faults."""
+"""A proxy of TCP connections that can delay, hold back or lose traffic, for tests of faults."""
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Self
 
 POLL_S = 0.02
@@ -12,7 +13,8 @@ CHUNK_BYTES = 1 << 16
 class Link:
     """Forwards connections to `port` while its context is entered. Any thread may set its attributes."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, listen: Path | None = None) -> None:
+        """It listens on a free port of loopback, or on the socket file `listen`."""
         self.delay_s = 0.0  # before each piece of up to CHUNK_BYTES is forwarded, in either direction
         self.is_cut = False  # nothing is forwarded; connections stay open and continue when this is False again
         self.is_deaf = False  # replies are lost; the connections are then unusable, so reset() must follow
@@ -21,7 +23,7 @@ class Link:
         self.num_lost = 0  # replies lost
         self.num_broken = 0  # connections broken by reset()
         self.port = 0  # it listens here
-        self._upstream = port
+        self._upstream, self._listen = port, listen
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._started = threading.Event()
@@ -53,8 +55,11 @@ class Link:
         self._loop.close()
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
+        if self._listen is not None:
+            server = await asyncio.start_unix_server(self._connected, self._listen)
+        else:
+            server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+            self.port = server.sockets[0].getsockname()[1]
         self._started.set()
         await self._stop.wait()
         server.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 from common.config import Config
 from learner.fit_options import FitOptions
+from tools.acl_options import AclOptions, FleetOption
 from tools.collect_options import CollectOptions
 from tools.launch.launch_options import LaunchOptions
 from tools.options import options_of
@@ -125,6 +126,13 @@ VERBS = {
         "print commands that create one Redis user per role: `slipstream acl run.name=NAME | redis-cli`",
         "tools.acl:acl",
         ("run.name",),
+        own=AclOptions,
+    ),
+    "join-command": Verb(
+        "print the command that a new host of actors must be given; passwords and keys are not in it",
+        "tools.join_command:join_command",
+        (*RUN, "actors", "env.name", "weights.host", "weights.key_file"),
+        own=FleetOption,
     ),
     "sft": Verb(
         "fine-tune model.path on the recorded conversations in --data, all of them or the best",

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from common.model_folder import ModelFile
 from common.probe import Probe
 from common.weights import Adapted, TensorEntry
 
@@ -11,6 +12,8 @@ class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     entries: list[TensorEntry]  # the tensors of every version, in this order, and their places in a slot
     adapted: Adapted | None = None  # the model that the tensors are adapters of; None for full weights
+    model_folder: str = ""  # the folder of `model_files`
+    model_files: list[ModelFile] = []  # that hosts without the folder pull
     redis_url: str
     run_id: str
     learner_epoch: int

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import msgspec
 import redis
@@ -21,10 +22,12 @@ import torch
 
 from common.blob_store import run_store
 from common.chunk_server import ChunkServer, ServerLimits
+from common.chunks import ChunkRequest
 from common.connection import connect
 from common.curve import key_from_environment
 from common.delta import encode_delta
 from common.log import log_to_stderr
+from common.model_folder import OfferedFolder
 from common.shutdown import die_with_parent
 from common.weights import Invitation, Manifest, Offer, buffer_bytes, sealed
 from learner.publisher.broadcast import Broadcaster, Payload
@@ -61,6 +64,7 @@ class WeightServer:
         self._connection = connection
         self._reporting = threading.Lock()
         self._shelf = Shelf()
+        self._model = OfferedFolder(Path(settings.model_folder), settings.model_files)
         slots = [mmap.mmap(fd, buffer_bytes(settings.entries)) for fd in slot_fds]
         self._views = [memoryview(slot) for slot in slots]
         self._buffers = [torch.frombuffer(slot, dtype=torch.uint8) for slot in slots]
@@ -77,7 +81,7 @@ class WeightServer:
         )
         self._server = ChunkServer(
             settings.host,
-            lambda request: self._shelf.read(request, self._views),
+            self._read,
             limits=ServerLimits(
                 fan_out=settings.fan_out, bytes_per_s=settings.pull_bytes_per_s, chunk_bytes=settings.chunk_bytes
             ),
@@ -95,6 +99,14 @@ class WeightServer:
         if self._store is not None:
             self._store.close()
         self._server.close()
+
+    def _read(self, request: ChunkRequest) -> bytes | None:
+        """The requested bytes of a version or of a file of the model; None if there is no such blob."""
+        try:
+            return self._shelf.read(request, self._views) or self._model.read(request)
+        except OSError as error:
+            log.error("cannot read a file of the model for those that pull it: %s", error)
+            return None
 
     def _start_store(self) -> StoreWriter:
         settings = self._settings

@@ -27,8 +27,10 @@ def an_engine(config: Config, folder: Path, root: Path) -> Iterator[tuple[Links,
             connect(server.secret_url),
             config,
             model_folder=folder,
+            model_files=[],
             vocab_size=len(tokenizer),
             tokenizer_root=tokenizer_root(tokenizer),
+            own_modules={},
         )
         receiver = ReceiverInfo(
             redis_url=server.secret_url,

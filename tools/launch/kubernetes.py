@@ -1,4 +1,6 @@
-"""The Kubernetes objects of a run: a job with one learner, a job with any number of actor pods, and their settings.
+"""The Kubernetes objects of a run: a job with one learner and its settings, and a job with any number of actor pods.
+
+Only the learner mounts a volume. A pod of actors has its settings in its command, and pulls the model.
 
 https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/job-v1/
 """
@@ -10,14 +12,16 @@ import yaml
 
 from common.config import Config, dump_config
 from common.config_error import ConfigError
-from common.connection import PASSWORD_FILE_VARIABLE
+from common.connection import PASSWORD_VARIABLE
+from common.curve import KEY_VARIABLE
 from common.shutdown import EXIT_PREEMPTED, LEAVE_S
 from tools.child import EXIT_BAD_INPUT
+from tools.host_command import host_settings
 from tools.launch.launch_options import LaunchOptions
 
 SETTINGS = "/etc/slipstream"
-SECRET = "slipstream-redis"  # the user may create it, with the key `password`; pods start without it as well
-SECRETS = "/run/secrets/slipstream"
+SECRET = "slipstream-redis"  # the user may create it, with these keys; pods start without it as well
+SECRET_KEYS = {PASSWORD_VARIABLE: "password", KEY_VARIABLE: "weights-key"}
 LEARNER_GRACE_S = 60  # it writes a checkpoint
 RETRIES = 20  # failures other than preemptions; a learner resumes from its newest checkpoint
 
@@ -28,8 +32,8 @@ def manifest(config: Config, options: LaunchOptions) -> str:
         raise ConfigError("`--image` is empty; name a container image with Slipstream in it")
     if not options.volume or not config.run.root.startswith("/"):
         raise ConfigError(
-            f"got `--volume` {options.volume!r} and `run.root` {config.run.root!r}; Kubernetes needs a claim of a "
-            "volume that many pods may mount, and the absolute path to mount it at: the model and the run lie there"
+            f"got `--volume` {options.volume!r} and `run.root` {config.run.root!r}; the learner needs a claim of a "
+            "volume, and the absolute path to mount it at: the run and its checkpoints are there"
         )
     settings: dict[str, Any] = {
         "apiVersion": "v1",
@@ -39,6 +43,8 @@ def manifest(config: Config, options: LaunchOptions) -> str:
     }
     learner = _job(config, options, "learner", parallelism=1, gpus=options.learner_gpus, grace_s=LEARNER_GRACE_S)
     learner["spec"]["completions"] = 1
+    _mount(learner, "settings", SETTINGS, {"configMap": {"name": resource_name(config, "settings")}})
+    _mount(learner, "run", config.run.root, {"persistentVolumeClaim": {"claimName": options.volume}})
     # Without `completions`: when the run is over, the first pod that succeeds ends the job.
     grace_s = round(config.actors.drain_s + LEAVE_S) + 5
     actors = _job(config, options, "actors", parallelism=options.actor_hosts, gpus=options.actor_gpus, grace_s=grace_s)
@@ -85,7 +91,12 @@ def _pod(config: Config, options: LaunchOptions, verb: str, *, gpus: int, grace_
     requests = {"cpu": str(options.cpus), "memory": f"{options.memory_gib}Gi"}
     limits = {"nvidia.com/gpu": str(gpus)} if gpus else {}
     address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-    password = {"name": PASSWORD_FILE_VARIABLE, "value": f"{SECRETS}/password"}
+    secrets = [
+        {"name": variable, "valueFrom": {"secretKeyRef": {"name": SECRET, "key": key, "optional": True}}}
+        for variable, key in SECRET_KEYS.items()
+    ]
+    transport, url = config.actors.transport, config.redis.url
+    own = host_settings(config, transport=transport, redis_url=url) if verb == "actors" else [f"{SETTINGS}/config.yaml"]
     return {
         "restartPolicy": "Never",  # the job creates another pod, which may run on another node
         "terminationGracePeriodSeconds": grace_s,
@@ -95,21 +106,17 @@ def _pod(config: Config, options: LaunchOptions, verb: str, *, gpus: int, grace_
                 "name": verb,
                 "image": options.image,
                 # Without a shell: the signal must reach this process.
-                "command": ["slipstream", verb, f"{SETTINGS}/config.yaml", "weights.host=$(POD_IP)"],
-                "env": [address, password],
+                "command": ["slipstream", verb, *own, "weights.host=$(POD_IP)"],
+                "env": [address, *secrets],
                 "resources": {"requests": requests | limits, "limits": limits},
-                "volumeMounts": [
-                    {"name": "settings", "mountPath": SETTINGS},
-                    {"name": "secret", "mountPath": SECRETS, "readOnly": True},
-                    {"name": "shared", "mountPath": config.run.root},
-                    {"name": "memory", "mountPath": "/dev/shm"},
-                ],
+                "volumeMounts": [{"name": "memory", "mountPath": "/dev/shm"}],
             }
         ],
-        "volumes": [
-            {"name": "settings", "configMap": {"name": resource_name(config, "settings")}},
-            {"name": "secret", "secret": {"secretName": SECRET}},
-            {"name": "shared", "persistentVolumeClaim": {"claimName": options.volume}},
-            {"name": "memory", "emptyDir": {"medium": "Memory"}},
-        ],
+        "volumes": [{"name": "memory", "emptyDir": {"medium": "Memory"}}],
     }
+
+
+def _mount(job: dict[str, Any], name: str, path: str, source: dict[str, Any]) -> None:
+    pod = job["spec"]["template"]["spec"]
+    pod["volumes"].append({"name": name} | source)
+    pod["containers"][0]["volumeMounts"].append({"name": name, "mountPath": path})

@@ -88,8 +88,10 @@ def _skypilot(config: Config, options: LaunchOptions) -> Plan:
         "learner.yaml": learner_task(config, options, settings),
         "actors.yaml": actors_task(config, options, settings),
     }
-    jobs = [launch_job(folder / "learner.yaml", f"{config.run.name}-learner")]
-    jobs += [launch_job(folder / "actors.yaml", actors_job(config, number)) for number in range(options.actor_hosts)]
+    jobs = [launch_job(config, folder / "learner.yaml", f"{config.run.name}-learner")]
+    jobs += [
+        launch_job(config, folder / "actors.yaml", actors_job(config, number)) for number in range(options.actor_hosts)
+    ]
     return Plan(files=files, commands=jobs)
 
 

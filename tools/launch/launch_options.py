@@ -17,7 +17,7 @@ class LaunchOptions:
     on_demand: bool = False  # SkyPilot takes on-demand instances for actors; spot instances otherwise
     infra: str = ""  # where SkyPilot searches for hosts, such as aws/eu-west-1; empty: everywhere
     image: str = ""  # container image that contains Slipstream; Kubernetes needs it
-    volume: str = ""  # claim of the Kubernetes volume with run.root and the model, which all pods share
+    volume: str = ""  # the learner's, mounted at run.root: a claim on Kubernetes, on SkyPilot a bucket as s3://NAME
     sbatch: str = ""  # more options of Slurm's sbatch, such as '--partition=gpu --qos=high'
     setup: str = ""  # shell commands that Slurm and SkyPilot run first, such as `. /shared/.venv/bin/activate`
 

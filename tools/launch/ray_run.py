@@ -2,8 +2,8 @@
 
     RAY_ADDRESS=... python -m tools.launch.ray_run CONFIG.yaml [--OPTION=VALUE ...]    as for `slipstream launch`
 
-The nodes need Slipstream installed, and share the folder of `run.root`. An autoscaling cluster adds nodes for waiting
-tasks. Only this file needs `pip install ray`.
+The nodes need Slipstream installed. Only the learner's needs the folder of `run.root`. An autoscaling cluster adds
+nodes for waiting tasks. Only this file needs `pip install ray`.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from common.config import Config, dump_config, load_config
 from common.connection import PASSWORD_VARIABLE, connect, without_password
+from common.curve import KEY_VARIABLE
 from common.run_dir import RunDir
 from common.shutdown import EXIT_PREEMPTED, LEAVE_S, Shutdown
 from replay.fleet import Fleet
@@ -42,17 +43,20 @@ class Failed(RuntimeError):
 
 
 @ray.remote(max_retries=-1, retry_exceptions=[Left])  # type: ignore[untyped-decorator]
-def run_process(verb: str, settings: str, password: str | None, path: str) -> None:
+def run_process(verb: str, settings: str, secrets: dict[str, str], path: str) -> None:
     """Run `slipstream VERB` with the YAML text `settings` on this node until it is done. `path` is its PYTHONPATH.
+
+    `secrets` are environment variables.
 
     When the task is cancelled, it sends SIGTERM to the process and waits for its end. When the node's Ray dies, so does
     this task, and the kernel sends SIGTERM to the process.
     """
     config, node = _configured(settings), ray.get_runtime_context().get_node_id()[:8]
+    if verb == "actors" and not os.access(config.run.root, os.W_OK):
+        config.run.root = str(Path(tempfile.gettempdir()) / "slipstream")  # for its logs: this node has no such folder
     config.weights.host = ray.util.get_node_ip_address()  # the publisher binds to it, and actors connect to it
     environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONPATH": path}
-    if password is not None:
-        environment[PASSWORD_VARIABLE] = password
+    environment |= secrets
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(dump_config(config))
         file.flush()
@@ -82,7 +86,8 @@ def run(config: Config, options: LaunchOptions) -> int:
     ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False)
     shutdown = Shutdown()  # after ray.init, which installs its own handler of SIGTERM
     path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
-    arguments = (dump_config(config), os.environ.get(PASSWORD_VARIABLE), path)
+    secrets = {name: os.environ[name] for name in (PASSWORD_VARIABLE, KEY_VARIABLE) if name in os.environ}
+    arguments = (dump_config(config), secrets, path)
     bundle = {"CPU": float(options.cpus)} | ({"GPU": float(options.learner_gpus)} if options.learner_gpus else {})
     learner = run_process.options(
         num_cpus=options.cpus,

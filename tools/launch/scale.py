@@ -91,7 +91,7 @@ def engine_commands(config: Config, engine: str, *, have: int, want: int) -> lis
             return [f"scancel $({listed} | tail -n {have - want})"]
         case "skypilot" if want > have:
             names = [actors_job(config, number) for number in range(have, want)]
-            return [shlex.join(launch_job(folder / "actors.yaml", name)) for name in names]
+            return [shlex.join(launch_job(config, folder / "actors.yaml", name)) for name in names]
         case "skypilot":
             return [f"sky jobs cancel --yes --name {actors_job(config, number)}" for number in range(want, have)]
         case _:

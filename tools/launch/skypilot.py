@@ -3,6 +3,7 @@
 https://docs.skypilot.co/en/latest/reference/yaml-spec.html
 """
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import yaml
 from common.config import Config
 from common.config_error import ConfigError
 from common.connection import PASSWORD_VARIABLE
+from common.curve import KEY_VARIABLE
+from tools.host_command import host_settings
 from tools.launch.launch_options import LaunchOptions
 
 SETTINGS = "~/slipstream.yaml"
@@ -31,20 +34,20 @@ def actors_job(config: Config, number: int) -> str:
     return f"{config.run.name}-actors-{number}"
 
 
-def launch_job(task: Path, name: str) -> list[str]:
+def launch_job(config: Config, task: Path, name: str) -> list[str]:
     """The command that starts the task as the job `name`."""
-    secret = ["--secret", PASSWORD_VARIABLE]
-    return ["sky", "jobs", "launch", "--yes", "--detach-run", *secret, "--name", name, str(task)]
+    secrets = [word for variable in _secrets(config) for word in ("--secret", variable)]
+    return ["sky", "jobs", "launch", "--yes", "--detach-run", *secrets, "--name", name, str(task)]
+
+
+def _secrets(config: Config) -> list[str]:
+    """The variables that are taken from the shell that launches, so that no file contains them."""
+    return [PASSWORD_VARIABLE, *([KEY_VARIABLE] if config.weights.key_file else [])]
 
 
 def _task(config: Config, options: LaunchOptions, verb: str, settings: Path, *, gpus: int, use_spot: bool) -> str:
     if gpus and not options.gpu:
         raise ConfigError("`--gpu` is empty; name the kind of GPU that SkyPilot must find, as --gpu=H100")
-    if not options.volume or not config.run.root.startswith("/"):
-        raise ConfigError(
-            f"got `--volume` {options.volume!r} and `run.root` {config.run.root!r}; SkyPilot needs a bucket as "
-            "s3://NAME, and the absolute path to mount it at: the model and the run lie there"
-        )
     resources: dict[str, Any] = {"cpus": f"{options.cpus}+", "memory": f"{options.memory_gib}+", "use_spot": use_spot}
     if options.infra:
         resources["infra"] = options.infra
@@ -53,14 +56,22 @@ def _task(config: Config, options: LaunchOptions, verb: str, settings: Path, *, 
     if options.image:
         resources["image_id"] = f"docker:{options.image}"
     kind = " actors.instance_kind=spot" if use_spot else ""
+    transport, url = config.actors.transport, config.redis.url
+    own = shlex.join(host_settings(config, transport=transport, redis_url=url)) if verb == "actors" else SETTINGS
     task = {
         "name": f"{config.run.name}-{verb}",
         "resources": resources,
-        "secrets": {PASSWORD_VARIABLE: None},  # taken from the shell that launches, so that no file contains it
-        "file_mounts": {
-            SETTINGS: str(settings),
-            config.run.root: {"source": options.volume, "mode": "MOUNT"},
-        },
-        "run": f"{options.setup}\nslipstream {verb} {SETTINGS} weights.host=$(hostname -I | cut -d' ' -f1){kind}\n",
+        "secrets": dict.fromkeys(_secrets(config)),
+        **({"file_mounts": _learners_files(config, options, settings)} if verb == "learner" else {}),
+        "run": f"{options.setup}\nslipstream {verb} {own} weights.host=$(hostname -I | cut -d' ' -f1){kind}\n",
     }
     return yaml.safe_dump(task, sort_keys=False)
+
+
+def _learners_files(config: Config, options: LaunchOptions, settings: Path) -> dict[str, Any]:
+    if not options.volume or not config.run.root.startswith("/"):
+        raise ConfigError(
+            f"got `--volume` {options.volume!r} and `run.root` {config.run.root!r}; the learner needs a bucket as "
+            "s3://NAME, and the absolute path to mount it at: the run and its checkpoints are there"
+        )
+    return {SETTINGS: str(settings), config.run.root: {"source": options.volume, "mode": "MOUNT"}}

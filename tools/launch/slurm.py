@@ -8,6 +8,7 @@ from pathlib import Path
 
 from common.config import Config
 from common.shutdown import EXIT_PREEMPTED
+from tools.host_command import host_settings
 from tools.launch.launch_options import LaunchOptions
 
 NOTICE_S = 60  # the signal comes this long before the time limit; a preemption sends SIGTERM anyway
@@ -16,7 +17,7 @@ NOTICE_S = 60  # the signal comes this long before the time limit; a preemption 
 # first wait returns when the process ends or the signal comes; the second returns the exit code of the process.
 BODY = """
 {setup}
-slipstream {verb} {settings} weights.host="$(hostname -I | cut -d' ' -f1)" &
+slipstream {verb} {own} weights.host="$(hostname -I | cut -d' ' -f1)" &
 trap "kill -TERM $!" TERM
 wait
 wait $!
@@ -27,12 +28,12 @@ exit $code
 
 
 def learner_script(config: Config, options: LaunchOptions, settings: Path) -> str:
-    """The script of the learner; `settings` is the configuration file, in a folder that the nodes share."""
+    """The script of the learner; `settings` is the configuration file, in a folder that its node can read."""
     return _script(config, options, "learner", settings, gpus=options.learner_gpus, further=[])
 
 
 def actors_script(config: Config, options: LaunchOptions, settings: Path) -> str:
-    """The script of the array of actor hosts; each task of the array is one host."""
+    """The script of the array of actor hosts; each task of the array is one host, and reads no file."""
     array = f"--array=0-{options.actor_hosts - 1}"
     return _script(config, options, "actors", settings, gpus=options.actor_gpus, further=[array])
 
@@ -58,5 +59,7 @@ def _script(config: Config, options: LaunchOptions, verb: str, settings: Path, *
         *further,
         *options.sbatch.split(),
     ]
-    body = BODY.format(setup=options.setup, verb=verb, settings=shlex.quote(str(settings)), left=EXIT_PREEMPTED)
+    transport, url = config.actors.transport, config.redis.url
+    own = host_settings(config, transport=transport, redis_url=url) if verb == "actors" else [str(settings)]
+    body = BODY.format(setup=options.setup, verb=verb, own=shlex.join(own), left=EXIT_PREEMPTED)
     return "#!/bin/bash\n" + "".join(f"#SBATCH {option}\n" for option in lines) + body

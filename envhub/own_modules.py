@@ -1,0 +1,58 @@
+"""Digests of the user's code that a run's environments consist of, so that all hosts play with the same code."""
+
+import asyncio
+import hashlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from common.action_format import action_format
+from common.env_config import EnvConfig
+from common.imported import is_own
+from envhub.catalogue import make_any_env
+from envhub.rewards.part import reward_parts
+
+
+def own_modules(config: EnvConfig) -> dict[str, str]:
+    """Make and close each environment of a run; return the digest of every module of the user's that is imported then.
+
+    These are the modules of each package from which the configuration names a class or a function, as `module:NAME`.
+    Raises ValueError if an environment, a part of a reward or the action format cannot be made.
+    """
+    action_format(config.action_format)
+    for part in config.entries().values():
+        asyncio.run(make_any_env(part.name, part.options).close())
+    reward_parts(config.entries())
+    named = [[part.name, part.options, part.rewards] for part in config.entries().values()]
+    names = [config.action_format, *_texts(named)]
+    modules = {name.partition(":")[0] for name in names if is_own(name)} & sys.modules.keys()
+    packages = {module.partition(".")[0] for module in modules}
+    return {
+        name: digest
+        for name in sorted(sys.modules)
+        if name.partition(".")[0] in packages and (digest := _digest(name)) is not None
+    }
+
+
+def file_of(module: str) -> Path | None:
+    """The Python file of an imported module; None if it has none."""
+    file = getattr(sys.modules[module], "__file__", None)
+    return Path(file) if file and file.endswith(".py") else None
+
+
+def _digest(module: str) -> str | None:
+    file = file_of(module)
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file else None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in lists and mappings."""
+    match value:
+        case str():
+            yield value
+        case dict():
+            yield from _texts(list(value.values()))
+        case list() | tuple():
+            for each in value:
+                yield from _texts(each)

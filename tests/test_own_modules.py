@@ -1,0 +1,81 @@
+"""The user's code is compared, module by module, between the learner's host and the actors'."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from actors.host_parts import check_environments
+from common.config import Config, load_config
+from common.config_error import ConfigError
+from envhub.own_modules import own_modules
+from replay.fleet import RunFacts
+
+ENV = """
+from tests.guess import GuessEnv
+from ours.words import WORDS
+
+class OurEnv(GuessEnv):
+    pass
+"""
+REWARD = """
+def exact(answer, row):
+    return 1.0
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package of the user's: an environment, what it imports, a reward, and a script that nothing imports."""
+    package = tmp_path / "ours"
+    package.mkdir()
+    for name, text in (("env", ENV), ("words", "WORDS = ()"), ("rewards", REWARD), ("script", ""), ("__init__", "")):
+        (package / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield package
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ours"]:
+        del sys.modules[name]
+
+
+def facts_of(modules: dict[str, str]) -> RunFacts:
+    return RunFacts(config_yaml="", model_path="", model_files=[], own_modules=modules, vocab_size=1, tokenizer_root="")
+
+
+def config_of(*settings: str) -> Config:
+    return load_config(None, list(settings))
+
+
+def test_the_modules_are_those_of_the_package_that_the_environment_imports(package: Path) -> None:
+    config = config_of("env.name=ours.env:OurEnv")
+    assert set(own_modules(config.env)) == {"ours", "ours.env", "ours.words"}
+    assert own_modules(config_of("env.name=shop").env) == {}
+
+
+def test_a_function_that_is_named_in_the_options_counts_too(package: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "answer": "b"}\n' * 4)
+    settings = [
+        "env.name=dataset",
+        f"env.options.data={rows}",
+        "env.options.rewards={right: {check: 'ours.rewards:exact'}}",
+    ]
+    assert set(own_modules(config_of(*settings).env)) == {"ours", "ours.rewards"}
+
+
+def test_an_actor_with_other_code_is_refused_by_the_name_of_the_module_and_its_file(package: Path) -> None:
+    config = config_of("env.name=ours.env:OurEnv")
+    facts = facts_of(own_modules(config.env))
+    check_environments(config, facts)
+    (package / "script.py").write_text("changed")
+    check_environments(config, facts)
+    (package / "words.py").write_text("WORDS = ('changed',)")
+    with pytest.raises(
+        ConfigError, match=r"the module ours\.words on this host, .*ours/words\.py, differs from the le"
+    ):
+        check_environments(config, facts)
+
+
+def test_an_actor_without_the_code_learns_where_it_must_be() -> None:
+    with pytest.raises(ConfigError, match=r"cannot import theirs.* must be on every host of actors: in its image"):
+        check_environments(config_of("env.name=theirs.env:TheirEnv"), facts_of({"theirs.env": "digest"}))
