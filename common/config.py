@@ -535,11 +535,12 @@ def _merged(config: Any, changes: Any) -> Any:
 
 def differences(before: Config, now: Config) -> list[str]:
     """Every setting that differs between two configurations, as `section.key: before -> now`."""
-    pairs = ((path, _value(before, path), _value(now, path)) for path in key_paths())
+    pairs = ((path, value_of(before, path), value_of(now, path)) for path in key_paths())
     return [f"{path}: {old!r} -> {new!r}" for path, old, new in pairs if old != new]
 
 
-def _value(config: Config, path: str) -> object:
+def value_of(config: Config, path: str) -> object:
+    """The value of the setting `path`, as `section.key`."""
     value: object = config
     for name in path.split("."):
         value = getattr(value, name)

@@ -41,6 +41,7 @@ JOINING = (
     "collect",
 )
 FIXED_POLICY = ("eval", "collect")  # verbs that play with the run's trained model, not with its initial model
+OF_RUNS = ("report", "view")  # verbs that read directories of runs, which are named without `run.name=`
 MOVING_WEIGHTS = ("up", "learner", "actors", "relay")
 
 
@@ -75,6 +76,9 @@ def _parsed(argv: list[str] | None) -> argparse.Namespace:
     arguments.settings += rest
     if arguments.verb == "replay":
         take_operands(parser, arguments)
+    if arguments.verb in OF_RUNS:
+        arguments.runs = [word for word in arguments.settings if "=" not in word]
+        arguments.settings = [word for word in arguments.settings if "=" in word]
     return arguments
 
 

@@ -70,6 +70,17 @@ def diagnose(facts: Facts) -> Diagnosis:
     return _who_waits(facts)
 
 
+def diagnose_records(facts: Facts) -> Diagnosis:
+    """The first cause that shows in the ledger and the steps of a run, whether or not its processes are still alive.
+
+    `facts` must have a step.
+    """
+    for find in (_no_reward, _no_gradient, _equal_siblings):
+        if found := find(facts):
+            return found
+    return _who_waits(facts)
+
+
 def _not_training(facts: Facts) -> Diagnosis | None:
     resume = f"`slipstream up --resume {facts.run_id}`"
     match facts.state:
@@ -243,7 +254,8 @@ def _who_waits(facts: Facts) -> Diagnosis:
             is_fault=False,
         )
     newest = facts.steps[-1]
-    busy, advised = newest["perf/learner_busy"], newest.get("fleet/advised_actors", 0.0)
+    busy = fmean(step["perf/learner_busy"] for step in facts.steps)
+    advised = newest.get("fleet/advised_actors", 0.0)
     cause, next_step = "neither side waits much", "leave it"
     if busy > BUSY:
         cause = "actors wait for the learner"
@@ -251,7 +263,9 @@ def _who_waits(facts: Facts) -> Diagnosis:
     elif busy < IDLE:
         cause = "the learner waits for actors"
         next_step = f"add actors (advised: {advised:.0f}), or raise `actors.max_episodes`"
-    evidence = f"the learner was busy for {busy:.0%} of the last step, with {len(facts.actors)} actors"
+    num_actors = newest.get("fleet/num_actors", len(facts.actors))
+    last = f"the last {len(facts.steps)} steps" if len(facts.steps) > 1 else "the last step"
+    evidence = f"the learner was busy for {busy:.0%} of {last}, with {num_actors:.0f} actors"
     return Diagnosis(cause=cause, evidence=evidence, next_step=next_step, is_fault=False)
 
 

@@ -47,6 +47,17 @@ def runs(config: Config) -> int:
     return 0
 
 
+def find_run(word: str, root: str) -> RunDir:
+    """The directory of the run `word`: a name under `root`, or a path. Raises ConfigError if there is none."""
+    path = Path(word).resolve() if "/" in word else Path(root) / word
+    if not path.is_dir():
+        existing = sorted(other.parent.name for other in Path(root).glob("*/config.yaml"))
+        raise ConfigError(
+            f"no run {word!r}: {path} is not a directory; runs under {root}/: {', '.join(existing) or 'none'}"
+        )
+    return RunDir(path.parent, path.name)
+
+
 def standing(config: Config) -> Standing:
     """The standing of the run of `config`, by its Redis server, or else by its files."""
     run_dir = RunDir(config.run.root, config.run.name)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import shlex
 import socket
 import sys
 import time
@@ -29,6 +30,8 @@ from tools.check_input import check_input
 from tools.child import Child, kill, print_failure
 from tools.diagnosis import Diagnosis, diagnose
 from tools.observer import Observer
+from tools.report.report import FOLDER as REPORT_FOLDER
+from tools.report.report import write_report
 from tools.table import cell, print_table
 from tools.view import View, show
 
@@ -183,11 +186,24 @@ def _supervise(
         ):
             child.ask_to_end()
             child.wait(grace_s)
-    if failed:
-        return failed.exit_code or 1
-    if learner.exit_code == 0 and run_dir.summary.exists():
+    is_finished = not failed and learner.exit_code == 0 and run_dir.summary.exists()
+    if is_finished:
         print_table("Summary", summary_rows(json.loads(run_dir.summary.read_text())))
-    return shutdown.exit_code
+    show(console, lambda: _print_next(config, run_dir, is_finished=is_finished))
+    return failed.exit_code or 1 if failed else shutdown.exit_code
+
+
+def _print_next(config: Config, run_dir: RunDir, *, is_finished: bool) -> None:
+    """Write the report, and print where it is and what a person can do with the run."""
+    page = write_report([run_dir.path], run_dir.path / REPORT_FOLDER)
+    name, root = config.run.name, "" if config.run.root == "runs" else f" run.root={shlex.quote(config.run.root)}"
+    rows = {"report": str(page)}
+    if config.replay.archive:
+        rows["look at episodes"] = f"slipstream view {name}{root}"
+    if is_finished:
+        rows["evaluate"] = f"slipstream eval run.name={name}{root}"
+    rows["continue"] = f"slipstream up --resume {name}{root}" + (" learner.steps=MORE" if is_finished else "")
+    print_table("Next", rows)
 
 
 def _watch(

@@ -13,6 +13,7 @@ from tools.acl_options import AclOptions, FleetOption
 from tools.collect_options import CollectOptions
 from tools.launch.launch_options import LaunchOptions
 from tools.options import options_of
+from tools.report.report_options import ReportOptions
 from tools.serve_options import ServeOptions
 from tools.simulate.simulate_options import SimulateOptions
 from tools.top_options import TopOptions
@@ -79,6 +80,13 @@ VERBS = {
         RELAY,
     ),
     "runs": Verb("list the runs under run.root: state, steps, success, cost", "tools.runs:runs", ("run.root",)),
+    "report": Verb(
+        "write a page about RUN, or a comparison of several: `slipstream report RUN [RUN ...]`",
+        "tools.report.report:report",
+        ("run.name", "run.root"),
+        lambda given: {"runs": given.runs},
+        ReportOptions,
+    ),
     "top": Verb("watch a run in the terminal", "tools.top:top", RUN, own=TopOptions),
     "track": Verb(
         "send a run's metrics to Weights & Biases, MLflow or Prometheus",

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from tools.chart import COLOURS
+
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 420, 60, 150, 30, 50
-COLOURS = ("#1b6ca8", "#c0392b", "#d68910", "#1e8449", "#7d3c98", "#566573")
 APART = 5  # pixels between the whiskers of one column's lines
 
 
@@ -27,7 +28,7 @@ class Line:
 
 
 def svg(lines: Sequence[Line], *, columns: Sequence[str], across: str, upwards: str) -> str:
-    """Return the chart on white, with named axes and a legend at the right. It has at most six lines."""
+    """Return the chart on white, with named axes and a legend at the right. It has at most ten lines."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" '
         'font-size="12">',

@@ -1,0 +1,1 @@
+"""Reports of runs: what their directories hold, as a page with charts."""
