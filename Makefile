@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu quickstart test check format lock clean \
   bench-actors bench-learner bench-replay bench-envs bench-weights bench-peers \
-  families study-lag study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-envs test-engines test-adapters setup-browser docs
+  families study-lag study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-envs test-engines test-adapters test-browser setup-browser docs
 
 setup: $(STAMP)
 
@@ -163,6 +163,10 @@ test-adapters-browser: setup-browser
 
 setup-browser:
 	bash tools/setup_browser.sh
+
+# Test the pages of `slipstream view` and `slipstream report` in that browser.
+test-browser: setup setup-browser
+	$(BIN)/pytest -v tests/browser
 
 test-adapters-%:
 	test -x build/adapters-$*/bin/python || $(PYTHON) -m venv build/adapters-$*

@@ -25,6 +25,9 @@ from common.trajectory import Trajectory
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+CONTEXT_TOKENS = 4
+UNFINISHED = "\ufffd"  # what a tokenizer decodes half a character to
+MAX_TOKENS_A_CHARACTER = 8  # more than four bytes in tokens of one byte
 A, B, PROBE = "first words", "second words", "probe words"  # texts that no template changes
 
 
@@ -94,6 +97,22 @@ class Transcriber:
             )
             for prompt in _prompts(trajectory)
         ]
+
+    def pieces(self, trajectory: Trajectory, start: int, stop: int) -> list[str]:
+        """The text that each of the tokens [start, stop) adds; "" if it only begins a character that needs more tokens.
+
+        A token is decoded after those before it, as many tokenizers write it differently at the start of a text.
+        """
+        tokens, found = trajectory.token_array().tolist(), list[str]()
+        known, waiting = max(0, start - CONTEXT_TOKENS), start  # decoded before, and the first token not written yet
+        for end in range(start + 1, stop + 1):
+            text = self._decoded(tokens[known:end])
+            if text.endswith(UNFINISHED) and end < stop and end - waiting < MAX_TOKENS_A_CHARACTER:
+                found.append("")
+                continue
+            found.append(text[len(self._decoded(tokens[known:waiting])) :])
+            known, waiting = waiting, end
+        return found
 
     def read(self, trajectory: Trajectory) -> Transcript:
         """The transcript of a trajectory: its messages, their fidelity, and the text of every turn."""

@@ -18,6 +18,7 @@ from tools.serve_options import ServeOptions
 from tools.simulate.simulate_options import SimulateOptions
 from tools.top_options import TopOptions
 from tools.track.track_options import TrackOptions
+from tools.viewer.view_options import ViewOptions
 
 RUN = ("run.name", "run.root", "redis.url")
 RELAY = (
@@ -86,6 +87,13 @@ VERBS = {
         ("run.name", "run.root"),
         lambda given: {"runs": given.runs},
         ReportOptions,
+    ),
+    "view": Verb(
+        "look into the steps, groups and episodes of RUN in a browser: `slipstream view RUN`",
+        "tools.viewer.viewer:view",
+        ("run.name", "run.root", "model.path"),
+        lambda given: {"runs": given.runs},
+        ViewOptions,
     ),
     "top": Verb("watch a run in the terminal", "tools.top:top", RUN, own=TopOptions),
     "track": Verb(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from common.chat import ChatRules
-from common.config import Config
+from common.config import Config, ModelConfig
 from common.config_error import ConfigError
 from common.connection import RedisUnreachable
 from common.printable import printable
@@ -76,8 +76,7 @@ class RunRecords:
     @cached_property
     def transcriber(self) -> Transcriber:
         """Turns the run's tokens into text. Raises ConfigError if the run's model is not on this host."""
-        model = self._config.model
-        return Transcriber(load_tokenizer(self._model_folder(), model), rules=ChatRules.of(model))
+        return transcriber_of(self._model_folder(), self._config.model)
 
     def group(self, group_id: int) -> RecordedGroup:
         """One group. Raises NotRecorded."""
@@ -173,12 +172,7 @@ class RunRecords:
         return None
 
     def _archived(self, step: int) -> RecordedStep:
-        with _explained():
-            archived = self._archive.read(step, vocab_size=ANY_TOKEN, max_group_bytes=MAX_GROUP_BYTES)
-        groups = [_archived_group(group, step) for group in archived.groups]
-        return RecordedStep(
-            step=step, policy_version=archived.policy_version, resumptions=archived.resumptions, groups=groups
-        )
+        return read_archived(self._archive, step)
 
     def _looked(self) -> str:
         """The places that were searched, for an error."""
@@ -191,9 +185,24 @@ class RunRecords:
         folder = model_folder(self._config, self._run_dir)
         if self._shards and not (folder / "tokenizer_config.json").is_file():
             folder = Path(Fleet(self._shards[0].client, self._config.run.name).run_facts().model_path)
-        if not (folder / "tokenizer_config.json").is_file():
-            raise ConfigError(f"the run's model folder {folder} is not on this host; give a copy as model.path=FOLDER")
         return folder
+
+
+def transcriber_of(folder: Path, model: ModelConfig) -> Transcriber:
+    """Turns the tokens of the run whose model is in `folder` into text. Raises ConfigError if it is not there."""
+    if not (folder / "tokenizer_config.json").is_file():
+        raise ConfigError(f"the run's model folder {folder} is not on this host; give a copy as model.path=FOLDER")
+    return Transcriber(load_tokenizer(folder, model), rules=ChatRules.of(model))
+
+
+def read_archived(archive: Archive, step: int) -> RecordedStep:
+    """One step of the archive. Raises NotRecorded."""
+    with _explained():
+        archived = archive.read(step, vocab_size=ANY_TOKEN, max_group_bytes=MAX_GROUP_BYTES)
+    groups = [_archived_group(group, step) for group in archived.groups]
+    return RecordedStep(
+        step=step, policy_version=archived.policy_version, resumptions=archived.resumptions, groups=groups
+    )
 
 
 @contextlib.contextmanager

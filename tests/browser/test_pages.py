@@ -1,0 +1,92 @@
+"""The pages of `slipstream view` and `slipstream report` in a real browser: they show a run, and run no text of it."""
+
+import html
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.run_dir import RunDir
+from tests.browser.pages import dom_of
+from tests.small_tokenizer import END
+from tests.viewed import HOSTILE, make_viewed_run
+
+REPOSITORY = Path(__file__).parents[2]
+PLACES = {
+    "": "step 7",
+    "#steps/6": "2 of 2 groups",
+    "#steps/6/groups/1": "click[1] ü",
+    "#steps/6/groups/1/members/1": "log-probability -0.5 ",
+}
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return make_viewed_run(tmp_path_factory.mktemp("runs"), heard=HOSTILE)
+
+
+@pytest.fixture(scope="module")
+def served(run_dir: RunDir) -> Iterator[str]:
+    """The address of `slipstream view`."""
+    command = [sys.executable, "-m", "tools.cli", "view", str(run_dir.path)]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        found = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
+        assert found
+        yield found[0]
+        process.terminate()
+        assert process.wait(60) == 0
+
+
+@pytest.fixture(scope="module")
+def written(run_dir: RunDir) -> str:
+    """The address of the file that `slipstream view --file` writes."""
+    target = run_dir.path / "view.html"
+    command = [sys.executable, "-m", "tools.cli", "view", str(run_dir.path), "--file", str(target), "--steps", "6:7"]
+    subprocess.run(command, cwd=REPOSITORY, check=True, timeout=300)
+    return target.as_uri()
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", ["served", "written"])
+def test_every_page_shows_the_run_and_hostile_text_as_text(
+    place: str, kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    shown = dom_of(request.getfixturevalue(kind) + place, tmp_path)
+    body = shown[shown.index('<main id="main">') : shown.index("</main>")]
+    text = html.unescape(re.sub(r"<[^>]*>", "", body))
+    assert PLACES[place] in body and 'class="error"' not in body
+    assert "<title>owned" not in shown and not re.search(r"<(img|script)", body)
+    assert not re.search(r"[\x1b\u202e\u2028]", text)
+    if "groups" in place:
+        assert r"</script><!--\u{1b}[2J\u{202e}txt\u{2028}" in text
+
+
+def test_each_token_of_an_episode_is_coloured_by_its_version(served: str, tmp_path: Path) -> None:
+    shown = dom_of(f"{served}#steps/6/groups/1/members/1", tmp_path)
+    tokens = re.findall(
+        r'<span class="token" title="version (\d+), lag (\d+),[^"]*" style="background-color: (.*?);">', shown
+    )
+    assert len(tokens) == len(f"click[1] ü{END}buy{END}".encode()) - 2 * (len(END) - 1)
+    assert {(version, lag) for version, lag, _ in tokens} == {("3", "2"), ("7", "1")}
+    assert len({colour for _, _, colour in tokens}) == 2
+
+
+def test_a_search_shows_its_hits(served: str, tmp_path: Path) -> None:
+    shown = dom_of(f"{served}#search/click%5B1%5D", tmp_path)
+    assert "3 turns contain" in shown and shown.count("<mark>click[1]</mark>") == 3
+    assert "No earlier step has it." in shown
+
+
+def test_a_place_that_is_not_there_is_named(served: str, written: str, tmp_path: Path) -> None:
+    assert "was not trained on group 9" in dom_of(f"{served}#steps/6/groups/9", tmp_path)
+    assert "this file does not contain steps/9" in dom_of(f"{written}#steps/9", tmp_path)
+
+
+def test_the_report_is_drawn(run_dir: RunDir, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "tools.cli", "report", str(run_dir.path)], cwd=REPOSITORY, check=True)
+    shown = dom_of((run_dir.path / "report" / "report.html").as_uri(), tmp_path)
+    assert "<svg" in shown and "In thirty seconds" in shown and "optimizer steps" in shown

@@ -1,0 +1,1 @@
+"""The viewer: looks into the archive of a run, in a browser."""

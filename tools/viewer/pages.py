@@ -1,0 +1,163 @@
+"""What the viewer shows of a run, as JSON values by path: the run, a step, a group, an episode.
+
+    run    steps/12    steps/12/groups/345    steps/12/groups/345/members/6
+
+One step is read at a time, so a run of any length can be looked into.
+"""
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from common.config import Config
+from common.metrics import read_metrics
+from common.run_dir import RunDir
+from common.trajectory import Trajectory
+from replay.archive import Archive
+from replay.listing import NotRecorded
+from tools.prepare import model_folder
+from tools.replay.diff import group_facts, step_facts
+from tools.replay.run_records import RecordedGroup, RecordedStep, read_archived, transcriber_of
+from tools.replay.show import member_facts, trajectory_facts
+
+MAX_HITS = 50  # of one search
+SEARCH_S = 2.0  # then the search returns what it has found, and where it stopped
+EXCERPT_CHARS = 80  # on each side of a hit
+SHOWN_METRICS = ("trained/reward", "trained/success", "produced/success", "lag/mean")
+_PATH = re.compile(r"run|steps/(\d{1,9})(?:/groups/(\d{1,15})(?:/members/(\d{1,4}))?)?")
+
+
+class Pages:
+    """Reads the archive of one run."""
+
+    def __init__(self, config: Config, run_dir: RunDir) -> None:
+        """Raises ConfigError if the model's tokenizer is missing, NotRecorded if no step is archived."""
+        self._config = config
+        self._run_dir = run_dir
+        self._archive = self._listed()
+        if not self._archive.steps:
+            why = "the run has made no step yet" if config.replay.archive else "the run has `replay.archive=false`"
+            raise NotRecorded(f"{run_dir.trajectories} has no step: {why}")
+        self._transcriber = transcriber_of(model_folder(config, run_dir), config.model)
+        self._read: RecordedStep | None = None  # the last one
+
+    @property
+    def steps(self) -> list[int]:
+        """The archived steps, in order."""
+        return self._archive.steps
+
+    def page(self, path: str) -> dict[str, Any]:
+        """The values at `path`. Raises NotRecorded."""
+        found = _PATH.fullmatch(path)
+        if found is None:
+            raise NotRecorded(f"there is no page {path!r}")
+        step, group, member = (None if number is None else int(number) for number in found.groups())
+        if step is None:
+            self._archive = self._listed()  # a running run has made more steps
+            return self.run(self.steps)
+        recorded = self._step(step)
+        if group is None:
+            return self._step_page(recorded)
+        held = next((each for each in recorded.groups if each.ticket.group_id == group), None)
+        if held is None:
+            raise NotRecorded(f"step {step} was not trained on group {group}")
+        if member is None:
+            return self._group_page(held, recorded)
+        if member not in held.trajectories:
+            raise NotRecorded(f"group {group} has no member {member}")
+        return self._episode_page(held.trajectories[member], recorded)
+
+    def run(self, steps: Sequence[int]) -> dict[str, Any]:
+        """The run, with the numbers of `steps`."""
+        records = {record["step"]: record for record in read_metrics(self._run_dir.metrics) if "lag/mean" in record}
+        return {
+            "name": self._run_dir.path.name,
+            "env": ", ".join(self._config.env.entries()),
+            "advantage": self._config.objective.advantage,
+            "max_lag": self._config.replay.max_lag,
+            "steps": list(steps),
+            "metrics": {name: [_number(records.get(step, {}).get(name)) for step in steps] for name in SHOWN_METRICS},
+        }
+
+    def search(self, text: str, *, before: int) -> dict[str, Any]:
+        """Where `text` occurs in the steps before `before`, newest first, and where the next search has to begin."""
+        hits, unreadable, ends_at = list[dict[str, Any]](), list[int](), time.monotonic() + SEARCH_S
+        earlier, following = [step for step in reversed(self.steps) if step < before], None
+        for place, step in enumerate(earlier):
+            if len(hits) >= MAX_HITS or time.monotonic() > ends_at:
+                following = earlier[place - 1]  # the last one that was read
+                break
+            try:
+                groups = self._step(step).groups
+            except NotRecorded:
+                unreadable.append(step)
+                continue
+            for trajectory in (trajectory for group in groups for trajectory in group.trajectories.values()):
+                hits += self._hits(trajectory, text.casefold(), step)
+        return {"hits": hits, "unreadable": unreadable, "next": following}
+
+    def _listed(self) -> Archive:
+        return Archive(self._run_dir.trajectories, self._config.run.name)
+
+    def _step(self, step: int) -> RecordedStep:
+        if self._read is None or self._read.step != step:
+            self._read = read_archived(self._archive, step)
+        return self._read
+
+    def _step_page(self, recorded: RecordedStep) -> dict[str, Any]:
+        groups = []
+        for group in recorded.groups:
+            members = [_member(trajectory, recorded) for trajectory in group.trajectories.values()]
+            groups.append(group_facts(group, recorded) | {"members": members})
+        return {"facts": step_facts(recorded), "groups": groups}
+
+    def _group_page(self, group: RecordedGroup, recorded: RecordedStep) -> dict[str, Any]:
+        members = []
+        for trajectory in group.trajectories.values():
+            facts = trajectory_facts(trajectory, self._transcriber.turns(trajectory))
+            members.append(_member(trajectory, recorded) | {"turns": facts["turns"]})
+        return group_facts(group, recorded) | {"members": members}
+
+    def _episode_page(self, trajectory: Trajectory, recorded: RecordedStep) -> dict[str, Any]:
+        facts = trajectory_facts(trajectory, self._transcriber.turns(trajectory)) | _member(trajectory, recorded)
+        logprobs, versions = trajectory.behaviour_logprob_array(), trajectory.policy_version_array()
+        for shown, turn in zip(facts["turns"], trajectory.turns, strict=True):
+            own = versions[turn.start : turn.stop].tolist()
+            shown["tokens"] = {
+                "texts": self._transcriber.pieces(trajectory, turn.start, turn.stop),
+                "logprobs": [round(value, 4) for value in logprobs[turn.start : turn.stop].tolist()],
+                "versions": own,
+            }
+        sampled = {span.policy_version for span in trajectory.version_spans}
+        return facts | {"lags": {str(version): recorded.lag_of(version) for version in sorted(sampled)}}
+
+    def _hits(self, trajectory: Trajectory, text: str, step: int) -> list[dict[str, Any]]:
+        """The first occurrence in each turn, of what the policy wrote or else of what it read."""
+        hits = []
+        for index, turn in enumerate(self._transcriber.turns(trajectory)):
+            for where, words in (("action", turn.action), ("prompt", turn.prompt)):
+                at = words.casefold().find(text)
+                if at >= 0:
+                    excerpt = words[max(0, at - EXCERPT_CHARS) : at + len(text) + EXCERPT_CHARS]
+                    place = {"step": step, "group_id": trajectory.group_id, "member": trajectory.member}
+                    hits.append(place | {"turn": index, "where": where, "excerpt": excerpt})
+                    break
+        return hits
+
+
+def _member(trajectory: Trajectory, recorded: RecordedStep) -> dict[str, Any]:
+    """One line about an episode: its facts, its lag, and its reward by part."""
+    parts: dict[str, float] = {}
+    for turn in trajectory.turns:
+        for name, reward in turn.rewards.items():
+            parts[name] = parts.get(name, 0.0) + reward
+    return member_facts(trajectory) | {
+        "lag": recorded.lag_of(trajectory.oldest_policy_version),
+        "rewards": parts,
+        "duration_s": trajectory.duration_s,
+    }
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and -1e300 <= value <= 1e300 else None

@@ -1,0 +1,100 @@
+"""Serves the viewer's page and its JSON on loopback."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from common.config_error import ConfigError
+from replay.listing import NotRecorded
+from tools.viewer.pages import Pages
+
+FOLDER = Path(__file__).parent
+FILES = {"/": ("viewer.html", "text/html"), "/viewer.js": ("viewer.js", "text/javascript")}
+FILES |= {"/viewer.css": ("viewer.css", "text/css")}
+MAX_SEARCH_CHARS = 1000
+# A page of another site may make a browser connect here under a name of its own, to read as that site: such a name is
+# refused. The port is not compared, as it differs behind a tunnel.
+NAMES = ("127.0.0.1", "localhost")
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+def serve(pages: Pages, *, port: int) -> None:
+    """Serve until Ctrl-C or SIGTERM. Raises ConfigError if the port is in use."""
+    listening = socket.socket()
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind(("127.0.0.1", port))
+    except OSError as error:
+        raise ConfigError(f"--port {port} on 127.0.0.1: {error.strerror}; leave it out for any free port") from error
+    address = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    print(f"look at {address} (Ctrl-C ends it)", flush=True)
+    web.run_app(make_app(pages), sock=listening, print=None, access_log=None)
+
+
+def make_app(pages: Pages) -> web.Application:
+    """The application. One thread reads the archive, as a step may need much memory."""
+    reader = ThreadPoolExecutor(max_workers=1)
+
+    async def answer(read: Callable[[], dict[str, Any]]) -> web.Response:
+        def encoded() -> str:
+            return json.dumps(read(), allow_nan=False)
+
+        try:
+            return _json(await asyncio.get_running_loop().run_in_executor(reader, encoded))
+        except NotRecorded as error:
+            return _json(json.dumps({"error": str(error)}), status=404)
+
+    async def file(request: web.Request) -> web.Response:
+        name, kind = FILES[request.path]
+        return web.Response(text=(FOLDER / name).read_text(), content_type=kind)
+
+    async def page(request: web.Request) -> web.Response:
+        return await answer(lambda: pages.page(request.match_info["path"]))
+
+    async def search(request: web.Request) -> web.Response:
+        text, before = request.query.get("text", ""), request.query.get("before", "")
+        if not text or len(text) > MAX_SEARCH_CHARS or not (before.isascii() and before.isdecimal()):
+            message = f"a search has a text of 1 to {MAX_SEARCH_CHARS} characters and a step"
+            return _json(json.dumps({"error": message}), status=400)
+        return await answer(lambda: pages.search(text, before=int(before[:9])))
+
+    app = web.Application(middlewares=[_guard])
+    for path in FILES:
+        app.router.add_get(path, file)
+    app.router.add_get("/api/search", search)
+    app.router.add_get("/api/{path:.*}", page)
+    return app
+
+
+def _json(text: str, *, status: int = 200) -> web.Response:
+    return web.Response(text=text, content_type="application/json", status=status)
+
+
+@web.middleware
+async def _guard(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Refuse other names than loopback's, and forbid the page everything but its own script and style."""
+    response: web.StreamResponse
+    if request.host.rpartition(":")[0] not in NAMES and request.host not in NAMES:
+        response = web.Response(status=403, text="open the viewer by http://127.0.0.1:PORT/")
+    else:
+        response = await handler(request)
+    response.headers.update(HEADERS)
+    return response

@@ -1,0 +1,41 @@
+"""`slipstream view RUN`: look into what a run was trained on, in a browser, from its archive on disk."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.config import Config, load_config
+from common.config_error import ConfigError
+from tools.runs import find_run
+from tools.viewer.pages import Pages
+from tools.viewer.server import serve
+from tools.viewer.single_file import write_file
+from tools.viewer.view_options import ViewOptions
+
+
+def view(config: Config, *, runs: Sequence[str], options: ViewOptions) -> int:
+    """Serve the page of the run, or write it to options.file; return 0. Raises ConfigError, NotRecorded."""
+    if len(runs) > 1:
+        raise ConfigError(f"`slipstream view` shows one run, got {', '.join(runs)}; start it once for each")
+    run_dir = find_run(runs[0] if runs else config.run.name, config.run.root)
+    if not run_dir.config.is_file():
+        raise ConfigError(f"{run_dir.config} does not exist; give the directory of a run")
+    elsewhere = [f"model.path={config.model.path}"] if config.model.path else []
+    pages = Pages(load_config(str(run_dir.config), elsewhere), run_dir)
+    if options.file:
+        print(f"view: {write_file(pages, Path(options.file), steps=_steps(pages, options.steps))}")
+    else:
+        serve(pages, port=options.port)
+    return 0
+
+
+def _steps(pages: Pages, wanted: str) -> list[int]:
+    """The archived steps among those that are wanted; the newest by default. Raises ConfigError if there is none."""
+    if not wanted:
+        return pages.steps[-1:]
+    first, last = map(int, wanted.split(":"))
+    found = [step for step in pages.steps if first <= step <= last]
+    if not found:
+        raise ConfigError(
+            f"--steps {wanted} has no archived step; the archive has {pages.steps[0]} to {pages.steps[-1]}"
+        )
+    return found
