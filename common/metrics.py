@@ -10,13 +10,15 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.compat.proto.types_pb2 import DT_STRING
+from tensorboard.compat.proto.types_pb2 import DT_FLOAT, DT_STRING
 from tensorboard.plugins.custom_scalar import layout_pb2, metadata
+from tensorboard.plugins.scalar.metadata import create_summary_metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from common.config_error import ConfigError
@@ -49,13 +51,23 @@ class Metrics:
 class MetricsWriter:
     """Appends to `metrics.jsonl` and to one TensorBoard event file."""
 
-    def __init__(self, *, jsonl: Path, tensorboard: Path, resume_step: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        jsonl: Path,
+        tensorboard: Path,
+        resume_step: int | None = None,
+        descriptions: Mapping[str, str] | None = None,
+    ) -> None:
         """With `resume_step`, records of later steps are removed from both: those steps are made again.
+
+        TensorBoard's tab "Scalars" shows the `descriptions` beside the charts of these names.
 
         Raises ConfigError if `jsonl` cannot be read.
         """
         if resume_step is not None:
             _cut_after(jsonl, resume_step)
+        self._descriptions = descriptions or {}
         self._jsonl = jsonl.open("a", buffering=1)
         self._events = EventFileWriter(str(tensorboard), flush_secs=5)
         if resume_step is not None:
@@ -81,7 +93,7 @@ class MetricsWriter:
         """Write every mean and histogram at `step` and return the means."""
         means = metrics.means()
         self._jsonl.write(json.dumps({"step": step, "time": time.time(), **_finite(means)}) + "\n")
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in means.items()]
+        values = [self._scalar(name, value) for name, value in means.items()]
         values += [
             Summary.Value(tag=name, histo=_histogram(samples))
             for name, samples in metrics.histograms.items()
@@ -89,6 +101,13 @@ class MetricsWriter:
         ]
         self._events.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
         return means
+
+    def _scalar(self, name: str, value: float) -> Any:
+        """A point. TensorBoard's data server reads descriptions only beside tensors."""
+        if name not in self._descriptions:
+            return Summary.Value(tag=name, simple_value=value)
+        described = create_summary_metadata(display_name="", description=self._descriptions[name])
+        return Summary.Value(tag=name, metadata=described, tensor=TensorProto(dtype=DT_FLOAT, float_val=[value]))
 
     def close(self) -> None:
         self._jsonl.close()

@@ -19,7 +19,7 @@ from learner.evaluation import Evaluation
 from learner.fence import Fence
 from learner.links import Links
 from learner.model.flops import Flops
-from learner.overview import OVERVIEW
+from learner.overview import OVERVIEW, PINNED
 from learner.publish import PublishStats
 from learner.refusals import Refusals
 from learner.report import add_cost, add_flow, add_produced, add_system, slots_used, step_metrics
@@ -69,7 +69,9 @@ class RunRecord:
         flops: Flops,
     ) -> "RunRecord":
         """Remove the metrics of every step after `step`; later steps add to the rest."""
-        writer = MetricsWriter(jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=step)
+        writer = MetricsWriter(
+            jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=step, descriptions=PINNED
+        )
         writer.lay_out(OVERVIEW)
         record = cls(links, run_dir, fence, tally=tally, writer=writer, started_at_s=started_at_s, flops=flops)
         record._reset_ledger(links.shards.ledger())

@@ -143,10 +143,16 @@ def check_the_names(records: list[dict[str, float]]) -> None:
 
 def check_tensorboard(run_dir: RunDir, steps: list[dict[str, float]]) -> None:
     events = EventAccumulator(str(run_dir.tensorboard)).Reload()
-    for name in ("produced/success", "trained/success"):
-        curve, told = events.Scalars(name), [record for record in steps if name in record]
-        assert [point.step for point in curve] == [record["step"] for record in told]
-        assert [point.value for point in curve] == pytest.approx([record[name] for record in told], rel=1e-5)
+    curves = {
+        "trained/success": [(point.step, point.value) for point in events.Scalars("trained/success")],
+        "produced/success": [  # a chart with a description
+            (point.step, point.tensor_proto.float_val[0]) for point in events.Tensors("produced/success")
+        ],
+    }
+    for name, curve in curves.items():
+        told = [record for record in steps if name in record]
+        assert [step for step, _ in curve] == [record["step"] for record in told]
+        assert [value for _, value in curve] == pytest.approx([record[name] for record in told], rel=1e-5)
 
 
 def slipstream(arguments: list[str], *, mark: str, **environment: str) -> str:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.data_compat import migrate_value
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from common.metrics import Metrics, MetricsWriter, read_metrics
@@ -107,6 +109,21 @@ def test_the_overview_lies_in_the_event_file_as_its_plugin_reads_it(tmp_path: Pa
     charts = {chart.title: list(chart.multiline.tag) for chart in category.chart}
     assert charts == {"Reward": ["^trained/reward$", "^trained/success$"], "Lag": ["^lag/"]}
     assert scalars(tmp_path / "tb", "reward") == [(1, 0.5)]
+
+
+def test_a_description_is_shown_beside_its_chart_alone(tmp_path: Path) -> None:
+    writer = MetricsWriter(
+        jsonl=tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tb", descriptions={"reward": "Is it learning?"}
+    )
+    writer.write(1, of(reward=0.5, loss=0.25))
+    writer.close()
+    (file,) = (tmp_path / "tb").glob("events.*")
+    values = [migrate_value(value) for event in EventFileLoader(str(file)).Load() for value in event.summary.value]
+    described = {
+        value.tag: (value.metadata.summary_description, value.metadata.plugin_data.plugin_name) for value in values
+    }
+    assert described == {"reward": ("Is it learning?", "scalars"), "loss": ("", "scalars")}
+    assert [float(value.tensor.float_val[0]) for value in values] == [0.5, 0.25]
 
 
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:

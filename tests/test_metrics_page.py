@@ -1,12 +1,14 @@
 """docs/metrics.md and the code name the same metrics, and the overview shows what there is."""
 
 import ast
+import json
 import re
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import pytest
 
-from learner.overview import OVERVIEW
+from learner.overview import OVERVIEW, PINNED, pinned_link
 
 REPOSITORY = Path(__file__).parents[1]
 GROUPS = (
@@ -90,3 +92,12 @@ def test_the_first_chart_has_the_success_of_all_finished_episodes_beside_that_of
 
 def test_the_overview_fits_a_screen() -> None:
     assert 10 <= len(OVERVIEW) <= 16
+
+
+def test_the_link_pins_charts_that_are_there_and_fit_its_question() -> None:
+    address, _, query = pinned_link("http://127.0.0.1:6006").partition("?")
+    ((name, cards),) = parse_qsl(query.removesuffix("#timeseries"))
+    assert (address, name) == ("http://127.0.0.1:6006/", "pinnedCards")
+    tags = [card["tag"] for card in json.loads(cards) if card["plugin"] == "scalars"]
+    assert tags == list(PINNED) and set(tags) <= set(explained())
+    assert len(query) < 1500 and re.fullmatch(r"[\w%.+=#-]+", query)  # a terminal takes all of it for one link

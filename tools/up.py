@@ -23,6 +23,7 @@ from common.headline import headline
 from common.metrics import read_metrics
 from common.run_dir import RunDir, write_whole
 from common.shutdown import LEAVE_S, Shutdown
+from learner.overview import pinned_link
 from replay.fleet import Fleet, RunState, UnknownRun
 from replay.redis_version import warning_of
 from replay.server import Server, find_executable, password_of, start_private_server
@@ -315,6 +316,8 @@ def _print_places(config: Config, run_dir: RunDir, tensorboard: Child) -> None:
         "started": time.strftime("%H:%M:%S"),
     }
     print_table(f"Slipstream: {config.run.name}", rows)
+    # Not in the table, whose line breaks a terminal would take for the link's end.
+    print(f"TensorBoard with the most important charts on top: {pinned_link(rows['TensorBoard'])}", flush=True)
 
 
 def summary_rows(summary: dict[str, Any]) -> dict[str, str]:
