@@ -43,7 +43,7 @@ def make_whole_run(root: Path, name: str, *settings: str) -> RunDir:
         | {"perf/goodput": 0.75, "mismatch/effective_sample_size": 0.99}
         for number in range(1, 41)
     ]
-    for number, success in ((0, 0.1), (40, 0.9)):
+    for number, success in ((0, 0.0), (0, 0.1), (40, 0.9)):
         records.append({"step": number, "eval/success_sampled": success, "eval/num_tasks": 50.0})
     run_dir.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
     changes = "".join(f"{section}: {{{value}}}\n" for section, value in (text.split("=", 1) for text in settings))

@@ -70,13 +70,19 @@ def _learning(run: RunFiles) -> str:
 
 
 def _held_out(run: RunFiles) -> str:
+    """The evaluation of the policy that RL began with, after a warm start, and the newest one."""
     shown = [record for record in run.evaluations if record.get("eval/num_tasks", 0) >= 1]
-    texts = []
-    for record in dict.fromkeys([0, len(shown) - 1]) if shown else []:
-        sampled, count = shown[record]["eval/success_sampled"], round(shown[record]["eval/num_tasks"])
-        low, high = wilson(min(max(sampled, 0.0), 1.0), count)
-        texts.append(f"{sampled:.3f} ({low:.2f} to {high:.2f}) at step {shown[record]['step']:.0f}")
-    return f"{', then '.join(texts)}, of {shown[-1]['eval/num_tasks']:.0f} tasks" if texts else "not evaluated"
+    if not shown:
+        return "not evaluated"
+    first = [record for record in shown if record["step"] == shown[0]["step"]][-1]
+    texts = [_evaluation(record) for record in ([first] if shown[-1] is first else [first, shown[-1]])]
+    return f"{', then '.join(texts)}, of {shown[-1]['eval/num_tasks']:.0f} tasks"
+
+
+def _evaluation(record: Record) -> str:
+    sampled = record["eval/success_sampled"]
+    low, high = wilson(min(max(sampled, 0.0), 1.0), round(record["eval/num_tasks"]))
+    return f"{sampled:.3f} ({low:.2f} to {high:.2f}) at step {record['step']:.0f}"
 
 
 def _stale(run: RunFiles) -> str:
