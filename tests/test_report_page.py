@@ -2,18 +2,20 @@
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from common.connection import PASSWORD_VARIABLE
 from common.run_dir import RunDir
 from replay.archive import ArchivedStep, ArchiveWriter
 from replay.ledger import ledger_of
 from tests.test_headline import step
 from tests.test_replay_archive import group
-from tests.test_runs import SUMMARY, make_run
+from tests.test_runs import SUMMARY, make_run, with_own_server
 from tools.chart import Layer, Line, layer_chart, line_chart, plain, share_bars
 from tools.cli import main
 
@@ -104,6 +106,18 @@ def test_the_page_needs_no_other_file_and_runs_no_script(tmp_path: Path) -> None
     page = (run_dir.path / "report" / "report.html").read_text()
     assert "default-src 'none'; style-src 'sha256-" in page and page.count("<svg") >= 8
     assert not re.search(r"<script|\son\w+=|\ssrc=|<link|url\(|style=", page)
+
+
+def test_the_command_that_repeats_a_run_starts_another_one_with_its_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PASSWORD_VARIABLE, "none")
+    config = with_own_server(make_run(tmp_path, "one", age_s=60))
+    assert config.redis.url
+    (line,) = [line for line in reported(RunDir(tmp_path, "one")).splitlines() if line.startswith("slipstream up /")]
+    capsys.readouterr()
+    assert main([*shlex.split(line, comments=True)[1:], "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("redis: a server of its own\n")
 
 
 def test_runs_are_compared_by_what_differs(tmp_path: Path) -> None:

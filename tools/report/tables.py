@@ -4,7 +4,9 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 from common.config import Config, key_paths, value_of
+from common.run_dir import RunDir
 from replay.ledger import STATES
+from replay.server import password_of
 from tools.report.blocks import Block, Commands, Rows, Words
 from tools.report.run_files import RunFiles
 
@@ -63,13 +65,19 @@ def commands(runs: Sequence[RunFiles]) -> Commands:
         config, name = shlex.quote(str(run.path / "config.yaml")), shlex.quote(run.name)
         root = "" if str(run.path.parent) == "runs" else f" run.root={shlex.quote(str(run.path.parent))}"
         lines += [
-            f"slipstream up {config} run.name={name}-again redis.url=''   # the same settings again",
+            f"slipstream up {config} run.name={name}-again{_own_server(run)}   # the same settings again",
             f"slipstream learner --replay-archive {name}{root}   # the same steps again, from the archive",
             f"slipstream up --resume {name}{root} learner.steps=MORE   # continue",
             f"slipstream eval run.name={name}{root}   # held-out success of the trained model",
             f"slipstream view {shlex.quote(str(run.path.absolute()))}   # look into the episodes",
         ]
     return Commands(lines=lines)
+
+
+def _own_server(run: RunFiles) -> str:
+    """The setting that gives the next run a server of its own, if this run had one, which ended with it."""
+    url, folder = run.config.redis.url if run.config else "", RunDir(run.path.parent, run.path.name).redis
+    return " \"redis.url=''\"" if url and password_of(folder, url) is not None else ""
 
 
 def _accounts(run: RunFiles) -> Mapping[str, str]:
