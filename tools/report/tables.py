@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from common.config import Config, key_paths, value_of
 from common.run_dir import RunDir
 from replay.ledger import STATES
-from replay.server import password_of
 from tools.report.blocks import Block, Commands, Rows, Words
 from tools.report.run_files import RunFiles
 
@@ -76,8 +75,7 @@ def commands(runs: Sequence[RunFiles]) -> Commands:
 
 def _own_server(run: RunFiles) -> str:
     """The setting that gives the next run a server of its own, if this run had one, which ended with it."""
-    url, folder = run.config.redis.url if run.config else "", RunDir(run.path.parent, run.path.name).redis
-    return " \"redis.url=''\"" if url and password_of(folder, url) is not None else ""
+    return " \"redis.url=''\"" if (RunDir(run.path.parent, run.path.name).redis / "redis.conf").exists() else ""
 
 
 def _accounts(run: RunFiles) -> Mapping[str, str]:
