@@ -147,6 +147,11 @@ DAMAGE: dict[str, tuple[Callable[[RunDir], object], str]] = {
     "a summary of another kind": (lambda run: run.summary.write_text('{"eval": 1}'), "summary.json is damaged"),
     "no config": (lambda run: run.config.unlink(), "config.yaml does not exist"),
     "a broken config": (lambda run: run.config.write_text("run: ["), "config.yaml"),
+    "a cut tally, and no summary": (
+        lambda run: (run.summary.unlink(), run.tally.write_text('{"schema": 1')),
+        "tally.json",
+    ),
+    "a log that is a folder": (lambda run: run.log("actors").mkdir(), "actors.log"),
     "no metrics": (lambda run: run.metrics.unlink(), "metrics.jsonl has no optimizer step"),
     "empty metrics": (lambda run: run.metrics.write_text(""), "metrics.jsonl has no optimizer step"),
     "a folder in the place of metrics": (
@@ -204,6 +209,13 @@ def test_a_run_that_does_not_exist_is_named_with_those_that_do(
     make_whole_run(tmp_path, "one")
     assert main(["report", "none", f"run.root={tmp_path}"]) == 2
     assert f"no run 'none': {tmp_path}/none is not a directory; runs under {tmp_path}/: one" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = make_whole_run(tmp_path, "one")
+    (tmp_path / "file").write_text("")
+    assert main(["report", str(run_dir.path), "--to", str(tmp_path / "file" / "x")]) == 2
+    assert "file/x cannot be written: Not a directory; give another folder by --to" in capsys.readouterr().err
 
 
 HOSTILE = "<script>alert(1)</script>|`x`\n# y \x1b[2J\u202e[a](javascript:b) <img src=x onerror=c>"

@@ -4,11 +4,13 @@ import asyncio
 import base64
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -17,7 +19,7 @@ from common.run_dir import RunDir
 from replay.archive import ArchiveWriter
 from replay.listing import NotRecorded
 from tests.small_tokenizer import END
-from tests.viewed import HOSTILE, make_viewed_run
+from tests.viewed import HOSTILE, archived, group_of, make_viewed_run
 from tools.cli import main
 from tools.viewer.pages import Pages
 from tools.viewer.server import FOLDER, HEADERS, make_app
@@ -195,12 +197,23 @@ def test_a_search_leaves_a_damaged_step_out_and_says_so(tmp_path: Path) -> None:
     assert {hit["step"] for hit in found["hits"]} == {7} and found["unreadable"] == [6]
 
 
+def test_a_number_that_json_does_not_have_is_left_out(tmp_path: Path) -> None:
+    run_dir = make_viewed_run(tmp_path)
+    played = group_of(3, "seen", heard="x")
+    odd = [msgspec.structs.replace(each, duration_s=math.nan, started_at_s=math.inf) for each in played.trajectories]
+    writer = ArchiveWriter(run_dir.trajectories, "seen", epoch=1)
+    writer.append(archived(8, msgspec.structs.replace(played, trajectories=odd)))
+    status, episode = ask(pages_of(run_dir), "/api/steps/8/groups/3/members/1")
+    assert (status, episode["duration_s"], episode["started_at_s"], episode["return"]) == (200, None, None, 1.0)
+
+
 WRONG: dict[str, tuple[list[str], str]] = {
     "no such run": (["none"], "no run 'none'"),
     "two runs": (["seen", "seen"], "shows one run"),
     "a port that is none": (["seen", "--port", "70000"], "--port"),
     "steps that are not archived": (["seen", "--file", "x.html", "--steps", "1:5"], "has no archived step"),
     "steps that are none": (["seen", "--file", "x.html", "--steps", "all"], "FIRST:LAST"),
+    "a folder that is none": (["seen", "--file", "/dev/null/x.html"], "--file /dev/null/x.html cannot be written"),
     "steps without a file": (["seen", "--steps", "6:7"], "together with --file"),
 }
 

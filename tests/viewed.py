@@ -29,20 +29,20 @@ def make_viewed_run(root: Path, *, name: str = "seen", heard: str = "red small")
     run_dir.config.write_text(f"run: {{name: {name}, root: '{root}'}}\nreplay: {{max_lag: 2}}\n")
     byte_tokenizer(CHATML).save_pretrained(run_dir.model)
     writer = ArchiveWriter(run_dir.trajectories, name, epoch=1)
-    writer.append(step(6, _group(1, name, heard=heard), _group(2, name, heard=heard)))
-    writer.append(step(7, _group(3, name, heard=heard)))
+    writer.append(archived(6, group_of(1, name, heard=heard), group_of(2, name, heard=heard)))
+    writer.append(archived(7, group_of(3, name, heard=heard)))
     numbers = {"lag/mean": 1.5, "trained/success": 0.5, "produced/success": None}
     records = [{"step": 6, "trained/reward": 0.25} | numbers, {"step": 7, "trained/reward": None} | numbers]
     run_dir.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
     return run_dir
 
 
-def step(number: int, *groups: Group) -> ArchivedStep:
+def archived(number: int, *groups: Group) -> ArchivedStep:
     came_back = Resumption(checkpoint_version=4, first_version=7)  # so version 4 and 7 have the same weights
     return ArchivedStep(step=number, policy_version=8, resumptions=(came_back,), conditions={}, groups=list(groups))
 
 
-def _group(group_id: int, run_id: str, *, heard: str) -> Group:
+def group_of(group_id: int, run_id: str, *, heard: str) -> Group:
     members = [_member(group_id, member, run_id, heard=heard) for member in range(2)]
     return Group(ticket=ticket(group_id), num_uses=1, trajectories=members)
 

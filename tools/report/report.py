@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 
 from common.config import Config
+from common.config_error import ConfigError
 from common.run_dir import RunDir, write_whole
 from tools.report.blocks import Chart, html, markdown
 from tools.report.report_options import ReportOptions
@@ -31,7 +32,11 @@ def report(config: Config, *, runs: Sequence[str], options: ReportOptions) -> in
     """Write the report of `runs`, or of run.name, and print where it is; return 0. Raises ConfigError."""
     folders = [find_run(word, config.run.root).path for word in runs or [config.run.name]]
     target = Path(options.to or (folders[0] if len(folders) == 1 else Path(config.run.root)) / FOLDER)
-    print(f"report: {write_report(folders, target)}")
+    try:
+        page = write_report(folders, target)
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error.strerror}; give another folder by --to") from error
+    print(f"report: {page}")
     return 0
 
 

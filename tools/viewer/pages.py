@@ -5,6 +5,7 @@
 One step is read at a time, so a run of any length can be looked into.
 """
 
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -48,7 +49,11 @@ class Pages:
         return self._archive.steps
 
     def page(self, path: str) -> dict[str, Any]:
-        """The values at `path`. Raises NotRecorded."""
+        """The values at `path`, without numbers that JSON does not have. Raises NotRecorded."""
+        shown: dict[str, Any] = _finite(self._page(path))
+        return shown
+
+    def _page(self, path: str) -> dict[str, Any]:
         found = _PATH.fullmatch(path)
         if found is None:
             raise NotRecorded(f"there is no page {path!r}")
@@ -157,6 +162,18 @@ def _member(trajectory: Trajectory, recorded: RecordedStep) -> dict[str, Any]:
         "rewards": parts,
         "duration_s": trajectory.duration_s,
     }
+
+
+def _finite(value: Any) -> Any:
+    """`value` with None for each number that is not finite: an actor may have recorded such a duration."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {name: _finite(part) for name, part in value.items()}
+        case list():
+            return [_finite(part) for part in value]
+    return value
 
 
 def _number(value: object) -> float | None:

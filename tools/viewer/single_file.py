@@ -15,7 +15,10 @@ MAX_FILE_CHARS = 256 << 20  # a browser loads the whole file
 
 
 def write_file(pages: Pages, target: Path, *, steps: Sequence[int]) -> Path:
-    """Write every page of `steps` to `target` and return it. Raises ConfigError if that is too much for one file."""
+    """Write every page of `steps` to `target` and return it.
+
+    Raises ConfigError if that is too much for one file, or if it cannot be written.
+    """
     script, style = (FOLDER / "viewer.js").read_text(), (FOLDER / "viewer.css").read_text()
     policy = f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; base-uri 'none'"
     whole = (FOLDER / "viewer.html").read_text()
@@ -30,7 +33,10 @@ def write_file(pages: Pages, target: Path, *, steps: Sequence[int]) -> Path:
         if whole.count(old) != 1:
             raise ValueError(f"viewer.html must contain {old} exactly once")
         whole = whole.replace(old, new)
-    write_whole(target, whole)
+    try:
+        write_whole(target, whole)
+    except OSError as error:
+        raise ConfigError(f"--file {target} cannot be written: {error.strerror}; give another path") from error
     return target
 
 
