@@ -106,11 +106,11 @@ class Transcriber:
         tokens, found = trajectory.token_array().tolist(), list[str]()
         known, waiting = max(0, start - CONTEXT_TOKENS), start  # decoded before, and the first token not written yet
         for end in range(start + 1, stop + 1):
-            text = self._decoded(tokens[known:end])
+            text = str(self._tokenizer.decode(tokens[known:end]))
             if text.endswith(UNFINISHED) and end < stop and end - waiting < MAX_TOKENS_A_CHARACTER:
                 found.append("")
                 continue
-            found.append(text[len(self._decoded(tokens[known:waiting])) :])
+            found.append(text[len(str(self._tokenizer.decode(tokens[known:waiting]))) :])
             known, waiting = waiting, end
         return found
 

@@ -113,6 +113,7 @@ def _facts(run: RunFiles, steps: Sequence[Record]) -> Facts:
         failures=(),
         steps=steps,
         newest_version=-1,
+        refusing=(),
         max_lag=run.config.replay.max_lag if run.config else 0,
         now_s=time.time(),
     )
