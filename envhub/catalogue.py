@@ -15,6 +15,7 @@ from envhub.adapters.reasoning import ReasoningEnv
 from envhub.adapters.textarena import TextArenaEnv
 from envhub.adapters.textworld import TextWorldEnv
 from envhub.adapters.verifiers_env import VerifiersEnv
+from envhub.agent.agent import AgentEnv
 from envhub.assets.agentbench_kg import make_agentbench_kg_env
 from envhub.assets.agentbench_os import make_agentbench_os_env
 from envhub.assets.bird import make_bird_env
@@ -88,7 +89,7 @@ REMOTE: dict[str, Callable[..., Env]] = {
 }
 
 # Environments that run the whole episode themselves and request tokens (envhub/driving.py).
-DRIVING: dict[str, Callable[..., DrivingEnv]] = {"verifiers": VerifiersEnv}
+DRIVING: dict[str, Callable[..., DrivingEnv]] = {"agent": AgentEnv, "verifiers": VerifiersEnv}
 
 Made = TypeVar("Made")
 
