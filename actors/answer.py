@@ -39,7 +39,7 @@ async def answer(ask: Callable[[], Awaitable[Observed]], *, timeout_s: float) ->
                     observation = await ask()
         except TimeoutError:
             raise EnvError(f"no answer within {timeout_s} s") from None
-        _check(observation)
+        check_observation(observation)
         return observation
 
 
@@ -138,7 +138,7 @@ def parsed(action_format: ActionFormat, completion: str) -> ParsedAction:
     return action
 
 
-def _check(observation: object) -> None:
+def check_observation(observation: object) -> None:
     """Raise EnvError for a malformed observation: it would cause an error far from here."""
     if not isinstance(observation, Observation):
         raise EnvError(f"returned a {type(observation).__name__}, expected an Observation")

@@ -1,31 +1,36 @@
-"""Plays an episode whose environment runs the loop itself and requests generations; each request and answer is a turn.
+"""Plays an episode whose environment runs the loop itself and requests generations; each generation is a turn.
 
-Nothing is rendered here: the environment sends prompts as tokens. A prompt that continues the tokens so far extends the
-sequence; any other prompt begins a branch. Sampled tokens that a branch repeats are not trained again: they are trained
-where they were sampled.
+Nothing is rendered here: the environment sends prompts as tokens. A prompt that continues a sequence of the episode
+extends it; any other prompt begins a branch. Sampled tokens that a branch repeats are not trained again: they are
+trained where they were sampled. Generations may overlap; each is recorded when it is complete.
 """
 
-import time
-from functools import partial
-from pathlib import Path
+import asyncio
+import itertools
+from typing import Any
 
+import msgspec
 from transformers import PreTrainedTokenizerBase
 
-from actors.answer import answer
-from actors.engine import Sampler
+from actors.answer import boundary, check_observation
+from actors.engine import Completion, EngineError, Sampler
 from actors.resume import ReplayMismatch
 from actors.tape import Tape
-from common.chat import Extension, end_tokens
-from common.trajectory import Sampling, Trajectory
-from envhub.adapters.verifiers_env import VerifiersEnv
-from envhub.driving import Asked, Reply, Terms
+from common.chat import end_tokens
+from common.trajectory import Sampling, Trajectory, VersionSpan
+from envhub.driving import DrivingEnv, Ending, Reply, Request, Terms
 from envhub.env import EnvError
+
+OVER = "the episode is over"
+POLL_S = 1.0  # between two looks at whether the environment has been idle for too long
+REPEAT_S = 10.0  # a generation that was not recorded waits this long for those that were
+END_S = 2.0  # time for an environment to end after it was cancelled
 
 
 def terms_of(tokenizer: PreTrainedTokenizerBase, sampling: Sampling, *, max_tokens: int, max_turns: int) -> Terms:
     """The terms of an episode for the environment. The tokenizer comes from the model folder of the engine."""
     return Terms(
-        model_folder=Path(str(tokenizer.name_or_path)),
+        tokenizer=tokenizer,
         max_tokens=max_tokens,
         max_turns=max_turns,
         sampling=sampling,
@@ -33,66 +38,179 @@ def terms_of(tokenizer: PreTrainedTokenizerBase, sampling: Sampling, *, max_toke
     )
 
 
-async def drive(tape: Tape, *, env: VerifiersEnv, sampler: Sampler, terms: Terms, step_timeout_s: float) -> Trajectory:
-    """Play one episode to its end, from the current end of `tape`.
+async def drive(tape: Tape, *, env: DrivingEnv, sampler: Sampler, terms: Terms, step_timeout_s: float) -> Trajectory:
+    """Play one episode to its end. The generations that `tape` has already are answered from it.
 
     Raises EnvError, ReplayMismatch, and the errors of `sampler`.
     """
-    attempt = tape.attempt
-    asked = await answer(partial(env.begin, attempt.task, terms), timeout_s=step_timeout_s)
-    if tape.turns:
-        asked = await _replay(tape, asked, env=env, step_timeout_s=step_timeout_s)
-    elif asked.stop_reason is None:
-        tape.add_prompt(extension_of(tape.prompt(), asked.prompt))
-    while asked.stop_reason is None:
-        turn_started = time.perf_counter()
-        try:
-            completion = await sampler.generate(
-                tape.prompt(), attempt.sampling, seed=attempt.turn_seed(len(tape.turns))
-            )
-        except ValueError as error:
-            raise EnvError(f"it requested a generation from an invalid prompt: {error}") from error
-        tape.add_completion(completion)
-        generated = time.perf_counter()
-        reply = Reply(tokens=completion.tokens, logprobs=completion.logprobs, finish_reason=completion.finish_reason)
-        asked = await answer(partial(env.answer, reply), timeout_s=step_timeout_s)
-        tape.add_turn(
-            completion,
-            asked,
-            state_key="",
-            valid_action=True,
-            generate_s=generated - turn_started,
-            env_s=time.perf_counter() - generated,
-        )
-        if asked.stop_reason is None:
-            tape.add_prompt(extension_of(tape.prompt(), asked.prompt))
+    calls = Calls(tape, sampler)
+    playing = asyncio.create_task(_ending(env, terms, calls))
+    ends: set[asyncio.Future[Any]] = {playing, calls.failed}
+    try:
+        while not playing.done():
+            left_s = calls.idle_left_s(step_timeout_s)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED, timeout=min(left_s, POLL_S))
+            if calls.failed.done():
+                calls.failed.result()
+            if calls.idle_left_s(step_timeout_s) <= 0 and not playing.done():
+                raise calls.unrepeated() or EnvError(
+                    f"it neither requested a generation nor ended within {step_timeout_s} s"
+                )
+        ending = playing.result()
+    finally:
+        calls.end()
+        playing.cancel()
+        await asyncio.wait({playing}, timeout=END_S)
+        if playing.done() and not playing.cancelled():
+            playing.exception()  # else asyncio would log it: the episode may have failed for another reason
+    if (mismatch := calls.unrepeated()) is not None:
+        raise mismatch
     if not tape.turns:
-        raise EnvError("the episode ended before it requested any generation")
-    return tape.trajectory(asked.stop_reason)
+        raise EnvError("the episode ended before any generation was complete")
+    tape.end(ending, env_s=calls.idle_s)
+    return tape.trajectory(ending.stop_reason)
 
 
-def extension_of(so_far: list[int], prompt: list[int]) -> Extension:
-    """The tokens that `prompt` adds to the tokens so far, or the branch that it begins."""
-    if prompt[: len(so_far)] == so_far:
-        return Extension(tokens=prompt[len(so_far) :], new_branch=False)
-    return Extension(tokens=prompt, new_branch=True)
+async def _ending(env: DrivingEnv, terms: Terms, calls: "Calls") -> Ending:
+    """The end of the episode, checked. Raises EnvError for everything that goes wrong in the environment."""
+    with boundary():
+        ending = await env.play_episode(calls.task, terms, calls.generate)
+        check_observation(ending)
+        if not isinstance(ending, Ending) or not ending.rewards:
+            raise EnvError("the episode ended without a reward; a reward of 0 must be given too")
+        return ending
 
 
-async def _replay(tape: Tape, asked: Asked, *, env: VerifiersEnv, step_timeout_s: float) -> Asked:
-    """Answer the requests with the recorded generations; return the request after them. Raises ReplayMismatch."""
-    logprobs = tape.logprobs
-    for number, turn in enumerate(tape.turns):
+class Calls:
+    """The generations of one episode: sampled, or repeated from the record of a preempted actor."""
+
+    def __init__(self, tape: Tape, sampler: Sampler) -> None:
+        self.task = tape.attempt.task
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tape = tape
+        self._sampler = sampler
+        self._recorded = _recorded(tape)  # those that were not repeated yet
+        self._all_repeated = asyncio.Event()
+        self._numbers = itertools.count(len(tape.turns))
+        self._running: set[asyncio.Task[Completion]] = set()
+        self._num_waiting = 0  # for recorded generations to be repeated
+        self._is_over = False
+        self._time_s = asyncio.get_running_loop().time
+        self._idle_since_s = self._time_s()
+
+    async def generate(self, request: Request) -> Reply:
+        """Sample an answer and record it. Raises EnvError if the episode cannot continue; `failed` has the reason."""
+        if self._recorded:
+            for number, (prompt, reply) in enumerate(self._recorded):
+                if prompt == request.prompt:
+                    del self._recorded[number]
+                    self._idle_since_s = self._time_s()
+                    if not self._recorded:
+                        self._all_repeated.set()
+                    return reply
+            # Generations overlap, so this one may have been unfinished when the others were recorded.
+            self._num_waiting += 1
+            try:
+                await self._all_repeated.wait()
+            finally:
+                self._num_waiting -= 1
+        idle_s = self.idle_s
+        sampling = asyncio.create_task(self._sample(request))
+        self._running.add(sampling)
+        started_s = self._time_s()
+        try:
+            completion = await sampling
+        except asyncio.CancelledError:
+            sampling.cancel()
+            if self._is_over:
+                raise EnvError(OVER) from None
+            raise
+        finally:
+            self._running.discard(sampling)
+            self._idle_since_s = self._time_s()
+        if self._is_over:
+            raise EnvError(OVER)
+        self._tape.add_call(request.prompt, completion, generate_s=self._idle_since_s - started_s, env_s=idle_s)
+        return Reply(tokens=completion.tokens, logprobs=completion.logprobs, finish_reason=completion.finish_reason)
+
+    def end(self) -> None:
+        """Abort what is running; nothing is recorded from now on."""
+        self._is_over = True
+        self._all_repeated.set()
+        self.failed.cancel()
+        for sampling in self._running:
+            sampling.cancel()
+
+    async def _sample(self, request: Request) -> Completion:
+        if self._is_over:
+            raise EnvError(OVER)
+        attempt = self._tape.attempt
+        sampling = attempt.sampling
+        if request.max_tokens is not None:
+            fewer = min(max(request.max_tokens, 1), sampling.max_turn_tokens)
+            sampling = msgspec.structs.replace(sampling, max_turn_tokens=fewer)
+        try:
+            completion = await self._sampler.generate(
+                request.prompt, sampling, seed=attempt.turn_seed(next(self._numbers))
+            )
+        except EngineError as error:
+            raise self._failure(error) from error
+        except ValueError as error:
+            invalid = EnvError(f"it requested a generation from an invalid prompt: {error}")
+            raise self._failure(invalid) from error
+        if request.keep is not None and (num_kept := request.keep(completion.tokens)) < len(completion.tokens):
+            return _first(completion, num_kept)
+        return completion
+
+    def _failure(self, error: Exception) -> EnvError:
+        """End the episode with `error`, and return what its environment gets."""
+        if not self.failed.done():
+            self.failed.set_exception(error)
+        return EnvError(OVER)
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last generation ended, in which none was running."""
+        return 0.0 if self._running else self._time_s() - self._idle_since_s
+
+    def idle_left_s(self, timeout_s: float) -> float:
+        """Seconds until the environment has been idle for too long."""
+        return (min(timeout_s, REPEAT_S) if self._num_waiting else timeout_s) - self.idle_s
+
+    def unrepeated(self) -> ReplayMismatch | None:
+        """The error for recorded generations that were not requested again; None if there are none."""
+        if not self._recorded:
+            return None
+        return ReplayMismatch(
+            f"{len(self._recorded)} of its {len(self._tape.turns)} recorded prompts were not sent again"
+        )
+
+
+def _recorded(tape: Tape) -> list[tuple[list[int], Reply]]:
+    """The prompt and the answer of each turn of `tape`."""
+    found = []
+    for turn in tape.turns:
         branch = max(start for start in tape.branch_starts if start < turn.start)
-        if asked.stop_reason is not None or asked.prompt != tape.tokens[branch : turn.start]:
-            raise ReplayMismatch(f"the prompt of turn {number} differs from the recorded one")
         reply = Reply(
             tokens=tape.tokens[turn.start : turn.stop],
-            logprobs=logprobs[turn.start : turn.stop],
+            logprobs=tape.logprobs[turn.start : turn.stop],
             finish_reason=turn.finish_reason,
         )
-        asked = await answer(partial(env.answer, reply), timeout_s=step_timeout_s)
-        if asked.stop_reason is not None or asked.rewards != turn.rewards:
-            raise ReplayMismatch(f"turn {number} differs from the record: its rewards, or the end of the episode")
-    if asked.prompt != tape.prompt():
-        raise ReplayMismatch("the prompt after the last turn differs from the recorded one")
-    return asked
+        found.append((tape.tokens[branch : turn.start], reply))
+    return found
+
+
+def _first(completion: Completion, num_tokens: int) -> Completion:
+    """The first tokens of `completion`, at least one, as if sampling had ended after them."""
+    num_tokens = max(num_tokens, 1)
+    return Completion(
+        tokens=completion.tokens[:num_tokens],
+        logprobs=completion.logprobs[:num_tokens],
+        kept=None if completion.kept is None else completion.kept.between(0, num_tokens),
+        version_spans=[
+            VersionSpan(start=span.start, stop=min(span.stop, num_tokens), policy_version=span.policy_version)
+            for span in completion.version_spans
+            if span.start < num_tokens
+        ],
+        finish_reason="stop",
+    )

@@ -21,8 +21,8 @@ from common.config import Config
 from common.env_config import MixtureEntry
 from common.message import Message
 from common.trajectory import OUTCOME_OF, StopReason, Task, Trajectory
-from envhub.adapters.verifiers_env import VerifiersEnv
 from envhub.catalogue import make_any_env
+from envhub.driving import DrivingEnv
 from envhub.env import Env, EnvError
 from envhub.isolation.offspring import begin_episode, end_offspring
 
@@ -66,7 +66,7 @@ class Allowance:
 @contextlib.asynccontextmanager
 async def fresh_env(
     envs: Mapping[str, MixtureEntry], task: Task, *, timeout_s: float
-) -> AsyncIterator[Env | VerifiersEnv]:
+) -> AsyncIterator[Env | DrivingEnv]:
     """The environment of `task` for one episode. Afterwards it is closed, and the processes that it started are killed.
 
     Raises EpisodeFailed if it cannot be made.
@@ -90,7 +90,7 @@ async def fresh_env(
 
 
 @contextlib.asynccontextmanager
-async def _closing(env: Env | VerifiersEnv, name: str, *, timeout_s: float) -> AsyncIterator[None]:
+async def _closing(env: Env | DrivingEnv, name: str, *, timeout_s: float) -> AsyncIterator[None]:
     try:
         yield
     except asyncio.CancelledError:
@@ -108,7 +108,7 @@ async def _closing(env: Env | VerifiersEnv, name: str, *, timeout_s: float) -> A
 async def rollout(
     tape: Tape,
     *,
-    env: Env | VerifiersEnv,
+    env: Env | DrivingEnv,
     sampler: Sampler,
     tokenizer: PreTrainedTokenizerBase,
     action_format: ActionFormat,
@@ -121,7 +121,7 @@ async def rollout(
     """
     try:
         async with asyncio.timeout(allowance.episode_timeout_s):
-            if isinstance(env, VerifiersEnv):
+            if isinstance(env, DrivingEnv):
                 terms = terms_of(
                     tokenizer, tape.attempt.sampling, max_tokens=allowance.max_tokens, max_turns=allowance.max_turns
                 )

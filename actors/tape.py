@@ -3,7 +3,9 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from actors.engine import Completion
 from common.chat import Extension
@@ -23,7 +25,13 @@ from common.trajectory import (
     pack_tokens,
 )
 from common.wire import SCHEMA
+from envhub.driving import Ending
 from envhub.env import Observation
+
+UNSCORED = {"reward": 0.0}  # of a generation whose episode is scored at its end
+
+
+Moving = TypeVar("Moving", Turn, VersionSpan)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,6 +144,65 @@ class Tape:
         self.prompt_stop = self.turns[-1].start
         self.turns = self.turns[:-1]  # a new list: the record of the episode has the other
 
+    def add_call(self, prompt: list[int], completion: Completion, *, generate_s: float, env_s: float) -> None:
+        """Record one of several generations that may overlap, as a turn without a reward yet.
+
+        It extends the longest sequence that `prompt` continues, which need not be the last one; else it begins a
+        branch at the end. The tokens after it move.
+        """
+        length, at = self._continued_by(prompt)
+        start = at + len(prompt) - length
+        stop = start + len(completion.tokens)
+        num_before = sum(self.loss_mask[:at])
+        self._move(at, by=stop - at)
+        if at and not length:
+            self.branch_starts.append(at)
+        self.tokens[at:at] = prompt[length:] + completion.tokens
+        self.logprobs[at:at] = [0.0] * (start - at) + completion.logprobs
+        if completion.kept is not None:
+            sets = joined(self.kept)
+            num_sampled = sum(self.loss_mask)
+            self.kept = [sets.between(0, num_before), completion.kept, sets.between(num_before, num_sampled)]
+        self.loss_mask[at:at] = [False] * (start - at) + [True] * (stop - start)
+        self.version_spans += [_moved(span, by=start) for span in completion.version_spans]
+        self.version_spans.sort(key=lambda span: span.start)
+        turn = Turn(
+            start=start,
+            stop=stop,
+            state_key="",
+            rewards=UNSCORED,
+            finish_reason=completion.finish_reason,
+            valid_action=True,
+            generate_s=generate_s,
+            env_s=env_s,
+        )
+        self.turns = sorted([*self.turns, turn], key=lambda turn: turn.start)
+        self.prompt_stop = len(self.tokens)
+
+    def _continued_by(self, prompt: list[int]) -> tuple[int, int]:
+        """The length and the end of the longest sequence that `prompt` begins with; 0 and the end of all without."""
+        stops = [*self.branch_starts[1:], len(self.tokens)]
+        fitting = [
+            (stop - start, stop)
+            for start, stop in zip(self.branch_starts, stops, strict=True)
+            if prompt[: stop - start] == self.tokens[start:stop]
+        ]
+        return max(fitting, default=(0, len(self.tokens)))
+
+    def _move(self, at: int, *, by: int) -> None:
+        """Move what begins at token `at` or later."""
+        self.branch_starts = [start + by if start >= at > 0 else start for start in self.branch_starts]
+        self.version_spans = [_moved(span, by=by) if span.start >= at else span for span in self.version_spans]
+        self.turns = [_moved(turn, by=by) if turn.start >= at else turn for turn in self.turns]
+
+    def end(self, ending: Ending, *, env_s: float) -> None:
+        """Give the last turn the rewards of the episode, and the others 0. `env_s` is the time since then."""
+        nothing = dict.fromkeys(list(ending.rewards)[:1], 0.0)
+        self.turns = [msgspec.structs.replace(turn, rewards=nothing) for turn in self.turns]
+        rewards = {name: float(reward) for name, reward in ending.rewards.items()}
+        self.turns[-1] = msgspec.structs.replace(self.turns[-1], rewards=rewards, env_s=self.turns[-1].env_s + env_s)
+        self.score, self.success = float(ending.score), bool(ending.success)
+
     def trajectory(self, stop_reason: StopReason) -> Trajectory:
         """The record of a finished episode, without the prompt after the last turn, from which nothing was sampled."""
         return self._record(stop=self.turns[-1].stop, stop_reason=stop_reason)
@@ -175,3 +242,7 @@ class Tape:
             scoring_s=0.0,
             provenance=attempt.provenance,
         )
+
+
+def _moved(part: Moving, *, by: int) -> Moving:
+    return msgspec.structs.replace(part, start=part.start + by, stop=part.stop + by)

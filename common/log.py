@@ -24,3 +24,5 @@ def log_to_stderr(level: int = logging.INFO) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PrintableFormatter(FORMAT))
     logging.basicConfig(level=level, handlers=[handler])
+    for name in ("httpx", "httpx2"):  # of OpenAI's client: a line for each call of an agent
+        logging.getLogger(name).setLevel(logging.WARNING)

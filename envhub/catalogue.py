@@ -15,6 +15,7 @@ from envhub.adapters.reasoning import ReasoningEnv
 from envhub.adapters.textarena import TextArenaEnv
 from envhub.adapters.textworld import TextWorldEnv
 from envhub.adapters.verifiers_env import VerifiersEnv
+from envhub.agent.agent import AgentEnv
 from envhub.assets.agentbench_kg import make_agentbench_kg_env
 from envhub.assets.agentbench_os import make_agentbench_os_env
 from envhub.assets.bird import make_bird_env
@@ -26,6 +27,7 @@ from envhub.assets.webshop import make_webshop_env
 from envhub.code.code import make_code_env
 from envhub.craft import make_craft_env
 from envhub.dataset.dataset import make_dataset_env
+from envhub.driving import DrivingEnv
 from envhub.env import Env
 from envhub.grid.grid import make_grid_env
 from envhub.household.household import HouseholdEnv
@@ -87,7 +89,7 @@ REMOTE: dict[str, Callable[..., Env]] = {
 }
 
 # Environments that run the whole episode themselves and request tokens (envhub/driving.py).
-DRIVING: dict[str, Callable[..., VerifiersEnv]] = {"verifiers": VerifiersEnv}
+DRIVING: dict[str, Callable[..., DrivingEnv]] = {"agent": AgentEnv, "verifiers": VerifiersEnv}
 
 Made = TypeVar("Made")
 
@@ -122,7 +124,7 @@ def make_env(name: str, options: Mapping[str, Any]) -> Env:
     return _made(env_maker(name), name, options)
 
 
-def make_any_env(name: str, options: Mapping[str, Any]) -> Env | VerifiersEnv:
+def make_any_env(name: str, options: Mapping[str, Any]) -> Env | DrivingEnv:
     """Like `make_env`, but also makes environments that run whole episodes themselves."""
     if name in DRIVING:
         return _made(DRIVING[name], name, options)

@@ -1,26 +1,51 @@
-"""The interface of an environment that runs the whole episode itself and requests tokens: `begin`, `answer`, `close`.
+"""The interface of an environment that runs the whole episode itself and requests tokens: `play_episode` and `close`.
 
 The other kind is in envhub/env.py: it gets one action as text and returns an observation. An environment of this kind
-keeps and renders the conversation itself. So its prompts are tokens, and the sampled answer goes back as tokens. Both
-kinds return rewards and, separately, a score. In both, a failure is an EnvError, never a reward of 0.
+keeps and renders the conversation itself, or has a program of the user's do so. So its prompts are tokens, and sampled
+answers go back as tokens. It may request several at a time. Both kinds return rewards and, separately, a score. In
+both, a failure is an EnvError, never a reward of 0.
 """
 
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from common.trajectory import Sampling, StopReason
+from common.trajectory import Sampling, StopReason, Task
 from envhub.env import Observation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
     """The settings of an episode, which the environment must respect."""
 
-    model_folder: Path  # of the tokenizer and the chat template
+    tokenizer: PreTrainedTokenizerBase  # of the policy, with its chat template
     max_tokens: int  # of a prompt plus its answer
     max_turns: int
     sampling: Sampling
     end_tokens: frozenset[int]  # tokens that end a turn
+
+    @property
+    def model_folder(self) -> Path:
+        """The folder that the tokenizer was loaded from."""
+        return Path(str(self.tokenizer.name_or_path))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """A prompt that the policy shall continue."""
+
+    prompt: list[int]
+    max_tokens: int | None = None  # of the answer, if fewer than the run's `sampling.max_turn_tokens`
+    # How many of the sampled tokens belong to the answer; the others are treated as never sampled. Whether the answer
+    # ends after a token must depend on this token and those before it only: else the policy that is trained is not
+    # the one that sampled. None keeps all.
+    keep: Callable[[list[int]], int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,9 +57,28 @@ class Reply:
     finish_reason: str  # "stop" or "length"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Asked(Observation):
-    """The rewards of the last answer and the next prompt; at the end of the episode, its `stop_reason`."""
+Generate = Callable[[Request], Awaitable[Reply]]
+"""Samples and records an answer. It may be awaited several times at once. Cancelling it aborts the request, and nothing
+of it is recorded. Raises EnvError when the episode cannot continue."""
 
-    prompt: list[int]  # the whole prompt as tokens; empty at the end
-    stop_reason: StopReason | None = None
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending(Observation):
+    """The rewards of a whole episode, at least one, its score, and the reason for its end."""
+
+    stop_reason: StopReason
+
+
+@runtime_checkable
+class DrivingEnv(Protocol):
+    """An environment that runs whole episodes itself, one at a time."""
+
+    async def play_episode(self, task: Task, terms: Terms, generate: Generate) -> Ending:
+        """Play `task` to its end. The same answers to the same requests should lead to the same next requests.
+
+        Then another actor can continue the episode of an actor that was preempted. Raises EnvError, or anything else,
+        if the episode has no valid reward.
+        """
+
+    async def close(self) -> None:
+        """Free every resource. Idempotent."""

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -12,8 +12,8 @@ import pytest
 
 from common.trajectory import Sampling
 from envhub.adapters.generate_server import GenerateServer
-from envhub.adapters.verifiers_session import Session, TokenRequest
-from envhub.driving import Reply
+from envhub.adapters.verifiers_session import Session
+from envhub.driving import Reply, Request
 from envhub.env import EnvError
 
 SAMPLING = Sampling(temperature=0.7, top_p=0.9, top_k=20, max_turn_tokens=32)
@@ -33,11 +33,33 @@ ASKED = {
 }
 
 
+class Policy:
+    """Answers a prompt with `reply`, or never."""
+
+    def __init__(self) -> None:
+        self.prompts: list[list[int]] = []
+        self.asked = asyncio.Event()
+        self.reply: Callable[[list[int]], Reply] | None = None
+
+    async def generate(self, request: Request) -> Reply:
+        self.prompts.append(request.prompt)
+        self.asked.set()
+        if self.reply is None:
+            await asyncio.sleep(3600)
+        assert self.reply is not None
+        return self.reply(request.prompt)
+
+
 class Asking:
     """A server with one session, and a client of it."""
 
-    def __init__(self, url: str, session: Session, client: aiohttp.ClientSession) -> None:
-        self.url, self.session, self._client = url, session, client
+    def __init__(self, url: str, sessions: dict[str, Session], policy: Policy, client: aiohttp.ClientSession) -> None:
+        self.url, self.sessions, self.policy, self._client = url, sessions, policy, client
+        self.session = sessions["episode"]
+
+    def is_untouched(self) -> bool:
+        """Whether nothing reached the session."""
+        return not self.policy.prompts and not self.session.is_over
 
     async def post(self, body: object, headers: dict[str, str] = SHOWN) -> tuple[int, str]:
         data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
@@ -51,20 +73,20 @@ class Asking:
 
 @contextlib.asynccontextmanager
 async def asking() -> AsyncIterator[Asking]:
-    session = Session(sampling=SAMPLING)
-    server = GenerateServer({"episode": session}, max_tokens=16, end_tokens=frozenset({2, 3}), secret="hidden")
+    policy = Policy()
+    session = Session(SAMPLING, policy.generate)
+    sessions = {"episode": session}
+    server = GenerateServer(sessions, max_tokens=16, end_tokens=frozenset({2, 3}), secret="hidden")
     async with server.listening() as url, aiohttp.ClientSession() as client:
-        yield Asking(url, session, client)
+        yield Asking(url, sessions, policy, client)
 
 
 def test_a_request_reaches_its_session_and_the_reply_has_the_recorded_format() -> None:
     async def ask() -> None:
         async with asking() as side:
-            posted = asyncio.create_task(side.post(ASKED))
-            request = await side.session.next()
-            assert request.prompt == [5, 6, 7]
-            await side.session.answer(Reply(tokens=[8, 2], logprobs=[-0.5, -0.0], finish_reason="stop"))
-            status, text = await posted
+            side.policy.reply = lambda prompt: Reply(tokens=[8, 2], logprobs=[-0.5, -0.0], finish_reason="stop")
+            status, text = await side.post(ASKED)
+            assert side.policy.prompts == [[5, 6, 7]]
         content = [{"token": "token_id:8", "logprob": -0.5}, {"token": "token_id:2", "logprob": -0.0}]
         choice = {"index": 0, "token_ids": [8, 2], "finish_reason": "stop", "logprobs": {"content": content}}
         assert (status, json.loads(text)) == (200, {"request_id": "", "choices": [choice]})
@@ -83,13 +105,13 @@ def test_the_models_card_tells_the_longest_prompt_that_leaves_room() -> None:
     asyncio.run(ask())
 
 
-def test_two_questions_at_a_time_are_answered_one_after_the_other() -> None:
+def test_two_questions_at_a_time_are_each_answered() -> None:
     async def ask() -> None:
         async with asking() as side:
-            posted = [asyncio.create_task(side.post(ASKED | {"token_ids": [number]})) for number in (5, 6)]
-            for _ in range(2):
-                prompt = (await side.session.next()).prompt
-                await side.session.answer(Reply(tokens=[prompt[0] + 1, 2], logprobs=[0.0, 0.0], finish_reason="stop"))
+            side.policy.reply = lambda prompt: Reply(
+                tokens=[prompt[0] + 1, 2], logprobs=[0.0] * 2, finish_reason="stop"
+            )
+            posted = [side.post(ASKED | {"token_ids": [number]}) for number in (5, 6)]
             told = [json.loads(text)["choices"][0]["token_ids"] for _, text in await asyncio.gather(*posted)]
         assert told == [[6, 2], [7, 2]]
 
@@ -110,7 +132,7 @@ def test_requests_without_the_secret_and_of_web_pages_are_refused(headers: dict[
         async with asking() as side:
             assert (await side.post(ASKED, headers))[0] == 401
             assert (await side.models(headers))[0] == 401
-            assert side.session.events.empty()
+            assert side.is_untouched()
 
     asyncio.run(ask())
 
@@ -120,7 +142,7 @@ def test_a_request_for_an_unknown_episode_is_refused_and_reaches_no_session() ->
         async with asking() as side:
             for headers in (SHOWN | {"X-Session-ID": "another"}, {"Authorization": "Bearer hidden"}):
                 assert (await side.post(ASKED, headers))[0] == 403
-            assert side.session.events.empty()
+            assert side.is_untouched()
 
     asyncio.run(ask())
 
@@ -160,7 +182,7 @@ def test_an_invalid_request_is_refused_and_fails_its_episode(body: object, compl
         async with asking() as side:
             assert (await side.post(body))[0] == 400
             with pytest.raises(EnvError, match=complaint):
-                await side.session.next()
+                await side.session.ending()
 
     asyncio.run(ask())
 
@@ -170,7 +192,7 @@ def test_a_prompt_over_the_context_is_refused_in_the_words_that_harnesses_know_a
         async with asking() as side:
             status, text = await side.post(ASKED | {"token_ids": [1] * 16})
             assert status == 400 and "maximum context length" in text
-            assert side.session.events.empty()
+            assert side.is_untouched()
 
     asyncio.run(ask())
 
@@ -183,18 +205,14 @@ def test_a_body_that_no_prompt_needs_is_not_read() -> None:
     asyncio.run(ask())
 
 
-def test_a_cancelled_request_cannot_be_answered() -> None:
+def test_a_request_that_ends_before_its_answer_fails_the_episode() -> None:
     async def ask() -> None:
         async with asking() as side:
             posted = asyncio.create_task(side.post(ASKED))
-            await side.session.next()
-            request = side.session.request
-            assert isinstance(request, TokenRequest)
+            await side.policy.asked.wait()
             posted.cancel()
-            async with asyncio.timeout(60):
-                await asyncio.wait([request.answer])
             with pytest.raises(EnvError, match="did not wait for its answer"):
-                await side.session.answer(Reply(tokens=[2], logprobs=[0.0], finish_reason="stop"))
+                await side.session.ending()
 
     asyncio.run(ask())
 
@@ -203,15 +221,24 @@ def test_a_request_that_ended_with_its_process_says_so() -> None:
     async def ask() -> None:
         async with asking() as side:
             posted = asyncio.create_task(side.post(ASKED))
-            await side.session.next()
-            request = side.session.request
-            assert isinstance(request, TokenRequest)
+            await side.policy.asked.wait()
             posted.cancel()
-            async with asyncio.timeout(60):
-                await asyncio.wait([request.answer])
-            answering = side.session.answer(Reply(tokens=[2], logprobs=[0.0], finish_reason="stop"))
-            asyncio.get_running_loop().call_soon(side.session.events.put_nowait, EnvError("its process ended"))
+            with pytest.raises(asyncio.CancelledError):
+                await posted
+            side.session.fail(EnvError("its process ended"))
             with pytest.raises(EnvError, match="its process ended"):
-                await answering
+                await side.session.ending()
+
+    asyncio.run(ask())
+
+
+def test_a_request_of_an_episode_that_is_over_is_refused() -> None:
+    async def over(request: Request) -> Reply:
+        raise EnvError("the episode is over")
+
+    async def ask() -> None:
+        async with asking() as side:
+            side.session = side.sessions["episode"] = Session(SAMPLING, over)
+            assert (await side.post(ASKED))[0] == 503
 
     asyncio.run(ask())

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -15,7 +16,10 @@ from actors.engine import Completion, EngineDied, WeightsRefused, WeightsUnfit
 from actors.orders import EngineSettings
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
+from common.tokenizer import load_tokenizer
 from common.trajectory import Sampling, VersionSpan
+from envhub.catalogue import make_any_env
+from tests.episodes import ALLOWANCE, rollout_of
 from tests.vllm_engines import (
     LONG,
     MAX_TOKENS,
@@ -97,6 +101,22 @@ def test_a_seed_fixes_the_tokens_whatever_runs_beside(keeping: VllmEngine) -> No
 
     alone, in_company, other = run(alone_and_in_company())
     assert alone.tokens == in_company.tokens != other.tokens
+
+
+def test_the_turns_of_an_agent_have_the_log_probabilities_of_a_forward_pass(
+    keeping: VllmEngine, policies: Policies
+) -> None:
+    env = make_any_env("agent", {"agent": "tests.agents:splits"})
+    allowance = replace(ALLOWANCE, max_tokens=MAX_TOKENS)
+    tokenizer = load_tokenizer(policies.folder)
+    trajectory = run(rollout_of(env, keeping, tokenizer=tokenizer, allowance=allowance))  # type: ignore[arg-type]
+    tokens, logprobs = trajectory.token_array().tolist(), trajectory.behaviour_logprob_array().tolist()
+    assert len(trajectory.turns) == 6 and len(trajectory.branch_starts) >= 2
+    for turn in trajectory.turns:
+        start = max(start for start in trajectory.branch_starts if start < turn.start)
+        sampled = tokens[turn.start : turn.stop]
+        expected = forward_logprobs(policies.models[0], tokens[start : turn.start], sampled)
+        assert torch.allclose(torch.tensor(logprobs[turn.start : turn.stop]), expected, atol=TOLERANCE)
 
 
 def test_a_turn_ends_with_its_end_token_or_at_its_limit(keeping: VllmEngine, policies: Policies) -> None:

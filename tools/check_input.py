@@ -17,8 +17,8 @@ from common.env_config import EnvConfig, MixtureEntry
 from common.imported import is_own
 from common.run_dir import RunDir
 from common.trajectory import Task
-from envhub.adapters.verifiers_env import VerifiersEnv
 from envhub.catalogue import DRIVING, make_any_env
+from envhub.driving import DrivingEnv
 from envhub.rewards.function import check_call, needs_columns
 from envhub.rewards.part import Part, reward_parts
 from learner.objective.coherence import REFUSED, check_coherence
@@ -89,7 +89,7 @@ async def _try_env(part: MixtureEntry, label: str, rewards: Sequence[Part]) -> N
     env = make_any_env(part.name, part.options)
     functions = [reward for reward in rewards if is_own(reward.kind) and needs_columns(reward.kind)]
     try:
-        if functions and not isinstance(env, VerifiersEnv):
+        if functions and not isinstance(env, DrivingEnv):
             columns = (await env.reset(Task(env=label, split="train", index=0))).columns
             for reward in functions:
                 check_call(reward.key, reward.kind, columns)

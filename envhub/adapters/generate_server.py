@@ -8,7 +8,6 @@
 than the run's fails its episode, because the recorded log-probabilities must belong to the run's `sampling`.
 """
 
-import asyncio
 import contextlib
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -19,7 +18,7 @@ from aiohttp import web
 
 from common.trajectory import Sampling
 from common.wire import MALFORMED
-from envhub.adapters.verifiers_session import Session, TokenRequest
+from envhub.adapters.verifiers_session import Session
 from envhub.driving import Reply
 from envhub.env import EnvError
 from envhub.remote.env_secret import headers_with
@@ -102,16 +101,18 @@ class GenerateServer:
             body = msgspec.json.decode(await request.read(), type=GenerateRequest)
             self._check(body, session.sampling)
         except (*MALFORMED, ValueError) as error:
-            session.events.put_nowait(EnvError(f"verifiers sent an invalid request: {error}"))
+            session.fail(EnvError(f"verifiers sent an invalid request: {error}"))
             return _error(400, str(error))
         if len(body.token_ids) > self._longest_prompt:
             # Harnesses look for exactly these words, and then end the episode normally.
             return _error(
                 400, f"{len(body.token_ids)} tokens are over the maximum context length of {self._longest_prompt}"
             )
-        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        session.events.put_nowait(TokenRequest(prompt=body.token_ids, answer=reply))
-        return web.json_response(_reply_body(await reply))
+        try:
+            reply = await session.answer(body.token_ids)
+        except EnvError as error:
+            return _error(503, str(error))
+        return web.json_response(_reply_body(reply))
 
     def _check(self, body: GenerateRequest, sampling: Sampling) -> None:
         """Raise ValueError unless the request names the run's model and the run's sampling settings."""

@@ -2,15 +2,15 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from common.trajectory import Task
 from envhub.adapters.verifiers_host import HostSettings, VerifiersHost, join_host, leave_host
 from envhub.adapters.verifiers_session import Session
-from envhub.driving import Asked, Reply, Terms
-from envhub.env import EnvError
+from envhub.driving import Ending, Generate, Terms
 
 
 class VerifiersEnv:
@@ -51,14 +51,11 @@ class VerifiersEnv:
         self._held_out = json.dumps(held_out, sort_keys=True)
         self._renderer = json.dumps(renderer, sort_keys=True)
         self._secrets = frozenset((secrets or {}).items())
-        self._host: VerifiersHost | None = None
-        self._session: Session | None = None
-        self._name = ""
+        self._leave: Callable[[], Awaitable[None]] | None = None
 
-    async def begin(self, task: Task, terms: Terms) -> Asked:
-        """Start `task` and return the first request. Raises EnvError."""
-        await self.close()
-        self._host = join_host(
+    async def play_episode(self, task: Task, terms: Terms, generate: Generate) -> Ending:
+        """Have verifiers play `task`. Raises EnvError."""
+        host = join_host(
             HostSettings(
                 config=self._config,
                 held_out=self._held_out,
@@ -71,22 +68,21 @@ class VerifiersEnv:
                 end_tokens=terms.end_tokens,
             )
         )
-        self._session = Session(sampling=terms.sampling)
-        self._name = self._host.begin(task, self._session)
-        return await self._session.next()
-
-    async def answer(self, reply: Reply) -> Asked:
-        """Answer the last request and return the next one. Raises EnvError if the environment fails."""
-        if self._session is None:
-            raise EnvError("no episode is running; call begin first")
-        await self._session.answer(reply)
-        return await self._session.next()
+        session = Session(terms.sampling, generate)
+        name = host.begin(task, session)
+        self._leave = partial(_leave, host, name)
+        try:
+            return await session.ending()
+        finally:
+            await self.close()
 
     async def close(self) -> None:
         """Cancel the running episode and leave the process. Idempotent."""
-        host, session, self._host, self._session = self._host, self._session, None, None
-        if host is None or session is None:
-            return
-        host.end(self._name)
-        session.close()
-        await leave_host(host)
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            await leave()
+
+
+async def _leave(host: VerifiersHost, name: str) -> None:
+    host.end(name)
+    await leave_host(host)

@@ -77,7 +77,7 @@ class VerifiersHost:
         return self._running.done()
 
     def begin(self, task: Task, session: Session) -> str:
-        """Start an episode whose events go to `session`. Return its name."""
+        """Start an episode, whose end goes to `session`. Return its name."""
         name = secrets.token_hex(16)
         self._sessions[name] = session
         request = {"run": name, "split": task.split, "index": task.index, "sampling": _sampling(session.sampling)}
@@ -115,7 +115,7 @@ class VerifiersHost:
             why = f"{type(error).__name__}: {error}"
         finally:
             for session in self._sessions.values():
-                session.events.put_nowait(EnvError(f"verifiers cannot be used: {why}"))
+                session.fail(EnvError(f"verifiers cannot be used: {why}"))
 
     @contextlib.asynccontextmanager
     async def _process(self) -> AsyncIterator[Process]:
@@ -156,7 +156,7 @@ class VerifiersHost:
             ending = msgspec.convert(report, type=EpisodeReport)
             session = self._sessions.pop(ending.ended, None)
             if session is not None:  # None if the episode was cancelled
-                session.events.put_nowait(ending)
+                session.end(ending)
         return refused or "its process ended; this actor's log has its output"
 
 

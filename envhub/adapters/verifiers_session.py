@@ -1,21 +1,19 @@
 """One episode of `verifiers`: its requests for tokens, the answers, and its end.
 
-Its events come from the endpoint for tokens and from the process that plays. An episode counts only if both agree: the
+Both the endpoint for tokens and the process that plays report on it. An episode counts only if they agree: the
 turns in the trace, to which the rewards belong, must be the tokens that were sampled here.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
 from common.trajectory import Sampling, StopReason
-from envhub.driving import Asked, Reply
+from envhub.driving import Ending, Generate, Reply, Request
 from envhub.env import EnvError
 
-NOTHING_YET = {"verifiers": 0.0}  # rewards come at the end only
+NOTHING = {"verifiers": 0.0}  # for an episode that verifiers did not score
 FULL_SCORE = 1 - 1e-6  # weights that add up to 1 may differ from 1 by rounding
 NEWS_S = 2  # to hear why a request has ended
 LIMITS = {
@@ -39,59 +37,55 @@ class EpisodeReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     rejected: int = 0  # branches of the trace that verifiers would not train
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenRequest:
-    """A prompt, and the future of its answer, which is cancelled when the request ends."""
-
-    prompt: list[int]
-    answer: asyncio.Future[Reply]
-
-
-@dataclass(kw_only=True, slots=True)
 class Session:
-    """The events of an episode, in order."""
+    """One running episode: its requests for tokens, and the report that ends it. Made in a running event loop."""
 
-    sampling: Sampling
-    events: asyncio.Queue[TokenRequest | EpisodeReport | EnvError] = field(default_factory=asyncio.Queue)
-    answered: list[list[int]] = field(default_factory=list)
-    request: TokenRequest | None = None
+    def __init__(self, sampling: Sampling, generate: Generate) -> None:
+        self.sampling = sampling
+        self.answered: list[list[int]] = []
+        self._generate = generate
+        self._unawaited: EnvError | None = None
+        self._report: asyncio.Future[EpisodeReport] = asyncio.get_running_loop().create_future()
 
-    async def answer(self, reply: Reply) -> None:
-        """Answer the last request. Raises EnvError if the request has ended: then the episode lacks these tokens."""
-        request, self.request = self.request, None
-        if request is None or request.answer.done():
-            # A process that dies breaks its connections before it is missed: then that is the reason.
-            with contextlib.suppress(TimeoutError):
-                event = await asyncio.wait_for(self.events.get(), NEWS_S)
-                if isinstance(event, EnvError):
-                    raise event
-            raise EnvError(
+    async def answer(self, prompt: list[int]) -> Reply:
+        """Return what the policy samples after `prompt`. If the request ends before, the episode fails.
+
+        Raises EnvError if the episode is over.
+        """
+        try:
+            reply = await self._generate(Request(prompt=prompt))
+        except asyncio.CancelledError:
+            self._unawaited = EnvError(
                 "verifiers did not wait for its answer; a timeout of its configuration is too short for this engine"
             )
-        request.answer.set_result(reply)
+            # A process that dies breaks its connections before it is missed: then that is the reason.
+            asyncio.get_running_loop().call_later(NEWS_S, self.fail, self._unawaited)
+            raise
         self.answered.append(reply.tokens)
+        return reply
 
-    async def next(self) -> Asked:
-        """Return the next request, or the end of the episode. Raises EnvError."""
-        event = await self.events.get()
-        if isinstance(event, EnvError):
-            raise event
-        if isinstance(event, EpisodeReport):
-            return outcome(event, self.answered)
-        self.request = event
-        return Asked(messages=(), rewards=NOTHING_YET, prompt=event.prompt)
+    @property
+    def is_over(self) -> bool:
+        return self._report.done()
 
-    def close(self) -> None:
-        """Cancel all requests that have no answer yet."""
-        if self.request is not None:
-            self.request.answer.cancel()
-        while not self.events.empty():
-            event = self.events.get_nowait()
-            if isinstance(event, TokenRequest):
-                event.answer.cancel()
+    def end(self, report: EpisodeReport) -> None:
+        """End the episode. It fails if verifiers did not wait for an answer, whatever the report says."""
+        if self._unawaited is not None:
+            self.fail(self._unawaited)
+        elif not self.is_over:
+            self._report.set_result(report)
+
+    def fail(self, error: EnvError) -> None:
+        """End the episode with `error`, unless it has ended."""
+        if not self.is_over:
+            self._report.set_exception(error)
+
+    async def ending(self) -> Ending:
+        """Wait for the end of the episode. Raises EnvError."""
+        return outcome(await self._report, self.answered)
 
 
-def outcome(ending: EpisodeReport, answered: Sequence[list[int]]) -> Asked:
+def outcome(ending: EpisodeReport, answered: Sequence[list[int]]) -> Ending:
     """Return the end as an observation. Raises EnvError if the episode has no valid reward."""
     if not ending.ok and not ending.sampled:
         raise EnvError("; ".join(ending.errors) or f"the episode failed with {ending.stop}")
@@ -104,7 +98,7 @@ def outcome(ending: EpisodeReport, answered: Sequence[list[int]]) -> Asked:
         raise EnvError(f"verifiers would not train {ending.rejected} of its branches; choose another harness")
     if not ending.ok and ending.context_full and answered:
         # The harness reports a failure, so verifiers did not score it. But the policy itself filled its context.
-        return Asked(messages=(), rewards=NOTHING_YET, prompt=[], stop_reason=StopReason.MAX_TOKENS)
+        return Ending(messages=(), rewards=NOTHING, stop_reason=StopReason.MAX_TOKENS)
     if not ending.ok:
         raise EnvError("; ".join(ending.errors) or f"the episode failed with {ending.stop}")
     if ending.stop is not None and ending.stop.endswith("_timeout"):
@@ -114,6 +108,4 @@ def outcome(ending: EpisodeReport, answered: Sequence[list[int]]) -> Asked:
         raise EnvError(f"its rewards are {ending.rewards}; a task must have at least one, and a number for each")
     score = min(max(sum(rewards.values()), 0.0), 1.0)
     stop_reason = LIMITS.get(ending.stop or "", StopReason.MAX_TOKENS if ending.context_full else StopReason.DONE)
-    return Asked(
-        messages=(), rewards=rewards, prompt=[], stop_reason=stop_reason, score=score, success=score >= FULL_SCORE
-    )
+    return Ending(messages=(), rewards=rewards, stop_reason=stop_reason, score=score, success=score >= FULL_SCORE)

@@ -1,0 +1,165 @@
+"""`agent`: an agent of the user's plays the episode, unchanged. Each of its calls to the policy is a turn.
+
+The agent is a function `agent(task, client)`, which may be async, or a command that runs in the sandbox. Its calls go
+to an endpoint of the episode's own (`endpoint.py`).
+"""
+
+import copy
+import functools
+import inspect
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.imported import imported, is_own
+from common.trajectory import StopReason, Task
+from envhub.agent.command import run_command
+from envhub.agent.endpoint import Endpoint
+from envhub.asset import asset_path, item_of, read_lines
+from envhub.driving import Ending, Generate, Terms
+from envhub.env import EnvError
+from envhub.isolation.own_thread import OwnThread
+from envhub.isolation.sandbox import require_sandbox
+from envhub.package import require_package
+from envhub.task_seed import split_of, task_rng
+
+FULL_SCORE = 1 - 1e-6
+FETCH = "give the path of a .jsonl file, with one task in each line"
+TaskRow = dict[str, Any]
+
+
+class AgentEnv:
+    """One episode of an agent. The first component of its reward is the goal, which gives score and success.
+
+    Options: `agent`, a `module:function`, or a command as a list of words; `train`, `held_out`, .jsonl files with a
+    task in each line (without `held_out`, one line in eight of `train` is held out; without both, a task is a split, an
+    index and a seed); `folder`, a folder that a command sees as /opt/agent, read only.
+    """
+
+    def __init__(self, *, agent: str | Sequence[str], train: str = "", held_out: str = "", folder: str = "") -> None:
+        """Raises ValueError if an option is wrong, or what it needs is missing."""
+        self._command: list[str] = []
+        self._function: Callable[..., Any] | None = None
+        if isinstance(agent, str) and is_own(agent):
+            self._function = imported("env.options.agent", agent, Callable)
+            require_package("openai", install="openai")
+        else:
+            self._command = _words(agent)
+            require_sandbox()
+        if folder and (not self._command or not Path(folder).is_dir()):
+            raise ValueError(
+                f"`env.options.folder` must be a directory, for an agent that is a command, got {folder!r}"
+            )
+        self._folder = _readable(Path(folder)) if folder else None
+        if held_out and not train:
+            raise ValueError(f"`env.options.train` must be set beside `held_out` {held_out}; {FETCH}")
+        self._rows = _rows(train, held_out) if train else None
+
+    async def play_episode(self, task: Task, terms: Terms, generate: Generate) -> Ending:
+        """Let the agent play `task`. Raises EnvError, or what the agent raises."""
+        endpoint, row = Endpoint(terms, generate), self._row(task)
+        try:
+            if self._function is None:
+                await run_command(self._command, row, endpoint, folder=self._folder)
+                value = None
+            else:
+                value = await _called(self._function, row, endpoint)
+        except Exception:
+            # Most agents do not expect that an answer is refused. The policy itself used up its context or its turns.
+            if endpoint.limit is not None and endpoint.reward is None:
+                return _ending({"reward": 0.0}, endpoint.limit)
+            raise
+        value = endpoint.reward if value is None else value
+        if value is None:
+            raise EnvError("the agent gave no reward: return a number, or post it to /v1/reward")
+        rewards = dict(value) if isinstance(value, Mapping) else {"reward": value}
+        return _ending(rewards, endpoint.limit or StopReason.DONE)
+
+    async def close(self) -> None:
+        """Do nothing: an episode that ends or is cancelled leaves nothing."""
+
+    def _row(self, task: Task) -> TaskRow:
+        if self._rows is not None:
+            return copy.deepcopy(item_of(task, self._rows))  # an agent may change it, and other episodes use it
+        return {"split": task.split, "index": task.index, "seed": task_rng(task, world="agent").getrandbits(31)}
+
+
+async def _called(function: Callable[..., Any], row: TaskRow, endpoint: Endpoint) -> Any:
+    """What the function returns. One that is not async runs in a thread, so that it blocks no other episode."""
+    openai = require_package("openai", install="openai")
+    async with endpoint.listening() as url:
+        if inspect.iscoroutinefunction(function):
+            # Neither a proxy nor certificates: the server is this process. The episode has limits of its own for time.
+            http = openai.DefaultAsyncHttpxClient(trust_env=False, verify=False)
+            async with openai.AsyncOpenAI(
+                base_url=url, api_key=endpoint.key, timeout=None, max_retries=0, http_client=http
+            ) as client:
+                return await function(row, client)
+        thread = OwnThread("an agent")
+        http = openai.DefaultHttpxClient(trust_env=False, verify=False)
+        try:
+            with openai.OpenAI(
+                base_url=url, api_key=endpoint.key, timeout=None, max_retries=0, http_client=http
+            ) as client:
+                result = await thread.call(partial(function, row, client))
+        finally:
+            thread.end()
+    if inspect.iscoroutine(result):
+        result.close()
+        raise EnvError("the agent returned a coroutine; declare the function itself as `async def`")
+    return result
+
+
+def _ending(rewards: dict[str, Any], stop_reason: StopReason) -> Ending:
+    """The end of an episode with `rewards`, which are checked like those of any environment."""
+    numbers = {name: float(value) if isinstance(value, bool | np.bool_) else value for name, value in rewards.items()}
+    goal = next(iter(numbers.values()), 0.0)
+    score = min(max(float(goal), 0.0), 1.0) if isinstance(goal, Real) else 0.0
+    return Ending(messages=(), rewards=numbers, stop_reason=stop_reason, score=score, success=score >= FULL_SCORE)
+
+
+def _words(agent: object) -> list[str]:
+    words = list(agent) if isinstance(agent, Sequence) and not isinstance(agent, str) else []
+    if not words or not all(isinstance(word, str) and word and "\0" not in word for word in words):
+        raise ValueError(
+            "`env.options.agent` must be module:function, or a command as a list of words, such as "
+            f"[/usr/bin/python3, /opt/agent/play.py], got {agent!r}"
+        )
+    return words
+
+
+def _readable(folder: Path) -> Path:
+    """Return the whole path. Raises ValueError if the sandbox could not show it: under root it is another user."""
+    path = folder.resolve()
+    closed = [str(part) for part in (path, *path.parents) if not part.stat().st_mode & 0o001]
+    if os.geteuid() == 0 and (closed or not path.stat().st_mode & 0o004):
+        raise ValueError(
+            f"`env.options.folder` {folder} must be readable by every user, as root's sandbox runs as another one; "
+            f"chmod o+rx {' '.join(closed) or path}"
+        )
+    return path
+
+
+@functools.lru_cache(maxsize=8)  # each episode makes a new environment
+def _rows(train: str, held_out: str) -> dict[str, list[TaskRow]]:
+    """Return the tasks by split. Raises ValueError if a file is missing, malformed or has too few lines."""
+    rows = read_lines(asset_path("train", train, fetch=FETCH), TaskRow)
+    if held_out:
+        split = {"train": rows, "held_out": read_lines(asset_path("held_out", held_out, fetch=FETCH), TaskRow)}
+    else:
+        split = {"train": [], "held_out": []}
+        for row in rows:
+            split[split_of(json.dumps(row, sort_keys=True))].append(row)
+    for name, found in split.items():
+        if not found:
+            raise ValueError(
+                f"`env.options.{name}`: there are no {name} tasks in {held_out or train}; add lines, or set "
+                "`env.options.held_out`"
+            )
+    return split

@@ -1,0 +1,216 @@
+"""The policy as an OpenAI-compatible server for one episode of an agent.
+
+    POST /v1/chat/completions   messages, tools -> choices, whole or as a stream
+    POST /v1/completions        a prompt as text or tokens -> choices
+    GET  /v1/models             the one model
+    POST /v1/reward             {"reward": 1.0} or {"reward": {NAME: 1.0}}: the reward of the episode
+
+A request needs the key of its episode. Each answer is one turn of the episode.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import os
+import secrets
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+from aiohttp import web
+
+from common.trajectory import StopReason
+from envhub.agent.prompts import Prompts
+from envhub.agent.request import (
+    ChatRequest,
+    CompletionRequest,
+    decoded,
+    decoded_reward,
+    template_messages,
+)
+from envhub.agent.response import MODEL, Answer, Answers, error_body
+from envhub.driving import Generate, Reply, Request, Terms
+from envhub.env import EnvError
+from envhub.remote.env_secret import headers_with
+
+MAX_BODY_BYTES = 1 << 20  # without the conversation
+MAX_TOKEN_BYTES = 16  # of a token's text in JSON, on average
+CONTEXT_FULL = "context_length_exceeded"  # the code that agents look for
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Endpoint:
+    """Serves one episode; `generate` samples and records its answers."""
+
+    def __init__(self, terms: Terms, generate: Generate) -> None:
+        self.key = secrets.token_urlsafe()
+        self.reward: float | dict[str, float] | None = None  # as posted
+        self.limit: StopReason | None = None  # the limit for which the last request was refused, if it was
+        self._terms = terms
+        self._generate = generate
+        self._prompts = Prompts(terms.tokenizer)
+        self._num_answers = 0
+
+    @contextlib.asynccontextmanager
+    async def listening(self, socket: Path | None = None) -> AsyncIterator[str]:
+        """Serve on loopback, at the base URL that is yielded; or on a Unix socket. Raises OSError."""
+        max_bytes = MAX_BODY_BYTES + MAX_TOKEN_BYTES * self._terms.max_tokens
+        app = web.Application(middlewares=[_explain, self._admit], client_max_size=max_bytes)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._complete)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/reward", self._note_reward)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
+        await runner.setup()
+        try:
+            if socket is not None:
+                await web.UnixSite(runner, socket).start()
+                os.chmod(socket, 0o666)  # noqa: PTH101 - for a sandbox, which runs as another user; callers need the key
+                yield ""
+            else:
+                await web.TCPSite(runner, "127.0.0.1", 0).start()
+                yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        finally:
+            await runner.cleanup()
+
+    @web.middleware
+    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        shown, wanted = request.headers.get("Authorization", ""), headers_with(self.key)["Authorization"]
+        if "Origin" in request.headers or not hmac.compare_digest(
+            shown.encode(errors="surrogateescape"), wanted.encode()
+        ):
+            return _error(401, "this is not the key of the episode; use the OPENAI_API_KEY that it was given")
+        return await handler(request)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "slipstream"}
+        return web.json_response({"object": "list", "data": [card | {"max_model_len": self._terms.max_tokens}]})
+
+    async def _note_reward(self, request: web.Request) -> web.Response:
+        reward = decoded_reward(await request.read())
+        if self.reward is not None:
+            return _error(409, f"the reward of this episode is {self.reward} already; post it once")
+        self.reward = reward
+        return web.json_response({})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        body = decoded(await request.read(), ChatRequest, self._terms.sampling)
+        text = self._prompts.rendered(template_messages(body.messages), body.tools or [])
+        return await self._respond(request, body, text, self._prompts.tokens(text), with_logprobs=bool(body.logprobs))
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        body = decoded(await request.read(), CompletionRequest, self._terms.sampling)
+        text, tokens = body.text, body.tokens
+        prompt = self._prompts.tokens(text) if tokens is None else tokens
+        if tokens is not None:
+            if max(tokens) >= len(self._terms.tokenizer):
+                return _error(400, f"the prompt has token {max(tokens)}; the model has {len(self._terms.tokenizer)}")
+            text = self._prompts.text(tokens)
+        return await self._respond(request, body, text, prompt, with_logprobs=body.logprobs is not None)
+
+    async def _respond(
+        self,
+        request: web.Request,
+        body: ChatRequest | CompletionRequest,
+        text: str,
+        prompt: list[int],
+        *,
+        with_logprobs: bool,
+    ) -> web.StreamResponse:
+        """Sample the answers to `prompt`, which stands for `text`, and send them."""
+        refusal = self._refusal(prompt, body.num_answers)
+        if refusal is not None:
+            return refusal
+        self.limit = None
+        self._num_answers += body.num_answers
+        keep = partial(self._num_kept, body.stops) if body.stops else None
+        wanted = Request(prompt=prompt, max_tokens=body.longest, keep=keep)
+        async with asyncio.TaskGroup() as group:  # if one fails, the episode is over
+            sampling = [group.create_task(_outcome(self._generate, wanted)) for _ in range(body.num_answers)]
+        answers = []
+        for task in sampling:
+            reply = task.result()
+            if isinstance(reply, EnvError):
+                return _error(503, str(reply))
+            shown = _before(self._prompts.answer(reply.tokens), body.stops)
+            self._prompts.remember(text, prompt, reply.tokens, shown)
+            answers.append(
+                Answer(
+                    text=shown,
+                    tokens=reply.tokens,
+                    pieces=self._prompts.pieces(reply.tokens) if with_logprobs else [],
+                    logprobs=reply.logprobs,
+                    finish_reason=reply.finish_reason,
+                )
+            )
+        made = Answers(is_chat=isinstance(body, ChatRequest), answers=answers, num_prompt_tokens=len(prompt))
+        if not body.stream:
+            return web.json_response(made.body())
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        for chunk in made.chunks(with_usage=body.with_usage):
+            await response.write(chunk)
+        await response.write_eof()
+        return response
+
+    def _refusal(self, prompt: list[int], num_answers: int) -> web.Response | None:
+        """The answer to a request that a limit of the episode does not allow."""
+        longest, most = self._terms.max_tokens, self._terms.max_turns
+        if len(prompt) >= longest:
+            self.limit = StopReason.MAX_TOKENS
+            why = f"This model's maximum context length is {longest} tokens, and the prompt has {len(prompt)}."
+            return _error(400, f"{why} Please reduce the length of the messages.", CONTEXT_FULL)
+        if self._num_answers + num_answers > most:
+            self.limit = StopReason.MAX_TURNS
+            return _error(400, f"an episode has at most {most} answers (`env.max_turns`)", "max_turns_exceeded")
+        if not prompt:
+            return _error(400, "the prompt is empty")
+        return None
+
+    def _num_kept(self, stops: tuple[str, ...], tokens: list[int]) -> int:
+        """The number of tokens up to the one that completes a stop text; all if none occurs."""
+
+        def is_stopped(count: int) -> bool:
+            text = self._prompts.text(tokens[:count])
+            return any(stop in text for stop in stops)
+
+        return (
+            bisect_left(range(1, len(tokens) + 1), True, key=is_stopped) + 1 if is_stopped(len(tokens)) else len(tokens)
+        )
+
+
+async def _outcome(generate: Generate, wanted: Request) -> Reply | EnvError:
+    try:
+        return await generate(wanted)
+    except EnvError as error:
+        return error
+
+
+def _before(text: str, stops: tuple[str, ...]) -> str:
+    """The text before the first stop text in it."""
+    return text[: min((text.index(stop) for stop in stops if stop in text), default=len(text))]
+
+
+@web.middleware
+async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer what a client did wrong in the form that clients of OpenAI expect."""
+    try:
+        return await handler(request)
+    except ValueError as error:
+        return _error(400, str(error))
+    except web.HTTPRequestEntityTooLarge as error:
+        return _error(413, f"the request is larger than any that fits into the context: {error.text}")
+    except web.HTTPNotFound:
+        return _error(
+            404,
+            f"{request.path[:100]} does not exist; this endpoint has /v1/chat/completions, /v1/completions, /v1/models "
+            "and /v1/reward",
+        )
+    except web.HTTPMethodNotAllowed as error:
+        return _error(405, f"{request.path[:100]} allows {', '.join(sorted(error.allowed_methods))}")
+
+
+def _error(status: int, why: str, code: str | None = None) -> web.Response:
+    return web.json_response(error_body(why, code), status=status)

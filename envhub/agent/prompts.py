@@ -1,0 +1,74 @@
+"""The prompts of one episode as tokens. An agent sends its conversation as text; what was sampled keeps its tokens.
+
+A tokenizer rarely gives back the tokens that a policy sampled. So each answer is remembered with the text that it
+stands for. A text that begins with a remembered one begins with its tokens, and only the rest is encoded. If an agent
+or the chat template rewrites an answer, the text differs from there on, and it is encoded as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
+
+from common.chat import encoder, end_of_turn_text, end_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Prompts:
+    """Encodes the prompts of an episode, and decodes the answers to them."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._encode = encoder(tokenizer)
+        self._ending = end_tokens(tokenizer).union(tokenizer.all_special_ids)  # not part of an answer's text at its end
+        self._known: dict[str, list[int]] = {}  # the tokens of each text that ends with an answer
+        try:
+            self._end_of_turn = end_of_turn_text(tokenizer)
+        except ValueError:  # a template that rewrites every answer; what it does not rewrite usually ends like this
+            self._end_of_turn = str(tokenizer.eos_token)
+
+    def rendered(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
+        """Return the conversation as the chat template renders it, ready for an answer.
+
+        Raises ValueError if the template refuses it.
+        """
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+                )
+            )
+        except (TemplateError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise ValueError(f"the model's chat template refuses these messages: {error}") from error
+
+    def tokens(self, text: str) -> list[int]:
+        """Return the tokens of a prompt: those of the longest known text that it begins with, and the rest encoded."""
+        begun = max((known for known in self._known if text.startswith(known)), key=len, default="")
+        return self._known.get(begun, []) + self._encode(text[len(begun) :])
+
+    def answer(self, tokens: Sequence[int]) -> str:
+        """Return the text of a sampled answer, without its end-of-turn token."""
+        return self.text(tokens[:-1] if self._is_ended(tokens) else tokens)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of all `tokens`."""
+        return str(self._tokenizer.decode(list(tokens)))
+
+    def pieces(self, tokens: Sequence[int]) -> list[str]:
+        """Return the text of each token."""
+        return [self.text([token]) for token in tokens]
+
+    def remember(self, text: str, prompt: list[int], tokens: list[int], shown: str) -> None:
+        """Remember that `tokens` answered the prompt `text`, and that the agent was shown `shown` of the answer."""
+        is_ended = self._is_ended(tokens)
+        self._known[text + self.answer(tokens)] = prompt + (tokens[:-1] if is_ended else tokens)
+        end = str(self._tokenizer.convert_ids_to_tokens(tokens[-1])) if is_ended else ""
+        closing = [] if is_ended and self._end_of_turn.endswith(end) else self._encode(self._end_of_turn)
+        self._known[text + shown + self._end_of_turn] = prompt + tokens + closing
+
+    def _is_ended(self, tokens: Sequence[int]) -> bool:
+        return bool(tokens) and tokens[-1] in self._ending

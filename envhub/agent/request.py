@@ -1,0 +1,195 @@
+"""Decodes and checks what an agent sends: the bodies of OpenAI's `/v1/chat/completions` and `/v1/completions`.
+
+Three things can happen to a field. It is used. It is ignored with one warning, because the run decides about sampling.
+Or the request is refused, because the agent would rely on something that it does not get.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from common.trajectory import Sampling
+from common.wire import MALFORMED
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+PASSED_ON = ("content", "reasoning_content", "tool_calls", "tool_call_id", "name")  # of a message, to the template
+MAX_STOPS = 16
+# Fields that change nothing of what is sampled, so that no warning is needed.
+INERT = {"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+# Fields that would change an answer in a way that this endpoint cannot, by what an agent may leave in them.
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "response_format": (None, {"type": "text"}),
+    "tool_choice": (None, "auto", "none"),
+    "functions": (None, []),
+    "function_call": (None, "auto", "none"),
+    "modalities": (None, ["text"]),
+    "audio": (None,),
+    "top_logprobs": (None, 0),
+    "echo": (None, False),
+    "suffix": (None, ""),
+    "best_of": (None, 1),
+}
+
+log = logging.getLogger(__name__)
+_warned = set[str]()  # the fields about which this process has warned
+
+Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+class _Request(msgspec.Struct, frozen=True, kw_only=True):
+    stream: bool = False
+    stream_options: dict[str, Any] | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=128)] | None = None
+    stop: str | list[str] | None = None
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+    @property
+    def num_answers(self) -> int:
+        return self.n or 1
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return tuple(stop for stop in stops if stop)
+
+    @property
+    def longest(self) -> int | None:
+        """The largest number of tokens of an answer, if the request has a limit."""
+        return self.max_tokens
+
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        return bool((self.stream_options or {}).get("include_usage"))
+
+
+class ChatRequest(_Request, frozen=True, kw_only=True):
+    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+    tools: list[dict[str, Any]] | None = None
+    logprobs: bool | None = None
+    max_completion_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+    @property
+    def longest(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+
+class CompletionRequest(_Request, frozen=True, kw_only=True):
+    prompt: str | list[Token | str]
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=1)] | None = None
+
+    @property
+    def text(self) -> str:
+        """The prompt as text; empty if it is tokens. Raises ValueError for several prompts."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        texts = [part for part in self.prompt if isinstance(part, str)]
+        if len(texts) > 1 or (texts and len(self.prompt) > 1):
+            raise ValueError(f"prompt must be one text, or a list of tokens, got a list of {len(self.prompt)}")
+        return "".join(texts)
+
+    @property
+    def tokens(self) -> list[int] | None:
+        """The prompt as tokens; None if it is text."""
+        if isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], str):
+            return None
+        return [part for part in self.prompt if isinstance(part, int)]
+
+
+class RewardRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    reward: float | dict[str, float]
+
+
+Body = TypeVar("Body", bound=ChatRequest | CompletionRequest)
+
+
+def decoded(body: bytes, kind: type[Body], sampling: Sampling) -> Body:
+    """Decode a request. Raises ValueError, with the reason, if it is malformed or asks for what cannot be done."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+        request = msgspec.convert(fields, type=kind)
+    except MALFORMED as error:
+        raise ValueError(f"malformed request: {error}") from error
+    for name, allowed in REFUSED.items():
+        if name in fields and fields[name] not in allowed:
+            raise ValueError(f"{name}={_short(fields[name])} is not supported by this endpoint; leave it out")
+    if len(request.stops) > MAX_STOPS:
+        raise ValueError(f"stop must have at most {MAX_STOPS} texts, got {len(request.stops)}")
+    _warn_of_ignored(fields, known={*kind.__struct_fields__, *REFUSED, *INERT}, sampling=sampling)
+    return request
+
+
+def decoded_reward(body: bytes) -> float | dict[str, float]:
+    """Decode the body of `/v1/reward`. Raises ValueError."""
+    try:
+        return msgspec.json.decode(body, type=RewardRequest).reward
+    except MALFORMED as error:
+        raise ValueError(
+            f'malformed reward, expected {{"reward": 1.0}} or {{"reward": {{NAME: 1.0}}}}: {error}'
+        ) from error
+
+
+def _warn_of_ignored(fields: Mapping[str, Any], *, known: set[str], sampling: Sampling) -> None:
+    of_the_run = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
+    for name in fields.keys() - known - _warned:
+        if fields[name] is None or (name in of_the_run and fields[name] == of_the_run[name]):
+            continue
+        _warned.add(name)
+        log.warning(
+            "an agent's requests set %s=%s, which is ignored: the run's `sampling` decides what is sampled; this "
+            "warning is shown once",
+            name[:100],
+            _short(fields[name]),
+        )
+
+
+def template_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages as chat templates expect them. Raises ValueError for a role or content that none can render."""
+    return [_template_message(message) for message in messages]
+
+
+def _template_message(message: dict[str, Any]) -> dict[str, Any]:
+    role = message.get("role")
+    if role not in ROLES:
+        raise ValueError(f"the role of a message must be one of {', '.join(ROLES)}, got {_short(role)}")
+    passed = {name: message[name] for name in PASSED_ON if message.get(name) is not None}
+    passed["content"] = _text_of(message.get("content"))
+    if "tool_calls" in passed:
+        try:
+            calls = msgspec.convert(passed["tool_calls"], type=list[dict[str, Any]])
+        except MALFORMED as error:
+            raise ValueError(f"tool_calls of a message must be a list of objects: {error}") from error
+        passed["tool_calls"] = [_with_object(call) for call in calls]
+    return {"role": ROLES[role], **passed}
+
+
+def _text_of(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    try:
+        parts = msgspec.convert(content, type=list[dict[str, Any]])
+        texts = [part["text"] for part in parts if part.get("type") == "text" and isinstance(part.get("text"), str)]
+    except MALFORMED:
+        parts, texts = [{}], []
+    if len(texts) < len(parts):
+        raise ValueError(f"the content of a message must be text, or parts of type text, got {_short(content)}")
+    return "".join(texts)
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    """A tool call whose arguments are an object, as templates render it, and not JSON in a string."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:200]

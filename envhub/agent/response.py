@@ -1,0 +1,95 @@
+"""The bodies of answers in OpenAI's format: whole, as chunks of a stream, and errors."""
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+MODEL = "policy"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """One answer to a request."""
+
+    text: str
+    tokens: list[int]
+    pieces: list[str]  # the text of each token; empty if the request did not ask for log-probabilities
+    logprobs: list[float]
+    finish_reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers:
+    """All answers to a request."""
+
+    is_chat: bool
+    answers: Sequence[Answer]
+    num_prompt_tokens: int
+    name: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def body(self) -> dict[str, Any]:
+        """The whole response."""
+        kind = "chat.completion" if self.is_chat else "text_completion"
+        choices = [self._choice(index, answer) for index, answer in enumerate(self.answers)]
+        return self._head(kind) | {"choices": choices, "usage": self._usage()}
+
+    def chunks(self, *, with_usage: bool) -> Iterator[bytes]:
+        """The events of a stream. An answer is complete before it is sent, so its text is one chunk."""
+        kind = "chat.completion.chunk" if self.is_chat else "text_completion"
+        for index, answer in enumerate(self.answers):
+            for choice in self._deltas(index, answer) if self.is_chat else (self._choice(index, answer),):
+                yield _event(self._head(kind) | {"choices": [choice]})
+        if with_usage:
+            yield _event(self._head(kind) | {"choices": [], "usage": self._usage()})
+        yield b"data: [DONE]\n\n"
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        prefix = "chatcmpl" if self.is_chat else "cmpl"
+        return {"id": f"{prefix}-{self.name}", "object": kind, "created": self.created, "model": MODEL}
+
+    def _usage(self) -> dict[str, int]:
+        num_sampled = sum(len(answer.tokens) for answer in self.answers)
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": num_sampled,
+            "total_tokens": self.num_prompt_tokens + num_sampled,
+        }
+
+    def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
+        said = {"message": {"role": "assistant", "content": answer.text}} if self.is_chat else {"text": answer.text}
+        return {
+            "index": index,
+            **said,
+            "logprobs": self._logprobs(answer),
+            "finish_reason": answer.finish_reason,
+        }
+
+    def _deltas(self, index: int, answer: Answer) -> Iterator[dict[str, Any]]:
+        said = {"role": "assistant", "content": answer.text}
+        yield {"index": index, "delta": said, "logprobs": self._logprobs(answer), "finish_reason": None}
+        yield {"index": index, "delta": {}, "logprobs": None, "finish_reason": answer.finish_reason}
+
+    def _logprobs(self, answer: Answer) -> dict[str, Any] | None:
+        if not answer.pieces:
+            return None
+        if not self.is_chat:
+            return {"tokens": answer.pieces, "token_logprobs": answer.logprobs, "top_logprobs": None, "text_offset": []}
+        content = [
+            {"token": piece, "logprob": logprob, "bytes": list(piece.encode(errors="replace")), "top_logprobs": []}
+            for piece, logprob in zip(answer.pieces, answer.logprobs, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+
+def error_body(why: str, code: str | None = None) -> dict[str, Any]:
+    """An error in the form in which clients of OpenAI look for it."""
+    return {"error": {"message": why, "type": "invalid_request_error", "param": None, "code": code}}
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
