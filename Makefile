@@ -7,8 +7,8 @@ STAMP := $(VENV)/.installed
 PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup setup-gpu quickstart test check format lock clean \
-  bench-actors bench-learner bench-replay bench-envs bench-weights bench-peers \
+.PHONY: setup setup-gpu quickstart road test check format lock clean \
+  bench-actors bench-learner bench-replay bench-envs bench-data bench-weights bench-peers \
   families study-lag study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-envs test-engines test-adapters test-browser setup-browser docs
 
 setup: $(STAMP)
@@ -93,6 +93,14 @@ bench-envs: setup
 # docs/models.md is replaced.
 families: setup
 	$(BIN)/python -m tools.families --write
+
+# Measure `slipstream data` on as many rows as AgentInstruct and Agent-FLAN have, made at random.
+bench-data: setup
+	$(BIN)/python -m tools.bench.data
+
+# From random weights to an agent: SFT on expert episodes, RL, best of n, RL. Ten minutes on two cores.
+road: setup
+	$(BIN)/slipstream road conf/roads/shop.yaml run.name=shop-road-$$(date +%Y%m%d-%H%M%S)
 
 # Study lag and the methods that correct for it: 72 runs, some hours on two cores; continues where it was stopped.
 study-lag: setup

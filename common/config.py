@@ -7,7 +7,7 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ def is_jinja_value(value: object) -> bool:
 
 @dataclass(kw_only=True, slots=True)
 class ModelConfig:
-    path: str = ""  # a Hugging Face folder; empty: make the tiny model of model.tiny
+    path: str = ""  # a Hugging Face folder, or an id of its Hub; empty: make the tiny model of model.tiny
     tiny: TinyModelConfig = field(default_factory=TinyModelConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     dtype: str = "float32"  # of the forward pass: float32 or bfloat16; master weights are always float32
@@ -473,10 +473,12 @@ def config_file(name: str) -> Path:
     raise ConfigError(f"no config file at {name}; those that come with Slipstream are in {RECIPES}")
 
 
-def load_config(path: str | None, overrides: list[str], *, presets: Sequence[str] = ()) -> Config:
+def load_config(
+    path: str | None, overrides: list[str], *, presets: Sequence[str | Mapping[str, object]] = ()
+) -> Config:
     """Return the configuration of YAML file `path` (None for the defaults) with `overrides` applied.
 
-    `presets` are more files of differences; each one overrides those before it.
+    `presets` are more differences, each a file or sections with their keys; each one overrides those before it.
 
     Raises ConfigError for a missing file, an unknown key (the message suggests the nearest known one), a value of the
     wrong type or out of range, and sections that contradict each other. The message names the files if these alone are
@@ -485,26 +487,27 @@ def load_config(path: str | None, overrides: list[str], *, presets: Sequence[str
     try:
         return _loaded(path, overrides, presets)
     except ConfigError as error:
-        files = [*([path] if path is not None else []), *presets]
-        if any(file in str(error) for file in files) or not _is_of_files(str(error), path, presets):
+        files = [file for file in (path, *presets) if isinstance(file, str)]
+        if any(file in str(error) for file in files) or not _is_of_files(str(error), files):
             raise
         raise ConfigError(f"{error} (in {' and '.join(files)})") from None
 
 
-def _is_of_files(message: str, path: str | None, presets: Sequence[str]) -> bool:
-    """Whether the files fail with `message` without any setting of the command line."""
+def _is_of_files(message: str, files: Sequence[str]) -> bool:
+    """Whether the files alone fail with `message`."""
     try:
-        _loaded(path, [], presets)
+        _loaded(None, [], files)
     except ConfigError as error:
         return str(error) == message
     return False
 
 
-def _loaded(path: str | None, overrides: list[str], presets: Sequence[str]) -> Config:
+def _loaded(path: str | None, overrides: list[str], presets: Sequence[str | Mapping[str, object]]) -> Config:
     structured = OmegaConf.structured(Config)
     try:
-        for file in [*([path] if path is not None else []), *presets]:
-            structured = _merged(structured, OmegaConf.load(config_file(file)))
+        for preset in [*([path] if path is not None else []), *presets]:
+            changes = OmegaConf.load(config_file(preset)) if isinstance(preset, str) else OmegaConf.create(dict(preset))
+            structured = _merged(structured, changes)
         structured = _merged(structured, OmegaConf.from_dotlist(overrides))
         config = OmegaConf.to_object(structured)
     except ConfigKeyError as error:
@@ -518,7 +521,8 @@ def _loaded(path: str | None, overrides: list[str], presets: Sequence[str]) -> C
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0]) from None
     except (yaml.YAMLError, OSError, TypeError, UnicodeError) as error:  # TypeError: a list instead of sections
-        where = " and ".join([path, *presets]) if path is not None else " ".join(overrides)
+        files = [file for file in (path, *presets) if isinstance(file, str)]
+        where = " and ".join(files) or " ".join(overrides)
         raise ConfigError(f"cannot read {where}: {' '.join(str(error).split())}; correct it") from None
     assert isinstance(config, Config)
     check_sections(config)

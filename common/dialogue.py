@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -43,8 +43,12 @@ class Tokeniser:
         self._encode = encoder(tokenizer)
         self._form = reply_form(tokenizer)
 
-    def branches(self, messages: Sequence[Message], *, learn_from: int = 0) -> list[Branch]:
+    def branches(
+        self, messages: Sequence[Message], *, learn_from: int = 0, unlearnt: Collection[int] = ()
+    ) -> list[Branch]:
         """The token sequences of the conversation; the loss mask marks the assistant's messages from `learn_from` on.
+
+        Those at the indices `unlearnt` are not marked.
 
         Each assistant message is written as a policy samples it: with its thought, where a thinking template opens
         one, and with the end-of-turn token. Messages after the last assistant message are left out. Raises ValueError
@@ -54,11 +58,13 @@ class Tokeniser:
         if not replies or replies[0] == 0:
             raise ValueError("no message is the assistant's" if not replies else "the first message is the assistant's")
         try:
-            return self._branches(messages, replies, learn_from)
+            return self._branches(messages, replies, learn_from, unlearnt)
         except TemplateError as error:
             raise ValueError(f"the chat template refuses the conversation: {error}") from error
 
-    def _branches(self, messages: Sequence[Message], replies: list[int], learn_from: int) -> list[Branch]:
+    def _branches(
+        self, messages: Sequence[Message], replies: list[int], learn_from: int, unlearnt: Collection[int]
+    ) -> list[Branch]:
         chat = Chat(self._tokenizer, rules=self._rules, started_at_s=self._recorded_at_s)
         branches = [Branch()]
         opening = chat.open(tuple(messages[: replies[0]]))
@@ -69,7 +75,7 @@ class Tokeniser:
             branches[-1].add(prompt.tokens, learnt=False)
             following = messages[reply + 1].role if reply + 1 < len(messages) else "user"
             written = self._encode(self._form.write(messages[reply].content, before=following))
-            branches[-1].add(written, learnt=reply >= learn_from)
+            branches[-1].add(written, learnt=reply >= learn_from and reply not in unlearnt)
             chat.reply(written)
             if reply != replies[-1]:
                 prompt = chat.extend(tuple(messages[reply + 1 : replies[place + 1]]))

@@ -143,7 +143,7 @@ def test_a_port_in_use_is_passed_over_for_another() -> None:
 def test_a_model_folder_that_lacks_something_is_named_with_what_it_lacks(refused: Refused, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     here = f"model.path={folder}"
-    assert "is not a directory; models are not downloaded" in refused("up", here)
+    assert "is not a directory; name one, or a model of the Hub" in refused("up", here)
     folder.mkdir()
     assert "it has no config.json" in refused("up", here)
     (folder / "config.json").write_text(json.dumps(CONFIG))

@@ -34,8 +34,9 @@ from envhub.env import Observation
 from tests.episodes import Script, attempt_on, ids
 from tests.guess import WORDS, GuessEnv
 from tests.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, byte_tokenizer
+from tools.check_input import check_collect
 from tools.cli import main
-from tools.collect import check_collect, collect_on
+from tools.collect import collect_on
 from tools.collect_options import SEARCHES, CollectOptions
 from tools.replay.parquet_rows import SCHEMA
 from tools.tiny_model import make_tiny_model

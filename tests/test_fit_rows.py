@@ -153,7 +153,7 @@ def test_parquet_is_read_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "pairs", "complaint"),
     [
-        ({"text": "words"}, False, "row 2 has neither `messages` nor `prompt` and `completion`, but text"),
+        ({"text": "words"}, False, "row 2: neither `messages` nor `prompt` and `completion`, but text"),
         ({"prompt": "p", "completion": "c"}, False, "row 2: `prompt` must be a list of messages with role and content"),
         (
             {"messages": [{"role": "robot", "content": "x"}]},
@@ -165,7 +165,7 @@ def test_parquet_is_read_alike(tmp_path: Path) -> None:
         ({"chosen": said("a", "b")}, True, "row 2: `rejected` must be a list"),
         ({"messages": said("a", "b")}, True, "row 2: `return` must be a number, got None"),
         (earned(1, math.nan, "a"), True, "row 2: `return` must be a number, got nan"),
-        ({"text": "words"}, True, "row 2 has neither `chosen` and `rejected` nor `messages`, but text"),
+        ({"text": "words"}, True, "row 2: neither `chosen` and `rejected` nor `messages`, but text"),
         ([], False, "line 2 must be a JSON object, got a list"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 import ipaddress
 import json
 import socket
@@ -22,6 +23,7 @@ from envhub.driving import DrivingEnv
 from envhub.rewards.function import check_call, needs_columns
 from envhub.rewards.part import Part, reward_parts
 from learner.objective.coherence import REFUSED, check_coherence
+from tools.collect_options import CollectOptions
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
@@ -50,22 +52,28 @@ def check_input(config: Config) -> None:
 
 
 def _check_objective(config: Config) -> None:
-    """Raise ConfigError for an objective that the loss refuses: see `learner.bounds`.
-
-    The check runs in another process, as it imports torch, and a supervisor must not.
-    """
+    """Raise ConfigError for an objective that the loss refuses: see `learner.bounds`."""
     replay = config.replay
     question = {
         "objective": dataclasses.asdict(config.objective),
         "max_lag": replay.max_lag,
         "max_uses": replay.max_uses,
     }
+    if refusal := _refusal(json.dumps(question)):
+        raise ConfigError(refusal)
+
+
+@functools.cache  # the stages of a road often share their objective, and each process takes seconds
+def _refusal(question: str) -> str:
+    """Why the loss refuses an objective; empty if it does not.
+
+    The check runs in another process, as it imports torch, and a supervisor must not.
+    """
     command = [sys.executable, "-m", "learner.bounds"]
-    check = subprocess.run(command, input=json.dumps(question), capture_output=True, text=True)
-    if check.returncode == REFUSED:
-        raise ConfigError(check.stdout.strip())
-    if check.returncode:
+    check = subprocess.run(command, input=question, capture_output=True, text=True)
+    if check.returncode not in (0, REFUSED):
         raise RuntimeError(f"`{' '.join(command)}` ended with code {check.returncode}: {check.stderr.strip()}")
+    return check.stdout.strip() if check.returncode == REFUSED else ""
 
 
 def check_env(env: EnvConfig) -> None:
@@ -97,13 +105,32 @@ async def _try_env(part: MixtureEntry, label: str, rewards: Sequence[Part]) -> N
         await env.close()
 
 
+def check_collect(config: Config, options: CollectOptions) -> None:
+    """Raise ConfigError for more tasks than there are, or for what the environment does not support."""
+    last = options.first_task + options.num_tasks
+    if last > config.env.num_train_tasks:
+        raise ConfigError(
+            "`--first-task` + `--num-tasks` must be <= env.num_train_tasks = "
+            f"{config.env.num_train_tasks}, got {last}; lower `--num-tasks`"
+        )
+    if options.retrace and not Path(options.retrace).is_file():
+        raise ConfigError(
+            f"`--retrace` must name a file of rows that `slipstream collect` wrote, got {options.retrace!r}"
+        )
+    for part in config.env.entries().values():
+        if part.name in DRIVING and options.search != "none":
+            raise ConfigError(
+                f"`--search` must be none for `env.name` {part.name}, got {options.search!r}: this "
+                "environment controls its own episodes, and a search must continue them from the middle"
+            )
+        if part.name in DRIVING and options.expert:
+            raise ConfigError(f"`--expert` is not possible for `env.name` {part.name}: it has no expert; leave it out")
+
+
 def check_model_folder(folder: Path, *, max_tokens: int) -> None:
     """Raise ConfigError unless `folder` has the files of a chat model with a context of `max_tokens`."""
     if not folder.is_dir():
-        raise ConfigError(
-            f"`model.path` {folder} is not a directory; models are not downloaded automatically: "
-            "`hf download NAME --local-dir FOLDER`"
-        )
+        raise ConfigError(f"`model.path` {folder} is not a directory; name one, or a model of the Hub as MAKER/NAME")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"`model.path` {folder} is not a Hugging Face model folder: it has no config.json")
     if not any(folder.glob("*.safetensors")):

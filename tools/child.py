@@ -29,10 +29,20 @@ class Child:
     The kernel sends it SIGTERM when the supervisor's main thread ends.
     """
 
-    def __init__(self, name: str, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log: Path,
+        environment: Mapping[str, str],
+        output: Path | None = None,
+    ) -> None:
+        """Its standard output replaces the file `output`, if one is given; else it is added to `log`."""
         self.name = name
         self.command = list(command)
         self.log = log
+        self._output = output
         self._environment = {**os.environ, **environment}
         self._process: subprocess.Popen[bytes] | None = None
         self._num_restarts = 0
@@ -42,11 +52,11 @@ class Child:
     def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._started_at = time.monotonic()
-        with self.log.open("ab") as log:
+        with self.log.open("ab") as log, self._output.open("wb") if self._output else log as output:
             self._process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=output,
                 stderr=log,
                 env=self._environment,
                 start_new_session=True,

@@ -21,9 +21,11 @@ from replay.server import ServerError, password_of
 from tools.child import EXIT_BAD_INPUT
 from tools.config_help import settings_help
 from tools.drill import drill
+from tools.hub import local_model
 from tools.launch import launch, scale
 from tools.options import add_options
 from tools.replay.questions import add_questions, take_operands
+from tools.road_file import read_road
 from tools.verbs import VERBS, called
 
 # Verbs about a run that exists already. Without a YAML file they use the configuration in the run's directory.
@@ -42,6 +44,7 @@ JOINING = (
 )
 FIXED_POLICY = ("eval", "collect")  # verbs that play with the run's trained model, not with its initial model
 OF_RUNS = ("report", "view")  # verbs that read directories of runs, which are named without `run.name=`
+LOADING_MODELS = ("up", "learner", "sft", "dpo", "reward", "eval", "collect", "road")  # model.path may be a Hub id
 MOVING_WEIGHTS = ("up", "learner", "actors", "relay")
 
 
@@ -55,6 +58,8 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.print_config:
             print(dump_config(config), end="")
             return 0
+        if arguments.verb in LOADING_MODELS:
+            config.model.path = local_model(config.model.path)
         return called(arguments)(config)
     except (ConfigError, RedisUnreachable, ServerError, UnknownRun, NotRecorded, NoPermissionError) as error:
         print(printable_block(f"slipstream {arguments.verb}: {error}"), file=sys.stderr)
@@ -122,9 +127,9 @@ def _parser() -> argparse.ArgumentParser:
             drill.add_options(one)
         if verb == "scale":
             scale.add_options(one)
-        if verb == "collect":
+        if verb in ("collect", "data"):
             one.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
-        if verb == "up":
+        if verb in ("up", "road"):
             one.add_argument("--dry-run", action="store_true", help="print what would be started, and exit")
     return parser
 
@@ -136,8 +141,10 @@ def _parents(verb: str) -> list[_Parser]:
     operand = _Parser(add_help=False)
     if verb == "launch":
         launch.add_options(operand)
-    if verb == "collect":
+    if verb in ("collect", "data"):
         operand.add_argument("file", type=Path, metavar="FILE", help="where to write the rows, .jsonl or .parquet")
+    if verb == "road":
+        operand.add_argument("road", metavar="road.yaml", help="the stages: see docs/road.md")
     if verb == "envs":
         operand.add_argument("service", choices=("serve",), help="what to do with the environments")
     return [operand, _settings()]
@@ -169,6 +176,8 @@ def _load(arguments: argparse.Namespace) -> Config:
         )
     if arguments.resume and arguments.replay_archive:
         raise ConfigError("got both --resume, which continues a run, and --replay-archive, which begins one; give one")
+    if arguments.verb == "road":
+        return _shared_by_stages(arguments, files, overrides)
     named = {key: value for key, _, value in (override.partition("=") for override in overrides)}
     root = named.get("run.root", Config().run.root)
     if arguments.resume:
@@ -190,6 +199,16 @@ def _load(arguments: argparse.Namespace) -> Config:
     if arguments.verb in MOVING_WEIGHTS:
         load_key(config.weights.key_file)
     return config
+
+
+def _shared_by_stages(arguments: argparse.Namespace, files: list[str], overrides: list[str]) -> Config:
+    """The configuration that the stages of a road share, without its password. Raises ConfigError."""
+    if files or arguments.resume:
+        raise ConfigError(
+            f"got {', '.join(files) or '--resume'}; a road names its config files itself, under `config`, and the same "
+            "command continues it"
+        )
+    return read_road(arguments.road, overrides).config
 
 
 def _config_of(root: str, name: str) -> Path:

@@ -8,23 +8,31 @@ import asyncio
 import contextlib
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
 
 from actors.engine import EngineDied
 from actors.episode_tree import Collected, EpisodeTree
 from actors.group import EpisodeSetup
+from actors.rollout import EpisodeFailed
 from actors.tape import Attempt
 from actors.tree_search import START, dfsdt, mcts, tree_of_thoughts
+from common.action_format import action_format
 from common.config import Config
 from common.config_error import ConfigError
 from common.log import log_to_stderr
 from common.trajectory import Sampling, Task, Trajectory
 from common.transcript import Transcriber
-from envhub.catalogue import DRIVING
+from envhub.env import EnvError
+from tools.check_input import check_collect, check_env, check_model_folder
 from tools.collect_options import CollectOptions
-from tools.fixed_policy import start_fixed_policy
-from tools.replay.export import check_free, row_of, write_rows
+from tools.fixed_policy import fixed_model_folder, start_fixed_policy
+from tools.prepare import NoisyExpert, expert_episodes, load_tokenizer
+from tools.replay.export import row_of
+from tools.retrace import retrace
+from tools.row_files import check_free, write_rows
 
 PROGRESS_S = 5.0  # between two lines of progress
 STATE = "collected"
@@ -38,23 +46,52 @@ def collect(config: Config, *, path: Path, force: bool, options: CollectOptions)
     log_to_stderr(logging.WARNING)
     check_free(path, force=force)
     check_collect(config, options)
+    if options.expert:
+        return _collect_expert(config, options, path=path)
     return collect_on(start_fixed_policy(config, name="collect"), config, options, path=path)
 
 
-def check_collect(config: Config, options: CollectOptions) -> None:
-    """Raise ConfigError for more tasks than there are, or for a search that the environment does not support."""
-    last = options.first_task + options.num_tasks
-    if last > config.env.num_train_tasks:
-        raise ConfigError(
-            "`--first-task` + `--num-tasks` must be <= env.num_train_tasks = "
-            f"{config.env.num_train_tasks}, got {last}; lower `--num-tasks`"
-        )
-    for part in config.env.entries().values():
-        if part.name in DRIVING and options.search != "none":
-            raise ConfigError(
-                f"`--search` must be none for `env.name` {part.name}, got {options.search!r}: this "
-                "environment controls its own episodes, and a search must continue them from the middle"
+def _collect_expert(config: Config, options: CollectOptions, *, path: Path) -> int:
+    """Have the expert play, without an engine, and write its trajectories in the tokens of the model. Return 0."""
+    folder = fixed_model_folder(config)
+    check_env(config.env)
+    check_model_folder(folder, max_tokens=config.model.max_tokens)
+    tokenizer = load_tokenizer(folder, config.model)
+    if options.retrace:
+        if path.suffix != ".jsonl":
+            raise ConfigError(f"with `--retrace` the file name must end in .jsonl, got {path}: it has a column `loss`")
+        return _retrace(config, options, tokenizer, path=path)
+    transcriber = Transcriber(tokenizer, rules=ChatRules.of(config.model))
+    written_as = action_format(config.env.action_format)
+    tasks = _groups(options, list(config.env.entries()))
+    try:
+        trajectories = list(
+            expert_episodes(
+                config, tokenizer, tasks, sampler=lambda env, _: NoisyExpert(env, tokenizer, written_as, options.noise)
             )
+        )
+    except (EnvError, EpisodeFailed) as error:
+        names = ", ".join(config.env.entries())
+        raise ConfigError(f"`env.name` {names}: its expert failed to play: {error}") from error
+    write_rows(path, (row_of(trajectory, transcriber, state=STATE, step=None) for trajectory in trajectories))
+    print(f"{path}: {_described(trajectories)}, by the expert")
+    return 0
+
+
+def _retrace(config: Config, options: CollectOptions, tokenizer: PreTrainedTokenizerBase, *, path: Path) -> int:
+    """Write the rows of `options.retrace`, finished by the expert. Return 0. Raises ConfigError if there are none."""
+    done = retrace(config, options, tokenizer)
+    reasons = ", ".join(f"{number} {reason}" for reason, number in done.left_out.items())
+    if not done.rows:
+        raise ConfigError(
+            f"nothing is written to {path}, no row of {options.retrace} is left: {reasons or 'it is empty'}"
+        )
+    write_rows(path, done.rows)
+    num_good = sum(row["success"] for row in done.rows)
+    print(f"{path}: {len(done.rows)} episodes, {num_good} successes, finished by the expert")
+    if reasons:
+        _report(f"rows that are left out: {reasons}")
+    return 0
 
 
 def collect_on(stage: EpisodeSetup, config: Config, options: CollectOptions, *, path: Path) -> int:
@@ -101,7 +138,7 @@ async def _collect(stage: EpisodeSetup, config: Config, options: CollectOptions,
             await _play(tree, config, options)
             collected.num_tasks += 1
 
-    groups = _groups(options, stage)
+    groups = _groups(options, list(stage.envs))
     reporting = asyncio.create_task(_report_progress(collected, num_tasks=len(groups)))
     try:
         await asyncio.gather(*(play(group_id, task) for group_id, task in groups.items()))
@@ -110,13 +147,13 @@ async def _collect(stage: EpisodeSetup, config: Config, options: CollectOptions,
         await stage.engine.close()
 
 
-def _groups(options: CollectOptions, stage: EpisodeSetup) -> dict[int, Task]:
+def _groups(options: CollectOptions, labels: Sequence[str]) -> dict[int, Task]:
     """The tasks by group id.
 
     With one environment the group id is the index of the task, so files of different tasks can be concatenated. In a
     mixture, the first task of every environment comes before the second task of any.
     """
-    first, labels = options.first_task, list(stage.envs)
+    first = options.first_task
     return {
         index * len(labels) + place: Task(env=label, split="train", index=index)
         for index in range(first, first + options.num_tasks)

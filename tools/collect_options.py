@@ -17,6 +17,10 @@ class CollectOptions:
     beam: int = 2  # tree_of_thoughts: states that it expands at each depth
     budget: int = 60  # dfsdt, mcts: the most turns that are generated for one task
     exploration: float = 1.4  # mcts: the constant of UCB1, for returns between 0 and 1
+    expert: bool = False  # the environment's expert plays each task once, instead of the model
+    noise: float = 0.0  # expert: the probability of a random admissible action instead of the expert's
+    retrace: str = ""  # expert: a file of rows; each is played again up to a random turn, and the expert finishes it
+    mistake: bool = False  # retrace: a random other admissible action comes before the expert's
 
     def __post_init__(self) -> None:
         require(
@@ -37,3 +41,15 @@ class CollectOptions:
             self.exploration,
             "0 uses only the mean returns so far",
         )
+        require(
+            not self.expert or self.search == "none",
+            "--search",
+            "none with --expert",
+            self.search,
+            "an expert plays one episode of each task",
+        )
+        require(0 <= self.noise < 1, "--noise", "in [0, 1)", self.noise, "0 is the expert alone")
+        require(self.expert or self.noise == 0, "--noise", "0 without --expert", self.noise, "add --expert")
+        require(self.expert or not self.retrace, "--retrace", "empty without --expert", self.retrace, "add --expert")
+        require(not (self.retrace and self.noise), "--noise", "0 with --retrace", self.noise, "use --mistake")
+        require(not self.mistake or self.retrace != "", "--mistake", "off without --retrace", self.mistake, "add it")

@@ -99,7 +99,10 @@ def _example(sample: Sample, tokeniser: Tokeniser, goal: "Goal", left_out: Count
     from learner.examples import example_of
 
     try:
-        sides = [tokeniser.branches(side.messages, learn_from=side.learn_from) for side in sample.sides]
+        sides = [
+            tokeniser.branches(side.messages, learn_from=side.learn_from, unlearnt=side.unlearnt)
+            for side in sample.sides
+        ]
     except ValueError as error:
         left_out[str(error)] += 1
         return None

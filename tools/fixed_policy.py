@@ -15,14 +15,20 @@ from tools.check_input import check_env, check_model_folder
 from tools.prepare import load_tokenizer
 
 
+def fixed_model_folder(config: Config) -> Path:
+    """`model.path` if given, else the trained model of `run.name`. Raises ConfigError if it does not exist."""
+    folder = Path(config.model.path) if config.model.path else RunDir(config.run.root, config.run.name).trained_model
+    if not folder.is_dir():
+        raise ConfigError(f"no model at {folder}; give `model.path`, or `run.name` of a finished run")
+    return folder
+
+
 def start_fixed_policy(config: Config, *, name: str) -> EpisodeSetup:
     """Start an engine with `model.path` if given, else with the trained model of `run.name`.
 
     The caller closes `engine`. Raises ConfigError if the model or the environment does not exist.
     """
-    folder = Path(config.model.path) if config.model.path else RunDir(config.run.root, config.run.name).trained_model
-    if not folder.is_dir():
-        raise ConfigError(f"no model at {folder}; give `model.path`, or `run.name` of a finished run")
+    folder = fixed_model_folder(config)
     check_env(config.env)
     check_model_folder(folder, max_tokens=config.model.max_tokens)
     tokenizer = load_tokenizer(folder, config.model)

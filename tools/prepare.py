@@ -1,16 +1,20 @@
-"""Prepares a run: its directory, its tiny model, and the expert episodes of its warm start."""
+"""Prepares a run: its directory, its tiny model, and the expert episodes of its warm start.
+
+`python -m tools.prepare CONFIG.yaml` does only that, in a process of its own: this module imports torch.
+"""
 
 import asyncio
 import logging
 import random
 import shutil
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from actors.engine import Completion
+from actors.engine import Completion, Sampler
 from actors.rollout import Allowance, EpisodeFailed, rollout
 from actors.tape import Attempt, Tape
 from common import archive
@@ -19,15 +23,27 @@ from common.chat import reply_form
 from common.config import Config, ModelConfig, differences, dump_config, load_config
 from common.config_error import ConfigError
 from common.env_config import EnvConfig
+from common.printable import printable_block
 from common.run_dir import RunDir, write_whole
 from common.tokenizer import load_tokenizer as tokenizer_of
 from common.trajectory import Provenance, Sampling, Task, Trajectory, VersionSpan
 from envhub.catalogue import make_env
 from envhub.env import Env, EnvError
 from learner.curriculum import Curriculum
+from tools.child import EXIT_BAD_INPUT
 from tools.tiny_model import make_tiny_model
 
 log = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prepare the run of a configuration file."""
+    try:
+        prepare(load_config(arguments[0], []))
+    except ConfigError as error:
+        print(printable_block(str(error)), file=sys.stderr)
+        return EXIT_BAD_INPUT
+    return 0
 
 
 def prepare(config: Config) -> RunDir:
@@ -126,45 +142,71 @@ class NoisyExpert:
         chance = random.Random(seed)
         choices = self._env.admissible()
         action = chance.choice(choices) if choices and chance.random() < self._noise else self._env.expert()
-        text = self._form.write(self._format.write(action))
-        written = list(self._tokenizer.encode(text, add_special_tokens=False))
-        return Completion(
-            tokens=written,
-            logprobs=[0.0] * len(written),
-            kept=None,
-            version_spans=[VersionSpan(start=0, stop=len(written), policy_version=0)],
-            finish_reason="stop",
-        )
+        return completion_of(self._tokenizer, self._form.write(self._format.write(action)))
+
+
+def completion_of(tokenizer: PreTrainedTokenizerBase, text: str) -> Completion:
+    """`text` as if a policy had written it, with log-probabilities of 0."""
+    written = list(tokenizer.encode(text, add_special_tokens=False))
+    return Completion(
+        tokens=written,
+        logprobs=[0.0] * len(written),
+        kept=None,
+        version_spans=[VersionSpan(start=0, stop=len(written), policy_version=0)],
+        finish_reason="stop",
+    )
 
 
 def demonstrate(config: Config, tokenizer: PreTrainedTokenizerBase) -> Iterator[Trajectory]:
-    """Yield `warm_start.episodes` expert episodes on train tasks, played by the same rollout as the actors use."""
+    """Yield `warm_start.episodes` expert episodes on train tasks."""
+    curriculum = Curriculum(config.env, seed=config.run.seed)
+    tasks = {
+        index: Task(env=curriculum.label(index), split="train", index=index)
+        for index in range(config.warm_start.episodes)
+    }
+    noise, written_as = config.warm_start.noise, action_format(config.env.action_format)
+    yield from expert_episodes(
+        config, tokenizer, tasks, sampler=lambda env, _: NoisyExpert(env, tokenizer, written_as, noise)
+    )
+
+
+def expert_episodes(
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: Mapping[int, Task],
+    *,
+    sampler: Callable[[Env, int], Sampler],
+) -> Iterator[Trajectory]:
+    """Yield an episode of each task, by group id, of which `sampler` makes a player: it sees the environment.
+
+    It is played by the same rollout as the actors use.
+    """
     written_as = action_format(config.env.action_format)
     envs = {label: make_env(part.name, part.options) for label, part in config.env.entries().items()}
-    curriculum = Curriculum(config.env, seed=config.run.seed)
     allowance = Allowance.of(config)
     with asyncio.Runner() as runner:
-        for index in range(config.warm_start.episodes):
-            task = Task(env=curriculum.label(index), split="train", index=index)
-            yield runner.run(
-                rollout(
-                    Tape(attempt=_demonstration(config, task)),
-                    env=envs[task.env],
-                    sampler=NoisyExpert(envs[task.env], tokenizer, written_as, config.warm_start.noise),
-                    tokenizer=tokenizer,
-                    action_format=written_as,
-                    allowance=allowance,
+        try:
+            for group_id, task in tasks.items():
+                yield runner.run(
+                    rollout(
+                        Tape(attempt=_demonstration(config, task, group_id=group_id)),
+                        env=envs[task.env],
+                        sampler=sampler(envs[task.env], group_id),
+                        tokenizer=tokenizer,
+                        action_format=written_as,
+                        allowance=allowance,
+                    )
                 )
-            )
-        for env in envs.values():
-            runner.run(env.close())
+        finally:
+            for env in envs.values():
+                runner.run(env.close())
 
 
-def _demonstration(config: Config, task: Task) -> Attempt:
+def _demonstration(config: Config, task: Task, *, group_id: int) -> Attempt:
     return Attempt(
         run_id=config.run.name,
         task=task,
-        group_id=task.index,
+        group_id=group_id,
         member=0,
         attempt=0,
         actor="expert",
@@ -172,3 +214,7 @@ def _demonstration(config: Config, task: Task) -> Attempt:
         seed=config.run.seed * 1_000_003 + task.index,
         provenance=Provenance(host=socket.gethostname(), instance_kind="reserved", price_per_hour=0.0),
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

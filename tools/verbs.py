@@ -11,6 +11,7 @@ from common.config import Config
 from learner.fit_options import FitOptions
 from tools.acl_options import AclOptions, FleetOption
 from tools.collect_options import CollectOptions
+from tools.data_options import DataOptions
 from tools.launch.launch_options import LaunchOptions
 from tools.options import options_of
 from tools.report.report_options import ReportOptions
@@ -170,6 +171,19 @@ VERBS = {
         FIT,
         lambda given: {"goal": given.verb},
         FitOptions,
+    ),
+    "data": Verb(
+        "filter and split recorded conversations, and write FILE with a data card",
+        "tools.data:data",
+        (),
+        lambda given: {"path": given.file, "force": given.force},
+        DataOptions,
+    ),
+    "road": Verb(
+        "run the stages of a file one after another, from a base model to an agent, with an evaluation after each",
+        "tools.road:road",
+        (*LEARNER, "actors"),
+        lambda given: {"path": given.road, "overrides": given.settings, "dry_run": given.dry_run},
     ),
     "eval": Verb(
         "measure success on held-out tasks, with a run's trained model or model.path",

@@ -6,9 +6,8 @@ give the tokens. If they cannot be recovered from the tokens, `messages` is null
 """
 
 import itertools
-import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,11 @@ from typing import Any
 import msgspec
 
 from common.config import Config
-from common.config_error import ConfigError
 from common.trajectory import Trajectory
 from common.transcript import Fidelity, Transcriber
 from replay.listing import NotRecorded
-from tools.printable import json_line
 from tools.replay.run_records import RunRecords
+from tools.row_files import check_free, write_rows
 
 UNREADABLE = "unreadable"
 Row = dict[str, Any]
@@ -57,30 +55,6 @@ def export(config: Config, *, path: Path, selection: Selection, stream: str, for
     if counts[UNREADABLE]:
         print(f"{counts[UNREADABLE]} unreadable payloads are left out; see `slipstream replay show GROUP`")
     return 0
-
-
-def check_free(path: Path, *, force: bool) -> None:
-    """Raise ConfigError unless rows can be written to `path`; `force` allows it to exist."""
-    _writer(path)
-    if path.exists() and not force:
-        raise ConfigError(f"{path} exists; choose another file, or overwrite it with --force")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{path.parent} is not a directory; create it, or choose another")
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"cannot write {path}: it is a directory, or its directory is not writable; choose another")
-
-
-def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write `rows` to `path`, completely or not at all. Raises ConfigError if it cannot be written."""
-    write = _writer(path)
-    half = path.with_name(path.name + ".tmp")
-    try:
-        write(half, rows)
-        half.replace(path)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error}; choose another file") from error
-    finally:
-        half.unlink(missing_ok=True)
 
 
 def row_of(trajectory: Trajectory, transcriber: Transcriber, *, state: str, step: int | None) -> Row:
@@ -140,20 +114,3 @@ def _segments(transcriber: Transcriber, trajectory: Trajectory) -> list[dict[str
         for turn in transcriber.turns(trajectory)
         for kind, text in (("prompt", turn.prompt), ("action", turn.action))
     ]
-
-
-def _writer(path: Path) -> Callable[[Path, Iterable[Row]], None]:
-    match path.suffix:
-        case ".jsonl":
-            return _write_jsonl
-        case ".parquet":
-            from tools.replay.parquet_rows import write_parquet  # only .parquet files need pyarrow
-
-            return write_parquet
-        case _:
-            raise ConfigError(f"the file name must end in .jsonl or .parquet, got {path}")
-
-
-def _write_jsonl(path: Path, rows: Iterable[Row]) -> None:
-    with path.open("w") as file:
-        file.writelines(json_line(row) + "\n" for row in rows)

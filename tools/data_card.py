@@ -1,0 +1,86 @@
+"""The data card of `slipstream data`: what was read, what was kept, and why the rest was not."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tools.data_options import DataOptions
+from tools.options import as_arguments
+
+
+@dataclass(kw_only=True, slots=True)
+class Source:
+    """The counts of one file."""
+
+    path: Path
+    num_rows: int = 0
+    num_kept: int = 0
+
+
+@dataclass(kw_only=True, slots=True)
+class Counts:
+    """What has become of the rows so far."""
+
+    sources: list[Source] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+    malformed: Counter[str] = field(default_factory=Counter)  # by the kind of fault
+    faults: list[str] = field(default_factory=list)  # the first ones
+    replies: Counter[int] = field(default_factory=Counter)  # kept rows, by the bits of their number of replies
+    chars: Counter[int] = field(default_factory=Counter)  # kept rows, by the bits of their number of characters
+    num_trained: int = 0
+    num_held_out: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        return sum(source.num_rows for source in self.sources)
+
+    @property
+    def num_malformed(self) -> int:
+        return self.malformed.total()
+
+
+def card(name: str, counts: Counts, options: DataOptions, *, digests: Mapping[str, str]) -> str:
+    """The card as Markdown. The same data and options give the same card."""
+    read = [[str(source.path), f"{source.num_rows:,}", f"{source.num_kept:,}"] for source in counts.sources]
+    gone = [[reason, f"{number:,}"] for reason, number in counts.dropped.most_common()]
+    gone += [[f"cannot be read: {fault}", f"{number:,}"] for fault, number in counts.malformed.most_common()]
+    shown = dataclasses.replace(options, data=("",)) if options.data else options
+    settings = [argument for argument in as_arguments(shown) if not argument.startswith("--data=")]
+    lines = [
+        f"# {name}",
+        "",
+        f"{counts.num_rows:,} rows were read: {counts.num_trained:,} are kept, {counts.num_held_out:,} held out, "
+        f"{counts.dropped.total():,} dropped, and {counts.num_malformed:,} cannot be read.",
+        "",
+        f"Made by `slipstream data {' '.join([name, *settings])}`.",
+        "",
+        "## Sources",
+        "",
+        *_table(("file", "rows", "kept"), read),
+    ]
+    if gone:
+        lines += ["", "## Dropped", "", *_table(("reason", "rows"), gone)]
+    if counts.faults:
+        lines += ["", "The first that cannot be read:", "", *(f"- {_escaped(fault)}" for fault in counts.faults)]
+    lines += ["", "## Lengths of the rows kept", ""]
+    lines += _table(("replies", "rows"), _histogram(counts.replies))
+    lines += ["", *_table(("characters", "rows"), _histogram(counts.chars))]
+    lines += ["", "## Files", "", *_table(("file", "SHA-256"), [[file, digest] for file, digest in digests.items()])]
+    return "\n".join(lines) + "\n"
+
+
+def _histogram(bits: Counter[int]) -> list[list[str]]:
+    """Counts by powers of two: values of b bits lie between 2^(b-1) and 2^b - 1."""
+    return [[f"{1 << (size - 1):,} to {(1 << size) - 1:,}", f"{bits[size]:,}"] for size in sorted(bits) if size]
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    cells = [columns, ["---"] * len(columns), *([_escaped(cell) for cell in row] for row in rows)]
+    return ["| " + " | ".join(row) + " |" for row in cells]
+
+
+def _escaped(text: str) -> str:
+    """Text of a row or a file name, in which nothing is markup."""
+    return "".join(f"\\{char}" if char in "|<>*_[]`#" else char for char in " ".join(text.split()))

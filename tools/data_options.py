@@ -1,0 +1,39 @@
+"""The options of `slipstream data`: which rows it reads, and which it keeps."""
+
+import math
+from dataclasses import dataclass
+
+from common.action_format import action_format
+from common.config_error import require
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataOptions:
+    data: tuple[str, ...] = ()  # .jsonl or .parquet files of conversations, in any shape of docs/data.md
+    successes: bool = False  # drop rows whose `success` is not true
+    min_return: float = -math.inf  # drop rows with a lower `return`
+    min_replies: int = 1  # drop rows with fewer messages of the assistant
+    max_replies: int = 0  # drop rows with more; 0: no limit
+    max_chars: int = 0  # drop rows with more characters in all messages; 0: no limit
+    action_format: str = ""  # drop rows with a reply in another format than this env.action_format; empty: any reply
+    max_repetition: float = 1.0  # drop rows in which a larger share of the assistant's 5-word runs came before
+    near_duplicates: float = (
+        0.0  # drop rows this similar to an earlier one (Jaccard, 5-word runs); 0: exact repeats only
+    )
+    held_out: float = 0.0  # fraction of the tasks whose rows go to a second file
+
+    def __post_init__(self) -> None:
+        require(bool(self.data), "--data", "one file or several", ",".join(self.data), "see docs/data.md")
+        require(not math.isnan(self.min_return), "--min-return", "a number", self.min_return, "leave it out")
+        require(self.min_replies >= 1, "--min-replies", ">= 1", self.min_replies, "1 is the default")
+        most = self.max_replies
+        require(most == 0 or most >= self.min_replies, "--max-replies", "0, or >= --min-replies", most, "0 is no limit")
+        require(self.max_chars >= 0, "--max-chars", ">= 0", self.max_chars, "0 is no limit")
+        if self.action_format:
+            action_format(self.action_format)
+        for name in ("max_repetition", "near_duplicates"):
+            value = getattr(self, name)
+            require(
+                0 <= value <= 1, f"--{name.replace('_', '-')}", "in [0, 1]", value, "leave it out to keep such rows"
+            )
+        require(0 <= self.held_out < 1, "--held-out", "in [0, 1)", self.held_out, "0 writes one file")
