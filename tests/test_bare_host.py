@@ -177,7 +177,7 @@ def test_ten_hosts_over_slow_links_one_is_cut_for_a_minute_and_each_is_replaced(
         cut_at, step = time.monotonic(), run.last_step()
         run.wait_until(lambda: "spot-0" not in serving(), "the cut host is missed")
         run.wait_until(lambda: time.monotonic() - cut_at > CUT_S, "a minute")
-        assert run.last_step() > step  # the learner waited for nobody
+        assert run.last_step() > step  # the learner did not wait
         playing[0].cut(False)
         run.wait_until(lambda: "spot-0" in serving(), "it is back")
         for number in range(NUM_HOSTS):
