@@ -27,7 +27,9 @@ REPEAT_S = 10.0  # a generation that was not recorded waits this long for those 
 END_S = 2.0  # time for an environment to end after it was cancelled
 
 
-def terms_of(tokenizer: PreTrainedTokenizerBase, sampling: Sampling, *, max_tokens: int, max_turns: int) -> Terms:
+def terms_of(
+    tokenizer: PreTrainedTokenizerBase, sampling: Sampling, *, max_tokens: int, max_turns: int, started_at_s: float
+) -> Terms:
     """The terms of an episode for the environment. The tokenizer comes from the model folder of the engine."""
     return Terms(
         tokenizer=tokenizer,
@@ -35,6 +37,7 @@ def terms_of(tokenizer: PreTrainedTokenizerBase, sampling: Sampling, *, max_toke
         max_turns=max_turns,
         sampling=sampling,
         end_tokens=end_tokens(tokenizer),
+        started_at_s=started_at_s,
     )
 
 

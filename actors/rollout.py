@@ -123,7 +123,11 @@ async def rollout(
         async with asyncio.timeout(allowance.episode_timeout_s):
             if isinstance(env, DrivingEnv):
                 terms = terms_of(
-                    tokenizer, tape.attempt.sampling, max_tokens=allowance.max_tokens, max_turns=allowance.max_turns
+                    tokenizer,
+                    tape.attempt.sampling,
+                    max_tokens=allowance.max_tokens,
+                    max_turns=allowance.max_turns,
+                    started_at_s=tape.started_at_s,
                 )
                 return await drive(tape, env=env, sampler=sampler, terms=terms, step_timeout_s=allowance.step_timeout_s)
             chat = Chat(tokenizer, rules=allowance.rules, started_at_s=tape.started_at_s)

@@ -29,6 +29,7 @@ class Terms:
     max_turns: int
     sampling: Sampling
     end_tokens: frozenset[int]  # tokens that end a turn
+    started_at_s: float  # of the episode, also of one that another actor began: prompts with a date must not change
 
     @property
     def model_folder(self) -> Path:

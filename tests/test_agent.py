@@ -244,6 +244,12 @@ def test_tools_and_tool_messages_reach_the_chat_template() -> None:
     assert "<|im_start|>assistant\nsky<|im_end|>\n<|im_start|>tool\nblue" in text
 
 
+def test_a_date_of_the_chat_template_is_that_of_the_start_of_the_episode() -> None:
+    tape = Tape(attempt=attempt_on(), started_at_s=86_400.0)
+    text = sequences(play("chats", tape=tape, template="{{ strftime_now('%d %b %Y') }}" + CHATML))[0]
+    assert text.startswith("02 Jan 1970<|im_start|>")
+
+
 @pytest.mark.parametrize(
     ("agent", "limits", "stop_reason", "reward", "num_turns"),
     [

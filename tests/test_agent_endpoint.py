@@ -49,7 +49,7 @@ async def served() -> AsyncIterator[Side]:
         tokens = [*ids(TOKENIZER, "ok"), TOKENIZER.eos_token_id]
         return Reply(tokens=tokens, logprobs=[-0.5, -0.25, 0.0], finish_reason="stop")
 
-    endpoint = Endpoint(terms_of(TOKENIZER, SAMPLING, max_tokens=64, max_turns=4), generate)
+    endpoint = Endpoint(terms_of(TOKENIZER, SAMPLING, max_tokens=64, max_turns=4, started_at_s=0.0), generate)
     async with endpoint.listening() as url, aiohttp.ClientSession() as client:
         yield Side(url, endpoint, prompts, client)
 

@@ -263,7 +263,7 @@ def test_a_process_that_dies_takes_its_episodes_along_and_the_next_has_a_new_one
 def test_a_lost_episode_that_is_not_yet_closed_does_not_keep_a_dead_process_in_use(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     lost, next_one = (make_any_env("verifiers", part(pids=str(pids)).options) for _ in range(2))
-    terms = terms_of(TOKENIZER, attempt_on().sampling, max_tokens=256, max_turns=8)
+    terms = terms_of(TOKENIZER, attempt_on().sampling, max_tokens=256, max_turns=8, started_at_s=0.0)
     task = Task(env="verifiers", split="train", index=0)
 
     async def lose_one() -> None:

@@ -50,7 +50,7 @@ class Endpoint:
         self.limit: StopReason | None = None  # the limit for which the last request was refused, if it was
         self._terms = terms
         self._generate = generate
-        self._prompts = Prompts(terms.tokenizer)
+        self._prompts = Prompts(terms.tokenizer, started_at_s=terms.started_at_s)
         self._num_answers = 0
 
     @contextlib.asynccontextmanager

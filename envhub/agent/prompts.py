@@ -8,6 +8,7 @@ or the chat template rewrites an answer, the text differs from there on, and it 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
 class Prompts:
     """Encodes the prompts of an episode, and decodes the answers to them."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, started_at_s: float) -> None:
+        """`started_at_s` is the unix time whose date a template may write into the system message."""
         self._tokenizer = tokenizer
+        self._today = datetime.fromtimestamp(started_at_s, UTC)
         self._encode = encoder(tokenizer)
         self._ending = end_tokens(tokenizer).union(tokenizer.all_special_ids)  # not part of an answer's text at its end
         self._known: dict[str, list[int]] = {}  # the tokens of each text that ends with an answer
@@ -39,7 +42,11 @@ class Prompts:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+                    list(messages),
+                    tools=list(tools) or None,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    strftime_now=self._today.strftime,
                 )
             )
         except (TemplateError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
