@@ -39,7 +39,7 @@ def check_input(config: Config) -> None:
                 f"`env.name` {part.name} has no expert: a warm start has nothing to imitate, and a tiny model no "
                 "vocabulary; set `model.path`, and `warm_start.episodes` to 0"
             )
-        if part.name in DRIVING and config.model.template_arguments:
+        if part.name == "verifiers" and config.model.template_arguments:
             raise ConfigError(
                 f"`model.template_arguments` has no effect in `env.name` {part.name}: it renders its prompts itself; "
                 "leave it out"
