@@ -166,12 +166,16 @@ def score(model: PackedModel, sequences: list[TokenSequence]) -> torch.Tensor:
 def _difference_of_packing(model: PackedModel, folder: Path) -> float:
     """Packed sequences by the learner, against each alone by transformers."""
     sequences = [sequence(length, seed=length) for length in LENGTHS]
-    return _apart(model, AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager"), sequences)
+    return _apart(
+        model,
+        AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", trust_remote_code=False),
+        sequences,
+    )
 
 
 def _difference_of_export(model: PackedModel, folder: Path, ranks: Ranks) -> float:
     save_hf(model, folder, ranks=ranks)
-    exported = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    exported = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", trust_remote_code=False)
     return _apart(model, exported, [sequence(length, seed=length) for length in LENGTHS])
 
 

@@ -147,7 +147,9 @@ def save_tiny(family: Family, folder: Path) -> Path:
     settings = {name: value for name, value in known.items() if name not in family.without} | dict(family.settings)
     torch.manual_seed(0)
     config = AutoConfig.for_model(family.model_type, **settings)
-    causal_lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    causal_lm = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
+    )
     randomise(causal_lm)
     causal_lm.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
