@@ -20,8 +20,8 @@ class OurEnv(GuessEnv):
     pass
 """
 REWARD = """
-def exact(answer, row):
-    return 1.0
+def exact(completions, **columns):
+    return [1.0 for _ in completions]
 """
 
 
@@ -54,10 +54,10 @@ def test_the_modules_are_those_of_the_package_that_the_environment_imports(packa
 
 def test_a_function_that_is_named_in_the_options_counts_too(package: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "a", "answer": "b"}\n' * 4)
+    rows.write_text('{"prompt": "a", "answer": "b"}\n' * 400)
     settings = [
         "env.name=dataset",
-        f"env.options.data={rows}",
+        f"env.options.train={rows}",
         "env.options.rewards={right: {check: 'ours.rewards:exact'}}",
     ]
     assert set(own_modules(config_of(*settings).env)) == {"ours", "ours.rewards"}
@@ -70,9 +70,7 @@ def test_an_actor_with_other_code_is_refused_by_the_name_of_the_module_and_its_f
     (package / "script.py").write_text("changed")
     check_environments(config, facts)
     (package / "words.py").write_text("WORDS = ('changed',)")
-    with pytest.raises(
-        ConfigError, match=r"the module ours\.words on this host, .*ours/words\.py, differs from the le"
-    ):
+    with pytest.raises(ConfigError, match=r"the module ours\.words on this host, .*ours/words\.py, differs"):
         check_environments(config, facts)
 
 
