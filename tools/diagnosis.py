@@ -75,7 +75,7 @@ def diagnose_records(facts: Facts) -> Diagnosis:
 
     `facts` must have a step.
     """
-    for find in (_no_reward, _no_gradient, _equal_siblings):
+    for find in (_invalid_actions, _no_reward, _no_gradient, _equal_siblings):
         if found := find(facts):
             return found
     return _who_waits(facts)
