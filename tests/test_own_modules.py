@@ -52,15 +52,9 @@ def test_the_modules_are_those_of_the_package_that_the_environment_imports(packa
     assert own_modules(config_of("env.name=shop").env) == {}
 
 
-def test_a_function_that_is_named_in_the_options_counts_too(package: Path, tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "a", "answer": "b"}\n' * 400)
-    settings = [
-        "env.name=dataset",
-        f"env.options.train={rows}",
-        "env.options.rewards={right: {check: 'ours.rewards:exact'}}",
-    ]
-    assert set(own_modules(config_of(*settings).env)) == {"ours", "ours.rewards"}
+def test_a_function_that_is_a_part_of_the_reward_counts_too(package: Path) -> None:
+    config = config_of("env.name=grid", "env.rewards={right: {part: 'ours.rewards:exact'}}")
+    assert set(own_modules(config.env)) == {"ours", "ours.rewards"}
 
 
 def test_an_actor_with_other_code_is_refused_by_the_name_of_the_module_and_its_file(package: Path) -> None:
