@@ -20,6 +20,7 @@ from actors.rollout import EpisodeFailed
 from actors.tape import Attempt
 from actors.tree_search import START, dfsdt, mcts, tree_of_thoughts
 from common.action_format import action_format
+from common.chat import ChatRules
 from common.config import Config
 from common.config_error import ConfigError
 from common.log import log_to_stderr
