@@ -63,7 +63,14 @@ def test_every_setting_is_read_by_a_verb() -> None:
     assert read == key_paths()
 
 
-OPERANDS = {"launch": ["ray"], "replay": ["audit"], "collect": ["rows.jsonl"], "envs": ["serve"]}
+OPERANDS = {
+    "launch": ["ray"],
+    "replay": ["audit"],
+    "collect": ["rows.jsonl"],
+    "envs": ["serve"],
+    "data": ["rows.jsonl"],
+    "road": ["conf/roads/shop.yaml"],
+}
 
 
 @pytest.mark.parametrize("verb", VERBS)
