@@ -126,7 +126,7 @@ def test_the_only_mark_of_a_rubric_may_be_a_number_alone(serve: Serve) -> None:
         (200, {}, b'{"choices": []}'),
         (200, {}, b'{"choices": [{"message": {"content": null}}]}'),
         (200, {}, b'{"choices": ' + b"[" * 100_000),
-        (200, {"Content-Encoding": "gzip"}, gzip.compress(b"0" * 1000)),
+        (200, {"Content-Encoding": "gzip"}, gzip.compress(b"0" * 1000, mtime=0)),
         completion("x" * (2 << 20)),
         completion("no mark"),
     ],
