@@ -143,7 +143,7 @@ def test_nothing_is_left_behind_where_nothing_is_kept_or_a_file_is_damaged(
     assert "bad.parquet is damaged" in complaint(f"--data={rows},{tmp_path}/bad.parquet")
     assert "exists; choose another file" in complaint(good, force="run.seed=0")
     assert "nowhere.jsonl is not a file" in complaint("--data=nowhere.jsonl")
-    assert "`--data` must be one file or several" in complaint()
+    assert "`--data` must name one file of conversations or several" in complaint()
     assert "`--near-duplicates` must be in [0, 1]" in complaint(good, "--near-duplicates=2")
     assert "did you mean react?" in complaint(good, "--action-format=reakt")
     assert "`--max-replies` must be 0, or >= --min-replies" in complaint(good, "--min-replies=3", "--max-replies=2")

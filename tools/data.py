@@ -44,6 +44,8 @@ def data(_config: Config, *, path: Path, force: bool, options: DataOptions) -> i
     if path.suffix != ".jsonl":
         raise ConfigError(f"the file name must end in .jsonl, got {path}")
     sources = [Path(name) for name in options.data]
+    if not sources:
+        raise ConfigError("`--data` must name one file of conversations or several; see docs/data.md")
     for source in sources:
         if not source.is_file():
             raise ConfigError(f"`--data` {source} is not a file; name .jsonl or .parquet files of conversations")

@@ -23,7 +23,6 @@ class DataOptions:
     held_out: float = 0.0  # fraction of the tasks whose rows go to a second file
 
     def __post_init__(self) -> None:
-        require(bool(self.data), "--data", "one file or several", ",".join(self.data), "see docs/data.md")
         require(not math.isnan(self.min_return), "--min-return", "a number", self.min_return, "leave it out")
         require(self.min_replies >= 1, "--min-replies", ">= 1", self.min_replies, "1 is the default")
         most = self.max_replies
