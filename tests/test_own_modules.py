@@ -52,13 +52,13 @@ def test_the_modules_are_those_of_the_package_that_the_environment_imports(packa
     assert own_modules(config_of("env.name=shop").env) == {}
 
 
-def test_a_function_that_is_named_in_the_options_counts_too(package: Path, tmp_path: Path) -> None:
+def test_a_function_that_is_a_part_of_the_reward_counts_too(package: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "a", "answer": "b"}\n' * 400)
+    rows.write_text("".join(f'{{"prompt": "{number}", "answer": "b"}}\n' for number in range(100)))
     settings = [
         "env.name=dataset",
         f"env.options.train={rows}",
-        "env.options.rewards={right: {check: 'ours.rewards:exact'}}",
+        "env.rewards={right: {part: 'ours.rewards:exact', weight: 0.1}}",
     ]
     assert set(own_modules(config_of(*settings).env)) == {"ours", "ours.rewards"}
 
