@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu quickstart road test check format lock clean \
   bench-actors bench-learner bench-replay bench-envs bench-data bench-weights bench-peers \
-  families study-lag study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-envs test-engines test-adapters test-browser setup-browser docs
+  families study-lag study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-spot test-envs test-engines test-adapters test-browser setup-browser docs
 
 setup: $(STAMP)
 
@@ -146,6 +146,10 @@ test-faults: setup
 # Scale a fleet from 1 to 6 actors and back, with kills, notices and a partition, beside undisturbed runs; CI uses 1, 3, 1.
 test-fleet: setup
 	SLIPSTREAM_FLEET_IN_FULL=1 $(BIN)/pytest -s tests/test_elastic.py
+
+# Ten hosts at once that share nothing with the learner, over slow links, cut off, preempted and replaced: three minutes.
+test-spot: setup
+	SLIPSTREAM_SPOT_IN_FULL=1 $(BIN)/pytest -s tests/test_bare_host.py
 
 # Test `slipstream launch` on a real Ray cluster of three nodes on this machine, and against the schemas of Kubernetes.
 test-engines: setup
