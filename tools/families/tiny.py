@@ -43,6 +43,11 @@ ROUTED: Mapping[str, Any] = {
     "norm_topk_prob": True,
 }
 CORRECTED: Mapping[str, Any] = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}  # vLLM reads both, as released
+RELEASED_MINIMAX: Mapping[str, Any] = {
+    "rotary_dim": 16,
+    "scoring_func": "sigmoid",
+    "use_routing_bias": True,
+}  # as above
 LATENT: Mapping[str, Any] = {
     "q_lora_rank": 32,
     "kv_lora_rank": 32,
@@ -120,7 +125,7 @@ FAMILIES = {
     "olmoe": _family("olmoe", EXPERTS),
     "phimoe": _family("phimoe", EXPERTS, {"moe_intermediate_size": 96}),
     "granitemoe": _family("granitemoe", EXPERTS),
-    "minimax_m2": _family("minimax_m2", EXPERTS, {"rotary_dim": 16}),
+    "minimax_m2": _family("minimax_m2", EXPERTS, RELEASED_MINIMAX),
     "glm4_moe": _family("glm4_moe", ROUTED),
     "glm4_moe_lite": _family("glm4_moe_lite", ROUTED, LATENT, without=("head_dim",)),
     "dots1": _family("dots1", ROUTED),
