@@ -147,7 +147,7 @@ test-faults: setup
 test-fleet: setup
 	SLIPSTREAM_FLEET_IN_FULL=1 $(BIN)/pytest -s tests/test_elastic.py
 
-# Ten hosts at once that share nothing with the learner, over slow links, cut off, preempted and replaced: three minutes.
+# Ten hosts at once that share nothing with the learner, over slow links, cut off, preempted and replaced: some minutes.
 test-spot: setup
 	SLIPSTREAM_SPOT_IN_FULL=1 $(BIN)/pytest -s tests/test_bare_host.py
 
