@@ -6,7 +6,7 @@
 import msgspec
 
 from actors.receive import ReceiverInfo
-from common.actors_config import ActorsConfig
+from common.actors_config import WHOLE_GPU, ActorsConfig
 from common.config import Config
 from common.kept_sets import KeptSets
 from common.trajectory import Sampling, VersionSpan
@@ -21,7 +21,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     seed: int  # must differ between actors, or they sample the same tokens
     max_tokens: int
     dtype: str
-    kv_cache_bytes: int  # 0: 64 MiB on a CPU; on a GPU what the weights leave of 90 % of its memory
+    kv_cache_bytes: int  # 0: 64 MiB on a CPU; on a GPU what the weights leave of its share
+    gpu_memory_utilization: float = WHOLE_GPU  # the share of its GPU that an engine takes without kv_cache_bytes
     max_episodes: int
     tensor_parallel: int  # workers over which each layer is split
     kv_policy: str  # "keep" the KV of running requests at a commit, or "recompute" it with the new weights
@@ -39,6 +40,7 @@ def engine_settings(
         max_tokens=run.model.max_tokens,
         dtype=run.model.dtype,
         kv_cache_bytes=mine.kv_cache_bytes,
+        gpu_memory_utilization=mine.gpu_memory_utilization,
         max_episodes=mine.max_episodes,
         tensor_parallel=mine.tensor_parallel,
         kv_policy=mine.kv_policy,

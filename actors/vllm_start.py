@@ -33,7 +33,6 @@ CPU_OPTIONS = {
     "enable_chunked_prefill": False,  # a prompt in parts resets a request's random generator, which CPUs do not support
 }
 CPU_KV_CACHE_BYTES = 64 << 20
-GPU_SHARE = 0.9  # of a GPU's memory, where no size of the KV cache is given
 
 
 def start_vllm(settings: EngineSettings) -> LLMEngine:
@@ -58,7 +57,7 @@ def _arguments(settings: EngineSettings, *, on_gpu: bool) -> EngineArgs:
         load_format="auto" if has_weights(Path(settings.model_path)) else "dummy",  # the run's weights come at once
         trust_remote_code=False,
         seed=settings.seed,
-        dtype=settings.dtype,
+        dtype=_dtype(settings.dtype, on_gpu=on_gpu),
         max_model_len=settings.max_tokens,
         max_num_seqs=settings.max_episodes + 1,  # and the probe of new weights
         tensor_parallel_size=settings.tensor_parallel,
@@ -71,22 +70,31 @@ def _arguments(settings: EngineSettings, *, on_gpu: bool) -> EngineArgs:
         disable_log_stats=True,
         weight_transfer_config=WeightTransferConfig(backend=BACKEND),
         worker_extension_cls=WORKER_EXTENSION,
-        **(_gpu_options(settings.kv_cache_bytes) if on_gpu else _cpu_options(settings.kv_cache_bytes)),
+        **(gpu_options(settings) if on_gpu else _cpu_options(settings.kv_cache_bytes)),
     )
+
+
+def _dtype(dtype: str, *, on_gpu: bool) -> str:
+    """The same as a learner's `resolve_dtype`: an engine without a run may still have "auto"."""
+    if dtype == "auto":
+        return "bfloat16" if on_gpu else "float32"
+    return dtype
 
 
 def _cpu_options(kv_cache_bytes: int) -> dict[str, Any]:
     return CPU_OPTIONS | {"kv_cache_memory_bytes": kv_cache_bytes or CPU_KV_CACHE_BYTES}
 
 
-def _gpu_options(kv_cache_bytes: int) -> dict[str, Any]:
-    """With a size of its KV cache an engine shares its GPU: vLLM then asks for that size, and for no share of the GPU.
+def gpu_options(settings: EngineSettings) -> dict[str, Any]:
+    """The options on a GPU: the memory of the engine, and logits in float32, as the learner computes them.
 
-    It still refuses to start where the share is not free, so the share is next to nothing.
+    With a size of its KV cache an engine shares its GPU: vLLM then asks for that size, and for no share of the GPU. It
+    still refuses to start where the share is not free, so the share is next to nothing.
     """
-    if kv_cache_bytes:
-        return {"kv_cache_memory_bytes": kv_cache_bytes, "gpu_memory_utilization": 0.01}
-    return {"gpu_memory_utilization": GPU_SHARE}
+    options: dict[str, Any] = {"hf_overrides": {"head_dtype": "float32"}}
+    if settings.kv_cache_bytes:
+        return options | {"kv_cache_memory_bytes": settings.kv_cache_bytes, "gpu_memory_utilization": 0.01}
+    return options | {"gpu_memory_utilization": settings.gpu_memory_utilization}
 
 
 def engine_name() -> str:

@@ -4,12 +4,15 @@ from dataclasses import dataclass, field
 
 from common.config_error import require
 
+WHOLE_GPU = 0.9  # the share of a GPU that an engine takes if it has it alone
+
 
 @dataclass(kw_only=True, slots=True)
 class ActorsConfig:
     count: int = 2  # actor processes that `slipstream up` and `slipstream actors` start
     max_episodes: int = 32  # concurrent episodes in one actor
-    kv_cache_bytes: int = 0  # of each engine; 0: 64 MiB on a CPU, what the weights leave of 90 % of a GPU
+    kv_cache_bytes: int = 0  # of each engine; 0: 64 MiB on a CPU, what the weights leave of its share of a GPU
+    gpu_memory_utilization: float = WHOLE_GPU  # an engine's share of its GPU; without effect with kv_cache_bytes
     tensor_parallel: int = 1  # GPUs of one engine, over which each layer is split; divides the number of heads
     transport: str = "broadcast"  # how actors receive weights: broadcast, pull (for spot actors), or disk
     relay: bool = False  # also start a relay at weights.host, which fetches weights once for the whole host
@@ -37,6 +40,13 @@ class ActorsConfig:
         require(self.max_episodes >= 1, "actors.max_episodes", ">= 1", self.max_episodes, "try 32")
         require(
             self.kv_cache_bytes >= 0, "actors.kv_cache_bytes", ">= 0", self.kv_cache_bytes, "0 chooses by the device"
+        )
+        require(
+            0 < self.gpu_memory_utilization <= 1,
+            "actors.gpu_memory_utilization",
+            "in (0, 1]",
+            self.gpu_memory_utilization,
+            "0.9 is usual for a GPU that nothing else uses",
         )
         require(self.join_timeout_s >= 0, "actors.join_timeout_s", ">= 0", self.join_timeout_s, "120 is the default")
         require(self.drain_s >= 0, "actors.drain_s", ">= 0", self.drain_s, "0 hands everything in at once")
@@ -75,3 +85,8 @@ class ActorsConfig:
             self.instance_kind,
             "it is recorded with each trajectory",
         )
+
+    @property
+    def limits_memory(self) -> bool:
+        """Whether an engine leaves memory of its GPU to other processes."""
+        return self.kv_cache_bytes > 0 or self.gpu_memory_utilization < WHOLE_GPU

@@ -117,7 +117,7 @@ class ModelConfig:
     path: str = ""  # a Hugging Face folder, or an id of its Hub; empty: make the tiny model of model.tiny
     tiny: TinyModelConfig = field(default_factory=TinyModelConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
-    dtype: str = "float32"  # of the forward pass: float32 or bfloat16; master weights are always float32
+    dtype: str = "auto"  # of the forward pass: float32, bfloat16, auto (on a CPU the former); master weights: float32
     max_tokens: int = 512  # context length: a prompt with its reply is never longer
     template_arguments: dict[str, Any] = field(default_factory=dict)  # of the chat template, like enable_thinking
     history: str = "template"  # earlier replies as the chat template shows them, or as they were sampled: sampled
@@ -125,11 +125,11 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         require(
-            self.dtype in ("float32", "bfloat16"),
+            self.dtype in ("auto", "float32", "bfloat16"),
             "model.dtype",
-            "float32 or bfloat16",
+            "auto, float32 or bfloat16",
             self.dtype,
-            "use float32 on a CPU",
+            "auto chooses by the device",
         )
         require(self.max_tokens >= 16, "model.max_tokens", ">= 16", self.max_tokens, "a whole episode must fit")
         for name, value in self.template_arguments.items():
@@ -302,7 +302,8 @@ class OptimConfig:
 @dataclass(kw_only=True, slots=True)
 class LearnerConfig:
     steps: int = 100  # optimizer steps of reinforcement learning
-    ranks: int = 1  # FSDP processes that `slipstream up` starts
+    ranks: int = 1  # FSDP processes that `slipstream up` starts, each on a GPU of its own if there are GPUs
+    devices: list[str] = field(default_factory=list)  # their GPUs; empty: the first ones, see docs/install.md
     micro_batch_tokens: int = 2048  # the most packed tokens in one forward pass
     logprob_chunk_tokens: int = 1024  # tokens whose logits are in memory at one time
     publish_every: int = 1  # optimizer steps between publishes
@@ -325,6 +326,13 @@ class LearnerConfig:
         ):
             value = getattr(self, name)
             require(value >= 1, f"learner.{name}", ">= 1", value, "leave it out for the default")
+        require(
+            not self.devices or self.ranks <= len(self.devices),
+            "learner.ranks",
+            f"<= {len(self.devices)}, the number of learner.devices",
+            self.ranks,
+            "each rank needs a GPU of its own",
+        )
 
 
 @dataclass(kw_only=True, slots=True)

@@ -31,6 +31,7 @@ from common.run_dir import sync_path
 from common.versions import Resumption, VersionArray, lags
 from learner.fence import Fence
 from learner.model.critic import Critic, critic_shards
+from learner.model.optimizer import begin_moments
 from learner.model.packed_model import PackedModel, named_shards
 from learner.model.proximal import Proximal
 from learner.objective.return_scale import scale_of
@@ -226,7 +227,7 @@ def _state(model: PackedModel, optimizer: torch.optim.AdamW, critic: Critic | No
 
     All ranks share one random state: they have the same seed, and a step uses no random numbers.
     """
-    _fill(optimizer)
+    begin_moments(optimizer)
     state = {_RNG: torch.get_rng_state()}
     for name, parameter in named_shards(model):
         if parameter.requires_grad:  # with adapters, the model's own weights are frozen and stay in its folder
@@ -237,7 +238,7 @@ def _state(model: PackedModel, optimizer: torch.optim.AdamW, critic: Critic | No
 
 
 def _critic_state(critic: Critic) -> dict[str, Tensor]:
-    _fill(critic.optimizer)
+    begin_moments(critic.optimizer)
     state = {_CRITIC_STEP: torch.tensor(critic.schedule.last_epoch), _CRITIC_SCALE: critic.scale.tensor()}
     for name, parameter in critic_shards(critic):
         state[f"critic.{name}"] = parameter.detach()
@@ -251,18 +252,6 @@ def _proximal_state(proximal: Proximal | None) -> dict[str, Tensor]:
         return {}
     averages = {f"proximal.{name}": average for name, average in proximal.averages.items()}
     return averages | {_PROXIMAL_TOTAL: proximal.total}
-
-
-def _fill(optimizer: torch.optim.AdamW) -> None:
-    """Create the state that AdamW's first step would create, so that its tensors can be written and restored."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if not optimizer.state[parameter]:
-                optimizer.state[parameter] = {
-                    "step": torch.zeros((), device=parameter.device),  # fused AdamW expects it on the device
-                    "exp_avg": torch.zeros_like(parameter),
-                    "exp_avg_sq": torch.zeros_like(parameter),
-                }
 
 
 def _set_schedule(schedule: LambdaLR, optimizer: torch.optim.AdamW, step: int) -> None:

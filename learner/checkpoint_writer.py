@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -43,7 +44,9 @@ class CheckpointWriter:
                 use_non_blocking_copy=on_gpu,
             )
         )
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        # A thread of its own begins on the first GPU, whatever GPU its rank has.
+        use_device = partial(torch.cuda.set_device, ranks.device) if on_gpu else None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint", initializer=use_device)
         self._under_way: Future[None] | None = None
 
     def begin(

@@ -48,7 +48,7 @@ from learner.model.packed_model import ModelSettings, PackedModel, expect_backwa
 from learner.model.reward_model import RewardModel, save_reward_model
 from learner.objective.preference import Margins, dpo_margins, preference_loss, preference_slope
 from learner.pack import Packed, TokenSequence, count_loss_tokens, micro_batches
-from learner.ranks import Ranks
+from learner.ranks import Ranks, resolve_dtype
 from learner.step_metrics import summed_over_ranks
 
 log = logging.getLogger(__name__)
@@ -165,6 +165,7 @@ def _check_identity(path: Path, identity: dict[str, object], *, ranks: Ranks) ->
 
 def _load(goal: Goal, config: Config, options: FitOptions, *, ranks: Ranks, num_steps: int) -> Fit:
     torch.manual_seed(config.run.seed)
+    resolve_dtype(config, ranks.device)
     model = load_kind(
         RewardModel if goal == "reward" else PackedModel,
         config.model.path,
@@ -314,7 +315,7 @@ def _backward(fitted: Fit, sequences: Sequence[TokenSequence], *, divisor: float
     for number, packed in enumerate(packs, start=1):
         expect_backward(fitted.model, last=number == len(packs))
         packed = packed.to(ranks.device)
-        output_sum = (packed.advantages[packed.loss_mask] * fitted.outputs(packed)).sum()
+        output_sum = (packed.advantages[packed.loss_positions] * fitted.outputs(packed)).sum()
         backward(-output_sum, ranks=ranks, divisor=divisor)
         sums.append(output_sum.detach())
     return summed_over_ranks({"outputs": torch.stack(sums).sum()})["outputs"]

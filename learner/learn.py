@@ -9,6 +9,7 @@ steps from the archive.
 """
 
 import logging
+from pathlib import Path
 
 import msgspec
 
@@ -25,11 +26,12 @@ from learner.clock import Clock
 from learner.conditions import conditions_of
 from learner.lead import Lead
 from learner.learner import Learner, begin, begin_checkpoint, export, imitate_expert, load_learner, scored, train_on
-from learner.links import join_run
+from learner.links import Links, join_run
 from learner.model.probe import probe_of
+from learner.model.skeleton import vocab_size_of
 from learner.publish import publisher_settings
 from learner.publisher.published import adapted_folder, published_layout, published_tensors
-from learner.ranks import Ranks
+from learner.ranks import Ranks, resolve_dtype
 from learner.rerun import catch_up
 from learner.share import share
 from learner.standstill import Standstill
@@ -48,10 +50,19 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
 
     Every rank calls it. Raises ConfigError, RedisAway, SupplyDried, NothingLearned, AllRefuse, ArchiveError, FencedOut.
     """
-    learner, resumed = load_learner(config, run_dir, ranks)
-    durable_step = learner.progress.step if resumed else None
-    _recover(learner, resumed=resumed)
-    lead = _take_the_lead(learner, shutdown) if ranks.rank == 0 else None
+    resolve_dtype(config, ranks.device)
+    links = _describe_run(config, run_dir, shutdown) if ranks.rank == 0 else None
+    try:
+        learner, resumed = load_learner(config, run_dir, ranks)
+        durable_step = learner.progress.step if resumed else None
+        _recover(learner, resumed=resumed)
+        lead = _take_the_lead(learner, links) if links else None
+    except FencedOut:
+        raise
+    except BaseException:
+        if links:
+            links.give_up()
+        raise
     fresh = share(lead.with_fresh_version(learner.progress) if lead else None, Progress, ranks=ranks)
     assert fresh is not None
     learner.progress = fresh
@@ -156,27 +167,35 @@ def _step(
     return metrics
 
 
-def _take_the_lead(learner: Learner, shutdown: Shutdown) -> Lead:
-    config = learner.config
+def _describe_run(config: Config, run_dir: RunDir, shutdown: Shutdown) -> Links:
+    """Become the run's learner before the model is loaded: actors load theirs meanwhile. Raises ConfigError."""
+    folder = Path(config.model.path or run_dir.model)
     client, *further = connect_shards(config.redis.url, config.redis.shards, ending=shutdown.requested)
-    folder, adapted = learner.model.folder, adapted_folder(learner.model)
-    files = model_files(folder, with_weights=adapted is not None)  # actors pull whole weights as a version
-    links = join_run(
+    vocab_size = vocab_size_of(folder)
+    try:  # actors pull whole weights as a version, but adapters need the folder's
+        files = model_files(folder, with_weights=config.model.lora.rank > 0)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return join_run(
         client,
         config,
         model_folder=folder,
         model_files=files,
-        vocab_size=learner.model.vocab_size,
+        vocab_size=vocab_size,
         tokenizer_root=tokenizer_root(load_tokenizer(folder, config.model.template_arguments)),
         own_modules=own_modules(config.env),
         further=further,
     )
+
+
+def _take_the_lead(learner: Learner, links: Links) -> Lead:
+    config = learner.config
     publishing = publisher_settings(
         config,
         entries=published_layout(learner.model, dtype=config.model.dtype),
-        adapted=adapted,
-        model_folder=folder,
-        model_files=files,
+        adapted=adapted_folder(learner.model),
+        model_folder=learner.model.folder,
+        model_files=links.model_files,
         learner_epoch=links.epoch,
         device=learner.ranks.device.type,
     )

@@ -45,7 +45,7 @@ from learner.pack import (
     sequences_of,
     with_lags,
 )
-from learner.ranks import Ranks
+from learner.ranks import Ranks, resolve_dtype
 from learner.reference import reference_at, reference_step
 from learner.score import RewardScorer, load_reward_scorer
 from learner.step import StepBatch, StepModels, StepSettings, train_step
@@ -82,6 +82,7 @@ class Learner:
 
 def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner, bool]:
     """The learner from its newest intact checkpoint, or a new one; and whether it was resumed. Raises ConfigError."""
+    resolve_dtype(config, ranks.device)
     if config.objective.own_parts:  # on every rank, as each imports them from its own disk
         check_bounds(
             config.objective, max_lag=config.replay.max_lag, max_uses=config.replay.max_uses, device=ranks.device

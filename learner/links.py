@@ -1,5 +1,6 @@
 """Rank 0's connections to the run: buffers of each stream and shard, fleet, bulletin, and this learner's epochs."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ import redis
 
 from common.config import Config, dump_config
 from common.model_folder import ModelFile
+from common.patience import RedisAway
 from learner.evaluation import STREAM as EVAL_STREAM
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunFacts, RunState
@@ -27,6 +29,14 @@ class Links:
     repertoires: list[Repertoire]  # of each server
     epochs: Epochs  # of each shard
     epoch: int  # of the first shard; publishing checks it
+    model_files: list[ModelFile]  # that actors on other hosts pull
+
+    def give_up(self) -> None:
+        """Set the run's state to FAILED: the learner could not begin, and actors wait for another start."""
+        with contextlib.suppress(RedisAway):
+            self.fleet.set_run_state(RunState.FAILED)
+        for repertoire in self.repertoires:
+            repertoire.close()
 
 
 def join_run(
@@ -76,4 +86,5 @@ def join_run(
         repertoires=repertoires,
         epochs=epochs,
         epoch=epochs.epochs[0],
+        model_files=model_files,
     )

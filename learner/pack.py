@@ -49,6 +49,10 @@ class Packed:
     tokens: Int[Tensor, " tokens"]
     position_ids: Int[Tensor, " tokens"]  # 0, 1, 2, ... from the start of each sequence
     loss_mask: Bool[Tensor, " tokens"]
+    # What the mask and the lengths say, as tensors made on the host: to find them on a GPU, the host would wait for it.
+    loss_positions: Int[Tensor, " loss_tokens"]  # of the loss tokens in the pack
+    loss_sequence_ids: Int[Tensor, " loss_tokens"]  # the sequence of each loss token, in [0, sequences)
+    bounds: Int[Tensor, " bounds"]  # where each sequence begins, and where the last one ends
     behaviour_logprobs: Float[Tensor, " tokens"]
     advantages: Float[Tensor, " tokens"]
     old_values: Float[Tensor, " tokens"] | None = None
@@ -61,20 +65,19 @@ class Packed:
     trajectory_tokens: Int[Tensor, " sequences"]  # loss tokens of that whole trajectory
 
     def to(self, device: torch.device) -> "Packed":
+        """The same on `device`. The host does not wait for the copies to a GPU: they are from pinned memory."""
         parts = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        tensors: dict[str, Any] = {name: part.to(device) for name, part in parts.items() if isinstance(part, Tensor)}
-        return dataclasses.replace(self, **tensors)
+        tensors: dict[str, Any] = {name: part for name, part in parts.items() if isinstance(part, Tensor)}
+        if device.type == "cuda":
+            tensors = {name: part.pin_memory() for name, part in tensors.items()}
+        return dataclasses.replace(self, **{name: part.to(device, non_blocking=True) for name, part in tensors.items()})
 
     @property
     def loss_sequences(self) -> Sequences:
         """Which sequence each loss token belongs to."""
-        num, device = len(self.lengths), self.tokens.device
-        ids = torch.arange(num, device=device).repeat_interleave(
-            torch.tensor(self.lengths, device=device), output_size=len(self.tokens)
-        )
         return Sequences(
-            ids=ids[self.loss_mask],
-            num=num,
+            ids=self.loss_sequence_ids,
+            num=len(self.lengths),
             trajectories=self.trajectories,
             trajectory_tokens=self.trajectory_tokens,
         )
@@ -82,7 +85,7 @@ class Packed:
     @property
     def loss_lags(self) -> Int[Tensor, " tokens"]:
         """The lag of each loss token; 0 if lags are not counted."""
-        return torch.zeros_like(self.tokens[self.loss_mask]) if self.lags is None else self.lags[self.loss_mask]
+        return torch.zeros_like(self.loss_positions) if self.lags is None else self.lags[self.loss_positions]
 
 
 def sequences_of(
@@ -171,14 +174,27 @@ def pack(sequences: Sequence[TokenSequence]) -> Packed:
         for item in dataclasses.fields(TokenSequence)
         if item.name not in _NOT_PACKED and getattr(ordered[0], item.name) is not None
     }
+    lengths = tuple(sequence.num_tokens for sequence in ordered)
     return Packed(
         **per_token | {"tokens": per_token["tokens"].long()},
-        position_ids=torch.cat([torch.arange(sequence.num_tokens) for sequence in ordered]),
+        **index_of(per_token["loss_mask"], lengths),
+        position_ids=torch.cat([torch.arange(length) for length in lengths]),
         kept=_kept_ids([sequence for sequence in ordered if sequence.loss_mask.any()]),
-        lengths=tuple(sequence.num_tokens for sequence in ordered),
+        lengths=lengths,
         trajectories=torch.tensor([sequence.trajectory for sequence in ordered]),
         trajectory_tokens=torch.tensor([sequence.trajectory_tokens for sequence in ordered]),
     )
+
+
+def index_of(loss_mask: Bool[Tensor, " tokens"], lengths: Sequence[int]) -> dict[str, Tensor]:
+    """The fields of a pack that follow from its loss mask and the lengths of its sequences."""
+    positions = loss_mask.nonzero().squeeze(1)
+    ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    return {
+        "loss_positions": positions,
+        "loss_sequence_ids": ids[positions],
+        "bounds": torch.tensor([0, *lengths]).cumsum(0).int(),
+    }
 
 
 def micro_batches(sequences: Sequence[TokenSequence], *, max_tokens: int, num_ranks: int, rank: int) -> list[Packed]:

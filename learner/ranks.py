@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from common.config import Config
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
@@ -36,6 +38,12 @@ def join_ranks(*, timeout_s: float) -> Ranks:
     num_ranks = dist.get_world_size()
     mesh = init_device_mesh(device.type, (num_ranks,))
     return Ranks(rank=dist.get_rank(), num_ranks=num_ranks, device=device, mesh=mesh)
+
+
+def resolve_dtype(config: Config, device: torch.device) -> None:
+    """Write the dtype that `model.dtype` auto means on `device` into `config`: what is recorded, and sent to actors."""
+    if config.model.dtype == "auto":
+        config.model.dtype = "bfloat16" if device.type == "cuda" else "float32"
 
 
 def leave_ranks() -> None:

@@ -36,7 +36,7 @@ from learner.learner import (
     train_on,
 )
 from learner.overview import OVERVIEW
-from learner.ranks import Ranks
+from learner.ranks import Ranks, resolve_dtype
 from learner.report import step_metrics
 from learner.step_metrics import StepMetrics
 from learner.supply import Batch
@@ -56,6 +56,7 @@ def train_again(
     Every rank calls it, on one file system. Raises ArchiveError; if a step is missing, before training begins.
     """
     _use_as_many_threads(archive)
+    resolve_dtype(config, ranks.device)
     differing = condition_differences(archive, config, ranks=ranks)
     for line in differing if ranks.rank == 0 else []:
         log.warning("the weights may differ from those of the run: %s", line)

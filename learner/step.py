@@ -125,10 +125,10 @@ def _gradients(
             proximal_logprobs=logprobs,
             value_weight=divisor / batch.num_loss_tokens,
         )
-        _lap(clock, "forward")
+        _mark(clock, "forward")
         for loss_sum in loss_sums:
             backward(loss_sum, ranks=ranks, divisor=divisor)
-        _lap(clock, "backward")
+        _mark(clock, "backward")
         found.append(sums)
     return found
 
@@ -189,10 +189,10 @@ def _forward(
     current = models.policy(packed, entropy_gradient=objective.entropy_bonus > 0)
     tokens = LossTokens(
         current_logprobs=current.logprobs,
-        behaviour_logprobs=packed.behaviour_logprobs[packed.loss_mask],
+        behaviour_logprobs=packed.behaviour_logprobs[packed.loss_positions],
         proximal_logprobs=proximal_logprobs,
         reference_logprobs=None if reference is None else _frozen_logprobs(reference, packed),
-        advantages=packed.advantages[packed.loss_mask],
+        advantages=packed.advantages[packed.loss_positions],
         entropies=current.entropies,
         lags=packed.loss_lags,
         sequences=packed.loss_sequences,
@@ -219,6 +219,11 @@ def _forward(
 def _lap(clock: Clock | None, name: str) -> None:
     if clock:
         clock.lap(name)
+
+
+def _mark(clock: Clock | None, name: str) -> None:
+    if clock:
+        clock.mark(name)
 
 
 def _frozen_logprobs(reference: PackedModel, packed: Packed) -> Tensor:

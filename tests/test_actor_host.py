@@ -15,7 +15,8 @@ from common.config import load_config
 from common.config_error import ConfigError
 from replay.fleet import Fleet
 from tools import child as child_module
-from tools.actor_host import Host, visible_devices
+from tools.actor_host import Host
+from tools.devices import visible_devices
 
 DEADLINE_S = 60.0
 # A stand-in for an actor: it writes its name and its GPU to a file, then waits for SIGTERM.

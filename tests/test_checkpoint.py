@@ -15,11 +15,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from common.config import OptimConfig
 from common.objective_config import ObjectiveConfig
 from common.versions import Resumption
-from learner import checkpoint
 from learner.checkpoint import Progress, latest_checkpoint, load, take_snapshot, write
 from learner.checkpoint_writer import CheckpointWriter
 from learner.fence import Fence
-from learner.model.optimizer import make_optimizer, make_schedule
+from learner.model.optimizer import begin_moments, make_optimizer, make_schedule
 from learner.model.packed_model import PackedModel, full_tensors, load_model
 from learner.model.proximal import Proximal
 from learner.pack import count_loss_tokens, micro_batches, numbered
@@ -136,7 +135,7 @@ def test_the_optimizers_counters_are_where_its_weights_are() -> None:
     """Fused AdamW looks for them there; a CUDA device is not needed to see where they are put."""
     parameter = torch.nn.Parameter(torch.zeros(3, device="meta"))
     optimizer = torch.optim.AdamW([parameter])
-    checkpoint._fill(optimizer)
+    begin_moments(optimizer)
     assert {value.device.type for value in optimizer.state[parameter].values()} == {"meta"}
 
 

@@ -105,7 +105,7 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_what_was_never_run(path:
         (["optim.max_grad_norm=-1"], "`optim.max_grad_norm` must be > 0, got -1.0"),
         (["optim.warmup_steps=-3"], "`optim.warmup_steps` must be >= 0, got -3"),
         (["optim.weight_decay=-1"], "`optim.weight_decay` must be >= 0, got -1.0"),
-        (["model.dtype=fp8"], "`model.dtype` must be float32 or bfloat16, got 'fp8'"),
+        (["model.dtype=fp8"], "`model.dtype` must be auto, float32 or bfloat16, got 'fp8'"),
         (["model.max_tokens=8"], "`model.max_tokens` must be >= 16, got 8"),
         (["env.max_turns=0"], "`env.max_turns` must be >= 1, got 0"),
         (["sampling.temperature=0"], "`sampling.temperature` must be > 0, got 0.0; training episodes are sampled"),

@@ -12,16 +12,14 @@ from learner.model.logprobs import chunked_logprobs, predictions
 def test_the_state_before_a_loss_token_predicts_it() -> None:
     hidden = torch.arange(10.0).reshape(5, 2)
     tokens = torch.tensor([7, 8, 9, 5, 6])
-    loss_mask = torch.tensor([False, True, False, False, True])
-    states, targets = predictions(hidden, tokens, loss_mask)
+    states, targets = predictions(hidden, tokens, torch.tensor([1, 4]))
     assert states.tolist() == [[0.0, 1.0], [6.0, 7.0]]
     assert targets.tolist() == [8, 6]
 
 
 def test_only_states_that_predict_a_loss_token_get_a_gradient() -> None:
     hidden = torch.randn(6, 4, requires_grad=True)
-    loss_mask = torch.tensor([False, False, True, False, False, True])
-    states, targets = predictions(hidden, torch.zeros(6, dtype=torch.long), loss_mask)
+    states, targets = predictions(hidden, torch.zeros(6, dtype=torch.long), torch.tensor([2, 5]))
     chunked_logprobs(
         states, torch.randn(5, 4), None, targets, temperature=1.0, chunk_tokens=8
     ).logprobs.sum().backward()
@@ -212,3 +210,27 @@ def test_a_token_without_an_alternative_teaches_nothing() -> None:
     found.logprobs.sum().backward()
     assert found.logprobs.tolist() == [0.0, 0.0]
     assert weight.grad is not None and not weight.grad.any()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logits_of_bfloat16_numbers_are_those_of_float32(temperature: float) -> None:
+    """The product that uses tensor cores on a GPU: here its values and its gradients."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(shape, generator=generator).bfloat16() for shape in ((5, 8), (11, 8)))
+    bias, targets = torch.randn(11, generator=generator), torch.arange(5)
+    results = []
+    for dtype in (torch.bfloat16, torch.float64):
+        states, head = (each.detach().to(dtype).requires_grad_() for each in (hidden, weight))
+        found = chunked_logprobs(
+            states, head, bias.to(dtype), targets, temperature=temperature, chunk_tokens=2, entropy_gradient=True
+        )
+        assert found.logprobs.dtype == torch.promote_types(dtype, torch.float32)
+        (found.logprobs.sum() + found.entropies.sum()).backward()
+        results.append([each.double() for each in (found.logprobs, found.entropies, states.grad, head.grad)])
+    logprobs, entropies, of_states, of_head = zip(*results, strict=True)
+    bias_error = 0.02  # the bias is rounded to bfloat16 in one of the two
+    torch.testing.assert_close(*logprobs, atol=bias_error, rtol=0)
+    torch.testing.assert_close(*entropies, atol=bias_error, rtol=0)
+    torch.testing.assert_close(*of_states, atol=0.05, rtol=0.05)
+    torch.testing.assert_close(*of_head, atol=0.05, rtol=0.05)
+    assert torch.backends.cuda.matmul.fp32_precision != "tf32"

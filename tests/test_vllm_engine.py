@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import psutil
 import pytest
@@ -13,9 +14,10 @@ from transformers import DynamicCache, Qwen3ForCausalLM
 
 from actors import vllm_start
 from actors.engine import Completion, EngineDied, WeightsRefused, WeightsUnfit
-from actors.orders import EngineSettings
+from actors.orders import EngineSettings, engine_settings
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
+from common.config import load_config
 from common.tokenizer import load_tokenizer
 from common.trajectory import Sampling, VersionSpan
 from envhub.catalogue import make_any_env
@@ -324,6 +326,19 @@ def test_sizes_that_vllm_refuses_are_a_value_error_and_leave_no_process(policies
 
 def test_with_a_size_of_its_kv_cache_an_engine_asks_for_no_share_of_its_gpu() -> None:
     """As of vLLM 0.32: with that size it respects no share, but does not start where the share is not free."""
-    assert vllm_start._gpu_options(0) == {"gpu_memory_utilization": 0.9}
-    assert vllm_start._gpu_options(16 << 30) == {"kv_cache_memory_bytes": 16 << 30, "gpu_memory_utilization": 0.01}
+
+    def options(*settings: str) -> dict[str, Any]:
+        config = load_config(None, list(settings))
+        receiver = ReceiverInfo(
+            redis_url="", run_id="r", actor="a", transport="pull", chunk_bytes=1, timeout_s=1.0, disk=""
+        )
+        return vllm_start.gpu_options(
+            engine_settings(config, config.actors, model_path="", policy_version=0, seed=0, receiver=receiver)
+        )
+
+    head = {"hf_overrides": {"head_dtype": "float32"}}  # the learner's logits are float32 too
+    assert options() == head | {"gpu_memory_utilization": 0.9}
+    assert options("actors.gpu_memory_utilization=0.4") == head | {"gpu_memory_utilization": 0.4}
+    shared = {"kv_cache_memory_bytes": 16 << 30, "gpu_memory_utilization": 0.01}
+    assert options("actors.kv_cache_bytes=17179869184") == head | shared
     assert vllm_start._cpu_options(0)["kv_cache_memory_bytes"] == 64 << 20

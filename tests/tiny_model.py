@@ -12,6 +12,7 @@ from learner.model.packed_model import ModelSettings
 from learner.pack import TokenSequence
 
 VOCAB_SIZE = 200
+SCALING_VOCAB_SIZE = 64
 FLOAT32 = ModelSettings(dtype="float32", temperature=1.0, chunk_tokens=4)  # fewer than a sequence has
 
 
@@ -38,7 +39,7 @@ def save_scaling_model(folder: Path) -> Path:
     """Write a model that scales its logits, which the learner's forward pass leaves out."""
     torch.manual_seed(0)
     config = Gemma2Config(
-        vocab_size=64,
+        vocab_size=SCALING_VOCAB_SIZE,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=1,

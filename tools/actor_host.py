@@ -3,9 +3,7 @@
 import contextlib
 import os
 import secrets
-import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -24,11 +22,11 @@ from common.run_dir import RunDir
 from common.shutdown import LEAVE_S, Shutdown
 from replay.fleet import Fleet
 from tools.child import Child, print_failure
+from tools.devices import VARIABLE, visible_devices
 
 POLL_S = 0.2
 ASK_EVERY_S = 1.0  # how often Redis is asked for the wanted number of actors
 GRACE_S = LEAVE_S + 2.0  # after the drain; an actor ends by itself sooner
-NVIDIA_SMI_TIMEOUT_S = 20.0
 
 
 def host_actors(config: Config) -> int:
@@ -128,12 +126,12 @@ class Host:
     def _start(self, slot: int) -> None:
         environment = {"OMP_NUM_THREADS": "1"}
         if self._devices:
-            environment["CUDA_VISIBLE_DEVICES"] = self._devices[slot % len(self._devices)]
+            environment[VARIABLE] = self._devices[slot % len(self._devices)]
         name, log = self._new_name(), RunDir(self._config.run.root, self._config.run.name).log(f"actor-{slot}")
         actor = Child(f"actor-{slot}", self._command(name), log=log, environment=environment)
         self._slots[slot] = actor
         actor.start()
-        where = f" on GPU {environment['CUDA_VISIBLE_DEVICES']}" if self._devices else ""
+        where = f" on GPU {environment[VARIABLE]}" if self._devices else ""
         print(f"actor {name}{where}: {log}", flush=True)
 
     def _new_name(self) -> str:
@@ -144,29 +142,6 @@ class Host:
 def actor_command(name: str, settings: Path) -> list[str]:
     """The command that starts the actor `name` with the YAML file `settings`."""
     return [sys.executable, "-m", "actors", name, str(settings)]
-
-
-def visible_devices() -> list[str]:
-    """The GPUs that this process may use: CUDA_VISIBLE_DEVICES if it is set, else all; none on a CPU."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [device.strip() for device in visible.split(",") if device.strip()]
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return []
-    listed = subprocess.run(
-        [command, "--query-gpu=index", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        timeout=NVIDIA_SMI_TIMEOUT_S,
-    )
-    if listed.returncode:
-        output = (listed.stdout + listed.stderr).strip()
-        raise ConfigError(
-            f"{command} failed to list the GPUs ({output}); repair it, or name the GPUs in `actors.devices` or in "
-            "CUDA_VISIBLE_DEVICES (empty for none)"
-        )
-    return listed.stdout.split()
 
 
 @contextlib.contextmanager

@@ -39,7 +39,11 @@ def rerun(config: Config) -> int:
             die_with_parent(os.getppid())  # torchrun, which prepared the run before it became torchrun
         else:
             _prepare(config, run_dir, archive, original, original_config)
-        from learner.ranks import join_ranks, leave_ranks  # after the quick checks, as these import torch
+        from learner.ranks import (
+            join_ranks,
+            leave_ranks,
+            resolve_dtype,
+        )  # after the quick checks, as these import torch
         from learner.rerun import train_again
         from learner.rerun_check import check_rerun
 
@@ -49,6 +53,7 @@ def rerun(config: Config) -> int:
             return shutdown.exit_code
         if ranks.rank > 0:
             return 0
+        resolve_dtype(original_config, ranks.device)
         check = check_rerun(config, run_dir, original_config=original_config, original=original)
         print(check.text)
         return check.exit_code

@@ -14,6 +14,7 @@ from common.run_dir import RunDir
 from common.shutdown import Shutdown, die_with_parent
 from tools.check_input import check_input
 from tools.child import EXIT_BAD_INPUT
+from tools.devices import VARIABLE
 
 RANK_TIMEOUT_S = 1800.0
 
@@ -22,6 +23,8 @@ def train(config: Config) -> int:
     """Train the run; return the exit code. 0: it is finished. 75 or 130: stopped by a signal, after a checkpoint."""
     if not config.redis.url:
         raise ConfigError("`redis.url` is empty; name a Redis server, or use `slipstream up`, which starts one")
+    if config.learner.devices:  # before torch looks for GPUs
+        os.environ[VARIABLE] = ",".join(config.learner.devices)
     log_to_stderr()
     shutdown, run_dir = Shutdown(), RunDir(config.run.root, config.run.name)
     with shutdown.nothing_to_lose():

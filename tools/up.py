@@ -29,6 +29,7 @@ from replay.redis_version import warning_of
 from replay.server import Server, find_executable, password_of, start_private_server
 from tools.check_input import check_input
 from tools.child import Child, kill, print_failure
+from tools.devices import VARIABLE, split_devices, visible_devices
 from tools.diagnosis import Diagnosis, diagnose
 from tools.observer import Observer
 from tools.report.report import FOLDER as REPORT_FOLDER
@@ -68,6 +69,7 @@ def _print_plan(config: Config) -> int:
     """Print what would be started; return 0."""
     run_dir = _checked(config, resume=True)
     print(f"redis: {config.redis.url or 'a server of its own'}")
+    print(f"GPUs: {split_devices(config, visible_devices())}")
     for child in _children(config, run_dir, environment={}):
         print(f"{child.name}: {' '.join(child.command)}")
     return 0
@@ -86,6 +88,7 @@ def _checked(config: Config, *, resume: bool) -> RunDir:
             f"run {config.run.name!r} is a re-run of {config.run.rerun_of!r} and needs no actors; continue it by "
             f"`slipstream learner --resume {config.run.name}`"
         )
+    split_devices(config, visible_devices())
     check_input(config)
     return run_dir
 
@@ -124,13 +127,22 @@ def _children(config: Config, run_dir: RunDir, environment: dict[str, str]) -> l
     """The processes to start, in this order: learner, actors, TensorBoard."""
     python, settings = sys.executable, str(run_dir.config)
     secrets = {"OMP_NUM_THREADS": "1", **environment}
+    devices = split_devices(config, visible_devices())
+    gpus = {VARIABLE: ",".join(devices.learner)} if devices.learner else {}
+    actors_gpus = {VARIABLE: ",".join(devices.actors)} if devices.actors else {}
     port = free_port(TENSORBOARD_PORT)
     return [
         Child(
-            "learner", [python, "-m", "tools.cli", "learner", settings], log=run_dir.log("learner"), environment=secrets
+            "learner",
+            [python, "-m", "tools.cli", "learner", settings],
+            log=run_dir.log("learner"),
+            environment=secrets | gpus,
         ),
         Child(
-            "actors", [python, "-m", "tools.cli", "actors", settings], log=run_dir.log("actors"), environment=secrets
+            "actors",
+            [python, "-m", "tools.cli", "actors", settings],
+            log=run_dir.log("actors"),
+            environment=secrets | actors_gpus,
         ),
         Child(
             "tensorboard",
@@ -313,6 +325,7 @@ def _print_places(config: Config, run_dir: RunDir, tensorboard: Child) -> None:
         "Redis": config.redis.url,
         "logs": str(run_dir.log("*")),
         "in another terminal": f"slipstream top {run_dir.config}",
+        "GPUs": str(split_devices(config, visible_devices())),
         "started": time.strftime("%H:%M:%S"),
     }
     print_table(f"Slipstream: {config.run.name}", rows)

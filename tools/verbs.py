@@ -14,6 +14,7 @@ from tools.collect_options import CollectOptions
 from tools.data_options import DataOptions
 from tools.launch.launch_options import LaunchOptions
 from tools.options import options_of
+from tools.plan.plan_options import PlanOptions
 from tools.report.report_options import ReportOptions
 from tools.serve_options import ServeOptions
 from tools.simulate.simulate_options import SimulateOptions
@@ -202,6 +203,12 @@ VERBS = {
         "tools.serve_envs:serve_envs",
         ("env.step_timeout_s",),
         own=ServeOptions,
+    ),
+    "plan": Verb(
+        "print the memory that a run needs on GPUs and hosts, from the model's config.json; no GPU is needed",
+        "tools.plan.plan:plan",
+        ("model", "learner", "actors", "objective", "weights.anchor_every"),
+        own=PlanOptions,
     ),
     "doctor": Verb(
         "check this machine: packages, Redis, memory, shared memory, GPU", "tools.doctor:doctor", ("redis.url",)

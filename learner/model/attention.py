@@ -1,18 +1,25 @@
 """Attention over packed sequences: no sequence sees another, without a [tokens, tokens] mask.
 
-On a CPU, attention runs on one sequence after the other, in place. On other devices, and with a sliding window,
-neighbouring sequences of similar length become the rows of a small batch. The padding of a row comes after its tokens,
-and attention is causal, so no token sees it. Every other layer works on the packed row.
+In bfloat16 on a GPU, PyTorch's flash attention takes the whole pack. On a CPU, attention runs on one sequence after the
+other, in place. In float32 on a GPU, and with a sliding window on a CPU, sequences of similar length that follow one
+another become the rows of a small batch. The padding of a row comes after its tokens, and attention is causal, so no
+token sees it. Every other layer works on the packed row.
+
+No kernel that makes a [tokens, tokens] matrix ever runs on a GPU: with 32,768 tokens it would take 4 GiB for each head.
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.varlen import varlen_attn
 
+MAX_FLASH_HEAD_DIM = 256  # PyTorch's flash attention has no larger head, and none whose values have another size
 # A sequence joins a batch of longer ones if it has at least this fraction of the longest length: a trade-off between
 # padding and number of kernels. With 64 sequences of 60 to 180 tokens, 0.6 took about 10 % longer than 0.8 to 0.95.
 MIN_LENGTH_RATIO = 0.8
@@ -67,16 +74,14 @@ class CannotPack(ValueError):
 
 
 # Arguments of transformers that are not needed here: positions are already in `query` and `key`, there is no cache,
-# dropout is 0 in evaluation mode, and the sequence bounds are flash-attn's form of `rows`.
+# dropout is 0 in evaluation mode, and keys have the bounds of queries.
 _WITHOUT_EFFECT = {
     "position_ids",
     "past_key_values",
     "use_cache",
     "output_attentions",
     "dropout",
-    "cu_seq_lens_q",
     "cu_seq_lens_k",
-    "max_length_q",
     "max_length_k",
 }
 
@@ -90,6 +95,8 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     rows: PackRows | None = None,
+    cu_seq_lens_q: Int[Tensor, " bounds"] | None = None,
+    max_length_q: int = 0,
     scaling: float,
     sliding_window: int | None = None,
     is_causal: bool | None = None,
@@ -97,8 +104,9 @@ def packed_attention(
 ) -> tuple[Float[Tensor, "1 tokens heads value_dim"], None]:
     """The attention function that a Hugging Face model calls in each layer, with the signature of transformers.
 
-    `rows` comes from the caller of the model. Raises CannotPack for a model whose layers do not pass it on, or that
-    needs a feature missing here, such as attention sinks (`s_aux`) or capped scores (`softcap`).
+    `rows`, and the same as `cu_seq_lens_q` and `max_length_q`, come from the caller of the model. Raises CannotPack for
+    a model whose layers do not pass them on, or that needs a feature missing here, such as attention sinks (`s_aux`) or
+    capped scores (`softcap`).
     """
     if rows is None:
         raise CannotPack("its layers do not pass the sequence bounds on to the attention")
@@ -106,17 +114,39 @@ def packed_attention(
     unknown = sorted(name for name, value in wanted.items() if value is not None and name not in _WITHOUT_EFFECT)
     if unknown:
         raise CannotPack(f"its attention needs {', '.join(unknown)}, which packed attention does not support")
+    if cu_seq_lens_q is not None and flash_runs(query, value):
+        window = (-1 if sliding_window is None else sliding_window - 1, 0)  # tokens before and after that a token sees
+        attended = varlen_attn(
+            query[0].transpose(0, 1),
+            key[0].transpose(0, 1),
+            value[0].transpose(0, 1),
+            cu_seq_lens_q,
+            cu_seq_lens_q,
+            max_length_q,
+            max_length_q,
+            scale=scaling,
+            window_size=window,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        assert isinstance(attended, Tensor)  # without auxiliary outputs
+        return attended[None], None
     lengths = [length for row in rows.rows for length in row.lengths]
     if query.device.type == "cpu" and (sliding_window is None or sliding_window >= max(lengths)):
         return _one_by_one(query, key, value, lengths, scaling), None
     # Split, not sliced: the backward pass of a slice would fill zeros for the whole pack.
     sizes = [row.num_tokens for row in rows.rows]
     parts = [torch.split_with_sizes(packed[0], sizes, dim=1) for packed in (query, key, value)]
-    attended = [
+    of_rows = [
         _attend(_batched(queries, row), _batched(keys, row), _batched(values, row), row, scaling, sliding_window)
         for queries, keys, values, row in zip(*parts, rows.rows, strict=True)
     ]
-    return torch.cat(attended)[None], None
+    return torch.cat(of_rows)[None], None
+
+
+def flash_runs(query: Tensor, value: Tensor) -> bool:
+    """Whether PyTorch's flash attention takes these tensors; their last dimension is that of a head."""
+    sizes = (query.shape[-1], value.shape[-1])
+    return query.device.type == "cuda" and query.dtype == torch.bfloat16 and sizes[0] == sizes[1] <= MAX_FLASH_HEAD_DIM
 
 
 def _one_by_one(
@@ -160,15 +190,19 @@ def _attend(
     sliding_window: int | None,
 ) -> Float[Tensor, "tokens heads value_dim"]:
     window = None if sliding_window is None or sliding_window >= row.longest else sliding_window
-    attended = F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=None if window is None else _window_mask(row.longest, window, query.device),
-        is_causal=window is None,
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    ).transpose(1, 2)
+    on_gpu = query.device.type == "cuda"
+    if on_gpu:  # the memory-efficient kernel takes as many heads of keys as of queries
+        key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for each in (key, value))
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION) if on_gpu else contextlib.nullcontext():
+        attended = F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=None if window is None else _window_mask(row.longest, window, query.device),
+            is_causal=window is None,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        ).transpose(1, 2)
     if row.equal:
         return attended.flatten(0, 1)
     return torch.cat([tokens[:length] for tokens, length in zip(attended, row.lengths, strict=True)])
@@ -179,3 +213,38 @@ def _window_mask(longest: int, window: int, device: torch.device) -> Bool[Tensor
     position = torch.arange(longest, device=device)
     behind = position[:, None] - position[None, :]
     return (behind >= 0) & (behind < window)
+
+
+@torch.enable_grad()  # frozen models are loaded without
+def check_kernel(device: torch.device, dtype: torch.dtype, *, head_dim: int) -> str:
+    """Run the attention of a short pack forward and backward; return the name of the kernel that ran.
+
+    Raises CannotPack if no kernel without a [tokens, tokens] matrix runs.
+    """
+    lengths = (5, 3)
+    shape = (1, 2, sum(lengths), head_dim)
+    query, key, value = (torch.ones(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+    bounds = torch.tensor([0, *lengths], device=device).cumsum(0).int()
+    try:
+        attended, _ = packed_attention(
+            nn.Module(),
+            query,
+            key,
+            value,
+            None,
+            rows=PackRows(rows=rows_of(lengths)),
+            cu_seq_lens_q=bounds,
+            max_length_q=max(lengths),
+            scaling=head_dim**-0.5,
+        )
+        attended.sum().backward()
+    except (RuntimeError, TypeError) as error:  # TypeError: another version's function has other parameters
+        raise CannotPack(
+            f"no kernel of PyTorch {torch.__version__} computes attention with heads of {head_dim} in {dtype} on "
+            f"{device} ({' '.join(str(error).split())}); use bfloat16, or install flash-attn"
+        ) from error
+    if flash_runs(query, value):
+        return "PyTorch's flash attention, for the whole pack"
+    if device.type == "cuda":
+        return "PyTorch's memory-efficient attention, for rows of similar length"
+    return "PyTorch's attention for CPUs, for one sequence after the other"

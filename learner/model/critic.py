@@ -43,8 +43,8 @@ def critic_loss(critic: Critic, packed: Packed, current: TokenLogprobs) -> Value
     assert values is not None
     return value_loss(
         values,
-        old_values=critic.scale.normalised(packed.old_values[packed.loss_mask]),
-        returns=critic.scale.normalised(packed.returns[packed.loss_mask]),
+        old_values=critic.scale.normalised(packed.old_values[packed.loss_positions]),
+        returns=critic.scale.normalised(packed.returns[packed.loss_positions]),
     )
 
 
@@ -62,6 +62,11 @@ def load_critic(config: Config, model: PackedModel, *, ranks: Ranks) -> Critic |
             module = load_kind(ValueModel, model.folder, ranks=ranks, settings=settings)
         case unknown:
             raise ValueError(f"unknown critic {unknown!r}")
+    return critic_of(module, config)
+
+
+def critic_of(module: ValueModel | ValueHead, config: Config) -> Critic:
+    """The critic whose model is `module`, before its first step."""
     optim = dataclasses.replace(config.optim, lr=config.optim.critic_lr)
     optimizer = make_optimizer(module, config=optim)
     return Critic(

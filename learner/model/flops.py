@@ -4,8 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+from transformers import PretrainedConfig
 
-from learner.model.packed_model import PackedModel
+from learner.model.packed_model import PackedModel, head_dim_of
 
 # Dense bfloat16, in 1e12 operations per second, by a part of the device's name; the first match counts.
 PEAK_TFLOPS = {
@@ -25,6 +27,8 @@ class Flops:
     """Floating-point operations of one optimizer step: the matrix products forward, and twice that backward.
 
         flops = 6 * parameters * tokens + 12 * layers * heads * head_dim * token pairs
+
+    `parameters` are those that a token is multiplied with: see `flops_of`.
 
     PaLM, appendix B, https://arxiv.org/abs/2204.02311. A token attends to itself and those before it in its sequence,
     so n tokens are n (n + 1) / 2 pairs. Recomputation (activation checkpointing) and the reference's forward pass are
@@ -46,11 +50,13 @@ class Flops:
 
 
 def flops_of(model: PackedModel, *, device: torch.device, num_ranks: int) -> Flops:
-    """The cost of training `model`, and the peak of all ranks, if the device's name is in PEAK_TFLOPS."""
+    """The cost of training `model`, and the peak of all ranks, if the device's name is in PEAK_TFLOPS.
+
+    Of experts, which transformers keeps in one tensor for all of a layer, only those count that a token is sent to.
+    """
     config = model.causal_lm.config.get_text_config()
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads  # not every architecture has the key
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    heads, head_dim = config.num_attention_heads, head_dim_of(model.causal_lm)
+    parameters = sum(_used(name, parameter, config) for name, parameter in model.named_parameters())
     if not config.tie_word_embeddings:  # looked up, not multiplied
         parameters -= model.causal_lm.get_input_embeddings().weight.numel()
     peak = _known_peak(device)
@@ -59,6 +65,15 @@ def flops_of(model: PackedModel, *, device: torch.device, num_ranks: int) -> Flo
         per_pair=12.0 * config.num_hidden_layers * heads * head_dim,
         peak=1e12 * peak * num_ranks if peak else None,
     )
+
+
+def _used(name: str, parameter: Tensor, config: PretrainedConfig) -> float:
+    """How many elements of a parameter one token is multiplied with; all if the number of active experts is unknown."""
+    _, _, of_experts = name.partition(".experts.")
+    active = getattr(config, "num_experts_per_tok", None)  # nearly every architecture has the key
+    if not of_experts or of_experts[0].isdigit() or not active:
+        return parameter.numel()
+    return parameter.numel() * int(active) / parameter.shape[0]
 
 
 def _known_peak(device: torch.device) -> float | None:

@@ -1,12 +1,15 @@
 """Log-probabilities of loss tokens, without a tensor of [tokens, vocabulary]."""
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils._pytree import register_dataclass
 from torch.utils.checkpoint import checkpoint
@@ -28,7 +31,9 @@ register_dataclass(TokenLogprobs)
 
 
 def predictions(
-    hidden: Float[Tensor, "tokens hidden"], tokens: Int[Tensor, " tokens"], loss_mask: Bool[Tensor, " tokens"]
+    hidden: Float[Tensor, "tokens hidden"],
+    tokens: Int[Tensor, " tokens"],
+    loss_positions: Int[Tensor, " loss_tokens"],
 ) -> tuple[Float[Tensor, "loss_tokens hidden"], Int[Tensor, " loss_tokens"]]:
     """The hidden states that predict the loss tokens, and those tokens. This is the only place that shifts by one.
 
@@ -36,8 +41,7 @@ def predictions(
     ensures it), so the state before a loss token is always of the same sequence. Tokens that are not trained are left
     out here, and cost no logits.
     """
-    positions = loss_mask.nonzero().squeeze(1)
-    return hidden[positions - 1], tokens[positions]
+    return hidden[loss_positions - 1], tokens[loss_positions]
 
 
 def chunked_logprobs(
@@ -98,8 +102,12 @@ def _logprobs(
     temperature: float,
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
-    # Divide the states, not the logits: they are smaller.
-    logits = F.linear(hidden.to(weight.dtype) / temperature, weight, None if bias is None else bias / temperature)
+    states = hidden.to(weight.dtype)
+    if hidden.dtype == torch.bfloat16:
+        logits = product_of_bfloat16(states, weight)
+        logits = (logits if bias is None else logits + bias).div_(temperature)
+    else:  # divide the states, not the logits: they are smaller
+        logits = F.linear(states / temperature, weight, None if bias is None else bias / temperature)
     of_targets = logits.gather(1, targets[:, None]).squeeze(1)
     if kept is not None:
         absent = kept < 0
@@ -114,3 +122,44 @@ def _logprobs(
 
 
 _recomputed_logprobs = partial(checkpoint, _logprobs, use_reentrant=False, preserve_rng_state=False)
+
+
+def product_of_bfloat16(
+    states: Float[Tensor, "tokens hidden"], weight: Float[Tensor, "vocab hidden"]
+) -> Float[Tensor, "tokens vocab"]:
+    """`states @ weight.T` of float32 tensors whose numbers are bfloat16: as exact as in float32, but with tensor cores.
+
+    A GPU's TF32 rounds the factors to 10 bits. Those of bfloat16 have 7, so nothing is lost, and sums are in float32.
+    In the backward pass the gradient of the logits is rounded to 10 bits.
+    """
+    product: Tensor = _Product.apply(states, weight)  # type: ignore[no-untyped-call]
+    return product
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(states, weight)
+        with _tf32():
+            return states @ weight.T
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        states, weight = ctx.saved_tensors
+        with _tf32():
+            return (
+                gradient @ weight if ctx.needs_input_grad[0] else None,
+                gradient.T @ states if ctx.needs_input_grad[1] else None,
+            )
+
+
+@contextlib.contextmanager
+def _tf32() -> Iterator[None]:
+    """Let float32 products on a GPU use TF32 within the block: other products, such as merged adapters, must not."""
+    matmul: Any = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before

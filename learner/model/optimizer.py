@@ -25,6 +25,18 @@ def make_optimizer(model: nn.Module, *, config: OptimConfig) -> torch.optim.Adam
     )
 
 
+def begin_moments(optimizer: torch.optim.AdamW) -> None:
+    """Create the state that the first step would create, so that its tensors can be written and restored."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not optimizer.state[parameter]:
+                optimizer.state[parameter] = {
+                    "step": torch.zeros((), device=parameter.device),  # fused AdamW expects it on the device
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
+
+
 def make_schedule(optimizer: torch.optim.Optimizer, *, config: OptimConfig, num_steps: int) -> LambdaLR:
     """The learning rate of each of `num_steps` optimizer steps, as a fraction of `config.lr`: see `lr_fraction`."""
     fraction = partial(lr_fraction, schedule=config.schedule, warmup_steps=config.warmup_steps, num_steps=num_steps)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,15 +22,17 @@ from transformers.utils import logging as transformers_logging
 
 from common.config import Config, LoraConfig
 from common.weights import TensorEntry, layout
-from learner.model.attention import CannotPack, PackRows, packed_attention, rows_of
+from learner.model.attention import CannotPack, PackRows, check_kernel, packed_attention, rows_of
 from learner.model.compiler import check_compiler, compile_layers
 from learner.model.folder_tensors import folder_name, is_of_adapter, stored, stored_buffers
 from learner.model.logprobs import TokenLogprobs, chunked_logprobs, predictions
 from learner.model.lora import adapters_of, add_adapters
 from learner.model.rope import fix_frequencies
 from learner.model.skeleton import fill, refused_together, skeleton_of, tensors_of
-from learner.pack import Packed
+from learner.pack import Packed, index_of
 from learner.ranks import Ranks
+
+log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound="PackedModel")
 PACKED_ATTENTION = "slipstream_packed"
@@ -106,7 +109,7 @@ class PackedModel(nn.Module):
 
     def forward(self, packed: Packed, *, entropy_gradient: bool = False) -> TokenLogprobs:
         """The log-probabilities of the loss tokens, computed in chunks: see `chunked_logprobs`."""
-        hidden, targets = predictions(self.hidden_states(packed), packed.tokens, packed.loss_mask)
+        hidden, targets = predictions(self.hidden_states(packed), packed.tokens, packed.loss_positions)
         return self.logprobs(hidden, targets, packed.kept, entropy_gradient=entropy_gradient)
 
     def hidden_states(self, packed: Packed) -> Float[Tensor, "tokens hidden"]:
@@ -157,18 +160,34 @@ def load_kind(kind: type[M], path: str | Path, *, ranks: Ranks, settings: ModelS
     """
     folder = Path(path)
     transformers_logging.disable_progress_bar()
-    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
     with refused_together(folder, ranks=ranks):
         if settings.compile:
             check_compiler(ranks.device)
-        causal_lm = skeleton_of(folder)
-        fix_frequencies(causal_lm, max_tokens=settings.max_tokens)
+        model = packed_skeleton(kind, folder, device=ranks.device, settings=settings)
+        kernel = checked_kernel(model, ranks.device)
         tensors = tensors_of(_read(folder, settings)) if ranks.rank == 0 else {}
-        causal_lm.set_attn_implementation(_attention_for(ranks.device, settings.dtype))
-        if settings.lora.rank:
-            add_adapters(causal_lm, settings.lora)
-        # Always in evaluation mode: with dropout, the log-probabilities would differ from those of the actors.
-        model = kind(causal_lm, folder=folder, settings=settings).eval()
+    if ranks.rank == 0:
+        log.info("attention in %s on %s: %s", settings.dtype, ranks.device.type, kernel)
+    shard(model, ranks=ranks)
+    fill(model.causal_lm, tensors, ranks=ranks, cpu_offload=settings.cpu_offload)
+    return model
+
+
+def packed_skeleton(kind: type[M], folder: Path, *, device: torch.device, settings: ModelSettings) -> M:
+    """The model of `folder` without its weights, for `device`. Raises ConfigError and CannotPack: see `skeleton_of`."""
+    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+    causal_lm = skeleton_of(folder)
+    fix_frequencies(causal_lm, max_tokens=settings.max_tokens)
+    causal_lm.set_attn_implementation(_attention_for(device, settings.dtype))
+    if settings.lora.rank:
+        add_adapters(causal_lm, settings.lora)
+    # Always in evaluation mode: with dropout, the log-probabilities would differ from those of the actors.
+    return kind(causal_lm, folder=folder, settings=settings).eval()
+
+
+def shard(model: PackedModel, *, ranks: Ranks) -> None:
+    """Let each of `ranks` have a part of every parameter: compiles, checkpoints and shards as the settings say."""
+    causal_lm, settings = model.causal_lm, model.settings
     layers = _decoder_layers(causal_lm)
     if settings.compile:  # before activation checkpointing and FSDP, so that they wrap the compiled code
         compile_layers(layers)
@@ -190,8 +209,6 @@ def load_kind(kind: type[M], path: str | Path, *, ranks: Ranks, settings: ModelS
             offload_policy=offload,
             reshard_after_forward=not model.one_rank_holds_all,
         )
-    fill(causal_lm, tensors, ranks=ranks, cpu_offload=settings.cpu_offload)
-    return model
 
 
 def expect_backward(model: PackedModel, *, last: bool) -> None:
@@ -218,10 +235,12 @@ def check_packing(model: PackedModel) -> None:
     tokens = torch.arange(11, 27) * 7919 % model.vocab_size
     starts = (0, 0, max(0, max_tokens - lengths[-1]))
     position_ids = torch.cat([torch.arange(length) + start for start, length in zip(starts, lengths, strict=True)])
+    loss_mask = torch.cat([torch.arange(length) > 0 for length in lengths])
     packed = Packed(
         tokens=tokens,
         position_ids=position_ids,
-        loss_mask=torch.cat([torch.arange(length) > 0 for length in lengths]),
+        loss_mask=loss_mask,
+        **index_of(loss_mask, lengths),
         behaviour_logprobs=torch.zeros(len(tokens)),
         advantages=torch.zeros(len(tokens)),
         kept=None,
@@ -317,13 +336,26 @@ def _attention_for(device: torch.device, dtype: str) -> str:
     return PACKED_ATTENTION
 
 
+def checked_kernel(model: PackedModel, device: torch.device) -> str:
+    """The name of the kernel that will compute the attention. Raises CannotPack if none runs."""
+    if model.causal_lm.config._attn_implementation != PACKED_ATTENTION:
+        return "flash-attn, for the whole pack"
+    return check_kernel(device, DTYPES[model.settings.dtype], head_dim=head_dim_of(model.causal_lm))
+
+
+def head_dim_of(causal_lm: PreTrainedModel) -> int:
+    """The size of an attention head."""
+    config = causal_lm.config.get_text_config()
+    # Not every architecture has the first key.
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
 def _sequence_bounds(packed: Packed) -> dict[str, object]:
     """The bounds of the sequences, as arguments for our attention and for flash-attn's varlen kernels."""
-    bounds = torch.tensor([0, *packed.lengths], device=packed.tokens.device).cumsum(0).int()
     return {
         "rows": PackRows(rows=rows_of(packed.lengths)),
-        "cu_seq_lens_q": bounds,
-        "cu_seq_lens_k": bounds,
+        "cu_seq_lens_q": packed.bounds,
+        "cu_seq_lens_k": packed.bounds,
         "max_length_q": max(packed.lengths),
         "max_length_k": max(packed.lengths),
     }

@@ -27,6 +27,18 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+def vocab_size_of(folder: Path) -> int:
+    """The size of the vocabulary of the model in `folder`, from its configuration. Raises ConfigError."""
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"`model.path` {folder} has no config.json; it must be a Hugging Face folder")
+    try:
+        with no_own_code(folder):
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        return int(config.get_text_config().vocab_size)
+    except Exception as error:  # the code of the model's configuration may raise anything
+        raise ConfigError(_reason(folder, error)) from error
+
+
 def skeleton_of(folder: Path) -> PreTrainedModel:
     """The causal LM of `folder` without its weights: float32 parameters and buffers on the meta device.
 

@@ -26,7 +26,7 @@ class HandEngine:
             EngineArgs(
                 model=str(folder),
                 seed=seed,
-                dtype=config.model.dtype,
+                dtype="float32",
                 max_model_len=config.model.max_tokens,
                 max_num_seqs=config.replay.group_size * config.replay.groups_per_step,
                 skip_tokenizer_init=True,

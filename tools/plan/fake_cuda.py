@@ -1,0 +1,44 @@
+"""A CUDA device without memory and kernels, on which code for GPUs runs on a computer that has none.
+
+PyTorch's FakeTensorMode knows the device, dtype and shape of every tensor, and computes no value: an operation on
+tensors of two devices, or of dtypes that do not go together, fails as on a GPU. Two things are missing for code that
+runs eagerly on a build for CPUs, and are added here: a device for autograd (`fake_cuda.cpp`), and the functions of
+`torch.cuda` that order work on a device. Everything is for a process that does nothing else.
+"""
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from common.config_error import ConfigError
+
+SOURCE = Path(__file__).parent / "fake_cuda.cpp"
+COMPILE_TIMEOUT_S = 120.0
+
+
+def load_backend() -> None:
+    """Compile the backend and load it into this process: before torch is imported, which looks for backends then.
+
+    Raises ConfigError without a C++ compiler.
+    """
+    found = importlib.util.find_spec("torch")
+    assert found is not None and found.origin is not None
+    torch = Path(found.origin).parent
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise ConfigError(
+            f"a plan needs a C++ compiler, and {compiler} is not installed; install one (Debian, Ubuntu: apt-get "
+            "install g++), or set the environment variable CXX to a compiler"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "fake_cuda.so"
+        command = [compiler, "-std=c++20", "-O0", "-shared", "-fPIC", f"-I{torch / 'include'}", str(SOURCE)]
+        command += [f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch / 'lib'}", "-o", str(library)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
+        if done.returncode:
+            raise ConfigError(f"{compiler} could not compile {SOURCE}: {done.stderr.strip()}; see the error above")
+        ctypes.CDLL(str(library))

@@ -1,0 +1,242 @@
+"""Steps of the learner on a fake GPU: `python -m tools.plan.learner_step CONFIG RANKS [CONFIG RANKS ...]`.
+
+Prints the memory of each as a line of JSON. A step runs the learner's own functions: load and shard, forward, loss,
+backward, AdamW, and the gathering of a publish. The process is rank 0 of RANKS, which has the most to do. It does
+nothing else, because the fake device cannot be removed.
+"""
+
+import sys
+
+from tools.plan.fake_cuda import load_backend
+
+load_backend()  # before torch is imported
+
+import dataclasses  # noqa: E402
+import os  # noqa: E402
+import traceback  # noqa: E402
+from dataclasses import dataclass  # noqa: E402
+from functools import partial  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import TypeVar  # noqa: E402
+
+import msgspec  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.tensor import DTensor  # noqa: E402
+
+from common.config import Config, LoraConfig, load_config  # noqa: E402
+from common.config_error import ConfigError  # noqa: E402
+from common.weights import buffer_bytes  # noqa: E402
+from learner.clock import Clock  # noqa: E402
+from learner.model.attention import CannotPack  # noqa: E402
+from learner.model.critic import Critic, critic_of, policy_kind  # noqa: E402
+from learner.model.folder_tensors import is_of_adapter  # noqa: E402
+from learner.model.optimizer import begin_moments, make_optimizer, make_schedule  # noqa: E402
+from learner.model.packed_model import (  # noqa: E402
+    ModelSettings,
+    PackedModel,
+    checked_kernel,
+    head_dim_of,
+    packed_skeleton,
+    shard,
+)
+from learner.model.proximal import Proximal  # noqa: E402
+from learner.model.skeleton import fill, tensors_of  # noqa: E402
+from learner.model.value_model import SharedTrunk, ValueModel  # noqa: E402
+from learner.pack import Packed, TokenSequence, pack  # noqa: E402
+from learner.publisher.published import published_layout, published_tensors  # noqa: E402
+from learner.ranks import Ranks, resolve_dtype  # noqa: E402
+from learner.step import StepBatch, StepModels, StepSettings, train_step  # noqa: E402
+from tools.child import EXIT_BAD_INPUT  # noqa: E402
+from tools.plan.fake_device import DEVICE, FakeDevice, fake_device  # noqa: E402
+from tools.plan.measured_step import MeasuredStep  # noqa: E402
+
+NUM_MICRO_BATCHES = 2  # one rank keeps the gradients of all but the last apart, so more make no difference
+M = TypeVar("M", bound=PackedModel)
+
+
+def measure_step(config: Config, *, num_ranks: int) -> MeasuredStep:
+    """Run one step of the learner as rank 0 of `num_ranks`, and measure it. Raises ConfigError and CannotPack."""
+    resolve_dtype(config, DEVICE)
+    packs = [_pack(config) for _ in range(NUM_MICRO_BATCHES)]
+    with fake_device(rank=0, num_ranks=num_ranks) as fake:
+        skeletons = _skeletons(config, fake.ranks)
+        with fake.used():
+            return _measured(skeletons, packs, config=config, fake=fake)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Skeletons:
+    """The models of a step without their weights."""
+
+    policy: PackedModel
+    critic: ValueModel | None  # with a trunk of its own
+    reference: PackedModel | None
+
+
+def _skeletons(config: Config, ranks: Ranks) -> _Skeletons:
+    make = partial(packed_skeleton, folder=Path(config.model.path), device=ranks.device)
+    settings = ModelSettings.of(config)
+    own_critic = config.objective.critic == "own"
+    return _Skeletons(
+        policy=make(policy_kind(config), settings=settings),
+        critic=make(ValueModel, settings=dataclasses.replace(settings, lora=LoraConfig())) if own_critic else None,
+        reference=make(PackedModel, settings=settings.frozen()) if config.objective.kl_coefficient else None,
+    )
+
+
+def _measured(skeletons: _Skeletons, packs: list[Packed], *, config: Config, fake: FakeDevice) -> MeasuredStep:
+    device, ranks = fake.memory, fake.ranks
+    model = _loaded(skeletons.policy, ranks)
+    kernel = checked_kernel(model, ranks.device)
+    weights, loading = device.now["cuda"], device.peak.copy()
+    optimizer = make_optimizer(model.causal_lm, config=config.optim)
+    begin_moments(optimizer)
+    moments = device.now["cuda"] + device.now["cpu"]
+    offloaded = device.now["cpu"]
+    models = StepModels(
+        policy=model,
+        optimizer=optimizer,
+        schedule=make_schedule(optimizer, config=config.optim, num_steps=config.learner.steps),
+        critic=_critic(config, skeletons, ranks),
+        reference=_loaded(skeletons.reference, ranks).requires_grad_(False) if skeletons.reference else None,
+    )
+    proximal = Proximal(model, decay=config.objective.proximal_decay) if config.objective.has_proximal else None
+    others = device.now["cuda"] + device.now["cpu"] - moments
+    device.begin_peak()
+    fake.waits.places.clear()
+    _step(models, packs, proximal, config=config, fake=fake)
+    waits, step_peak = dict(fake.waits.places), device.peak["cuda"]
+    device.begin_peak()
+    published = {_place(tensor) for _, tensor in published_tensors(model, dtype=config.model.dtype)}
+    config_of_text = model.causal_lm.config.get_text_config()
+    kv_heads = getattr(config_of_text, "num_key_value_heads", None) or config_of_text.num_attention_heads
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return MeasuredStep(
+        num_parameters=sum(parameter.numel() for parameter in model.causal_lm.parameters()),
+        num_base_parameters=sum(
+            parameter.numel() for name, parameter in model.causal_lm.named_parameters() if not is_of_adapter(name)
+        ),
+        num_kv_heads=kv_heads,
+        kv_token_bytes=2 * 2 * config_of_text.num_hidden_layers * kv_heads * head_dim_of(model.causal_lm),
+        attention=kernel,
+        dtypes=_dtypes(model, optimizer) | {"published": sorted(published)},
+        weights_bytes=weights,
+        loading_peak_bytes=loading["cuda"],
+        loading_host_bytes=loading["cpu"],
+        trained_bytes=sum(4 * parameter.to_local().numel() for parameter in trained if isinstance(parameter, DTensor)),
+        offloaded_bytes=offloaded,
+        other_models_bytes=others,
+        step_peak_bytes=step_peak,
+        publish_peak_bytes=device.peak["cuda"],
+        published_bytes=buffer_bytes(published_layout(model, dtype=config.model.dtype)),
+        waits=waits,
+    )
+
+
+def _step(
+    models: StepModels, packs: list[Packed], proximal: Proximal | None, *, config: Config, fake: FakeDevice
+) -> None:
+    """One optimizer step whose every token but the first of each sequence is trained."""
+    num_loss_tokens = sum(len(packed.loss_positions) for packed in packs) * fake.ranks.num_ranks
+    before = proximal.logprobs(models.policy, packs) if proximal else None
+    metrics = train_step(
+        models,
+        StepBatch(
+            micro_batches=packs,
+            proximal_logprobs=before,
+            num_loss_tokens=num_loss_tokens,
+            num_trajectories=len(packs[0].lengths),
+        ),
+        settings=StepSettings(
+            objective=config.objective, max_lag=config.replay.max_lag, max_grad_norm=config.optim.max_grad_norm
+        ),
+        ranks=fake.ranks,
+        clock=Clock(fake.ranks.device),
+    )
+    if metrics.skipped:
+        raise AssertionError("the step was skipped: the optimizer was not measured")
+
+
+def _loaded(model: M, ranks: Ranks) -> M:
+    """What `load_kind` does with a skeleton, with weights of no value in place of those in the folder."""
+    tensors = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in tensors_of(model.causal_lm).items()}
+    for head in (module for module in model.children() if module is not model.causal_lm):
+        for name, parameter in head.named_parameters():  # it has values: they would be on no fake device
+            setattr(head, name, nn.Parameter(torch.empty(parameter.shape, device=ranks.device)))
+    shard(model, ranks=ranks)
+    fill(model.causal_lm, tensors, ranks=ranks, cpu_offload=model.settings.cpu_offload)
+    return model
+
+
+def _critic(config: Config, skeletons: _Skeletons, ranks: Ranks) -> Critic | None:
+    if skeletons.critic is not None:
+        critic = critic_of(_loaded(skeletons.critic, ranks), config)
+    elif isinstance(skeletons.policy, SharedTrunk):
+        critic = critic_of(skeletons.policy.value_head, config)
+    else:
+        return None
+    begin_moments(critic.optimizer)
+    return critic
+
+
+def _pack(config: Config) -> Packed:
+    """As many sequences of `model.max_tokens` as fit into a micro-batch, and a shorter one for the rest."""
+    longest, num_tokens = config.model.max_tokens, config.learner.micro_batch_tokens
+    lengths = [longest] * (num_tokens // longest)
+    if rest := num_tokens % longest:
+        lengths.append(rest)
+    return pack([_sequence(length, config) for length in lengths])
+
+
+def _sequence(length: int, config: Config) -> TokenSequence:
+    ones = np.ones(length, dtype=np.float32)
+    has_critic = config.objective.critic != "none"
+    return TokenSequence(
+        tokens=np.ones(length, dtype=np.int32),
+        loss_mask=np.arange(length) > 0,
+        behaviour_logprobs=-ones,
+        advantages=ones,
+        old_values=ones if has_critic else None,
+        returns=ones if has_critic else None,
+        trajectory_tokens=length - 1,
+        lags=np.zeros(length, dtype=np.int32),
+        kept=None,
+    )
+
+
+def _dtypes(model: PackedModel, optimizer: torch.optim.Optimizer) -> dict[str, list[str]]:
+    """The dtypes and devices of what stays in memory between steps."""
+    moments = [state["exp_avg_sq"] for state in optimizer.state.values()]
+    found = {"weights": list(model.parameters()), "moments": moments}
+    return {name: sorted(set(map(_place, tensors))) for name, tensors in found.items()}
+
+
+def _place(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} on {tensor.device.type}"
+
+
+def main() -> None:
+    try:
+        for path, num_ranks in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+            measured = measure_step(load_config(path, []), num_ranks=int(num_ranks))
+            print(msgspec.json.encode(measured).decode(), flush=True)
+    except (ConfigError, CannotPack) as error:
+        print(error, file=sys.stderr)
+        _leave(EXIT_BAD_INPUT)
+    except Exception:  # what is wrong with a device or a dtype, for the person who reads the log
+        traceback.print_exc()
+        _leave(1)
+    _leave(0)
+
+
+def _leave(code: int) -> None:
+    """End at once: autograd's threads for the fake device would abort an orderly end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""What a run needs of GPUs and hosts, from a step on a fake GPU; what does not fit, and what to change.
+
+The learner's numbers are measured on the fake GPU. An engine's are computed: its weights, split evenly over its GPUs,
+and the keys and values of full attention in every layer. RESERVES are estimates.
+"""
+
+from dataclasses import dataclass
+
+from common.config import Config
+from learner.publisher.shelf import num_slots
+from tools.devices import Split
+from tools.plan.measured_step import MeasuredStep
+
+GIB = 1 << 30
+LEARNER_RESERVE_BYTES = 4 * GIB  # estimate: CUDA's context, NCCL's buffers, and what the allocator cannot use
+ENGINE_RESERVE_BYTES = 3 * GIB  # estimate: CUDA's context, CUDA graphs, and the activations of a prefill
+ENGINE_DTYPE_BYTES = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineMemory:
+    """One engine, in bytes on each of its GPUs."""
+
+    weights_bytes: int
+    kv_token_bytes: int  # of one token
+    kv_bytes: int  # for all keys and values; negative if the weights alone are too large
+    taken_bytes: int  # of the GPU, all together
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens whose keys and values fit."""
+        return max(0, self.kv_bytes) // self.kv_token_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostMemory:
+    """The host of the learner, in bytes."""
+
+    loading_bytes: int  # rank 0 reads the folder
+    publishing_bytes: int  # the slots that the learner shares with its publisher
+    checkpoint_bytes: int  # the copy that is written in the background, of all ranks
+    offloaded_bytes: int  # weights and moments of all ranks
+
+    @property
+    def peak_bytes(self) -> int:
+        kept = self.publishing_bytes + self.checkpoint_bytes + self.offloaded_bytes
+        return max(self.loading_bytes + self.offloaded_bytes, kept)
+
+
+def engine_memory(config: Config, step: MeasuredStep, *, gpu_bytes: int) -> EngineMemory:
+    """The memory of an engine with GPUs of `gpu_bytes`."""
+    actors, together = config.actors, config.actors.tensor_parallel
+    base_bytes = ENGINE_DTYPE_BYTES * step.num_base_parameters
+    weights = -(-base_bytes // together)
+    kv_heads = -(-step.num_kv_heads // together)  # at least one on each GPU
+    kv_token = step.kv_token_bytes * kv_heads // step.num_kv_heads
+    kv = actors.kv_cache_bytes
+    if not kv:
+        kv = int(actors.gpu_memory_utilization * gpu_bytes) - weights - ENGINE_RESERVE_BYTES
+    taken = weights + max(0, kv) + ENGINE_RESERVE_BYTES
+    return EngineMemory(weights_bytes=weights, kv_token_bytes=kv_token, kv_bytes=kv, taken_bytes=taken)
+
+
+def host_memory(config: Config, step: MeasuredStep) -> HostMemory:
+    """The memory of the learner's host, if all ranks are on it."""
+    ranks = config.learner.ranks
+    return HostMemory(
+        loading_bytes=step.loading_host_bytes,
+        publishing_bytes=num_slots(anchor_every=config.weights.anchor_every) * step.published_bytes,
+        checkpoint_bytes=3 * step.trained_bytes * ranks,
+        offloaded_bytes=step.offloaded_bytes * ranks,
+    )
+
+
+def problems(
+    config: Config, step: MeasuredStep, split: Split | None, *, gpu_bytes: int, host_bytes: int | None
+) -> list[str]:
+    """What does not fit, each with what to change; `split` is None if the actors have hosts of their own."""
+    engine, host = engine_memory(config, step, gpu_bytes=gpu_bytes), host_memory(config, step)
+    learner_bytes = max(step.step_peak_bytes, step.loading_peak_bytes) + LEARNER_RESERVE_BYTES
+    found = []
+    if learner_bytes > gpu_bytes:
+        found.append(
+            f"a rank of the learner needs {gib(learner_bytes)} of {gib(gpu_bytes)}: {_smaller_learner(config)}"
+        )
+    elif split and split.shared and learner_bytes + engine.taken_bytes > gpu_bytes:
+        left = gpu_bytes - learner_bytes - engine.weights_bytes - ENGINE_RESERVE_BYTES
+        advice = (
+            f"set actors.kv_cache_bytes={left // GIB * GIB}" if left >= GIB else "give them different GPUs, or one more"
+        )
+        found.append(
+            f"learner and actor need {gib(learner_bytes + engine.taken_bytes)} of {gib(gpu_bytes)} on the GPU that "
+            f"they share: {advice}"
+        )
+    if engine.num_tokens < config.model.max_tokens:
+        found.append(
+            f"an engine has memory for {engine.num_tokens} tokens, and one episode may have "
+            f"model.max_tokens={config.model.max_tokens}: raise actors.tensor_parallel, "
+            "actors.kv_cache_bytes or actors.gpu_memory_utilization, or lower model.max_tokens"
+        )
+    elif engine.taken_bytes > gpu_bytes:
+        found.append(
+            f"an engine needs {gib(engine.taken_bytes)} of {gib(gpu_bytes)}: lower actors.kv_cache_bytes, or raise "
+            "actors.tensor_parallel"
+        )
+    if step.num_kv_heads % config.actors.tensor_parallel and config.actors.tensor_parallel % step.num_kv_heads:
+        found.append(
+            f"actors.tensor_parallel={config.actors.tensor_parallel} neither divides the model's {step.num_kv_heads} "
+            "key-value heads nor is a multiple of them: vLLM refuses it"
+        )
+    if host_bytes is not None and host.peak_bytes > host_bytes:
+        found.append(
+            f"the learner's host needs {gib(host.peak_bytes)} of {gib(host_bytes)}: set weights.anchor_every=1 (one "
+            "copy of the weights less), or train adapters (model.lora.rank=16)"
+        )
+    return found
+
+
+def _smaller_learner(config: Config) -> str:
+    """What makes a rank of the learner smaller, what costs least first."""
+    learner, advice = config.learner, []
+    if not learner.activation_checkpointing:
+        advice.append("set learner.activation_checkpointing=true")
+    if learner.micro_batch_tokens > config.model.max_tokens:
+        advice.append(f"lower learner.micro_batch_tokens to {config.model.max_tokens}")
+    advice.append(f"raise learner.ranks above {learner.ranks}")
+    if not config.model.lora.rank:
+        advice.append("train adapters (model.lora.rank=16)")
+    if not learner.cpu_offload:
+        advice.append("set learner.cpu_offload=true")
+    return "; or ".join(advice)
+
+
+def gib(num_bytes: int) -> str:
+    """A number of bytes for people."""
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB // 10 else f"{num_bytes / (1 << 20):.1f} MiB"

@@ -1,0 +1,139 @@
+"""`slipstream plan`: the memory that a run needs on GPUs and hosts, before there are any."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from common.config import Config, dump_config
+from common.config_error import ConfigError
+from tools.child import EXIT_BAD_INPUT
+from tools.devices import split_devices
+from tools.plan.measured_step import MeasuredStep
+from tools.plan.memory import (
+    ENGINE_RESERVE_BYTES,
+    GIB,
+    LEARNER_RESERVE_BYTES,
+    engine_memory,
+    gib,
+    host_memory,
+    problems,
+)
+from tools.plan.plan_options import PlanOptions
+from tools.table import print_table
+
+STEP_TIMEOUT_S = 900.0
+
+
+def plan(config: Config, options: PlanOptions) -> int:
+    """Print the memory of learner, actors and host; return 0 if all of it fits, else 1. Raises ConfigError.
+
+    Of the model only its config.json is read.
+    """
+    if not config.model.path:
+        print("`model.path` is empty: the tiny model of `model.tiny` fits on any GPU, and on none")
+        return 0
+    split = None if options.actor_gpus else split_devices(config, [str(gpu) for gpu in range(options.gpus)])
+    _check_hosts(config, options)
+    step, gpu_bytes = measure(config), int(options.gpu_gib * GIB)
+    print_table(f"Learner: {config.learner.ranks} ranks, on each GPU of {gib(gpu_bytes)}", _learner_rows(config, step))
+    print_table("Actors: on each GPU of an engine", _engine_rows(config, step, gpu_bytes=gpu_bytes))
+    print_table("Host of the learner", _host_rows(config, step))
+    if split:
+        print_table("GPUs", {"split": str(split)})
+    host_bytes = int(options.host_gib * GIB) if options.host_gib else None
+    found = problems(config, step, split, gpu_bytes=gpu_bytes, host_bytes=host_bytes)
+    for problem in found:
+        print(f"DOES NOT FIT: {problem}")
+    if not found:
+        print("It fits, by these numbers. Reserves are estimates; begin with learner.steps=5, and watch the memory.")
+    return 1 if found else 0
+
+
+def measure(config: Config) -> MeasuredStep:
+    """Run one step of the learner of `config` on a fake GPU, in a process of its own. Raises ConfigError."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.yaml"
+        path.write_text(dump_config(config))
+        done = subprocess.run(
+            [sys.executable, "-m", "tools.plan.learner_step", str(path), str(config.learner.ranks)],
+            capture_output=True,
+            text=True,
+            timeout=STEP_TIMEOUT_S,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+    if done.returncode == EXIT_BAD_INPUT:
+        raise ConfigError(done.stderr.strip())
+    if done.returncode:
+        raise ConfigError(
+            f"the step on a fake GPU failed for `model.path` {config.model.path}:\n{done.stderr.strip()[-2000:]}\n"
+            "the model cannot be planned with these versions of torch and transformers"
+        )
+    return msgspec.json.decode(done.stdout, type=MeasuredStep)
+
+
+def _check_hosts(config: Config, options: PlanOptions) -> None:
+    """Raise ConfigError if the learner's host, or a host of actors, has too few GPUs."""
+    ranks, actors = config.learner.ranks, config.actors
+    if ranks > options.gpus:
+        raise ConfigError(f"`learner.ranks` must be <= --gpus = {options.gpus}, got {ranks}; lower it, or add GPUs")
+    if 0 < options.actor_gpus < actors.count * actors.tensor_parallel:
+        raise ConfigError(
+            f"--actor-gpus must be >= actors.count * actors.tensor_parallel = {actors.count * actors.tensor_parallel}, "
+            f"got {options.actor_gpus}; lower `actors.count`, or add GPUs"
+        )
+
+
+def _learner_rows(config: Config, step: MeasuredStep) -> dict[str, str]:
+    kept = step.weights_bytes + 2 * step.trained_bytes + step.other_models_bytes
+    tokens = config.learner.micro_batch_tokens
+    rows = {
+        "parameters": f"{step.num_parameters / 1e9:.2f} billion",
+        "attention": step.attention,
+        "weights, float32": gib(step.weights_bytes),
+        "AdamW's moments": gib(2 * step.trained_bytes),
+        "gradient": gib(step.trained_bytes),
+        "critic, reference, proximal policy": gib(step.other_models_bytes),
+        f"the rest at the peak: activations of {tokens} tokens, logits, gathered layers": gib(
+            max(0, step.step_peak_bytes - kept - step.trained_bytes)
+        ),
+        "peak of a step": gib(step.step_peak_bytes),
+        "peak while loading": gib(step.loading_peak_bytes),
+        "peak of a publish": gib(step.publish_peak_bytes),
+        "reserve (estimate)": gib(LEARNER_RESERVE_BYTES),
+    }
+    if not step.other_models_bytes:
+        del rows["critic, reference, proximal policy"]
+    if config.learner.cpu_offload:
+        for name in ("weights, float32", "AdamW's moments", "gradient"):
+            rows[name] = "in host memory"
+    return rows
+
+
+def _engine_rows(config: Config, step: MeasuredStep, *, gpu_bytes: int) -> dict[str, str]:
+    engine = engine_memory(config, step, gpu_bytes=gpu_bytes)
+    wanted, longest = config.actors.max_episodes, config.model.max_tokens
+    at_once = engine.num_tokens // longest
+    return {
+        "weights, bfloat16": gib(engine.weights_bytes),
+        "reserve (estimate)": gib(ENGINE_RESERVE_BYTES),
+        "KV cache": f"{gib(max(0, engine.kv_bytes))}, {engine.num_tokens} tokens of {engine.kv_token_bytes} bytes",
+        f"episodes of {longest} tokens that fit": f"{at_once}; actors.max_episodes is {wanted}"
+        + ("" if at_once >= wanted else ", which fit if they are shorter; else vLLM preempts some"),
+        "memory of the GPU": f"{gib(engine.taken_bytes)} of {gib(gpu_bytes)}",
+    }
+
+
+def _host_rows(config: Config, step: MeasuredStep) -> dict[str, str]:
+    host = host_memory(config, step)
+    return {
+        "loading (rank 0 reads the folder)": gib(host.loading_bytes),
+        "publishing": gib(host.publishing_bytes),
+        "a checkpoint that is being written, all ranks": gib(host.checkpoint_bytes),
+        "offloaded, all ranks": gib(host.offloaded_bytes),
+        "at the peak": gib(host.peak_bytes),
+        "bytes of a publish": f"{gib(step.published_bytes)} to an actor without the version before; else a delta",
+    }
