@@ -129,7 +129,7 @@ def test_a_dry_run_says_what_would_be_started_and_starts_nothing(
 ) -> None:
     assert main(["up", "run.name=dry", "--dry-run", f"run.root={tmp_path}"]) == 0
     said = capsys.readouterr().out
-    assert [line.split(":")[0] for line in said.splitlines()] == ["redis", "learner", "actors", "tensorboard"]
+    assert [line.split(":")[0] for line in said.splitlines()] == ["redis", "GPUs", "learner", "actors", "tensorboard"]
     assert "redis: a server of its own" in said
     assert list(tmp_path.iterdir()) == []
 

@@ -42,7 +42,7 @@ def emitted() -> set[str]:
                     names.add(pattern(call.args[0]))
                 case "clock.lap":
                     names.add(f"time/{pattern(call.args[0])}_s")
-                case "_lap":
+                case "_lap" | "_mark":
                     names.add(f"time/{pattern(call.args[1])}_s")
     return names - {"time/<>_s"}
 
