@@ -175,16 +175,16 @@ _RESIZE = torch.UntypedStorage.resize_
 
 
 def _check_operands(func: Any, args: Sequence[Any]) -> None:
-    """Raise TypeError for operands that a kernel refuses, and PyTorch's computation of shapes does not."""
+    """Raise RuntimeError for operands that a kernel refuses, and PyTorch's computation of shapes does not."""
     tensors = [each for each in args if isinstance(each, Tensor)]
     if func.overloadpacket in PRODUCTS:
         dtypes = {str(each.dtype) for each in tensors if each.is_floating_point()}
         if len(dtypes) > 1:
-            raise TypeError(f"{func} of {' and '.join(sorted(dtypes))}: the factors must have the same dtype")
+            raise RuntimeError(f"{func} of {' and '.join(sorted(dtypes))}: the factors must have the same dtype")
     if func.namespace == "torch_attn":
         devices = {each.device.type for each in tensors}
         if len(devices) > 1:
-            raise TypeError(f"{func} on {' and '.join(sorted(devices))}: all tensors must be on the same device")
+            raise RuntimeError(f"{func} on {' and '.join(sorted(devices))}: all tensors must be on the same device")
 
 
 class _Paused:
