@@ -344,10 +344,12 @@ def checked_kernel(model: PackedModel, device: torch.device) -> str:
 
 
 def head_dim_of(causal_lm: PreTrainedModel) -> int:
-    """The size of an attention head."""
+    """The size of an attention head; the largest one where layers differ, as those of Gemma 4."""
+    # The attention modules know it. A configuration may have no such key, and one of layers that differ refuses it.
+    found = [getattr(module, "head_dim", None) for module in causal_lm.modules()]
     config = causal_lm.config.get_text_config()
-    # Not every architecture has the first key.
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    sizes = [size for size in found if isinstance(size, int)]
+    return max(sizes, default=int(config.hidden_size // config.num_attention_heads))
 
 
 def _sequence_bounds(packed: Packed) -> dict[str, object]:
