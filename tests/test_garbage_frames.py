@@ -23,6 +23,7 @@ from actors.relay import Relay, RelayInfo
 from common.chunk_server import ServerLimits
 from common.chunks import ChunkReply, ChunkRequest, ChunkStatus, Farewell
 from common.weights import Offer, layout, sealed
+from envhub.driving import Reply
 from envhub.env import EnvError
 from envhub.remote.env_protocol import ErrorResponse, Opened, Reset, StepEnv, decode_response, encode_message
 from replay.bulletin import Bulletin, RelayNotice
@@ -234,13 +235,9 @@ def test_the_endpoint_that_gives_tokens_outlives_garbage() -> None:
 
     async def ask() -> None:
         async with asking() as side:
-            for body in garbage(7, 60, sound=sound):
-                posted = asyncio.create_task(side.post(body))
-                event = await side.session.events.get()
-                if isinstance(event, EnvError):
-                    assert (await posted)[0] == 400
-                else:
-                    posted.cancel()
+            side.policy.reply = lambda prompt: Reply(tokens=[8, 2], logprobs=[-0.5, 0.0], finish_reason="stop")
+            statuses = {(await side.post(body))[0] for body in garbage(7, 60, sound=sound)}
+            assert 400 in statuses and statuses <= {200, 400}
             answered, writer = await asyncio.open_connection("127.0.0.1", int(side.url.rpartition(":")[2]))
             writer.write(b"GET /v1/models HTTP/1.0\r\nAuthorization: Bearer \xff\xfe\r\n\r\n")
             assert b" 401 " in await answered.readline()

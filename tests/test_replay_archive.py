@@ -10,7 +10,7 @@ import pytest
 from common.archive import read_frames, write_frames
 from common.kept_sets import kept_sets
 from common.versions import Resumption
-from common.wire import MAX_FRAME_BYTES, encode
+from common.wire import MAX_FRAME_BYTES, SCHEMA, encode
 from replay.archive import Archive, ArchivedStep, ArchiveError, ArchiveWriter, _with_hash
 from replay.ticket import Group, Lease
 from tests.attempts import SAMPLING, attempt_at, ticket
@@ -147,10 +147,10 @@ def test_a_damaged_or_foreign_file_is_refused_by_its_name(folder: Path, damaged,
 
 
 def test_a_step_under_another_number_or_of_another_run_is_refused(folder: Path) -> None:
-    with pytest.raises(ArchiveError, match=r"\(2, 'run', 1\), expected \(2, 'other', 1\)"):
+    with pytest.raises(ArchiveError, match=rf"\({SCHEMA}, 'run', 1\), expected \({SCHEMA}, 'other', 1\)"):
         Archive(folder, "other").read(1, **LIMITS)
     file_of(folder, 1).replace(file_of(folder, 2))
-    with pytest.raises(ArchiveError, match=r"\(2, 'run', 1\), expected \(2, 'run', 2\)"):
+    with pytest.raises(ArchiveError, match=rf"\({SCHEMA}, 'run', 1\), expected \({SCHEMA}, 'run', 2\)"):
         Archive(folder, RUN).conditions(2)
 
 
