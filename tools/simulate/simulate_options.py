@@ -26,5 +26,5 @@ class SimulateOptions:
         )
         for name in ("preemptions_per_hour", "kills_per_hour", "restart_s"):
             value = getattr(self, name)
-            require(0 <= value < math.inf, f"--{name.replace('_', '-')}", ">= 0", value, "0 is none")
+            require(0 <= value < math.inf, f"--{name.replace('_', '-')}", ">= 0", value, "0 turns it off")
         require(self.steps >= 1, "--steps", ">= 1", self.steps, "100 is the default")
