@@ -523,9 +523,12 @@ def _loaded(path: str | None, overrides: list[str], presets: Sequence[str | Mapp
     except ValidationError as error:
         message = str(error).splitlines()[0]
         is_section = "is not a subclass" in message
-        hint = "; set a key of the section, as in env.name=shop; a preset is a file, such as conf/objective/gspo.yaml"
+        of_section = (
+            "set a key of the section, as in env.name=shop; a preset is a file, such as conf/objective/gspo.yaml"
+        )
+        of_key = "give the key a value of that type, or remove it; `slipstream --help` lists every key"
         where = error.full_key or " ".join(overrides) or path
-        raise ConfigError(f"`{where}`: {message}{hint if is_section else ''}") from None
+        raise ConfigError(f"`{where}`: {message}; {of_section if is_section else of_key}") from None
     except OmegaConfBaseException as error:
         raise ConfigError(str(error).splitlines()[0]) from None
     except (yaml.YAMLError, OSError, TypeError, UnicodeError) as error:  # TypeError: a list instead of sections

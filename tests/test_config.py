@@ -91,7 +91,7 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_what_was_never_run(path:
         (["replay.group_size=many"], "`replay.group_size`: Value 'many'"),
         (["replay.group_size=2.5"], "`replay.group_size`: Value '2.5'"),
         (["learner.activation_checkpointing=perhaps"], "`learner.activation_checkpointing`: Value 'perhaps'"),
-        (["run.name="], "`run.name`: Incompatible value 'None'"),
+        (["run.name="], "for field of type 'str'; give the key a value of that type, or remove it"),
         (
             ["run.name=a/b"],
             "`run.name` must be 1 to 64 letters, digits, '.', '_' or '-', got 'a/b'; choose another name",
