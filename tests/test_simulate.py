@@ -8,7 +8,8 @@ import simpy
 
 from common.config import Config
 from common.config_error import ConfigError
-from tools.simulate.calibration import Calibration, PlayedTurn, token_time
+from common.trajectory import Turn
+from tools.simulate.calibration import Calibration, PlayedTurn, token_time, turn_time
 from tools.simulate.engine import SimulatedEngine, TokenTime
 from tools.simulate.simulate import limit_of, plan_of
 from tools.simulate.simulate_options import SimulateOptions
@@ -17,6 +18,7 @@ from tools.simulate.world import Outcome, Plan, World
 SECOND = [PlayedTurn(num_tokens=10, env_s=0.0)]  # an episode of 1 s, by the engine of FACTS
 FACTS = Calibration(
     episodes=[SECOND],
+    turn_s=0.0,
     token_time=TokenTime(fixed_s=0.1, per_request_s=0.0),
     step_s=[1.0],
     useful_share=1.0,
@@ -78,6 +80,18 @@ def test_a_synchronous_step_waits_for_its_weights_and_its_episodes() -> None:
     assert found.lag == 0 and found.masked_share == 0
 
 
+def test_each_turn_takes_a_while_until_its_first_token() -> None:
+    """Two turns of 0.25 s and 5 tokens of 0.1 s each: 1.5 s, after 1 s for the step and 0.5 s for its weights."""
+    facts = with_episodes([PlayedTurn(num_tokens=5, env_s=0.0)] * 2, turn_s=0.25)
+    assert outcome(facts).steps_per_hour == pytest.approx(3600 / 3.0, rel=0.02)
+
+
+def test_the_version_of_a_turn_is_that_of_its_first_token() -> None:
+    """Opened when version k begins its step, which is served 0.5 s later; the first token comes after 0.6 s."""
+    facts = with_episodes([PlayedTurn(num_tokens=3, env_s=0.0)], turn_s=0.6)
+    assert outcome(facts, target_lag=1, num_actors=4).lag == 1
+
+
 def test_with_a_lag_of_one_the_slower_side_sets_the_pace() -> None:
     found = outcome(with_episodes([PlayedTurn(num_tokens=5, env_s=1.5)]), target_lag=1, num_actors=1)
     assert found.steps_per_hour == pytest.approx(3600 / 2.0, rel=0.02)  # an episode of 2 s, one at a time
@@ -128,6 +142,28 @@ def test_the_same_seed_gives_the_same_outcome() -> None:
     assert first == again != outcome(facts, target_lag=2, num_actors=3, kills_per_hour=60.0, seed=1)
 
 
+def turn(num_tokens: int, generate_s: float) -> Turn:
+    return Turn(
+        start=7,
+        stop=7 + num_tokens,
+        state_key="",
+        rewards={"goal": 0.0},
+        finish_reason="stop",
+        valid_action=True,
+        generate_s=generate_s,
+        env_s=0.0,
+    )
+
+
+def test_the_time_of_a_turn_is_a_line_over_its_tokens() -> None:
+    """Half a second, and 0.1 s for each token: the middle turn is 0.1 s late, and the line goes through the mean."""
+    found = turn_time([turn(5, 1.0), turn(10, 1.6), turn(15, 2.0)])
+    assert found == pytest.approx((0.5 + 0.1 / 3, 0.1))
+    assert turn_time([turn(4, 1.0), turn(4, 3.0)]) == (0.0, 0.5)  # no line
+    assert turn_time([turn(4, 1.0), turn(8, 6.0)]) == (0.0, pytest.approx(7 / 12))  # it would begin at -4 s
+    assert turn_time([turn(4, 3.0), turn(8, 1.0)]) == (0.0, pytest.approx(4 / 12))  # it would fall
+
+
 def loaded(requests: float, rate: float) -> dict[str, float]:
     return {"fleet/num_episodes": requests, "fleet/num_actors": 2.0, "fleet/generated_tokens_per_s": rate}
 
@@ -141,6 +177,11 @@ def test_the_time_of_a_token_is_a_line_through_two_halves_of_the_records() -> No
     assert found.fixed_s == pytest.approx(middle - 10 * 0.02 / 12)
     half = token_time(records, generating_share=0.5)  # the environment has the other half of the episodes
     assert half.of(5) == pytest.approx(middle / 2)
+
+
+def test_loads_that_are_nearly_equal_say_nothing_about_their_speed() -> None:
+    alike = [loaded(16, 400), loaded(18, 300)] * 5  # the second would have a time of 7.5 ms a request
+    assert token_time(alike, generating_share=1.0) == TokenTime(fixed_s=pytest.approx(17 / 350), per_request_s=0.0)
 
 
 def test_a_line_that_would_fall_is_flat_and_a_run_that_never_generated_is_refused() -> None:

@@ -8,7 +8,7 @@ from common.config import Config
 from common.config_error import ConfigError
 from common.metrics import read_metrics
 from common.run_dir import RunDir
-from common.trajectory import Trajectory
+from common.trajectory import Trajectory, Turn
 from replay.archive import Archive, ArchiveError
 from tools.replay.run_records import ANY_TOKEN, MAX_GROUP_BYTES
 from tools.simulate.engine import TokenTime
@@ -17,6 +17,7 @@ MAX_EPISODES = 2000  # read from the archive; more would not change the result
 WARM_UP_STEPS = 5  # the first steps are not typical: engines and caches are cold
 FEWEST_STEPS = 10
 POLL_S = 0.1  # how often an actor looks for newer weights
+TOLD_APART = 1.2  # the ratio of two loads whose speeds can be compared
 
 Record = Mapping[str, float]
 
@@ -32,11 +33,12 @@ class Calibration:
     """The measured facts of one run."""
 
     episodes: Sequence[Sequence[PlayedTurn]]
+    turn_s: float  # of a turn until its first token: its request's way, and the prefill
     token_time: TokenTime
     step_s: Sequence[float]  # of each optimizer step, without the wait for its batch
     useful_share: float  # of the finished groups: the others had equal returns and were dropped
     failed_share: float  # of the attempts
-    refresh_s: float  # from the end of a step until actors sample with its weights
+    refresh_s: float  # from the end of a step until actors sample with its weights, on average
     num_actors: int
     steps_per_hour: float  # as recorded, for comparison
     lag: float  # likewise: mean lag of the oldest tokens, in optimizer steps
@@ -51,31 +53,48 @@ def calibrate(config: Config) -> Calibration:
             f"{run_dir.metrics} has {len(steps)} steps after the first {WARM_UP_STEPS}; a simulation needs "
             f"{FEWEST_STEPS}: let the run make more, or name another run"
         )
-    episodes = _episodes(config, run_dir, last_step=int(steps[-1]["step"]))
     newest = steps[-1]
+    archived = _archived(config, run_dir, int(newest["step"]))
+    turns = [turn for trajectory in archived for turn in trajectory.turns]
+    turn_s, token_s = turn_time(turns)
     dropped = _growth(steps, "replay/total_dropped_zero_variance")
     trained = _growth(steps, "replay/trained") + _growth(steps, "replay/claimed")
     failed = sum(_growth(steps, name) for name in newest if name.startswith("replay/total_failed_"))
     produced = sum(record["produced/episodes"] for record in steps)
     return Calibration(
-        episodes=episodes,
-        token_time=token_time(steps, generating_share=_generating_share(config, run_dir, int(newest["step"]))),
+        episodes=[_played(trajectory) for trajectory in archived],
+        turn_s=turn_s,
+        token_time=token_time(steps, generating_share=_generating_share(turns, token_s)),
         step_s=[record["perf/step_s"] - record["time/wait_s"] for record in steps],
         useful_share=trained / (trained + dropped) if trained + dropped else 1.0,
         failed_share=failed / (failed + produced) if failed + produced else 0.0,
-        refresh_s=_mean(steps, "time/broadcast_s") + _mean(steps, "time/refresh_pause_s") + POLL_S,
+        refresh_s=_mean(steps, "time/broadcast_s") + _mean(steps, "time/refresh_pause_s") + POLL_S / 2,
         num_actors=round(statistics.median(record["fleet/num_actors"] for record in steps)),
         steps_per_hour=3600 / statistics.fmean(record["perf/step_s"] for record in steps),
         lag=_mean(steps, "lag/mean"),
     )
 
 
+def turn_time(turns: Sequence[Turn]) -> tuple[float, float]:
+    """The time of a turn until its first token, and that of each token: least squares over the turns, in seconds.
+
+    Where all turns are equally long, or the line would fall or begin below 0, tokens take all of the time.
+    """
+    lengths, times = [turn.stop - turn.start for turn in turns], [turn.generate_s for turn in turns]
+    if len(set(lengths)) > 1:
+        token_s, turn_s = statistics.linear_regression(lengths, times)
+        if token_s >= 0 and turn_s >= 0:
+            return turn_s, token_s
+    return 0.0, sum(times) / max(1, sum(lengths))
+
+
 def token_time(steps: Sequence[Record], *, generating_share: float) -> TokenTime:
     """The line through two points: the half of the records with more requests an actor, and the other half.
 
     The heartbeats count requests n and tokens a second, so n / rate is the time of a token. Each half is summed first,
-    because single heartbeats are noisy. `generating_share` of an episode's time is generation; the rest is the
-    environment's. Where the line would fall, or begin below 0, it is replaced by one through the mean.
+    because single heartbeats are noisy. `generating_share` of an episode's time is spent on sampled tokens. Where the
+    halves have nearly the same load, their difference is noise, and the line is flat. Where it would fall, or begin
+    below 0, it is replaced by one through the mean.
     """
     loads = sorted(
         (generating_share * record["fleet/num_episodes"] / record["fleet/num_actors"], _rate(record))
@@ -86,7 +105,7 @@ def token_time(steps: Sequence[Record], *, generating_share: float) -> TokenTime
         raise ConfigError("no step was recorded while actors generated; let the run make more steps")
     low, high = loads[: len(loads) // 2], loads[len(loads) // 2 :]
     (few, fast), (many, slow), (mean, middle) = (_point(half) for half in (low or high, high, loads))
-    slope = (slow - fast) / (many - few) if many > few else 0.0
+    slope = (slow - fast) / (many - few) if many > TOLD_APART * few else 0.0
     slope = min(max(slope, 0.0), middle / mean)
     return TokenTime(fixed_s=middle - slope * mean, per_request_s=slope)
 
@@ -102,18 +121,14 @@ def _rate(record: Record) -> float:
     return record["fleet/generated_tokens_per_s"] / record["fleet/num_actors"]
 
 
-def _episodes(config: Config, run_dir: RunDir, *, last_step: int) -> list[list[PlayedTurn]]:
-    return [
-        [PlayedTurn(num_tokens=turn.stop - turn.start, env_s=turn.env_s) for turn in trajectory.turns]
-        for trajectory in _archived(config, run_dir, last_step)
-    ]
+def _played(trajectory: Trajectory) -> list[PlayedTurn]:
+    return [PlayedTurn(num_tokens=turn.stop - turn.start, env_s=turn.env_s) for turn in trajectory.turns]
 
 
-def _generating_share(config: Config, run_dir: RunDir, last_step: int) -> float:
-    """The share of the episodes' turns that is generation."""
-    turns = [turn for trajectory in _archived(config, run_dir, last_step) for turn in trajectory.turns]
-    generate_s, env_s = sum(turn.generate_s for turn in turns), sum(turn.env_s for turn in turns)
-    return generate_s / (generate_s + env_s) if generate_s else 1.0
+def _generating_share(turns: Sequence[Turn], token_s: float) -> float:
+    """The share of the turns' time in which tokens are sampled."""
+    lasted_s = sum(turn.generate_s + turn.env_s for turn in turns)
+    return token_s * sum(turn.stop - turn.start for turn in turns) / lasted_s if lasted_s else 1.0
 
 
 def _archived(config: Config, run_dir: RunDir, last_step: int) -> list[Trajectory]:

@@ -71,12 +71,13 @@ def limit_of(plan: Plan, outcome: Outcome) -> str:
 
 
 def _measured(config: Config, facts: Calibration) -> str:
-    per_token = 1000 * facts.token_time.fixed_s, 1000 * facts.token_time.per_request_s
+    fixed, per_request = 1000 * facts.token_time.fixed_s, 1000 * facts.token_time.per_request_s
     return (
         f"calibrated on {len(facts.episodes)} episodes of {config.run.name}: {facts.num_actors} actors, "
-        f"{facts.steps_per_hour:.0f} steps/h, lag {facts.lag:.2f}; a token takes {per_token[0]:.1f} ms + "
-        f"{per_token[1]:.2f} ms for each request, a step {statistics.fmean(facts.step_s):.2f} s, a refresh "
-        f"{facts.refresh_s:.2f} s; {facts.useful_share:.0%} of the groups teach"
+        f"{facts.steps_per_hour:.0f} steps/h, lag {facts.lag:.2f}; a turn takes {1000 * facts.turn_s:.0f} ms until its "
+        f"first token, a token {fixed:.1f} ms + {per_request:.2f} ms for each request, a step "
+        f"{statistics.fmean(facts.step_s):.2f} s, a refresh {facts.refresh_s:.2f} s; {facts.useful_share:.0%} of the "
+        "groups teach"
     )
 
 

@@ -252,7 +252,9 @@ class World:
     def _rollout(self, actor: Actor, group: Group, number: int) -> Process:
         member = group.members[number]
         while member.num_played < len(member.turns):
-            turn, version = member.turns[member.num_played], actor.version
+            turn = member.turns[member.num_played]
+            yield self._env.timeout(self._facts.turn_s)
+            version = actor.version
             yield actor.engine.generate(turn.num_tokens)
             if not actor.ended and turn.env_s:
                 yield self._env.timeout(turn.env_s)

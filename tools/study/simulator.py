@@ -5,13 +5,14 @@ actors. The simulator is calibrated on the records of the first fleet alone.
 """
 
 import argparse
+import math
 import random
 import signal
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -43,6 +44,7 @@ SHARED = (
 RESTART_S = 3.0
 POLL_S = 0.1
 ACTOR = "tools.study.scripted_actor"
+SERVES = b"serving version"  # in the log of an actor that has its weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +54,7 @@ class FleetPlan:
     name: str
     num_actors: int
     settings: tuple[str, ...] = ()
-    kills_per_hour: float = 0.0  # of each actor, kill -9
+    kills_per_hour: float = 0.0  # of each actor that serves, kill -9
 
 
 FLEETS = (
@@ -71,14 +73,17 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     settings: list[str]
     kills_per_hour: float
     num_killed: int
+    restart_s: float  # from a kill until a replacement served, measured, and given to the simulator
     steps_per_hour: float
     simulated_steps_per_hour: float
     lag: float
     simulated_lag: float
 
 
-def play(fleet: FleetPlan, folder: Path, *, num_steps: int) -> tuple[Config, int]:
-    """Run the fleet until its learner has finished; return its configuration, and how many actors were killed."""
+def play(fleet: FleetPlan, folder: Path, *, num_steps: int) -> tuple[Config, list[float]]:
+    """Run the fleet until its learner has finished; return its configuration, and for each kill the seconds until a
+    replacement served.
+    """
     name = fleet.name.replace(" ", "-").replace(",", "")
     own = (f"run.name={name}", f"run.root={folder}", f"learner.steps={num_steps}", f"actors.count={fleet.num_actors}")
     config = load_config(TASK, [*SHARED, *fleet.settings, *own], presets=[PRESET])
@@ -89,14 +94,17 @@ def play(fleet: FleetPlan, folder: Path, *, num_steps: int) -> tuple[Config, int
         write_whole(run_dir.config, dump_config(config))
         secrets = {"OMP_NUM_THREADS": "1", PASSWORD_VARIABLE: server.password}
         learner = _child("learner", ["tools.cli", "learner", str(run_dir.config)], run_dir, secrets)
-        actors = [
-            _child(f"actor-{number}", [ACTOR, f"actor-{number}", str(run_dir.config)], run_dir, secrets)
+        seats = [
+            Seat(
+                child=_child(f"actor-{number}", [ACTOR, f"actor-{number}", str(run_dir.config)], run_dir, secrets),
+                rate=fleet.kills_per_hour / 3600,
+            )
             for number in range(fleet.num_actors)
         ]
         try:
-            return config, _watch(learner, actors, fleet, run_dir)
+            return config, _watch(learner, seats, run_dir)
         finally:
-            for child in (*actors, learner):
+            for child in (*(seat.child for seat in seats), learner):
                 child.kill()
 
 
@@ -106,49 +114,70 @@ def _child(name: str, command: list[str], run_dir: RunDir, secrets: dict[str, st
     return child
 
 
-def _watch(learner: Child, actors: Sequence[Child], fleet: FleetPlan, run_dir: RunDir) -> int:
-    """Kill actors by chance, and start each again after RESTART_S, until the learner has ended."""
-    chance, num_killed, rate = random.Random(0), 0, fleet.kills_per_hour / 3600
-    dies_at = [_life(chance, rate) for _ in actors]
-    returns_at = [0.0 for _ in actors]
+@dataclass(kw_only=True, slots=True)
+class Seat:
+    """An actor's seat in the fleet: its process is killed by chance, and started again RESTART_S later."""
+
+    child: Child
+    rate: float  # kills a second, while it serves
+    dies_at: float = math.inf
+    killed_at: float = 0.0
+    num_read: int = 0  # bytes of its log, before it was started again
+    away_s: list[float] = field(default_factory=list)  # of each kill: until the replacement served a version
+
+    def draw_life(self, chance: random.Random) -> None:
+        self.dies_at = time.monotonic() + chance.expovariate(self.rate) if self.rate else math.inf
+
+    def look(self, chance: random.Random) -> None:
+        """Kill the process, start it, or notice that it serves, if it is time."""
+        now = time.monotonic()
+        if self.child.exit_code is not None:
+            if now > self.killed_at + RESTART_S:
+                self.num_read = self.child.log.stat().st_size
+                self.child.start()
+        elif self.dies_at < now:
+            self.child.send(signal.SIGKILL)
+            self.child.wait(RESTART_S)
+            self.killed_at, self.dies_at = now, math.inf
+        elif self.killed_at and SERVES in self.child.log.read_bytes()[self.num_read :]:
+            self.away_s.append(now - self.killed_at)
+            self.killed_at = 0.0
+            self.draw_life(chance)
+
+
+def _watch(learner: Child, seats: Sequence[Seat], run_dir: RunDir) -> list[float]:
+    """Kill actors from the first step on until the learner has ended; return how long each kill left a seat empty."""
+    chance, training = random.Random(0), False
     while learner.exit_code is None:
         time.sleep(POLL_S)
-        if not _is_training(run_dir):
-            dies_at = [time.monotonic() + _life(chance, rate) for _ in actors]
-            continue
-        for number, actor in enumerate(actors):
-            now = time.monotonic()
-            if actor.exit_code is None and now > dies_at[number]:
-                actor.send(signal.SIGKILL)
-                num_killed += 1
-                returns_at[number] = now + RESTART_S
-            elif actor.exit_code == -signal.SIGKILL and now > returns_at[number]:
-                actor.start()
-                dies_at[number] = now + _life(chance, rate)
+        if not training and _is_training(run_dir):
+            training = True
+            for seat in seats:
+                seat.draw_life(chance)
+        for seat in seats if training else ():
+            seat.look(chance)
     if learner.exit_code:
-        raise RuntimeError(f"the learner of {fleet.name!r} ended with {learner.exit_code}:\n{learner.last_log_lines()}")
-    return num_killed
-
-
-def _life(chance: random.Random, rate: float) -> float:
-    return chance.expovariate(rate) if rate else 1e9
+        raise RuntimeError(f"{learner.name} ended with {learner.exit_code}:\n{learner.last_log_lines()}")
+    return [away_s for seat in seats for away_s in seat.away_s]
 
 
 def _is_training(run_dir: RunDir) -> bool:
     return run_dir.metrics.exists() and run_dir.metrics.stat().st_size > 0
 
 
-def row_of(fleet: FleetPlan, config: Config, facts: Calibration, *, num_killed: int, num_steps: int) -> Row:
+def row_of(fleet: FleetPlan, config: Config, facts: Calibration, *, away_s: Sequence[float], num_steps: int) -> Row:
     """The fleet's own records beside a simulation by the first fleet's."""
     records = read_metrics(RunDir(config.run.root, config.run.name).metrics)[WARM_UP_STEPS:]
-    options = SimulateOptions(kills_per_hour=fleet.kills_per_hour, restart_s=RESTART_S, steps=10 * num_steps)
+    restart_s = statistics.fmean(away_s) if away_s else RESTART_S
+    options = SimulateOptions(kills_per_hour=fleet.kills_per_hour, restart_s=restart_s, steps=10 * num_steps)
     simulated = World(plan_of(config, options, num_actors=fleet.num_actors), facts).run()
     return Row(
         name=fleet.name,
         num_actors=fleet.num_actors,
         settings=list(fleet.settings),
         kills_per_hour=fleet.kills_per_hour,
-        num_killed=num_killed,
+        num_killed=len(away_s),
+        restart_s=restart_s,
         steps_per_hour=3600 / statistics.fmean(record["perf/step_s"] for record in records),
         simulated_steps_per_hour=simulated.steps_per_hour,
         lag=statistics.fmean(record["lag/mean"] for record in records),
@@ -185,11 +214,11 @@ def main(arguments: Sequence[str]) -> None:
     played = []
     for fleet in FLEETS:
         played.append(play(fleet, folder, num_steps=options.steps))
-        print(f"{fleet.name}: {played[-1][1]} actors were killed", flush=True)
+        print(f"{fleet.name}: {len(played[-1][1])} actors were killed", flush=True)
     facts = calibrate(played[0][0])
     rows = [
-        row_of(fleet, config, facts, num_killed=num_killed, num_steps=options.steps)
-        for fleet, (config, num_killed) in zip(FLEETS, played, strict=True)
+        row_of(fleet, config, facts, away_s=away_s, num_steps=options.steps)
+        for fleet, (config, away_s) in zip(FLEETS, played, strict=True)
     ]
     command = " ".join(["python -m tools.study.simulator", *arguments])
     raw = {"command": command, "date": today(), "rows": msgspec.to_builtins(rows)}
