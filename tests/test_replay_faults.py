@@ -85,7 +85,7 @@ def test_an_actor_killed_in_an_insert_leaves_it_whole_or_not_at_all(
     run_id: str,
 ) -> None:
     with connect(server.secret_url) as client, Proxy(("127.0.0.1", server.port)) as proxy:
-        cast = make_cast(tmp_path, server, run_id, url=f"redis://127.0.0.1:{proxy.port}/0", lease_ttl_s=1.0)
+        cast = make_cast(tmp_path, server, run_id, url=f"redis://127.0.0.1:{proxy.port}/0", lease_ttl_s=4.0)
         know_the_scripts(client)
         buffer = views_of(cast, client)
         buffer.learner.acquire_epoch()

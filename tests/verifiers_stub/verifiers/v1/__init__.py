@@ -147,7 +147,7 @@ class Player:
                 trace.stop_condition = "max_turns"
                 break
             try:
-                answer = await self.ask(prompt, changes, timeout_s=0.2 if does == "impatient" else 60)
+                answer = await self.ask(prompt, changes, timeout_s=2.0 if does == "impatient" else 60)
             except CallFailed as error:
                 if does == "impatient":
                     break
