@@ -8,7 +8,7 @@ import asyncio
 import difflib
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from common.trajectory import MAX_REWARD, MAX_REWARDS
 from envhub.env import EnvError
 from envhub.rewards.episode import Episode, Values
 from envhub.rewards.function import function_measure
+from envhub.rewards.group import COMPARISONS, GroupJudge
 from envhub.rewards.judge import Judge, judge
 from envhub.rewards.measures import MEASURES, Measure
 
@@ -40,7 +41,7 @@ class Part:
     key: str  # env.rewards.NAME
     name: str
     kind: str  # a built-in measure, or `module:function`
-    measure: Measure
+    measure: Measure | GroupJudge
     component: str | None  # of `goal`: the environment's own reward that it replaces, "" for all; else None
     weight: float
     low: float
@@ -54,7 +55,7 @@ class Part:
         Raises EnvError, ValueError, or what a function of the user's raises, if it fails; EnvError too if it is no
         judge and takes over `timeout_s`.
         """
-        if not CONDITIONS[self.only_if](episode):
+        if isinstance(self.measure, GroupJudge) or not CONDITIONS[self.only_if](episode):
             return None
         try:
             async with asyncio.timeout(None if self.kind in _WITH_DEADLINE else timeout_s) as limit:
@@ -64,10 +65,11 @@ class Part:
                 raise
             raise EnvError(f"no answer within `env.step_timeout_s` = {timeout_s:g} s") from error
         if isinstance(found, list):
-            return [self._limited(value) for value in found]
-        return None if found is None else self._limited(found)
+            return [self.limited(value) for value in found]
+        return None if found is None else self.limited(found)
 
-    def _limited(self, value: float) -> float:
+    def limited(self, value: float) -> float:
+        """Return `value` within `min` and `max`. Raises EnvError if its weight makes it too large for a reward."""
         value = min(max(value, self.low), self.high)
         if not abs(value * self.weight) <= MAX_REWARD:
             raise EnvError(f"{value:g} with weight {self.weight:g} is beyond {MAX_REWARD:g}; set min and max")
@@ -93,12 +95,23 @@ def reward_parts(envs: Mapping[str, MixtureEntry]) -> dict[str, tuple[Part, ...]
     }
 
 
-def check_keys(parts: Mapping[str, Sequence[Part]]) -> None:
-    """Raise ConfigError unless this host has the key of every judge that needs one."""
+def group_parts(parts: Iterable[Part]) -> list[tuple[Part, GroupJudge]]:
+    """Return the parts that compare whole groups, each with its judge. Those are computed by `slipstream judge`."""
+    return [(part, part.measure) for part in parts if isinstance(part.measure, GroupJudge)]
+
+
+def judged_envs(envs: Mapping[str, MixtureEntry]) -> set[str]:
+    """Return the environments whose groups a judge marks as a whole before they are ready."""
+    return {label for label, parts in reward_parts(envs).items() if group_parts(parts)}
+
+
+def check_keys(parts: Mapping[str, Sequence[Part]], *, of_groups: bool = False) -> None:
+    """Raise ConfigError unless this host has the key of every judge of episodes, or of groups, that needs one."""
     for part in (part for of_env in parts.values() for part in of_env):
-        if isinstance(part.measure, Judge):
+        asks = part.measure.judge if isinstance(part.measure, GroupJudge) else part.measure
+        if isinstance(asks, Judge) and isinstance(part.measure, GroupJudge) == of_groups:
             try:
-                part.measure.client.secret.read()
+                asks.client.secret.read()
             except ConfigError as error:
                 raise ConfigError(f"`{part.key}`: {error}") from None
 
@@ -122,6 +135,13 @@ def _part(key: str, name: str, settings: Any) -> Part:
         raise ConfigError(f"`{key}` must be a mapping, such as {{part: length, weight: -0.1}}, got {settings!r}")
     kind = settings.get("part", name)
     options = {str(option): value for option, value in settings.items() if option not in _KEYS}
+    compare = options.pop("compare", None) if kind == "judge" else None
+    if compare is not None and compare not in COMPARISONS:
+        raise ConfigError(
+            f"`{key}.compare` must be {' or '.join(COMPARISONS)}, got {compare!r}; leave it out for one mark"
+        )
+    if compare is not None and settings.keys() & {"only_if", "success_from"}:
+        raise ConfigError(f"`{key}`: a judge that compares a whole group has no only_if or success_from; remove them")
     low, high = _number(key, settings, "min", -math.inf), _number(key, settings, "max", math.inf)
     only_if, success_from = settings.get("only_if", "always"), settings.get("success_from")
     if low > high:
@@ -137,7 +157,7 @@ def _part(key: str, name: str, settings: Any) -> Part:
         key=key,
         name=name,
         kind=kind,
-        measure=_measure(key, kind, options),
+        measure=_measure(key, kind, options, compare),
         component=options.get("component", "") if kind == "goal" else None,
         weight=_number(key, settings, "weight", 1.0),
         low=low,
@@ -147,7 +167,7 @@ def _part(key: str, name: str, settings: Any) -> Part:
     )
 
 
-def _measure(key: str, kind: Any, options: Mapping[str, Any]) -> Measure:
+def _measure(key: str, kind: Any, options: Mapping[str, Any], compare: str | None) -> Measure | GroupJudge:
     if isinstance(kind, str) and is_own(kind):
         if options:
             raise ConfigError(f"`{key}` has unknown keys {', '.join(options)}; a function takes no options")
@@ -162,10 +182,11 @@ def _measure(key: str, kind: Any, options: Mapping[str, Any]) -> Measure:
     try:
         signature.bind(**options)
     except TypeError as error:
-        known = ", ".join([*_KEYS, *signature.parameters])
+        known = ", ".join([*_KEYS, *signature.parameters, *(["compare"] if kind == "judge" else [])])
         raise ConfigError(f"`{key}`: {error}; the keys of a {kind} are {known}") from None
     try:
-        return make(**options)
+        made = make(**options)
+        return GroupJudge(judge=made, compare=compare) if compare and isinstance(made, Judge) else made
     except ConfigError:
         raise
     except ValueError as error:
