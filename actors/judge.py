@@ -1,7 +1,7 @@
 """`slipstream judge`: marks the complete groups of a run, for the parts of `env.rewards` that compare siblings.
 
 It needs Redis and the judges' servers. It has no engine, no environment and no tokenizer: actors store what a judge
-sees. Actors go on meanwhile: a group that waits for its marks has no lease of theirs and no place in an engine.
+sees. Actors continue meanwhile: a group that waits for its marks has no lease of theirs and no place in an engine.
 """
 
 import asyncio
@@ -133,14 +133,16 @@ async def verdict_of(trajectories: Sequence[Trajectory], parts: Compared, *, jud
     shown = [read_shown(trajectory) for trajectory in trajectories]
     for part, compare in parts:
         try:
-            marks = [part.limited(mark) for mark in await compare(shown)]
+            marks = await compare(shown)
         except EnvError as error:
             raise EnvError(f"`{part.key}`: {error}") from error
         for trajectory, member, mark in zip(trajectories, members, marks, strict=True):
             if part.name in trajectory.turns[-1].rewards or part.name in trajectory.part_values:
                 raise EnvError(f"`{part.key}`: the environment has a reward of this name; choose another name")
-            member.values[part.name] = mark
-            member.rewards[part.name] = part.weight * mark
+            value = part.limited(mark.value)
+            member.values[part.name] = value
+            member.values.update({f"{part.name}_{name}": other for name, other in mark.beside.items()})
+            member.rewards[part.name] = part.weight * value
     return Verdict(judge=judge, members=members)
 
 

@@ -55,7 +55,7 @@ async def rewarded(trajectory: Trajectory, tape: Tape, *, scoring: Scoring | Non
         compared = group_parts(parts)
         alone = tuple(part for part in parts if not isinstance(part.measure, GroupJudge))
         result = composed(episode, alone, await _measured(episode, alone, scoring.step_timeout_s))
-        columns = sorted({name for _, of_group in compared for name in of_group.judge.columns})
+        columns = sorted({name for _, of_group in compared for name in of_group.columns})
         shown = show(episode, columns) if compared else ""
     except EnvError as error:
         raise EpisodeFailed(StopReason.ENV_ERROR, str(error)) from error

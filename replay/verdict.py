@@ -41,5 +41,5 @@ def _marked(trajectory: Trajectory, marks: Marks) -> Trajectory:
         trajectory,
         turns=[*trajectory.turns[:-1], msgspec.structs.replace(last, rewards={**last.rewards, **marks.rewards})],
         part_values={**trajectory.part_values, **marks.values},
-        shown="",  # nobody needs it any more, and archives stay small
+        shown="",  # not needed any more, and archives stay small
     )

@@ -54,7 +54,7 @@ class Model:
         self.failed: Counter[str] = Counter()
         self.last_step_made = NO_STEP  # as the newest learner knows
         self.num_set_aside = 0
-        self.expired_judgings: list[int] = []  # in the order of their deadlines; nobody has noticed
+        self.expired_judgings: list[int] = []  # in the order of their deadlines; not noticed yet
 
     def in_state(self, *states: str) -> list[int]:
         return sorted(group_id for group_id, group in self.groups.items() if group.state in states)

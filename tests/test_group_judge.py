@@ -54,6 +54,10 @@ def shown(*replies: str, **columns: Any) -> list[Shown]:
     ]
 
 
+def compared(judge: GroupJudge, members: list[Shown]) -> list[float]:
+    return [mark.value for mark in asyncio.run(judge(members))]
+
+
 def asked(request: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(request["messages"][1]["content"])
     return found
@@ -77,7 +81,7 @@ def higher_wins(request: dict[str, Any], number: int) -> Reply:
 def test_a_list_is_marked_in_one_request_and_each_mark_goes_to_its_member(serve: Serve) -> None:
     server = serve(marks_of_digits)
     judge = group_judge(server.url, "listwise", columns=["answer"])
-    assert asyncio.run(judge(shown("3", "10", "0", "7", answer=42))) == [0.3, 1.0, 0.0, 0.7]
+    assert compared(judge, shown("3", "10", "0", "7", answer=42)) == [0.3, 1.0, 0.0, 0.7]
     (request,) = server.requests
     found = asked(request)
     assert found["reference"] == {"answer": 42}
@@ -89,29 +93,29 @@ def test_a_list_is_marked_in_one_request_and_each_mark_goes_to_its_member(serve:
 
 def test_members_that_said_the_same_are_shown_once_and_get_the_same_mark(serve: Serve) -> None:
     server = serve(marks_of_digits)
-    assert asyncio.run(group_judge(server.url, "listwise")(shown("3", "8", "3"))) == [0.3, 0.8, 0.3]
+    assert compared(group_judge(server.url, "listwise"), shown("3", "8", "3")) == [0.3, 0.8, 0.3]
     assert sorted(replies_of(server.requests[0]).values()) == ["3", "8"]
 
 
 def test_pairs_are_compared_in_both_orders_and_a_mark_is_the_share_of_wins(serve: Serve) -> None:
     server = serve(higher_wins)
     judge = group_judge(server.url, "pairwise")
-    assert asyncio.run(judge(shown("1", "5", "9"))) == [0.0, 0.5, 1.0]
+    assert compared(judge, shown("1", "5", "9")) == [0.0, 0.5, 1.0]
     assert len(server.requests) == 6
-    assert asyncio.run(judge(shown("2", "2", "7", "2"))) == pytest.approx([1 / 3, 1 / 3, 1.0, 1 / 3])
+    assert compared(judge, shown("2", "2", "7", "2")) == pytest.approx([1 / 3, 1 / 3, 1.0, 1 / 3])
     assert len(server.requests) == 8, "equal members tie without a request"
 
 
 def test_a_judge_that_always_prefers_the_first_place_gives_ties(serve: Serve) -> None:
     server = serve(lambda request, number: completion('{"better": 1}'))
-    assert asyncio.run(group_judge(server.url, "pairwise")(shown("1", "5", "9"))) == [0.5, 0.5, 0.5]
+    assert compared(group_judge(server.url, "pairwise"), shown("1", "5", "9")) == [0.5, 0.5, 0.5]
 
 
 def test_a_group_of_one_has_a_mark_in_a_list_and_ties_with_itself_in_pairs(serve: Serve) -> None:
     server = serve(marks_of_digits)
-    assert asyncio.run(group_judge(server.url, "listwise")(shown("4"))) == [0.4]
-    assert asyncio.run(group_judge(server.url, "pairwise")(shown("4"))) == [0.5]
-    assert asyncio.run(group_judge(server.url, "pairwise")(shown("4", "4"))) == [0.5, 0.5]
+    assert compared(group_judge(server.url, "listwise"), shown("4")) == [0.4]
+    assert compared(group_judge(server.url, "pairwise"), shown("4")) == [0.5]
+    assert compared(group_judge(server.url, "pairwise"), shown("4", "4")) == [0.5, 0.5]
     assert len(server.requests) == 1
 
 
@@ -137,14 +141,14 @@ def test_a_group_of_one_has_a_mark_in_a_list_and_ties_with_itself_in_pairs(serve
 def test_a_malformed_comparison_is_asked_again_and_then_fails(serve: Serve, compare: str, answer: str) -> None:
     server = serve(lambda request, number: completion(answer))
     with pytest.raises(EnvError, match="3 answers were malformed"):
-        asyncio.run(group_judge(server.url, compare, max_concurrent=1)(shown("1", "2")))
+        compared(group_judge(server.url, compare, max_concurrent=1), shown("1", "2"))
     assert len(server.requests) == 3
 
 
 def test_a_long_attempt_is_cut_in_its_middle_and_the_others_stay_whole(serve: Serve) -> None:
     server = serve(lambda request, number: completion('{"1": 1, "2": 2}'))
     judge = group_judge(server.url, "listwise", max_chars=3000)
-    asyncio.run(judge(shown("short", "x" * 9000)))
+    compared(judge, shown("short", "x" * 9000))
     assert len(server.requests[0]["messages"][1]["content"]) < 3000
     episodes = asked(server.requests[0])["episodes"].values()
     (cut,) = (each for each in episodes if isinstance(each, str))

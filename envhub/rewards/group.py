@@ -5,7 +5,6 @@ Listwise, one request shows all attempts and asks for a mark of each, as RULER o
 as judges prefer the first or the last place (Zheng et al. 2023, https://arxiv.org/abs/2306.05685, section 3.4).
 """
 
-import asyncio
 import hashlib
 import itertools
 import json
@@ -19,8 +18,9 @@ import msgspec
 from common.trajectory import Trajectory
 from common.wire import MALFORMED
 from envhub.env import EnvError
-from envhub.rewards.episode import Episode
+from envhub.rewards.episode import Episode, Marked
 from envhub.rewards.judge import Judge, cut_in_the_middle
+from envhub.rewards.panel import combined, together
 
 COMPARISONS = ("listwise", "pairwise")
 MAX_CALLS = 10_000  # of a pairwise judge for one group
@@ -62,11 +62,31 @@ def read_shown(trajectory: Trajectory) -> Shown:
 class GroupJudge:
     """Marks all members of a group, relative to each other. Equal conversations get equal marks."""
 
-    judge: Judge
+    judges: Mapping[str, Judge]  # by name; one without a panel
     compare: str  # one of COMPARISONS
+    combine: str  # the marks of a panel
+
+    @property
+    def columns(self) -> set[str]:
+        """The columns of the task that a judge sees."""
+        return {name for judge in self.judges.values() for name in judge.columns}
+
+    async def __call__(self, members: Sequence[Shown]) -> list[Marked]:
+        """Return a mark in [0, 1] for each member. Raises EnvError if there is none within the deadline."""
+        marks = await together(_One(judge=judge, compare=self.compare)(members) for judge in self.judges.values())
+        if len(self.judges) == 1:
+            return [Marked(value=mark, beside={}) for mark in marks[0]]
+        return [combined(dict(zip(self.judges, each, strict=True)), self.combine) for each in zip(*marks, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _One:
+    """The comparison by one judge."""
+
+    judge: Judge
+    compare: str
 
     async def __call__(self, members: Sequence[Shown]) -> list[float]:
-        """Return a mark in [0, 1] for each member. Raises EnvError if there is none within the deadline."""
         # The order of hashes: each place is as likely for the best as for the worst, and a repeated judging asks the
         # same.
         texts = sorted({member.text for member in members}, key=lambda text: hashlib.blake2b(text.encode()).digest())
@@ -97,7 +117,7 @@ class GroupJudge:
             raise EnvError(
                 f"{len(orders)} comparisons in a group, the limit is {MAX_CALLS}; compare: listwise asks once"
             )
-        answers = await _all(
+        answers = await together(
             self.judge.ask(
                 rubric.instructions_for_pair,
                 self._text([distinct[first], distinct[second]], reference),
@@ -139,13 +159,3 @@ def _within(conversation: Sequence[dict[str, str]], max_chars: int) -> Any:
     """The conversation; as a text without its middle if it is longer than `max_chars`."""
     text = json.dumps(conversation, ensure_ascii=False)
     return conversation if len(text) <= max_chars else cut_in_the_middle(text, max_chars)
-
-
-async def _all(asked: Any) -> list[float]:
-    """The answers to all requests. Raises the error of the first that fails; the others then end."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(request) for request in asked]
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]

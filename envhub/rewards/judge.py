@@ -89,6 +89,9 @@ def judge(
     deadline_s: float = 300.0,
     max_requests: int = 0,
     max_total_tokens: int = 0,
+    max_cost: float = 0.0,
+    input_price: float = 0.0,
+    output_price: float = 0.0,
     cache_size: int = 10_000,
 ) -> Judge:
     """Make a judge from the settings of the part `key`. Raises ConfigError if one is malformed."""
@@ -111,6 +114,11 @@ def judge(
     ):
         is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
         require(is_whole, f"{key}.{name}", f"a whole number >= {least}", value, "leave it out for the default")
+    for name, amount in (("max_cost", max_cost), ("input_price", input_price), ("output_price", output_price)):
+        is_amount = isinstance(amount, int | float) and not isinstance(amount, bool) and 0 <= amount < math.inf
+        require(is_amount, f"{key}.{name}", ">= 0", amount, "leave it out for no limit")
+    priced = not max_cost or input_price + output_price > 0
+    require(priced, f"{key}.max_cost", "0 without input_price and output_price", max_cost, "give the prices")
     for name, seconds in (("timeout_s", timeout_s), ("deadline_s", deadline_s)):
         is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < math.inf
         require(is_number, f"{key}.{name}", "> 0", seconds, "leave it out for the default")
@@ -123,6 +131,9 @@ def judge(
             max_concurrent=max_concurrent,
             max_requests=max_requests,
             max_tokens=max_total_tokens,
+            max_cost=max_cost,
+            input_price=input_price,
+            output_price=output_price,
         ),
         rubric=read_rubric(f"{key}.rubric", rubric),
         model=model,
