@@ -16,7 +16,8 @@ from common.trajectory import StopReason, Trajectory
 from envhub.env import EnvError
 from envhub.isolation.offspring import begin_episode, end_offspring
 from envhub.rewards.episode import Episode, EpisodeTurn, Values
-from envhub.rewards.part import Part, composed
+from envhub.rewards.group import GroupJudge, show
+from envhub.rewards.part import Part, composed, group_parts
 
 HELD_OUT = "held_out"
 
@@ -31,7 +32,10 @@ class Scoring:
     step_timeout_s: float
 
     def parts_for(self, trajectory: Trajectory) -> tuple[Part, ...]:
-        """The parts that count for an episode. Of a held-out task only the score matters."""
+        """The parts that count for an episode. Of a held-out task only the score matters.
+
+        Those that compare whole groups are among them: they measure nothing here, and a judge computes them later.
+        """
         parts = self.parts.get(trajectory.task.env, ())
         if trajectory.task.split == HELD_OUT:
             return tuple(part for part in parts if part.success_from is not None)
@@ -48,7 +52,11 @@ async def rewarded(trajectory: Trajectory, tape: Tape, *, scoring: Scoring | Non
     started, mark = time.perf_counter(), begin_episode()
     try:
         episode = _episode(trajectory, tape, scoring)
-        result = composed(episode, parts, await _measured(episode, parts, scoring.step_timeout_s))
+        compared = group_parts(parts)
+        alone = tuple(part for part in parts if not isinstance(part.measure, GroupJudge))
+        result = composed(episode, alone, await _measured(episode, alone, scoring.step_timeout_s))
+        columns = sorted({name for _, of_group in compared for name in of_group.columns})
+        shown = show(episode, columns) if compared else ""
     except EnvError as error:
         raise EpisodeFailed(StopReason.ENV_ERROR, str(error)) from error
     finally:
@@ -63,6 +71,7 @@ async def rewarded(trajectory: Trajectory, tape: Tape, *, scoring: Scoring | Non
         score=result.score,
         success=result.success,
         part_values=result.values,
+        shown=shown,
         scoring_s=time.perf_counter() - started,
     )
 

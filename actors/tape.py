@@ -236,6 +236,7 @@ class Tape:
             score=self.score,
             success=self.success,
             part_values={},
+            shown="",
             sampling=attempt.sampling,
             started_at_s=self.started_at_s,
             duration_s=self.earlier_s + time.perf_counter() - self.started,

@@ -89,6 +89,7 @@ def add_system(metrics: Metrics, *, ledger: Ledger, members: Iterable[Member], p
     """Add the state of the buffer, the fleet and the publisher."""
     metrics.add("replay/queued", ledger.queued)
     metrics.add("replay/leased", ledger.leased)
+    metrics.add("replay/judging", ledger.judging)
     metrics.add("replay/ready", ledger.ready)
     metrics.add("replay/claimed", ledger.claimed)
     metrics.add("replay/quarantined", ledger.quarantined)

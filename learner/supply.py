@@ -13,6 +13,7 @@ from common.config import Config
 from common.shutdown import Shutdown
 from common.trajectory import Sampling, Task
 from common.versions import Resumption, oldest_within
+from envhub.rewards.part import judged_envs
 from learner.curriculum import Curriculum
 from learner.refusals import Refusals
 from learner.token_advantages import teaches
@@ -67,6 +68,7 @@ class Supply:
         self._next_group_id = first_group_id
         self._every = every
         self.curriculum = Curriculum(config.env, seed=config.run.seed)
+        self._judged_envs = judged_envs(config.env.entries())
         self._taught = deque[bool](maxlen=USEFUL_WINDOW)
         self._last_equal_return = 0.0  # mean return of the last group whose members all had the same
         replay = config.replay
@@ -133,7 +135,7 @@ class Supply:
         num_groups, replay = num_missing, self._config.replay
         if self._in_waves:
             ledger = self._buffer.ledger()
-            if ledger.queued + ledger.leased:
+            if ledger.queued + ledger.leased + ledger.judging:
                 return []
             num_groups = max(num_missing, ledger.ready)
         claimed = self._buffer.claim(
@@ -202,18 +204,19 @@ class Supply:
 
     def _ticket(self, group_id: int, *, min_policy_version: int) -> Ticket:
         task, is_repeat = self.curriculum.choose(group_id)
-        return ticket_of(group_id, task, self._config, min_policy_version=min_policy_version, is_repeat=is_repeat)
+        ticket = ticket_of(group_id, task, self._config, min_policy_version=min_policy_version)
+        return msgspec.structs.replace(ticket, is_repeat=is_repeat, is_judged=task.env in self._judged_envs)
 
     def _room(self, ledger: Ledger, kept: list[Group], *, num_uses: int, useful: float) -> int:
         """The number of groups to open so that `num_uses` more uses are possible, the rest of this step's included.
 
         Each group may be used `max_uses` times, but only once per step, and as often as the rate limiter allows. With
-        one use each: queued + leased + ready <= (candidates of a step * min(target_lag + 1, steps left) - kept) / u,
-        where u, `useful`, is the expected share of groups that teach.
+        one use each: queued + leased + judging + ready <= (candidates * min(target_lag + 1, steps left) - kept) / u,
+        where candidates are those of a step, and u, `useful`, is the expected share of groups that teach.
         """
         reuse = self._reuse
         wanted = (self._num_candidates - len(kept)) / useful
-        unfinished = ledger.queued + ledger.leased
+        unfinished = ledger.queued + ledger.leased + ledger.judging
         uses_left = reuse.max_uses * (unfinished + ledger.ready) - ledger.ready_uses
         still_ready = sum(group.num_uses < reuse.max_uses for group in kept)
         room = math.ceil(
@@ -265,9 +268,12 @@ class Supply:
         if self._refusals and (refused := self._refusals.last_reason()):
             reasons.append(refused)
         reasons += failures_since(before, ledger, self._buffer.failures())
+        if ledger.judging:
+            reasons.append(f"{ledger.judging} groups wait for their judge: is `slipstream judge` running? See its log")
         if not reasons:
             reasons.append(ARE_ACTORS_RUNNING)
-        counts = f"{ledger.queued} groups queued, {ledger.leased} leased, {ledger.ready} ready"
+        judging = f"{ledger.judging} judging, " if ledger.judging else ""
+        counts = f"{ledger.queued} groups queued, {ledger.leased} leased, {judging}{ledger.ready} ready"
         return f"{'; '.join(reasons)} ({counts})"
 
 
@@ -296,13 +302,12 @@ def failures_since(before: Ledger, now: Ledger, failures: Sequence[Failure]) -> 
     return reasons
 
 
-def ticket_of(group_id: int, task: Task, config: Config, *, min_policy_version: int, is_repeat: bool = False) -> Ticket:
+def ticket_of(group_id: int, task: Task, config: Config, *, min_policy_version: int) -> Ticket:
     """The ticket of group `group_id`: its task and sampling settings."""
     sampling = config.sampling
     return Ticket(
         group_id=group_id,
         task=task,
-        is_repeat=is_repeat,
         num_members=config.replay.group_size,
         min_policy_version=min_policy_version,
         sampling=Sampling(

@@ -33,6 +33,8 @@ class StoredGroup:
     score: float  # infinite if it has none
     uses: list[int]  # the steps that claimed it
     has_fence: bool  # an actor leases it
+    has_judge: bool  # a judge leases it
+    lacks_verdict: bool  # a judge has to mark it, and has not
     members: dict[str, int]  # key of each stored member's payload -> its time to live in milliseconds
     partials: dict[str, int]
 
@@ -99,6 +101,8 @@ def _stored_group(
         score=float(row.get(b"score", "inf")),
         uses=[int(step) for step in row.get(b"uses", b"").split(b",") if step],
         has_fence=b"fence" in row,
+        has_judge=b"judge_fence" in row,
+        lacks_verdict=b"is_judged" in row and b"verdict" not in row,
         members={name: left for name, left in lifetimes.items() if name.startswith(f"{base}:blob:")},
         partials={name: left for name, left in lifetimes.items() if name.startswith(f"{base}:partial:")},
     )
@@ -128,14 +132,19 @@ def _wrong_groups(groups: list[StoredGroup]) -> list[str]:
         if group.num_stored != len(group.members):
             wrong.append(f"{name} counts {group.num_stored} stored members, and lists {len(group.members)}")
         whole, finished = group.num_stored == group.num_members, group.state in ("ready", "claimed")
-        if group.state != "quarantined" and whole != finished:
+        complete = finished or group.state == "judging"
+        if group.state != "quarantined" and whole != complete:
             wrong.append(f"{name} has {group.num_stored} of {group.num_members} members")
-        if finished and group.partials:
+        if complete and group.partials:
             wrong.append(f"{name} has {len(group.partials)} partials, and all its members are stored")
         if group.uses and not finished:
             wrong.append(f"{name} was used for steps {group.uses}")
         if group.has_fence != (group.state == "leased"):
             wrong.append(f"{name} has {'a' if group.has_fence else 'no'} fence")
+        if group.has_judge and group.state != "judging":
+            wrong.append(f"{name} has a judge's fence")
+        if (group.lacks_verdict and finished) or (group.state == "judging" and not group.lacks_verdict):
+            wrong.append(f"{name} has {'no' if group.lacks_verdict else 'a'} verdict")
         if group.place != _place(group):
             wrong.append(f"{name} has score {group.place:.0f} in its state, expected {_place(group):.0f}")
         payloads = group.members | group.partials
@@ -147,7 +156,8 @@ def _wrong_groups(groups: list[StoredGroup]) -> list[str]:
 def _place(group: StoredGroup) -> float:
     """The score that the group should have in the sorted set of its state.
 
-    Deadlines of leases and the order of quarantine are stored nowhere else, so any score is right there.
+    Deadlines of leases, the time from which a judge may lease a group, and the order of quarantine are stored nowhere
+    else, so any score is right there.
     """
     match group.state:
         case "queued":

@@ -14,8 +14,8 @@ from typing import Any
 import redis
 
 from common.config import ReplayConfig
-from common.trajectory import Outcome, Trajectory
-from common.wire import WireError, encode
+from common.trajectory import InvalidTrajectory, Outcome, Trajectory
+from common.wire import WireError, decode, encode
 from replay.failures import Failure, Quarantined, cut_reason, read_failures
 from replay.keys import key, shard_name
 from replay.ledger import Ledger, ledger_of
@@ -23,6 +23,7 @@ from replay.payloads import Entry, LostPayload, Payloads, Unusable, sender_of
 from replay.sampler import ONCE, ClaimOrder, Reuse
 from replay.ticket import Group, Ticket, decode_ticket
 from replay.verbs import BATCH_GROUPS, LEARNERS, NO_STEP, Verbs, in_batches
+from replay.verdict import Verdict, with_verdict
 
 REQUEST_TTL_S = 1000  # a repeated request for an epoch is recognised for this long; no network delays one longer
 
@@ -67,8 +68,8 @@ class LearnerBuffer:
 
         Ids at or below the highest one ever opened are skipped.
         """
-        rows = [(ticket.group_id, ticket.num_members, encode(ticket)) for ticket in tickets]
-        group_ids = [group_id for group_id, _, _ in rows]
+        rows = [(ticket.group_id, ticket.num_members, encode(ticket), int(ticket.is_judged)) for ticket in tickets]
+        group_ids = [group_id for group_id, *_ in rows]
         if group_ids != sorted(set(group_ids)):
             raise ValueError(f"tickets must be in rising order of group_id, got {group_ids}; sort them")
         return sum(
@@ -159,23 +160,29 @@ class LearnerBuffer:
     def _read_groups(self, reply: list[Any]) -> list[Group]:
         """The claimed groups with their payloads; groups with a lost or an invalid payload are given up."""
         rows = [found for found in map(self._read_row, reply) if found is not None]
-        entries = [Entry(ticket, *member) for ticket, _, records in rows for member in enumerate(records)]
+        entries = [Entry(ticket, *member) for ticket, _, _, records in rows for member in enumerate(records)]
         stored = iter(self._payloads.read("blob", entries, outcome=Outcome.POLICY))
         groups = []
-        for ticket, num_uses, records in rows:
+        for ticket, num_uses, verdict, records in rows:
             members = list(itertools.islice(stored, len(records)))
             trajectories = [member for member in members if isinstance(member, Trajectory)]
-            if len(trajectories) == len(members):
-                groups.append(Group(ticket=ticket, num_uses=num_uses, trajectories=trajectories))
-            else:
+            if len(trajectories) < len(members):
                 self._give_up(ticket.group_id, members, records)
+                continue
+            if ticket.is_judged:
+                try:
+                    trajectories = with_verdict(trajectories, decode(Verdict, verdict or b""))
+                except (WireError, InvalidTrajectory) as error:
+                    self._quarantine(ticket.group_id, None, None, f"its verdict cannot be used: {error}")
+                    continue
+            groups.append(Group(ticket=ticket, num_uses=num_uses, trajectories=trajectories))
         return groups
 
-    def _read_row(self, row: list[Any]) -> tuple[Ticket, int, list[bytes]] | None:
-        """(ticket, uses, records) of a claimed group; None if its ticket is unreadable, and then it is dropped."""
-        group_id, frame, num_uses, *records = row
+    def _read_row(self, row: list[Any]) -> tuple[Ticket, int, bytes | None, list[bytes]] | None:
+        """(ticket, uses, verdict, records) of a claimed group; None if its ticket is unreadable: then it is dropped."""
+        group_id, frame, num_uses, verdict, *records = row
         try:
-            return decode_ticket(frame, int(group_id), num_members=len(records)), num_uses, records
+            return decode_ticket(frame, int(group_id), num_members=len(records)), num_uses, verdict, records
         except WireError as error:
             log.error(
                 "group %d under %s has an unreadable ticket, and is dropped: %s", int(group_id), self._base, error
@@ -189,8 +196,10 @@ class LearnerBuffer:
         if isinstance(why, LostPayload):
             self.drop([group_id], "lost_payload")
             return
-        reason = cut_reason(str(why))
-        poison = Quarantined(group_id=group_id, member=member, actor=sender_of(records[member]), reason=reason)
+        self._quarantine(group_id, member, sender_of(records[member]), str(why))
+
+    def _quarantine(self, group_id: int, member: int | None, actor: str | None, reason: str) -> None:
+        poison = Quarantined(group_id=group_id, member=member, actor=actor, reason=cut_reason(reason))
         self._verbs.quarantine(poison, last_step_made=self._last_step_made)
 
     def _books(self) -> Ledger:

@@ -1,6 +1,7 @@
 """The books of a stream: at any instant, every group and every trajectory is in exactly one account.
 
-    opened    = trained + sum(dropped by reason) + queued + leased + ready + claimed + quarantined    (groups)
+    opened    = trained + sum(dropped by reason) + queued + leased + judging + ready + claimed
+              + quarantined    (groups)
     inserted  = trained + sum(dropped by reason) + held                                               (trajectories)
     handed in = resumed + sum(discarded by reason) + held                                             (partials)
 
@@ -21,18 +22,19 @@ from replay.records import read_or_nothing
 
 _COUNT = re.compile(rb"\d{1,18}")
 REPEATED = "+repeated"  # ends the account of repeated tasks, beside that of their environment
-STATES = ("queued", "leased", "ready", "claimed", "quarantined")
+STATES = ("queued", "leased", "judging", "ready", "claimed", "quarantined")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ledger:
     """The counters at one instant."""
 
-    opened: int  # groups, like the next seven fields
+    opened: int  # groups, like the next eight fields
     trained: int
     dropped: dict[str, int]  # by reason
     queued: int
     leased: int
+    judging: int  # complete, and not judged yet; 0 without a judge of whole groups
     ready: int
     claimed: int
     quarantined: int
@@ -51,6 +53,8 @@ class Ledger:
     dedup_hits: int  # inserts and partials that were stored already
     fenced_inserts: int  # inserts and partials whose lease was lost
     expired_leases: int
+    expired_judgings: int  # leases of judges
+    fenced_verdicts: int  # verdicts whose lease was lost
     redone_members: int  # members whose attempt was repeated
     episodes: dict[str, int]  # trajectories inserted, by environment, repeats apart; like the next two fields
     successes: dict[str, int]  # those of them that solved their task

@@ -48,7 +48,7 @@ class ListedGroup:
     state: str
     opened_s: float  # since it was opened
     changed_s: float  # since it entered its state
-    holder: str  # the actor that leases it; "" if it is not leased
+    holder: str  # the actor or the judge that leases it; "" if it is not leased
     lease_left_s: float | None  # below 0 for a lease that expired and was not swept yet; None if it is not leased
     attempts: int  # the largest number of attempts that any member has started
     newest_policy_version: int | None  # None while no member is stored
@@ -147,8 +147,8 @@ def _listed(state: str, score: float, row: dict[str, bytes], now_s: float) -> Li
         state=state,
         opened_s=now_s - int(row["opened_ms"]) / 1000,
         changed_s=now_s - int(row["changed_ms"]) / 1000,
-        holder=row.get("actor", b"").decode(errors="replace") if state == "leased" else "",
-        lease_left_s=score / 1000 - now_s if state == "leased" else None,
+        holder=row.get("judge" if state == "judging" else "actor", b"").decode(errors="replace"),
+        lease_left_s=score / 1000 - now_s if state == "leased" or "judge" in row else None,
         attempts=max(attempts, default=0) + 1,
         newest_policy_version=int(row["newest_policy_version"]) if "newest_policy_version" in row else None,
         uses=[int(step) for step in row.get("uses", b"").decode().split(",") if step],

@@ -29,7 +29,7 @@ class PeopleBuffer:
         return self._verbs.quarantine(why)
 
     def requeue(self, group_ids: Iterable[int]) -> int:
-        """Queue groups again that are quarantined, leased, or ready and never used; return how many.
+        """Queue groups again that are quarantined, leased, judging, or ready and never used; return how many.
 
         Their members are dropped as `requeued`, their leases are lost, and their attempts are counted from 0 again.
         """

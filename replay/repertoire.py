@@ -8,11 +8,11 @@ import redis
 
 from common.patience import RedisAway
 from replay import scripts
-from replay.verbs import ACTORS, LEARNERS, PEOPLES
+from replay.verbs import ACTORS, JUDGES, LEARNERS, PEOPLES
 
 CHECK_EVERY_S = 1.0  # a restarted server has forgotten its scripts, and actors wait for them
 FILES = (
-    *(("prelude", "begin", verb) for verb in sorted({*LEARNERS, *ACTORS, *PEOPLES})),
+    *(("prelude", "begin", verb) for verb in sorted({*LEARNERS, *ACTORS, *JUDGES, *PEOPLES})),
     ("prelude", "audit"),
     ("prelude", "unnamed"),
     ("announce",),

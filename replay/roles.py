@@ -56,6 +56,7 @@ _ACTORS_STREAM_KEYS = (
     ":counters",
     ":queued",
     ":leased",
+    ":judging",
     ":ready",
     ":ready_by_version",
     ":ready_by_score",
@@ -89,7 +90,7 @@ class Role(enum.Enum):
     LEARNER = "learner"
     """`LearnerBuffer` and `PeopleBuffer`, and the publisher: everything on the run's own keys."""
     ACTOR = "actor"
-    """`ActorBuffer`, through scripts that the learner has loaded."""
+    """`ActorBuffer` and `JudgeBuffer`, through scripts that the learner has loaded."""
     VIEWER = "viewer"
     """Reads only."""
 

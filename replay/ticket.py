@@ -19,6 +19,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     min_policy_version: Annotated[int, msgspec.Meta(ge=-1, lt=10**14)]
     sampling: Sampling
     seed: int  # of the group; a member's seed is made of it, the member and the attempt
+    is_judged: bool = False  # a judge marks the whole group before it is ready
     is_repeat: bool = False  # of a task that was chosen by how earlier attempts at it ended
 
     def check_owns(self, trajectory: Trajectory, *, run_id: str, outcome: Outcome) -> None:

@@ -3,7 +3,7 @@
                                              claim, uses left
                                                    +--+
                                                    v  |
-    open --> queued --lease--> leased --finished--> ready --claim(step)--> claimed --settle(step)--> trained
+    open --> queued --lease--> leased --complete--> ready --claim(step)--> claimed --settle(step)--> trained
                ^                | |                 ^ |                    ^  |
                +--- release ----+ |                 +----- reopen(step) -------+
                +--- expired ------+                   |                    |
@@ -16,15 +16,19 @@
                |                  +--- more than MAX_QUARANTINED
                |                                 |
                +---- requeue -------------- quarantined  <--  poison, or a person's request, from any state
-                   (leased, ready too)
+                   (leased, judging, ready too)
+
+A group that a judge marks as a whole is `judging` between leased and ready. A judge leases it there, and its verdict
+makes the group ready. It waits again after the lease has expired or the judging has failed, and is dropped as
+`judge_failed` when it has no attempts left.
 
 A group that a model has learned from is never counted as dropped. It is retired instead: it becomes claimed for the
 step of its last use, and is settled with that step. A leased group may hold partials: the turns that a preempted actor
 handed in for a missing member. The next lease includes them.
 
 Each verb is one small Lua script. It runs whole or not at all, and it is idempotent: a client that lost the reply sends
-the same call again. All times are the server's. The learner, an actor and people have different verbs:
-`learner_buffer`, `actor_buffer`, `people_buffer`.
+the same call again. All times are the server's. The learner, an actor, a judge and people have different verbs:
+`learner_buffer`, `actor_buffer`, `judge_buffer`, `people_buffer`.
 
 Damage is a value that no verb writes: a key of another type, a counter that is not a number, a group without its hash.
 A learner repairs the books and continues. An actor may not repair, and waits until the learner has done it.
@@ -57,6 +61,7 @@ LEARNERS = (
     "repair",
 )
 ACTORS = ("lease", "heartbeat", "insert", "hand_in", "discard", "condemn", "fail", "release")
+JUDGES = ("lease_judging", "renew_judging", "judged", "fail_judging", "release_judging")
 PEOPLES = ("quarantine", "requeue", "repair")
 BATCH_GROUPS = 256  # the most that one run of a script opens, drops, settles or reopens: other clients wait meanwhile
 MAX_QUARANTINED = 16
@@ -68,7 +73,7 @@ T = TypeVar("T")
 
 
 class Verbs:
-    """The verbs of one kind of client on one stream. `epoch` is the calling learner's; 0 for actors and people."""
+    """The verbs of one kind of client on one stream. `epoch` is the calling learner's, else 0."""
 
     def __init__(self, client: redis.Redis, run_id: str, base: str, names: Sequence[str]) -> None:
         self.epoch = 0

@@ -21,16 +21,18 @@ from common.wire import SCHEMA
 from replay.actor_buffer import ActorBuffer
 from replay.audit import audit
 from replay.failures import Quarantined, read_quarantined
+from replay.judge_buffer import JudgeBuffer, Judging
 from replay.keys import key, shard_name
 from replay.learner_buffer import LearnerBuffer
 from replay.people_buffer import PeopleBuffer
 from replay.ticket import Group, InsertResult, Lease, Ticket
+from replay.verdict import Marks, Verdict
 
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=8)
 
 
 class Views:
-    """The buffer of one stream as its learner, an actor and people use it, for a test that plays every part."""
+    """The buffer of one stream as its learner, an actor, a judge and people use it, for tests of all of them."""
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class Views:
         self.base = key(shard_name(run_id, shard), stream)
         self.learner = LearnerBuffer(client, run_id, replay, vocab_size=vocab_size, stream=stream, shard=shard)
         self.actor = ActorBuffer(client, run_id, replay, vocab_size=vocab_size, stream=stream, shard=shard)
+        self.judge = JudgeBuffer(client, run_id, replay, vocab_size=vocab_size, stream=stream, shard=shard)
         self.people = PeopleBuffer(client, run_id, stream=stream, shard=shard)
         self._stream = (shard_name(run_id, shard), stream)
 
@@ -73,7 +76,9 @@ def make_buffer(
     return Views(client, run_id, replay, vocab_size=100, stream=stream, shard=shard)
 
 
-def ticket(group_id: int, *, num_members: int = 2, min_policy_version: int = 0, env: str = "shop") -> Ticket:
+def ticket(
+    group_id: int, *, num_members: int = 2, min_policy_version: int = 0, env: str = "shop", is_judged: bool = False
+) -> Ticket:
     return Ticket(
         group_id=group_id,
         task=Task(env=env, split="train", index=group_id),
@@ -81,6 +86,7 @@ def ticket(group_id: int, *, num_members: int = 2, min_policy_version: int = 0, 
         min_policy_version=min_policy_version,
         sampling=SAMPLING,
         seed=7,
+        is_judged=is_judged,
     )
 
 
@@ -126,6 +132,7 @@ def attempt_at(
         score=1.0,
         success=True,
         part_values={},
+        shown="",
         sampling=lease.ticket.sampling,
         started_at_s=1.7e9,
         duration_s=0.1,
@@ -165,6 +172,12 @@ def make_ready(buffer: Views, run_id: str, *group_ids: int, policy_version: int 
 
 def ids(groups: list[Group]) -> list[int]:
     return [group.ticket.group_id for group in groups]
+
+
+def verdict_on(judging: Judging, *marks: float, judge: str = "j") -> Verdict:
+    """A verdict with a mark for each member, 0.5 without `marks`, which counts double."""
+    numbers = marks or [0.5] * len(judging.trajectories)
+    return Verdict(judge=judge, members=[Marks(values={"liked": x}, rewards={"liked": 2 * x}) for x in numbers])
 
 
 def stored_keys(client: redis.Redis, run_id: str, kind: str) -> list[bytes]:

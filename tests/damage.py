@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import redis
@@ -21,12 +21,14 @@ from replay.audit import audit
 from replay.bulletin import Acknowledgement, Bulletin
 from replay.failures import Failure, read_failures, read_quarantined
 from replay.fleet import Fleet, RunState, UnknownRun
+from replay.judge_buffer import JudgeBuffer
 from replay.keys import FencedOut, RunForgotten, key
 from replay.learner_buffer import LearnerBuffer
 from replay.ledger import read_ledger
 from replay.listing import find_group, list_groups
 from replay.people_buffer import PeopleBuffer
-from tests.attempts import attempt_at, earning, make_buffer, partial_of, ticket
+from replay.verdict import Marks, Verdict
+from tests.attempts import attempt_at, earning, make_buffer, partial_of, ticket, verdict_on
 from tests.every_verb import FACTS, GROUP, MEMBER, RELAY
 from tools.view import View
 
@@ -48,7 +50,7 @@ Command = tuple[str | bytes | float, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """A run of every state: trained, claimed, ready, leased with a partial, queued, quarantined."""
+    """A run of every state: trained, claimed, ready (judged), judging, leased with a partial, queued, quarantined."""
 
     client: redis.Redis
     impatient: redis.Redis  # whose calls do not wait
@@ -80,12 +82,14 @@ def make_scene(client: redis.Redis, impatient: redis.Redis, run_id: str, folder:
     bulletin.seal(1, GROUP)
     bulletin.announce_relay(RELAY, ttl_s=600)
     bulletin.blame(RELAY.endpoint)
-    buffer.learner.open([ticket(group_id) for group_id in range(NUM_GROUPS)])
+    buffer.learner.open([ticket(group_id, is_judged=group_id in (2, 3)) for group_id in range(NUM_GROUPS)])
     for _ in range(4):
         play(buffer.actor, run_id)
     buffer.learner.claim(1, 1, policy_version=0, max_lag=0)
     buffer.learner.settle(1)
     buffer.learner.claim(2, 1, policy_version=0, max_lag=0)
+    judge(buffer.judge)
+    assert buffer.judge.lease("j") is not None
     lease = buffer.actor.lease("b")
     assert lease is not None
     assert buffer.actor.fail(lease, 0, attempt=0, outcome=Outcome.ENV_FAILURE, reason="it broke") == 1
@@ -104,6 +108,13 @@ def play(actor: ActorBuffer, run_id: str) -> None:
         return
     for member in lease.missing:
         actor.insert(lease, earning(attempt_at(lease, member, run_id=run_id, policy_version=9), float(member)))
+
+
+def judge(buffer: JudgeBuffer) -> None:
+    """What a judge does with one group, if one waits."""
+    judging = buffer.lease("j")
+    if judging is not None:
+        buffer.store(judging, verdict_on(judging))
 
 
 def offer(version: int, *, epoch: int = 1) -> Offer:
@@ -144,7 +155,7 @@ def everyone_goes_on(scene: Scene, learner: LearnerBuffer, shutdown: Shutdown) -
     """What every process of the run does next; whatever they raise that they may not raise, ends the test."""
     viewers_go_on(scene)
     time_passes(scene)
-    an_actor_looks_in(scene)
+    an_actor_and_a_judge_look_in(scene)
     learner = a_learner_steps(scene, learner, shutdown)
     an_actor_works(scene)
     assert read_ledger(scene.client, scene.run_id).balanced
@@ -174,20 +185,24 @@ def viewers_go_on(scene: Scene) -> None:
 
 def time_passes(scene: Scene) -> None:
     """Every lease has expired."""
-    leased = key(scene.run_id, "train", "leased")
-    if scene.client.type(leased) == b"zset":
+    for leased in (key(scene.run_id, "train", state) for state in ("leased", "judging")):
+        if scene.client.type(leased) != b"zset":
+            continue
         found: Any = scene.client.zrange(leased, 0, -1, withscores=True)
         for group_id, score in found:
             if score < 1e15:
                 scene.client.zadd(leased, {group_id: 1})
 
 
-def an_actor_looks_in(scene: Scene) -> None:
-    """It works, or it waits for the learner and says so."""
-    try:
-        play(make_buffer(scene.impatient, scene.run_id).actor, scene.run_id)
-    except redis.ConnectionError as error:
-        assert "waiting for the learner to repair them" in str(error)
+def an_actor_and_a_judge_look_in(scene: Scene) -> None:
+    """Each works, or it waits for the learner and says so."""
+    buffer = make_buffer(scene.impatient, scene.run_id)
+    works: list[Callable[[], None]] = [lambda: play(buffer.actor, scene.run_id), lambda: judge(buffer.judge)]
+    for work in works:
+        try:
+            work()
+        except redis.ConnectionError as error:
+            assert "waiting for the learner to repair them" in str(error)
 
 
 def a_learner_steps(scene: Scene, learner: LearnerBuffer, shutdown: Shutdown) -> LearnerBuffer:
@@ -213,10 +228,15 @@ def step(scene: Scene, learner: LearnerBuffer, shutdown: Shutdown) -> None:
             "sampling.max_turn_tokens=8",
         ],
     )
-    actor = make_buffer(scene.client, scene.run_id).actor
+    buffer = make_buffer(scene.client, scene.run_id)
     learner.settle(2)
     learner.reopen(2)
-    supply = Supply(learner, config, first_group_id=NUM_GROUPS, sleep=lambda _: play(actor, scene.run_id))
+
+    def others_work(_: float) -> None:
+        play(buffer.actor, scene.run_id)
+        judge(buffer.judge)
+
+    supply = Supply(learner, config, first_group_id=NUM_GROUPS, sleep=others_work)
     batch = supply.next_batch(3, policy_version=9, published_version=9, shutdown=shutdown)
     assert batch is not None and len(batch.groups) == 2
     learner.settle(3)
@@ -257,12 +277,14 @@ Argument = bytes | str | int
 
 
 def honest_calls(scene: Scene) -> dict[str, tuple[list[str], list[Argument]]]:
-    """(keys, arguments) of a call of each of an actor's verbs, by who leases a group of the scene."""
+    """(keys, arguments) of a call of each verb of an actor or a judge, by who leases a group of the scene."""
     base, group_id = key(scene.run_id, "train"), 4
     fence: Any = scene.client.hget(f"{base}:group:{group_id}", "fence")
     at, record = f"{group_id}:0:1:{int(fence)}", f"1:{int(fence)}:0:7:5:1:100:b"
     failure = encode(Failure(group_id=group_id, member=0, attempt=1, outcome="env_failure", reason="why"))
     others = [base, f"{base}:counters"]
+    judged_id, judge_fence = 3, int(cast(Any, scene.client.hget(f"{base}:group:3", "judge_fence")))
+    verdict = encode(Verdict(judge="j", members=[Marks(values={"liked": 0.5}, rewards={"liked": 0.5})] * 2))
     return {
         "lease": (others, ["b", "request", 60_000]),
         "heartbeat": (others, ["b", 60_000, group_id, int(fence)]),
@@ -272,6 +294,11 @@ def honest_calls(scene: Scene) -> dict[str, tuple[list[str], list[Argument]]]:
         "condemn": (others, [group_id, int(fence)]),
         "fail": (others, [group_id, 0, 1, int(fence), "env_failure", failure]),
         "release": (others, [group_id, int(fence)]),
+        "lease_judging": (others, ["j", "request", 60_000]),
+        "renew_judging": (others, ["j", 60_000, judged_id, judge_fence]),
+        "judged": (others, [judged_id, judge_fence, verdict]),
+        "fail_judging": (others, [judged_id, judge_fence, 0, failure]),
+        "release_judging": (others, [judged_id, judge_fence]),
     }
 
 

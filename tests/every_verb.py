@@ -16,7 +16,7 @@ from replay.ledger import read_ledger
 from replay.listing import find_group, list_groups
 from replay.rendezvous import Rendezvous
 from replay.ticket import InsertResult, Lease
-from tests.attempts import attempt_at, make_buffer, partial_of, ticket
+from tests.attempts import attempt_at, make_buffer, partial_of, ticket, verdict_on
 
 FACTS = RunFacts(
     config_yaml="", model_path="/models/tiny", model_files=[], own_modules={}, vocab_size=100, tokenizer_root="root"
@@ -86,9 +86,18 @@ def play_every_verb(run_id: str, *, learner: redis.Redis, actor: redis.Redis, vi
     meet(learner, actor, Bulletin(actor, run_id).rendezvous_key(1))
     relay_and_find(Bulletin(actor, run_id), Bulletin(viewer, run_id))
 
-    assert books.open([ticket(group_id) for group_id in range(4)]) == 4
+    judge = make_buffer(actor, run_id).judge
+    assert books.open([ticket(group_id, is_judged=group_id == 0) for group_id in range(4)]) == 4
     for _ in range(2):
         play(played.lease("a"), played, run_id)
+    for _ in range(2):
+        judging = judge.lease("j")
+        assert judging is not None and judge.renew("j", [judging]) == {0}
+        judge.release(judging)
+    judging = judge.lease("j")
+    assert judging is not None and judge.fail(judging, wait_s=0, reason="no answer")
+    judging = judge.lease("j")
+    assert judging is not None and judge.store(judging, verdict_on(judging)) is InsertResult.STORED
     trained, dropped = books.claim(1, 2, policy_version=0, max_lag=0)
     books.drop([dropped.ticket.group_id], "zero_variance")
     assert books.reopen(0) == 1
@@ -105,7 +114,7 @@ def play_every_verb(run_id: str, *, learner: redis.Redis, actor: redis.Redis, vi
     assert person.quarantine(resumed.ticket.group_id, "to be looked at")
     assert len(read_quarantined(viewer, base)) == 1
     assert person.requeue([resumed.ticket.group_id]) == 1
-    assert len(books.failures()) == len(read_failures(viewer, base)) == 1
+    assert len(books.failures()) == len(read_failures(viewer, base)) == 2
     assert [group.group_id for group in list_groups(viewer, run_id)] == [2, 3]
     queued = find_group(viewer, run_id, 3)
     assert queued is not None and queued.state == "queued"

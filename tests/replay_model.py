@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 
-from replay.ledger import Ledger
+from replay.ledger import STATES, Ledger
 from replay.sampler import ClaimOrder, Reuse
 from replay.ticket import InsertResult
 
@@ -27,6 +27,10 @@ class ModelGroup:
     score: float = float("inf")
     poisoned: bool = False
     set_aside: int = 0  # the order of it
+    is_judged: bool = False
+    judge_fence: int = 0  # of the judge's lease
+    num_judgings: int = 0  # in vain
+    verdict_fence: int = 0
 
     def missing(self) -> dict[int, int]:
         return {member: self.attempts[member] for member in range(self.num_members) if member not in self.stored}
@@ -50,6 +54,7 @@ class Model:
         self.failed: Counter[str] = Counter()
         self.last_step_made = NO_STEP  # as the newest learner knows
         self.num_set_aside = 0
+        self.expired_judgings: list[int] = []  # in the order of their deadlines; not noticed yet
 
     def in_state(self, *states: str) -> list[int]:
         return sorted(group_id for group_id, group in self.groups.items() if group.state in states)
@@ -76,7 +81,7 @@ class Model:
             tokens={account: 4 * number for account, number in self.work.items() if number},
             turns={account: number for account, number in self.work.items() if number},
             duration_ms={account: 100 * number for account, number in self.work.items() if number},
-            **{state: in_state[state] for state in ("queued", "leased", "ready", "claimed", "quarantined")},
+            **{state: in_state[state] for state in STATES},
             **{
                 name: self.counts[name]
                 for name in (
@@ -91,6 +96,8 @@ class Model:
                     "partials_resumed",
                     "fenced_inserts",
                     "expired_leases",
+                    "expired_judgings",
+                    "fenced_verdicts",
                     "redone_members",
                 )
             },
@@ -125,10 +132,15 @@ class Model:
             self.discarded["superseded"] += 1
         elif partial is not None:
             self.counts["partials_resumed"] += 1
-        if not group.missing():
-            self.counts["finished"] += 1
-            group.state, group.finished = "ready", self.counts["finished"]
+        if not group.missing() and group.is_judged:
+            group.state = "judging"
+        elif not group.missing():
+            self._finish(group)
         return self._counted("inserted", InsertResult.STORED)
+
+    def _finish(self, group: ModelGroup) -> None:
+        self.counts["finished"] += 1
+        group.state, group.finished = "ready", self.counts["finished"]
 
     def hand_in(self, group_id: int, member: int, attempt: int, fence: int) -> InsertResult:
         group = self.groups.get(group_id)
@@ -177,14 +189,67 @@ class Model:
             if max(group.missing().values()) >= self.max_attempts:
                 self._close(group_id, "lease_expired")
 
+    # --- Judges.
+
+    def lease_judging(self, fence: int) -> list[int]:
+        """The groups of which one is leased: call `begin_judging` for it. Groups of expired leases come first."""
+        expired, self.expired_judgings = self.expired_judgings, []
+        for place, group_id in enumerate(expired):
+            if self.judged_by(group_id):
+                self.counts["expired_judgings"] += 1
+                if self._judged_in_vain(group_id):
+                    self.expired_judgings = expired[place + 1 :]
+                    return [group_id]
+        return [group_id for group_id in self.in_state("judging") if not self.groups[group_id].judge_fence]
+
+    def begin_judging(self, group_id: int, fence: int) -> None:
+        self.groups[group_id].judge_fence = fence
+
+    def judged_by(self, group_id: int) -> int:
+        """The fence of the judge that leases a group; 0 if none does."""
+        group = self.groups.get(group_id)
+        return group.judge_fence if group is not None and group.state == "judging" else 0
+
+    def judges(self, group_id: int, fence: int) -> bool:
+        return self.judged_by(group_id) == fence
+
+    def judged(self, group_id: int, fence: int) -> InsertResult:
+        group = self.groups.get(group_id)
+        if group is not None and group.verdict_fence == fence:
+            return self._counted("dedup_hits", InsertResult.DUPLICATE)
+        if group is None or not self.judges(group_id, fence):
+            return self._counted("fenced_verdicts", InsertResult.FENCED)
+        group.verdict_fence, group.judge_fence = fence, 0
+        self._finish(group)
+        return InsertResult.STORED
+
+    def fail_judging(self, group_id: int, fence: int) -> bool:
+        if not self.judges(group_id, fence):
+            return False
+        self.failed["judge_failed"] += 1
+        return self._judged_in_vain(group_id)
+
+    def release_judging(self, group_id: int, fence: int) -> None:
+        if self.judges(group_id, fence):
+            self.groups[group_id].judge_fence = 0
+
+    def _judged_in_vain(self, group_id: int) -> bool:
+        group = self.groups[group_id]
+        group.judge_fence = 0
+        group.num_judgings += 1
+        if group.num_judgings == self.max_attempts:
+            self._close(group_id, "judge_failed")
+            return False
+        return True
+
     # --- Learners.
 
-    def open(self, num_groups: int, num_members: int) -> range:
+    def open(self, num_groups: int, num_members: int, *, is_judged: bool = False) -> range:
         """The ids of the new groups."""
         first = self.counts["opened"]
         self.counts["opened"] += num_groups
         for group_id in range(first, first + num_groups):
-            self.groups[group_id] = ModelGroup(num_members=num_members)
+            self.groups[group_id] = ModelGroup(num_members=num_members, is_judged=is_judged)
         return range(first, first + num_groups)
 
     def claim(
@@ -281,12 +346,12 @@ class Model:
         num_requeued = 0
         for group_id in group_ids:
             group = self.groups.get(group_id)
-            if group is None or group.state not in ("quarantined", "leased", "ready") or group.uses:
+            if group is None or group.state not in ("quarantined", "leased", "judging", "ready") or group.uses:
                 continue
             self.dropped_trajectories["requeued"] += len(group.stored)
             self.work["dropped:requeued"] += len(group.stored)
             self._discard_all(group, "requeued")
-            self.groups[group_id] = ModelGroup(num_members=group.num_members)
+            self.groups[group_id] = ModelGroup(num_members=group.num_members, is_judged=group.is_judged)
             num_requeued += 1
         return num_requeued
 

@@ -62,6 +62,10 @@ class ScriptedJudge:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
 
+    def answer_by(self, answer: Callable[[dict[str, Any], int], Reply | None]) -> None:
+        """Answer differently from now on."""
+        self._answer = answer
+
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()

@@ -86,6 +86,7 @@ def spoken(
         score=min(1.0, max(0.0, reward)),
         success=reward > 0.5,
         part_values={},
+        shown="",
         sampling=SAMPLING,
         started_at_s=1.7e9,
         duration_s=0.5,

@@ -131,6 +131,12 @@ def test_a_dry_run_says_what_would_be_started_and_starts_nothing(
     said = capsys.readouterr().out
     assert [line.split(":")[0] for line in said.splitlines()] == ["redis", "GPUs", "learner", "actors", "tensorboard"]
     assert "redis: a server of its own" in said
+    judge = "{part: judge, url: 'http://127.0.0.1:1/v1', model: m, compare: listwise, rubric: "
+    judge += "{text: x, scale: [0, 1], criteria: {a: b}}}"
+    assert main(["up", "run.name=dry", "--dry-run", f"run.root={tmp_path}", f"env.rewards.better={judge}"]) == 0
+    said = capsys.readouterr().out
+    started = [line.split(":")[0] for line in said.splitlines()]
+    assert started == ["redis", "GPUs", "learner", "actors", "judge", "tensorboard"]
     assert list(tmp_path.iterdir()) == []
 
 

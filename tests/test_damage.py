@@ -15,7 +15,7 @@ from common.connection import connect
 from common.shutdown import Shutdown
 from replay import scripts
 from replay.keys import key
-from replay.verbs import ACTORS
+from replay.verbs import ACTORS, JUDGES
 from tests.attempts import make_buffer
 from tests.damage import Scene, damages, everyone_goes_on, honest_calls, lies, make_scene
 
@@ -32,6 +32,7 @@ KEYS = [
     "train:counters",
     "train:queued",
     "train:leased",
+    "train:judging",
     "train:ready",
     "train:ready_by_version",
     "train:ready_by_score",
@@ -101,10 +102,10 @@ def test_everyone_goes_on_after_any_damage_to_a_key(pattern: str, scene: Scene, 
             raise
 
 
-def test_nothing_that_an_actor_says_stops_anybody_else(scene: Scene, shutdown: Shutdown) -> None:
+def test_nothing_that_an_actor_or_a_judge_says_stops_anybody_else(scene: Scene, shutdown: Shutdown) -> None:
     """Its payload is there, and one argument of a verb of its own is a lie."""
     told = list(lies(scene))
-    assert {verb for _, verb, _, _ in told} == set(ACTORS)
+    assert {verb for _, verb, _, _ in told} == {*ACTORS, *JUDGES}
     for what, verb, keys, arguments in random.Random(4).sample(told, min(len(told), 12 * NUM_DAMAGES)):
         scene.restore()
         learner = make_buffer(scene.client, scene.run_id).learner

@@ -216,10 +216,35 @@ def test_a_spent_budget_fails_the_attempt_and_names_the_key(serve: Serve, budget
     marked(judge, episode_of(turn_of("one")))
     marked(judge, episode_of(turn_of("two")))
     (name,) = budget
-    with pytest.raises(EnvError, match=f"the budget of this actor is spent: {name} is"):
+    with pytest.raises(EnvError, match=f"the budget of this process is spent: {name} is"):
         marked(judge, episode_of(turn_of("three")))
     assert marked(judge, episode_of(turn_of("one"))) == 0.75, "the cache costs nothing"
     assert len(server.requests) == 2
+
+
+def test_a_budget_in_money_counts_prompts_and_answers_by_their_prices(serve: Serve) -> None:
+    """A request costs (1000 * 2 + 100 * 10) / 10^6 = 0.003."""
+    usage = {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100}
+    body = {"choices": [{"message": {"content": '{"clear": 5, "right": 10}'}}], "usage": usage}
+    server = serve(lambda request, number: (200, {}, json.dumps(body).encode()))
+    judge = judge_at(server.url, max_cost=0.005, input_price=2, output_price=10)
+    marked(judge, episode_of(turn_of("one")))
+    assert judge.client.cost == pytest.approx(0.003)
+    marked(judge, episode_of(turn_of("two")))
+    with pytest.raises(
+        EnvError, match=r"the budget of this process is spent: max_cost is 0.005, and it has used 0.006"
+    ):
+        marked(judge, episode_of(turn_of("three")))
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("budget", [{"max_cost": 1, "input_price": 1}, {"max_total_tokens": 5}])
+def test_a_server_that_does_not_report_what_was_used_cannot_keep_a_budget(serve: Serve, budget: dict[str, int]) -> None:
+    body = json.dumps({"choices": [{"message": {"content": '{"clear": 5, "right": 10}'}}]}).encode()
+    server = serve(lambda request, number: (200, {}, body))
+    with pytest.raises(EnvError, match="reports no `usage`, so the budget cannot be kept; limit max_requests instead"):
+        marked(judge_at(server.url, **budget))
+    assert marked(judge_at(server.url)) == 0.75
 
 
 def test_the_key_is_sent_and_never_shown(
@@ -270,6 +295,8 @@ def test_a_long_episode_is_cut_in_its_middle(serve: Serve) -> None:
         ({"rubric": RUBRIC | {"criteria": {"a": {"text": "x", "weight": 0}}}}, "each with a weight above 0"),
         ({"max_concurrent": 0}, "`env.rewards.judge.max_concurrent` must be a whole number >= 1, got 0"),
         ({"timeout_s": -1}, "`env.rewards.judge.timeout_s` must be > 0, got -1"),
+        ({"max_cost": 1}, "`env.rewards.judge.max_cost` must be 0 without input_price and output_price, got 1"),
+        ({"max_cost": -1}, "`env.rewards.judge.max_cost` must be >= 0, got -1"),
         ({"columns": "answer"}, "`env.rewards.judge.columns` must be a list of names, got 'answer'"),
         ({"request": {"model": "other"}}, "`env.rewards.judge.request` must be fields of a request, without model"),
         ({"key_env": "A", "key_file": "b"}, "must be at most one name"),

@@ -25,13 +25,14 @@ from common.trajectory import Outcome
 from replay import scripts
 from replay.audit import audit
 from replay.bulk import Bulk
+from replay.judge_buffer import Judging
 from replay.keys import FencedOut, key
 from replay.learner_buffer import LearnerBuffer
 from replay.ledger import read_ledger
 from replay.sampler import ClaimOrder, Reuse
 from replay.server import start_server
 from replay.ticket import InsertResult, Lease
-from tests.attempts import Views, attempt_at, make_buffer, partial_of, ticket
+from tests.attempts import Views, attempt_at, make_buffer, partial_of, ticket, verdict_on
 from tests.replay_model import Model
 
 NUM_EXAMPLES = int(os.environ.get("SLIPSTREAM_LEDGER_EXAMPLES", "300"))
@@ -46,6 +47,18 @@ ZOMBIE_VERBS: dict[str, Callable[[LearnerBuffer], Any]] = {
     "reopen": lambda zombie: zombie.reopen(0),
 }
 VERSIONS = st.lists(st.integers(0, 6), min_size=1, max_size=3).map(tuple)  # of the members of a group
+LATE_VERBS = [
+    "acquire_epoch",
+    "claim",
+    "claim",
+    "drop",
+    "fail",
+    "fail_judging",
+    "lease",
+    "lease_judging",
+    "open",
+    "release_judging",
+]
 FAILURES = (Outcome.ENV_FAILURE, Outcome.REPLAY_MISMATCH)
 
 
@@ -93,10 +106,12 @@ class Books(RuleBasedStateMachine):
         self.run_id = "books"
         self.learner, self.zombie = self.new_learner(), self.new_learner()
         views = self.views()
-        self.actor, self.person = views.actor, views.people
+        self.actor, self.judge, self.person = views.actor, views.judge, views.people
+        self.num_fences = 0  # given out
         self.num_epochs = self.learner.acquire_epoch()
         self.step = self.settled_step = 0
         self.leases: list[tuple[str, Lease]] = []  # every lease ever given, zombies included
+        self.judgings: list[tuple[str, Judging]] = []  # the same of judges
 
     def views(self) -> Views:
         return make_buffer(self.client, self.run_id, max_attempts=MAX_ATTEMPTS)
@@ -139,10 +154,10 @@ class Books(RuleBasedStateMachine):
 
     # --- Learners.
 
-    @rule(num_groups=st.integers(1, 3), num_members=st.integers(1, 3), lost=st.booleans())
-    def open(self, num_groups: int, num_members: int, lost: bool) -> None:
-        ids = self.model.open(num_groups, num_members)
-        tickets = [ticket(group_id, num_members=num_members) for group_id in ids]
+    @rule(num_groups=st.integers(1, 3), num_members=st.integers(1, 3), is_judged=st.booleans(), lost=st.booleans())
+    def open(self, num_groups: int, num_members: int, lost: bool, is_judged: bool = False) -> None:
+        ids = self.model.open(num_groups, num_members, is_judged=is_judged)
+        tickets = [ticket(group_id, num_members=num_members, is_judged=is_judged) for group_id in ids]
         assert self.losing(lost, lambda: self.learner.open(tickets)) == (0 if lost else num_groups)
 
     @rule(lost=st.booleans())
@@ -206,6 +221,8 @@ class Books(RuleBasedStateMachine):
             model = self.model.groups[group.ticket.group_id]
             assert {t.member: t.attempt for t in group.trajectories} == {m: a for m, (a, _) in model.stored.items()}
             assert group.num_uses == len(model.uses)
+            marks = [t.part_values.get("liked") for t in group.trajectories]
+            assert marks == [float(m) if model.is_judged else None for m in range(len(marks))]
 
     @rule(orders=st.lists(st.sampled_from(ClaimOrder), min_size=2, max_size=4), settled=st.booleans())
     def train(self, orders: list[ClaimOrder], settled: bool) -> None:
@@ -245,7 +262,7 @@ class Books(RuleBasedStateMachine):
         num_trained = self.model.settle(self.settled_step)
         assert self.losing(lost, lambda: self.learner.settle(self.settled_step)) == (0 if lost else num_trained)
 
-    @rule(data=st.data(), verb=st.sampled_from(["acquire_epoch", "claim", "claim", "drop", "fail", "lease", "open"]))
+    @rule(data=st.data(), verb=st.sampled_from(LATE_VERBS))
     @precondition(lambda self: self.client.answered)
     def deliver_late(self, data: st.DataObject, verb: str) -> None:
         """A copy of a call from long ago arrives, and nothing comes of it."""
@@ -276,16 +293,22 @@ class Books(RuleBasedStateMachine):
     @precondition(lambda self: self.model.in_state("queued"))
     def lease(self, actor: str, lost: bool) -> None:
         lease = self.losing(lost, lambda: self.actor.lease(actor))
-        group_id = self.model.lease(len(self.leases) + 1)
+        group_id = self.model.lease(self.num_fences + 1)
         if group_id is None:
             assert lease is None
             return
-        assert lease is not None and (lease.ticket.group_id, lease.fence) == (group_id, len(self.leases) + 1)
+        self.num_fences += 1
+        assert lease is not None and (lease.ticket.group_id, lease.fence) == (group_id, self.num_fences)
         group = self.model.groups[group_id]
         assert lease.missing == group.missing()
         partials = {member: partial.attempt for member, partial in lease.partials.items()}
         assert partials == {member: attempt for member, (attempt, _) in group.partials.items()}
         self.leases.append((actor, lease))
+
+    def lease_of(self, group_id: int) -> tuple[str, Lease]:
+        """The lease that holds a group, and its actor."""
+        fence = self.model.groups[group_id].fence
+        return next(pair for pair in self.leases if pair[1].fence == fence)
 
     def draw_lease(self, data: st.DataObject) -> tuple[str, Lease, int]:
         """A lease that somebody was given some time, and one of its members."""
@@ -310,7 +333,7 @@ class Books(RuleBasedStateMachine):
         """Random single inserts seldom finish a group, and the learner needs finished ones."""
         group_id, *_ = self.draw_groups(data, "leased")
         group = self.model.groups[group_id]
-        actor, lease = self.leases[group.fence - 1]
+        actor, lease = self.lease_of(group_id)
         lease = msgspec.structs.replace(lease, missing=group.missing())
         for member in lease.missing:
             trajectory = attempt_at(lease, member, run_id=self.run_id, policy_version=policy_version, actor=actor)
@@ -347,7 +370,7 @@ class Books(RuleBasedStateMachine):
         """An actor leaves: it hands in what it has and gives the rest back."""
         group_id, *_ = self.draw_groups(data, "leased")
         group = self.model.groups[group_id]
-        _, lease = self.leases[group.fence - 1]
+        _, lease = self.lease_of(group_id)
         lease = msgspec.structs.replace(lease, missing=group.missing())
         for member, attempt in lease.missing.items():
             expected = self.model.hand_in(group_id, member, attempt, lease.fence)
@@ -387,7 +410,7 @@ class Books(RuleBasedStateMachine):
         """Deadlines pass; the next heartbeat, lease or claim notices, and an actor that beats first keeps its own."""
         late = self.model.in_state("leased") if everyone else self.draw_groups(data, "leased")
         self.client.zadd(key(self.run_id, "train", "leased"), dict.fromkeys(map(str, late), 1))
-        saved = {group_id for group_id in late if self.leases[self.model.groups[group_id].fence - 1][0] == noticed_by}
+        saved = {group_id for group_id in late if self.lease_of(group_id)[0] == noticed_by}
         self.model.expire([group_id for group_id in late if group_id not in saved])
         match noticed_by:
             case "lease":
@@ -399,6 +422,82 @@ class Books(RuleBasedStateMachine):
             case _:
                 mine = [lease for owner, lease in self.leases if owner == noticed_by]
                 assert saved <= self.actor.heartbeat(noticed_by, mine)
+
+    # --- Judges.
+
+    @rule(num_members=st.integers(1, 3), policy_version=st.integers(0, 6))
+    def produce_for_a_judge(self, num_members: int, policy_version: int) -> None:
+        while self.model.in_state("queued"):
+            self.lease("b", lost=False)
+        self.open(1, num_members, lost=False, is_judged=True)
+        self.lease("c", lost=False)
+        _, lease = self.leases[-1]
+        for member in lease.missing:
+            trajectory = attempt_at(lease, member, run_id=self.run_id, policy_version=policy_version)
+            assert self.actor.insert(lease, trajectory) is InsertResult.STORED
+            self.model.insert(trajectory.group_id, member, 0, lease.fence, policy_version)
+        assert lease.ticket.group_id in self.model.in_state("judging")
+
+    @rule(judge=st.sampled_from("jk"), lost=st.booleans())
+    @precondition(lambda self: self.model.in_state("judging"))
+    def lease_judging(self, judge: str, lost: bool) -> None:
+        judging = self.losing(lost, lambda: self.judge.lease(judge))
+        waiting = self.model.lease_judging(self.num_fences + 1)
+        if judging is None:
+            assert waiting == []
+            return
+        self.num_fences += 1
+        group_id = judging.ticket.group_id
+        assert group_id in waiting and judging.fence == self.num_fences
+        assert judging.num_judgings == self.model.groups[group_id].num_judgings
+        assert [t.member for t in judging.trajectories] == sorted(self.model.groups[group_id].stored)
+        self.model.begin_judging(group_id, judging.fence)
+        self.judgings.append((judge, judging))
+
+    def draw_judging(self, data: st.DataObject) -> Judging:
+        """A judge's lease of some time."""
+        held = [pair for pair in self.judgings if self.model.judges(pair[1].ticket.group_id, pair[1].fence)]
+        anyone = not held or data.draw(st.sampled_from([False, False, True]))
+        return data.draw(st.sampled_from(self.judgings if anyone else held))[1]
+
+    @rule(data=st.data(), lost=st.booleans())
+    @precondition(lambda self: self.judgings)
+    def judged(self, data: st.DataObject, lost: bool) -> None:
+        judging = self.draw_judging(data)
+        verdict = verdict_on(judging, *range(len(judging.trajectories)))
+        result = self.losing(lost, lambda: self.judge.store(judging, verdict))
+        for _ in range(1 + lost):
+            expected = self.model.judged(judging.ticket.group_id, judging.fence)
+        assert result is expected
+
+    @rule(data=st.data(), lost=st.booleans())
+    @precondition(lambda self: self.judgings)
+    def fail_judging(self, data: st.DataObject, lost: bool) -> None:
+        judging = self.draw_judging(data)
+        expected = self.model.fail_judging(judging.ticket.group_id, judging.fence)
+        failed = self.losing(lost, lambda: self.judge.fail(judging, wait_s=0, reason="why"))
+        assert failed == (expected and not lost)
+
+    @rule(data=st.data(), lost=st.booleans())
+    @precondition(lambda self: self.judgings)
+    def release_judging(self, data: st.DataObject, lost: bool) -> None:
+        judging = self.draw_judging(data)
+        self.model.release_judging(judging.ticket.group_id, judging.fence)
+        self.losing(lost, lambda: self.judge.release(judging))
+
+    @rule(data=st.data(), renewed_by=st.sampled_from(["nobody", "j", "k"]))
+    @precondition(lambda self: self.model.in_state("judging"))
+    def a_judge_is_late(self, data: st.DataObject, renewed_by: str) -> None:
+        """Deadlines pass, and a judge that renews before anybody notices keeps its own."""
+        name, held = key(self.run_id, "train", "judging"), self.draw_groups(data, "judging")
+        new = [group_id for group_id in held if group_id not in self.model.expired_judgings]
+        late = [i for i in self.model.expired_judgings + new if self.model.judged_by(i)]
+        if late:
+            self.client.zadd(name, {str(group_id): place + 1 for place, group_id in enumerate(late)})
+        mine = [judging for judge, judging in self.judgings if judge == renewed_by]
+        valid = {j.ticket.group_id for j in mine if self.model.judges(j.ticket.group_id, j.fence)}
+        assert self.judge.renew(renewed_by, mine) == valid
+        self.model.expired_judgings = [group_id for group_id in late if group_id not in valid]
 
     # ---
 

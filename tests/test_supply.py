@@ -16,7 +16,7 @@ from learner.supply import Supply, SupplyDried, ticket_of
 from learner.task_order import task_index
 from replay.actor_buffer import ActorBuffer
 from replay.ticket import InsertResult, Lease
-from tests.attempts import Views, attempt_at, earning, make_buffer
+from tests.attempts import Views, attempt_at, earning, make_buffer, verdict_on
 
 
 @pytest.fixture
@@ -466,3 +466,24 @@ def test_of_a_steps_candidates_those_whose_returns_differ_most_are_kept(
     ledger = buffer.learner.ledger()
     assert (ledger.dropped, ledger.claimed, ledger.queued, ledger.opened) == ({"low_variance": 4}, 4, 0, 8)
     assert buffer.audit() == []
+
+
+def test_groups_that_wait_for_a_judge_take_up_room_and_are_named_when_the_supply_dries(
+    buffer: Views, run_id: str, shutdown: Shutdown
+) -> None:
+    """The environment gives all siblings the same, and the judge's marks differ."""
+    judge = "{part: judge, url: 'http://127.0.0.1:1/v1', model: m, compare: listwise, rubric: "
+    judge += "{text: x, scale: [0, 1], criteria: {a: b}}}"
+    settings = config(f"env.rewards.better={judge}", "replay.target_lag=0", "learner.claim_timeout_s=0.2")
+    supply = Supply(buffer.learner, settings, first_group_id=0)
+    supply.admit(1, [], published_version=0)
+    work(buffer.actor, run_id, returns=lambda group_id: (1.0, 1.0))
+    assert buffer.learner.ledger().judging == 2
+    with pytest.raises(SupplyDried, match=r"2 groups wait for their judge: is `slipstream judge` running"):
+        supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
+    assert buffer.learner.ledger().queued == 0, "nothing is opened in their place"
+    while (judging := buffer.judge.lease("j")) is not None:
+        buffer.judge.store(judging, verdict_on(judging, 0.25, 0.75))
+    batch = supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
+    assert batch is not None
+    assert [[t.total_reward for t in group.trajectories] for group in batch.groups] == [[1.5, 2.5]] * 2

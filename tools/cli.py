@@ -32,6 +32,7 @@ from tools.verbs import VERBS, called
 JOINING = (
     "learner",
     "actors",
+    "judge",
     "relay",
     "top",
     "track",

@@ -237,19 +237,23 @@ def _no_step(facts: Facts) -> Diagnosis | None:
     quiet_s = facts.now_s - newest["time"]
     if quiet_s < max(QUIET_S, QUIET_STEPS * newest["perf/step_s"]):
         return None
-    ledger = facts.ledger
     return Diagnosis(
         cause="the learner makes no steps",
-        evidence=f"the last was {quiet_s:.0f} s ago; {ledger.leased} groups are played, {ledger.ready} are ready",
+        evidence=f"the last was {quiet_s:.0f} s ago; {_groups(facts.ledger)}",
         next_step="is its process alive? Its log says what it waits for",
     )
+
+
+def _groups(ledger: Ledger) -> str:
+    judging = f"{ledger.judging} wait for a judge, " if ledger.judging else ""
+    return f"{ledger.leased} groups are played, {judging}{ledger.ready} are ready"
 
 
 def _who_waits(facts: Facts) -> Diagnosis:
     if not facts.steps:
         return Diagnosis(
             cause="the first step is being collected",
-            evidence=f"{facts.ledger.leased} groups are played, {facts.ledger.ready} are ready",
+            evidence=_groups(facts.ledger),
             next_step="wait",
             is_fault=False,
         )

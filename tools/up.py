@@ -23,6 +23,7 @@ from common.headline import headline
 from common.metrics import read_metrics
 from common.run_dir import RunDir, write_whole
 from common.shutdown import LEAVE_S, Shutdown
+from envhub.rewards.part import judged_envs
 from learner.overview import pinned_link
 from replay.fleet import Fleet, RunState, UnknownRun
 from replay.redis_version import warning_of
@@ -124,7 +125,7 @@ def mark_as_starting(config: Config) -> None:
 
 
 def _children(config: Config, run_dir: RunDir, environment: dict[str, str]) -> list[Child]:
-    """The processes to start, in this order: learner, actors, TensorBoard."""
+    """The processes to start, in this order: learner, actors, a judge if the rewards need one, TensorBoard."""
     python, settings = sys.executable, str(run_dir.config)
     secrets = {"OMP_NUM_THREADS": "1", **environment}
     devices = split_devices(config, visible_devices())
@@ -143,6 +144,18 @@ def _children(config: Config, run_dir: RunDir, environment: dict[str, str]) -> l
             [python, "-m", "tools.cli", "actors", settings],
             log=run_dir.log("actors"),
             environment=secrets | actors_gpus,
+        ),
+        *(
+            [
+                Child(
+                    "judge",
+                    [python, "-m", "tools.cli", "judge", settings],
+                    log=run_dir.log("judge"),
+                    environment=secrets,
+                )
+            ]
+            if judged_envs(config.env.entries())
+            else []
         ),
         Child(
             "tensorboard",
@@ -181,7 +194,7 @@ def free_port(wanted: int) -> int:
 def _supervise(
     config: Config, run_dir: RunDir, children: list[Child], server: Server | None, shutdown: Shutdown
 ) -> int:
-    learner, actors, tensorboard = children
+    learner, actors, *judges, tensorboard = children
     console = Console(markup=False)
     _print_places(config, run_dir, tensorboard)
     try:
@@ -194,6 +207,7 @@ def _supervise(
         # Actors first: without a learner they would wait. TensorBoard last: it shows how the run ends.
         for child, grace_s in (
             (actors, config.actors.drain_s + ACTORS_GRACE_S),
+            *((judge, LEAVE_S + 5.0) for judge in judges),
             (learner, LEARNER_GRACE_S),
             (tensorboard, 5.0),
         ):
@@ -228,7 +242,7 @@ def _watch(
     shutdown: Shutdown,
 ) -> Child | None:
     """Show progress until the learner is done or a signal asks to stop; return a child that cannot be restarted."""
-    learner, actors, tensorboard = children
+    learner, actors, *judges, tensorboard = children
     # Without retries: this loop restarts a server that has ended.
     shards = connect_shards(config.redis.url, config.redis.shards, patience_s=0)
     max_lag = config.replay.max_lag
@@ -247,7 +261,7 @@ def _watch(
             exit_code = server.keep_up() if server else None
             if exit_code is not None:
                 console.print(f"redis-server ended with code {exit_code}; restarted it with its data", soft_wrap=True)
-            for child in (learner, actors):
+            for child in (learner, actors, *judges):
                 if not child.keep_up():
                     return child
             tensorboard.keep_up()  # training does not depend on it

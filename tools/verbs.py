@@ -77,6 +77,11 @@ VERBS = {
         "tools.actor_host:host_actors",
         (*RELAY, "actors", "weights.disk"),
     ),
+    "judge": Verb(
+        "compare the members of complete groups, for judges in env.rewards with `compare`",
+        "actors.judge:judge",
+        (*RUN, "actors.join_timeout_s"),
+    ),
     "relay": Verb(
         "pull a run's newest weights once and serve them to its actors",
         "tools.relay:run_relay",

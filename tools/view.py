@@ -100,7 +100,9 @@ class View:
             )
         dropped = ", ".join(f"{count} {reason}" for reason, count in ledger.dropped.items()) or "none"
         rows["buffer"] = (
-            f"{ledger.queued} queued, {ledger.leased} leased, {ledger.ready} ready, {ledger.claimed} claimed, "
+            f"{ledger.queued} queued, {ledger.leased} leased, "
+            + (f"{ledger.judging} judging, " if ledger.judging else "")
+            + f"{ledger.ready} ready, {ledger.claimed} claimed, "
             f"{ledger.trained} trained, dropped: {dropped}" + ("" if ledger.balanced else "  NOT BALANCED")
         )
         return two_columns(f"Slipstream: {facts.run_id}", rows)

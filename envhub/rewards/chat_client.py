@@ -44,6 +44,8 @@ class _Choice(msgspec.Struct):
 
 class _Usage(msgspec.Struct):
     total_tokens: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
 
 class _Completion(msgspec.Struct):
@@ -94,8 +96,12 @@ class ChatClient:
     max_concurrent: int
     max_requests: int  # the budget of this process; 0: no limit
     max_tokens: int  # the same, by the server's own count
+    max_cost: float  # the same, in the currency of the prices
+    input_price: float  # of a million tokens of prompts
+    output_price: float  # of a million tokens of answers
     num_requests: int = 0
     num_tokens: int = 0
+    cost: float = 0.0
     _room: asyncio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
@@ -155,7 +161,7 @@ class ChatClient:
             raise EnvError(f"{self.url} refused with status {status}: {self._quoted(reply.decode(errors='replace'))}")
         try:
             completion = msgspec.json.decode(reply, type=_Completion)
-            self.num_tokens += max(0, completion.usage.total_tokens) if completion.usage else 0
+            self._count(completion.usage)
             return completion.choices[0].message.content
         except (*MALFORMED, IndexError) as error:
             raise _Passing(f"the reply is not a chat completion: {error}", is_malformed=True) from None
@@ -186,14 +192,26 @@ class ChatClient:
         except ConfigError as error:
             raise EnvError(str(error)) from None
 
+    def _count(self, usage: _Usage | None) -> None:
+        if usage is None:
+            if self.max_tokens or self.max_cost:
+                raise EnvError(
+                    f"{self.url} reports no `usage`, so the budget cannot be kept; limit max_requests instead"
+                )
+            return
+        self.num_tokens += max(0, usage.total_tokens)
+        prices = self.input_price * max(0, usage.prompt_tokens) + self.output_price * max(0, usage.completion_tokens)
+        self.cost += prices / 1e6
+
     def _check_budget(self) -> None:
         for name, spent, most in (
             ("max_requests", self.num_requests, self.max_requests),
             ("max_total_tokens", self.num_tokens, self.max_tokens),
+            ("max_cost", self.cost, self.max_cost),
         ):
             if most and spent >= most:
                 raise EnvError(
-                    f"the budget of this actor is spent: {name} is {most}, and it has used {spent}; raise it"
+                    f"the budget of this process is spent: {name} is {most:g}, and it has used {spent:g}; raise it"
                 )
 
     def _quoted(self, text: str) -> str:

@@ -46,5 +46,13 @@ class Episode:
         return sum(turn.num_tokens for turn in self.turns)
 
 
-Values = float | list[float] | None
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Marked:
+    """One number for the episode, and others that are only recorded, each under the name of the part and its own."""
+
+    value: float
+    beside: Mapping[str, float]
+
+
+Values = float | list[float] | Marked | None
 """What a part measures: one number for the episode, one for each turn, or None if the part does not apply."""

@@ -1,4 +1,7 @@
-"""A judge: a model behind an OpenAI-compatible URL that marks an episode by a rubric."""
+"""A judge: a model behind an OpenAI-compatible URL that marks an episode by a rubric.
+
+`group` has the judges that compare whole groups.
+"""
 
 import asyncio
 import hashlib
@@ -6,9 +9,9 @@ import json
 import math
 import urllib.parse
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from common.config_error import ConfigError, require
@@ -18,6 +21,8 @@ from envhub.rewards.episode import Episode, Values
 from envhub.rewards.rubric import Rubric, read_rubric
 
 PLAIN = {"temperature": 0, "max_tokens": 512}
+
+T = TypeVar("T")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -31,26 +36,32 @@ class Judge:
     request: Mapping[str, Any]  # more fields of the request
     max_chars: int
     cache_size: int
-    _cache: OrderedDict[bytes, float] = field(default_factory=OrderedDict)
+    _cache: OrderedDict[bytes, Any] = field(default_factory=OrderedDict)
     _asking: WeakValueDictionary[bytes, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     async def __call__(self, episode: Episode) -> Values:
         """Return the mark of `episode` in [0, 1]. Raises EnvError if there is none within the deadline."""
-        body = json.dumps(self._request(episode)).encode()
+        return await self.ask(self.rubric.instructions, self._shown(episode), read=self.rubric.read)
+
+    async def ask(self, instructions: str, shown: str, *, read: Callable[[str], T]) -> T:
+        """Return what `read` makes of the judge's answer. Raises EnvError if there is none within the deadline."""
+        messages = [{"role": "system", "content": instructions}, {"role": "user", "content": shown}]
+        body = json.dumps({**self.request, "model": self.model, "messages": messages}).encode()
         digest = hashlib.blake2b(body, digest_size=16).digest()
         # Siblings often say the same: the first of them asks, and the others wait for the cache.
         lock = self._asking.setdefault(digest, asyncio.Lock())
         async with lock:
             if digest in self._cache:
                 self._cache.move_to_end(digest)
-                return self._cache[digest]
-            mark = await self.client.ask(body, read=self.rubric.read)
-            self._cache[digest] = mark
+                known: T = self._cache[digest]
+                return known
+            found = await self.client.ask(body, read=read)
+            self._cache[digest] = found
             if len(self._cache) > self.cache_size:
                 self._cache.popitem(last=False)
-        return mark
+        return found
 
-    def _request(self, episode: Episode) -> dict[str, Any]:
+    def _shown(self, episode: Episode) -> str:
         missing = [name for name in self.columns if name not in episode.columns]
         if missing:
             known = ", ".join(map(str, episode.columns)) or "none"
@@ -59,14 +70,7 @@ class Judge:
             "conversation": [*episode.messages, *episode.ending],
             **({"reference": {name: episode.columns[name] for name in self.columns}} if self.columns else {}),
         }
-        return {
-            **self.request,
-            "model": self.model,
-            "messages": [
-                {"role": "system", "content": self.rubric.instructions},
-                {"role": "user", "content": _cut(json.dumps(shown, ensure_ascii=False, default=str), self.max_chars)},
-            ],
-        }
+        return cut_in_the_middle(json.dumps(shown, ensure_ascii=False, default=str), self.max_chars)
 
 
 def judge(
@@ -85,6 +89,9 @@ def judge(
     deadline_s: float = 300.0,
     max_requests: int = 0,
     max_total_tokens: int = 0,
+    max_cost: float = 0.0,
+    input_price: float = 0.0,
+    output_price: float = 0.0,
     cache_size: int = 10_000,
 ) -> Judge:
     """Make a judge from the settings of the part `key`. Raises ConfigError if one is malformed."""
@@ -107,6 +114,11 @@ def judge(
     ):
         is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
         require(is_whole, f"{key}.{name}", f"a whole number >= {least}", value, "leave it out for the default")
+    for name, amount in (("max_cost", max_cost), ("input_price", input_price), ("output_price", output_price)):
+        is_amount = isinstance(amount, int | float) and not isinstance(amount, bool) and 0 <= amount < math.inf
+        require(is_amount, f"{key}.{name}", ">= 0", amount, "leave it out for no limit")
+    priced = not max_cost or input_price + output_price > 0
+    require(priced, f"{key}.max_cost", "0 without input_price and output_price", max_cost, "give the prices")
     for name, seconds in (("timeout_s", timeout_s), ("deadline_s", deadline_s)):
         is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < math.inf
         require(is_number, f"{key}.{name}", "> 0", seconds, "leave it out for the default")
@@ -119,6 +131,9 @@ def judge(
             max_concurrent=max_concurrent,
             max_requests=max_requests,
             max_tokens=max_total_tokens,
+            max_cost=max_cost,
+            input_price=input_price,
+            output_price=output_price,
         ),
         rubric=read_rubric(f"{key}.rubric", rubric),
         model=model,
@@ -137,7 +152,7 @@ def _check_url(key: str, url: object) -> None:
         raise ConfigError(f"`{key}.url` must have no user and password; name the key by key_env or key_file")
 
 
-def _cut(text: str, max_chars: int) -> str:
+def cut_in_the_middle(text: str, max_chars: int) -> str:
     """The text, without its middle if it is longer than `max_chars`."""
     if len(text) <= max_chars:
         return text

@@ -8,7 +8,7 @@ import asyncio
 import difflib
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,10 +18,12 @@ from common.env_config import LABEL, MixtureEntry
 from common.imported import is_own
 from common.trajectory import MAX_REWARD, MAX_REWARDS
 from envhub.env import EnvError
-from envhub.rewards.episode import Episode, Values
+from envhub.rewards.episode import Episode, Marked, Values
 from envhub.rewards.function import function_measure
+from envhub.rewards.group import COMPARISONS, GroupJudge
 from envhub.rewards.judge import Judge, judge
 from envhub.rewards.measures import MEASURES, Measure
+from envhub.rewards.panel import COMBINE, MAX_JUDGES, Panel
 
 CONDITIONS: dict[str, Callable[[Episode], bool]] = {
     "always": lambda episode: True,
@@ -30,7 +32,7 @@ CONDITIONS: dict[str, Callable[[Episode], bool]] = {
     "goal": lambda episode: episode.goal > 0,
 }
 _KEYS = ("part", "weight", "min", "max", "only_if", "success_from")  # all others are options of the measure
-_WITH_DEADLINE = ("judge",)  # measures that limit their own time
+_WITH_DEADLINE = ("judge", "panel")  # measures that limit their own time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +42,7 @@ class Part:
     key: str  # env.rewards.NAME
     name: str
     kind: str  # a built-in measure, or `module:function`
-    measure: Measure
+    measure: Measure | GroupJudge
     component: str | None  # of `goal`: the environment's own reward that it replaces, "" for all; else None
     weight: float
     low: float
@@ -54,7 +56,7 @@ class Part:
         Raises EnvError, ValueError, or what a function of the user's raises, if it fails; EnvError too if it is no
         judge and takes over `timeout_s`.
         """
-        if not CONDITIONS[self.only_if](episode):
+        if isinstance(self.measure, GroupJudge) or not CONDITIONS[self.only_if](episode):
             return None
         try:
             async with asyncio.timeout(None if self.kind in _WITH_DEADLINE else timeout_s) as limit:
@@ -64,10 +66,13 @@ class Part:
                 raise
             raise EnvError(f"no answer within `env.step_timeout_s` = {timeout_s:g} s") from error
         if isinstance(found, list):
-            return [self._limited(value) for value in found]
-        return None if found is None else self._limited(found)
+            return [self.limited(value) for value in found]
+        if isinstance(found, Marked):
+            return Marked(value=self.limited(found.value), beside=found.beside)
+        return None if found is None else self.limited(found)
 
-    def _limited(self, value: float) -> float:
+    def limited(self, value: float) -> float:
+        """Return `value` within `min` and `max`. Raises EnvError if its weight makes it too large for a reward."""
         value = min(max(value, self.low), self.high)
         if not abs(value * self.weight) <= MAX_REWARD:
             raise EnvError(f"{value:g} with weight {self.weight:g} is beyond {MAX_REWARD:g}; set min and max")
@@ -93,14 +98,36 @@ def reward_parts(envs: Mapping[str, MixtureEntry]) -> dict[str, tuple[Part, ...]
     }
 
 
-def check_keys(parts: Mapping[str, Sequence[Part]]) -> None:
-    """Raise ConfigError unless this host has the key of every judge that needs one."""
+def group_parts(parts: Iterable[Part]) -> list[tuple[Part, GroupJudge]]:
+    """Return the parts that compare whole groups, each with its judge. Those are computed by `slipstream judge`."""
+    return [(part, part.measure) for part in parts if isinstance(part.measure, GroupJudge)]
+
+
+def judged_envs(envs: Mapping[str, MixtureEntry]) -> set[str]:
+    """Return the environments whose groups a judge marks as a whole before they are ready."""
+    return {label for label, parts in reward_parts(envs).items() if group_parts(parts)}
+
+
+def check_keys(parts: Mapping[str, Sequence[Part]], *, of_groups: bool = False) -> None:
+    """Raise ConfigError unless this host has the key of every judge of episodes, or of groups, that needs one."""
     for part in (part for of_env in parts.values() for part in of_env):
-        if isinstance(part.measure, Judge):
+        for asked in _judges_of(part) if isinstance(part.measure, GroupJudge) == of_groups else []:
             try:
-                part.measure.client.secret.read()
+                asked.client.secret.read()
             except ConfigError as error:
                 raise ConfigError(f"`{part.key}`: {error}") from None
+
+
+def _judges_of(part: Part) -> list[Judge]:
+    if isinstance(part.measure, Panel | GroupJudge):
+        return list(part.measure.judges.values())
+    return [part.measure] if isinstance(part.measure, Judge) else []
+
+
+def _recorded_beside(part: Part) -> list[str]:
+    """What a panel records beside its mark; nothing for any other part."""
+    judges = part.measure.judges if isinstance(part.measure, Panel | GroupJudge) else {}
+    return [*judges, "agreement"] if len(judges) > 1 else []
 
 
 def parts_of(key: str, rewards: Mapping[str, Any]) -> tuple[Part, ...]:
@@ -109,6 +136,9 @@ def parts_of(key: str, rewards: Mapping[str, Any]) -> tuple[Part, ...]:
     scoring = [part.name for part in parts if part.success_from is not None]
     if len(scoring) > 1:
         raise ConfigError(f"`{key}`: only one part can have success_from, got {' and '.join(scoring)}; remove others")
+    beside = {f"{part.name}_{name}" for part in parts for name in _recorded_beside(part)}
+    if twice := beside & {part.name for part in parts}:
+        raise ConfigError(f"`{key}.{twice.pop()}`: a panel records something under this name; choose another name")
     goals = [part.component for part in parts if part.component is not None]
     if len(goals) != len(set(goals)) or ("" in goals and len(goals) > 1):
         raise ConfigError(f"`{key}`: two parts of kind goal replace the same reward; remove one")
@@ -122,6 +152,13 @@ def _part(key: str, name: str, settings: Any) -> Part:
         raise ConfigError(f"`{key}` must be a mapping, such as {{part: length, weight: -0.1}}, got {settings!r}")
     kind = settings.get("part", name)
     options = {str(option): value for option, value in settings.items() if option not in _KEYS}
+    compare = options.pop("compare", None) if kind in ("judge", "panel") else None
+    if compare is not None and compare not in COMPARISONS:
+        raise ConfigError(
+            f"`{key}.compare` must be {' or '.join(COMPARISONS)}, got {compare!r}; leave it out for one mark"
+        )
+    if compare is not None and settings.keys() & {"only_if", "success_from"}:
+        raise ConfigError(f"`{key}`: a judge that compares a whole group has no only_if or success_from; remove them")
     low, high = _number(key, settings, "min", -math.inf), _number(key, settings, "max", math.inf)
     only_if, success_from = settings.get("only_if", "always"), settings.get("success_from")
     if low > high:
@@ -137,7 +174,7 @@ def _part(key: str, name: str, settings: Any) -> Part:
         key=key,
         name=name,
         kind=kind,
-        measure=_measure(key, kind, options),
+        measure=_measure(key, kind, options, compare),
         component=options.get("component", "") if kind == "goal" else None,
         weight=_number(key, settings, "weight", 1.0),
         low=low,
@@ -147,12 +184,15 @@ def _part(key: str, name: str, settings: Any) -> Part:
     )
 
 
-def _measure(key: str, kind: Any, options: Mapping[str, Any]) -> Measure:
+def _measure(key: str, kind: Any, options: Mapping[str, Any], compare: str | None) -> Measure | GroupJudge:
     if isinstance(kind, str) and is_own(kind):
         if options:
             raise ConfigError(f"`{key}` has unknown keys {', '.join(options)}; a function takes no options")
         return function_measure(f"{key}.part", kind)
-    makers: dict[str, Callable[..., Measure]] = MEASURES | {"judge": partial(judge, key)}
+    makers: dict[str, Callable[..., Measure]] = MEASURES | {
+        "judge": partial(judge, key),
+        "panel": partial(_panel, key),
+    }
     if kind not in makers:
         near = difflib.get_close_matches(str(kind), makers, n=1)
         hint = f"did you mean {near[0]}?" if near else "set `part`, or give the part the name of one"
@@ -162,14 +202,43 @@ def _measure(key: str, kind: Any, options: Mapping[str, Any]) -> Measure:
     try:
         signature.bind(**options)
     except TypeError as error:
-        known = ", ".join([*_KEYS, *signature.parameters])
+        known = ", ".join([*_KEYS, *signature.parameters, *(["compare"] if kind in ("judge", "panel") else [])])
         raise ConfigError(f"`{key}`: {error}; the keys of a {kind} are {known}") from None
     try:
-        return make(**options)
+        made = make(**options)
+        if compare and isinstance(made, Judge):
+            return GroupJudge(judges={"": made}, compare=compare, combine="mean")
+        if compare and isinstance(made, Panel):
+            return GroupJudge(judges=made.judges, compare=compare, combine=made.combine)
+        return made
     except ConfigError:
         raise
     except ValueError as error:
         raise ConfigError(f"`{key}`: {error}") from None
+
+
+def _panel(key: str, *, judges: Any, combine: str = "mean") -> Panel:
+    """Make a panel from the settings of the part `key`. Raises ConfigError if one is malformed."""
+    is_panel = isinstance(judges, Mapping) and 2 <= len(judges) <= MAX_JUDGES
+    if not is_panel or not all(
+        isinstance(each, Mapping) and LABEL.fullmatch(str(name)) for name, each in judges.items()
+    ):
+        raise ConfigError(
+            f"`{key}.judges` must map 2 to {MAX_JUDGES} names to the settings of a judge, got {judges!r}; for example "
+            "{strict: {url: ..., model: ..., rubric: ...}, mild: {...}}"
+        )
+    if combine not in COMBINE:
+        raise ConfigError(f"`{key}.combine` must be {', '.join(COMBINE)}, got {combine!r}; mean is the default")
+    if "agreement" in judges:
+        raise ConfigError(f"`{key}.judges`: agreement is the name of what is recorded beside them; choose another")
+    made = {}
+    for name, settings in judges.items():
+        measure = _measure(
+            f"{key}.judges.{name}", "judge", {str(option): value for option, value in settings.items()}, None
+        )
+        assert isinstance(measure, Judge)
+        made[str(name)] = measure
+    return Panel(judges=made, combine=combine)
 
 
 def _number(key: str, settings: Mapping[str, Any], name: str, default: float) -> float:
@@ -202,6 +271,8 @@ def composed(episode: Episode, parts: Sequence[Part], values: Sequence[Values]) 
             turn[part.name] = part.weight * value
         if found is not None:
             measured[part.name] = math.fsum(of_turns)
+        if isinstance(found, Marked):
+            measured |= {f"{part.name}_{name}": value for name, value in found.beside.items()}
         if part.success_from is not None:
             total = math.fsum(of_turns)
             score, success = min(max(total, 0.0), 1.0), total >= part.success_from
@@ -213,4 +284,5 @@ def composed(episode: Episode, parts: Sequence[Part], values: Sequence[Values]) 
 def _of_turns(values: Values, *, num_turns: int) -> list[float]:
     if isinstance(values, list):
         return values
-    return [0.0] * (num_turns - 1) + [values or 0.0]
+    value = values.value if isinstance(values, Marked) else values or 0.0
+    return [0.0] * (num_turns - 1) + [value]

@@ -1,5 +1,5 @@
 -- claim: (epoch, number, step, num_groups, oldest_allowed, order, seed, max_uses, samples_per_insert, error_buffer)
--- -> {group id, ticket, uses, member records ...} for each; an empty list if there are fewer or the limiter forbids it;
+-- -> {group id, ticket, uses, verdict, member records ...} for each; an empty list if there are fewer or the limiter forbids it;
 -- false if stale groups may be left to sweep: call it again. The claims of an epoch are numbered: a claim that is
 -- repeated because its reply was lost gets the same groups again, and a late one gets nothing.
 local refusal = fenced_out(ARGV[1])
@@ -97,7 +97,7 @@ local claimed = {}
 for _, id in ipairs(redis.call('LRANGE', last_claim, 2, -1)) do
   local uses = uses_of(id)
   if last_in(uses) == step then
-    local fields = { 'ticket' }
+    local fields = { 'ticket', 'verdict' }
     for member = 0, size_of(id) - 1 do fields[#fields + 1] = 'member:' .. member end
     local group = redis.call('HMGET', group_key(id), unpack(fields))
     table.insert(group, 1, id)

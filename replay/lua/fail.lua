@@ -8,12 +8,7 @@ if current ~= attempt then return current end -- this call was made before, and 
 
 count('failed:' .. ARGV[5], 1)
 remove_partial(id, member, 'discarded:' .. ARGV[5])
-local failures = base .. ':failures'
-if not or_nothing(redis.pcall('LPUSH', failures, ARGV[6])) then
-  redis.call('DEL', failures)
-  redis.call('LPUSH', failures, ARGV[6])
-end
-redis.call('LTRIM', failures, 0, 99)
+note_failure(ARGV[6])
 if attempt + 1 >= tonumber(redis.call('HGET', group, 'max_attempts')) then
   leave(id, 'leased')
   drop(id, ARGV[5])

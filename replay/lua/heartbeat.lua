@@ -9,6 +9,6 @@ for i = 3, #ARGV, 2 do
     held[#held + 1] = id
   end
 end
-cap_leases(ARGV[2])
+cap_leases('leased', ARGV[2])
 expire_leases()
 return held

@@ -43,8 +43,7 @@ if redis.pcall('HINCRBYFLOAT', counters, 'returns:' .. environment, sum).err the
   redis.call('HSET', counters, 'returns:' .. environment, sum)
 end
 if num_stored == tonumber(facts[7]) then
-  redis.call('HSET', group, 'finished', count('finished', 1))
   leave(id, 'leased')
-  enter_ready(id)
+  if redis.call('HEXISTS', group, 'is_judged') == 1 then enter(id, 'judging', now_ms()) else finish(id) end
 end
 return 'stored'

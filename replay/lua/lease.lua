@@ -1,7 +1,7 @@
 -- lease: (actor, request, ttl_ms) -> {fence, ticket, group id, num_members, then for each missing member: member,
 -- attempt, record of its partial or ''} of the oldest queued group; false if no group is queued. A request that is
 -- repeated because its reply was lost gets the same lease again.
-cap_leases(ARGV[3])
+cap_leases('leased', ARGV[3])
 expire_leases()
 local request = base .. ':lease_request:' .. ARGV[2]
 local MAX_SKIPPED = 100 -- damaged groups in one call: other clients wait meanwhile
@@ -22,12 +22,7 @@ else
   if not id then return false end
   leave(id, 'queued')
   enter(id, 'leased', now_ms() + ARGV[3])
-  local fence = count('last_fence', 1)
-  if fence < 1 or fence >= 1e14 then -- it was damaged: continue from the clock, which is above every earlier fence
-    fence = now_ms()
-    redis.call('HSET', counters, 'last_fence', fence)
-  end
-  redis.call('HSET', group_key(id), 'fence', fence, 'actor', ARGV[1], 'request', ARGV[2])
+  redis.call('HSET', group_key(id), 'fence', next_fence(), 'actor', ARGV[1], 'request', ARGV[2])
   redis.call('SET', request, id, 'PX', ARGV[3])
 end
 local group = group_key(id)

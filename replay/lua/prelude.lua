@@ -1,12 +1,12 @@
 -- The functions that the scripts share. KEYS[1] is the prefix of the stream's keys; no key has that name. So KEYS
 -- always contains a second key: with one key only, a cluster that moves the slot would run the script on the new node
 -- before the data has arrived, instead of replying TRYAGAIN. A group is one hash, and its id is in exactly one sorted
--- set: queued (by id), leased (by deadline), ready (by order of finishing), claimed (by the step of its last use) or
--- quarantined (by order of arrival).
+-- set: queued (by id), leased (by deadline), judging (by the time from which a judge may lease it), ready (by order of
+-- finishing), claimed (by the step of its last use) or quarantined (by order of arrival).
 local base = KEYS[1]
 local counters = base .. ':counters'
 local epoch_key = string.gsub(base, '[^:]+$', 'epoch') -- not from KEYS: actors may not read it, whatever they pass
-local STATES = { 'queued', 'leased', 'ready', 'claimed', 'quarantined' }
+local STATES = { 'queued', 'leased', 'judging', 'ready', 'claimed', 'quarantined' }
 local MAX_MEMBERS = 4096
 local MAX_DIGITS = 15 -- no counter of a run has so many, and doubles are exact up to there
 local TOO_LONG = string.rep('%d', MAX_DIGITS)
@@ -100,6 +100,8 @@ local function leave(id, state)
   count(state, -1)
   if state == 'leased' then
     redis.call('HDEL', group_key(id), 'fence', 'actor', 'request')
+  elseif state == 'judging' then
+    redis.call('HDEL', group_key(id), 'judge_fence', 'judge', 'judge_request')
   elseif state == 'ready' then
     redis.call('ZREM', base .. ':ready_by_version', id)
     redis.call('ZREM', base .. ':ready_by_score', place_among_scores(id))
@@ -125,9 +127,30 @@ local function enter_ready(id)
   end
 end
 
+-- Makes a group ready for the first time: all members are stored, and judged if a judge marks the group.
+local function finish(id)
+  redis.call('HSET', group_key(id), 'finished', count('finished', 1))
+  enter_ready(id)
+end
+
 -- Whether the lease with this fence is still valid: only leased groups have a fence.
 local function holds(id, fence)
   return or_nothing(redis.pcall('HGET', group_key(id), 'fence')) == fence
+end
+
+-- The same for a judge's lease: only groups in `judging` have a judge_fence.
+local function judges(id, fence)
+  return or_nothing(redis.pcall('HGET', group_key(id), 'judge_fence')) == fence
+end
+
+-- A number above every earlier fence.
+local function next_fence()
+  local fence = count('last_fence', 1)
+  if fence < 1 or fence >= 1e14 then -- it was damaged: continue from the clock, which is above every earlier fence
+    fence = now_ms()
+    redis.call('HSET', counters, 'last_fence', fence)
+  end
+  return fence
 end
 
 -- Parses the record of a member or a partial, as record_of() in payloads.py writes it:
@@ -178,10 +201,15 @@ local function flaw_of_members(id, num_members, num_stored)
   if num_found ~= num_stored then return 'counts ' .. num_stored .. ' stored members, and lists ' .. num_found end
 end
 
-local function flaw_of_finished(group)
+local function flaw_of_complete(group, state)
   if whole(group[2]) ~= whole(group[1]) then return 'has ' .. group[2] .. ' of ' .. group[1] .. ' members' end
-  if not may_be_followed(group[7]) then return 'has a missing or malformed order of finishing' end
   if not whole(group[8]) then return 'has a missing or malformed newest policy version' end
+  if group[14] and not whole(group[14]) then return 'has a malformed count of judgings' end
+  if state == 'judging' then
+    return group[13] and 'is judged already' or group[15] and not whole(group[15]) and 'has a malformed fence' or nil
+  end
+  if group[12] and not group[13] then return 'was not judged' end
+  if not may_be_followed(group[7]) then return 'has a missing or malformed order of finishing' end
   if group[9] and not tonumber(group[9]) then return 'has a score that is not a number' end
 end
 
@@ -190,7 +218,8 @@ end
 local function flaw(id, state)
   if not whole(id) then return 'is not a group id' end
   local group = or_nothing(redis.pcall('HMGET', group_key(id), 'num_members', 'num_stored', 'max_attempts', 'opened_ms',
-    'changed_ms', 'ticket', 'finished', 'newest_policy_version', 'score', 'fence', 'uses'))
+    'changed_ms', 'ticket', 'finished', 'newest_policy_version', 'score', 'fence', 'uses', 'is_judged', 'verdict',
+    'num_judgings', 'judge_fence'))
   if not group then return 'is stored in a key of another type' end
   for i, name in ipairs({ 'num_members', 'num_stored', 'max_attempts', 'opened_ms', 'changed_ms' }) do
     if not whole(group[i]) then return (group[i] and 'has a malformed ' or 'lacks ') .. name end
@@ -202,8 +231,8 @@ local function flaw(id, state)
   if string.gsub(uses, '%d+,', '') ~= '' or string.find(uses, TOO_LONG) then return 'has uses that are not steps' end
   if state == 'leased' and not whole(group[10]) then return 'has a missing or malformed fence' end
   if state == 'claimed' and not last_in(uses) then return 'is claimed for no step' end
-  local finished = state == 'ready' or state == 'claimed'
-  return flaw_of_members(id, num_members, tonumber(group[2])) or finished and flaw_of_finished(group) or nil
+  local complete = state == 'judging' or state == 'ready' or state == 'claimed'
+  return flaw_of_members(id, num_members, tonumber(group[2])) or complete and flaw_of_complete(group, state) or nil
 end
 
 -- Raises DAMAGED for a damaged group before any change; the learner then repairs the books and calls the verb again.
@@ -327,9 +356,31 @@ local function expire_leases()
 end
 
 -- Ends a lease time from now what the server's clock, which was set back, would keep for longer than ten.
-local function cap_leases(ttl_ms)
-  local now, leased = now_ms(), base .. ':leased'
+local function cap_leases(state, ttl_ms)
+  local now, leased = now_ms(), base .. ':' .. state
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', leased, now + 10 * ttl_ms, '(+inf', 'LIMIT', 0, 100)) do
     redis.call('ZADD', leased, now + ttl_ms, id)
   end
+end
+
+-- Adds to the list of the last 100 failures.
+local function note_failure(description)
+  local failures = base .. ':failures'
+  if not or_nothing(redis.pcall('LPUSH', failures, description)) then
+    redis.call('DEL', failures)
+    redis.call('LPUSH', failures, description)
+  end
+  redis.call('LTRIM', failures, 0, 99)
+end
+
+-- Ends a judge's lease without a verdict, and counts it. Drops the group if it has been judged in vain too often: a
+-- group that kills its judges must not kill all of them. Returns whether it may be judged again.
+local function judged_in_vain(id)
+  local group = group_key(id)
+  redis.call('HDEL', group, 'judge_fence', 'judge', 'judge_request')
+  local num_judgings = redis.call('HINCRBY', group, 'num_judgings', 1)
+  if num_judgings < tonumber(redis.call('HGET', group, 'max_attempts')) then return true end
+  leave(id, 'judging')
+  drop(id, 'judge_failed')
+  return false
 end

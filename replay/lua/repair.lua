@@ -18,8 +18,8 @@ end
 
 local function remove_other_types()
   remove_unless('hash', counters)
-  for _, set in ipairs({ 'queued', 'leased', 'ready', 'claimed', 'quarantined', 'ready_by_version', 'ready_by_score',
-    'ready_by_step' }) do
+  for _, set in ipairs({ 'queued', 'leased', 'judging', 'ready', 'claimed', 'quarantined', 'ready_by_version',
+    'ready_by_score', 'ready_by_step' }) do
     remove_unless('zset', base .. ':' .. set)
   end
   remove_unless('list', base .. ':last_claim')
@@ -108,6 +108,7 @@ local function put_in_place(id, state)
   local place = state == 'queued' and id or state == 'ready' and group[1] or state == 'claimed' and last_use(id)
   if place then redis.call('ZADD', base .. ':' .. state, place, id) end
   if state ~= 'leased' then redis.call('HDEL', group_key(id), 'fence', 'actor', 'request') end
+  if state ~= 'judging' then redis.call('HDEL', group_key(id), 'judge_fence', 'judge', 'judge_request') end
   if state ~= 'ready' then return end
   redis.call('ZADD', base .. ':ready_by_version', group[2], id)
   redis.call('ZADD', base .. ':ready_by_score', group[3] and 0 - group[3] or '-inf', place_among_scores(id))
@@ -161,7 +162,8 @@ if #groups > 0 and redis.call('HEXISTS', counters, 'last_fence') == 0 then highe
 for name, number in pairs(highest) do
   if (tonumber(redis.call('HGET', counters, name) or '-2')) < number then set_counter(name, number) end
 end
-balance('opened', 'dropped:damaged', 'trained', 'dropped:', 'queued', 'leased', 'ready', 'claimed', 'quarantined')
+balance('opened', 'dropped:damaged', 'trained', 'dropped:', 'queued', 'leased', 'judging', 'ready', 'claimed',
+  'quarantined')
 balance('trajectories:inserted', 'trajectories:dropped:damaged', 'trajectories:trained', 'trajectories:dropped:',
   'trajectories:held')
 balance('partials:handed_in', 'partials:discarded:damaged', 'partials:resumed', 'partials:discarded:', 'partials:held')

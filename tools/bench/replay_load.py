@@ -78,6 +78,7 @@ def a_trajectory(*, seed: int = 0, num_tokens: int = NUM_TOKENS) -> Trajectory:
         score=1.0,
         success=True,
         part_values={},
+        shown="",
         sampling=SAMPLING,
         started_at_s=1.7e9,
         duration_s=13.2,

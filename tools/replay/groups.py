@@ -38,7 +38,7 @@ class Wanted:
 
 
 def groups(config: Config, *, wanted: Wanted, limit: int, stream: str, as_json: bool) -> int:
-    """List at most `limit` groups, in the order of states: queued, leased, ready, claimed, quarantined."""
+    """List at most `limit` groups, in the order of states: queued, leased, judging, ready, claimed, quarantined."""
     shards = shards_of(config, stream=stream)
     latest = Bulletin(shards[0].client, config.run.name).latest()
     published_version = latest.manifest.policy_version if latest else None

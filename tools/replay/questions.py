@@ -31,7 +31,7 @@ SUMMARIES = {
     "show": "show the members of a group, or one trajectory turn by turn",
     "diff": "show what a step was trained on, and its best against its worst actions; or compare two steps",
     "quarantine": "take a group out of training, and keep it for inspection",
-    "requeue": "queue groups again that are quarantined, ready or leased; their stored trajectories are dropped",
+    "requeue": "queue groups again that are quarantined, ready, judging or leased; their trajectories are dropped",
     "failures": "list the last attempts that failed because of an environment or the infrastructure",
     "quarantined": "list the quarantined groups, with the reason and the actor",
     "export": "write trajectories to FILE.jsonl or FILE.parquet, with the columns that TRL reads",

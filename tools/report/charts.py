@@ -16,7 +16,7 @@ LARGE_PARTS = ("wait", "forward", "backward", "optimizer", "measure", "proximal"
 SMALL_PARTS = ("reference", "pack", "publish", "archive", "record", "checkpoint", "evaluate")
 PARTS = LARGE_PARTS + SMALL_PARTS
 SHOWN_SHARE = 0.02  # smaller parts of a step's time are drawn together
-STATES = ("trained", "queued", "leased", "ready", "claimed", "quarantined")
+STATES = ("trained", "queued", "leased", "judging", "ready", "claimed", "quarantined")
 
 
 def success(runs: Sequence[RunFiles]) -> Chart | None:

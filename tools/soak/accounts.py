@@ -18,7 +18,7 @@ from replay.ticket import InsertResult
 from tools.soak.actor import Acknowledged, read_journal
 from tools.soak.learner import Learned, read_steps
 
-STATES = ("queued", "leased", "ready", "claimed", "quarantined")
+STATES = ("queued", "leased", "judging", "ready", "claimed", "quarantined")
 HELD = (InsertResult.STORED, InsertResult.DUPLICATE)
 
 

@@ -133,6 +133,7 @@ def an_attempt(
         score=1.0,
         success=True,
         part_values={},
+        shown="",
         sampling=lease.ticket.sampling,
         started_at_s=time.time(),
         duration_s=work.episode_s,

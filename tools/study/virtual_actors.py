@@ -197,6 +197,7 @@ class VirtualActors:
             score=reward,
             success=reward > 0,
             part_values={},
+            shown="",
             sampling=ticket.sampling,
             started_at_s=ending.began,
             duration_s=ending.at - ending.began,

@@ -1,0 +1,158 @@
+"""`slipstream judge`: marks the complete groups of a run, for the parts of `env.rewards` that compare siblings.
+
+It needs Redis and the judges' servers. It has no engine, no environment and no tokenizer: actors store what a judge
+sees. Actors continue meanwhile: a group that waits for its marks has no lease of theirs and no place in an engine.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from actors.join import run_config, wait_for_run
+from actors.relay import is_over
+from common.config import Config
+from common.config_error import ConfigError
+from common.connection import connect, connect_or_explain, connect_shards
+from common.log import log_to_stderr
+from common.shutdown import LEAVE_S, Shutdown
+from common.trajectory import Trajectory
+from envhub.env import EnvError
+from envhub.rewards.group import GroupJudge, read_shown
+from envhub.rewards.part import Part, check_keys, group_parts, reward_parts
+from replay.fleet import Fleet
+from replay.judge_buffer import JudgeBuffer, Judging
+from replay.verdict import Marks, Verdict
+
+MAX_GROUPS = 32  # judged at a time; `max_concurrent` of a judge limits the requests
+POLL_S = 0.2
+RENEW_S = 1.0
+RETRY_S = 10.0  # after a judging that failed, with all the attempts of its requests
+
+log = logging.getLogger(__name__)
+
+Compared = list[tuple[Part, GroupJudge]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgeSetup:
+    """What a judge process works with."""
+
+    name: str
+    buffers: Sequence[JudgeBuffer]  # one for each shard
+    parts: dict[str, Compared]  # by `Task.env`
+    retry_s: float = RETRY_S
+
+
+def judge(config: Config) -> int:
+    """Judge groups until the run is over or a signal asks to leave; return the exit code. Raises ConfigError."""
+    log_to_stderr()
+    if not config.redis.url:
+        raise ConfigError("`redis.url` is empty; set it to the run's Redis server, as in redis.url=redis://host:6379")
+    connect_or_explain(config.redis.url).close()
+    shutdown = Shutdown()
+    fleet = Fleet(connect(config.redis.url, ending=shutdown.requested), config.run.name)
+    with shutdown.nothing_to_lose():
+        facts = wait_for_run(fleet, config.actors.join_timeout_s)
+        run = run_config(facts)
+        all_parts = reward_parts(run.env.entries())
+        check_keys(all_parts, of_groups=True)
+    parts = {env: group_parts(of_env) for env, of_env in all_parts.items()}
+    if not any(parts.values()):
+        raise ConfigError(
+            f"run {run.run.name!r} has no judge of whole groups, so there is nothing to do; a part of `env.rewards` is "
+            "one if it is a judge with `compare: listwise` or `compare: pairwise`"
+        )
+    shards = connect_shards(config.redis.url, run.redis.shards, ending=shutdown.requested)
+    setup = JudgeSetup(
+        # With a random part: containers may have the same host name and the same process ids.
+        name=f"judge-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
+        buffers=[
+            JudgeBuffer(client, run.run.name, run.replay, vocab_size=facts.vocab_size, shard=shard)
+            for shard, client in enumerate(shards)
+        ],
+        parts=parts,
+    )
+    shutdown.end_within(LEAVE_S)
+    asyncio.run(keep_judging(setup, is_done=lambda: shutdown.requested.is_set() or is_over(fleet)))
+    return shutdown.exit_code
+
+
+async def keep_judging(setup: JudgeSetup, *, is_done: Callable[[], bool]) -> None:
+    """Judge groups until `is_done`, several at a time.
+
+    Consumes complete groups that wait for a judge, and waits for the judges' servers. Produces verdicts, each of which
+    makes a group ready. A group is given back if this process leaves before its verdict. Raises RedisAway.
+    """
+    judging: dict[asyncio.Task[None], tuple[JudgeBuffer, Judging]] = {}
+    renewing = asyncio.create_task(_keep_renewing(setup, judging))
+    try:
+        while not await asyncio.to_thread(is_done):
+            for buffer in setup.buffers:
+                while len(judging) < MAX_GROUPS and (leased := await asyncio.to_thread(buffer.lease, setup.name)):
+                    judging[asyncio.create_task(_judge(setup, buffer, leased))] = (buffer, leased)
+            await asyncio.sleep(POLL_S)
+            for task in [task for task in judging if task.done()]:
+                del judging[task]
+                if not task.cancelled():
+                    task.result()
+            if renewing.done():
+                renewing.result()
+    finally:
+        renewing.cancel()
+        for task, (buffer, leased) in judging.items():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            buffer.release(leased)
+
+
+async def _judge(setup: JudgeSetup, buffer: JudgeBuffer, leased: Judging) -> None:
+    """Store a verdict on one group, or that there is none."""
+    group_id = leased.ticket.group_id
+    try:
+        verdict = await verdict_of(leased.trajectories, setup.parts.get(leased.ticket.task.env, []), judge=setup.name)
+    except EnvError as error:
+        is_repeated = await asyncio.to_thread(buffer.fail, leased, wait_s=setup.retry_s, reason=str(error))
+        then = f"again in {setup.retry_s:g} s" if is_repeated else "for the last time: the group is dropped"
+        log.warning("group %d could not be judged, %s: %s", group_id, then, error)
+        return
+    result = await asyncio.to_thread(buffer.store, leased, verdict)
+    log.info("group %d is judged: %s", group_id, result.value)
+
+
+async def verdict_of(trajectories: Sequence[Trajectory], parts: Compared, *, judge: str) -> Verdict:
+    """Return what `parts` give each member of a group. Raises EnvError, with the key of the part, if one fails."""
+    members = [Marks(values={}, rewards={}) for _ in trajectories]
+    if not parts:
+        return Verdict(judge=judge, members=members)
+    shown = [read_shown(trajectory) for trajectory in trajectories]
+    for part, compare in parts:
+        try:
+            marks = await compare(shown)
+        except EnvError as error:
+            raise EnvError(f"`{part.key}`: {error}") from error
+        for trajectory, member, mark in zip(trajectories, members, marks, strict=True):
+            if part.name in trajectory.turns[-1].rewards or part.name in trajectory.part_values:
+                raise EnvError(f"`{part.key}`: the environment has a reward of this name; choose another name")
+            value = part.limited(mark.value)
+            member.values[part.name] = value
+            member.values.update({f"{part.name}_{name}": other for name, other in mark.beside.items()})
+            member.rewards[part.name] = part.weight * value
+    return Verdict(judge=judge, members=members)
+
+
+async def _keep_renewing(setup: JudgeSetup, judging: dict[asyncio.Task[None], tuple[JudgeBuffer, Judging]]) -> None:
+    """Renew the leases; end the work on groups whose lease was lost: another judge may have them already."""
+    while True:
+        for buffer in setup.buffers:
+            mine = {task: leased for task, (of, leased) in judging.items() if of is buffer}
+            valid_ids = await asyncio.to_thread(buffer.renew, setup.name, list(mine.values())) if mine else set()
+            for task, leased in mine.items():
+                if leased.ticket.group_id not in valid_ids:
+                    task.cancel()
+        await asyncio.sleep(RENEW_S)

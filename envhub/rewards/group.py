@@ -1,0 +1,161 @@
+"""A judge that compares the sibling attempts at one task: marks relative to each other, listwise or pairwise.
+
+Listwise, one request shows all attempts and asks for a mark of each, as RULER of ART does
+(https://art.openpipe.ai/fundamentals/ruler). Pairwise, each two attempts are compared twice, with their places swapped,
+as judges prefer the first or the last place (Zheng et al. 2023, https://arxiv.org/abs/2306.05685, section 3.4).
+"""
+
+import hashlib
+import itertools
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from common.trajectory import Trajectory
+from common.wire import MALFORMED
+from envhub.env import EnvError
+from envhub.rewards.episode import Episode, Marked
+from envhub.rewards.judge import Judge, cut_in_the_middle
+from envhub.rewards.panel import combined, together
+
+COMPARISONS = ("listwise", "pairwise")
+MAX_CALLS = 10_000  # of a pairwise judge for one group
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a judge sees of one attempt. The actor that played it stores this with the trajectory."""
+
+    conversation: list[dict[str, str]]
+    columns: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The conversation in JSON."""
+        return json.dumps(self.conversation, ensure_ascii=False)
+
+
+def show(episode: Episode, columns: Sequence[str]) -> str:
+    """Return what judges see of `episode`, for `Trajectory.shown`. Raises EnvError if it has no such column."""
+    if missing := [name for name in columns if name not in episode.columns]:
+        known = ", ".join(map(str, episode.columns)) or "none"
+        raise EnvError(f"the task has no column {', '.join(missing)} to show to the judge; it has {known}")
+    shown = {
+        "conversation": [*episode.messages, *episode.ending],
+        "columns": {name: episode.columns[name] for name in columns},
+    }
+    return json.dumps(shown, ensure_ascii=False, default=str)
+
+
+def read_shown(trajectory: Trajectory) -> Shown:
+    """Return what judges see of a stored attempt. Raises EnvError if its actor stored nothing that can be read."""
+    try:
+        return msgspec.json.decode(trajectory.shown, type=Shown)
+    except MALFORMED as error:
+        raise EnvError(f"member {trajectory.member}, of actor {trajectory.actor}, cannot be judged: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupJudge:
+    """Marks all members of a group, relative to each other. Equal conversations get equal marks."""
+
+    judges: Mapping[str, Judge]  # by name; one without a panel
+    compare: str  # one of COMPARISONS
+    combine: str  # the marks of a panel
+
+    @property
+    def columns(self) -> set[str]:
+        """The columns of the task that a judge sees."""
+        return {name for judge in self.judges.values() for name in judge.columns}
+
+    async def __call__(self, members: Sequence[Shown]) -> list[Marked]:
+        """Return a mark in [0, 1] for each member. Raises EnvError if there is none within the deadline."""
+        marks = await together(_One(judge=judge, compare=self.compare)(members) for judge in self.judges.values())
+        if len(self.judges) == 1:
+            return [Marked(value=mark, beside={}) for mark in marks[0]]
+        return [combined(dict(zip(self.judges, each, strict=True)), self.combine) for each in zip(*marks, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _One:
+    """The comparison by one judge."""
+
+    judge: Judge
+    compare: str
+
+    async def __call__(self, members: Sequence[Shown]) -> list[float]:
+        # The order of hashes: each place is as likely for the best as for the worst, and a repeated judging asks the
+        # same.
+        texts = sorted({member.text for member in members}, key=lambda text: hashlib.blake2b(text.encode()).digest())
+        conversations = {member.text: member.conversation for member in members}
+        distinct = [conversations[text] for text in texts]
+        reference = {name: members[0].columns[name] for name in self.judge.columns}
+        if self.compare == "listwise":
+            marks = dict(zip(texts, await self._listed(distinct, reference), strict=True))
+            return [marks[member.text] for member in members]
+        wins = await self._pairs(distinct, reference)
+        places = [texts.index(member.text) for member in members]
+        return [_mean_win(place, places[:at] + places[at + 1 :], wins) for at, place in enumerate(places)]
+
+    async def _listed(self, distinct: list[list[dict[str, str]]], reference: Mapping[str, Any]) -> list[float]:
+        rubric, number = self.judge.rubric, len(distinct)
+        return await self.judge.ask(
+            rubric.instructions_for_list(number),
+            self._text(distinct, reference),
+            read=lambda answer: rubric.read_list(answer, number),
+        )
+
+    async def _pairs(
+        self, distinct: list[list[dict[str, str]]], reference: Mapping[str, Any]
+    ) -> dict[tuple[int, int], float]:
+        """How often the first of two won against the second: 1, 0.5 or 0 in each order, and the mean of both orders."""
+        rubric, orders = self.judge.rubric, list(itertools.permutations(range(len(distinct)), 2))
+        if len(orders) > MAX_CALLS:
+            raise EnvError(
+                f"{len(orders)} comparisons in a group, the limit is {MAX_CALLS}; compare: listwise asks once"
+            )
+        answers = await together(
+            self.judge.ask(
+                rubric.instructions_for_pair,
+                self._text([distinct[first], distinct[second]], reference),
+                read=rubric.read_pair,
+            )
+            for first, second in orders
+        )
+        won = dict(zip(orders, answers, strict=True))
+        return {(first, second): (won[first, second] + 1 - won[second, first]) / 2 for first, second in orders}
+
+    def _text(self, conversations: list[list[dict[str, str]]], reference: Mapping[str, Any]) -> str:
+        """The request's JSON: what all conversations begin with, once, and then each by its number."""
+        num_shared = len(_common_beginning(conversations)) if len(conversations) > 1 else 0
+        max_chars = self.judge.max_chars // (len(conversations) + 1)
+        episodes = {
+            str(number): _within(conversation[num_shared:], max_chars)
+            for number, conversation in enumerate(conversations, start=1)
+        }
+        shared = {"shared_beginning": _within(conversations[0][:num_shared], max_chars)} if num_shared else {}
+        known = {"reference": reference} if reference else {}
+        return json.dumps({**shared, **known, "episodes": episodes}, ensure_ascii=False, default=str)
+
+
+def _mean_win(place: int, others: Sequence[int], wins: Mapping[tuple[int, int], float]) -> float:
+    """The mean result against the others; equal conversations tie, and a member without siblings has 0.5."""
+    return statistics.fmean(wins.get((place, other), 0.5) for other in others) if others else 0.5
+
+
+def _common_beginning(conversations: Sequence[Sequence[dict[str, str]]]) -> list[dict[str, str]]:
+    shared = []
+    for messages in zip(*conversations, strict=False):
+        if any(message != messages[0] for message in messages):
+            break
+        shared.append(messages[0])
+    return shared
+
+
+def _within(conversation: Sequence[dict[str, str]], max_chars: int) -> Any:
+    """The conversation; as a text without its middle if it is longer than `max_chars`."""
+    text = json.dumps(conversation, ensure_ascii=False)
+    return conversation if len(text) <= max_chars else cut_in_the_middle(text, max_chars)

@@ -1,0 +1,59 @@
+"""Several judges of the same episode or group: their marks become one, and how far they agree is recorded beside it."""
+
+import asyncio
+import itertools
+import statistics
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from envhub.rewards.episode import Episode, Marked, Values
+from envhub.rewards.judge import Judge
+
+MAX_JUDGES = 8
+
+
+def majority(marks: Sequence[float]) -> float:
+    """1 if more than half of the judges give at least 0.5, 0 if fewer do, 0.5 if it is half of them."""
+    share = sum(mark >= 0.5 for mark in marks) / len(marks)
+    return 0.5 if share == 0.5 else float(share > 0.5)
+
+
+COMBINE: dict[str, Callable[[Sequence[float]], float]] = {
+    "mean": statistics.fmean,
+    "median": statistics.median,
+    "majority": majority,
+}
+
+
+def combined(marks: Mapping[str, float], combine: str) -> Marked:
+    """Return one mark of those of each judge, beside them their agreement: 1 - the mean difference of two judges."""
+    differences = [abs(one - other) for one, other in itertools.combinations(marks.values(), 2)]
+    return Marked(value=COMBINE[combine](list(marks.values())), beside={**marks, "agreement": 1 - _mean(differences)})
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return statistics.fmean(numbers) if numbers else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Panel:
+    """Marks an episode by several judges."""
+
+    judges: Mapping[str, Judge]
+    combine: str  # one of COMBINE
+
+    async def __call__(self, episode: Episode) -> Values:
+        """Return the mark of all judges. Raises EnvError if one of them gives none within its deadline."""
+        marks = await together(judge(episode) for judge in self.judges.values())
+        return combined(dict(zip(self.judges, marks, strict=True)), self.combine)
+
+
+async def together(requests: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """The answers to all requests. Raises the error of the first that fails; the others then end."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(request) for request in requests]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
