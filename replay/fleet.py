@@ -6,7 +6,7 @@ expire.
 
 import enum
 import logging
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 import redis
@@ -119,9 +119,10 @@ class Fleet:
         self._state: RunState | None = None
         self.num_unreadable = 0  # member records that the last read skipped
 
-    def beat(self, member: Member) -> None:
-        """Send the heartbeat of `member`, which is valid for MEMBER_TTL_S."""
-        self._beat(keys=self._member_keys, args=[member.name, encode(member), round(1000 * MEMBER_TTL_S)])
+    def beat(self, member: Member) -> int:
+        """Send the heartbeat of `member`, which is valid for MEMBER_TTL_S; return how many members are alive now."""
+        alive = self._beat(keys=self._member_keys, args=[member.name, encode(member), round(1000 * MEMBER_TTL_S)])
+        return cast(int, alive)
 
     def members(self) -> list[Member]:
         """The members that are alive now, by name."""
