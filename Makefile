@@ -8,7 +8,7 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu quickstart road test check format lock clean \
-  bench-actors bench-learner bench-replay bench-envs bench-data bench-weights bench-peers \
+  bench-actors bench-learner bench-replay bench-fleet bench-envs bench-data bench-weights bench-peers \
   families study-lag study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-spot test-envs test-engines test-adapters test-browser setup-browser docs
 
 setup: $(STAMP)
@@ -84,6 +84,10 @@ bench-weights: setup
 bench-replay: setup
 	bash tools/setup_bench_replay.sh $(PYTHON)
 	$(BIN)/python -m tools.bench.replay
+
+# A learner and up to 10,000 simulated actors on one Redis server, and on four.
+bench-fleet: setup
+	$(BIN)/python -m tools.bench.fleet
 
 # Measure steps per second with 64 concurrent episodes of each environment.
 bench-envs: setup

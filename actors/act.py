@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from actors.beat import Leases, Pulse, keep_beating
 from actors.engine import Engine, EngineDied
 from actors.group import Episodes, EpisodeSetup, rollout_group
+from actors.pace import Pace
 from actors.pin import Pin
 from actors.refresh import RefreshCounts, keep_fresh
 from actors.reward import Scoring
@@ -50,18 +51,21 @@ async def act(
     Consumes leases from the buffers; waits for room in the engine; produces inserted trajectories. Unblocked by tickets
     that the learner opens. Raises EngineDied after it has given its groups back; then the process must end.
     """
-    leases, counts, pin, run_failed = Leases(), RefreshCounts(), Pin(), False
+    leases, counts, pin, pace, run_failed = Leases(), RefreshCounts(), Pin(), Pace(), False
     newest = bulletin.stored if actors.transport == "disk" else bulletin.latest
-    refreshing = asyncio.create_task(keep_fresh(setup.engine, newest, counts, pin))
+    refreshing = asyncio.create_task(keep_fresh(setup.engine, newest, counts, pin, pace))
     pulse = Pulse(setup, counts=counts, actors=actors, shutdown=shutdown)
-    beating = asyncio.create_task(keep_beating(pulse, actor=setup.actor, buffers=buffers, fleet=fleet, leases=leases))
+    beating = asyncio.create_task(
+        keep_beating(pulse, actor=setup.actor, buffers=buffers, fleet=fleet, leases=leases, pace=pace)
+    )
     try:
         while not shutdown.requested.is_set() and not beating.done():
             _raise_first_error(refreshing, *leases.tasks())
             if pin.stuck:
                 _give_back_what_waits(setup, leases)
             if not await _lease_one(setup, buffers, leases, pin, actors):
-                await asyncio.sleep(IDLE_S * random.uniform(0.5, 1.5))  # random, so that actors do not ask together
+                # Random, so that actors do not ask together.
+                await asyncio.sleep(pace.every(IDLE_S) * random.uniform(0.5, 1.5))
         if beating.done():
             run_failed = beating.result() is RunState.FAILED
         else:

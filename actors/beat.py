@@ -9,14 +9,16 @@ from functools import partial
 from typing import Any
 
 from actors.group import EpisodeSetup
+from actors.pace import Pace
 from actors.refresh import RefreshCounts
 from common.actors_config import ActorsConfig
 from common.shutdown import Shutdown
 from replay.actor_buffer import ActorBuffer
-from replay.fleet import Fleet, Member, MemberState, RunState, UnknownRun
+from replay.fleet import MEMBER_TTL_S, Fleet, Member, MemberState, RunState, UnknownRun
 from replay.ticket import Lease
 
 BEAT_S = 1.0
+BEATS = 5  # the fewest in the time after which a lease or a member expires, however large the fleet is
 
 
 @dataclass(kw_only=True, slots=True)
@@ -97,9 +99,9 @@ class LastKnown:
 
 
 async def keep_beating(
-    pulse: Pulse, *, actor: str, buffers: dict[str, ActorBuffer], fleet: Fleet, leases: Leases
+    pulse: Pulse, *, actor: str, buffers: dict[str, ActorBuffer], fleet: Fleet, leases: Leases, pace: Pace
 ) -> RunState:
-    """Renew the leases and the membership every BEAT_S; return the run's state when it has finished or failed.
+    """Renew leases and membership every BEAT_S, or as `pace` allows; return the state of a run that has ended.
 
     Each buffer has a thread of its own. So if one server hangs, and inserts wait for it, leases on other servers are
     still renewed. Raises EngineDied, RedisAway, UnknownRun.
@@ -109,13 +111,13 @@ async def keep_beating(
     try:
         async with asyncio.TaskGroup() as group:
             renewing = [
-                group.create_task(_keep_renewing(call, stream, buffer, leases, actor))
+                group.create_task(_keep_renewing(call, stream, buffer, leases, actor, pace))
                 for stream, buffer in buffers.items()
             ]
             last_known = LastKnown(fleet, pulse.join_timeout_s)
             while (state := await call(last_known.state)) in (RunState.STARTING, RunState.TRAINING):
-                await call(fleet.beat, pulse.member())
-                await asyncio.sleep(BEAT_S)
+                pace.num_members = await call(fleet.beat, pulse.member())
+                await asyncio.sleep(pace.every(BEAT_S, most_s=MEMBER_TTL_S / BEATS))
             for task in renewing:
                 task.cancel()
     except ExceptionGroup as errors:
@@ -126,13 +128,14 @@ async def keep_beating(
 
 
 async def _keep_renewing(
-    call: Callable[..., asyncio.Future[Any]], stream: str, buffer: ActorBuffer, leases: Leases, actor: str
+    call: Callable[..., asyncio.Future[Any]], stream: str, buffer: ActorBuffer, leases: Leases, actor: str, pace: Pace
 ) -> None:
     """Renew the leases of one stream; cancel groups whose lease was lost: another actor may play them already."""
     while True:
         mine = [(lease, task) for (of, _), (lease, task) in leases.playing.items() if of == stream]
-        valid_ids = await call(buffer.heartbeat, actor, [lease for lease, _ in mine])
-        for lease, task in mine:
-            if lease.ticket.group_id not in valid_ids:
-                task.cancel()
-        await asyncio.sleep(BEAT_S)
+        if mine:
+            valid_ids = await call(buffer.heartbeat, actor, [lease for lease, _ in mine])
+            for lease, task in mine:
+                if lease.ticket.group_id not in valid_ids:
+                    task.cancel()
+        await asyncio.sleep(pace.every(BEAT_S, most_s=min((lease.ttl_s for lease, _ in mine), default=BEAT_S) / BEATS))

@@ -9,7 +9,8 @@ from common.config_error import ConfigError
 from common.curve import KEY_VARIABLE, CurveKey, key_from_environment
 from replay.fleet import Fleet, RunFacts, RunState, UnknownRun
 
-JOIN_POLL_S = 0.2
+JOIN_POLL_S, MAX_JOIN_POLL_S = 0.2, 5.0
+LATENESS = 0.05  # of the time waited: thousands of hosts may wait for hours, and would keep Redis busy
 
 log = logging.getLogger(__name__)
 
@@ -17,9 +18,10 @@ log = logging.getLogger(__name__)
 def wait_for_run(fleet: Fleet, timeout_s: float) -> RunFacts:
     """Wait until the run exists; return its facts. Raises UnknownRun after `timeout_s`.
 
-    Actors may be started before the learner, and a failed learner may be started again. The wait is logged once.
+    Actors may be started before the learner, and a failed learner may be started again. The wait is logged once. The
+    longer it is, the more rarely it asks.
     """
-    deadline, logged = time.monotonic() + timeout_s, False
+    started, logged = time.monotonic(), False
     while True:
         try:
             if fleet.run_state() is not RunState.FAILED:
@@ -27,12 +29,13 @@ def wait_for_run(fleet: Fleet, timeout_s: float) -> RunFacts:
             missing = UnknownRun("the learner of this run ended with an error; see its log, and start it again")
         except UnknownRun as error:
             missing = error
-        if time.monotonic() > deadline:
+        waited_s = time.monotonic() - started
+        if waited_s > timeout_s:
             raise missing
         if not logged:
             log.info("waiting up to %.0f s for the learner: %s", timeout_s, missing)
             logged = True
-        time.sleep(JOIN_POLL_S)
+        time.sleep(min(MAX_JOIN_POLL_S, max(JOIN_POLL_S, LATENESS * waited_s)))
 
 
 def run_config(facts: RunFacts) -> Config:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from actors.engine import Engine, EngineSpoiled, WeightsRefused, WeightsUnfit
+from actors.pace import Pace
 from actors.pin import Pin
 from common.weights import Offer
 from replay.failures import cut_reason
@@ -55,7 +56,9 @@ class Tries:
         self.num_unfit = {}
 
 
-async def keep_fresh(engine: Engine, newest: Callable[[], Offer | None], counts: RefreshCounts, pin: Pin) -> None:
+async def keep_fresh(
+    engine: Engine, newest: Callable[[], Offer | None], counts: RefreshCounts, pin: Pin, pace: Pace
+) -> None:
     """Refresh `engine` for as long as this runs.
 
     Consumes the newest offer, which `newest` reads; waits until it is newer than the engine's version, and, before the
@@ -67,7 +70,7 @@ async def keep_fresh(engine: Engine, newest: Callable[[], Offer | None], counts:
     while True:
         asked = time.monotonic()
         offer = await asyncio.to_thread(newest)
-        pause_s = min(MAX_POLL_S, max(POLL_S, REST * (time.monotonic() - asked)))
+        pause_s = pace.every(min(MAX_POLL_S, max(POLL_S, REST * (time.monotonic() - asked))))
         if offer is not None and offer.manifest.policy_version > max(staged, engine.policy_version):
             version, staged = offer.manifest.policy_version, -1
             if tries.may_try(version):

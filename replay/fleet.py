@@ -6,7 +6,7 @@ expire.
 
 import enum
 import logging
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 import redis
@@ -23,6 +23,7 @@ MEMBER_TTL_S = 15.0
 RUNS_KEY = "slipstream:runs"  # the names of the runs that this server knows
 MAX_WANTED = 4096  # actors of one host
 MAX_COUNT = 1 << 53
+BATCH_MEMBERS = 1000  # records that one request reads
 
 log = logging.getLogger(__name__)
 
@@ -119,14 +120,20 @@ class Fleet:
         self._state: RunState | None = None
         self.num_unreadable = 0  # member records that the last read skipped
 
-    def beat(self, member: Member) -> None:
-        """Send the heartbeat of `member`, which is valid for MEMBER_TTL_S."""
-        self._beat(keys=self._member_keys, args=[member.name, encode(member), round(1000 * MEMBER_TTL_S)])
+    def beat(self, member: Member) -> int:
+        """Send the heartbeat of `member`, which is valid for MEMBER_TTL_S; return how many members are alive now."""
+        alive = self._beat(keys=self._member_keys, args=[member.name, encode(member), round(1000 * MEMBER_TTL_S)])
+        return cast(int, alive)
 
     def members(self) -> list[Member]:
         """The members that are alive now, by name."""
-        rows = read_or_nothing(lambda: self._members(keys=self._member_keys), self._member_keys[1])
-        return self._read(rows or [])
+        records, deadlines = self._member_keys
+        names: Any = read_or_nothing(lambda: self._members(keys=self._member_keys), deadlines) or []
+        frames: list[Any] = []
+        for start in range(0, len(names), BATCH_MEMBERS):  # a script that reads thousands would block other clients
+            batch = names[start : start + BATCH_MEMBERS]
+            frames += read_or_nothing(lambda: self._client.hmget(records, batch), records) or [None] * len(batch)  # noqa: B023
+        return self._read(list(zip(names, frames, strict=True)))
 
     def everyone(self) -> list[Member]:
         """The last heartbeat of every process that ever took part, by name: for the cost and the output of the run."""

@@ -43,6 +43,7 @@ _ACTORS_COMMANDS = (
     "zadd",
     "zrem",
     "zscore",
+    "zcard",
     "zrange",
     "zrangebyscore",
     "zremrangebyscore",

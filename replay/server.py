@@ -62,8 +62,9 @@ _REFUSED = (
 )
 # Replies that a client does not read fill the memory; before 6.2.18 even a client without a password can cause this.
 # Our clients have at most eight payloads in flight. On loopback, any user of the machine can open many such
-# connections: `start_private_server` prevents that.
-_LIMITS = ("--client-output-buffer-limit", "normal", "512mb", "64mb", "5")
+# connections: `start_private_server` prevents that. Redis's default of 10,000 clients is too few for thousands of
+# actors, which have several connections each; Redis lowers the number to what its limit of open files allows.
+_LIMITS = ("--client-output-buffer-limit", "normal", "512mb", "64mb", "5", "--maxclients", "100000")
 MAX_SOCKET_BYTES = 100  # of a socket's path; the kernel's limit is 107
 _ADMIN = "slipstream-admin"
 

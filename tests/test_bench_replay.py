@@ -5,7 +5,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -13,10 +12,10 @@ import pytest
 import redis
 
 from common.trajectory import check, decode_trajectory, encode_trajectory
-from replay.server import Server, start_server
+from replay.server import Server
 from tools.bench import benchmark
+from tools.bench import fleet as bench_fleet
 from tools.bench import replay as bench_replay
-from tools.bench import replay_fleet as bench_replay_fleet
 from tools.bench.replay_load import (
     FRAME,
     GROUP_SIZE,
@@ -138,9 +137,13 @@ def test_a_stream_of_pickles_holds_what_pipelinerl_puts_into_it_and_gives_it_bac
     redis_client.delete(stream.STREAM)
 
 
-def test_many_actors_are_measured_each_with_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_replay_fleet, "MEASURED_S", 1.0)
-    with start_server(tmp_path) as server:
-        measured = bench_replay_fleet.measure(server, 20, stream="few")
-    assert measured.inserts_per_s > 0.5 * bench_replay_fleet.INSERTS_PER_S
-    assert 0 < measured.p50_ms <= measured.p99_ms and measured.server_cpu > 0
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_a_fleet_is_measured_with_its_learner(num_servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_fleet, "MEASURED_S", 3.0)
+    monkeypatch.setattr(bench_fleet, "NUM_PROCESSES", 1)
+    monkeypatch.setattr(bench_fleet, "STEP_GROUPS", 8)
+    monkeypatch.setattr(bench_fleet, "INSERTS_PER_S", 100.0)
+    measured = bench_fleet.measure(40, num_servers)
+    assert 0 < measured.insert_p50_ms <= measured.insert_p99_ms and 0 < measured.redis_wait < 1
+    assert measured.server_cores > 0 and measured.requests_per_s > 40 * 5
+    assert 40 < measured.trajectory_kib < 80 and measured.actor_kib > 1  # a payload is 53 KB

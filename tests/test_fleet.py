@@ -185,3 +185,13 @@ def test_an_actor_keeps_the_state_that_it_knew_while_none_can_be_read(redis_clie
         impatient.state()
     fleet.set_run_state(RunState.FINISHED)
     assert patient.state() is RunState.FINISHED
+
+
+def test_a_fleet_of_thousands_is_read_whole(redis_client: redis.Redis, run_id: str) -> None:
+    """In several requests."""
+    fleet, names = Fleet(redis_client, run_id), [f"actor-{number:04d}" for number in range(2001)]
+    alive = fleet.beat(member(names[0]))
+    redis_client.hset(key(run_id, "fleet"), mapping={name: encode(member(name)) for name in names})
+    redis_client.zadd(key(run_id, "fleet", "deadlines"), dict.fromkeys(names, 1e15))
+    assert [each.name for each in fleet.members()] == names
+    assert (alive, fleet.beat(member(names[5]))) == (1, len(names))

@@ -18,6 +18,7 @@ import torch
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from actors.orders import EngineSettings
+from actors.pace import Pace
 from actors.pin import Pin
 from actors.receive import ReceiverInfo
 from actors.refresh import RefreshCounts, keep_fresh, serving_version
@@ -195,7 +196,7 @@ async def episodes_under_refreshes(
     async with asyncio.timeout(120):
         while await asyncio.to_thread(bulletin.latest) is None:  # noqa: ASYNC110 - another process announces it
             await asyncio.sleep(0.05)
-    refreshing = asyncio.create_task(keep_fresh(engine, bulletin.latest, counts, Pin()))
+    refreshing = asyncio.create_task(keep_fresh(engine, bulletin.latest, counts, Pin(), Pace()))
     task_indices = itertools.count()
     players = [
         asyncio.create_task(play(engine, policies.folder, task_indices, run_id, sampling)) for _ in range(NUM_EPISODES)

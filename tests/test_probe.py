@@ -16,6 +16,7 @@ from transformers import Qwen3ForCausalLM
 
 from actors import refresh
 from actors.engine import EngineSpoiled, WeightsRefused, WeightsUnfit
+from actors.pace import Pace
 from actors.pin import Pin
 from actors.refresh import MAX_TRIES, RefreshCounts, keep_fresh
 from actors.scripted_engine import Schedule, ScriptedEngine
@@ -144,7 +145,7 @@ async def refreshed(engine: RefusingEngine, offers: list[int], counts: RefreshCo
         patched.setattr(refresh.asyncio, "sleep", sleep)
         patched.setattr(refresh, "MAX_POLL_S", refresh.RETRY_S / 2)
         with contextlib.suppress(asyncio.CancelledError):
-            await keep_fresh(engine, lambda: offer_of(current), counts, pin)
+            await keep_fresh(engine, lambda: offer_of(current), counts, pin, Pace())
     return waits_s
 
 

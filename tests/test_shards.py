@@ -14,6 +14,7 @@ import redis
 import torch
 
 from actors.beat import BEAT_S, Leases, Pulse, keep_beating
+from actors.pace import Pace
 from actors.refresh import RefreshCounts
 from common.actors_config import ActorsConfig
 from common.config import dump_config, load_config
@@ -230,6 +231,7 @@ def test_a_server_that_stands_still_costs_no_lease_on_another(
                     buffers={name: buffer.actor for name, buffer in buffers.items()},
                     fleet=fleet,
                     leases=leases,
+                    pace=Pace(),
                 )
             )
             leased_until = deadline_ms()

@@ -1,5 +1,5 @@
--- beat: (name, member, ttl_ms). It deletes first, so that it works at maxmemory too: see begin.lua. A key of another
--- type is deleted.
+-- beat: (name, member, ttl_ms) -> the number of members that are alive. It deletes first, so that it works at maxmemory
+-- too: see begin.lua. A key of another type is deleted.
 for i, kind in ipairs({ 'hash', 'zset' }) do
   if redis.call('TYPE', KEYS[i]).ok ~= kind then redis.call('DEL', KEYS[i]) end
 end
@@ -13,3 +13,4 @@ redis.call('ZADD', KEYS[2], now_ms + ARGV[3], ARGV[1])
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], now_ms + 10 * ARGV[3], '+inf')) do
   redis.call('ZADD', KEYS[2], now_ms + ARGV[3], name)
 end
+return redis.call('ZCARD', KEYS[2])

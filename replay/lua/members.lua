@@ -1,8 +1,3 @@
--- members: -> {name, record} of each member that has not expired; false for a missing record.
+-- members: -> the names of the members that have not expired. KEYS: records, times of expiry.
 local time = redis.call('TIME')
-local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-local names = redis.call('ZRANGEBYSCORE', KEYS[2], now_ms, '+inf')
-if #names == 0 then return {} end
-local members = {}
-for i, name in ipairs(names) do members[i] = { name, redis.call('HGET', KEYS[1], name) } end
-return members
+return redis.call('ZRANGEBYSCORE', KEYS[2], time[1] * 1000 + math.floor(time[2] / 1000), '+inf')

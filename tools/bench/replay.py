@@ -26,7 +26,6 @@ from replay.server import find_executable as find_redis
 from replay.ticket import Lease
 from tools.bench import benchmark
 from tools.bench.benchmark import Row
-from tools.bench.replay_fleet import fleet_rows
 from tools.bench.replay_load import FRAME, GROUP_SIZE, NUM_TOKENS, TRAJECTORY, groups_of
 from tools.bench.replay_rivals import KEYS, PickledStream, RawSocket, Reverb, TrainingText, redis_benchmark
 
@@ -48,7 +47,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bench-replay-") as root:
         with start_server(Path(root) / "redis") as server, connect(server.admin_url) as client:
             client.config_set("appendfsync", "everysec")  # otherwise every row would measure the disk
-            rows = [*hot_calls(server, client, Path(root)), *bytes_per_token(), *fleet_rows(server)]
+            rows = [*hot_calls(server, client, Path(root)), *bytes_per_token()]
         rows += durability(Path(root))
     return measuring.end(rows, versions=_versions())
 

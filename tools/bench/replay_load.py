@@ -131,10 +131,10 @@ class Groups:
         return [attempt for lease in leases if lease is not None for attempt in attempts_at(lease)]
 
 
-def groups_of(client: redis.Redis, stream: str, *, compress: bool = False) -> Groups:
+def groups_of(client: redis.Redis, stream: str, *, compress: bool = False, shard: int = 0) -> Groups:
     """The groups of a stream, with a new epoch; their ids continue those that it has had."""
     replay = ReplayConfig(lease_ttl_s=60.0, max_attempts=2, max_trajectory_bytes=8 << 20, compress=compress)
-    learner = LearnerBuffer(client, RUN_ID, replay, vocab_size=VOCAB_SIZE, stream=stream)
-    actor = ActorBuffer(client, RUN_ID, replay, vocab_size=VOCAB_SIZE, stream=stream)
+    learner = LearnerBuffer(client, RUN_ID, replay, vocab_size=VOCAB_SIZE, stream=stream, shard=shard)
+    actor = ActorBuffer(client, RUN_ID, replay, vocab_size=VOCAB_SIZE, stream=stream, shard=shard)
     learner.acquire_epoch()
     return Groups(learner=learner, actor=actor, next_id=learner.ledger().opened + 1)
