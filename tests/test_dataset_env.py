@@ -20,7 +20,7 @@ from common.config import load_config
 from common.config_error import ConfigError
 from common.trajectory import Task, Trajectory
 from envhub.catalogue import make_env
-from envhub.dataset.checks import CHECKS, last_number, score
+from envhub.dataset.checks import CHECKS, last_number
 from envhub.env import Observation
 from envhub.rewards.part import parts_of
 from tests import test_env_contract as contract
@@ -129,9 +129,9 @@ def test_a_data_set_keeps_the_contract(check: Callable[[Case], None], sums: str)
 def test_a_check_scores_as_stated(check: str, reply: str, answer: Any, expected: float | type[Exception]) -> None:
     if isinstance(expected, type):
         with pytest.raises(expected, match="the answer"):
-            score(CHECKS[check], reply, answer)
+            asyncio.run(CHECKS[check].score(reply, answer))
     else:
-        assert score(CHECKS[check], reply, answer) == pytest.approx(expected)
+        assert asyncio.run(CHECKS[check].score(reply, answer)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("text", ["", "no", "1/0", "-", ".."])
@@ -326,7 +326,10 @@ def test_a_data_set_of_a_hub_needs_its_package_and_a_split(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"check": "exakt"}, "`env.options.check` must be exact or f1 or number or choice or regex or json or none"),
+        (
+            {"check": "exakt"},
+            "must be exact or f1 or number or math or choice or regex or json or schema or code or none",
+        ),
         ({"answer_pattern": "("}, "is not a regular expression"),
         ({"answer_pattern": "a"}, "must have one group, around the answer, has 0"),
         ({"colums": "a"}, "its options are: train, held_out, prompt, answer"),
