@@ -39,6 +39,7 @@ JOINING = (
     "scale",
     "join-command",
     "replay",
+    "export",
     "eval",
     "collect",
 )
