@@ -72,9 +72,7 @@ def gradient(goal: Goal, config: Config, ranks: Ranks, made: list[Example]) -> d
     return loss_and_gradient(goal, config, ranks, made)[1]
 
 
-def loss_and_gradient(
-    goal: Goal, config: Config, ranks: Ranks, made: list[Example]
-) -> tuple[float, dict[str, Tensor]]:
+def loss_and_gradient(goal: Goal, config: Config, ranks: Ranks, made: list[Example]) -> tuple[float, dict[str, Tensor]]:
     """Of one step, and nothing updated; a reward model's head, which begins at 0, is given weights first."""
     fitted = loaded(goal, config, ranks)
     material = fit_module._material(fitted, made)

@@ -27,7 +27,7 @@ def _uploaded(run_dir: RunDir, options: ExportOptions) -> str:
     """Upload the trained model in one commit, and return its address. Raises ConfigError."""
     # Here: the card alone needs neither network nor token.
     from huggingface_hub import HfApi, get_token
-    from huggingface_hub.errors import HTTPError
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the HTTP client that it uses
 
     name, token = options.to_hub, get_token()
     if not token:
