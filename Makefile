@@ -8,7 +8,7 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu quickstart road test check format lock clean \
-  bench-actors bench-learner bench-replay bench-fleet bench-envs bench-data bench-weights bench-peers \
+  bench-actors bench-learner bench-replay bench-fleet bench-envs bench-data bench-weights bench-peers bench-fits \
   families study-lag study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-spot test-envs test-engines test-adapters test-browser setup-browser docs
 
 setup: $(STAMP)
@@ -124,10 +124,17 @@ study-simulator: setup
 
 # The quickstart beside TRL and a loop by hand, all from the same weights: 15 whole runs, one after another. TRL has
 # an environment of its own, and runs only here: `make test` tests the loop by hand and the page.
-bench-peers: setup
+bench-peers: setup build/peers-trl/.installed
+	$(BIN)/python -m tools.peers.bench
+
+# SFT, DPO and the reward model beside TRL's: first losses, gradients and accuracy. Some minutes.
+bench-fits: setup build/peers-trl/.installed
+	$(BIN)/python -m tools.peers.fits
+
+build/peers-trl/.installed: requirements/torch.txt requirements/peers-trl.txt
 	test -x build/peers-trl/bin/python || $(PYTHON) -m venv build/peers-trl
 	build/peers-trl/bin/pip install $(PIP_FLAGS) -r requirements/torch.txt -r requirements/peers-trl.txt
-	$(BIN)/python -m tools.peers.bench
+	touch $@
 
 # Kill and stop processes at random for ten minutes; the ledger must balance to the last trajectory.
 soak: setup

@@ -125,6 +125,7 @@ def _episode(trajectory: Trajectory, tape: Tape, scoring: Scoring) -> Episode:
         score=trajectory.score,
         success=trajectory.success,
         stop_reason=trajectory.stop_reason.value,
+        completion_ids=trajectory.token_array()[trajectory.turns[0].start : trajectory.turns[-1].stop].tolist(),
     )
 
 

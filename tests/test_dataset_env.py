@@ -20,7 +20,7 @@ from common.config import load_config
 from common.config_error import ConfigError
 from common.trajectory import Task, Trajectory
 from envhub.catalogue import make_env
-from envhub.dataset.checks import CHECKS, last_number, score
+from envhub.dataset.checks import CHECKS, last_number
 from envhub.env import Observation
 from envhub.rewards.part import parts_of
 from tests import test_env_contract as contract
@@ -129,9 +129,9 @@ def test_a_data_set_keeps_the_contract(check: Callable[[Case], None], sums: str)
 def test_a_check_scores_as_stated(check: str, reply: str, answer: Any, expected: float | type[Exception]) -> None:
     if isinstance(expected, type):
         with pytest.raises(expected, match="the answer"):
-            score(CHECKS[check], reply, answer)
+            asyncio.run(CHECKS[check].score(reply, answer))
     else:
-        assert score(CHECKS[check], reply, answer) == pytest.approx(expected)
+        assert asyncio.run(CHECKS[check].score(reply, answer)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("text", ["", "no", "1/0", "-", ".."])
@@ -225,6 +225,7 @@ def test_a_reward_function_of_trl_is_taken_as_it_is(
     rows = [{"prompt": chat if is_chat else "2 + 3?", "answer": 5, "kind": "sum"}]
     path = as_jsonl(tmp_path / "rows.jsonl", rows)
     options = {"train": path, "held_out": path, "check": "number", "system": "Add."}
+    tokenizer = merging_tokenizer(CHATML)
     end = episode_on(options, "5", rewards={"near": {"part": f"{OWN}:near", "weight": -0.2}})
     assert end.turns[-1].rewards == {"right": 1.0, "near": -0.1}
     assert (end.score, end.success, end.part_values) == (1.0, True, {"near": 0.5})
@@ -232,11 +233,68 @@ def test_a_reward_function_of_trl_is_taken_as_it_is(
         {
             "prompts": [chat if is_chat else "2 + 3?"],
             "completions": [[{"role": "assistant", "content": "5"}] if is_chat else "5"],
+            "completion_ids": [[*ids(tokenizer, "5"), tokenizer.eos_token_id]],
             "answer": [5],
             "prompt": [rows[0]["prompt"]],
             "kind": ["sum"],
         }
     ]
+
+
+def _longer(completion_ids: list[list[int]], **kwargs: Any) -> list[float]:
+    return [float(len(each)) for each in completion_ids]
+
+
+def _format(completions: list[Any], **kwargs: Any) -> list[float]:
+    contents = [each[0]["content"] if isinstance(each, list) else each for each in completions]
+    return [1.0 if re.match(r"^<think>.*</think>", content) else 0.0 for content in contents]
+
+
+def _truth(completions: list[str], answer: list[int], **kwargs: Any) -> list[float]:
+    found = [re.search(r"\d+$", completion) for completion in completions]
+    return [1.0 if each and int(each[0]) == right else 0.0 for each, right in zip(found, answer, strict=True)]
+
+
+def _of_one_kind(prompts: list[str], completions: list[str], kind: list[str], **kwargs: Any) -> list[float | None]:
+    return [2.0 if each == "sum" else None for each in kind]
+
+
+def _of_another_kind(completions: list[str], kind: list[str], **kwargs: Any) -> list[float | None]:
+    return [2.0 if each == "product" else None for each in kind]
+
+
+async def _slow(prompts: list[str], completions: list[str], **kwargs: Any) -> list[float]:
+    await asyncio.sleep(0)
+    return [0.25 for _ in completions]
+
+
+class _Called:
+    def __call__(self, completions: list[str], **kwargs: Any) -> list[float]:
+        return [0.5]
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (_longer, len(ids(merging_tokenizer(CHATML), "<think>2 and 3</think>5")) + 1),
+        (_format, 1.0),
+        (_truth, 1.0),
+        (_of_one_kind, 2.0),
+        (_of_another_kind, None),
+        (_slow, 0.25),
+        (_Called(), 0.5),
+    ],
+    ids=["ids", "format", "column", "of-this-kind", "none", "async", "object"],
+)
+def test_the_shapes_of_reward_functions_that_trl_documents_work(
+    own: types.ModuleType, tmp_path: Path, function: Any, expected: float | None
+) -> None:
+    """https://huggingface.co/docs/trl/grpo_trainer#using-a-custom-reward-function"""
+    own.function = function  # type: ignore[attr-defined]
+    path = as_jsonl(tmp_path / "rows.jsonl", [{"prompt": "2 + 3?", "answer": 5, "kind": "sum"}])
+    options = {"train": path, "held_out": path, "check": "number"}
+    end = episode_on(options, "<think>2 and 3</think>5", rewards={"part": {"part": f"{OWN}:function"}})
+    assert end.part_values == ({} if expected is None else {"part": expected})
 
 
 def test_a_data_set_without_answers_has_the_score_of_a_part(own: types.ModuleType, tmp_path: Path) -> None:
@@ -253,13 +311,13 @@ def test_a_data_set_without_answers_has_the_score_of_a_part(own: types.ModuleTyp
 def test_a_function_that_needs_a_column_that_is_not_there_is_refused_before_the_run(
     own: types.ModuleType, sums: str
 ) -> None:
-    own.needs_more = lambda completions, completion_ids: [0.0]  # type: ignore[attr-defined]
+    own.needs_more = lambda completions, trainer_state: [0.0]  # type: ignore[attr-defined]
     config = load_config(None, ["env.name=dataset", f"env.options.train={sums}", "env.options.check=number"])
     check_env(config.env)
     config.env.rewards = {"ids": {"part": f"{OWN}:needs_more"}}
     with pytest.raises(ConfigError) as error:
         check_env(config.env)
-    assert "`env.rewards.ids`" in str(error.value) and "argument: 'completion_ids'" in str(error.value)
+    assert "`env.rewards.ids`" in str(error.value) and "argument: 'trainer_state'" in str(error.value)
     assert "columns of the task (prompt, answer, prompts)" in str(error.value)
     own.needs_more = lambda completions, answer: [0.0]  # type: ignore[attr-defined]
     check_env(config.env)
@@ -326,7 +384,10 @@ def test_a_data_set_of_a_hub_needs_its_package_and_a_split(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"check": "exakt"}, "`env.options.check` must be exact or f1 or number or choice or regex or json or none"),
+        (
+            {"check": "exakt"},
+            "must be exact or f1 or number or math or choice or regex or json or schema or code or none",
+        ),
         ({"answer_pattern": "("}, "is not a regular expression"),
         ({"answer_pattern": "a"}, "must have one group, around the answer, has 0"),
         ({"colums": "a"}, "its options are: train, held_out, prompt, answer"),

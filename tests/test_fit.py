@@ -68,16 +68,22 @@ def config_for(folder: Path, *overrides: str) -> Config:
 
 
 def gradient(goal: Goal, config: Config, ranks: Ranks, made: list[Example]) -> dict[str, Tensor]:
+    """The gradient of one step."""
+    return loss_and_gradient(goal, config, ranks, made)[1]
+
+
+def loss_and_gradient(goal: Goal, config: Config, ranks: Ranks, made: list[Example]) -> tuple[float, dict[str, Tensor]]:
     """Of one step, and nothing updated; a reward model's head, which begins at 0, is given weights first."""
     fitted = loaded(goal, config, ranks)
     material = fit_module._material(fitted, made)
     if goal == "dpo":  # as if the policy had moved already
         assert material.reference is not None
         material = replace(material, reference=material.reference - np.linspace(-9, 9, len(made)))
-    _, weights, divisor = fit_module._weights(fitted, material)
-    fit_module._backward(fitted, fit_module._with_weights(made, weights), divisor=divisor)
+    metrics, weights, divisor = fit_module._weights(fitted, material)
+    output_sum = fit_module._backward(fitted, fit_module._with_weights(made, weights), divisor=divisor)
+    loss = -output_sum / divisor if goal == "sft" else metrics.means()["fit/loss"]
     parameters = [*fitted.model.causal_lm.named_parameters(), *fitted.model.heads()]
-    return {name: whole(parameter.grad) for name, parameter in parameters if parameter.grad is not None}
+    return loss, {name: whole(parameter.grad) for name, parameter in parameters if parameter.grad is not None}
 
 
 def loaded(goal: Goal, config: Config, ranks: Ranks) -> fit_module.Fit:
@@ -135,12 +141,14 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("goal", GOALS)
-def test_the_gradient_is_that_of_the_printed_loss(goal: Goal, folder: Path, ranks: Ranks) -> None:
+def test_loss_and_gradient_are_those_of_the_printed_loss(goal: Goal, folder: Path, ranks: Ranks) -> None:
     made = examples(goal, 5)
-    _, expected = plainly(goal, folder, made)
+    loss, expected = plainly(goal, folder, made)
     for micro_batch_tokens in (64, 400):  # many micro-batches, the two sides of a pair apart; and one
         config = config_for(folder, f"learner.micro_batch_tokens={micro_batch_tokens}")
-        assert_same(gradient(goal, config, ranks, made), expected)
+        found, gradients = loss_and_gradient(goal, config, ranks, made)
+        assert found == pytest.approx(loss, rel=1e-5)
+        assert_same(gradients, expected)
 
 
 def test_a_side_that_ends_in_what_both_say_weighs_as_much_as_the_other(folder: Path, ranks: Ranks) -> None:

@@ -51,6 +51,7 @@ def episode_of(*turns: EpisodeTurn, success: bool = False, columns: dict[str, An
         score=float(success),
         success=success,
         stop_reason="done",
+        completion_ids=[3, 1, 4],
     )
 
 
@@ -206,6 +207,7 @@ def test_a_function_of_trl_gets_the_chat_of_any_environment(own: types.ModuleTyp
                 {"role": "assistant", "content": "look"},
             ]
         ],
+        "completion_ids": [[3, 1, 4]],
         "answer": [5],
     }
 

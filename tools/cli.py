@@ -40,6 +40,7 @@ JOINING = (
     "scale",
     "join-command",
     "replay",
+    "export",
     "eval",
     "collect",
 )

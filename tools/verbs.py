@@ -12,6 +12,7 @@ from learner.fit_options import FitOptions
 from tools.acl_options import AclOptions, FleetOption
 from tools.collect_options import CollectOptions
 from tools.data_options import DataOptions
+from tools.export_options import ExportOptions
 from tools.launch.launch_options import LaunchOptions
 from tools.options import options_of
 from tools.plan.plan_options import PlanOptions
@@ -195,6 +196,12 @@ VERBS = {
         "measure success on held-out tasks, with a run's trained model or model.path",
         "tools.evaluate:evaluate",
         (*FIXED_MODEL, "eval.num_tasks"),
+    ),
+    "export": Verb(
+        "write a model card into a run's trained model, and upload the folder to the Hugging Face Hub",
+        "tools.export:export",
+        ("run.name", "run.root"),
+        own=ExportOptions,
     ),
     "collect": Verb(
         "play train tasks with a run's trained model or model.path, and write the trajectories to FILE",

@@ -14,9 +14,8 @@ from common.message import Message
 from common.trajectory import Task
 from envhub.code.task import Problem, draw_problem
 from envhub.env import Env
-from envhub.isolation.file_tree import Tree, file
-from envhub.isolation.program import program_in
-from envhub.isolation.sandbox import Finished, Limits, require_sandbox, run_in_sandbox
+from envhub.isolation.program import ProgramRun, program_in, run_on_inputs
+from envhub.isolation.sandbox import Limits, require_sandbox
 from envhub.options import check_choice, check_range
 from envhub.task_seed import split_of, task_rng
 from envhub.world import Change, WorldEnv
@@ -33,22 +32,6 @@ _ACTION = re.compile(r"\s*(run|submit)\b[:\s]*(.*)", re.IGNORECASE | re.DOTALL)
 
 class CodeState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     is_over: bool = False  # there is no other state: a run leaves nothing behind
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Run:
-    """The result of a program for one input."""
-
-    printed: str
-    errors: str  # what it wrote to stderr
-    is_complete: bool  # it ended without an error; otherwise an empty output is never correct
-
-    @property
-    def shown(self) -> str:
-        """What it printed, or else the last line of its errors."""
-        if self.printed or not self.errors:
-            return self.printed[:MAX_SHOWN_CHARS]
-        return f"({self.errors.splitlines()[-1]})"[:MAX_SHOWN_CHARS]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,13 +59,10 @@ class CodeWorld:
         if found is None or not program:
             return Change(state=state, text="write run or submit, followed by the program", valid=False)
         if found[1].lower() == "run":
-            runs = await self._runs(program, [given for given, _ in self.problem.examples])
-            return Change(state=state, text="\n".join(f"Output: {run.shown or '(nothing)'}" for run in runs))
-        runs = await self._runs(program, [given for given, _ in self.problem.tests])
-        passed = sum(
-            run.is_complete and run.printed.split() == right.split()
-            for run, (_, right) in zip(runs, self.problem.tests, strict=True)
-        )
+            runs = await run_on_inputs(program, [given for given, _ in self.problem.examples], limits=self.limits)
+            return Change(state=state, text="\n".join(f"Output: {_shown(run) or '(nothing)'}" for run in runs))
+        runs = await run_on_inputs(program, [given for given, _ in self.problem.tests], limits=self.limits)
+        passed = sum(run.prints(right) for run, (_, right) in zip(runs, self.problem.tests, strict=True))
         score = passed / len(self.problem.tests)
         return Change(state=CodeState(is_over=True), text=f"{passed} of {len(runs)} passed", over=True, score=score)
 
@@ -91,16 +71,6 @@ class CodeWorld:
 
     def expert(self, state: CodeState) -> str:
         return f"submit\n```python\n{self.problem.program}```"
-
-    async def _runs(self, program: str, inputs: list[str]) -> list[_Run]:
-        tree: Tree = {"program.py": file(program)} | {f"{number}.in": file(text) for number, text in enumerate(inputs)}
-        each_s = self.limits.wall_s / len(inputs)
-        command = (
-            f"for i in $(seq 0 {len(inputs) - 1}); do timeout -s KILL {each_s:.3f} "
-            "/usr/bin/python3 -I program.py < $i.in > $i.out 2> $i.err; echo $? > $i.code; done"
-        )
-        finished = await run_in_sandbox(command, tree, limits=self.limits)
-        return [_run(finished, number) for number in range(len(inputs))]
 
 
 def make_code_env(*, profile: str = "full", steps: int = 2, tests: int = 6, timeout_s: float = 10.0) -> Env:
@@ -134,10 +104,8 @@ def make_code(task: Task, *, profile: str, num_steps: int, num_tests: int, limit
             return CodeWorld(profile=profile, problem=problem, limits=limits)
 
 
-def _run(finished: Finished, number: int) -> _Run:
-    tree = finished.tree or {}
-    printed, errors, code = (
-        tree[name].content.decode(errors="replace").strip() if name in tree else ""
-        for name in (f"{number}.out", f"{number}.err", f"{number}.code")
-    )
-    return _Run(printed=printed, errors=errors, is_complete=code == "0" and f"{number}.out" in tree)
+def _shown(run: ProgramRun) -> str:
+    """What it printed, or else the last line of its errors."""
+    if run.printed or not run.errors:
+        return run.printed[:MAX_SHOWN_CHARS]
+    return f"({run.errors.splitlines()[-1]})"[:MAX_SHOWN_CHARS]

@@ -1,19 +1,35 @@
 """Compares a reply with the answer of its row. Each check returns a score in [0, 1].
 
-An answer that is a list contains alternatives: the best of them counts.
+No reply can make a check endless: the checks of this file take time that is linear in the reply, `regex` has a time
+limit, mathematics and schemas have the check server, and programs have the sandbox.
 """
 
+import asyncio
 import json
 import math
 import re
 import string
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-Check = Callable[[str, Any], float]
+import regex as timed_re
+from jsonschema.exceptions import SchemaError
+from jsonschema.validators import validator_for
+
+from envhub.dataset.check_client import ask, compared
+from envhub.dataset.check_server import marked
+from envhub.dataset.json_reply import json_in
+from envhub.dataset.tests_of_row import passed_share, tests_in
+from envhub.env import EnvError
+from envhub.isolation.sandbox import require_sandbox
+
+Compare = Callable[[str, Any], float]
 
 MAX_REPLY_CHARS = 20_000  # a longer reply is compared by its end
+MAX_MATCH_S = 1.0  # of a regular expression on one reply
 # A minus after a letter, a digit or a bracket is a hyphen or an operator: "10-20" ends with 20.
 _NUMBER = re.compile(
     r"(?:(?<![\w)])-)?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][+-]?\d{1,3})?(?:\s?/\s?\d+)?|\.\d+)"
@@ -24,12 +40,41 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 RELATIVE_ERROR = 1e-6  # of numbers
 
 
-def score(check: Check, reply: str, answer: Any) -> float:
-    """Return the score of `reply`. Raises ValueError if `answer` is not one that `check` can compare with."""
-    reply = reply[-MAX_REPLY_CHARS:]
-    if isinstance(answer, list):
-        return max((check(reply, each) for each in answer), default=0.0)
-    return check(reply, answer)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """How a reply is compared with the answer of its row."""
+
+    compare: Callable[[str, Any], Awaitable[float]]
+    accept: Callable[[Any], object]  # raises ValueError for an answer that the check cannot compare with
+    reply: Callable[[str], str] | None  # a right reply, from the answer's text; None: the answer is none
+    has_alternatives: bool = True  # an answer that is a list contains alternatives: the best of them counts
+    max_tried: int | None = None  # rows whose answer is tried at the start; None: all
+    require: Callable[[], None] = lambda: None  # raises ValueError if this host cannot run it
+
+    async def score(self, reply: str, answer: Any) -> float:
+        """Return the score of `reply`. Raises ValueError if `answer` is not one that the check can compare with."""
+        reply = reply[-MAX_REPLY_CHARS:]
+        return max([await self.compare(reply, each) for each in self.alternatives(answer)], default=0.0)
+
+    def alternatives(self, answer: Any) -> list[Any]:
+        return answer if self.has_alternatives and isinstance(answer, list) else [answer]
+
+
+def found_in(pattern: "timed_re.Pattern[str]", reply: str) -> list[str]:
+    """Return all matches of `pattern` in the reply, or their groups; none if that takes over a second."""
+    try:
+        found: list[str] = pattern.findall(reply[-MAX_REPLY_CHARS:], timeout=MAX_MATCH_S, concurrent=True)
+    except TimeoutError:
+        return []
+    return found
+
+
+def compiled(text: str, *, flags: int = 0) -> "timed_re.Pattern[str]":
+    """Return the regular expression `text`. Raises ValueError if it is none."""
+    try:
+        return timed_re.compile(text, flags)
+    except timed_re.error as error:
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
 
 
 def exact(reply: str, answer: Any) -> float:
@@ -73,12 +118,19 @@ def choice(reply: str, answer: Any) -> float:
     return float(_LETTER.findall(reply)[-1:] == wanted)
 
 
-def regex(reply: str, answer: Any) -> float:
-    """1 if the regular expression `answer` matches somewhere in the reply."""
+def matches(reply: str, answer: Any) -> float:
+    """1 if the regular expression `answer` matches somewhere in the reply, within a second."""
     try:
-        return float(re.search(str(answer), reply) is not None)
-    except re.error as error:
-        raise ValueError(f"the answer {answer!r} is not a regular expression: {error}") from None
+        return float(_pattern(answer).search(reply, timeout=MAX_MATCH_S, concurrent=True) is not None)
+    except TimeoutError:
+        return 0.0
+
+
+def _pattern(answer: Any) -> "timed_re.Pattern[str]":
+    try:
+        return compiled(str(answer))
+    except ValueError as error:
+        raise ValueError(f"the answer {error}") from None
 
 
 def same_json(reply: str, answer: Any) -> float:
@@ -90,22 +142,23 @@ def same_json(reply: str, answer: Any) -> float:
         wanted = json.loads(answer) if isinstance(answer, str) else answer
     except ValueError as error:
         raise ValueError(f"the answer {answer!r} is not JSON: {error}") from None
-    block = re.search(r"```(?:json)?\s*\n(.*?)```", reply, re.DOTALL)
     try:
-        return float(_is_same(json.loads(block[1] if block else reply), wanted))
+        return float(_is_same(json_in(reply), wanted))
     except (ValueError, RecursionError):
         return 0.0
 
 
-CHECKS: dict[str, Check] = {
-    "exact": exact,
-    "f1": f1,
-    "number": number,
-    "choice": choice,
-    "regex": regex,
-    "json": same_json,
-}
-ANSWER_IS_NO_REPLY = (regex,)  # the answers of these checks need not be right themselves
+def schema_of(answer: Any) -> Any:
+    """Return the JSON schema of an answer, which may be its text. Raises ValueError if it is none."""
+    try:
+        found = json.loads(answer) if isinstance(answer, str) else answer
+        if not isinstance(found, dict | bool):
+            raise ValueError("it must be an object")
+        validator_for(found).check_schema(found)
+    except (ValueError, RecursionError, SchemaError) as error:
+        reason = getattr(error, "message", None) or str(error)
+        raise ValueError(f"the answer {answer!r:.200} is not a JSON schema: {reason}"[:500]) from None
+    return found
 
 
 def _words(text: str) -> list[str]:
@@ -120,3 +173,55 @@ def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_is_same, one, other))
     return isinstance(one, bool) == isinstance(other, bool) and one == other
+
+
+def _passes(compare: Compare, answer: Any) -> None:
+    """Raise ValueError if no reply could be right, as the answer itself is not."""
+    if compare(answer if isinstance(answer, str) else json.dumps(answer), answer) < 1.0:
+        raise ValueError(f"the answer {answer!r} fails its own check `env.options.check`"[:500])
+
+
+def _is_mathematics(answer: Any) -> None:
+    text = str(answer)
+    try:
+        score = ask("math", marked(text), text)
+    except EnvError as error:
+        raise ValueError(str(error)) from error
+    if score < 1.0:
+        raise ValueError(f"the answer {answer!r} fails its own check `env.options.check`"[:500])
+
+
+def _plain(compare: Compare) -> Check:
+    """A check whose answers are replies, which must pass it themselves."""
+
+    async def compare_now(reply: str, answer: Any) -> float:
+        return compare(reply, answer)
+
+    return Check(compare=compare_now, accept=partial(_passes, compare), reply=str)
+
+
+async def _matches(reply: str, answer: Any) -> float:
+    return await asyncio.to_thread(matches, reply, answer)
+
+
+async def _fits_schema(reply: str, answer: Any) -> float:
+    return await compared("schema", reply, schema_of(answer))
+
+
+CHECKS: dict[str, Check] = {
+    "exact": _plain(exact),
+    "f1": _plain(f1),
+    "number": _plain(number),
+    "math": Check(compare=partial(compared, "math"), accept=_is_mathematics, reply=marked, max_tried=20),
+    "choice": _plain(choice),
+    "regex": Check(compare=_matches, accept=_pattern, reply=None),
+    "json": _plain(same_json),
+    "schema": Check(compare=_fits_schema, accept=schema_of, reply=None),
+    "code": Check(
+        compare=passed_share,
+        accept=tests_in,
+        reply=None,
+        has_alternatives=False,
+        require=require_sandbox,
+    ),
+}

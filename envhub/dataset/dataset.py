@@ -4,22 +4,24 @@ No class has to be written: a file, the names of its columns and a check are eno
 parts of `env.rewards`, as in every environment.
 """
 
+import asyncio
 import functools
-import re
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import regex
 
 from common.message import Message
 from common.trajectory import Task
 from envhub.asset import asset_path, item_of
-from envhub.dataset.checks import ANSWER_IS_NO_REPLY, CHECKS, Check, score
+from envhub.dataset.checks import CHECKS, Check, compiled, found_in
 from envhub.dataset.item import HUB, Columns, Item, read_items
-from envhub.env import Env
+from envhub.env import Env, EnvError
 from envhub.options import check_choice
 from envhub.task_seed import split_of
 from envhub.world import Change, WorldEnv
@@ -38,7 +40,7 @@ class DatasetWorld:
 
     item: Item
     system: str
-    pattern: re.Pattern[str] | None
+    pattern: regex.Pattern[str] | None
     check: Check | None  # None: no score, as only parts of `env.rewards` say what a reply is worth
     secrets: tuple[str, ...] = ()  # empty: people wrote the questions, which may contain an answer's words
 
@@ -51,8 +53,11 @@ class DatasetWorld:
         return (Message("system", self.system), *self.item.prompt) if self.system else self.item.prompt
 
     async def act(self, state: DatasetState, action: str) -> Change[DatasetState]:
-        reply = _extracted(action, self.pattern)
-        value = 0.0 if self.check is None or reply is None else score(self.check, reply, self.item.answer)
+        reply = action if self.pattern is None else await asyncio.to_thread(_extracted, action, self.pattern)
+        try:
+            value = 0.0 if self.check is None or reply is None else await self.check.score(reply, self.item.answer)
+        except ValueError as error:  # a row whose answer was not tried at the start
+            raise EnvError(f"`env.options.check` cannot be used for a row: {error}") from error
         return Change(state=DatasetState(is_over=True), text="answered", over=True, score=value)
 
     def admissible(self, state: DatasetState) -> None:
@@ -60,7 +65,8 @@ class DatasetWorld:
 
     def expert(self, state: DatasetState) -> str:
         """Return the row's solution, or its answer. Raises NotImplementedError if there is none to imitate."""
-        good = self.item.solution or self.item.answer_text
+        right = self.check.reply if self.check else None
+        good = self.item.solution or (right(self.item.answer_text) if right else "")
         if not good or _extracted(good, self.pattern) is None:
             raise NotImplementedError(
                 "no reply to imitate is known; name a column with whole replies by `env.options.solution`"
@@ -89,6 +95,8 @@ def make_dataset_env(
     """
     check_choice("check", check, [*CHECKS, NONE])
     compare = CHECKS.get(check)
+    if compare:
+        compare.require()
     columns = Columns(prompt=prompt, answer=answer if compare else "", solution=solution)
     items = _items(
         _source("train", train),
@@ -122,7 +130,7 @@ def make_dataset(
     *,
     items: Mapping[str, Sequence[Item]],
     system: str,
-    pattern: re.Pattern[str] | None,
+    pattern: regex.Pattern[str] | None,
     check: Check | None,
 ) -> DatasetWorld:
     return DatasetWorld(item=item_of(task, items), system=system, pattern=pattern, check=check)
@@ -133,28 +141,32 @@ def _items(
     train: Path | str, held_out: Path | str | None, columns: Columns, check: Check | None
 ) -> dict[str, list[Item]]:
     """Return the rows by split, read and checked. Raises ValueError, with the number of the row, if one is wrong."""
-    check_row = partial(_check_row, check=check)
-    items = read_items(train, columns, check=check_row)
+    items = read_items(train, columns, check=_row_check(check))
     if held_out is None:
         return _split(items, train)
-    return {"train": items, "held_out": read_items(held_out, columns, check=check_row)}
+    return {"train": items, "held_out": read_items(held_out, columns, check=_row_check(check))}
 
 
-def _check_row(item: Item, *, check: Check | None) -> None:
-    """Raise ValueError if no reply could be right, as the row's own answer is not."""
-    if check is None or check in ANSWER_IS_NO_REPLY:
-        return
-    if score(check, item.answer_text, item.answer) < 1.0:
-        raise ValueError(f"the answer {item.answer!r} fails its own check `env.options.check`"[:500])
+def _row_check(check: Check | None) -> Callable[[Item], None]:
+    """Return a function that raises ValueError for a row whose answer no reply could match."""
+    numbers = itertools.count()
+
+    def check_row(item: Item) -> None:
+        if check is None or (check.max_tried is not None and next(numbers) >= check.max_tried):
+            return
+        for answer in check.alternatives(item.answer):
+            check.accept(answer)
+
+    return check_row
 
 
-def _pattern(text: str) -> re.Pattern[str] | None:
+def _pattern(text: str) -> regex.Pattern[str] | None:
     if not text:
         return None
     try:
-        pattern = re.compile(text, re.DOTALL)
-    except re.error as error:
-        raise ValueError(f"`env.options.answer_pattern` {text!r} is not a regular expression: {error}") from None
+        pattern = compiled(text, flags=regex.DOTALL)
+    except ValueError as error:
+        raise ValueError(f"`env.options.answer_pattern` {error}") from None
     if pattern.groups != 1:
         raise ValueError(
             f"`env.options.answer_pattern` {text!r} must have one group, around the answer, has {pattern.groups}"
@@ -162,10 +174,10 @@ def _pattern(text: str) -> re.Pattern[str] | None:
     return pattern
 
 
-def _extracted(reply: str, pattern: re.Pattern[str] | None) -> str | None:
+def _extracted(reply: str, pattern: regex.Pattern[str] | None) -> str | None:
     if pattern is None:
         return reply
-    found = pattern.findall(reply)
+    found = found_in(pattern, reply)
     return found[-1] if found else None
 
 

@@ -1,6 +1,11 @@
-"""Extract a Python program from a policy's text: all of it, or a fenced block."""
+"""Extract a Python program from a policy's text, and run it in the sandbox on inputs."""
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from envhub.isolation.file_tree import Tree, file
+from envhub.isolation.sandbox import Finished, Limits, run_in_sandbox
 
 MAX_PROGRAM_CHARS = 20_000
 
@@ -16,3 +21,37 @@ def program_in(text: str) -> str:
     program = fenced[1] if fenced else text
     is_text = program.encode(errors="replace").decode() == program
     return program if is_text and len(program) <= MAX_PROGRAM_CHARS else ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgramRun:
+    """The result of a program for one input."""
+
+    printed: str
+    errors: str  # what it wrote to stderr
+    is_complete: bool  # it ended without an error; otherwise an empty output is never correct
+
+    def prints(self, right: str) -> bool:
+        """Whether it ended well and printed the words of `right`."""
+        return self.is_complete and self.printed.split() == right.split()
+
+
+async def run_on_inputs(program: str, inputs: Sequence[str], *, limits: Limits) -> list[ProgramRun]:
+    """Run `program` once for each input, in one sandbox. Each run has an equal share of `limits.wall_s`."""
+    tree: Tree = {"program.py": file(program)} | {f"{number}.in": file(text) for number, text in enumerate(inputs)}
+    each_s = limits.wall_s / len(inputs)
+    command = (
+        f"for i in $(seq 0 {len(inputs) - 1}); do timeout -s KILL {each_s:.3f} "
+        "/usr/bin/python3 -I program.py < $i.in > $i.out 2> $i.err; echo $? > $i.code; done"
+    )
+    finished = await run_in_sandbox(command, tree, limits=limits)
+    return [_run(finished, number) for number in range(len(inputs))]
+
+
+def _run(finished: Finished, number: int) -> ProgramRun:
+    tree = finished.tree or {}
+    printed, errors, code = (
+        tree[name].content.decode(errors="replace").strip() if name in tree else ""
+        for name in (f"{number}.out", f"{number}.err", f"{number}.code")
+    )
+    return ProgramRun(printed=printed, errors=errors, is_complete=code == "0" and f"{number}.out" in tree)

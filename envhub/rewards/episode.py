@@ -1,6 +1,6 @@
 """A whole episode in readable form, as the parts of a reward get it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ class Episode:
     score: float  # the environment's own measure, in [0, 1]
     success: bool
     stop_reason: str  # done, max_turns or max_tokens
+    completion_ids: Sequence[int]  # the tokens from the first reply to the last
 
     @property
     def goal(self) -> float:

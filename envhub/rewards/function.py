@@ -1,7 +1,7 @@
 """Reward functions of the user's: ours get a whole `Episode`, those with TRL's signature are called as TRL calls them.
 
-TRL's is `function(prompts, completions, **columns)`, with lists of one. A function may be async. It returns one number,
-in a list or not, or None where it does not apply; ours may also return one number for each turn.
+TRL's is `function(prompts, completions, completion_ids, **columns)`, with lists of one. A function may be async. It
+returns one number, in a list or not, or None where it does not apply; ours may also return one number for each turn.
 """
 
 import copy
@@ -38,12 +38,12 @@ def needs_columns(name: str) -> bool:
 def check_call(key: str, name: str, columns: Mapping[str, Any]) -> None:
     """Raise ValueError if the function `name` would need an argument that no column gives."""
     function = imported(key, name, Callable)
-    given = {"prompts": [], "completions": []} | dict(columns)
+    given = {"prompts": [], "completions": [], "completion_ids": []} | dict(columns)
     try:
         inspect.signature(function).bind(**_taken(function, given))
     except TypeError as error:
         raise ValueError(
-            f"`{key}` {name!r} gets `episode`, or prompts, completions and the columns of the task "
+            f"`{key}` {name!r} gets `episode`, or prompts, completions, completion_ids and the columns of the task "
             f"({', '.join(map(str, columns)) or 'it has none'}): {error}"
         ) from None
 
@@ -60,6 +60,7 @@ def arguments(function: Callable[..., Any], episode: Episode) -> dict[str, Any]:
     else:
         given.setdefault("prompts", [episode.prompt])
         given["completions"] = [episode.messages[len(episode.prompt) :]]
+    given["completion_ids"] = [list(episode.completion_ids)]
     return _taken(function, given)
 
 

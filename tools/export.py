@@ -1,0 +1,49 @@
+"""`slipstream export`: writes a model card into a run's trained model, and uploads the folder to a hub."""
+
+from common.config import Config
+from common.config_error import ConfigError
+from common.run_dir import RunDir, write_whole
+from tools.export_options import ExportOptions
+from tools.hub import FILES
+from tools.model_card import card_of
+
+CARD = "README.md"
+
+
+def export(config: Config, *, options: ExportOptions) -> int:
+    """Write the card, upload if that is asked for, and print where the model is. Raises ConfigError."""
+    run_dir = RunDir(config.run.root, config.run.name)
+    folder = run_dir.trained_model
+    if not any(folder.glob("*.safetensors")):
+        raise ConfigError(
+            f"{folder} has no *.safetensors; a run writes its model when it ends, or name another `run.name`"
+        )
+    write_whole(folder / CARD, card_of(run_dir))
+    print(_uploaded(run_dir, options) if options.to_hub else folder)
+    return 0
+
+
+def _uploaded(run_dir: RunDir, options: ExportOptions) -> str:
+    """Upload the trained model in one commit, and return its address. Raises ConfigError."""
+    # Here: the card alone needs neither network nor token.
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the HTTP client that it uses
+
+    name, token = options.to_hub, get_token()
+    if not token:
+        raise ConfigError(f"`--to-hub` {name} needs a token that may write; set HF_TOKEN, or run `hf auth login`")
+    hub = HfApi(token=token)
+    try:
+        hub.create_repo(name, private=not options.public, exist_ok=True)
+        commit = hub.upload_folder(
+            repo_id=name,
+            folder_path=run_dir.trained_model,
+            allow_patterns=[*FILES, CARD],
+            commit_message=f"Run {run_dir.path.name}",
+        )
+    except (HTTPError, OSError, ValueError) as error:  # of the network, the Hub's client and the disk
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"`--to-hub` {name} was not uploaded: {reason}; the card is in {run_dir.trained_model}"
+        ) from error
+    return str(commit.commit_url)
