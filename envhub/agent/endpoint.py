@@ -14,13 +14,16 @@ import hmac
 import os
 import secrets
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import xxhash
 from aiohttp import web
 
-from common.trajectory import StopReason
+from common.tool_call import ParsedAnswer, ToolCall
+from common.trajectory import StopReason, pack_tokens
 from envhub.agent.prompts import Prompts
 from envhub.agent.request import (
     ChatRequest,
@@ -30,7 +33,7 @@ from envhub.agent.request import (
     template_messages,
 )
 from envhub.agent.response import MODEL, Answer, Answers, error_body
-from envhub.driving import Generate, Reply, Request, Terms
+from envhub.driving import Generate, Request, Terms
 from envhub.env import EnvError
 from envhub.remote.env_secret import headers_with
 
@@ -125,26 +128,17 @@ class Endpoint:
             return refusal
         self.limit = None
         self._num_answers += body.num_answers
-        keep = partial(self._num_kept, body.stops) if body.stops else None
-        wanted = Request(prompt=prompt, max_tokens=body.longest, keep=keep)
         async with asyncio.TaskGroup() as group:  # if one fails, the episode is over
-            sampling = [group.create_task(_outcome(self._generate, wanted)) for _ in range(body.num_answers)]
+            sampling = [
+                group.create_task(self._answer(body, text, prompt, with_logprobs=with_logprobs))
+                for _ in range(body.num_answers)
+            ]
         answers = []
         for task in sampling:
-            reply = task.result()
-            if isinstance(reply, EnvError):
-                return _error(503, str(reply))
-            shown = _before(self._prompts.answer(reply.tokens), body.stops)
-            self._prompts.remember(text, prompt, reply.tokens, shown)
-            answers.append(
-                Answer(
-                    text=shown,
-                    tokens=reply.tokens,
-                    pieces=self._prompts.pieces(reply.tokens) if with_logprobs else [],
-                    logprobs=reply.logprobs,
-                    finish_reason=reply.finish_reason,
-                )
-            )
+            answer = task.result()
+            if isinstance(answer, EnvError):
+                return _error(503, str(answer))
+            answers.append(answer)
         made = Answers(is_chat=isinstance(body, ChatRequest), answers=answers, num_prompt_tokens=len(prompt))
         if not body.stream:
             return web.json_response(made.body())
@@ -154,6 +148,56 @@ class Endpoint:
             await response.write(chunk)
         await response.write_eof()
         return response
+
+    async def _answer(
+        self, body: ChatRequest | CompletionRequest, text: str, prompt: list[int], *, with_logprobs: bool
+    ) -> Answer | EnvError:
+        """Sample one answer to `prompt`, divide it, and remember it."""
+        parsed: ParsedAnswer | None = None
+
+        def shown(tokens: list[int]) -> str:
+            return _before(self._prompts.answer(tokens), body.stops)
+
+        async def read(tokens: list[int]) -> bool:
+            nonlocal parsed
+            if self._terms.parse is not None and isinstance(body, ChatRequest):
+                parsed = await self._terms.parse(shown(tokens), tokens=tokens, prompt=prompt, tools=body.callable_tools)
+            return parsed is None or not parsed.malformed
+
+        keep = partial(self._num_kept, body.stops) if body.stops else None
+        try:
+            reply = await self._generate(Request(prompt=prompt, max_tokens=body.longest, keep=keep, read=read))
+        except EnvError as error:
+            return error
+        whole = shown(reply.tokens)
+        calls = _tool_calls(prompt, reply.tokens, [] if parsed is None else parsed.tool_calls)
+        answer = Answer(
+            text=whole if parsed is None else parsed.content,
+            reasoning="" if parsed is None else parsed.reasoning,
+            tool_calls=calls,
+            tokens=reply.tokens,
+            pieces=self._prompts.pieces(reply.tokens) if with_logprobs else [],
+            logprobs=reply.logprobs,
+            finish_reason="tool_calls" if calls else reply.finish_reason,
+        )
+        self._prompts.remember(text, prompt, reply.tokens, whole)
+        if isinstance(body, ChatRequest) and answer.text != whole:
+            self._remember_message(body, answer, text, prompt)
+        return answer
+
+    def _remember_message(self, body: ChatRequest, answer: Answer, text: str, prompt: list[int]) -> None:
+        """Remember the answer as the template shows the message that the agent got."""
+        *earlier, message = template_messages([*body.messages, answer.message])
+        render = partial(self._prompts.rendered, tools=body.tools or [], to_reply=False)
+        try:
+            whole = render([*earlier, message])
+            without_calls = render([*earlier, {name: part for name, part in message.items() if name != "tool_calls"}])
+        except ValueError:  # a call that the template refuses; it will refuse it in the next request too
+            return
+        if not answer.tool_calls or whole != without_calls:
+            self._prompts.remember_shown(
+                text, prompt, answer.tokens, whole=whole, parts=[answer.reasoning, answer.text]
+            )
 
     def _refusal(self, prompt: list[int], num_answers: int) -> web.Response | None:
         """The answer to a request that a limit of the episode does not allow."""
@@ -181,11 +225,19 @@ class Endpoint:
         )
 
 
-async def _outcome(generate: Generate, wanted: Request) -> Reply | EnvError:
-    try:
-        return await generate(wanted)
-    except EnvError as error:
-        return error
+def _tool_calls(prompt: list[int], tokens: list[int], calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    """The calls of an answer in OpenAI's format.
+
+    Their ids depend on nothing but the tokens, because the calls of a preempted episode are repeated by another actor,
+    and templates may write ids into prompts. Mistral's templates accept ids of nine letters and digits only.
+    """
+    told = xxhash.xxh3_64(pack_tokens(prompt) + pack_tokens(tokens))
+    found = []
+    for call in calls:
+        told.update(call.name.encode())
+        function = {"name": call.name, "arguments": call.arguments}
+        found.append({"id": told.hexdigest()[:9], "type": "function", "function": function})
+    return found
 
 
 def _before(text: str, stops: tuple[str, ...]) -> str:
