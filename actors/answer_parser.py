@@ -45,7 +45,6 @@ class AnswerParser:
         template_arguments: Mapping[str, Any],
     ) -> None:
         """Raises ValueError for names that vLLM does not know, and for parsers that do not fit the tokenizer."""
-        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)  # else each malformed call is a traceback
         _check("model.tool_parser", tool_parser, ToolParserManager.list_registered())
         _check("model.reasoning_parser", reasoning_parser, ReasoningParserManager.list_registered())
         self._tokenizer = tokenizer
@@ -66,6 +65,8 @@ class AnswerParser:
 
     def parsed(self, order: Parse) -> ParsedAnswer:
         """Divide an answer. One that the parsers fail at is all content, as in vLLM's own server, and malformed."""
+        # Else each malformed call is a traceback in the log. Here, because vLLM resets all levels when it starts.
+        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
         try:
             request = _request(order.tools)
             parser = self._parser(request)
