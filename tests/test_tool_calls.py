@@ -78,6 +78,39 @@ async def streams_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> dic
     return {"calls": float(len(calls))}
 
 
+async def responds(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    """The same on the Responses API, whose output items go back as they came."""
+    return await _responds(client, streamed=False)
+
+
+async def streams_responses(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    return await _responds(client, streamed=True)
+
+
+async def _responds(client: openai.AsyncOpenAI, *, streamed: bool) -> dict[str, float]:
+    items: list[Any] = [{"role": "user", "content": "go"}]
+    tool = {"type": "function", **LOOK["function"]}
+    num_calls = 0
+    for _ in range(3):
+        request = {"model": "gpt-4o", "instructions": "play", "input": items, "tools": [tool]}
+        if streamed:
+            async with client.responses.stream(**request) as stream:
+                response = await stream.get_final_response()
+        else:
+            response = await client.responses.create(**request)
+        assert response.status == "completed" and response.usage.output_tokens > 0
+        items += response.output
+        calls = [item for item in response.output if item.type == "function_call"]
+        if not calls:
+            assert response.output_text == "ab."
+            break
+        for call in calls:
+            seen = f"{call.name} {json.loads(call.arguments)['at']}"
+            items.append({"type": "function_call_output", "call_id": call.call_id, "output": seen})
+            num_calls += 1
+    return {"calls": float(num_calls)}
+
+
 async def forgets_calls(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
     """An agent that sends other arguments back than it got."""
     messages: Messages = [{"role": "user", "content": "go"}]
@@ -142,7 +175,7 @@ def turns_of(trajectory: Trajectory) -> list[tuple[list[int], list[int]]]:
         ("qwen3_xml", QWEN),
     ],
 )
-@pytest.mark.parametrize("agent", ["runs_tools", "streams_tools"])
+@pytest.mark.parametrize("agent", ["runs_tools", "streams_tools", "responds", "streams_responses"])
 def test_a_tool_call_is_parsed_and_keeps_its_sampled_tokens(agent: str, tool_parser: str, text: str) -> None:
     writer = Writer([text, "ab."])
     trajectory = play(agent, writer, parsing(tool_parser))
@@ -218,6 +251,12 @@ def test_a_template_that_leaves_out_a_part_of_the_answer_begins_a_branch(change:
     assert template != HERMES
     trajectory = play("runs_tools", writer, parsing(reasoning_parser="qwen3"), template=template)
     assert turns_of(trajectory) == writer.written and len(trajectory.branch_starts) == 2
+
+
+def test_a_thought_goes_back_as_an_item() -> None:
+    writer = Writer([f"<think>ab?</think>I look. {CALL}", "<think>ab!</think>ab."])
+    trajectory = play("responds", writer, parsing(reasoning_parser="qwen3"))
+    assert turns_of(trajectory) == writer.written and trajectory.branch_starts == [0]
 
 
 def test_a_preempted_episode_repeats_its_calls_with_the_same_ids() -> None:

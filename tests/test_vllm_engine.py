@@ -325,7 +325,7 @@ def test_sizes_that_vllm_refuses_are_a_value_error_and_leave_no_process(policies
 
 
 def test_a_parser_that_vllm_does_not_have_is_refused_before_the_model_is_loaded(policies: Policies) -> None:
-    with pytest.raises(ValueError, match="`model.tool_parser` must be empty, or one of vLLM's: .*; got 'hermos'"):
+    with pytest.raises(ValueError, match=r"`model.tool_parser` must be empty, or one of vLLM's: .*; got 'hermos'"):
         started(policies, kv_policy="keep", tool_parser="hermos")
 
 

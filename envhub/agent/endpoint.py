@@ -1,6 +1,7 @@
 """The policy as an OpenAI-compatible server for one episode of an agent.
 
     POST /v1/chat/completions   messages, tools -> choices, whole or as a stream
+    POST /v1/responses          input items, tools -> output items; nothing is kept between two requests
     POST /v1/completions        a prompt as text or tokens -> choices
     GET  /v1/models             the one model
     POST /v1/reward             {"reward": 1.0} or {"reward": {NAME: 1.0}}: the reward of the episode
@@ -14,7 +15,7 @@ import hmac
 import os
 import secrets
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from envhub.agent.request import (
     template_messages,
 )
 from envhub.agent.response import MODEL, Answer, Answers, error_body
+from envhub.agent.responses import INERT, REFUSED, ResponsesRequest, events, response_body
 from envhub.driving import Generate, Request, Terms
 from envhub.env import EnvError
 from envhub.remote.env_secret import headers_with
@@ -63,6 +65,7 @@ class Endpoint:
         app = web.Application(middlewares=[_explain, self._admit], client_max_size=max_bytes)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/v1/responses", self._response)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/reward", self._note_reward)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
@@ -103,6 +106,17 @@ class Endpoint:
         text = self._prompts.rendered(template_messages(body.messages), body.tools or [])
         return await self._respond(request, body, text, self._prompts.tokens(text), with_logprobs=bool(body.logprobs))
 
+    async def _response(self, request: web.Request) -> web.StreamResponse:
+        body = decoded(await request.read(), ResponsesRequest, self._terms.sampling, refused=REFUSED, inert=INERT)
+        chat = body.as_chat()
+        text = self._prompts.rendered(template_messages(chat.messages), chat.tools or [])
+        prompt = self._prompts.tokens(text)
+        answers = await self._answers(chat, text, prompt, with_logprobs=False)
+        if isinstance(answers, web.Response):
+            return answers
+        made = response_body(body, answers[0], num_prompt_tokens=len(prompt))
+        return await _streamed(request, events(made)) if body.stream else web.json_response(made)
+
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = decoded(await request.read(), CompletionRequest, self._terms.sampling)
         text, tokens = body.text, body.tokens
@@ -123,6 +137,18 @@ class Endpoint:
         with_logprobs: bool,
     ) -> web.StreamResponse:
         """Sample the answers to `prompt`, which stands for `text`, and send them."""
+        answers = await self._answers(body, text, prompt, with_logprobs=with_logprobs)
+        if isinstance(answers, web.Response):
+            return answers
+        made = Answers(is_chat=isinstance(body, ChatRequest), answers=answers, num_prompt_tokens=len(prompt))
+        if not body.stream:
+            return web.json_response(made.body())
+        return await _streamed(request, made.chunks(with_usage=body.with_usage))
+
+    async def _answers(
+        self, body: ChatRequest | CompletionRequest, text: str, prompt: list[int], *, with_logprobs: bool
+    ) -> list[Answer] | web.Response:
+        """Sample the answers to `prompt`, which stands for `text`; or return the response that refuses it."""
         refusal = self._refusal(prompt, body.num_answers)
         if refusal is not None:
             return refusal
@@ -139,15 +165,7 @@ class Endpoint:
             if isinstance(answer, EnvError):
                 return _error(503, str(answer))
             answers.append(answer)
-        made = Answers(is_chat=isinstance(body, ChatRequest), answers=answers, num_prompt_tokens=len(prompt))
-        if not body.stream:
-            return web.json_response(made.body())
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await response.prepare(request)
-        for chunk in made.chunks(with_usage=body.with_usage):
-            await response.write(chunk)
-        await response.write_eof()
-        return response
+        return answers
 
     async def _answer(
         self, body: ChatRequest | CompletionRequest, text: str, prompt: list[int], *, with_logprobs: bool
@@ -225,6 +243,15 @@ class Endpoint:
         )
 
 
+async def _streamed(request: web.Request, chunks: Iterable[bytes]) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    for chunk in chunks:
+        await response.write(chunk)
+    await response.write_eof()
+    return response
+
+
 def _tool_calls(prompt: list[int], tokens: list[int], calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
     """The calls of an answer in OpenAI's format.
 
@@ -257,8 +284,8 @@ async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse
     except web.HTTPNotFound:
         return _error(
             404,
-            f"{request.path[:100]} does not exist; this endpoint has /v1/chat/completions, /v1/completions, /v1/models "
-            "and /v1/reward",
+            f"{request.path[:100]} does not exist; this endpoint has /v1/chat/completions, /v1/completions, "
+            "/v1/responses, /v1/models and /v1/reward",
         )
     except web.HTTPMethodNotAllowed as error:
         return _error(405, f"{request.path[:100]} allows {', '.join(sorted(error.allowed_methods))}")

@@ -6,7 +6,7 @@ Or the request is refused, because the agent would rely on something that it doe
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -122,10 +122,17 @@ class RewardRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     reward: float | dict[str, float]
 
 
-Body = TypeVar("Body", bound=ChatRequest | CompletionRequest)
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-def decoded(body: bytes, kind: type[Body], sampling: Sampling) -> Body:
+def decoded(
+    body: bytes,
+    kind: type[Body],
+    sampling: Sampling,
+    *,
+    refused: Mapping[str, tuple[Any, ...]] = REFUSED,
+    inert: Collection[str] = INERT,
+) -> Body:
     """Decode a request. Raises ValueError, with the reason, if it is malformed or asks for what cannot be done."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
@@ -134,12 +141,12 @@ def decoded(body: bytes, kind: type[Body], sampling: Sampling) -> Body:
             msgspec.convert(request.tools or [], type=list[Tool])
     except MALFORMED as error:
         raise ValueError(f"malformed request: {error}") from error
-    for name, allowed in REFUSED.items():
+    for name, allowed in refused.items():
         if name in fields and fields[name] not in allowed:
             raise ValueError(f"{name}={_short(fields[name])} is not supported by this endpoint; leave it out")
-    if len(request.stops) > MAX_STOPS:
+    if isinstance(request, _Request) and len(request.stops) > MAX_STOPS:
         raise ValueError(f"stop must have at most {MAX_STOPS} texts, got {len(request.stops)}")
-    _warn_of_ignored(fields, known={*kind.__struct_fields__, *REFUSED, *INERT}, sampling=sampling)
+    _warn_of_ignored(fields, known={*kind.__struct_fields__, *refused, *inert}, sampling=sampling)
     return request
 
 
