@@ -1,4 +1,4 @@
-"""An answer of a policy, divided into what it thought, said and called."""
+"""An answer of a policy, divided into thought, content and tool calls."""
 
 import msgspec
 
