@@ -168,13 +168,18 @@ test-engines: setup
 	$(BIN)/pytest tests/engines
 
 # Test the adapters with the packages that they adapt, each set in a separate environment, as their pins conflict.
-test-adapters: $(addprefix test-adapters-,games mcp1 mcp2 textworld alfworld browser freebase trackers openenv verifiers)
+test-adapters: $(addprefix test-adapters-,games mcp1 mcp2 textworld alfworld browser freebase trackers openenv verifiers agents)
 
 # Two environments for two programs that talk to each other: theirs, and ours without their packages.
 test-adapters-openenv: setup
 	test -x build/adapters-openenv/bin/python || $(PYTHON) -m venv build/adapters-openenv
 	build/adapters-openenv/bin/pip install $(PIP_FLAGS) -r requirements/adapters-openenv.txt
 	OPENENV_PYTHON=build/adapters-openenv/bin/python $(BIN)/pytest tests/adapters/openenv
+
+test-adapters-agents: setup
+	test -x build/adapters-agents/bin/python || $(PYTHON) -m venv build/adapters-agents
+	build/adapters-agents/bin/pip install $(PIP_FLAGS) -r requirements/adapters-agents.txt
+	AGENTS_PYTHON=build/adapters-agents/bin/python $(BIN)/pytest tests/adapters/agents
 
 test-adapters-verifiers: setup
 	test -x build/adapters-verifiers/bin/python || $(PYTHON) -m venv build/adapters-verifiers

@@ -197,6 +197,7 @@ def make_setup(
             host=socket.gethostname(), instance_kind=actors.instance_kind, price_per_hour=actors.price_per_hour
         ),
         episodes=Episodes(),
+        parse=engine.parse if run.model.tool_parser or run.model.reasoning_parser else None,
         scoring=Scoring(
             parts=reward_parts(run.env.entries()),
             tokenizer=tokenizer,

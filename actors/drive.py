@@ -18,7 +18,7 @@ from actors.resume import ReplayMismatch
 from actors.tape import Tape
 from common.chat import end_tokens
 from common.trajectory import Sampling, Trajectory, VersionSpan
-from envhub.driving import DrivingEnv, Ending, Reply, Request, Terms
+from envhub.driving import DrivingEnv, Ending, Parse, Reply, Request, Terms
 from envhub.env import EnvError
 
 OVER = "the episode is over"
@@ -28,7 +28,13 @@ END_S = 2.0  # time for an environment to end after it was cancelled
 
 
 def terms_of(
-    tokenizer: PreTrainedTokenizerBase, sampling: Sampling, *, max_tokens: int, max_turns: int, started_at_s: float
+    tokenizer: PreTrainedTokenizerBase,
+    sampling: Sampling,
+    *,
+    max_tokens: int,
+    max_turns: int,
+    started_at_s: float,
+    parse: Parse | None = None,
 ) -> Terms:
     """The terms of an episode for the environment. The tokenizer comes from the model folder of the engine."""
     return Terms(
@@ -38,6 +44,7 @@ def terms_of(
         sampling=sampling,
         end_tokens=end_tokens(tokenizer),
         started_at_s=started_at_s,
+        parse=parse,
     )
 
 
@@ -110,6 +117,7 @@ class Calls:
                     self._idle_since_s = self._time_s()
                     if not self._recorded:
                         self._all_repeated.set()
+                    await self._is_valid(request, reply.tokens)
                     return reply
             # Generations overlap, so this one may have been unfinished when the others were recorded.
             self._num_waiting += 1
@@ -131,9 +139,11 @@ class Calls:
         finally:
             self._running.discard(sampling)
             self._idle_since_s = self._time_s()
+        generate_s = self._idle_since_s - started_s
+        is_valid = await self._is_valid(request, completion.tokens)
         if self._is_over:
             raise EnvError(OVER)
-        self._tape.add_call(request.prompt, completion, generate_s=self._idle_since_s - started_s, env_s=idle_s)
+        self._tape.add_call(request.prompt, completion, valid_action=is_valid, generate_s=generate_s, env_s=idle_s)
         return Reply(tokens=completion.tokens, logprobs=completion.logprobs, finish_reason=completion.finish_reason)
 
     def end(self) -> None:
@@ -164,6 +174,13 @@ class Calls:
         if request.keep is not None and (num_kept := request.keep(completion.tokens)) < len(completion.tokens):
             return _first(completion, num_kept)
         return completion
+
+    async def _is_valid(self, request: Request, tokens: list[int]) -> bool:
+        """Have the answer read, and return whether its action is valid. Raises EnvError."""
+        try:
+            return request.read is None or await request.read(tokens)
+        except EngineError as error:
+            raise self._failure(error) from error
 
     def _failure(self, error: Exception) -> EnvError:
         """End the episode with `error`, and return what its environment gets."""

@@ -1,9 +1,10 @@
 """The interface of an inference engine: tokens in, tokens out, each with its log-probability and policy version."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from common.kept_sets import KeptSets
+from common.tool_call import ParsedAnswer
 from common.trajectory import Sampling, VersionSpan
 from common.weights import Offer
 
@@ -68,6 +69,11 @@ class Engine(Sampler, Protocol):
     @property
     def policy_version(self) -> int:
         """The version that samples the next token."""
+
+    async def parse(
+        self, text: str, *, tokens: list[int], prompt: list[int], tools: list[dict[str, Any]]
+    ) -> ParsedAnswer:
+        """Divide an answer by the run's parsers. Raises EngineDied."""
 
     async def stage(self, offer: Offer) -> None:
         """Receive and verify the offered weights while generation continues. Raises WeightsRefused."""

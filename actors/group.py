@@ -17,6 +17,7 @@ from actors.tape import Attempt, Tape
 from common.action_format import ActionFormat
 from common.env_config import MixtureEntry
 from common.trajectory import InvalidTrajectory, Provenance, StopReason, Trajectory, Turn
+from envhub.driving import Parse
 from replay.actor_buffer import ActorBuffer
 from replay.ticket import InsertResult, Lease
 
@@ -55,6 +56,7 @@ class EpisodeSetup:
     allowance: Allowance
     provenance: Provenance
     episodes: Episodes
+    parse: Parse | None = None  # None: the run names no parser of answers
     scoring: Scoring | None = None  # None: the rewards of the environments are the whole reward
 
 
@@ -175,6 +177,7 @@ async def _play_once(
                 tokenizer=setup.tokenizer,
                 action_format=setup.action_format,
                 allowance=setup.allowance,
+                parse=setup.parse,
             )
             is_scored = setup.scoring is not None and bool(setup.scoring.parts_for(trajectory))
             if is_scored:

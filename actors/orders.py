@@ -3,12 +3,15 @@
 `call` is the number of an order, which its answer repeats.
 """
 
+from typing import Any
+
 import msgspec
 
 from actors.receive import ReceiverInfo
 from common.actors_config import WHOLE_GPU, ActorsConfig
 from common.config import Config
 from common.kept_sets import KeptSets
+from common.tool_call import ParsedAnswer
 from common.trajectory import Sampling, VersionSpan
 from common.weights import Offer
 
@@ -27,6 +30,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tensor_parallel: int  # workers over which each layer is split
     kv_policy: str  # "keep" the KV of running requests at a commit, or "recompute" it with the new weights
     receiver: ReceiverInfo
+    tool_parser: str = ""  # vLLM's name; with both empty, answers are not parsed
+    reasoning_parser: str = ""
+    template_arguments: dict[str, Any] = {}
 
 
 def engine_settings(
@@ -45,6 +51,9 @@ def engine_settings(
         tensor_parallel=mine.tensor_parallel,
         kv_policy=mine.kv_policy,
         receiver=receiver,
+        tool_parser=run.model.tool_parser,
+        reasoning_parser=run.model.reasoning_parser,
+        template_arguments=run.model.template_arguments,
     )
 
 
@@ -62,6 +71,16 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Cancel a Generate. Not answered."""
 
     call: int
+
+
+class Parse(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Divide an answer into reasoning, content and tool calls. Answered by Parsed."""
+
+    call: int
+    prompt: list[int]
+    tokens: list[int]
+    text: str  # of the tokens, as the agent shall see it
+    tools: list[dict[str, Any]]  # in OpenAI's format; empty: calls are not looked for
 
 
 class StageWeights(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -141,11 +160,18 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     reverted: bool = False  # the weights before serve again; False with a refusal: the engine has no right weights
 
 
+class Parsed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The answer to Parse."""
+
+    call: int
+    answer: ParsedAnswer
+
+
 class Died(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The last message of an engine process that failed."""
 
     why: str
 
 
-Order = EngineSettings | Generate | Abort | StageWeights | Commit | LeaveBroadcasts | Stop
-Answer = Started | Refused | Stepped | Staged | Committed | Died
+Order = EngineSettings | Generate | Abort | Parse | StageWeights | Commit | LeaveBroadcasts | Stop
+Answer = Started | Refused | Stepped | Staged | Committed | Parsed | Died

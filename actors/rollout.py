@@ -22,7 +22,7 @@ from common.env_config import MixtureEntry
 from common.message import Message
 from common.trajectory import OUTCOME_OF, StopReason, Task, Trajectory
 from envhub.catalogue import make_any_env
-from envhub.driving import DrivingEnv
+from envhub.driving import DrivingEnv, Parse
 from envhub.env import Env, EnvError
 from envhub.isolation.offspring import begin_episode, end_offspring
 
@@ -113,6 +113,7 @@ async def rollout(
     tokenizer: PreTrainedTokenizerBase,
     action_format: ActionFormat,
     allowance: Allowance,
+    parse: Parse | None = None,
 ) -> Trajectory:
     """Play one episode to its end, from the current end of `tape`.
 
@@ -128,6 +129,7 @@ async def rollout(
                     max_tokens=allowance.max_tokens,
                     max_turns=allowance.max_turns,
                     started_at_s=tape.started_at_s,
+                    parse=parse,
                 )
                 return await drive(tape, env=env, sampler=sampler, terms=terms, step_timeout_s=allowance.step_timeout_s)
             chat = Chat(tokenizer, rules=allowance.rules, started_at_s=tape.started_at_s)

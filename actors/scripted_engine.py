@@ -8,9 +8,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from actors.engine import Completion, EngineDied, EngineLoad
 from common.kept_sets import kept_sets
+from common.tool_call import ParsedAnswer
 from common.trajectory import Sampling, VersionSpan
 from common.weights import Offer
 
@@ -82,6 +84,12 @@ class ScriptedEngine:
             version_spans=self._spans(started_s, len(written)),
             finish_reason="stop" if len(turn) <= room else "length",
         )
+
+    async def parse(
+        self, text: str, *, tokens: list[int], prompt: list[int], tools: list[dict[str, Any]]
+    ) -> ParsedAnswer:
+        """Return all of `text` as content."""
+        return ParsedAnswer(reasoning="", content=text, tool_calls=[], malformed=False)
 
     async def stage(self, offer: Offer) -> None:
         """Record the version; there are no weights to receive."""

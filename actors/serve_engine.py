@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from actors.answer_parser import AnswerParser
 from actors.candidates import num_candidates
 from actors.orders import (
     Abort,
@@ -30,6 +31,8 @@ from actors.orders import (
     Generate,
     LeaveBroadcasts,
     Order,
+    Parse,
+    Parsed,
     Refused,
     Staged,
     StageWeights,
@@ -49,6 +52,7 @@ from actors.vllm_start import (
 )
 from common.log import log_to_stderr
 from common.probe import Probe, differences, mismatch
+from common.tokenizer import load_tokenizer
 from common.wire import encode
 
 log = logging.getLogger(__name__)
@@ -69,18 +73,31 @@ def main(connection: Connection) -> None:
         settings = msgspec.msgpack.decode(connection.recv_bytes(), type=EngineSettings)
         try:
             stops = stop_token_ids(settings.model_path)
+            parser = answer_parser(settings)  # first: a wrong name is found before the model is loaded
             llm = start_vllm(settings)
         except ValueError as error:
             reply(Refused(why=" ".join(str(error).split())))
             return
         reply(Started(vocab_size=llm.model_config.get_vocab_size(), engine=engine_name()))
-        Server(llm, settings, connection, reply=reply, stop_token_ids=stops).serve()
+        Server(llm, settings, connection, reply=reply, stop_token_ids=stops, parser=parser).serve()
         llm.engine_core.shutdown()  # this also closes the receiver; otherwise broadcasts would wait for this actor
     except (EOFError, ConnectionError):
         log.info("the actor is gone")
     except Exception as error:  # the main function of this process
         log.exception("the engine process failed")
         reply(Died(why=f"{type(error).__name__}: {error}"))
+
+
+def answer_parser(settings: EngineSettings) -> AnswerParser | None:
+    """The parser of answers, if the run has one. Raises ValueError for names that vLLM does not know."""
+    if not settings.tool_parser and not settings.reasoning_parser:
+        return None
+    return AnswerParser(
+        load_tokenizer(settings.model_path),
+        tool_parser=settings.tool_parser,
+        reasoning_parser=settings.reasoning_parser,
+        template_arguments=settings.template_arguments,
+    )
 
 
 class Server:
@@ -94,11 +111,13 @@ class Server:
         *,
         reply: Callable[[Answer], None],
         stop_token_ids: list[int],
+        parser: AnswerParser | None,
     ) -> None:
         self._llm = llm
         self._connection = connection
         self._reply = reply
         self._stop_token_ids = stop_token_ids
+        self._parser = parser
         self._vocab_size = llm.model_config.get_vocab_size()
         self._kv_policy = settings.kv_policy
         self._kv_cache = llm.engine_core.engine_core.scheduler.kv_cache_manager
@@ -129,6 +148,9 @@ class Server:
                     self._add(generate)
                 case Abort(call=call):
                     self._abort(call)
+                case Parse() as parse:
+                    assert self._parser is not None  # the actor orders nothing else
+                    self._reply(Parsed(call=parse.call, answer=self._parser.parsed(parse)))
                 case StageWeights() as stage:
                     self._rpc("stage_weights", encode(stage.offer))
                     self._staging = stage

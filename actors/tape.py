@@ -144,7 +144,9 @@ class Tape:
         self.prompt_stop = self.turns[-1].start
         self.turns = self.turns[:-1]  # a new list: the record of the episode has the other
 
-    def add_call(self, prompt: list[int], completion: Completion, *, generate_s: float, env_s: float) -> None:
+    def add_call(
+        self, prompt: list[int], completion: Completion, *, valid_action: bool = True, generate_s: float, env_s: float
+    ) -> None:
         """Record one of several generations that may overlap, as a turn without a reward yet.
 
         It extends the longest sequence that `prompt` continues, which need not be the last one; else it begins a
@@ -172,7 +174,7 @@ class Tape:
             state_key="",
             rewards=UNSCORED,
             finish_reason=completion.finish_reason,
-            valid_action=True,
+            valid_action=valid_action,
             generate_s=generate_s,
             env_s=env_s,
         )

@@ -39,6 +39,8 @@ from actors.orders import (
     Generate,
     LeaveBroadcasts,
     Order,
+    Parse,
+    Parsed,
     Refused,
     Staged,
     StageWeights,
@@ -48,6 +50,7 @@ from actors.orders import (
 )
 from actors.vllm_environment import vllm_environment
 from common.shutdown import die_with_parent
+from common.tool_call import ParsedAnswer
 from common.trajectory import Sampling
 from common.weights import Offer
 
@@ -133,7 +136,7 @@ class VllmEngine:
         self._stage_timeout_s = 4 * settings.receiver.timeout_s
         self._calls = itertools.count()
         self._generating: dict[int, asyncio.Future[Completion]] = {}
-        self._waiting: dict[int, asyncio.Future[Any]] = {}  # stages and commits
+        self._waiting: dict[int, asyncio.Future[Any]] = {}  # stages, commits and parses
         self._generated_tokens, self._kv_use = 0, 0.0
         self._death: EngineDied | None = None
         self._closing = False
@@ -180,6 +183,14 @@ class VllmEngine:
             self._send(Abort(call=call))
             raise
         return completion
+
+    async def parse(
+        self, text: str, *, tokens: list[int], prompt: list[int], tools: list[dict[str, Any]]
+    ) -> ParsedAnswer:
+        """Divide an answer by `model.tool_parser` and `model.reasoning_parser`. Raises EngineDied."""
+        order = Parse(call=next(self._calls), prompt=prompt, tokens=tokens, text=text, tools=tools)
+        parsed: Parsed = await self._ordered(order, self._waiting)
+        return parsed.answer
 
     async def stage(self, offer: Offer) -> None:
         """Receive and verify the offered weights while generation continues. One stage at a time.
@@ -251,7 +262,9 @@ class VllmEngine:
             case unexpected:
                 raise EngineDied(f"the engine process answered its settings with {unexpected}")
 
-    async def _ordered(self, order: Generate | StageWeights | Commit, pending: dict[int, asyncio.Future[Any]]) -> Any:
+    async def _ordered(
+        self, order: Generate | Parse | StageWeights | Commit, pending: dict[int, asyncio.Future[Any]]
+    ) -> Any:
         """Send `order` and wait for its answer. Raises EngineDied."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         with self._dying:
@@ -283,7 +296,7 @@ class VllmEngine:
                 self._kv_use = kv_use
                 for generation in over:
                     self._note_over(generation)
-            case Staged(call=call) | Committed(call=call):
+            case Staged(call=call) | Committed(call=call) | Parsed(call=call):
                 _settle(self._waiting.get(call), answer)
 
     def _note_over(self, generation: Ended | Failed) -> None:

@@ -121,6 +121,8 @@ class ModelConfig:
     max_tokens: int = 512  # context length: a prompt with its reply is never longer
     template_arguments: dict[str, Any] = field(default_factory=dict)  # of the chat template, like enable_thinking
     history: str = "template"  # earlier replies as the chat template shows them, or as they were sampled: sampled
+    tool_parser: str = ""  # vLLM's parser of tool calls by its name, like hermes; empty: calls stay text
+    reasoning_parser: str = ""  # vLLM's parser of thoughts by its name, like qwen3; empty: thoughts stay text
     roles: str = "as_sent"  # alternate: for templates that refuse system messages, tool results or two users in a row
 
     def __post_init__(self) -> None:

@@ -11,13 +11,23 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from common.tool_call import ParsedAnswer
 from common.trajectory import Sampling, StopReason, Task
 from envhub.env import Observation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+class Parse(Protocol):
+    """Divides an answer into reasoning, content and tool calls."""
+
+    async def __call__(
+        self, text: str, *, tokens: list[int], prompt: list[int], tools: list[dict[str, Any]]
+    ) -> ParsedAnswer:
+        """Divide `text`, the part of the sampled `tokens` that is shown; `tools` are in OpenAI's format."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +40,7 @@ class Terms:
     sampling: Sampling
     end_tokens: frozenset[int]  # tokens that end a turn
     started_at_s: float  # of the episode, also of one that another actor began: prompts with a date must not change
+    parse: Parse | None = None  # None: answers are not parsed
 
     @property
     def model_folder(self) -> Path:
@@ -47,6 +58,8 @@ class Request:
     # ends after a token must depend on this token and those before it only: else the policy that is trained is not
     # the one that sampled. None keeps all.
     keep: Callable[[list[int]], int] | None = None
+    # Reads an answer before it is recorded, also one that is repeated; returns whether its action is valid.
+    read: Callable[[list[int]], Awaitable[bool]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

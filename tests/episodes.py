@@ -13,6 +13,7 @@ from actors.scripted_engine import Schedule, ScriptedEngine
 from actors.tape import Attempt, Tape
 from common.action_format import FORMATS, ActionFormat
 from common.trajectory import Provenance, Sampling, Task, TokenArray, Trajectory
+from envhub.driving import Parse
 from envhub.env import Env, Observation
 from envhub.shop.shop import ShopEnv
 from tests.skipping_loop import run_skipping
@@ -72,6 +73,7 @@ async def rollout_of(
     tokenizer: PreTrainedTokenizerBase | None = None,
     action_format: ActionFormat = FORMATS["plain"],
     allowance: Allowance = ALLOWANCE,
+    parse: Parse | None = None,
 ) -> Trajectory:
     """An episode of the shop's first task, or the one on `tape`."""
     return await rollout(
@@ -81,6 +83,7 @@ async def rollout_of(
         tokenizer=tokenizer or shop_tokenizer(),
         action_format=action_format,
         allowance=allowance,
+        parse=parse,
     )
 
 

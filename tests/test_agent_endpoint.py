@@ -162,6 +162,19 @@ def test_a_web_page_is_refused_even_with_the_key() -> None:
         ("completions", TEXT | {"prompt": ""}, "the prompt is empty"),
         ("completions", TEXT | {"prompt": []}, "the prompt is empty"),
         ("completions", TEXT | {"logprobs": 5}, "`int` <= 1"),
+        ("responses", {}, "missing required field `input`"),
+        ("responses", {"input": []}, "length >= 1"),
+        ("responses", {"input": "hi", "previous_response_id": "resp_1"}, "previous_response_id='resp_1' is not supp"),
+        ("responses", {"input": "hi", "conversation": "c"}, "conversation='c' is not supported"),
+        ("responses", {"input": "hi", "truncation": "auto"}, "truncation='auto' is not supported"),
+        ("responses", {"input": "hi", "text": {"format": {"type": "json_object"}}}, "text={'format'"),
+        ("responses", {"input": "hi", "tools": [{"type": "web_search"}]}, "'web_search'; this endpoint has functions"),
+        ("responses", {"input": "hi", "tools": [{"type": "function"}]}, "missing required field `name`"),
+        ("responses", {"input": [{"type": "computer_call"}]}, "'computer_call', which this endpoint does not have"),
+        ("responses", {"input": [{"type": "function_call", "name": "f"}]}, "missing required field `call_id`"),
+        ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "content must be text"),
+        ("responses", {"input": [{"role": "user", "content": 3}]}, "malformed request"),
+        ("responses", {"input": [{"content": "hi"}]}, "role of a message must be one of"),
         ("reward", {"reward": "1"}, "malformed reward"),
         ("reward", b'{"reward": NaN}', "malformed reward"),
         ("reward", {"rewards": 1}, "malformed reward"),
@@ -182,7 +195,7 @@ def test_a_body_that_is_larger_than_any_prompt_is_not_read() -> None:
 
 
 def test_a_path_or_method_that_does_not_exist_names_those_that_do() -> None:
-    status, response = post("responses", CHAT)
+    status, response = post("embeddings", CHAT)
     assert status == 404 and "/v1/chat/completions, /v1/completions" in response["error"]["message"]
     assert post("models", {})[0] == 405
 

@@ -324,6 +324,11 @@ def test_sizes_that_vllm_refuses_are_a_value_error_and_leave_no_process(policies
     assert not psutil.pid_exists(process.pid)
 
 
+def test_a_parser_that_vllm_does_not_have_is_refused_before_the_model_is_loaded(policies: Policies) -> None:
+    with pytest.raises(ValueError, match=r"`model.tool_parser` must be empty, or one of vLLM's: .*; got 'hermos'"):
+        started(policies, kv_policy="keep", tool_parser="hermos")
+
+
 def test_with_a_size_of_its_kv_cache_an_engine_asks_for_no_share_of_its_gpu() -> None:
     """As of vLLM 0.32: with that size it respects no share, but does not start where the share is not free."""
 

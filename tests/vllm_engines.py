@@ -6,7 +6,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -121,8 +121,8 @@ def server() -> Iterator[Offers]:
     server.close()
 
 
-def started(policies: Policies, *, kv_policy: str) -> VllmEngine:
-    settings = EngineSettings(
+def started(policies: Policies, *, kv_policy: str, **settings: Any) -> VllmEngine:
+    order = EngineSettings(
         model_path=str(policies.folder),
         policy_version=0,
         seed=11,
@@ -141,8 +141,9 @@ def started(policies: Policies, *, kv_policy: str) -> VllmEngine:
             timeout_s=60.0,
             disk="",
         ),
+        **settings,
     )
-    return VllmEngine(EngineProcess(), settings)
+    return VllmEngine(EngineProcess(), order)
 
 
 def changed(model: Qwen3ForCausalLM, *, seed: int) -> Qwen3ForCausalLM:

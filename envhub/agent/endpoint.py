@@ -1,6 +1,7 @@
 """The policy as an OpenAI-compatible server for one episode of an agent.
 
     POST /v1/chat/completions   messages, tools -> choices, whole or as a stream
+    POST /v1/responses          input items, tools -> output items; nothing is kept between two requests
     POST /v1/completions        a prompt as text or tokens -> choices
     GET  /v1/models             the one model
     POST /v1/reward             {"reward": 1.0} or {"reward": {NAME: 1.0}}: the reward of the episode
@@ -14,13 +15,16 @@ import hmac
 import os
 import secrets
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import xxhash
 from aiohttp import web
 
-from common.trajectory import StopReason
+from common.tool_call import ParsedAnswer, ToolCall
+from common.trajectory import StopReason, pack_tokens
 from envhub.agent.prompts import Prompts
 from envhub.agent.request import (
     ChatRequest,
@@ -30,7 +34,8 @@ from envhub.agent.request import (
     template_messages,
 )
 from envhub.agent.response import MODEL, Answer, Answers, error_body
-from envhub.driving import Generate, Reply, Request, Terms
+from envhub.agent.responses import INERT, REFUSED, ResponsesRequest, events, response_body
+from envhub.driving import Generate, Request, Terms
 from envhub.env import EnvError
 from envhub.remote.env_secret import headers_with
 
@@ -60,6 +65,7 @@ class Endpoint:
         app = web.Application(middlewares=[_explain, self._admit], client_max_size=max_bytes)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/v1/responses", self._response)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/reward", self._note_reward)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0, handler_cancellation=True)
@@ -100,6 +106,17 @@ class Endpoint:
         text = self._prompts.rendered(template_messages(body.messages), body.tools or [])
         return await self._respond(request, body, text, self._prompts.tokens(text), with_logprobs=bool(body.logprobs))
 
+    async def _response(self, request: web.Request) -> web.StreamResponse:
+        body = decoded(await request.read(), ResponsesRequest, self._terms.sampling, refused=REFUSED, inert=INERT)
+        chat = body.as_chat()
+        text = self._prompts.rendered(template_messages(chat.messages), chat.tools or [])
+        prompt = self._prompts.tokens(text)
+        answers = await self._answers(chat, text, prompt, with_logprobs=False)
+        if isinstance(answers, web.Response):
+            return answers
+        made = response_body(body, answers[0], num_prompt_tokens=len(prompt))
+        return await _streamed(request, events(made)) if body.stream else web.json_response(made)
+
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = decoded(await request.read(), CompletionRequest, self._terms.sampling)
         text, tokens = body.text, body.tokens
@@ -120,40 +137,85 @@ class Endpoint:
         with_logprobs: bool,
     ) -> web.StreamResponse:
         """Sample the answers to `prompt`, which stands for `text`, and send them."""
+        answers = await self._answers(body, text, prompt, with_logprobs=with_logprobs)
+        if isinstance(answers, web.Response):
+            return answers
+        made = Answers(is_chat=isinstance(body, ChatRequest), answers=answers, num_prompt_tokens=len(prompt))
+        if not body.stream:
+            return web.json_response(made.body())
+        return await _streamed(request, made.chunks(with_usage=body.with_usage))
+
+    async def _answers(
+        self, body: ChatRequest | CompletionRequest, text: str, prompt: list[int], *, with_logprobs: bool
+    ) -> list[Answer] | web.Response:
+        """Sample the answers to `prompt`, which stands for `text`; or return the response that refuses it."""
         refusal = self._refusal(prompt, body.num_answers)
         if refusal is not None:
             return refusal
         self.limit = None
         self._num_answers += body.num_answers
-        keep = partial(self._num_kept, body.stops) if body.stops else None
-        wanted = Request(prompt=prompt, max_tokens=body.longest, keep=keep)
         async with asyncio.TaskGroup() as group:  # if one fails, the episode is over
-            sampling = [group.create_task(_outcome(self._generate, wanted)) for _ in range(body.num_answers)]
+            sampling = [
+                group.create_task(self._answer(body, text, prompt, with_logprobs=with_logprobs))
+                for _ in range(body.num_answers)
+            ]
         answers = []
         for task in sampling:
-            reply = task.result()
-            if isinstance(reply, EnvError):
-                return _error(503, str(reply))
-            shown = _before(self._prompts.answer(reply.tokens), body.stops)
-            self._prompts.remember(text, prompt, reply.tokens, shown)
-            answers.append(
-                Answer(
-                    text=shown,
-                    tokens=reply.tokens,
-                    pieces=self._prompts.pieces(reply.tokens) if with_logprobs else [],
-                    logprobs=reply.logprobs,
-                    finish_reason=reply.finish_reason,
-                )
+            answer = task.result()
+            if isinstance(answer, EnvError):
+                return _error(503, str(answer))
+            answers.append(answer)
+        return answers
+
+    async def _answer(
+        self, body: ChatRequest | CompletionRequest, text: str, prompt: list[int], *, with_logprobs: bool
+    ) -> Answer | EnvError:
+        """Sample one answer to `prompt`, divide it, and remember it."""
+        parsed: ParsedAnswer | None = None
+
+        def shown(tokens: list[int]) -> str:
+            return _before(self._prompts.answer(tokens), body.stops)
+
+        async def read(tokens: list[int]) -> bool:
+            nonlocal parsed
+            if self._terms.parse is not None and isinstance(body, ChatRequest):
+                parsed = await self._terms.parse(shown(tokens), tokens=tokens, prompt=prompt, tools=body.callable_tools)
+            return parsed is None or not parsed.malformed
+
+        keep = partial(self._num_kept, body.stops) if body.stops else None
+        try:
+            reply = await self._generate(Request(prompt=prompt, max_tokens=body.longest, keep=keep, read=read))
+        except EnvError as error:
+            return error
+        whole = shown(reply.tokens)
+        calls = _tool_calls(prompt, reply.tokens, [] if parsed is None else parsed.tool_calls)
+        answer = Answer(
+            text=whole if parsed is None else parsed.content,
+            reasoning="" if parsed is None else parsed.reasoning,
+            tool_calls=calls,
+            tokens=reply.tokens,
+            pieces=self._prompts.pieces(reply.tokens) if with_logprobs else [],
+            logprobs=reply.logprobs,
+            finish_reason="tool_calls" if calls else reply.finish_reason,
+        )
+        self._prompts.remember(text, prompt, reply.tokens, whole)
+        if isinstance(body, ChatRequest) and answer.text != whole:
+            self._remember_message(body, answer, text, prompt)
+        return answer
+
+    def _remember_message(self, body: ChatRequest, answer: Answer, text: str, prompt: list[int]) -> None:
+        """Remember the answer as the template shows the message that the agent got."""
+        *earlier, message = template_messages([*body.messages, answer.message])
+        render = partial(self._prompts.rendered, tools=body.tools or [], to_reply=False)
+        try:
+            whole = render([*earlier, message])
+            without_calls = render([*earlier, {name: part for name, part in message.items() if name != "tool_calls"}])
+        except ValueError:  # a call that the template refuses; it will refuse it in the next request too
+            return
+        if not answer.tool_calls or whole != without_calls:
+            self._prompts.remember_shown(
+                text, prompt, answer.tokens, whole=whole, parts=[answer.reasoning, answer.text]
             )
-        made = Answers(is_chat=isinstance(body, ChatRequest), answers=answers, num_prompt_tokens=len(prompt))
-        if not body.stream:
-            return web.json_response(made.body())
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await response.prepare(request)
-        for chunk in made.chunks(with_usage=body.with_usage):
-            await response.write(chunk)
-        await response.write_eof()
-        return response
 
     def _refusal(self, prompt: list[int], num_answers: int) -> web.Response | None:
         """The answer to a request that a limit of the episode does not allow."""
@@ -181,11 +243,28 @@ class Endpoint:
         )
 
 
-async def _outcome(generate: Generate, wanted: Request) -> Reply | EnvError:
-    try:
-        return await generate(wanted)
-    except EnvError as error:
-        return error
+async def _streamed(request: web.Request, chunks: Iterable[bytes]) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    for chunk in chunks:
+        await response.write(chunk)
+    await response.write_eof()
+    return response
+
+
+def _tool_calls(prompt: list[int], tokens: list[int], calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    """The calls of an answer in OpenAI's format.
+
+    Their ids depend on nothing but the tokens, because the calls of a preempted episode are repeated by another actor,
+    and templates may write ids into prompts. Mistral's templates accept ids of nine letters and digits only.
+    """
+    told = xxhash.xxh3_64(pack_tokens(prompt) + pack_tokens(tokens))
+    found = []
+    for call in calls:
+        told.update(call.name.encode())
+        function = {"name": call.name, "arguments": call.arguments}
+        found.append({"id": told.hexdigest()[:9], "type": "function", "function": function})
+    return found
 
 
 def _before(text: str, stops: tuple[str, ...]) -> str:
@@ -205,8 +284,8 @@ async def _explain(request: web.Request, handler: Handler) -> web.StreamResponse
     except web.HTTPNotFound:
         return _error(
             404,
-            f"{request.path[:100]} does not exist; this endpoint has /v1/chat/completions, /v1/completions, /v1/models "
-            "and /v1/reward",
+            f"{request.path[:100]} does not exist; this endpoint has /v1/chat/completions, /v1/completions, "
+            "/v1/responses, /v1/models and /v1/reward",
         )
     except web.HTTPMethodNotAllowed as error:
         return _error(405, f"{request.path[:100]} allows {', '.join(sorted(error.allowed_methods))}")

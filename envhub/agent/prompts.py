@@ -28,14 +28,17 @@ class Prompts:
         self._today = datetime.fromtimestamp(started_at_s, UTC)
         self._encode = encoder(tokenizer)
         self._ending = end_tokens(tokenizer).union(tokenizer.all_special_ids)  # not part of an answer's text at its end
+        self._ends = [str(tokenizer.convert_ids_to_tokens(token)) for token in end_tokens(tokenizer)]
         self._known: dict[str, list[int]] = {}  # the tokens of each text that ends with an answer
         try:
             self._end_of_turn = end_of_turn_text(tokenizer)
         except ValueError:  # a template that rewrites every answer; what it does not rewrite usually ends like this
             self._end_of_turn = str(tokenizer.eos_token)
 
-    def rendered(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-        """Return the conversation as the chat template renders it, ready for an answer.
+    def rendered(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, to_reply: bool = True
+    ) -> str:
+        """Return the conversation as the chat template renders it; with `to_reply`, ready for an answer.
 
         Raises ValueError if the template refuses it.
         """
@@ -45,7 +48,7 @@ class Prompts:
                     list(messages),
                     tools=list(tools) or None,
                     tokenize=False,
-                    add_generation_prompt=True,
+                    add_generation_prompt=to_reply,
                     strftime_now=self._today.strftime,
                 )
             )
@@ -77,5 +80,30 @@ class Prompts:
         closing = [] if is_ended and self._end_of_turn.endswith(end) else self._encode(self._end_of_turn)
         self._known[text + shown + self._end_of_turn] = prompt + tokens + closing
 
+    def remember_shown(
+        self, text: str, prompt: list[int], tokens: list[int], *, whole: str, parts: Sequence[str]
+    ) -> None:
+        """Remember that the template shows `tokens`, the answer to `text`, as the end of `whole`.
+
+        An answer with tool calls comes back as a message, which templates write with other spaces than the policy. If
+        one changes what comes before it, or leaves out one of its `parts`, it shows something else than was sampled:
+        then it is not remembered, and the next prompt begins a branch.
+        """
+        shown = whole[len(text) :]
+        if not whole.startswith(text) or not all(_bare(part) in _bare(shown) for part in parts):
+            return
+        found = [(shown.rindex(end) + len(end), end) for end in self._ends if end in shown]
+        if not found:
+            self._known[whole] = prompt + (tokens[:-1] if self._is_ended(tokens) else tokens)
+            return
+        stop, end = max(found)
+        is_closed = bool(tokens) and str(self._tokenizer.convert_ids_to_tokens(tokens[-1])) == end
+        self._known[text + shown[:stop]] = prompt + tokens + ([] if is_closed else self._encode(end))
+
     def _is_ended(self, tokens: Sequence[int]) -> bool:
         return bool(tokens) and tokens[-1] in self._ending
+
+
+def _bare(text: str) -> str:
+    """`text` without white space."""
+    return "".join(text.split())

@@ -6,8 +6,8 @@ Or the request is refused, because the agent would rely on something that it doe
 
 import json
 import logging
-from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -66,15 +66,34 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
         return bool((self.stream_options or {}).get("include_usage"))
 
 
+class Function(msgspec.Struct, frozen=True, kw_only=True):
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool in OpenAI's format; templates and parsers get the whole object that was sent."""
+
+    type: Literal["function"]
+    function: Function
+
+
 class ChatRequest(_Request, frozen=True, kw_only=True):
     messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
     tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
     logprobs: bool | None = None
     max_completion_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
     @property
     def longest(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def callable_tools(self) -> list[dict[str, Any]]:
+        """The tools whose calls are looked for in an answer."""
+        return [] if self.tool_choice == "none" else self.tools or []
 
 
 class CompletionRequest(_Request, frozen=True, kw_only=True):
@@ -103,22 +122,31 @@ class RewardRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     reward: float | dict[str, float]
 
 
-Body = TypeVar("Body", bound=ChatRequest | CompletionRequest)
+Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-def decoded(body: bytes, kind: type[Body], sampling: Sampling) -> Body:
+def decoded(
+    body: bytes,
+    kind: type[Body],
+    sampling: Sampling,
+    *,
+    refused: Mapping[str, tuple[Any, ...]] = REFUSED,
+    inert: Collection[str] = INERT,
+) -> Body:
     """Decode a request. Raises ValueError, with the reason, if it is malformed or asks for what cannot be done."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
         request = msgspec.convert(fields, type=kind)
+        if isinstance(request, ChatRequest):
+            msgspec.convert(request.tools or [], type=list[Tool])
     except MALFORMED as error:
         raise ValueError(f"malformed request: {error}") from error
-    for name, allowed in REFUSED.items():
+    for name, allowed in refused.items():
         if name in fields and fields[name] not in allowed:
             raise ValueError(f"{name}={_short(fields[name])} is not supported by this endpoint; leave it out")
-    if len(request.stops) > MAX_STOPS:
+    if isinstance(request, _Request) and len(request.stops) > MAX_STOPS:
         raise ValueError(f"stop must have at most {MAX_STOPS} texts, got {len(request.stops)}")
-    _warn_of_ignored(fields, known={*kind.__struct_fields__, *REFUSED, *INERT}, sampling=sampling)
+    _warn_of_ignored(fields, known={*kind.__struct_fields__, *refused, *inert}, sampling=sampling)
     return request
 
 

@@ -15,11 +15,23 @@ MODEL = "policy"
 class Answer:
     """One answer to a request."""
 
-    text: str
+    text: str  # without the reasoning and the tool calls
+    reasoning: str = ""
+    tool_calls: Sequence[dict[str, Any]] = ()
     tokens: list[int]
     pieces: list[str]  # the text of each token; empty if the request did not ask for log-probabilities
     logprobs: list[float]
     finish_reason: str
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message, which an agent sends back in its next request."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message |= {"content": self.text or None, "tool_calls": list(self.tool_calls)}
+        return message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +51,7 @@ class Answers:
         return self._head(kind) | {"choices": choices, "usage": self._usage()}
 
     def chunks(self, *, with_usage: bool) -> Iterator[bytes]:
-        """The events of a stream. An answer is complete before it is sent, so its text is one chunk."""
+        """The events of a stream. An answer is complete before it is sent, so all of it is one chunk."""
         kind = "chat.completion.chunk" if self.is_chat else "text_completion"
         for index, answer in enumerate(self.answers):
             for choice in self._deltas(index, answer) if self.is_chat else (self._choice(index, answer),):
@@ -61,7 +73,7 @@ class Answers:
         }
 
     def _choice(self, index: int, answer: Answer) -> dict[str, Any]:
-        said = {"message": {"role": "assistant", "content": answer.text}} if self.is_chat else {"text": answer.text}
+        said = {"message": answer.message} if self.is_chat else {"text": answer.text}
         return {
             "index": index,
             **said,
@@ -70,7 +82,9 @@ class Answers:
         }
 
     def _deltas(self, index: int, answer: Answer) -> Iterator[dict[str, Any]]:
-        said = {"role": "assistant", "content": answer.text}
+        said = answer.message
+        if answer.tool_calls:
+            said["tool_calls"] = [{"index": place, **call} for place, call in enumerate(answer.tool_calls)]
         yield {"index": index, "delta": said, "logprobs": self._logprobs(answer), "finish_reason": None}
         yield {"index": index, "delta": {}, "logprobs": None, "finish_reason": answer.finish_reason}
 

@@ -1,0 +1,301 @@
+"""Agents whose tool calls vLLM's own parsers read: what they see, and that no sampled token changes on the way back."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import openai
+import pytest
+
+from actors.resume import resumed_tape
+from actors.rollout import fresh_env
+from actors.scripted_engine import Schedule, ScriptedEngine
+from actors.tape import Tape
+from common.env_config import MixtureEntry
+from common.trajectory import Trajectory, check
+from tests.episodes import ALLOWANCE, attempt_on, ids, rollout_of
+from tests.small_tokenizer import merging_tokenizer
+from tests.tool_parsing import HERMES, LOOK, Parsing, parsing
+
+TOKENIZER = merging_tokenizer(HERMES)
+LONG = replace(ALLOWANCE, max_tokens=1500, step_timeout_s=60.0)
+CALL = '<tool_call>\n{"name":"look","arguments":{"at":"ab"}}\n</tool_call>'  # the template writes other spaces
+QWEN = "<tool_call>\n<function=look>\n<parameter=at>\nab\n</parameter>\n</function>\n</tool_call>"
+
+Messages = list[dict[str, Any]]
+
+
+@dataclass
+class Writer:
+    """An engine that writes these texts in turn, character by character: its tokenizer would merge "ab"."""
+
+    texts: list[str]
+    written: list[tuple[list[int], list[int]]] = field(default_factory=list)  # prompts and answers
+
+    def engine(self) -> ScriptedEngine:
+        return ScriptedEngine(
+            self._write, policy_version=4, schedule=Schedule(token_time_s=0.0), max_tokens=LONG.max_tokens
+        )
+
+    def _write(self, prompt: list[int], seed: int | None) -> list[int]:
+        text = self.texts[len(self.written)]
+        answer = [token for character in text for token in ids(TOKENIZER, character)]
+        self.written.append((prompt, [*answer, TOKENIZER.eos_token_id]))
+        return self.written[-1][1]
+
+
+async def runs_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    """An agent as OpenAI's documentation writes it: while there are calls, it answers them."""
+    messages: Messages = [{"role": "user", "content": "go"}]
+    num_calls = 0
+    for _ in range(3):
+        response = await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
+        choice = response.choices[0]
+        messages.append(choice.message)
+        if not choice.message.tool_calls:
+            assert choice.finish_reason == "stop"
+            break
+        assert choice.finish_reason == "tool_calls"
+        for call in choice.message.tool_calls:
+            seen = json.loads(call.function.arguments)["at"]
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": f"{call.function.name} {seen}"})
+            num_calls += 1
+    return {"calls": float(num_calls)}
+
+
+async def streams_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    """The same from a stream, whose pieces it joins."""
+    messages: Messages = [{"role": "user", "content": "go"}]
+    async with client.chat.completions.stream(model="gpt-4o", messages=messages, tools=[LOOK]) as stream:
+        message = (await stream.get_final_completion()).choices[0].message
+    calls = [call.model_dump(include={"id", "type", "function"}) for call in message.tool_calls or []]
+    for call in calls:
+        call["function"] = {name: call["function"][name] for name in ("name", "arguments")}
+    messages.append({"role": "assistant", "content": message.content, "tool_calls": calls})
+    messages += [{"role": "tool", "tool_call_id": call["id"], "content": "look ab"} for call in calls]
+    await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
+    return {"calls": float(len(calls))}
+
+
+async def responds(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    """The same on the Responses API, whose output items go back as they came."""
+    return await _responds(client, streamed=False)
+
+
+async def streams_responses(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    return await _responds(client, streamed=True)
+
+
+async def _responds(client: openai.AsyncOpenAI, *, streamed: bool) -> dict[str, float]:
+    items: list[Any] = [{"role": "user", "content": "go"}]
+    tool = {"type": "function", **LOOK["function"]}
+    num_calls = 0
+    for _ in range(3):
+        request = {"model": "gpt-4o", "instructions": "play", "input": items, "tools": [tool]}
+        if streamed:
+            async with client.responses.stream(**request) as stream:
+                response = await stream.get_final_response()
+        else:
+            response = await client.responses.create(**request)
+        assert response.status == "completed" and response.usage.output_tokens > 0
+        items += response.output
+        calls = [item for item in response.output if item.type == "function_call"]
+        if not calls:
+            assert response.output_text == "ab."
+            break
+        for call in calls:
+            seen = f"{call.name} {json.loads(call.arguments)['at']}"
+            items.append({"type": "function_call_output", "call_id": call.call_id, "output": seen})
+            num_calls += 1
+    return {"calls": float(num_calls)}
+
+
+async def forgets_calls(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    """An agent that sends other arguments back than it got."""
+    messages: Messages = [{"role": "user", "content": "go"}]
+    response = await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
+    message = response.choices[0].message.model_dump(exclude_none=True)
+    message["tool_calls"][0]["function"]["arguments"] = '{"at": "elsewhere"}'
+    messages += [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "nothing"}]
+    await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
+    return {"calls": 1.0}
+
+
+async def drops_thoughts(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    messages: Messages = [{"role": "user", "content": "go"}]
+    response = await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
+    message = response.choices[0].message
+    assert message.reasoning_content == "ab?"
+    messages += [{"role": "assistant", "content": message.content}, {"role": "user", "content": "and?"}]
+    await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
+    return {"calls": 0.0}
+
+
+async def forbids_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    messages: Messages = [{"role": "user", "content": "go"}]
+    response = await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK], tool_choice="none")
+    assert (response.choices[0].message.content, response.choices[0].message.tool_calls) == (CALL, None)
+    return {"calls": 0.0}
+
+
+async def played(agent: str, writer: Writer, parse: Parsing | None, *, tape: Tape | None, template: str) -> Trajectory:
+    tape = tape or Tape(attempt=attempt_on(max_turn_tokens=400))
+    entry = MixtureEntry(name="agent", options={"agent": f"tests.test_tool_calls:{agent}"})
+    async with fresh_env({"shop": entry}, tape.attempt.task, timeout_s=60.0) as env:
+        trajectory = await rollout_of(
+            env, writer.engine(), tape=tape, tokenizer=merging_tokenizer(template), allowance=LONG, parse=parse
+        )
+    check(trajectory, vocab_size=len(TOKENIZER))
+    return trajectory
+
+
+def play(
+    agent: str, writer: Writer, parse: Parsing | None, *, tape: Tape | None = None, template: str = HERMES
+) -> Trajectory:
+    return asyncio.run(played(agent, writer, parse, tape=tape, template=template))
+
+
+def turns_of(trajectory: Trajectory) -> list[tuple[list[int], list[int]]]:
+    tokens = trajectory.token_array().tolist()
+    starts = [max(start for start in trajectory.branch_starts if start < turn.start) for turn in trajectory.turns]
+    return [
+        (tokens[start : turn.start], tokens[turn.start : turn.stop])
+        for start, turn in zip(starts, trajectory.turns, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tool_parser", "text"),
+    [
+        ("hermes", CALL),
+        ("hermes", f"I look. {CALL}"),
+        ("hermes", f"{CALL}\n{CALL}"),
+        ("hermes", f"{CALL} ab, which no agent sees"),
+        ("qwen3_xml", QWEN),
+    ],
+)
+@pytest.mark.parametrize("agent", ["runs_tools", "streams_tools", "responds", "streams_responses"])
+def test_a_tool_call_is_parsed_and_keeps_its_sampled_tokens(agent: str, tool_parser: str, text: str) -> None:
+    writer = Writer([text, "ab."])
+    trajectory = play(agent, writer, parsing(tool_parser))
+    assert turns_of(trajectory) == writer.written and trajectory.branch_starts == [0]
+    (first, answer), (second, _) = writer.written
+    assert second[: len(first) + len(answer)] == first + answer  # although the template renders the call otherwise
+    added = TOKENIZER.decode(second[len(first) + len(answer) :])
+    results = "<|im_start|>tool\nlook ab<|im_end|>\n" * text.count("</tool_call>")
+    assert added == f"\n{results}<|im_start|>assistant\n"
+    assert trajectory.total_reward == text.count("</tool_call>")
+    assert [turn.valid_action for turn in trajectory.turns] == [True, True]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>\n{"name": "look", "arguments": {"at": \n</tool_call>',
+        '<tool_call>{"arguments": {}}</tool_call>',
+        "<tool_call>look</tool_call>",
+        "<tool_call>",
+    ],
+)
+def test_a_malformed_call_reaches_the_agent_as_text_and_counts_as_an_invalid_action(text: str) -> None:
+    writer = Writer([text])
+    trajectory = play("runs_tools", writer, parsing())
+    assert trajectory.total_reward == 0.0 and turns_of(trajectory) == writer.written
+    assert [turn.valid_action for turn in trajectory.turns] == [False]
+
+
+def test_a_call_of_a_tool_that_does_not_exist_reaches_the_agent_and_counts_as_invalid() -> None:
+    writer = Writer([CALL.replace("look", "fly"), "done"])
+    trajectory = play("runs_tools", writer, parsing())
+    assert trajectory.total_reward == 1.0 and trajectory.branch_starts == [0]
+    assert [turn.valid_action for turn in trajectory.turns] == [False, True]
+
+
+def test_without_a_parser_a_call_stays_text() -> None:
+    trajectory = play("runs_tools", Writer([CALL]), None)
+    assert trajectory.total_reward == 0.0 and trajectory.turns[0].valid_action
+
+
+def test_calls_are_not_looked_for_where_the_agent_forbids_them() -> None:
+    assert play("forbids_tools", Writer([CALL]), parsing()).turns[0].valid_action
+
+
+def test_a_call_that_the_agent_changes_begins_a_branch() -> None:
+    writer = Writer([CALL, "ab."])
+    trajectory = play("forgets_calls", writer, parsing())
+    assert turns_of(trajectory) == writer.written and len(trajectory.branch_starts) == 2
+
+
+def test_a_thought_is_parsed_and_continued_where_it_is_sent_back() -> None:
+    writer = Writer([f"<think>ab?</think>\n\n{CALL}", "<think>ab!</think>seen"])
+    trajectory = play("runs_tools", writer, parsing(reasoning_parser="qwen3"))
+    assert turns_of(trajectory) == writer.written and trajectory.branch_starts == [0]
+    writer = Writer(["<think>ab?</think>well", "<think>ab!</think>seen"])
+    trajectory = play("drops_thoughts", writer, parsing(reasoning_parser="qwen3"))
+    assert turns_of(trajectory) == writer.written and len(trajectory.branch_starts) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("{{ message['content'] }}", "{% if not message.get('tool_calls') %}{{ message['content'] }}{% endif %}"),
+        ("{% if message.get('reasoning_content') %}", "{% if false %}"),
+        ("{% for call in message.get('tool_calls') or [] %}", "{% for call in [] %}"),
+        ("{% if tools %}", "{% if tools and messages | length == 1 %}"),
+    ],
+)
+def test_a_template_that_leaves_out_a_part_of_the_answer_begins_a_branch(change: tuple[str, str]) -> None:
+    writer = Writer([f"<think>ab?</think>I look. {CALL}", "<think>ab!</think>seen"])
+    template = HERMES.replace(*change)
+    assert template != HERMES
+    trajectory = play("runs_tools", writer, parsing(reasoning_parser="qwen3"), template=template)
+    assert turns_of(trajectory) == writer.written and len(trajectory.branch_starts) == 2
+
+
+def test_a_thought_goes_back_as_an_item() -> None:
+    writer = Writer([f"<think>ab?</think>I look. {CALL}", "<think>ab!</think>ab."])
+    trajectory = play("responds", writer, parsing(reasoning_parser="qwen3"))
+    assert turns_of(trajectory) == writer.written and trajectory.branch_starts == [0]
+
+
+def test_a_preempted_episode_repeats_its_calls_with_the_same_ids() -> None:
+    with_ids = HERMES.replace("\n<tool_call>\n", "\n{{ call['id'] }}<tool_call>\n")
+    writer = Writer([CALL, CALL, "done"])
+    tape = Tape(attempt=attempt_on(max_turn_tokens=400))
+    whole = play("runs_tools", writer, parsing(), tape=tape, template=with_ids)
+    tape.reopen_last_turn()
+    rest = Writer(["done"])
+    resumed = play(
+        "runs_tools",
+        rest,
+        parsing(),
+        tape=resumed_tape(attempt_on(max_turn_tokens=400), tape.partial()),
+        template=with_ids,
+    )
+    assert len(rest.written) == 1 and resumed.tokens == whole.tokens
+    assert resumed.branch_starts == whole.branch_starts
+
+
+@pytest.mark.parametrize(
+    ("names", "complaint"),
+    [
+        ({"tool_parser": "hermos"}, "`model.tool_parser` must be empty, or one of vLLM's: .*hermes.*; got 'hermos'"),
+        ({"tool_parser": "openai"}, "got 'openai'"),
+        ({"reasoning_parser": "thinks"}, "`model.reasoning_parser` must be empty, or one of .*qwen3.*; got 'thinks'"),
+        ({"tool_parser": "llama3_json"}, "does not work with this model: .*python_tag.*; choose the parsers of its"),
+    ],
+)
+def test_a_parser_that_does_not_exist_or_fit_is_refused(names: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        parsing(**names)
+
+
+def test_every_garbage_is_answered() -> None:
+    """Whatever a policy writes: each parser that this tokenizer allows answers, and loses no text without a call."""
+    garbage = ["", "<tool_call>" * 300, "[" * 3000, '{"name": ' * 1000, "<function=", "</tool_call>", "\ud83d", "\0"]
+    for name in ("hermes", "qwen3_xml", "glm45", "kimi_k2", "llama4_pythonic", "pythonic", "xlam", "gemma4"):
+        parse = parsing(name)
+        for text in garbage:
+            answer = asyncio.run(parse(text, tokens=[1], prompt=[1], tools=[LOOK]))
+            assert answer.tool_calls or answer.content == text or not text.strip()

@@ -1,0 +1,43 @@
+"""vLLM's parsers without an engine, a chat template with tools, and a policy that writes what it is told to."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from actors.orders import Parse
+from actors.vllm_environment import vllm_environment
+from common.tool_call import ParsedAnswer
+from tests.small_tokenizer import merging_tokenizer
+
+Parsing = Callable[..., Any]
+
+# As Qwen2.5's and Hermes's: calls are written as JSON between marks; a thought is shown if it is sent back.
+HERMES = (
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message.get('reasoning_content') %}<think>{{ message['reasoning_content'] }}</think>{% endif %}"
+    "{{ message['content'] }}"
+    "{% for call in message.get('tool_calls') or [] %}\n<tool_call>\n"
+    '{"name": {{ call["function"]["name"] | tojson }}, "arguments": {{ call["function"]["arguments"] | tojson }}}'
+    "\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LOOK = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}},
+}
+
+
+def parsing(tool_parser: str = "hermes", reasoning_parser: str = "") -> Parsing:
+    """The `parse` of an engine with these parsers."""
+    os.environ.update(vllm_environment())
+    from actors.answer_parser import AnswerParser  # vLLM reads the environment when it is imported
+
+    parser = AnswerParser(
+        merging_tokenizer(HERMES), tool_parser=tool_parser, reasoning_parser=reasoning_parser, template_arguments={}
+    )
+
+    async def parse(text: str, *, tokens: list[int], prompt: list[int], tools: list[dict[str, Any]]) -> ParsedAnswer:
+        return parser.parsed(Parse(call=0, prompt=prompt, tokens=tokens, text=text, tools=tools))
+
+    return parse
