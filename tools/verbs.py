@@ -13,6 +13,7 @@ from tools.acl_options import AclOptions, FleetOption
 from tools.collect_options import CollectOptions
 from tools.data_options import DataOptions
 from tools.launch.launch_options import LaunchOptions
+from tools.launch.market_options import MarketOptions
 from tools.options import options_of
 from tools.plan.plan_options import PlanOptions
 from tools.report.report_options import ReportOptions
@@ -111,10 +112,11 @@ VERBS = {
         own=SimulateOptions,
     ),
     "scale": Verb(
-        "keep the advised, or a given, number of actors running on a host",
+        "keep the advised, or a given, number of actors running on a host; or hosts in the best markets for a budget",
         "tools.launch.scale:scale",
         (*RUN, "actors.count"),
         lambda given: {"to": given.to, "host": given.host, "on": given.on, "dry_run": given.dry_run},
+        MarketOptions,
     ),
     "drill": Verb(
         "inject faults into a local run, one after another, and report what was lost",
