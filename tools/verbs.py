@@ -145,7 +145,7 @@ VERBS = {
     "acl": Verb(
         "print commands that create one Redis user per role: `slipstream acl run.name=NAME | redis-cli`",
         "tools.acl:acl",
-        ("run.name",),
+        ("run.name", "redis.url", "redis.shards"),
         own=AclOptions,
     ),
     "join-command": Verb(

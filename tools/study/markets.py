@@ -41,6 +41,7 @@ FACTS = Calibration(
         [PlayedTurn(num_tokens=tokens, env_s=env_s)] * turns
         for tokens, env_s, turns in ((120, 6.0, 5), (200, 12.0, 5), (320, 20.0, 6))
     ],
+    turn_s=1.0,
     token_time=TokenTime(fixed_s=0.06, per_request_s=0.006),
     step_s=[110.0, 120.0, 130.0],
     useful_share=1.0,
