@@ -35,7 +35,7 @@ CURVE = Path("docs/studies/goodput.json")  # held-out success of the quickstart 
 CURVE_ARM = "grpo"
 GOAL = 0.8
 
-# The run: a host with 16 episodes of 5 turns samples 6.4 tokens/s for each; 128 episodes and 120 s a step.
+# The run. A host with 16 episodes samples 6.4 tokens/s in each of them: 0.06 + 16 * 0.006 s a token.
 FACTS = Calibration(
     episodes=[
         [PlayedTurn(num_tokens=tokens, env_s=env_s)] * turns
