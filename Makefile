@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu quickstart road test check format lock clean \
   bench-actors bench-learner bench-replay bench-fleet bench-envs bench-data bench-weights bench-peers bench-fits \
-  families study-lag study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-spot test-envs test-engines test-adapters test-browser setup-browser docs
+  families study-lag study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-spot test-envs test-engines test-adapters test-browser setup-browser docs study-markets
 
 setup: $(STAMP)
 
@@ -121,6 +121,10 @@ study-goodput: setup
 # What the simulator predicts for three fleets, beside what they do: some ten minutes of quiet cores.
 study-simulator: setup
 	$(BIN)/python -m tools.study.simulator
+
+# Fleets in three simulated spot markets, one of which follows the prices: some minutes, all simulated.
+study-markets: setup
+	$(BIN)/python -m tools.study.markets --seeds 10
 
 # The quickstart beside TRL and a loop by hand, all from the same weights: 15 whole runs, one after another. TRL has
 # an environment of its own, and runs only here: `make test` tests the loop by hand and the page.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 # Advice needs this many steps with the same number of actors: a single step is noise.
 WINDOW = 5
+MEMORY = 100  # steps; advice that is older is forgotten
 MUCH_WAIT, NO_WAIT = 0.15, 0.05  # fractions of a step; between the two the advice stays, so that it does not swing
 IDLE_USE, GOOD_USE = 0.7, 0.85  # fractions of the actors' slots; between the two the advice stays
 
@@ -21,7 +22,9 @@ class StepLoad:
 
 
 def advised_actors(loads: Sequence[StepLoad]) -> int:
-    """The advised number of actors, at least 1; `loads` are the last steps, oldest first.
+    """The advised number of actors, at least 1; `loads` are the last MEMORY steps, oldest first.
+
+    Of the newest WINDOW steps in a row that had the same number n of actors:
 
         the learner waits, and groups wait for an actor:   n / (1 - wait), at most 2 n
         the learner does not wait, and slots are empty:    n * used / GOOD_USE, at least n / 2
@@ -29,16 +32,25 @@ def advised_actors(loads: Sequence[StepLoad]) -> int:
 
     With four actors and a learner that waits for half of each step, the advice is 8. If the learner waits but no group
     does, more actors would have nothing to play; then `replay.target_lag` is too small.
+
+    While actors come and go there are no such steps, and the advice stays: an actor that was lost is to be replaced.
+    Without any it is the number of actors.
     """
-    num_actors = loads[-1].num_actors if loads else 0
-    recent = loads[-WINDOW:]
-    advised = num_actors
-    if len(recent) == WINDOW and all(load.num_actors == num_actors for load in recent):
-        wait = sum(load.learner_wait for load in recent) / WINDOW
-        used = sum(min(load.slots_used, 1.0) for load in recent) / WINDOW
-        queues = sum(load.has_queue for load in recent)
-        if wait > MUCH_WAIT and 2 * queues > WINDOW:
-            advised = min(math.ceil(num_actors / max(1 - wait, 0.5)), 2 * num_actors)
-        elif wait < NO_WAIT and used < IDLE_USE:
-            advised = max(math.ceil(num_actors * used / GOOD_USE), math.ceil(num_actors / 2))
-    return max(advised, 1)
+    for stop in range(len(loads), WINDOW - 1, -1):
+        recent = loads[stop - WINDOW : stop]
+        if all(load.num_actors == recent[0].num_actors for load in recent):
+            return max(_advised_by(recent), 1)
+    return max(loads[-1].num_actors, 1) if loads else 1
+
+
+def _advised_by(recent: Sequence[StepLoad]) -> int:
+    """The advice of steps with the same number of actors."""
+    num_actors = recent[0].num_actors
+    wait = sum(load.learner_wait for load in recent) / WINDOW
+    used = sum(min(load.slots_used, 1.0) for load in recent) / WINDOW
+    queues = sum(load.has_queue for load in recent)
+    if wait > MUCH_WAIT and 2 * queues > WINDOW:
+        return min(math.ceil(num_actors / max(1 - wait, 0.5)), 2 * num_actors)
+    if wait < NO_WAIT and used < IDLE_USE:
+        return max(math.ceil(num_actors * used / GOOD_USE), math.ceil(num_actors / 2))
+    return num_actors

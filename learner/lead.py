@@ -201,8 +201,7 @@ class Lead:
             self._links.fleet.set_run_state(RunState.FAILED)
 
     def close(self) -> None:
-        for repertoire in self._links.repertoires:
-            repertoire.close()
+        self._links.close()
         self._publisher.close()
         self._record.close()
 

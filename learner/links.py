@@ -12,6 +12,7 @@ from common.model_folder import ModelFile
 from common.patience import RedisAway
 from learner.evaluation import STREAM as EVAL_STREAM
 from replay.bulletin import Bulletin
+from replay.expiry import Revoker
 from replay.fleet import Fleet, RunFacts, RunState
 from replay.learner_buffer import LearnerBuffer
 from replay.repertoire import Repertoire
@@ -27,6 +28,7 @@ class Links:
     fleet: Fleet
     bulletin: Bulletin
     repertoires: list[Repertoire]  # of each server
+    revokers: list[Revoker]  # of each server
     epochs: Epochs  # of each shard
     epoch: int  # of the first shard; publishing checks it
     model_files: list[ModelFile]  # that actors on other hosts pull
@@ -35,8 +37,14 @@ class Links:
         """Set the run's state to FAILED: the learner could not begin, and actors wait for another start."""
         with contextlib.suppress(RedisAway):
             self.fleet.set_run_state(RunState.FAILED)
+        self.close()
+
+    def close(self) -> None:
+        """Stop the threads. Idempotent."""
         for repertoire in self.repertoires:
             repertoire.close()
+        for revoker in self.revokers:
+            revoker.close()
 
 
 def join_run(
@@ -64,6 +72,7 @@ def join_run(
     evaluation = LearnerBuffer(client, run_id, config.replay, vocab_size=vocab_size, stream=EVAL_STREAM)
     fleet = Fleet(client, run_id)
     repertoires = [Repertoire.start(each) for each in dict.fromkeys(clients)]
+    revokers = [Revoker.start(each, run_id) for each in dict.fromkeys(clients)]
     epochs = shards.acquire_epochs()
     evaluation.adopt_epoch(epochs.epochs[0])
     # In this order: actors that wait after a learner failed read the facts as soon as the state is STARTING.
@@ -84,6 +93,7 @@ def join_run(
         fleet=fleet,
         bulletin=Bulletin(client, run_id),
         repertoires=repertoires,
+        revokers=revokers,
         epochs=epochs,
         epoch=epochs.epochs[0],
         model_files=model_files,

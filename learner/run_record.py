@@ -12,7 +12,7 @@ import msgspec
 from common.headline import headline
 from common.metrics import Metrics, MetricsWriter, read_metrics
 from common.run_dir import RunDir, write_json
-from learner.advice import WINDOW, StepLoad, advised_actors
+from learner.advice import MEMORY, StepLoad, advised_actors
 from learner.checkpoint import Progress
 from learner.cost import Cost, cost_of
 from learner.evaluation import Evaluation
@@ -54,7 +54,7 @@ class RunRecord:
         self._writer = writer
         self._started_at_s = started_at_s
         self._flops = flops
-        self._loads: deque[StepLoad] = deque(maxlen=WINDOW)
+        self._loads: deque[StepLoad] = deque(maxlen=MEMORY)
 
     @classmethod
     def begin(

@@ -46,6 +46,16 @@ def test_advice_needs_enough_steps_with_the_same_number_of_actors() -> None:
     assert advised(steps(9, wait=0.5, used=1.0, queue=True) + steps(5, wait=0.0, used=1.0, queue=True)) == 4
 
 
+def test_an_actor_that_was_lost_does_not_lower_the_advice() -> None:
+    """Eight actors, advised because four let the learner wait; one is lost and replaced, again and again."""
+    grown = steps(5, wait=0.5, used=1.0, queue=True) + steps(3, actors=8, wait=0.0, used=1.0, queue=True)
+    assert advised(grown + steps(2, actors=7, wait=0.1, used=1.0, queue=True)) == 8
+    busy = steps(5, actors=8, wait=0.1, used=1.0, queue=True)
+    flickering = [*busy, *(steps(2, actors=7, wait=0.1, used=1.0, queue=True) + busy[:3]) * 3]
+    assert advised(flickering) == 8
+    assert advised(busy + steps(5, actors=7, wait=0.1, used=1.0, queue=True)) == 7  # seven are enough
+
+
 def test_advice_is_at_least_one_actor() -> None:
     assert advised_actors([]) == 1
     assert advised(steps(5, actors=0, wait=1.0, used=0.0, queue=True)) == 1

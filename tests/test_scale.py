@@ -15,6 +15,7 @@ from common.run_dir import RunDir
 from replay.fleet import Fleet, MemberState
 from tests.every_verb import FACTS, MEMBER
 from tools.actor_host import Host, _follow
+from tools.launch.market_options import MarketOptions
 from tools.launch.scale import RAY, engine_commands, scale
 
 DEADLINE_S = 60.0
@@ -43,25 +44,25 @@ def test_a_host_gets_the_difference_between_the_fleet_and_the_advised_number(
 ) -> None:
     fleet = Fleet(redis_client, config.run.name)
     advise(config, 3, 5)
-    assert scale(config, to=None, host="one", on=None, dry_run=True) == 0
+    assert scale(config, to=None, host="one", on=None, dry_run=True, options=MarketOptions()) == 0
     assert fleet.wanted_actors("one") is None
     assert "one: 2 actors now, 4 wanted (--dry-run" in capsys.readouterr().out
-    scale(config, to=None, host="one", on=None, dry_run=False)
+    scale(config, to=None, host="one", on=None, dry_run=False, options=MarketOptions())
     assert (fleet.wanted_actors("one"), fleet.wanted_actors("two")) == (4, None)
     advise(config, 1)
-    scale(config, to=None, host="two", on=None, dry_run=False)
+    scale(config, to=None, host="two", on=None, dry_run=False, options=MarketOptions())
     assert fleet.wanted_actors("two") == 1
-    scale(config, to=7, host="two", on=None, dry_run=False)
+    scale(config, to=7, host="two", on=None, dry_run=False, options=MarketOptions())
     assert fleet.wanted_actors("two") == 7
 
 
 def test_what_cannot_be_done_is_refused(config: Config) -> None:
     with pytest.raises(ConfigError, match="has no advised number of actors yet"):
-        scale(config, to=None, host="one", on=None, dry_run=False)
+        scale(config, to=None, host="one", on=None, dry_run=False, options=MarketOptions())
     with pytest.raises(ConfigError, match="has no actor on host three; give --host; hosts with actors: one, two"):
-        scale(config, to=1, host="three", on=None, dry_run=False)
+        scale(config, to=1, host="three", on=None, dry_run=False, options=MarketOptions())
     with pytest.raises(ConfigError, match="--to must be >= 1, got 0"):
-        scale(config, to=0, host="one", on=None, dry_run=False)
+        scale(config, to=0, host="one", on=None, dry_run=False, options=MarketOptions())
 
 
 def test_a_supervisor_begins_with_its_own_number_and_follows_what_is_wanted_since(
@@ -80,7 +81,7 @@ def test_a_supervisor_begins_with_its_own_number_and_follows_what_is_wanted_sinc
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert host.count == config.actors.count == 2
-    scale(config, to=6, host="one", on=None, dry_run=False)
+    scale(config, to=6, host="one", on=None, dry_run=False, options=MarketOptions())
     while host.count != 6:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -99,12 +100,12 @@ def test_an_engine_gets_as_many_hosts_as_hold_the_actors(
     for name in "abcd":
         fleet.leave(name)
     advise(config, 7)
-    assert scale(config, to=None, host="", on="kubernetes", dry_run=False) == 0
+    assert scale(config, to=None, host="", on="kubernetes", dry_run=False, options=MarketOptions()) == 0
     said = capsys.readouterr().out
     assert "kubernetes: 2 hosts of actors now, 4 wanted" in said and '{"spec": {"parallelism": 4}}' in said
-    scale(config, to=5, host="", on=RAY, dry_run=True)
+    scale(config, to=5, host="", on=RAY, dry_run=True, options=MarketOptions())
     assert fleet.wanted_actors(RAY) is None
-    scale(config, to=5, host="", on=RAY, dry_run=False)
+    scale(config, to=5, host="", on=RAY, dry_run=False, options=MarketOptions())
     assert fleet.wanted_actors(RAY) == 3
 
 

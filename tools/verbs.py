@@ -14,6 +14,7 @@ from tools.collect_options import CollectOptions
 from tools.data_options import DataOptions
 from tools.export_options import ExportOptions
 from tools.launch.launch_options import LaunchOptions
+from tools.launch.market_options import MarketOptions
 from tools.options import options_of
 from tools.plan.plan_options import PlanOptions
 from tools.report.report_options import ReportOptions
@@ -117,10 +118,11 @@ VERBS = {
         own=SimulateOptions,
     ),
     "scale": Verb(
-        "keep the advised, or a given, number of actors running on a host",
+        "keep the advised, or a given, number of actors running on a host; or hosts in the best markets for a budget",
         "tools.launch.scale:scale",
         (*RUN, "actors.count"),
         lambda given: {"to": given.to, "host": given.host, "on": given.on, "dry_run": given.dry_run},
+        MarketOptions,
     ),
     "drill": Verb(
         "inject faults into a local run, one after another, and report what was lost",
@@ -149,7 +151,7 @@ VERBS = {
     "acl": Verb(
         "print commands that create one Redis user per role: `slipstream acl run.name=NAME | redis-cli`",
         "tools.acl:acl",
-        ("run.name",),
+        ("run.name", "redis.url", "redis.shards"),
         own=AclOptions,
     ),
     "join-command": Verb(

@@ -10,10 +10,11 @@ from pathlib import Path
 from common.config import Config
 from common.config_error import ConfigError
 from common.connection import connect_or_explain
-from common.metrics import read_metrics
-from common.run_dir import RunDir
-from replay.fleet import Fleet, Member, MemberState
+from replay.fleet import Fleet, Member
+from tools.launch.follow import advice, follow
+from tools.launch.hosts import host_name, stays
 from tools.launch.kubernetes import resource_name
+from tools.launch.market_options import MarketOptions
 from tools.launch.skypilot import actors_job, launch_job
 from tools.launch.slurm import job_name
 from tools.runs import check_running
@@ -36,10 +37,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print what would be done, and exit")
 
 
-def scale(config: Config, *, to: int | None, host: str, on: str | None, dry_run: bool) -> int:
-    """Write the wanted number of actors to Redis. The host's supervisor follows within two seconds."""
+def scale(config: Config, *, to: int | None, host: str, on: str | None, dry_run: bool, options: MarketOptions) -> int:
+    """Write the wanted number of actors to Redis. The host's supervisor follows within two seconds.
+
+    With prices, the hosts of the whole fleet follow them instead: see `tools.launch.follow`.
+    """
     if not config.redis.url:
         raise ConfigError("`redis.url` is empty; `slipstream up` prints the URL of the server that it started")
+    if options.has_prices:
+        if to is not None or on:
+            raise ConfigError("got --to or --on with prices, which decide the number and run --command; leave them out")
+        check_running(config)
+        return follow(config, options=options, dry_run=dry_run)
     if to is not None and to < 1:
         raise ConfigError(f"--to must be >= 1, got {to}; to run no actors on a host, stop its `slipstream actors`")
     check_running(config)
@@ -61,20 +70,6 @@ def scale(config: Config, *, to: int | None, host: str, on: str | None, dry_run:
         if not dry_run:
             fleet.want_actors(host, to)
     return 0
-
-
-def stays(member: Member) -> bool:
-    """Whether `member` is an actor that is not draining."""
-    return member.role == "actor" and member.state is not MemberState.DRAINING
-
-
-def advice(config: Config) -> int:
-    """The number of actors that the learner's newest record advises. Raises ConfigError if no record has one."""
-    metrics = RunDir(config.run.root, config.run.name).metrics
-    advised = [record["fleet/advised_actors"] for record in read_metrics(metrics) if "fleet/advised_actors" in record]
-    if not advised:
-        raise ConfigError(f"{metrics} has no advised number of actors yet; wait for the first step, or give --to N")
-    return round(advised[-1])
 
 
 def engine_commands(config: Config, engine: str, *, have: int, want: int) -> list[str]:
@@ -105,9 +100,7 @@ def _advised(config: Config, staying: list[Member]) -> int:
 
 
 def _scale_engine(config: Config, fleet: Fleet, staying: list[Member], *, on: str, to: int, dry_run: bool) -> None:
-    have = len(
-        {member.name.rpartition("-")[0] for member in staying}
-    )  # an actor's name begins with that of its supervisor
+    have = len({host_name(member) for member in staying})
     want = math.ceil(to / max(config.actors.count, 1))
     print(f"{on}: {have} hosts of actors now, {want} wanted" + (" (--dry-run: nothing changed)" if dry_run else ""))
     for command in engine_commands(config, on, have=have, want=want):

@@ -17,6 +17,7 @@ from typing import Any
 
 import simpy
 
+from learner.advice import MEMORY, StepLoad, advised_actors
 from tools.simulate.calibration import Calibration, PlayedTurn
 from tools.simulate.engine import SimulatedEngine
 
@@ -92,23 +93,26 @@ class Actor:
     engine: SimulatedEngine
     version: int
     changed: simpy.Event  # triggered, and replaced, when a slot is free or newer weights have come
-    groups: set[Group] = field(default_factory=set)
+    groups: dict[Group, None] = field(default_factory=dict)  # in the order in which they were leased
     num_running: int = 0
+    num_sampled: int = 0  # tokens
     ended: bool = False
 
 
 class World:
-    """One simulated run."""
+    """One simulated run. Besides the actors of its plan, it has those that `add_actor` adds while `env` runs."""
 
     def __init__(self, plan: Plan, facts: Calibration) -> None:
-        self._env = simpy.Environment()
+        self.env = self._env = simpy.Environment()
+        self.loads = list[StepLoad]()  # of each step
+        self.num_sampled = 0  # tokens, of all steps
         self._plan, self._facts = plan, facts
         self._random = random.Random(plan.seed)
         self._queue = simpy.Store(self._env)
         self._num_leased = 0
         self._ready = deque[Group]()
         self._finished = self._env.event()  # triggered, and replaced, when a group becomes ready
-        self._actors = set[Actor]()
+        self._actors = dict[Actor, None]()  # no set: its order would differ from one process to the next
         self._version = 0  # of the learner
         self._served = 0  # that actors can have
         self._taught = deque[bool](maxlen=64)
@@ -142,7 +146,9 @@ class World:
             self._admit(step, len(batch))
             self._tally.wait_s += self._env.now - began
             self._count(batch)
-            yield self._env.timeout(self._random.choice(facts.step_s))
+            waited_s, step_s = self._env.now - began, self._random.choice(facts.step_s)
+            yield self._env.timeout(step_s)
+            self.loads.append(self._load(waited_s / (waited_s + step_s) if waited_s else 0.0))
             self._version += 1
             self._env.process(self._publish(self._version))
 
@@ -198,22 +204,46 @@ class World:
         plan = self._plan
         losses_per_s = (plan.preemptions_per_hour + plan.kills_per_hour) / 3600
         while True:
-            actor = Actor(
-                engine=SimulatedEngine(self._env, self._facts.token_time),
-                version=self._served,
-                changed=self._env.event(),
-            )
-            self._actors.add(actor)
-            self._env.process(self._serve(actor))
+            actor = self.add_actor()
             if not losses_per_s:
                 return
             yield self._env.timeout(self._random.expovariate(losses_per_s))
-            actor.ended = True
-            self._actors.remove(actor)
             self._tally.num_lost_actors += 1
             killed = self._random.random() < plan.kills_per_hour / (plan.preemptions_per_hour + plan.kills_per_hour)
-            self._env.process(self._requeue(actor, killed=killed))
+            self.end_actor(actor, killed=killed)
             yield self._env.timeout(plan.restart_s)
+
+    def add_actor(self) -> Actor:
+        """Begin the life of an actor, which serves the newest weights that actors can have."""
+        actor = Actor(
+            engine=SimulatedEngine(self._env, self._facts.token_time), version=self._served, changed=self._env.event()
+        )
+        self._actors[actor] = None
+        self._env.process(self._serve(actor))
+        return actor
+
+    def end_actor(self, actor: Actor, *, killed: bool) -> int:
+        """End the life of `actor`, in order or by a kill; return the tokens that are lost with it."""
+        actor.ended = True
+        del self._actors[actor]
+        self._env.process(self._requeue(actor, killed=killed))
+        members = [group.members[number] for group in actor.groups for number in group.unfinished]
+        return sum(tokens for member in members for _, tokens in member.sampled) if killed else 0
+
+    def advised_actors(self) -> int:
+        """What the learner advises now."""
+        return advised_actors(self.loads[-MEMORY:])
+
+    def _load(self, learner_wait: float) -> StepLoad:
+        """Which side waits for the other now."""
+        slots = len(self._actors) * self._plan.max_episodes
+        used = sum(min(actor.num_running, self._plan.max_episodes) for actor in self._actors)
+        return StepLoad(
+            num_actors=len(self._actors),
+            learner_wait=learner_wait,
+            slots_used=used / slots if slots else 0.0,
+            has_queue=bool(self._queue.items),
+        )
 
     def _requeue(self, actor: Actor, *, killed: bool) -> Process:
         """Queue an ended actor's groups again: at once, or once their leases have expired and without their turns."""
@@ -239,7 +269,7 @@ class World:
                 self._queue.put(group)
                 return
             self._num_leased += 1
-            actor.groups.add(group)
+            actor.groups[group] = None
             actor.num_running += len(group.unfinished)
             self._env.process(self._play(actor, group))
 
@@ -261,6 +291,8 @@ class World:
             if actor.ended:
                 return
             self._tally.num_sampled += turn.num_tokens
+            actor.num_sampled += turn.num_tokens
+            self.num_sampled += turn.num_tokens
             member.sampled.append((version, turn.num_tokens))
             member.num_played += 1
             if member.num_played == len(member.turns) and self._random.random() < self._facts.failed_share:
@@ -274,7 +306,7 @@ class World:
         actor.num_running -= 1
         self._wake(actor)
         if not group.unfinished:
-            actor.groups.remove(group)
+            del actor.groups[group]
             self._num_leased -= 1
             self._ready.append(group)
             self._finished.succeed()
