@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.staging import DefaultStager
 from torch.optim.lr_scheduler import LambdaLR
 
 from common.config_error import ConfigError
@@ -108,10 +108,13 @@ def take_snapshot(
     proximal: Proximal | None = None,
     *,
     progress: Progress,
-    stager: DefaultStager,
+    stager: StateDictStager,
 ) -> Snapshot:
     """Copy this rank's shards to host memory, which `stager` uses again for the next copy."""
-    state = stager.stage(_state(model, optimizer, critic) | _proximal_state(proximal))
+    # Not PyTorch's DefaultStager around it: that of version 2.11 can stage only once.
+    state = stager.stage(_state(model, optimizer, critic) | _proximal_state(proximal), non_blocking=stager.pin_memory)
+    if stager.pin_memory:
+        torch.cuda.synchronize()
     assert isinstance(state, dict)
     return Snapshot(state=state, schedule_step=schedule.last_epoch, progress=progress)
 

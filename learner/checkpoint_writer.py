@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.optim.lr_scheduler import LambdaLR
 
 from learner.checkpoint import Progress, Snapshot, take_snapshot, write
@@ -36,14 +36,7 @@ class CheckpointWriter:
         self._keep = keep
         self._group = dist.new_group(backend="gloo")
         on_gpu = ranks.device.type == "cuda"
-        self._stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=on_gpu,
-                use_shared_memory=False,
-                use_async_staging=False,
-                use_non_blocking_copy=on_gpu,
-            )
-        )
+        self._stager = StateDictStager(pin_memory=on_gpu, share_memory=False)
         # A thread of its own begins on the first GPU, whatever GPU its rank has.
         use_device = partial(torch.cuda.set_device, ranks.device) if on_gpu else None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint", initializer=use_device)
@@ -85,7 +78,7 @@ class CheckpointWriter:
     def close(self) -> None:
         """Wait for the checkpoint in progress, whether it succeeds or not. Call it before `leave_ranks`."""
         self._thread.shutdown()
-        self._stager.close()
+        self._stager.close()  # type: ignore[no-untyped-call]
 
     def _write(self, snapshot: Snapshot, once_durable: Callable[[], None]) -> None:
         write(self._folder, snapshot, group=self._group, keep=self._keep, fence=self.fence)

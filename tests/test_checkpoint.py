@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.optim.lr_scheduler import LambdaLR
 
 from common.config import OptimConfig
@@ -197,12 +197,9 @@ def test_what_training_changes_after_the_copy_is_not_in_the_checkpoint(
     learner = make_learner(tiny, ranks)
     learner.train(0)
     before = learner.weights()
-    stager = DefaultStager(
-        StagingOptions(
-            use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
-        )
+    snapshot = take_snapshot(
+        learner.model, learner.optimizer, learner.schedule, progress=progress_at(1), stager=StateDictStager()
     )
-    snapshot = take_snapshot(learner.model, learner.optimizer, learner.schedule, progress=progress_at(1), stager=stager)
     expected = learner.train(1)
     assert not torch.equal(learner.weights()["model.norm.weight"], before["model.norm.weight"])
     assert dist.group.WORLD is not None

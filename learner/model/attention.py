@@ -9,8 +9,10 @@ No kernel that makes a [tokens, tokens] matrix ever runs on a GPU: with 32,768 t
 """
 
 import contextlib
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +22,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
 MAX_FLASH_HEAD_DIM = 256  # PyTorch's flash attention has no larger head, and none whose values have another size
+# PyTorch 2.11's takes as many heads of keys as of queries: the keys are repeated for it.
+FLASH_TAKES_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 # A sequence joins a batch of longer ones if it has at least this fraction of the longest length: a trade-off between
 # padding and number of kernels. With 64 sequences of 60 to 180 tokens, 0.6 took about 10 % longer than 0.8 to 0.95.
 MIN_LENGTH_RATIO = 0.8
@@ -116,7 +120,11 @@ def packed_attention(
         raise CannotPack(f"its attention needs {', '.join(unknown)}, which packed attention does not support")
     if cu_seq_lens_q is not None and flash_runs(query, value):
         window = (-1 if sliding_window is None else sliding_window - 1, 0)  # tokens before and after that a token sees
-        attended = varlen_attn(
+        num_groups = query.shape[1] // key.shape[1]
+        if num_groups > 1 and not FLASH_TAKES_GROUPS:
+            key, value = (each.repeat_interleave(num_groups, dim=1) for each in (key, value))
+        flash = partial(varlen_attn, enable_gqa=num_groups > 1) if FLASH_TAKES_GROUPS else varlen_attn
+        attended = flash(
             query[0].transpose(0, 1),
             key[0].transpose(0, 1),
             value[0].transpose(0, 1),
@@ -126,7 +134,6 @@ def packed_attention(
             max_length_q,
             scale=scaling,
             window_size=window,
-            enable_gqa=query.shape[1] != key.shape[1],
         )
         assert isinstance(attended, Tensor)  # without auxiliary outputs
         return attended[None], None

@@ -20,7 +20,6 @@ from pathlib import Path  # noqa: E402
 from typing import TypeVar  # noqa: E402
 
 import msgspec  # noqa: E402
-import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
@@ -44,12 +43,13 @@ from learner.model.packed_model import (  # noqa: E402
 from learner.model.proximal import Proximal  # noqa: E402
 from learner.model.skeleton import fill, tensors_of  # noqa: E402
 from learner.model.value_model import SharedTrunk, ValueModel  # noqa: E402
-from learner.pack import Packed, TokenSequence, pack  # noqa: E402
+from learner.pack import Packed  # noqa: E402
 from learner.publisher.published import published_layout, published_tensors  # noqa: E402
 from learner.ranks import Ranks, resolve_dtype  # noqa: E402
 from learner.step import StepBatch, StepModels, StepSettings, train_step  # noqa: E402
 from tools.child import EXIT_BAD_INPUT  # noqa: E402
 from tools.plan.fake_device import DEVICE, FakeDevice, fake_device  # noqa: E402
+from tools.plan.full_pack import full_pack  # noqa: E402
 from tools.plan.measured_step import MeasuredStep  # noqa: E402
 
 NUM_MICRO_BATCHES = 2  # one rank keeps the gradients of all but the last apart, so more make no difference
@@ -59,7 +59,7 @@ M = TypeVar("M", bound=PackedModel)
 def measure_step(config: Config, *, num_ranks: int) -> MeasuredStep:
     """Run one step of the learner as rank 0 of `num_ranks`, and measure it. Raises ConfigError and CannotPack."""
     resolve_dtype(config, DEVICE)
-    packs = [_pack(config) for _ in range(NUM_MICRO_BATCHES)]
+    packs = [full_pack(config) for _ in range(NUM_MICRO_BATCHES)]
     with fake_device(rank=0, num_ranks=num_ranks) as fake:
         skeletons = _skeletons(config, fake.ranks)
         with fake.used():
@@ -179,31 +179,6 @@ def _critic(config: Config, skeletons: _Skeletons, ranks: Ranks) -> Critic | Non
         return None
     begin_moments(critic.optimizer)
     return critic
-
-
-def _pack(config: Config) -> Packed:
-    """As many sequences of `model.max_tokens` as fit into a micro-batch, and a shorter one for the rest."""
-    longest, num_tokens = config.model.max_tokens, config.learner.micro_batch_tokens
-    lengths = [longest] * (num_tokens // longest)
-    if rest := num_tokens % longest:
-        lengths.append(rest)
-    return pack([_sequence(length, config) for length in lengths])
-
-
-def _sequence(length: int, config: Config) -> TokenSequence:
-    ones = np.ones(length, dtype=np.float32)
-    has_critic = config.objective.critic != "none"
-    return TokenSequence(
-        tokens=np.ones(length, dtype=np.int32),
-        loss_mask=np.arange(length) > 0,
-        behaviour_logprobs=-ones,
-        advantages=ones,
-        old_values=ones if has_critic else None,
-        returns=ones if has_critic else None,
-        trajectory_tokens=length - 1,
-        lags=np.zeros(length, dtype=np.int32),
-        kept=None,
-    )
 
 
 def _dtypes(model: PackedModel, optimizer: torch.optim.Optimizer) -> dict[str, list[str]]:

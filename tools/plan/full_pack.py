@@ -1,0 +1,31 @@
+"""Micro-batches with as many tokens as a configuration allows, every token but the first of each sequence trained."""
+
+import numpy as np
+
+from common.config import Config
+from learner.pack import Packed, TokenSequence, pack
+
+
+def full_pack(config: Config) -> Packed:
+    """As many sequences of `model.max_tokens` as fit into a micro-batch, and a shorter one for the rest."""
+    longest, num_tokens = config.model.max_tokens, config.learner.micro_batch_tokens
+    lengths = [longest] * (num_tokens // longest)
+    if rest := num_tokens % longest:
+        lengths.append(rest)
+    return pack([_sequence(length, config) for length in lengths])
+
+
+def _sequence(length: int, config: Config) -> TokenSequence:
+    ones = np.ones(length, dtype=np.float32)
+    has_critic = config.objective.critic != "none"
+    return TokenSequence(
+        tokens=np.ones(length, dtype=np.int32),
+        loss_mask=np.arange(length) > 0,
+        behaviour_logprobs=-ones,
+        advantages=ones,
+        old_values=ones if has_critic else None,
+        returns=ones if has_critic else None,
+        trajectory_tokens=length - 1,
+        lags=np.zeros(length, dtype=np.int32),
+        kept=None,
+    )
