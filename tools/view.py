@@ -10,7 +10,7 @@ import msgspec
 import redis
 from rich.console import Console, Group, RenderableType
 
-from common.headline import headline
+from common.headline import headline, interval
 from common.metrics import read_metrics
 from common.run_dir import RunDir
 from replay.bulletin import Bulletin
@@ -95,7 +95,7 @@ class View:
         if evaluations:
             newest = evaluations[-1]
             rows["held out"] = (
-                f"{newest['eval/success_sampled']:.3f} sampled, {newest['eval/success_greedy']:.3f} greedy, "
+                f"{held_out(newest)}, "
                 f"at step {newest['step']:.0f}  {sparkline([e['eval/success_sampled'] for e in evaluations])}"
             )
         dropped = ", ".join(f"{count} {reason}" for reason, count in ledger.dropped.items()) or "none"
@@ -126,6 +126,12 @@ def _newest_episodes(records: Sequence[Mapping[str, float]]) -> dict[str, str]:
         "reward": f"{newest.reward:.3f}  {sparkline([record['produced/reward'] for record in produced])}",
         "of": f"the last {newest.num_episodes} episodes; their success is {newest.low:.3f} to {newest.high:.3f} (95 %)",
     }
+
+
+def held_out(record: Mapping[str, float]) -> str:
+    """Success of an evaluation's record, with its 95 % interval where the number of tasks is known."""
+    sampled, greedy, count = record["eval/success_sampled"], record["eval/success_greedy"], record.get("eval/num_tasks")
+    return f"{interval(sampled, round(count)) if count else f'{sampled:.3f}'} sampled, {greedy:.3f} greedy"
 
 
 def _cost(last: Mapping[str, float]) -> str:
