@@ -6,9 +6,10 @@ Only one process may write: two writers in one TensorBoard directory lose points
 import json
 import logging
 import math
+import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -113,19 +114,42 @@ class MetricsWriter:
         return self._events[run]
 
 
-def read_metrics(jsonl: Path) -> list[dict[str, float]]:
-    """The records of a metrics file, without the last line if it is incomplete: it is being written.
+class MetricsFile:
+    """A metrics file that is being written, for a process that looks at it again and again."""
 
-    Damaged lines are skipped, and their number is logged.
-    """
-    if not jsonl.exists():
-        return []
-    lines = jsonl.read_bytes().splitlines(keepends=True)
-    records = [_record(line) for line in lines if line.endswith(b"\n")]
-    whole = [record for record in records if record is not None]
-    if len(whole) < len(records):
-        log.warning("%s: %d of %d lines are damaged and skipped", jsonl, len(records) - len(whole), len(records))
-    return whole
+    def __init__(self, jsonl: Path) -> None:
+        self._jsonl = jsonl
+        self._file: tuple[int, int] | None = None  # device and inode: a resumed learner replaces the file
+        self._read_bytes = 0
+        self._records: list[dict[str, float]] = []
+
+    def records(self) -> Sequence[dict[str, float]]:
+        """The records, without the last line if it is incomplete: it is being written. Only what is new is parsed.
+
+        Damaged lines are skipped, and their number is logged. Raises OSError.
+        """
+        try:
+            with self._jsonl.open("rb") as file:
+                about = os.fstat(file.fileno())
+                if (about.st_dev, about.st_ino) != self._file or about.st_size < self._read_bytes:
+                    self._file, self._read_bytes, self._records = (about.st_dev, about.st_ino), 0, []
+                file.seek(self._read_bytes)
+                lines = file.read().splitlines(keepends=True)
+        except FileNotFoundError:
+            self._file, self._records = None, []
+            return self._records
+        lines = [line for line in lines if line.endswith(b"\n")]
+        whole = [record for record in map(_record, lines) if record is not None]
+        if len(whole) < len(lines):
+            log.warning("%s: %d of %d lines are damaged and skipped", self._jsonl, len(lines) - len(whole), len(lines))
+        self._records += whole
+        self._read_bytes += sum(map(len, lines))
+        return self._records
+
+
+def read_metrics(jsonl: Path) -> list[dict[str, float]]:
+    """The records of a metrics file, as `MetricsFile` reads them once."""
+    return list(MetricsFile(jsonl).records())
 
 
 def _record(line: bytes) -> dict[str, float] | None:

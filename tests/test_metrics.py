@@ -12,7 +12,7 @@ from tensorboard.plugin_util import markdown_to_safe_html
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from common.events import MAX_TEXT_CHARS, Events
-from common.metrics import Metrics, MetricsWriter, Place, read_metrics
+from common.metrics import Metrics, MetricsFile, MetricsWriter, Place, read_metrics
 from tests.full_disk import largest_file
 
 
@@ -180,3 +180,21 @@ def test_a_half_line_of_a_crash_does_not_spoil_what_a_resumed_run_writes(tmp_pat
 
 def test_a_run_that_did_not_begin_yet_has_no_metrics(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+def test_a_file_that_is_read_again_gives_what_is_new_and_starts_afresh_when_it_was_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path)
+    assert file.records() == []
+    writer = MetricsWriter(jsonl=path, tensorboard=tmp_path / "tb")
+    writer.write(1, of(reward=0.5))
+    assert [record["step"] for record in file.records()] == [1]
+    with path.open("a") as jsonl:
+        jsonl.write('not JSON\n{"step": 2, "rew')
+    assert [record["step"] for record in file.records()] == [1]
+    with path.open("a") as jsonl:
+        jsonl.write('ard": 0.25}\n')
+    assert [(record["step"], record["reward"]) for record in file.records()] == [(1, 0.5), (2, 0.25)]
+    writer.close()
+    MetricsWriter(jsonl=path, tensorboard=tmp_path / "tb", resume_step=1).close()
+    assert [record["step"] for record in file.records()] == [1]

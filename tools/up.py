@@ -20,7 +20,7 @@ from common.config import Config, dump_config
 from common.config_error import ConfigError
 from common.connection import PASSWORD_VARIABLE, check_servers, connect_or_explain, connect_shards
 from common.headline import headline, wilson
-from common.metrics import read_metrics
+from common.metrics import MetricsFile, read_metrics
 from common.run_dir import RunDir, write_whole
 from common.shutdown import LEAVE_S, Shutdown
 from learner.overview import pinned_link
@@ -274,7 +274,7 @@ class LineReporter:
     ) -> None:
         self._console = console
         self._clock = clock
-        self._run_dir = run_dir
+        self._metrics = MetricsFile(run_dir.metrics)
         self._observer = observer
         self._num_printed = 0
         self._looked_at = -math.inf  # when the run was last diagnosed, by the clock, like the next field
@@ -284,7 +284,7 @@ class LineReporter:
 
     def report(self) -> None:
         """Print what is new."""
-        records = read_metrics(self._run_dir.metrics)
+        records = self._metrics.records()
         self._report_steps(records)
         now = self._clock()
         if now - self._looked_at > LOOK_EVERY_S:

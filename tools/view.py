@@ -11,7 +11,7 @@ import redis
 from rich.console import Console, Group, RenderableType
 
 from common.headline import headline, interval
-from common.metrics import read_metrics
+from common.metrics import MetricsFile
 from common.run_dir import RunDir
 from replay.bulletin import Bulletin
 from tools.diagnosis import Facts, diagnose
@@ -33,7 +33,7 @@ class View:
         """`shards` are clients of the run's Redis servers."""
         self._observer = Observer(shards, run_id, max_lag=max_lag)
         self._bulletin = Bulletin(shards[0], run_id)
-        self._run_dir = run_dir
+        self._metrics = MetricsFile(run_dir.metrics)
         self._num_steps = num_steps
 
     def as_json(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class View:
 
     def _records(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The records of optimizer steps, and those of evaluations."""
-        records = read_metrics(self._run_dir.metrics)
+        records = self._metrics.records()
         return (
             [record for record in records if "trained/reward" in record],
             [record for record in records if "eval/success_sampled" in record],
