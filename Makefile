@@ -98,6 +98,10 @@ families: setup
 bench-data: setup
 	$(BIN)/python -m tools.bench.data
 
+# What it costs to watch an hour of 300 actors: TensorBoard's files and page, `top`, the learner's record.
+bench-see: setup setup-browser
+	$(BIN)/python -m tools.bench.see
+
 # From random weights to an agent: SFT on expert episodes, RL, best of n, RL. Ten minutes on two cores.
 road: setup
 	$(BIN)/slipstream road conf/roads/shop.yaml run.name=shop-road-$$(date +%Y%m%d-%H%M%S)
