@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu quickstart road test check format lock clean \
   bench-actors bench-learner bench-replay bench-fleet bench-envs bench-data bench-weights bench-peers bench-fits \
-  families study-lag study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-spot test-envs test-engines test-adapters test-browser setup-browser docs study-markets
+  families study-lag study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-spot test-envs test-engines test-adapters test-browser setup-browser docs study-markets pictures bench-see
 
 setup: $(STAMP)
 
@@ -102,9 +102,17 @@ families: setup
 bench-data: setup
 	$(BIN)/python -m tools.bench.data
 
+# What it costs to watch an hour of 300 actors: TensorBoard's files and page, `top`, the learner's record.
+bench-see: setup setup-browser
+	$(BIN)/python -m tools.bench.see
+
 # From random weights to an agent: SFT on expert episodes, RL, best of n, RL. Ten minutes on two cores.
 road: setup
 	$(BIN)/slipstream road conf/roads/shop.yaml run.name=shop-road-$$(date +%Y%m%d-%H%M%S)
+
+# Make the pictures of docs/see.md and README again, from a real run of five minutes. It needs `make setup-browser`.
+pictures: setup
+	$(BIN)/python -m tools.pictures
 
 # Study lag and the methods that correct for it: 72 runs, some hours on two cores; continues where it was stopped.
 study-lag: setup

@@ -356,7 +356,7 @@ class WarmStartConfig:
 @dataclass(kw_only=True, slots=True)
 class EvalConfig:
     num_tasks: int = 0  # held-out tasks, each played once sampled and once greedy; 0 skips evaluation
-    every: int = 0  # optimizer steps between evaluations during training; 0: only at the start and the end
+    every: int = 50  # optimizer steps between evaluations during training; 0: only at the start and the end
 
     def __post_init__(self) -> None:
         require(self.num_tasks >= 0, "eval.num_tasks", ">= 0", self.num_tasks, "0 skips evaluation")

@@ -59,3 +59,9 @@ def wilson(rate: float, count: int) -> tuple[float, float]:
     middle = rate + square / 2
     reach = math.sqrt(square * (rate * (1 - rate) + square / 4))
     return (middle - reach) / (1 + square), (middle + reach) / (1 + square)
+
+
+def interval(rate: float, count: int) -> str:
+    """The rate with its 95 % interval, as text: "0.940 (0.88 to 0.97)"."""
+    low, high = wilson(rate, count)
+    return f"{rate:.3f} ({low:.2f} to {high:.2f})"

@@ -6,25 +6,19 @@ Only one process may write: two writers in one TensorBoard directory lose points
 import json
 import logging
 import math
+import os
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
-from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.compat.proto.types_pb2 import DT_FLOAT, DT_STRING
-from tensorboard.plugins.custom_scalar import layout_pb2, metadata
-from tensorboard.plugins.scalar.metadata import create_summary_metadata
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from typing import NamedTuple, TypeVar
 
 from common.config_error import ConfigError
+from common.events import Events
 from common.run_dir import write_whole
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Metrics:
@@ -34,6 +28,7 @@ class Metrics:
         self._sums: dict[str, float] = defaultdict(float)
         self._counts: dict[str, float] = defaultdict(float)
         self.histograms: dict[str, list[float]] = {}
+        self.texts: dict[str, str] = {}
 
     def add(self, name: str, total: float, count: float = 1.0) -> None:
         """Add `total`, the sum of `count` observations, to the mean `name`."""
@@ -48,8 +43,20 @@ class Metrics:
         return {name: total / self._counts[name] for name, total in self._sums.items() if self._counts[name] > 0}
 
 
+class Place(NamedTuple):
+    """Where TensorBoard shows a metric."""
+
+    run: str  # the folder below `tb/`; lines of one chart are runs of their own, each with its colour
+    tag: str  # the chart
+
+
+def shown_as_named(name: str) -> Place | None:
+    """Every metric in a chart of its own."""
+    return Place("", name)
+
+
 class MetricsWriter:
-    """Appends to `metrics.jsonl` and to one TensorBoard event file."""
+    """Appends to `metrics.jsonl` and to TensorBoard's event files."""
 
     def __init__(
         self,
@@ -57,76 +64,92 @@ class MetricsWriter:
         jsonl: Path,
         tensorboard: Path,
         resume_step: int | None = None,
+        place: Callable[[str], Place | None] = shown_as_named,
         descriptions: Mapping[str, str] | None = None,
     ) -> None:
         """With `resume_step`, records of later steps are removed from both: those steps are made again.
 
-        TensorBoard's tab "Scalars" shows the `descriptions` beside the charts of these names.
+        `place` is where TensorBoard shows a metric, None for nowhere. Its tab "Scalars" shows the `descriptions` beside
+        the charts of these tags.
 
         Raises ConfigError if `jsonl` cannot be read.
         """
         if resume_step is not None:
             _cut_after(jsonl, resume_step)
+        self._place = place
         self._descriptions = descriptions or {}
+        self._tensorboard = tensorboard
+        self._resume_step = resume_step
         self._jsonl = jsonl.open("a", buffering=1)
-        self._events = EventFileWriter(str(tensorboard), flush_secs=5)
-        if resume_step is not None:
-            # TensorBoard's mark of a restart: it discards earlier points at this step and later ones.
-            restarted = SessionLog(status=SessionLog.START)
-            self._events.add_event(Event(wall_time=time.time(), step=resume_step + 1, session_log=restarted))
-
-    def lay_out(self, charts: Mapping[str, Sequence[str]]) -> None:
-        """Define the charts of TensorBoard's "Custom Scalars" tab: each title with patterns of the tags to show."""
-        shown = [
-            layout_pb2.Chart(title=title, multiline=layout_pb2.MultilineChartContent(tag=tags))
-            for title, tags in charts.items()
-        ]
-        layout = layout_pb2.Layout(category=[layout_pb2.Category(title="Overview", chart=shown)])
-        value = Summary.Value(
-            tag=metadata.CONFIG_SUMMARY_TAG,
-            metadata=metadata.create_summary_metadata(),
-            tensor=TensorProto(dtype=DT_STRING, string_val=[layout.SerializeToString()]),
-        )
-        self._events.add_event(Event(wall_time=time.time(), step=0, summary=Summary(value=[value])))
+        self._events: dict[str, Events] = {}  # by run
 
     def write(self, step: int, metrics: Metrics) -> dict[str, float]:
-        """Write every mean and histogram at `step` and return the means."""
+        """Write every mean, histogram and text at `step` and return the means."""
         means = metrics.means()
         self._jsonl.write(json.dumps({"step": step, "time": time.time(), **_finite(means)}) + "\n")
-        values = [self._scalar(name, value) for name, value in means.items()]
-        values += [
-            Summary.Value(tag=name, histo=_histogram(samples))
-            for name, samples in metrics.histograms.items()
-            if samples
-        ]
-        self._events.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+        scalars, histograms = self._placed(means), self._placed(metrics.histograms)
+        texts = self._placed(metrics.texts)
+        for run in dict.fromkeys([*scalars, *histograms, *texts]):
+            self._events_of(run).write(step, scalars.get(run, {}), histograms=histograms.get(run), texts=texts.get(run))
         return means
-
-    def _scalar(self, name: str, value: float) -> Any:
-        """A point. TensorBoard's data server reads descriptions only beside tensors."""
-        if name not in self._descriptions:
-            return Summary.Value(tag=name, simple_value=value)
-        described = create_summary_metadata(display_name="", description=self._descriptions[name])
-        return Summary.Value(tag=name, metadata=described, tensor=TensorProto(dtype=DT_FLOAT, float_val=[value]))
 
     def close(self) -> None:
         self._jsonl.close()
-        self._events.close()
+        for events in self._events.values():
+            events.close()
+
+    def _placed(self, values: Mapping[str, T]) -> dict[str, dict[str, T]]:
+        """The values that are shown, by run and tag."""
+        placed: dict[str, dict[str, T]] = {}
+        for name, value in values.items():
+            if place := self._place(name):
+                placed.setdefault(place.run, {})[place.tag] = value
+        return placed
+
+    def _events_of(self, run: str) -> Events:
+        if run not in self._events:
+            self._events[run] = Events(
+                self._tensorboard / run, resume_step=self._resume_step, descriptions=self._descriptions
+            )
+        return self._events[run]
+
+
+class MetricsFile:
+    """A metrics file that is being written, for a process that looks at it again and again."""
+
+    def __init__(self, jsonl: Path) -> None:
+        self._jsonl = jsonl
+        self._file: tuple[int, int] | None = None  # device and inode: a resumed learner replaces the file
+        self._read_bytes = 0
+        self._records: list[dict[str, float]] = []
+
+    def records(self) -> Sequence[dict[str, float]]:
+        """The records, without the last line if it is incomplete: it is being written. Only what is new is parsed.
+
+        Damaged lines are skipped, and their number is logged. Raises OSError.
+        """
+        try:
+            with self._jsonl.open("rb") as file:
+                about = os.fstat(file.fileno())
+                if (about.st_dev, about.st_ino) != self._file or about.st_size < self._read_bytes:
+                    self._file, self._read_bytes, self._records = (about.st_dev, about.st_ino), 0, []
+                file.seek(self._read_bytes)
+                lines = file.read().splitlines(keepends=True)
+        except FileNotFoundError:
+            self._file, self._records = None, []
+            return self._records
+        lines = [line for line in lines if line.endswith(b"\n")]
+        whole = [record for record in map(_record, lines) if record is not None]
+        if len(whole) < len(lines):
+            log.warning("%s: %d of %d lines are damaged and skipped", self._jsonl, len(lines) - len(whole), len(lines))
+        self._records += whole
+        self._read_bytes += sum(map(len, lines))
+        return self._records
 
 
 def read_metrics(jsonl: Path) -> list[dict[str, float]]:
-    """The records of a metrics file, without the last line if it is incomplete: it is being written.
-
-    Damaged lines are skipped, and their number is logged.
-    """
-    if not jsonl.exists():
-        return []
-    lines = jsonl.read_bytes().splitlines(keepends=True)
-    records = [_record(line) for line in lines if line.endswith(b"\n")]
-    whole = [record for record in records if record is not None]
-    if len(whole) < len(records):
-        log.warning("%s: %d of %d lines are damaged and skipped", jsonl, len(records) - len(whole), len(records))
-    return whole
+    """The records of a metrics file, as `MetricsFile` reads them once."""
+    return list(MetricsFile(jsonl).records())
 
 
 def _record(line: bytes) -> dict[str, float] | None:
@@ -148,17 +171,3 @@ def _cut_after(jsonl: Path, step: int) -> None:
 def _finite(means: dict[str, float]) -> dict[str, float | None]:
     # JSON has no NaN and no infinity; null keeps the line readable, and shows that there was no finite value.
     return {name: value if math.isfinite(value) else None for name, value in means.items()}
-
-
-def _histogram(samples: list[float]) -> HistogramProto:
-    values = np.asarray(samples, dtype=np.float64)
-    counts, edges = np.histogram(values, bins=min(30, max(1, len(np.unique(values)))))
-    return HistogramProto(
-        min=values.min(),
-        max=values.max(),
-        num=len(values),
-        sum=values.sum(),
-        sum_squares=np.square(values).sum(),
-        bucket_limit=edges[1:].tolist(),
-        bucket=counts.tolist(),
-    )

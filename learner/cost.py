@@ -27,6 +27,7 @@ class Cost:
 
     shares: list[ActorCost]
     dollars_per_hour: float  # of the actors that serve now
+    spot_dollars_per_hour: float  # of those among them that are spot instances
     tokens_trained: int  # prompt and sampled tokens
     wasted_tokens: dict[str, int]
     """Prompt and sampled tokens that were not trained on, by reason. Dropped trajectories and discarded parts of
@@ -52,7 +53,7 @@ def cost_of(everyone: Iterable[Member], *, alive: Iterable[Member], ledger: Ledg
     serving = {member.name for member in alive if member.role == "actor"}
     shares: dict[tuple[str, str, float], ActorCost] = {}
     wasted: dict[str, int] = defaultdict(int)
-    dollars_per_hour = 0.0
+    dollars_per_hour, of_spot = 0.0, 0.0
     for member in everyone:
         if member.role != "actor":
             continue
@@ -63,6 +64,7 @@ def cost_of(everyone: Iterable[Member], *, alive: Iterable[Member], ledger: Ledg
         share.dollars += member.price_per_hour * member.served_s / 3600
         if member.name in serving:
             dollars_per_hour += member.price_per_hour
+            of_spot += member.price_per_hour if member.instance_kind == "spot" else 0.0
         else:
             wasted["preempted"] += member.generated_tokens - member.kept_tokens
     for account, tokens in ledger.tokens.items():
@@ -72,6 +74,7 @@ def cost_of(everyone: Iterable[Member], *, alive: Iterable[Member], ledger: Ledg
     return Cost(
         shares=sorted(shares.values(), key=lambda share: -share.dollars),
         dollars_per_hour=dollars_per_hour,
+        spot_dollars_per_hour=of_spot,
         tokens_trained=tokens_trained,
         wasted_tokens={reason: tokens for reason, tokens in wasted.items() if tokens},
     )

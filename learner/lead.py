@@ -74,10 +74,11 @@ class Lead:
         publishing: PublisherSettings,
         fence: Fence,
         flops: Flops,
+        decode: Callable[[list[int]], str],
     ) -> "Lead":
         """Undo what was done after `progress` in the archive, the ledger and the metrics; start the publisher process.
 
-        `fence` is that of the run's checkpoints. Raises ConfigError, FencedOut.
+        `fence` is that of the run's checkpoints; `decode` makes text of tokens. Raises ConfigError, FencedOut.
         """
         started_at_s, tally = run_dir.start_clock(), load_tally(run_dir.tally)
         if progress.step and not run_dir.tally.exists():
@@ -92,7 +93,15 @@ class Lead:
         if num_reopened:
             log.info("%d groups claimed by steps after %d are ready again", num_reopened, progress.step)
         record = RunRecord.begin(
-            links, run_dir, fence, tally=tally, step=progress.step, started_at_s=started_at_s, flops=flops
+            links,
+            run_dir,
+            fence,
+            tally=tally,
+            step=progress.step,
+            started_at_s=started_at_s,
+            flops=flops,
+            config=config,
+            decode=decode,
         )
         return cls(
             links,

@@ -190,6 +190,7 @@ def _describe_run(config: Config, run_dir: RunDir, shutdown: Shutdown) -> Links:
 
 def _take_the_lead(learner: Learner, links: Links) -> Lead:
     config = learner.config
+    tokenizer = load_tokenizer(learner.model.folder, config.model.template_arguments)
     publishing = publisher_settings(
         config,
         entries=published_layout(learner.model, dtype=config.model.dtype),
@@ -208,6 +209,7 @@ def _take_the_lead(learner: Learner, links: Links) -> Lead:
         publishing=publishing,
         fence=learner.checkpoints.fence,
         flops=learner.flops,
+        decode=lambda tokens: str(tokenizer.decode(tokens)),
     )
 
 

@@ -35,6 +35,8 @@ def step_metrics(
     _add_step(metrics, step)
     for reason, count in batch.num_dropped.items():
         metrics.add(f"replay/dropped_{reason}", count)
+    metrics.add_histogram("trained/return", [trajectory.total_reward for trajectory in trajectories])
+    metrics.add_histogram("trained/tokens", [float(trajectory.num_tokens) for trajectory in trajectories])
     for trajectory in trajectories:
         metrics.add("replay/consumed_tokens", trajectory.num_tokens)
         metrics.add("replay/consumed_turns", len(trajectory.turns))
@@ -85,8 +87,8 @@ def add_flow(metrics: Metrics, batch: Batch, before: Ledger, now: Ledger) -> Non
     metrics.add("perf/goodput", fresh, fresh + wasted)
 
 
-def add_system(metrics: Metrics, *, ledger: Ledger, members: Iterable[Member], publish: PublishStats) -> None:
-    """Add the state of the buffer, the fleet and the publisher."""
+def add_fleet(metrics: Metrics, *, ledger: Ledger, members: Iterable[Member]) -> None:
+    """Add the state of the buffer and of the fleet."""
     metrics.add("replay/queued", ledger.queued)
     metrics.add("replay/leased", ledger.leased)
     metrics.add("replay/judging", ledger.judging)
@@ -95,18 +97,27 @@ def add_system(metrics: Metrics, *, ledger: Ledger, members: Iterable[Member], p
     metrics.add("replay/quarantined", ledger.quarantined)
     metrics.add("replay/trained", ledger.trained)
     metrics.add("replay/expired_leases", ledger.expired_leases)
+    metrics.add("replay/partials_handed_in", ledger.partials_handed_in)
+    metrics.add("replay/total_failed", sum(ledger.failed.values()))
     for reason, count in ledger.dropped.items():
         metrics.add(f"replay/total_dropped_{reason}", count)
     for outcome, count in ledger.failed.items():
         metrics.add(f"replay/total_failed_{outcome}", count)
     actors = [member for member in members if member.role == "actor"]
     metrics.add("fleet/num_actors", len(actors))
+    metrics.add("fleet/num_spot_actors", sum(actor.instance_kind == "spot" for actor in actors))
     metrics.add("fleet/num_episodes", sum(actor.num_episodes for actor in actors))
     metrics.add("fleet/slots_used", slots_used(actors), min(len(actors), 1))
     metrics.add("fleet/generated_tokens_per_s", sum(actor.tokens_per_s for actor in actors))
     for actor in actors:
         metrics.add("fleet/kv_use", actor.kv_use)
-        metrics.add("time/refresh_pause_s", actor.last_pause_s)
+
+
+def add_publishing(metrics: Metrics, *, members: Iterable[Member], publish: PublishStats) -> None:
+    """Add how weights travel."""
+    for member in members:
+        if member.role == "actor":
+            metrics.add("time/refresh_pause_s", member.last_pause_s)
     metrics.add("time/publish_copy_s", publish.copy_s)
     metrics.add("time/broadcast_s", publish.broadcast_s)
     metrics.add("perf/publish_mb", publish.num_bytes / 1e6)
@@ -118,6 +129,7 @@ def add_cost(metrics: Metrics, cost: Cost) -> None:
     if cost.dollars_per_million_tokens is not None:
         metrics.add("fleet/cost_dollars", cost.dollars)
         metrics.add("fleet/dollars_per_hour", cost.dollars_per_hour)
+        metrics.add("fleet/dollars_per_hour_of_spot", cost.spot_dollars_per_hour)
         metrics.add("fleet/dollars_per_million_tokens", cost.dollars_per_million_tokens)
     for reason, tokens in cost.wasted_tokens.items():
         metrics.add(f"fleet/wasted_tokens_{reason}", tokens)
@@ -201,6 +213,7 @@ def _add_step(metrics: Metrics, step: StepMetrics) -> None:
     metrics.add("mismatch/ratio_max", step.ratio_max)
     metrics.add("mismatch/effective_sample_size", step.effective_sample_size)
     metrics.add("mismatch/chi_square", step.chi_square)
+    metrics.add_histogram("mismatch/ratio_of_trajectory", step.trajectory_ratios)
     metrics.add("optim/loss", step.loss)
     metrics.add("optim/entropy", step.entropy)
     metrics.add("optim/reference_kl", step.reference_kl)

@@ -35,7 +35,7 @@ from learner.learner import (
     stop_requested,
     train_on,
 )
-from learner.overview import OVERVIEW
+from learner.overview import PINNED, place_of
 from learner.ranks import Ranks, resolve_dtype
 from learner.report import step_metrics
 from learner.step_metrics import StepMetrics
@@ -180,8 +180,13 @@ class _Records:
         self._flops = learner.flops
         self._tally_path = run_dir.tally
         self._tally = load_tally(run_dir.tally)
-        self._writer = MetricsWriter(jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=step)
-        self._writer.lay_out(OVERVIEW)
+        self._writer = MetricsWriter(
+            jsonl=run_dir.metrics,
+            tensorboard=run_dir.tensorboard,
+            resume_step=step,
+            place=place_of,
+            descriptions=PINNED,
+        )
 
     def record_step(self, batch: Batch, step: StepMetrics, before: Progress, times_s: dict[str, float]) -> None:
         """Write the metrics of the step that followed `before`, and log one line."""

@@ -5,24 +5,28 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from common.headline import headline
+from common.config import Config
+from common.events import Events
+from common.headline import headline, wilson
 from common.metrics import Metrics, MetricsWriter, read_metrics
 from common.run_dir import RunDir, write_json
 from learner.advice import MEMORY, StepLoad, advised_actors
 from learner.checkpoint import Progress
 from learner.cost import Cost, cost_of
+from learner.episode_texts import episode_texts
 from learner.evaluation import Evaluation
 from learner.fence import Fence
+from learner.fleet_watch import FleetWatch
 from learner.links import Links
 from learner.model.flops import Flops
-from learner.overview import OVERVIEW, PINNED
+from learner.overview import COMPARED, PINNED, place_of, settings_of
 from learner.publish import PublishStats
 from learner.refusals import Refusals
-from learner.report import add_cost, add_flow, add_produced, add_system, slots_used, step_metrics
+from learner.report import add_cost, add_fleet, add_flow, add_produced, add_publishing, slots_used, step_metrics
 from learner.step_metrics import StepMetrics
 from learner.supply import Batch
 from learner.tally import EvalResult, Tally, save_tally
@@ -45,8 +49,9 @@ class RunRecord:
         writer: MetricsWriter,
         started_at_s: float,
         flops: Flops,
+        decode: Callable[[list[int]], str],
     ) -> None:
-        """`begin` makes one for a run."""
+        """`begin` makes one for a run; `decode` makes text of tokens."""
         self.tally = tally
         self._links = links
         self._run_dir = run_dir
@@ -54,6 +59,13 @@ class RunRecord:
         self._writer = writer
         self._started_at_s = started_at_s
         self._flops = flops
+        self._decode = decode
+        self._watch = FleetWatch(
+            links,
+            run_dir.tensorboard,
+            started_at_s=started_at_s,
+            tokens_trained=lambda: self.tally.tokens_trained,
+        )
         self._loads: deque[StepLoad] = deque(maxlen=MEMORY)
 
     @classmethod
@@ -67,13 +79,30 @@ class RunRecord:
         step: int,
         started_at_s: float,
         flops: Flops,
+        config: Config,
+        decode: Callable[[list[int]], str],
     ) -> "RunRecord":
         """Remove the metrics of every step after `step`; later steps add to the rest."""
         writer = MetricsWriter(
-            jsonl=run_dir.metrics, tensorboard=run_dir.tensorboard, resume_step=step, descriptions=PINNED
+            jsonl=run_dir.metrics,
+            tensorboard=run_dir.tensorboard,
+            resume_step=step,
+            place=place_of,
+            descriptions=PINNED,
         )
-        writer.lay_out(OVERVIEW)
-        record = cls(links, run_dir, fence, tally=tally, writer=writer, started_at_s=started_at_s, flops=flops)
+        settings = Events(run_dir.tensorboard)
+        settings.write_settings(settings_of(config), COMPARED)
+        settings.close()
+        record = cls(
+            links,
+            run_dir,
+            fence,
+            tally=tally,
+            writer=writer,
+            started_at_s=started_at_s,
+            flops=flops,
+            decode=decode,
+        )
         record._reset_ledger(links.shards.ledger())
         return record
 
@@ -93,13 +122,16 @@ class RunRecord:
         self._reset_ledger(ledger)
         add_produced(metrics, self.tally.recorded, ledger)
         add_flow(metrics, batch, self.tally.recorded, ledger)
-        add_system(metrics, ledger=ledger, members=members, publish=publish)
+        add_fleet(metrics, ledger=ledger, members=members)
+        add_publishing(metrics, members=members, publish=publish)
         add_cost(metrics, self._cost(ledger, members))
         metrics.add("fleet/unreadable_members", self._links.fleet.num_unreadable)
         metrics.add("fleet/refusing_actors", refusals.log_new(members))
         metrics.add("replay/repairs", ledger.repairs)
         metrics.add("fleet/advised_actors", self._advise(ledger, members, times_s))
         self.tally.recorded = ledger
+        trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
+        metrics.texts = episode_texts(trajectories, self._decode, step=before.step + 1)
         means = self._writer.write(before.step + 1, metrics)
         if self.tally.first_reward_s is None:
             self.tally.first_reward_s = time.time() - self._started_at_s
@@ -122,6 +154,9 @@ class RunRecord:
         metrics = Metrics()
         metrics.add("eval/success_sampled", result.sampled)
         metrics.add("eval/success_greedy", result.greedy)
+        low, high = wilson(result.sampled, result.num_tasks)
+        metrics.add("eval/success_low", low)
+        metrics.add("eval/success_high", high)
         metrics.add("eval/num_tasks", result.num_tasks)
         for label in result.sampled_in:
             metrics.add(f"eval/success_sampled_in_{label}", result.sampled_in[label])
@@ -160,6 +195,7 @@ class RunRecord:
             save_tally(tally, self._run_dir.tally)
 
     def close(self) -> None:
+        self._watch.close()
         self._writer.close()
 
     def _cost(self, ledger: Ledger, members: Sequence[Member]) -> Cost:

@@ -26,10 +26,12 @@ from learner.step_metrics import (
     MicroBatchSums,
     StepMetrics,
     critic_metrics_of,
-    evidence_over_ranks,
+    evidence_from,
     lag_metrics_of,
     measured_over_ranks,
+    ratios_of,
     step_metrics_of,
+    trajectory_sums_over_ranks,
 )
 
 log = logging.getLogger(__name__)
@@ -89,7 +91,8 @@ def train_step(
     )
     found = _gradients(models, batch, divisor=divisor, settings=settings, ranks=ranks, clock=clock)
     measured = measured_over_ranks(found)
-    evidence = evidence_over_ranks(found, measured, num_trajectories=batch.num_trajectories)
+    sums = trajectory_sums_over_ranks(found, num_trajectories=batch.num_trajectories)
+    evidence = evidence_from(sums, measured)
     decision = _guard_decision(evidence, objective=settings.objective, ranks=ranks)
     update, values = _updated(models, found, settings=settings, scale=decision.scale)
     _lap(clock, "optimizer")
@@ -99,6 +102,7 @@ def train_step(
         divisor=divisor,
         num_micro_batches=len(batch.micro_batches),
         evidence=evidence,
+        trajectory_ratios=ratios_of(sums),
         guard_scale=decision.scale,
         by_lag=lag_metrics_of(found),
         values=values,

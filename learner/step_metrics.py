@@ -29,6 +29,7 @@ class StepMetrics:
     ratio_mean: float
     ratio_std: float
     ratio_max: float
+    trajectory_ratios: list[float]  # exp(mean log-ratio) of each trajectory, over the tokens that the correction kept
     effective_sample_size: float  # as a fraction of num_loss_tokens: 1 when every ratio is the same
     chi_square: float  # mean(ratio^2) - 1
     clip_fraction_high: float  # tokens of positive advantage that the surrogate clipped
@@ -56,21 +57,31 @@ class MicroBatchSums:
     entropy_sum: Tensor
 
 
-def evidence_over_ranks(
-    micro_batches: Sequence[MicroBatchSums], measured: dict[str, float], *, num_trajectories: int
-) -> Evidence:
-    """What the guard decides by: `measured` of the tokens, and sums over the branches of trajectories. Collective."""
+def trajectory_sums_over_ranks(micro_batches: Sequence[MicroBatchSums], *, num_trajectories: int) -> Tensor:
+    """Log-ratio sums and token counts of each trajectory, over all its branches, packs and ranks. Collective."""
     sums = torch.zeros((2, num_trajectories), dtype=torch.float64, device=micro_batches[0].trajectories.device)
     for each in micro_batches:
         of_branches = torch.stack([each.loss.left_log_ratio_sums, each.loss.num_left_tokens])
         sums.index_add_(1, each.trajectories, of_branches.double())
     dist.all_reduce(sums)
+    return sums
+
+
+def evidence_from(trajectory_sums: Tensor, measured: dict[str, float]) -> Evidence:
+    """What the guard decides by: `measured` of the tokens, and the sums of `trajectory_sums_over_ranks`."""
     num, total = measured["num_weighed"], measured["weight_sum"]
     return Evidence(
         weight_mean=total / num if num else 1.0,
         token_ess=total**2 / measured["weight_square_sum"] / num if num else 1.0,
-        trajectory_ess=trajectory_ess(sums[0], num_tokens=sums[1]),
+        trajectory_ess=trajectory_ess(trajectory_sums[0], num_tokens=trajectory_sums[1]),
     )
+
+
+def ratios_of(trajectory_sums: Tensor) -> list[float]:
+    """exp(mean log-ratio) of each trajectory with tokens that the correction kept."""
+    kept = trajectory_sums[:, trajectory_sums[1] > 0]
+    ratios: list[float] = (kept[0] / kept[1]).exp().tolist()
+    return ratios
 
 
 def measured_over_ranks(micro_batches: Sequence[MicroBatchSums]) -> dict[str, float]:
@@ -87,6 +98,7 @@ def step_metrics_of(
     divisor: int,
     num_micro_batches: int,
     evidence: Evidence,
+    trajectory_ratios: list[float],
     guard_scale: float,
     by_lag: dict[str, LagMetrics],
     values: ValueMetrics | None,
@@ -104,6 +116,7 @@ def step_metrics_of(
         ratio_mean=mean["ratio_sum"],
         ratio_std=math.sqrt(max(0.0, mean["ratio_square_sum"] - mean["ratio_sum"] ** 2)),
         ratio_max=measured["ratio_max"],
+        trajectory_ratios=trajectory_ratios,
         effective_sample_size=mean["ratio_sum"] ** 2 / mean["ratio_square_sum"],
         chi_square=mean["ratio_square_sum"] - 1,
         clip_fraction_high=mean["num_clipped_high"],

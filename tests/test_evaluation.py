@@ -152,6 +152,10 @@ def test_a_resumed_learner_makes_up_for_the_one_that_was_not_finished(buffer: Vi
     assert buffer.learner.ledger().opened == 6
 
 
+def test_a_run_with_held_out_tasks_is_evaluated_during_training_by_default() -> None:
+    assert load_config(None, ["eval.num_tasks=1"]).eval.every == 50
+
+
 def test_without_eval_every_there_is_no_regular_evaluation(buffer: Views) -> None:
     RegularEvaluation(buffer.learner, config("eval.every=0"), last_step=0).advance(at(8))
     assert buffer.learner.ledger().opened == 0

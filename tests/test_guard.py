@@ -14,7 +14,12 @@ from learner.loss import PolicyLoss, policy_loss
 from learner.objective.guard import Evidence, decide, trajectory_ess
 from learner.objective.ratio import Sequences
 from learner.ranks import Ranks
-from learner.step_metrics import MicroBatchSums, evidence_over_ranks, measured_over_ranks
+from learner.step_metrics import (
+    MicroBatchSums,
+    evidence_from,
+    measured_over_ranks,
+    trajectory_sums_over_ranks,
+)
 from tests.policies import Tokens, any_batch, loss_tokens, of_lengths
 
 OBJECTIVE = ObjectiveConfig()
@@ -93,7 +98,8 @@ def evidence_of(losses: list[tuple[PolicyLoss, Sequences]], *, num_trajectories:
         MicroBatchSums(loss=loss, trajectories=sequences.trajectories, value_loss=None, entropy_sum=torch.zeros(()))
         for loss, sequences in losses
     ]
-    return evidence_over_ranks(parts, measured_over_ranks(parts), num_trajectories=num_trajectories)
+    sums = trajectory_sums_over_ranks(parts, num_trajectories=num_trajectories)
+    return evidence_from(sums, measured_over_ranks(parts))
 
 
 def bounded(preset: Path) -> ObjectiveConfig:

@@ -7,6 +7,7 @@ import pytest
 
 from common.headline import headline, wilson
 from tools.up import progress_line
+from tools.view import held_out
 
 
 def step(number: int, *, episodes: int, success: float, reward: float = 0.0) -> dict[str, Any]:
@@ -72,3 +73,9 @@ def test_the_line_of_a_step_begins_with_all_finished_episodes_and_names_what_is_
 
 def test_the_line_of_a_step_says_when_no_episode_has_finished() -> None:
     assert "no episode has finished" in progress_line([step(1, episodes=0, success=0.0)])
+
+
+def test_a_held_out_rate_is_shown_with_its_interval() -> None:
+    record = {"eval/success_sampled": 0.9, "eval/success_greedy": 1.0}
+    assert held_out(record | {"eval/num_tasks": 10}) == "0.900 (0.60 to 0.98) sampled, 1.000 greedy"
+    assert held_out(record) == "0.900 sampled, 1.000 greedy"

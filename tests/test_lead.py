@@ -80,6 +80,7 @@ def begin(
         publishing=publishing,
         fence=taken(run_dir),
         flops=Flops(per_token=1.0, per_pair=1.0, peak=None),
+        decode=str,
     )
 
 

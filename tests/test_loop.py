@@ -142,17 +142,27 @@ def check_the_names(records: list[dict[str, float]]) -> None:
 
 
 def check_tensorboard(run_dir: RunDir, steps: list[dict[str, float]]) -> None:
-    events = EventAccumulator(str(run_dir.tensorboard), size_guidance={TENSORS: 0}).Reload()  # 0: all points
-    curves = {
-        "trained/success": [(point.step, point.value) for point in events.Scalars("trained/success")],
-        "produced/success": [  # a chart with a description
-            (point.step, point.tensor_proto.float_val[0]) for point in events.Tensors("produced/success")
-        ],
-    }
-    for name, curve in curves.items():
+    for run, tag, name in (
+        ("learner", "perf/step_s", "perf/step_s"),
+        ("trained", "overview/success", "trained/success"),
+        ("produced", "overview/success", "produced/success"),
+    ):
+        curve = points(run_dir.tensorboard / run, tag)
         told = [record for record in steps if name in record]
         assert [step for step, _ in curve] == [record["step"] for record in told]
         assert [value for _, value in curve] == pytest.approx([record[name] for record in told], rel=1e-5)
+    learner = EventAccumulator(str(run_dir.tensorboard / "learner")).Reload()
+    assert set(learner.PluginTagToContent("text")) == {"trained/best", "trained/worst", "trained/random"}
+    alive = [value for _, value in points(run_dir.tensorboard / "fleet", "fleet/num_actors")]
+    assert max(alive) >= 1, "by the clock"
+
+
+def points(folder: Path, tag: str) -> list[tuple[int, float]]:
+    """The steps and values of a chart; one with a description has tensors."""
+    events = EventAccumulator(str(folder), size_guidance={TENSORS: 0}).Reload()  # 0: all points
+    if tag in events.Tags()["scalars"]:
+        return [(point.step, point.value) for point in events.Scalars(tag)]
+    return [(point.step, point.tensor_proto.float_val[0]) for point in events.Tensors(tag)]
 
 
 def slipstream(arguments: list[str], *, mark: str, **environment: str) -> str:

@@ -1,15 +1,18 @@
 """Numbers of a step: means are sums over counts, a file can be read at any time, a resumed run rewrites its future."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.data_compat import migrate_value
-from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugin_util import markdown_to_safe_html
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from common.metrics import Metrics, MetricsWriter, read_metrics
+from common.events import MAX_TEXT_CHARS, Events
+from common.metrics import Metrics, MetricsFile, MetricsWriter, Place, read_metrics
 from tests.full_disk import largest_file
 
 
@@ -96,19 +99,53 @@ def test_a_resume_on_a_full_disk_leaves_what_was_written(tmp_path: Path) -> None
     assert len(read_metrics(jsonl)) == 200
 
 
-def test_the_overview_lies_in_the_event_file_as_its_plugin_reads_it(tmp_path: Path) -> None:
+def test_lines_of_one_chart_are_runs_of_their_own(tmp_path: Path) -> None:
+    places = {"a": Place("produced", "overview/success"), "b": Place("trained", "overview/success"), "c": None}
+    writer = MetricsWriter(
+        jsonl=tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tb", resume_step=0, place=lambda name: places[name]
+    )
+    for step in range(1, 4):
+        writer.write(step, of(a=step / 8, b=0.5, c=1.0))
+    writer.close()
+    written_in = int(time.time())
+    while int(time.time()) == written_in:  # TensorBoard reads files in the order of their seconds
+        time.sleep(0.01)
+    writer = MetricsWriter(
+        jsonl=tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tb", resume_step=1, place=lambda name: places[name]
+    )
+    writer.write(2, of(a=0.75, b=0.25, c=1.0))
+    writer.close()
+    assert sorted(path.name for path in (tmp_path / "tb").iterdir()) == ["produced", "trained"]
+    assert scalars(tmp_path / "tb" / "produced", "overview/success") == [(1, 0.125), (2, 0.75)]
+    assert scalars(tmp_path / "tb" / "trained", "overview/success") == [(1, 0.5), (2, 0.25)]
+    assert [record["c"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1.0, 1.0], "not in TensorBoard"
+
+
+def test_text_is_shown_as_it_is_cut_off_and_without_invisible_characters(tmp_path: Path) -> None:
     writer = MetricsWriter(jsonl=tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tb")
-    writer.lay_out({"Reward": ["^trained/reward$", "^trained/success$"], "Lag": ["^lag/"]})
-    writer.write(1, of(reward=0.5))
+    metrics = Metrics()
+    metrics.texts["episode"] = "<script>\x1b[2J\u202e\n# no heading" + "x" * MAX_TEXT_CHARS
+    writer.write(1, metrics)
     writer.close()
     events = EventAccumulator(str(tmp_path / "tb")).Reload()
-    assert events.PluginTagToContent("custom_scalars") == {"custom_scalars__config__": b""}
-    (event,) = events.Tensors("custom_scalars__config__")
-    layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
-    (category,) = layout.category
-    charts = {chart.title: list(chart.multiline.tag) for chart in category.chart}
-    assert charts == {"Reward": ["^trained/reward$", "^trained/success$"], "Lag": ["^lag/"]}
-    assert scalars(tmp_path / "tb", "reward") == [(1, 0.5)]
+    assert events.PluginTagToContent("text") == {"episode": b""}
+    (event,) = events.Tensors("episode")
+    shown = event.tensor_proto.string_val[0].decode()
+    assert shown.startswith("    <script>\\x1b[2J\\u202e\n    # no heading") and shown.endswith("characters more")
+    assert len(shown) < MAX_TEXT_CHARS + 100
+    assert "<script>" not in markdown_to_safe_html(shown), "what TensorBoard makes of it"
+
+
+def test_settings_are_in_the_tab_that_compares_runs(tmp_path: Path) -> None:
+    events = Events(tmp_path)
+    events.write_settings({"optim.lr": 0.5, "env.name": "shop"}, [("produced", "overview/success")])
+    events.close()
+    content = EventAccumulator(str(tmp_path)).Reload().PluginTagToContent("hparams")
+    assert set(content) == {"_hparams_/experiment", "_hparams_/session_start_info"}
+    told = HParamsPluginData.FromString(content["_hparams_/session_start_info"]).session_start_info.hparams
+    assert (told["optim.lr"].number_value, told["env.name"].string_value) == (0.5, "shop")
+    compared = HParamsPluginData.FromString(content["_hparams_/experiment"]).experiment.metric_infos
+    assert [(metric.name.group, metric.name.tag) for metric in compared] == [("produced", "overview/success")]
 
 
 def test_a_description_is_shown_beside_its_chart_alone(tmp_path: Path) -> None:
@@ -143,3 +180,21 @@ def test_a_half_line_of_a_crash_does_not_spoil_what_a_resumed_run_writes(tmp_pat
 
 def test_a_run_that_did_not_begin_yet_has_no_metrics(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "metrics.jsonl") == []
+
+
+def test_a_file_that_is_read_again_gives_what_is_new_and_starts_afresh_when_it_was_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path)
+    assert file.records() == []
+    writer = MetricsWriter(jsonl=path, tensorboard=tmp_path / "tb")
+    writer.write(1, of(reward=0.5))
+    assert [record["step"] for record in file.records()] == [1]
+    with path.open("a") as jsonl:
+        jsonl.write('not JSON\n{"step": 2, "rew')
+    assert [record["step"] for record in file.records()] == [1]
+    with path.open("a") as jsonl:
+        jsonl.write('ard": 0.25}\n')
+    assert [(record["step"], record["reward"]) for record in file.records()] == [(1, 0.5), (2, 0.25)]
+    writer.close()
+    MetricsWriter(jsonl=path, tensorboard=tmp_path / "tb", resume_step=1).close()
+    assert [record["step"] for record in file.records()] == [1]

@@ -6,9 +6,12 @@ import re
 from pathlib import Path
 from urllib.parse import parse_qsl
 
-import pytest
-
-from learner.overview import OVERVIEW, PINNED, pinned_link
+from common.metrics import Metrics
+from learner.cost import ActorCost, Cost
+from learner.overview import FLEET, LINES, PINNED, pinned_link, place_of
+from learner.report import add_cost, add_fleet
+from replay.ledger import ledger_of
+from tests.every_verb import MEMBER
 
 REPOSITORY = Path(__file__).parents[1]
 GROUPS = (
@@ -58,9 +61,9 @@ def explained() -> dict[str, list[str]]:
     rows = [
         line.split("|")[1:-1]
         for line in (REPOSITORY / "docs" / "metrics.md").read_text().splitlines()
-        if re.match(r"\| `\w+/", line)
+        if re.match(r"\| (\*\*)?`\w+/", line)
     ]
-    names = [re.sub(r"<\w+>", "<>", row[0].strip().strip("`")) for row in rows]
+    names = [re.sub(r"<\w+>", "<>", row[0].strip().strip("*`")) for row in rows]
     assert len(names) == len(set(names))
     return dict(zip(names, rows, strict=True))
 
@@ -78,20 +81,48 @@ def test_every_metric_has_a_meaning() -> None:
         assert len(row) == 5 and row[2].strip(), f"{name} is not explained"
 
 
-@pytest.mark.parametrize("title", OVERVIEW)
-def test_every_chart_of_the_overview_shows_something(title: str) -> None:
-    for expression in OVERVIEW[title]:
-        assert any(re.match(expression, name.replace("<>", "x")) for name in explained()), expression
-
-
 def test_the_first_chart_has_the_success_of_all_finished_episodes_beside_that_of_held_out_tasks() -> None:
-    first = next(iter(OVERVIEW.values()))
-    shown = {name for name in explained() if any(re.match(expression, name) for expression in first)}
-    assert shown == {"produced/success", "eval/success_sampled", "eval/success_greedy"}
+    first = next(iter(PINNED))
+    lines = {place.run: name for name, place in LINES.items() if place.tag == first}
+    assert lines == {
+        "produced": "produced/success",
+        "trained": "trained/success",
+        "held_out": "eval/success_sampled",
+    }
 
 
-def test_the_overview_fits_a_screen() -> None:
-    assert 10 <= len(OVERVIEW) <= 16
+def test_every_metric_has_a_place_of_its_own_in_tensorboard() -> None:
+    places = [place for name in emitted() if (place := place_of(name.replace("<>", "x")))]
+    assert len(places) == len(set(places))
+    assert len({place.run for place in places} | {FLEET, ""}) * 5 <= 40, "TensorBoard shows up to 40 runs at once"
+
+
+def test_the_page_names_in_bold_what_is_shown_under_its_own_name_and_the_rest_is_for_debugging() -> None:
+    for name, row in explained().items():
+        place = place_of(name.replace("<>", "x"))
+        is_shown = place is None or not place.tag.startswith("debug/")
+        assert row[0].strip().startswith("**") == is_shown, name
+    shown = [name for name in explained() if (place := place_of(name)) and not place.tag.startswith("debug/")]
+    assert len(shown) <= 60
+
+
+def test_what_is_shown_by_the_clock_is_written_by_the_clock() -> None:
+    metrics = Metrics()
+    books = {"dropped:too_old": b"1", "failed:env_failure": b"1"}
+    add_fleet(metrics, ledger=ledger_of({name.encode(): value for name, value in books.items()}), members=[MEMBER])
+    add_cost(
+        metrics,
+        Cost(
+            shares=[ActorCost(instance_kind="spot", zone="", price_per_hour=1.0, dollars=1.0)],
+            dollars_per_hour=1.0,
+            spot_dollars_per_hour=1.0,
+            tokens_trained=1,
+            wasted_tokens={"too_old": 1},
+        ),
+    )
+    by_the_clock = {name for name in emitted() if place_of(name.replace("<>", "x")) is None}
+    written = {re.sub(r"(total_dropped|total_failed|wasted_tokens)_\w+", r"\1_<>", name) for name in metrics.means()}
+    assert written == by_the_clock
 
 
 def test_the_link_pins_charts_that_are_there_and_fit_its_question() -> None:
@@ -99,5 +130,6 @@ def test_the_link_pins_charts_that_are_there_and_fit_its_question() -> None:
     ((name, cards),) = parse_qsl(query.removesuffix("#timeseries"))
     assert (address, name) == ("http://127.0.0.1:6006/", "pinnedCards")
     tags = [card["tag"] for card in json.loads(cards) if card["plugin"] == "scalars"]
-    assert tags == list(PINNED) and set(tags) <= set(explained())
+    lines = {place.tag for place in LINES.values()}
+    assert tags == list(PINNED) and set(tags) <= set(explained()) | lines
     assert len(query) < 1500 and re.fullmatch(r"[\w%.+=#-]+", query)  # a terminal takes all of it for one link

@@ -17,9 +17,8 @@ from learner.model.flops import Flops, flops_of
 from learner.model.packed_model import load_model
 from learner.objective.guard import Evidence
 from learner.objective.lag import LagMetrics
-from learner.publish import PublishStats
 from learner.ranks import Ranks
-from learner.report import add_cost, add_flow, add_produced, add_system, step_metrics
+from learner.report import add_cost, add_fleet, add_flow, add_produced, step_metrics
 from learner.step_metrics import StepMetrics
 from learner.supply import Batch
 from learner.tally import Tally
@@ -34,7 +33,7 @@ OLD = LagMetrics(fraction=0.25, ratio_mean=1.5, effective_sample_size=0.8, clip_
 WHOLE = Evidence(weight_mean=1.0, token_ess=1.0, trajectory_ess=1.0)
 STEP = StepMetrics(
     **{field.name: OF_TYPE.get(field.type) for field in dataclasses.fields(StepMetrics)}
-    | {"by_lag": {"5_8": OLD}, "evidence": WHOLE}
+    | {"by_lag": {"5_8": OLD}, "evidence": WHOLE, "trajectory_ratios": [1.0, 1.25]}
 )
 BEFORE = Progress(step=7, policy_version=7, highest_published=7, next_group_id=0, tokens_trained=0)
 TIMES_S = {"wait": 3.0, "forward": 0.5, "backward": 0.25, "checkpoint": 0.25}
@@ -95,7 +94,13 @@ def test_lag_is_recorded_of_the_oldest_and_the_newest_token_and_reward_by_the_ol
     )
     means = metrics.means()
     assert (means["lag/mean"], means["lag/max"], means["lag/newest_mean"]) == (pytest.approx(7 / 3), 4, 1 / 3)
-    assert metrics.histograms == {"lag/oldest_token": [0, 4, 3], "lag/newest_token": [0, 1, 0]}
+    assert metrics.histograms == {
+        "lag/oldest_token": [0, 4, 3],
+        "lag/newest_token": [0, 1, 0],
+        "trained/return": [1.0, 0.5, 0.0],
+        "trained/tokens": [4, 4, 4],
+        "mismatch/ratio_of_trajectory": [1.0, 1.25],
+    }
     assert (means["trained/reward_at_lag_0"], means["trained/reward_at_lag_3_4"]) == (1.0, 0.25)
     assert (means["lag/fraction_at_0"], means["lag/fraction_at_3_4"]) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
     assert (means["lag/fraction_at_1"], means["lag/fraction_at_33_up"]) == (0.0, 0.0)
@@ -360,6 +365,7 @@ def test_the_cost_is_the_price_of_everyone_who_ever_served() -> None:
     assert metrics.means() == {
         "fleet/cost_dollars": 2.0,
         "fleet/dollars_per_hour": 2.0,
+        "fleet/dollars_per_hour_of_spot": 2.0,
         "fleet/dollars_per_million_tokens": 4.0,
         "fleet/wasted_tokens_too_old": 70.0,
         "fleet/wasted_tokens_poison": 8.0,
@@ -390,7 +396,7 @@ def test_the_fleet_is_its_actors() -> None:
     metrics = Metrics()
     members = [member("a"), member("b"), member("learner", role="learner")]
     ledger = ledger_of(books(ready=2, dropped__too_old=3, failed__env_failure=4))
-    add_system(metrics, ledger=ledger, members=members, publish=PublishStats())
+    add_fleet(metrics, ledger=ledger, members=members)
     means = metrics.means()
     assert (means["fleet/num_actors"], means["fleet/num_episodes"], means["fleet/generated_tokens_per_s"]) == (
         2,

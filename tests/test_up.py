@@ -146,6 +146,7 @@ def test_a_run_that_is_stopped_and_then_killed_is_gone_on_with_to_its_end(tmp_pa
     reached = first.last_step()
     assert reached >= 3
     no_progress_line_is_cut(first.said())
+    it_says_how_to_look_evaluate_export_and_continue(first, reached)
 
     second = start("--resume", NAME)
     second.wait_until(lambda: second.last_step() >= reached + 2, "two more steps")
@@ -163,6 +164,7 @@ def test_a_run_that_is_stopped_and_then_killed_is_gone_on_with_to_its_end(tmp_pa
     assert set(summary["eval"]) == {"initial", "final"}
     assert "Summary" in third.said() and "ledger: balanced" in third.said()
     assert f"report: {third.dir.path}/report/report.html" in third.said()
+    assert f"exported model: {third.dir.trained_model}\n" in third.said()
     assert f"{last} of {last} steps, finished" in (third.dir.path / "report" / "report.html").read_text()
     its_password_is_in_no_file_but_its_own(third.dir)
     the_trained_model_can_be_evaluated(tmp_path)
@@ -190,6 +192,17 @@ def no_progress_line_is_cut(said: str) -> None:
     lines = [line for line in said.splitlines() if line.startswith("step ") and "reward" in line]
     assert lines and all(line.endswith("%") for line in lines)
     assert re.search(r"TensorBoard: http://127\.0\.0\.1:\d+\n", said)
+
+
+def it_says_how_to_look_evaluate_export_and_continue(up: Up, reached: int) -> None:
+    root = f"run.root={up.dir.path.parent}"
+    for row in (
+        f"look at episodes: slipstream view {NAME} {root}",
+        f"export episodes: slipstream replay export {NAME}.jsonl run.name={NAME} {root}",
+        f"evaluate, export the model: slipstream up --resume {NAME} {root} learner.steps={reached}",
+        f"continue: slipstream up --resume {NAME} {root}\n",
+    ):
+        assert row in up.said()
 
 
 def its_password_is_in_no_file_but_its_own(run_dir: RunDir) -> None:

@@ -19,8 +19,8 @@ from rich.live import Live
 from common.config import Config, dump_config
 from common.config_error import ConfigError
 from common.connection import PASSWORD_VARIABLE, check_servers, connect_or_explain, connect_shards
-from common.headline import headline
-from common.metrics import read_metrics
+from common.headline import headline, wilson
+from common.metrics import MetricsFile, read_metrics
 from common.run_dir import RunDir, write_whole
 from common.shutdown import LEAVE_S, Shutdown
 from envhub.rewards.part import judged_envs
@@ -36,7 +36,7 @@ from tools.observer import Observer
 from tools.report.report import FOLDER as REPORT_FOLDER
 from tools.report.report import write_report
 from tools.table import cell, print_table
-from tools.view import View, show
+from tools.view import View, held_out, show
 
 POLL_S = 0.2
 LOOK_EVERY_S = 2.0  # between two diagnoses, where the output is not a terminal
@@ -223,14 +223,24 @@ def _supervise(
 def _print_next(config: Config, run_dir: RunDir, *, is_finished: bool) -> None:
     """Write the report, and print where it is and what a person can do with the run."""
     page = write_report([run_dir.path], run_dir.path / REPORT_FOLDER)
+    print_table("Next", {"report": str(page)} | next_commands(config, run_dir, is_finished=is_finished))
+
+
+def next_commands(config: Config, run_dir: RunDir, *, is_finished: bool) -> dict[str, str]:
+    """What a person can do with a run that has ended, and the command for it."""
     name, root = config.run.name, "" if config.run.root == "runs" else f" run.root={shlex.quote(config.run.root)}"
-    rows = {"report": str(page)}
+    resume, rows = f"slipstream up --resume {name}{root}", {}
     if config.replay.archive:
         rows["look at episodes"] = f"slipstream view {name}{root}"
+        rows["export episodes"] = f"slipstream replay export {name}.jsonl run.name={name}{root}"
     if is_finished:
         rows["evaluate"] = f"slipstream eval run.name={name}{root}"
-    rows["continue"] = f"slipstream up --resume {name}{root}" + (" learner.steps=MORE" if is_finished else "")
-    print_table("Next", rows)
+        rows["exported model"] = str(run_dir.trained_model)
+        return rows | {"continue": f"{resume} learner.steps=MORE"}
+    steps = [record["step"] for record in read_metrics(run_dir.metrics) if "trained/reward" in record]
+    if steps:
+        rows["evaluate, export the model"] = f"{resume} learner.steps={steps[-1]}"
+    return rows | {"continue": resume}
 
 
 def _watch(
@@ -278,7 +288,7 @@ class LineReporter:
     ) -> None:
         self._console = console
         self._clock = clock
-        self._run_dir = run_dir
+        self._metrics = MetricsFile(run_dir.metrics)
         self._observer = observer
         self._num_printed = 0
         self._looked_at = -math.inf  # when the run was last diagnosed, by the clock, like the next field
@@ -288,7 +298,7 @@ class LineReporter:
 
     def report(self) -> None:
         """Print what is new."""
-        records = read_metrics(self._run_dir.metrics)
+        records = self._metrics.records()
         self._report_steps(records)
         now = self._clock()
         if now - self._looked_at > LOOK_EVERY_S:
@@ -317,10 +327,7 @@ def progress_line(records: Sequence[dict[str, Any]]) -> str:
     """The newest of the `records` of a metrics file as one line of text."""
     record = records[-1]
     if "trained/reward" not in record:
-        return (
-            f"step {record['step']:4d}  held-out success {record['eval/success_sampled']:.3f} sampled, "
-            f"{record['eval/success_greedy']:.3f} greedy"
-        )
+        return f"step {record['step']:4d}  held-out success {held_out(record)}"
     return (
         f"step {record['step']:4d}  {headline(records) or 'no episode has finished'}  "
         f"trained success {record['trained/success']:.3f}  "
@@ -349,12 +356,13 @@ def _print_places(config: Config, run_dir: RunDir, tensorboard: Child) -> None:
 
 def summary_rows(summary: dict[str, Any]) -> dict[str, str]:
     """The rows of the table that sums up a finished run."""
-    rows = {
-        f"held-out success, {name.replace('_', ' ')}": (
-            f"{result['sampled']:.1%} sampled, {result['greedy']:.1%} greedy, of {result['num_tasks']} tasks"
+    rows = {}
+    for name, result in summary["eval"].items():
+        low, high = wilson(result["sampled"], result["num_tasks"])
+        rows[f"held-out success, {name.replace('_', ' ')}"] = (
+            f"{result['sampled']:.1%} ({low:.0%} to {high:.0%}) sampled, {result['greedy']:.1%} greedy, of "
+            f"{result['num_tasks']} tasks"
         )
-        for name, result in summary["eval"].items()
-    }
     if summary["eval_during"]:
         rows["held-out success, by step"] = ", ".join(
             f"{result['step']}: {result['sampled']:.1%}" for result in summary["eval_during"]

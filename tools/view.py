@@ -10,8 +10,8 @@ import msgspec
 import redis
 from rich.console import Console, Group, RenderableType
 
-from common.headline import headline
-from common.metrics import read_metrics
+from common.headline import headline, interval
+from common.metrics import MetricsFile
 from common.run_dir import RunDir
 from replay.bulletin import Bulletin
 from tools.diagnosis import Facts, diagnose
@@ -33,7 +33,7 @@ class View:
         """`shards` are clients of the run's Redis servers."""
         self._observer = Observer(shards, run_id, max_lag=max_lag)
         self._bulletin = Bulletin(shards[0], run_id)
-        self._run_dir = run_dir
+        self._metrics = MetricsFile(run_dir.metrics)
         self._num_steps = num_steps
 
     def as_json(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class View:
 
     def _records(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The records of optimizer steps, and those of evaluations."""
-        records = read_metrics(self._run_dir.metrics)
+        records = self._metrics.records()
         return (
             [record for record in records if "trained/reward" in record],
             [record for record in records if "eval/success_sampled" in record],
@@ -95,7 +95,7 @@ class View:
         if evaluations:
             newest = evaluations[-1]
             rows["held out"] = (
-                f"{newest['eval/success_sampled']:.3f} sampled, {newest['eval/success_greedy']:.3f} greedy, "
+                f"{held_out(newest)}, "
                 f"at step {newest['step']:.0f}  {sparkline([e['eval/success_sampled'] for e in evaluations])}"
             )
         dropped = ", ".join(f"{count} {reason}" for reason, count in ledger.dropped.items()) or "none"
@@ -128,6 +128,12 @@ def _newest_episodes(records: Sequence[Mapping[str, float]]) -> dict[str, str]:
         "reward": f"{newest.reward:.3f}  {sparkline([record['produced/reward'] for record in produced])}",
         "of": f"the last {newest.num_episodes} episodes; their success is {newest.low:.3f} to {newest.high:.3f} (95 %)",
     }
+
+
+def held_out(record: Mapping[str, float]) -> str:
+    """Success of an evaluation's record, with its 95 % interval where the number of tasks is known."""
+    sampled, greedy, count = record["eval/success_sampled"], record["eval/success_greedy"], record.get("eval/num_tasks")
+    return f"{interval(sampled, round(count)) if count else f'{sampled:.3f}'} sampled, {greedy:.3f} greedy"
 
 
 def _cost(last: Mapping[str, float]) -> str:

@@ -69,6 +69,7 @@ def commands(runs: Sequence[RunFiles]) -> Commands:
             f"slipstream up --resume {name}{root} learner.steps=MORE   # continue",
             f"slipstream eval run.name={name}{root}   # held-out success of the trained model",
             f"slipstream view {shlex.quote(str(run.path.absolute()))}   # look into the episodes",
+            f"slipstream replay export {name}.jsonl run.name={name}{root}   # the episodes as rows",
         ]
     return Commands(lines=lines)
 

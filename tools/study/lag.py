@@ -95,7 +95,7 @@ class Cell:
         return f"warm-seed{self.seed}"
 
     def _loaded(self, name: str, *settings: str, presets: Sequence[str] = ()) -> Config:
-        shared = (f"learner.steps={STEPS}", f"eval.num_tasks={HELD_OUT_TASKS}", *self.settings)
+        shared = (f"learner.steps={STEPS}", f"eval.num_tasks={HELD_OUT_TASKS}", "eval.every=0", *self.settings)
         if not presets:
             shared = (DEFAULT, *shared)
         return load_config(
