@@ -66,7 +66,7 @@ SHOWN = re.compile(
 # Those that `FleetWatch` shows by the wall clock.
 BY_THE_CLOCK = re.compile(
     r"fleet/(num_\w+|slots_used|generated_tokens_per_s|kv_use|cost_dollars|dollars_per_\w+|wasted_tokens_\w+)"
-    r"|replay/(queued|leased|ready|claimed|quarantined|trained|expired_leases|partials_\w+|total_\w+)"
+    r"|replay/(queued|leased|judging|ready|claimed|quarantined|trained|expired_leases|partials_\w+|total_\w+)"
 )
 
 

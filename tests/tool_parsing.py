@@ -1,4 +1,4 @@
-"""vLLM's parsers without an engine, a chat template with tools, and a policy that writes what it is told to."""
+"""vLLM's parsers without an engine, a chat template with tools, and a policy that writes what its script says."""
 
 import os
 from collections.abc import Callable
