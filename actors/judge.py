@@ -62,11 +62,6 @@ def judge(config: Config) -> int:
         all_parts = reward_parts(run.env.entries())
         check_keys(all_parts, of_groups=True)
     parts = {env: group_parts(of_env) for env, of_env in all_parts.items()}
-    if not any(parts.values()):
-        raise ConfigError(
-            f"run {run.run.name!r} has no judge of whole groups, so there is nothing to do; a part of `env.rewards` is "
-            "one if it is a judge with `compare: listwise` or `compare: pairwise`"
-        )
     shards = connect_shards(config.redis.url, run.redis.shards, ending=shutdown.requested)
     setup = JudgeSetup(
         # With a random part: containers may have the same host name and the same process ids.
@@ -77,9 +72,25 @@ def judge(config: Config) -> int:
         ],
         parts=parts,
     )
+    # Groups from before a resume with other rewards become ready without marks.
+    if not any(parts.values()) and not any_waits(setup):
+        raise ConfigError(
+            f"run {run.run.name!r} has no judge of whole groups, so there is nothing to do; a part of `env.rewards` is "
+            "one if it is a judge or a panel with `compare: listwise` or `compare: pairwise`"
+        )
     shutdown.end_within(LEAVE_S)
     asyncio.run(keep_judging(setup, is_done=lambda: shutdown.requested.is_set() or is_over(fleet)))
     return shutdown.exit_code
+
+
+def any_waits(setup: JudgeSetup) -> bool:
+    """Return whether a group waits for a judge. An actor's role may not read the books, so this leases one."""
+    for buffer in setup.buffers:
+        leased = buffer.lease(setup.name)
+        if leased is not None:
+            buffer.release(leased)
+            return True
+    return False
 
 
 async def keep_judging(setup: JudgeSetup, *, is_done: Callable[[], bool]) -> None:

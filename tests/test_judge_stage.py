@@ -322,6 +322,21 @@ def test_a_judge_process_names_what_is_missing(
     assert keyless.wait() == 2 and "`env.rewards.better`: key_env names" in keyless.said()
 
 
+def test_groups_from_before_a_resume_without_the_judge_become_ready_without_marks(
+    buffer: Views, redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path, server: ScriptedJudge
+) -> None:
+    complete(buffer, run_id, 0)
+    run = Run(redis_client, redis_url, run_id, tmp_path, server.url)
+    config = load_config(None, [f"run.name={run_id}", "env.name=shop"])
+    run.fleet.describe_run(msgspec.structs.replace(run.fleet.run_facts(), config_yaml=dump_config(config)))
+    judge = run.judge("judge")
+    wait_until(lambda: buffer.learner.ledger().ready == 1, "the group is ready", judge)
+    run.fleet.set_run_state(RunState.FINISHED)
+    assert judge.wait() == 0
+    assert [member.part_values for member in claimed(buffer, 1)[0].trajectories] == [{}] * MEMBERS
+    assert (buffer.learner.ledger().expired_judgings, server.requests) == (0, [])
+
+
 def test_pairs_are_judged_by_the_same_stage(buffer: Views, run_id: str, server: ScriptedJudge) -> None:
     server.answer_by(higher_wins)
     complete(buffer, run_id, 0)
