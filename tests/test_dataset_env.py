@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import re
+import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -27,9 +28,11 @@ from tests import test_env_contract as contract
 from tests.adapters.held import ALWAYS
 from tests.env_cases import Case
 from tests.episodes import ALLOWANCE, attempt_on, engine_of, ids, rollout_of
+from tests.redis_nodes import free_port
 from tests.small_tokenizer import CHATML, merging_tokenizer
 from tools.check_input import check_env
 
+REPOSITORY = Path(__file__).parents[1]
 SUMS = [{"prompt": f"What is {a} + {b}?", "answer": a + b} for a in range(2, 9) for b in range(2, 9)]
 OWN = "own_rewards"
 CHECKS_OF_CONTRACT = [*ALWAYS, contract.test_step_after_the_end_is_an_error]
@@ -335,6 +338,34 @@ def test_the_files_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert part.name == "dataset"
     end = episode_on(part.options, "It is 42.", rewards=part.rewards)
     assert end.turns[-1].rewards == {"right": 1.0, "short": 0.1}
+
+
+def test_the_whole_example_of_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = (REPOSITORY / "docs" / "dataset.md").read_text().split("## From nothing to a rising curve")[1]
+    make, function, judge, rubric, settings = re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)[:5]
+    port = free_port()
+    for name, text in (("make_words", make), ("own_colours", function), ("judge", judge)):
+        (tmp_path / f"{name}.py").write_text(text.replace("8765", str(port)))
+    (tmp_path / "rubric.yaml").write_text(rubric)
+    assert len(settings.splitlines()) <= 10
+    (tmp_path / "words.yaml").write_text(settings.replace("8765", str(port)).replace("my_rewards", "own_colours"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    subprocess.run([sys.executable, "make_words.py"], check=True, timeout=60)
+    (entry,) = (
+        load_config(str(REPOSITORY / "conf" / "quickstart.yaml"), [], presets=["words.yaml"]).env.entries().values()
+    )
+    first = json.loads((tmp_path / "words.jsonl").read_text().splitlines()[0])
+    rows = {**entry.options, "held_out": "words.jsonl"}
+    server = subprocess.Popen([sys.executable, "judge.py"])
+    try:
+        end = episode_on(
+            {**rows, "train": as_jsonl(tmp_path / "one.jsonl", [first])}, first["answer"], rewards=entry.rewards
+        )
+    finally:
+        server.terminate()
+        server.wait()
+    assert end.turns[-1].rewards == {"right": 1.0, "named": 0.5, "brief": pytest.approx(0.2)}
 
 
 @pytest.mark.parametrize(
