@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu quickstart road test check format lock clean \
   bench-actors bench-learner bench-replay bench-fleet bench-envs bench-data bench-weights bench-peers bench-fits \
-  families study-lag study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-spot test-envs test-engines test-adapters test-browser setup-browser docs study-markets pictures bench-see
+  families gpu-check study-lag study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-spot test-envs test-engines test-adapters test-browser setup-browser docs study-markets pictures bench-see
 
 setup: $(STAMP)
 
@@ -92,6 +92,11 @@ bench-fleet: setup
 # Measure steps per second with 64 concurrent episodes of each environment.
 bench-envs: setup
 	$(BIN)/python -m tools.bench.envs
+
+# Check the learner on this machine's GPU, in at most nine minutes; without `make setup`: PYTHON=python3 make gpu-check
+GPU_PYTHON := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
+gpu-check:
+	$(GPU_PYTHON) -m tools.gpu_check
 
 # Measure which families of models train exactly: about 50 starts of vLLM, half an hour on two cores; the table in
 # docs/models.md is replaced.

@@ -79,9 +79,9 @@ def evidence_from(trajectory_sums: Tensor, measured: dict[str, float]) -> Eviden
 
 def ratios_of(trajectory_sums: Tensor) -> list[float]:
     """exp(mean log-ratio) of each trajectory with tokens that the correction kept."""
-    kept = trajectory_sums[:, trajectory_sums[1] > 0]
-    ratios: list[float] = (kept[0] / kept[1]).exp().tolist()
-    return ratios
+    # Filtered on the host: an index by a mask would make it wait for a GPU twice.
+    ratios, counts = torch.stack([(trajectory_sums[0] / trajectory_sums[1]).exp(), trajectory_sums[1]]).tolist()
+    return [ratio for ratio, num_tokens in zip(ratios, counts, strict=True) if num_tokens]
 
 
 def measured_over_ranks(micro_batches: Sequence[MicroBatchSums]) -> dict[str, float]:

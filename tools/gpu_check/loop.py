@@ -16,7 +16,7 @@ from tools.child import Child
 from tools.gpu_check.findings import Findings
 
 NAME, NUM_STEPS = "gpu-check", 3
-LIMIT_S = 100.0
+LIMIT_S = {"cuda": 100.0, "cpu": 400.0}
 SETTINGS = (
     f"run.name={NAME}",
     f"learner.steps={NUM_STEPS}",
@@ -47,19 +47,19 @@ def check(findings: Findings, device: str) -> None:
         with start_private_server(run_dir.redis) as server:
             config.redis.url = server.url
             write_whole(run_dir.config, dump_config(config))
-            _play(findings, config, run_dir, password=server.password)
+            _play(findings, config, run_dir, password=server.password, limit_s=LIMIT_S[device])
             wrong = audit(connect(server.secret_url), NAME)
             findings.require("the books balance", not wrong, "; ".join(wrong)[:300])
         _judge(findings, run_dir, device)
 
 
-def _play(findings: Findings, config: Config, run_dir: RunDir, *, password: str) -> None:
+def _play(findings: Findings, config: Config, run_dir: RunDir, *, password: str, limit_s: float) -> None:
     environment, path = {PASSWORD_VARIABLE: password}, str(run_dir.config)
     learner = _child("learner", ["tools.cli", "learner", path], run_dir, environment)
     actor = _child("actor", ["tools.study.scripted_actor", "actor", path], run_dir, environment)
     started = time.monotonic()
     try:
-        while learner.exit_code is None and time.monotonic() - started < LIMIT_S:
+        while learner.exit_code is None and time.monotonic() - started < limit_s:
             time.sleep(0.1)
         if learner.exit_code != 0:
             print(learner.last_log_lines(), actor.last_log_lines(), sep="\n--- actor:\n")
