@@ -1,6 +1,7 @@
 """Bad input: one line that says what is wrong and what to do, exit code 2, and nothing is started or lost."""
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -129,6 +130,15 @@ def test_a_disk_that_is_the_runs_own_folder_is_refused(refused: Refused, tmp_pat
     assert complaint in refused("up", f"weights.disk={tmp_path}/runs", "run.name=demo")
     assert complaint in refused("up", f"weights.disk=file://{tmp_path}/runs", "run.name=demo")
     assert complaint in refused("up", f"weights.disk={tmp_path}", "run.name=runs")  # which holds every run
+
+
+def test_a_disk_without_room_is_named_before_anything_starts(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: whole._replace(free=3 << 20))
+    complaint = refused("up")
+    assert f"`run.root` {tmp_path}/runs has 3 MiB of free disk" in complaint and "on another disk" in complaint
 
 
 def test_a_port_in_use_is_passed_over_for_another() -> None:

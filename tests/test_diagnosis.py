@@ -155,6 +155,17 @@ def test_a_fault_is_named_with_its_evidence(scene: Scene, cause: str) -> None:
     assert evidence in str(found)
 
 
+def test_a_learner_that_failed_is_quoted(scene: Scene, tmp_path: Path) -> None:
+    log = tmp_path / "learner.log"
+    scene.observer = Observer([scene.client], scene.run_id, max_lag=4, log=log)
+    fail(scene)
+    assert scene.diagnosis().evidence == "it set the run's state to failed", "no log is here"
+    log.write_text("x" * 9000 + "\nslipstream learner: OSError: [Errno 28] No space left on device: 'metrics.jsonl'\n")
+    assert "No space left on device: 'metrics.jsonl'; mend that, or read its log, then continue" in str(
+        scene.diagnosis()
+    )
+
+
 def test_every_finder_is_provoked(scene: Scene) -> None:
     found = set()
     for provoke, _ in FAULTS.values():

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import redis
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common.config import load_config
 from common.run_dir import RunDir
@@ -151,6 +152,17 @@ def test_in_a_run_in_order_no_chart_alarms(run: Run) -> None:
     assert drawn["fleet/num_actors", "fleet"] == [2.0] * 3
     assert drawn["replay/total_failed", "fleet"] == [0.0] * 3
     assert drawn["fleet/dollars_per_million_tokens", "fleet"][0] > 0
+
+
+def test_episodes_of_a_step_are_there_as_text_and_the_settings_beside_them(run: Run) -> None:
+    run.step(rewards=(0.0, 1.0))
+    run.record.close()
+    learner = EventAccumulator(str(run.dir.tensorboard / "learner")).Reload()
+    assert set(learner.PluginTagToContent("text")) == {"trained/best", "trained/worst", "trained/random"}
+    (best,), (worst,) = (learner.Tensors(f"trained/{which}") for which in ("best", "worst"))
+    assert b"return 1, success, 1 turns" in best.tensor_proto.string_val[0]
+    assert b"return 0, no success" in worst.tensor_proto.string_val[0]
+    assert "hparams" in EventAccumulator(str(run.dir.tensorboard)).Reload().Tags()["tensors"][0]
 
 
 def test_actors_that_die_leave_the_chart_of_actors_while_no_step_is_made(run: Run) -> None:

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import ipaddress
 import json
+import shutil
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from envhub.rewards.part import Part, reward_parts
 from learner.objective.coherence import REFUSED, check_coherence
 from tools.collect_options import CollectOptions
 
+MIN_FREE_BYTES = 512 << 20
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 
@@ -48,7 +50,22 @@ def check_input(config: Config) -> None:
         check_model_folder(Path(config.model.path), max_tokens=config.model.max_tokens)
     check_host(config.weights.host)
     _check_disk(config)
+    check_room(config)
     _check_objective(config)  # last, as it takes seconds
+
+
+def check_room(config: Config) -> None:
+    """Raise ConfigError if the disk of the run's directory is nearly full."""
+    folder = Path(config.run.root).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < MIN_FREE_BYTES:
+        raise ConfigError(
+            f"`run.root` {config.run.root} has {free / 2**20:.0f} MiB of free disk, and a run needs at "
+            f"least {MIN_FREE_BYTES / 2**20:.0f}, for checkpoints and the archive; free some, or set `run.root` to a "
+            "folder on another disk"
+        )
 
 
 def _check_objective(config: Config) -> None:

@@ -40,6 +40,7 @@ class Facts:
     refusing: Sequence[Member]  # that refused it because it does not fit or failed its probe; also those that have left
     max_lag: int  # optimizer steps
     now_s: float  # Unix time
+    last_words: str = ""  # the last line of the learner's log, where that is on this machine
 
     def since(self, count: Callable[[Ledger], float]) -> float:
         """By how much `count` has grown since `earlier`."""
@@ -109,8 +110,8 @@ def _not_training(facts: Facts) -> Diagnosis | None:
         case RunState.FAILED:
             return Diagnosis(
                 cause="the learner ended with an error",
-                evidence="it set the run's state to failed",
-                next_step=f"read its log, then continue with {resume}",
+                evidence=facts.last_words[-MAX_REFUSAL_CHARS:] or "it set the run's state to failed",
+                next_step=f"mend that, or read its log, then continue with {resume}",
             )
     return None
 

@@ -11,9 +11,11 @@ from pathlib import Path
 import psutil
 
 from common.config import Config
+from common.config_error import ConfigError
 from common.connection import RedisUnreachable, connect_or_explain
 from replay.redis_version import warning_of
 from replay.server import ServerError, find_executable
+from tools.check_input import check_room
 from tools.table import print_table
 
 MIN_MEMORY_BYTES = 6 << 30
@@ -29,6 +31,7 @@ def doctor(config: Config) -> int:
         "libnuma": _libnuma,
         "redis": _redis,
         "memory": _memory,
+        "disk": _disk,
         "shared memory": _shared_memory,
         "GPU": _gpu,
     }
@@ -69,6 +72,14 @@ def _memory(_config: Config) -> str:
     available = psutil.virtual_memory().available
     found = f"{available / 2**30:.1f} GiB available, {os.cpu_count()} CPUs"
     return found if available >= MIN_MEMORY_BYTES else f"MISSING: the quickstart needs 6 GiB of memory; {found}"
+
+
+def _disk(config: Config) -> str:
+    try:
+        check_room(config)
+    except ConfigError as error:
+        return f"MISSING: {error}"
+    return "room for a run"
 
 
 def _shared_memory(_config: Config) -> str:

@@ -1,8 +1,12 @@
 """Reads the facts about a run that a diagnosis is made from, out of its Redis."""
 
+import contextlib
+import io
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import redis
 
@@ -15,6 +19,7 @@ from replay.shards import read_shards
 from tools.diagnosis import NUM_STEPS, Facts
 
 WINDOW_S = 60.0  # what happened before is no longer judged
+TAIL_BYTES = 8192  # of a log, enough for its last line
 READING_S = 2.0  # between two ledgers that are kept
 
 
@@ -27,10 +32,12 @@ class Observer:
         run_id: str,
         *,
         max_lag: int,
+        log: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`shards` are clients of the run's Redis servers."""
+        """`shards` are clients of the run's Redis servers; `log` is the learner's, if this machine has it."""
         self._clock = clock
+        self._log = log
         self._shards = shards
         self._fleet = Fleet(shards[0], run_id)
         self._bulletin = Bulletin(shards[0], run_id)
@@ -40,7 +47,7 @@ class Observer:
 
     def facts(self, steps: Sequence[Mapping[str, float]]) -> Facts:
         """The facts as they are now; `steps` are the records of the run's optimizer steps."""
-        ledger = read_shards(self._shards, self._run_id)
+        ledger, state = read_shards(self._shards, self._run_id), self._state()
         failures = [
             failure
             for index, client in enumerate(self._shards)
@@ -49,7 +56,7 @@ class Observer:
         everyone, newest_version = self._fleet.everyone(), self._bulletin.highest_version()
         return Facts(
             run_id=self._run_id,
-            state=self._state(),
+            state=state,
             members=self._fleet.members(),
             num_joined=sum(member.role == "actor" for member in everyone),
             ledger=ledger,
@@ -64,7 +71,18 @@ class Observer:
             ],
             max_lag=self._max_lag,
             now_s=time.time(),
+            last_words=self._last_words() if state is RunState.FAILED else "",
         )
+
+    def _last_words(self) -> str:
+        """The last line of the learner's log; empty if it cannot be read."""
+        try:
+            with self._log.open("rb") if self._log else contextlib.nullcontext(io.BytesIO()) as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+                lines = file.read().decode(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return lines[-1] if lines else ""
 
     def _state(self) -> RunState | None:
         try:

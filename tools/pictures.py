@@ -53,7 +53,7 @@ def main() -> None:
         os.chdir(folder)  # so that the run is `runs/pictures`, as a reader's would be
         run_dir = RunDir("runs", NAME)
         session = _recorded(run_dir)
-        (IMAGES / "terminal.svg").write_text(_svg(session))
+        (IMAGES / "terminal.svg").write_text(_svg(session.replace(str(Path.cwd()), "...")))
         _shoot(run_dir)
 
 
