@@ -15,8 +15,10 @@ from common.model_folder import SHAPES
 from common.shutdown import EXIT_PREEMPTED
 from replay.server import Server
 from tests.bare_host import BareHost
+from tests.lossy_line import TUN
 from tests.processes import GUESS, MARK, REPOSITORY, Run
 
+pytestmark = pytest.mark.skipif(not os.access(TUN, os.W_OK), reason=f"{TUN} cannot be opened by this user")
 IN_FULL = bool(os.environ.get("SLIPSTREAM_SPOT_IN_FULL"))
 NUM_HOSTS = 10
 DELAY_S = 0.025  # of each packet, in each direction

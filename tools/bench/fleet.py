@@ -240,7 +240,7 @@ class _Workers:
         for answer in ("connected", "ready"):
             for process in self._processes:
                 if (line := _read_line(process).strip()) != answer:
-                    raise RuntimeError(f"a process of simulated actors said {line!r} instead of {answer!r}")
+                    raise RuntimeError(f"a process of simulated actors printed {line!r} instead of {answer!r}")
             if answer == "connected":
                 for process in self._processes:
                     _send_line(process, "begin")
