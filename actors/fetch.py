@@ -67,6 +67,12 @@ class Partial:
         """The size of the chunk at `offset`."""
         return min(self.chunk_bytes, self.blob.num_bytes - offset)
 
+    def split(self, chunk_bytes: int) -> None:
+        """Ask for what is missing in smaller chunks from now on."""
+        ends = [(offset, offset + self.num_bytes(offset)) for offset in self.missing]
+        self.missing = deque(piece for offset, end in ends for piece in range(offset, end, chunk_bytes))
+        self.chunk_bytes = chunk_bytes
+
 
 def empty_partial(blob: Blob, chunk_bytes: int) -> Partial:
     """A partial of `blob` without any chunks."""

@@ -24,6 +24,8 @@ GIVE_UP_S = 10.0  # without progress for this long a pull fails: a new publisher
 PUBLISHER_AGAIN_S = 0.5
 RELAY_AGAIN_S: dict[type[Left], float] = {Gone: 2.0, Silent: 10.0, Corrupt: 60.0}
 WAIT_S = 0.05
+SMALL_CHUNK_BYTES = 1 << 18  # of a slow link, on which a whole chunk takes longer than fetch.SILENCE_S
+CHUNK_S = 1.0  # once the rate is known, a chunk takes about so long, or less
 
 RELAYS_PATIENCE_S = 0.0  # if Redis is away, the last known relays and the publisher are asked at once
 RELAY_PATIENCE_S = 5.0  # a relay without progress for this long is not waited for
@@ -45,7 +47,7 @@ class Puller:
         self.counts = PullCounts()
         self._sources = sources
         self._blame = blame
-        self._chunk_bytes = chunk_bytes
+        self._max_chunk_bytes = self._chunk_bytes = chunk_bytes
         self._key = key
         self._context = zmq.Context()
         self._partial: Partial | None = None  # of a pull that failed
@@ -103,7 +105,7 @@ class Puller:
 
     def _fetch_from(self, partial: Partial, source: str, deadline: float, *, is_last: bool) -> bool:
         """Fetch from one source; return whether it made progress, or is only full. Raises PullFailed."""
-        fetched_before = self.counts.fetched_bytes
+        started, fetched_before = time.monotonic(), self.counts.fetched_bytes
         try:
             fetch(partial, source, context=self._context, key=self._key, deadline=deadline, counts=self.counts)
         except Full:
@@ -116,7 +118,15 @@ class Puller:
             if is_last and not isinstance(left, Silent):
                 raise PullFailed(str(left)) from left
             self._sources.avoid(source, PUBLISHER_AGAIN_S if is_last else RELAY_AGAIN_S[type(left)])
-        return self.counts.fetched_bytes > fetched_before
+            if isinstance(left, Silent) and partial.chunk_bytes > SMALL_CHUNK_BYTES:
+                self._chunk_bytes = SMALL_CHUNK_BYTES
+                partial.split(SMALL_CHUNK_BYTES)
+                return True  # the next attempt may well succeed
+        num_fetched, seconds = self.counts.fetched_bytes - fetched_before, time.monotonic() - started
+        if num_fetched >= partial.chunk_bytes:
+            fits = max(SMALL_CHUNK_BYTES, int(CHUNK_S * num_fetched / seconds))
+            self._chunk_bytes = min(self._max_chunk_bytes, fits)
+        return num_fetched > 0
 
     def _refuse(self, givers: set[str]) -> None:
         """Count corrupt bytes in this process, and report their sources to Redis."""

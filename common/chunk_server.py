@@ -19,7 +19,8 @@ from common.wire import MALFORMED, WireError
 MAX_REQUEST_BYTES = 4096
 MAX_WAITING = 16  # queued requests of one receiver; a receiver needs only a few
 MAX_UNSENT = 4  # chunks of one receiver in ZeroMQ's queue
-IDLE_S = 5.0  # a receiver that takes no whole chunk in this time loses its place
+IDLE_S = 5.0  # a receiver that takes no whole chunk, or no LEAST_BYTES of a larger one, in this time loses its place
+LEAST_BYTES = 1 << 18
 BARRED_S = 60.0  # after that, its connection gets no place for this long; an honest receiver opens a new connection
 LOG_EVERY_S = 5.0  # malformed requests are all counted, but logged at most this often
 POLL_MS = 100
@@ -54,7 +55,7 @@ class _Child:
     """A receiver with a place."""
 
     waiting: deque[ChunkRequest] = field(default_factory=deque)
-    moved_at: float  # when it got its place, or last finished taking the bytes of a whole chunk
+    moved_at: float  # when it got its place, or last finished taking the bytes of a chunk
     taken_bytes: int = 0  # since then
     next_at: float = 0.0  # the earliest time of its next chunk
 
@@ -173,7 +174,7 @@ class ChunkServer:
             return
         now = time.monotonic()
         child.taken_bytes += len(chunk)
-        if child.taken_bytes >= self._limits.chunk_bytes:
+        if child.taken_bytes >= min(self._limits.chunk_bytes, LEAST_BYTES):
             child.moved_at, child.taken_bytes = now, 0
         self.load.served_bytes += len(chunk)  # before sending: a receiver may read this counter as soon as it has them
         if self._limits.bytes_per_s:

@@ -1,8 +1,9 @@
-"""A host of its own, by namespaces: it sees none of this machine's files but the programs, and no network.
+"""A host of its own, by namespaces: it sees none of this machine's files but the programs, and its network is one line.
 
-Its /tmp, home and working directory are empty. Of the network it has loopback alone, and there the ports that the test
-links to it: connections to those are carried out through socket files, so it can open connections, and nothing can
-connect to it. `python -m tests.bare_host LINKS COMMAND` is its first process.
+Its /tmp, home and working directory are empty. At the far end of the line is a namespace that stands for the internet:
+there, the ports that the test links to the host are carried out through socket files. So the host can open connections
+to those ports of its loopback, and nothing can connect to it. The line loses and delays packets (`tests.lossy_line`).
+`python -m tests.bare_host ADDRESS LINKS [COMMAND]` is the first process on either side.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -21,68 +22,75 @@ import psutil
 import pytest
 
 from common.shutdown import die_with_parent
+from tests.lossy_line import FAR, NEAR, TUN, LossyLine, hand_over
 from tests.processes import REPOSITORY
 from tools.link import Link
 
 POLL_S = 0.05
 HOME = "/tmp/home"
 
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Onward = Callable[[Path], Awaitable[Stream]]
+"""Connects to what a socket file stands for."""
+
 
 class BareHost:
-    """Runs one shell command on a host of its own. Its links may be delayed and cut at any time."""
+    """Runs one shell command on a host of its own, at the end of a line that may be cut at any time."""
 
-    def __init__(self, name: str, root: Path, *, hidden: Path, variables: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        root: Path,
+        *,
+        hidden: Path,
+        variables: Mapping[str, str],
+        delay_s: float,
+        loss: float,
+        seed: int = 0,
+    ) -> None:
         """`hidden` is the learner's folder, which must look empty from inside."""
         self.name = name
-        self.links: dict[int, Link] = {}
         self._hidden = hidden
         self._folder = root / name
-        self._sockets = self._folder / "links"
-        self._sockets.mkdir(parents=True)
+        self.links = self._folder / "links"
+        self.links.mkdir(parents=True)
+        self.line = LossyLine(self.links, delay_s=delay_s, loss=loss, seed=seed)
         self._variables = variables
         self._stack = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
+        self._stack.enter_context(self.line)
+        self._stack.callback(_end, self._run(FAR))
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
-            self._process.kill()  # bwrap: the kernel ends all that runs in its namespace
-            self._process.wait()
+            _end(self._process)
         self._stack.close()
 
-    def link(self, port: int) -> Link:
+    def link(self, port: int) -> None:
         """Make 127.0.0.1:`port` of this machine the same address of that host."""
-        if port not in self.links:
-            link = Link(port, listen=self._sockets / f"{port}.sock")
-            self.links[port] = self._stack.enter_context(link)
-        return self.links[port]
-
-    def cut(self, is_cut: bool) -> None:
-        for link in self.links.values():
-            link.is_cut = is_cut
+        self._stack.enter_context(Link(port, listen=self.links / f"{port}.sock"))
 
     def start(self, command: str) -> None:
-        sandbox = [
-            "bwrap",
-            "--unshare-all",
-            "--die-with-parent",
-            "--new-session",
-            "--hostname",
-            self.name,
-            "--clearenv",
-        ]
-        files = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
+        self._process = self._run(NEAR, command)
+
+    def _run(self, address: str, *command: str) -> subprocess.Popen[bytes]:
+        """Start one side in its own namespaces; it may change the network of its own namespace only."""
+        sandbox = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--clearenv"]
+        sandbox += ["--hostname", self.name, "--cap-add", "CAP_NET_ADMIN"]
+        files = ["--ro-bind", "/", "/", "--dev", "/dev", "--dev-bind", str(TUN), str(TUN)]
+        files += ["--proc", "/proc", "--tmpfs", "/tmp"]
         if not self._hidden.is_relative_to("/tmp"):
             files += ["--tmpfs", str(self._hidden)]
-        files += ["--bind", str(self._sockets), "/tmp/links", "--dir", HOME, "--chdir", HOME]
+        files += ["--bind", str(self.links), "/tmp/links", "--dir", HOME, "--chdir", HOME]
         programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         variables = {"PATH": programs, "HOME": HOME, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
         given = [word for name, value in {**variables, **self._variables}.items() for word in ("--setenv", name, value)]
-        inside = [sys.executable, "-m", "tests.bare_host", "/tmp/links", command]
+        inside = [sys.executable, "-m", "tests.bare_host", address, "/tmp/links", *command]
         with (self._folder / "output").open("ab") as output:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 [*sandbox, *files, *given, *inside],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -118,29 +126,46 @@ class BareHost:
         raise LookupError(f"its command does not run on {self.name}:\n{self.said()}")
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()  # bwrap: the kernel ends all that runs in its namespace
+    process.wait()
+
+
 # --- Inside.
 
 
 async def _live(links: Path, command: str) -> int:
-    """Run `command` with the links open; return its exit code."""
-    opening = asyncio.create_task(_open_links(links))
+    """On the host: run `command`, with the links open on loopback; return its exit code."""
+    opening = asyncio.create_task(_open_links(links, "127.0.0.1", _over_the_line))
     process = await asyncio.create_subprocess_shell(command)
     code = await process.wait()
     opening.cancel()
     return code
 
 
-async def _open_links(links: Path) -> None:
+async def _open_links(links: Path, address: str, onward: Onward) -> None:
     opened: set[Path] = set()
     while True:
         for path in set(links.glob("*.sock")) - opened:  # noqa: ASYNC240 - a folder in memory
-            await asyncio.start_server(partial(_connected, path), "127.0.0.1", int(path.stem))
+            await asyncio.start_server(partial(_connected, onward, path), address, int(path.stem))
             opened.add(path)
         await asyncio.sleep(POLL_S)
 
 
-async def _connected(path: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    back, forth = await asyncio.open_unix_connection(path)
+async def _over_the_line(path: Path) -> Stream:
+    return await asyncio.open_connection(FAR, int(path.stem))
+
+
+async def _out_of_the_namespace(path: Path) -> Stream:
+    return await asyncio.open_unix_connection(path)
+
+
+async def _connected(onward: Onward, path: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        back, forth = await onward(path)
+    except OSError:  # the line is cut
+        writer.close()
+        return
     await asyncio.gather(_pump(reader, forth), _pump(back, writer))
 
 
@@ -152,5 +177,14 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
+def main(address: str, folder: str, *command: str) -> int:
+    """Live on one side of the line until the command has ended, or, at the far end, for ever."""
+    links = Path(folder)
+    hand_over(links, address)
+    if not command:
+        asyncio.run(_open_links(links, FAR, _out_of_the_namespace))
+    return asyncio.run(_live(links, *command))
+
+
 if __name__ == "__main__":
-    sys.exit(asyncio.run(_live(Path(sys.argv[1]), sys.argv[2])))
+    sys.exit(main(*sys.argv[1:]))

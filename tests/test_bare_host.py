@@ -15,11 +15,14 @@ from common.model_folder import SHAPES
 from common.shutdown import EXIT_PREEMPTED
 from replay.server import Server
 from tests.bare_host import BareHost
+from tests.lossy_line import TUN
 from tests.processes import GUESS, MARK, REPOSITORY, Run
 
+pytestmark = pytest.mark.skipif(not os.access(TUN, os.W_OK), reason=f"{TUN} cannot be opened by this user")
 IN_FULL = bool(os.environ.get("SLIPSTREAM_SPOT_IN_FULL"))
 NUM_HOSTS = 10
-DELAY_S = 0.025  # in each direction, for every piece of up to 64 KiB
+DELAY_S = 0.025  # of each packet, in each direction
+LOSS = 0.02  # of all packets
 CUT_S = 60.0
 SETTINGS = [
     *GUESS,
@@ -58,14 +61,24 @@ class Hosts:
 
     def __init__(self, run: Run, server: Server, root: Path) -> None:
         self.run = run
+        self.all: list[BareHost] = []
         self._server = server
         self._root = root
         self._stack = ExitStack()
 
     def add(self, name: str) -> BareHost:
         variables = {PASSWORD_VARIABLE: self._server.password, MARK: self.run.name}
-        host = BareHost(name, self._root / "hosts", hidden=self._root / "runs", variables=variables)
+        host = BareHost(
+            name,
+            self._root / "hosts",
+            hidden=self._root / "runs",
+            variables=variables,
+            delay_s=DELAY_S,
+            loss=LOSS,
+            seed=len(self.all),
+        )
         self._stack.enter_context(host)
+        self.all.append(host)
         offer = self.run.bulletin.latest()
         assert offer is not None
         for port in (self._server.port, int(offer.pull_endpoint.rpartition(":")[2])):
@@ -106,9 +119,9 @@ def is_cut_off(run: Run, host: BareHost) -> None:
     """Cut the host's links until its leases have expired, then mend them."""
     expired = run.ledger().expired_leases
     run.wait_until(lambda: run.ledger().leased > 0, "it holds a lease")
-    host.cut(True)
+    host.line.is_cut = True
     run.wait_until(lambda: run.ledger().expired_leases > expired, "its leases expire")
-    host.cut(False)
+    host.line.is_cut = False
 
 
 def books_balance(run: Run) -> None:
@@ -161,8 +174,6 @@ def test_ten_hosts_over_slow_links_one_is_cut_for_a_minute_and_each_is_replaced(
 
         def start(number: int) -> None:
             host = hosts.add(f"spot-{number}")
-            for link in host.links.values():
-                link.delay_s = DELAY_S
             host.start(scripted(command, host.name))
             playing.append(host)
 
@@ -173,12 +184,12 @@ def test_ten_hosts_over_slow_links_one_is_cut_for_a_minute_and_each_is_replaced(
             start(number)
         run.wait_until(lambda: len(serving()) == NUM_HOSTS, "ten hosts play", deadline_s=900)
         makes_steps(run, playing[0])
-        playing[0].cut(True)
+        playing[0].line.is_cut = True
         cut_at, step = time.monotonic(), run.last_step()
         run.wait_until(lambda: "spot-0" not in serving(), "the cut host is missed")
         run.wait_until(lambda: time.monotonic() - cut_at > CUT_S, "a minute")
         assert run.last_step() > step  # the learner did not wait
-        playing[0].cut(False)
+        playing[0].line.is_cut = False
         run.wait_until(lambda: "spot-0" in serving(), "it is back")
         for number in range(NUM_HOSTS):
             leaving = playing.pop(0)

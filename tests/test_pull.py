@@ -10,7 +10,7 @@ import pytest
 import xxhash
 import zmq
 
-from actors.pull import PullFailed
+from actors.pull import SMALL_CHUNK_BYTES, Puller, PullFailed
 from actors.sources import NoSource, Sources
 from common.chunks import Blob, ChunkReply, ChunkRequest, ChunkStatus, Farewell, Request
 from common.patience import RedisAway
@@ -249,3 +249,31 @@ def test_without_redis_the_relays_that_were_known_last_are_asked() -> None:
     for _ in range(5):
         assert sources.choose(BLOB.root, "tcp://publisher", begun=time.monotonic()) == "tcp://relay"
     assert len(num_asked) == 2, "a server that is away is not asked for every chunk"
+
+
+def test_a_link_on_which_a_whole_chunk_takes_too_long_gets_smaller_ones_until_it_is_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("actors.fetch.SILENCE_S", 0.5)
+    data, sizes, slow = bytes(range(256)) * 8192, list[int](), True
+
+    def reply(request: ChunkRequest, _: int) -> tuple[ChunkReply, bytes] | None:
+        sizes.append(request.num_bytes)
+        if slow and request.num_bytes > SMALL_CHUNK_BYTES:
+            return None
+        return reply_with(request, data[request.offset : request.offset + request.num_bytes])
+
+    sources = Sources(list, name="me", host="here", patience_s=0.0)
+    puller = Puller(sources, blame=lambda _: None, chunk_bytes=1 << 20, key=None)
+    blob = Blob(root="slow", num_bytes=len(data) - 100)
+
+    def pull(endpoint: str) -> bytes:
+        return bytes(puller.pull(blob, publisher=endpoint, check=lambda _: None, timeout_s=60.0))
+
+    with faulty(reply) as endpoint:
+        assert pull(endpoint) == data[:-100]
+        assert sizes == [1 << 20, (1 << 20) - 100, *[1 << 18] * 7, (1 << 18) - 100]
+        slow = False
+        assert pull(endpoint) == data[:-100] and pull(endpoint) == data[:-100]
+        assert sizes[-2:] == [1 << 20, (1 << 20) - 100]
+    puller.close()

@@ -41,7 +41,7 @@ QUEUED = 4 * STEP_GROUPS
 LEASE_TTL_S = 60.0  # as `groups_of` configures
 OFFER_BYTES = 8192  # of 310 tensors: the hashes of each tensor cannot be compressed
 MEASURED_S = 10.0
-REPEATS = 3
+REPEATS = 1
 START_TIMEOUT_S = 120.0
 
 
@@ -237,8 +237,13 @@ class _Workers:
             )
             # Not as an argument, which other users could read: it has the passwords.
             _send_line(process, msgspec.json.encode(settings).decode())
-        for process in self._processes:
-            _read_line(process)
+        for answer in ("connected", "ready"):
+            for process in self._processes:
+                if (line := _read_line(process).strip()) != answer:
+                    raise RuntimeError(f"a process of simulated actors printed {line!r} instead of {answer!r}")
+            if answer == "connected":
+                for process in self._processes:
+                    _send_line(process, "begin")
 
     def play(self, learn: Callable[[], Learned]) -> tuple[list[Measured], Learned]:
         """Let them play for MEASURED_S, with `learn` beside them."""

@@ -170,9 +170,8 @@ class Actor:
         self._member = encode(_member(self._name))
 
     def begin(self, phase: float) -> None:
-        """Start every rhythm but the inserts; `phase`, in [0, 1), spreads the actors over time."""
-        for do in (self._look, self._beat, self._renew):
-            self._loop.after(phase * BEAT_S, do)
+        """Start to send heartbeats, then all but the inserts; `phase`, in [0, 1), spreads the actors over time."""
+        self._loop.after(phase * MEMBER_TTL_S / BEATS, self._beat)
 
     def begin_inserts(self, phase: float) -> None:
         """Start to store members, the first one after the share `phase` of the time between two."""
@@ -207,6 +206,9 @@ class Actor:
             assert isinstance(replies[0], int)
             self._pace.num_members = replies[0]
             self.num_beats += 1
+            if self.num_beats == 2:  # now it knows how many they are
+                self._look()
+                self._renew()
             self._loop.after(self._pace.every(BEAT_S, most_s=MEMBER_TTL_S / BEATS), self._beat)
 
         self._ask("state", 0, ("SRANDMEMBER", self._run_key("state")), then=beat)
@@ -326,9 +328,11 @@ def main() -> None:
     settings = msgspec.json.decode(sys.stdin.readline(), type=WorkerSettings)
     loop = Loop(settings)
     actors = [Actor(settings.first_actor + number, lease, loop) for number, lease in enumerate(settings.leases)]
+    print("connected", flush=True)
+    sys.stdin.readline()
     for number, actor in enumerate(actors):
         actor.begin(number / len(actors))
-    while min(actor.num_beats for actor in actors) < 2:  # now each knows how many they are
+    while min(actor.num_beats for actor in actors) < 2:
         loop.run(0.1)
     print("ready", flush=True)
     heard = selectors.DefaultSelector()
