@@ -12,6 +12,7 @@ from common.metrics import read_metrics
 from common.run_dir import RunDir, write_whole
 from replay.audit import audit
 from replay.server import start_private_server
+from tools import cli  # noqa: F401  of the learner's process: a package that it lacks is named here
 from tools.child import Child
 from tools.gpu_check.findings import Findings
 
