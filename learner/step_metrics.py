@@ -79,9 +79,9 @@ def evidence_from(trajectory_sums: Tensor, measured: dict[str, float]) -> Eviden
 
 def ratios_of(trajectory_sums: Tensor) -> list[float]:
     """exp(mean log-ratio) of each trajectory with tokens that the correction kept."""
-    kept = trajectory_sums[:, trajectory_sums[1] > 0]
-    ratios: list[float] = (kept[0] / kept[1]).exp().tolist()
-    return ratios
+    sums, num_tokens = trajectory_sums
+    ratios, counts = torch.stack([(sums / num_tokens.clamp(min=1)).exp(), num_tokens]).tolist()
+    return [ratio for ratio, count in zip(ratios, counts, strict=True) if count > 0]
 
 
 def measured_over_ranks(micro_batches: Sequence[MicroBatchSums]) -> dict[str, float]:
