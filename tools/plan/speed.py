@@ -40,7 +40,7 @@ class Speed:
 def speed_of(config: Config, step: MeasuredStep, options: PlanOptions) -> Speed:
     """Estimate every stage of a run, which must have actors.
 
-        token    = (weights + requests * tokens at hand * bytes of a token's keys and values) / memory bandwidth,
+        token    = (weights + requests * kept tokens * bytes of a token's keys and values) / memory bandwidth,
                    or requests * operations of a token / peak, if that is longer
         episode  = sampled tokens * token + requests * prefill + environment
         collect  = episodes of a step / useful share / (engines * requests / episode)
