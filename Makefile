@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu quickstart road test check format lock clean \
   bench-actors bench-learner bench-replay bench-fleet bench-envs bench-data bench-weights bench-peers bench-fits \
-  families gpu-check study-lag study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-spot test-envs test-engines test-adapters test-browser setup-browser docs study-markets pictures bench-see
+  families gpu-check study-lag study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-spot test-envs test-engines test-adapters test-browser setup-browser docs study-markets pictures bench-see image-root
 
 setup: $(STAMP)
 
@@ -178,6 +178,11 @@ test-fleet: setup
 # Ten hosts at once that share nothing with the learner, over slow links, cut off, preempted and replaced: some minutes.
 test-spot: setup
 	SLIPSTREAM_SPOT_IN_FULL=1 $(BIN)/pytest -s tests/test_bare_host.py
+
+# Run the Dockerfile's own steps in a clean Debian root, where there is no container engine: needs root's rights and
+# mmdebstrap, some 6 GB, and some minutes. For CUDA: IMAGE_ARGS='--build-arg SETUP=setup-gpu'.
+image-root: setup
+	$(BIN)/python -m tools.image_root $(or $(IMAGE_ROOT),build/image-root) $(IMAGE_ARGS)
 
 # Test `slipstream launch` on a real Ray cluster of three nodes on this machine, and against the schemas of Kubernetes.
 test-engines: setup

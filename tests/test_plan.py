@@ -26,6 +26,8 @@ RECIPES = {
 STEP = MeasuredStep(
     num_parameters=10 * GIB,
     num_base_parameters=10 * GIB,
+    flops_per_token=6e10,
+    flops_per_pair=0.0,
     num_kv_heads=8,
     kv_token_bytes=1 << 20,
     attention="flash",
@@ -72,13 +74,17 @@ def test_every_recipe_is_planned_with_two_layers_of_its_model(tmp_path: Path) ->
     for recipe, step in zip(RECIPES, steps, strict=True):
         config = load_config(f"conf/{recipe}", [])
         assert step.published_bytes == 2 * step.num_parameters, recipe
+        is_sparse = "30b-a3b" in recipe  # of its experts, a token needs 8 of 128
+        assert (step.flops_per_token < 3 * step.num_parameters) == is_sparse, recipe
         assert engine_memory(config, step, gpu_bytes=GPU).num_tokens >= config.model.max_tokens, recipe
 
 
 def test_a_plan_is_printed_with_what_it_is_made_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = load_config(str(write_step(tmp_path / "dense", DENSE, {})), ["actors.count=1"])
-    assert plan(config, PlanOptions(gpus=2, gpu_gib=24.0)) == 0
+    assert plan(config, PlanOptions(gpus=2, gpu_gib=24.0, gpu_price=3.0)) == 0
     printed = capsys.readouterr().out
+    for part in ("estimates from assumptions, never measured", "Each is an option", "the bottleneck is", "6.00 $/h"):
+        assert part in printed
     for part in ("peak of a step", "KV cache", "bytes of a publish", "split: learner 0; actors 1", "It fits"):
         assert part in printed
     assert "DOES NOT FIT" not in printed

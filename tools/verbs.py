@@ -219,9 +219,9 @@ VERBS = {
         own=ServeOptions,
     ),
     "plan": Verb(
-        "print the memory that a run needs on GPUs and hosts, from the model's config.json; no GPU is needed",
+        "print the memory that a run needs on GPUs and hosts, its speed and its cost; no GPU is needed",
         "tools.plan.plan:plan",
-        ("model", "learner", "actors", "objective", "weights.anchor_every"),
+        ("model", "learner", "actors", "objective", "replay", "weights.anchor_every"),
         own=PlanOptions,
     ),
     "doctor": Verb(

@@ -30,6 +30,7 @@ from common.weights import buffer_bytes  # noqa: E402
 from learner.clock import Clock  # noqa: E402
 from learner.model.attention import CannotPack  # noqa: E402
 from learner.model.critic import Critic, critic_of, policy_kind  # noqa: E402
+from learner.model.flops import flops_of  # noqa: E402
 from learner.model.folder_tensors import is_of_adapter  # noqa: E402
 from learner.model.optimizer import begin_moments, make_optimizer, make_schedule  # noqa: E402
 from learner.model.packed_model import (  # noqa: E402
@@ -113,11 +114,14 @@ def _measured(skeletons: _Skeletons, packs: list[Packed], *, config: Config, fak
     config_of_text = model.causal_lm.config.get_text_config()
     kv_heads = getattr(config_of_text, "num_key_value_heads", None) or config_of_text.num_attention_heads
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    flops = flops_of(model, device=torch.device("cpu"), num_ranks=1)
     return MeasuredStep(
         num_parameters=sum(parameter.numel() for parameter in model.causal_lm.parameters()),
         num_base_parameters=sum(
             parameter.numel() for name, parameter in model.causal_lm.named_parameters() if not is_of_adapter(name)
         ),
+        flops_per_token=flops.per_token,
+        flops_per_pair=flops.per_pair,
         num_kv_heads=kv_heads,
         kv_token_bytes=2 * 2 * config_of_text.num_hidden_layers * kv_heads * head_dim_of(model.causal_lm),
         attention=kernel,

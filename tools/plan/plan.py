@@ -1,4 +1,4 @@
-"""`slipstream plan`: the memory that a run needs on GPUs and hosts, before there are any."""
+"""`slipstream plan`: the memory that a run needs on GPUs and hosts, its speed and its cost, before there are any."""
 
 import os
 import subprocess
@@ -23,13 +23,14 @@ from tools.plan.memory import (
     problems,
 )
 from tools.plan.plan_options import PlanOptions
+from tools.plan.speed import Speed, advice_of, speed_of
 from tools.table import print_table
 
 STEP_TIMEOUT_S = 900.0
 
 
 def plan(config: Config, options: PlanOptions) -> int:
-    """Print the memory of learner, actors and host; return 0 if all of it fits, else 1. Raises ConfigError.
+    """Print the memory of learner, actors and host, speed and cost; return 0 if all of it fits. Raises ConfigError.
 
     Of the model only its config.json is read.
     """
@@ -44,6 +45,11 @@ def plan(config: Config, options: PlanOptions) -> int:
     print_table("Host of the learner", _host_rows(config, step))
     if split:
         print_table("GPUs", {"split": str(split)})
+    if config.actors.count:
+        speed = speed_of(config, step, options)
+        print_table("Speed and cost: estimates from assumptions, never measured", _speed_rows(speed))
+        print(_assumptions(config, options))
+        print(f"By these estimates the bottleneck is {advice_of(config, speed, options)}.")
     host_bytes = int(options.host_gib * GIB) if options.host_gib else None
     found = problems(config, step, split, gpu_bytes=gpu_bytes, host_bytes=host_bytes)
     for problem in found:
@@ -137,3 +143,32 @@ def _host_rows(config: Config, step: MeasuredStep) -> dict[str, str]:
         "at the peak": gib(host.peak_bytes),
         "bytes of a publish": f"{gib(step.published_bytes)} to an actor without the version before; else a delta",
     }
+
+
+def _speed_rows(speed: Speed) -> dict[str, str]:
+    rows = {
+        "requests of an engine": f"{speed.requests}, bounded by {speed.requests_by}",
+        "an episode": f"{speed.episode_s:.1f} s; a token {1000 * speed.token_s:.1f} ms, "
+        f"its prompts {speed.prefill_s:.2f} s of the engine",
+        f"{speed.num_engines} actors": f"{speed.sampled_per_s:,.0f} sampled tokens/s; a step's episodes in "
+        f"{speed.collect_s:.1f} s",
+        "learner": f"{speed.trained_per_s:,.0f} trained tokens/s; a step in {speed.train_s:.1f} s",
+        "publish": f"{speed.publish_s:.1f} s; a whole version at all actors after {speed.refresh_s:.1f} s",
+        "steps": f"{3600 / speed.step_s:,.0f} an hour, with a lag of about {speed.lag:.1f}",
+    }
+    if speed.dollars_per_hour:
+        dollars = speed.dollars_per_hour
+        rows["cost"] = f"{dollars:.2f} $/h, {dollars * speed.step_s / 3600:.3f} $ a step"
+    return rows
+
+
+def _assumptions(config: Config, options: PlanOptions) -> str:
+    """What the estimates assume, in one line."""
+    price = f"{options.gpu_price:g} $/h a GPU" if options.gpu_price else "no --gpu-price"
+    tokens, learner, engine = options.tokens_of(config), options.learner_efficiency, options.engine_efficiency
+    return (
+        f"Assumed: a GPU of {options.gpu_tflops:g} TFLOP/s, of which the learner reaches {learner:.0%} and an engine "
+        f"{engine:.0%}, and {options.gpu_gbyte_per_s:g} GB/s; a link of {options.link_gbit_per_s:g} Gbit/s; episodes "
+        f"of {tokens:.0f} tokens, {options.sampled_share:.0%} of them sampled, with {options.env_seconds:g} s of the "
+        f"environment; {options.useful_share:.0%} of the groups teach; {price}. Each is an option."
+    )

@@ -1,0 +1,171 @@
+"""How fast a planned run would be, and what it would cost: a roofline of each stage, from stated assumptions.
+
+Nothing here is measured. A stage takes the operations or the bytes that it cannot avoid, divided by the peak of the
+device times an assumed efficiency. All functions are pure.
+"""
+
+import math
+from dataclasses import dataclass
+
+from common.config import Config
+from tools.plan.measured_step import MeasuredStep
+from tools.plan.memory import ENGINE_DTYPE_BYTES, engine_memory
+from tools.plan.plan_options import PlanOptions
+
+FORWARD = 1 / 3  # of the operations of a training step; the backward pass has the other two thirds
+GIGA, TERA = 1e9, 1e12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """Estimates of a planned run."""
+
+    num_engines: int
+    requests: int  # of one engine at a time
+    requests_by: str  # what bounds them: "slots", "memory" or "admission"
+    token_s: float  # from one token of a request to the next
+    prefill_s: float  # of the prompts of an episode, for the engine alone
+    episode_s: float
+    sampled_per_s: float  # tokens, of all engines, if nothing else limits them
+    collect_s: float  # until all engines have finished the episodes of a step
+    train_s: float  # of a step
+    trained_per_s: float  # tokens, of the learner, if nothing else limits it
+    publish_s: float  # until a version is in the host's memory
+    refresh_s: float  # until every engine has received a whole version
+    step_s: float  # from one step to the next
+    lag: float  # optimizer steps, of the oldest token
+    dollars_per_hour: float
+
+
+def speed_of(config: Config, step: MeasuredStep, options: PlanOptions) -> Speed:
+    """Estimate every stage of a run, which must have actors.
+
+        token    = (weights + requests * kept tokens * bytes of a token's keys and values) / memory bandwidth,
+                   or requests * operations of a token / peak, if that is longer
+        episode  = sampled tokens * token + requests * prefill + environment
+        collect  = episodes of a step / useful share / (engines * requests / episode)
+        train    = operations of a step / (ranks * peak)
+        step     = the longer of collect and train; both, and the weights' way, if target_lag is 0
+
+    With adapters, the operations of a step are over-estimated: those of whole weights.
+    """
+    replay, tokens = config.replay, options.tokens_of(config)
+    episodes = replay.group_size * replay.groups_per_step
+    engines = options.actor_hosts * config.actors.count
+    requests, by = _requests(config, step, options, engines=engines, tokens=tokens)
+    token_s = _token_s(config, step, options, requests=requests, tokens=tokens)
+    sampled = tokens * options.sampled_share
+    prefill_s = FORWARD * _operations(step, tokens - sampled) / _engine_flops(config, options)
+    episode_s = sampled * token_s + requests * prefill_s + options.env_seconds
+    episodes_per_s = engines * requests / episode_s
+    collect_s = episodes / options.useful_share / episodes_per_s
+    train_s = _train_s(config, step, options, episodes=episodes, tokens=tokens)
+    publish_s = step.published_bytes / (options.host_gbyte_per_s * GIGA)
+    refresh_s = publish_s + _transfer_s(config, step, options, engines=engines)
+    is_synchronous = replay.target_lag == 0
+    step_s = collect_s + train_s + refresh_s if is_synchronous else max(collect_s, train_s)
+    return Speed(
+        num_engines=engines,
+        requests=requests,
+        requests_by=by,
+        token_s=token_s,
+        prefill_s=prefill_s,
+        episode_s=episode_s,
+        sampled_per_s=episodes_per_s * sampled,
+        collect_s=collect_s,
+        train_s=train_s,
+        trained_per_s=episodes * tokens / train_s,
+        publish_s=publish_s,
+        refresh_s=refresh_s,
+        step_s=step_s,
+        lag=0.0 if is_synchronous else min(replay.target_lag, episode_s / step_s) + refresh_s / step_s,
+        dollars_per_hour=_dollars_per_hour(config, options, engines),
+    )
+
+
+def advice_of(config: Config, speed: Speed, options: PlanOptions) -> str:
+    """What limits the run, and what to change."""
+    if speed.refresh_s > speed.step_s:
+        return (
+            f"the weights: {speed.refresh_s:.1f} s to all engines, {speed.step_s:.1f} s a step: use actors.relay=true, "
+            "adapters or a faster link; deltas, which this leaves out, are smaller"
+        )
+    if config.replay.target_lag == 0:
+        return "waiting: learner and actors take turns; raise replay.target_lag to let them overlap"
+    enough = math.ceil(speed.num_engines * speed.collect_s / speed.train_s)
+    if speed.train_s >= speed.collect_s:
+        fewer = f", or use {enough} actors instead of {speed.num_engines}" if enough < speed.num_engines else ""
+        times = f"{speed.train_s:.1f} s a step, actors need {speed.collect_s:.1f} s"
+        return f"the learner: {times}: raise learner.ranks{fewer}"
+    behind = f"the actors: {speed.collect_s:.1f} s for a step's episodes, the learner needs {speed.train_s:.1f} s: "
+    if speed.requests_by == "admission":
+        return behind + "raise replay.target_lag or replay.groups_per_step: engines have free slots"
+    if speed.requests_by == "memory":
+        return behind + f"raise actors.tensor_parallel or the memory of the engines, or use {enough} actors"
+    if options.env_seconds > speed.episode_s / 2:
+        return (
+            behind + f"raise actors.max_episodes, as episodes mostly wait for the environment, or use {enough} actors"
+        )
+    return behind + f"use {enough} actors instead of {speed.num_engines}, or raise actors.max_episodes"
+
+
+def _requests(
+    config: Config, step: MeasuredStep, options: PlanOptions, *, engines: int, tokens: float
+) -> tuple[int, str]:
+    """The requests of one engine at a time, and what bounds them."""
+    replay = config.replay
+    open_episodes = replay.group_size * replay.groups_per_step * (replay.target_lag + 1) / options.useful_share
+    memory = engine_memory(config, step, gpu_bytes=int(options.gpu_gib * (1 << 30)))
+    bounds = {
+        "slots": config.actors.max_episodes,
+        "memory": int(memory.num_tokens / tokens),
+        "admission": int(open_episodes / engines),
+    }
+    by = min(bounds, key=lambda name: bounds[name])
+    return max(bounds[by], 1), by
+
+
+def _token_s(config: Config, step: MeasuredStep, options: PlanOptions, *, requests: int, tokens: float) -> float:
+    """The time of one iteration, in which every request gets a token; on average half of an episode's tokens are kept.
+
+    All weights are read, also those of experts: among many requests each expert is needed by one.
+    """
+    kept_bytes = requests * tokens / 2 * step.kv_token_bytes
+    num_bytes = ENGINE_DTYPE_BYTES * step.num_base_parameters + kept_bytes
+    bandwidth = config.actors.tensor_parallel * options.gpu_gbyte_per_s * GIGA * options.engine_efficiency
+    operations = requests * FORWARD * step.flops_per_token
+    return max(num_bytes / bandwidth, operations / _engine_flops(config, options))
+
+
+def _engine_flops(config: Config, options: PlanOptions) -> float:
+    return config.actors.tensor_parallel * options.gpu_tflops * TERA * options.engine_efficiency
+
+
+def _operations(step: MeasuredStep, tokens: float) -> float:
+    """The operations of training on one sequence; see `learner.model.flops`."""
+    return step.flops_per_token * tokens + step.flops_per_pair * tokens * (tokens + 1) / 2
+
+
+def _train_s(config: Config, step: MeasuredStep, options: PlanOptions, *, episodes: int, tokens: float) -> float:
+    """The time of a step; activation checkpointing, a reference and a proximal policy add a forward pass each."""
+    objective = config.objective
+    passes = [config.learner.activation_checkpointing, bool(objective.kl_coefficient), objective.has_proximal]
+    operations = episodes * _operations(step, tokens) * (1 + FORWARD * sum(passes))
+    return operations / (config.learner.ranks * options.gpu_tflops * TERA * options.learner_efficiency)
+
+
+def _transfer_s(config: Config, step: MeasuredStep, options: PlanOptions, *, engines: int) -> float:
+    """The way of a whole version: to each engine, or with relays to each host, over the learner's link.
+
+    Actors on the learner's own host copy it there.
+    """
+    if not options.actor_gpus:
+        return step.published_bytes / (options.host_gbyte_per_s * GIGA)
+    receivers = options.actor_hosts if config.actors.relay else engines
+    return receivers * step.published_bytes / (options.link_gbit_per_s / 8 * GIGA)
+
+
+def _dollars_per_hour(config: Config, options: PlanOptions, engines: int) -> float:
+    """The learner's GPUs at --gpu-price, and actors at actors.price_per_hour, else at that of their GPUs."""
+    actor = config.actors.price_per_hour or config.actors.tensor_parallel * options.gpu_price
+    return config.learner.ranks * options.gpu_price + engines * actor
