@@ -4,13 +4,15 @@ A prompt is never built by decoding and re-encoding the past, because a tokenize
 policy sampled. Each extension renders the conversation as text, finds the text after what was rendered before, and
 encodes only that. Where a chat template changes only the white space of a reply, the reply stays as it was sampled. If
 it rewrites earlier text, for example by dropping earlier thoughts, a new branch begins, unless `ChatRules.history`
-keeps all replies as they were sampled.
+keeps all replies as they were sampled. So does one if `ChatRules.context` shortens a conversation that fills its
+context.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +20,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from common.imported import imported, is_own
 from common.message import Message
 
 if TYPE_CHECKING:
@@ -40,9 +43,12 @@ class ChatRules:
     history: str = "template"  # earlier replies are as the chat template shows them, or as they were "sampled"
     roles: str = "as_sent"  # messages keep their roles; or "alternate": user and assistant by turns, without a system
 
+    context: str = "stop"  # a conversation that fills the context: "stop", "window", or `module:function`
+    max_tokens: int = 0  # of the context; only for the latter two
+
     @classmethod
     def of(cls, model: ModelConfig) -> ChatRules:
-        return cls(history=model.history, roles=model.roles)
+        return cls(history=model.history, roles=model.roles, context=model.context, max_tokens=model.max_tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,12 +75,18 @@ class Chat:
         self._text = ""  # the conversation up to the last prompt, as the template rendered it
         self._reply = ""  # the text of the reply to that prompt
         self._ended_with = ""  # the end-of-turn token that the policy sampled itself
+        self._num_opening = 0  # messages that a window keeps: those before the first reply
+        self._num_tokens = 0  # of the current branch
+        context = self._rules.context
+        self._shorten = imported("model.context", context, Callable) if is_own(context) else None
 
     def open(self, messages: tuple[Message, ...]) -> list[int]:
         """Begin with `messages` and return the first prompt."""
         self._messages = self._as_dicts(messages)
         self._text = self._rendered(self._messages)
-        return self._encode(self._text)
+        tokens = self._encode(self._text)
+        self._num_opening, self._num_tokens = len(self._messages), len(tokens)
+        return tokens
 
     def reply(self, tokens: list[int]) -> str:
         """Record what the policy sampled and return it as text, without its end-of-turn token."""
@@ -82,6 +94,7 @@ class Chat:
         self._ended_with = str(self._tokenizer.convert_ids_to_tokens(tokens[-1])) if ended else ""
         self._reply = str(self._tokenizer.decode(tokens[:-1] if ended else tokens))
         self._messages.append({"role": "assistant", "content": self._reply})
+        self._num_tokens += len(tokens)
         return self._reply
 
     @property
@@ -90,7 +103,56 @@ class Chat:
         return without_thought(self._reply, prompt=self._text)
 
     def extend(self, messages: tuple[Message, ...]) -> Extension:
-        """Add the environment's answer; return the tokens that the next prompt adds."""
+        """Add the environment's answer; return the tokens that the next prompt adds.
+
+        If the prompt takes more than three quarters of the context, `ChatRules.context` may shorten the conversation.
+        Half of the context is the aim, because each new branch costs a whole prompt.
+        """
+        extension = self._extended(messages)
+        self._num_tokens = len(extension.tokens) + (0 if extension.new_branch else self._num_tokens)
+        if self._rules.context == "stop" or 4 * self._num_tokens <= 3 * self._rules.max_tokens:
+            return extension
+        shorter = self._windowed() if self._shorten is None else self._shortened(self._shorten)
+        if shorter is None:
+            return extension
+        self._messages = shorter
+        self._text = self._rendered(shorter)
+        tokens = self._encode(self._text)
+        self._num_tokens = len(tokens)
+        return Extension(tokens=tokens, new_branch=True)
+
+    def _windowed(self) -> list[dict[str, Any]] | None:
+        """The first messages and the newest turns that fit into half of the context, at least the last turn.
+
+        None if there are no older turns.
+        """
+        opening = self._messages[: self._num_opening]
+        later = range(self._num_opening, len(self._messages))
+        turns = [place for place in later if self._messages[place]["role"] == "assistant"]
+
+        def fits(place: int) -> bool:
+            tokens = self._encode(self._rendered(opening + self._messages[place:]))
+            return 2 * len(tokens) <= self._rules.max_tokens
+
+        if len(turns) < 2:
+            return None
+        first = bisect_left(turns, True, lo=1, hi=len(turns) - 1, key=fits)
+        return opening + self._messages[turns[first] :]
+
+    def _shortened(self, shorten: Callable[..., Any]) -> list[dict[str, Any]]:
+        """The messages of the user's function. Raises ValueError if they are none that a policy can answer."""
+        made = shorten(tuple(Message(message["role"], message["content"]) for message in self._messages))
+        messages = list(made) if isinstance(made, list | tuple) else []
+        if not messages or not all(isinstance(message, Message) for message in messages):
+            raise ValueError(f"`model.context` {self._rules.context} must return a list of Message, got {made!r:.200}")
+        if messages[-1].role == "assistant":
+            raise ValueError(
+                f"`model.context` {self._rules.context} returned messages that end with the assistant's; the policy "
+                "answers the last message, so keep the environment's"
+            )
+        return self._as_dicts(tuple(messages))
+
+    def _extended(self, messages: tuple[Message, ...]) -> Extension:
         self._messages += self._as_dicts(messages)
         whole = self._rendered(self._messages)
         new_text = self._after_reply(whole)

@@ -19,6 +19,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationE
 from common.actors_config import ActorsConfig
 from common.config_error import ConfigError, require
 from common.env_config import EnvConfig
+from common.imported import is_own
 from common.kept_sets import MAX_TOP_K
 from common.objective_config import ObjectiveConfig
 
@@ -121,6 +122,7 @@ class ModelConfig:
     max_tokens: int = 512  # context length: a prompt with its reply is never longer
     template_arguments: dict[str, Any] = field(default_factory=dict)  # of the chat template, like enable_thinking
     history: str = "template"  # earlier replies as the chat template shows them, or as they were sampled: sampled
+    context: str = "stop"  # where an episode fills it: stop, window (drop the oldest turns), or `module:function`
     tool_parser: str = ""  # vLLM's parser of tool calls by its name, like hermes; empty: calls stay text
     reasoning_parser: str = ""  # vLLM's parser of thoughts by its name, like qwen3; empty: thoughts stay text
     roles: str = "as_sent"  # alternate: for templates that refuse system messages, tool results or two users in a row
@@ -148,6 +150,20 @@ class ModelConfig:
             "template or sampled",
             self.history,
             "see docs/models.md",
+        )
+        require(
+            self.context in ("stop", "window") or is_own(self.context),
+            "model.context",
+            "stop, window, or module:function for your own",
+            self.context,
+            "see docs/models.md",
+        )
+        require(
+            self.context == "stop" or self.history == "template",
+            "model.history",
+            f"template with model.context={self.context}",
+            self.history,
+            "a conversation that was shortened is rendered by the template",
         )
         require(
             self.roles in ("as_sent", "alternate"),
@@ -438,6 +454,13 @@ def check_sections(config: Config) -> None:
         f"< model.max_tokens = {config.model.max_tokens}",
         config.sampling.max_turn_tokens,
         "a turn must fit into the context",
+    )
+    require(
+        config.model.context == "stop" or 4 * config.sampling.max_turn_tokens <= config.model.max_tokens,
+        "sampling.max_turn_tokens",
+        f"at most model.max_tokens / 4 = {config.model.max_tokens // 4} with model.context={config.model.context}",
+        config.sampling.max_turn_tokens,
+        "prompts take up to three quarters of the context then",
     )
     kept_bytes = 4 * config.sampling.top_k * config.model.max_tokens
     require(

@@ -156,7 +156,7 @@ class Trajectory(_Record, frozen=True, kw_only=True):
     behaviour_logprobs: bytes  # float32, of the distribution in `sampling`; 0 on tokens that were not sampled
     loss_mask: bytes  # one bit per token, little-endian: True on tokens that the policy sampled
     kept: KeptSets | None  # of the sampled tokens; None if `sampling` excludes no tokens
-    # Where each token sequence begins; [0] unless the chat template rewrote earlier messages.
+    # Where each token sequence begins; [0] unless earlier messages were rewritten or dropped.
     branch_starts: Annotated[list[int], msgspec.Meta(max_length=MAX_TURNS)]
     # Over the sampled tokens, in order, without gaps.
     version_spans: Annotated[list[VersionSpan], msgspec.Meta(max_length=MAX_SPANS)]

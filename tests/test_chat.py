@@ -1,13 +1,15 @@
 """A conversation only grows: what was sampled stays, what is new is rendered, and a rewritten past is a new branch."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from common.chat import Chat, end_of_turn_text, end_tokens
+from common.chat import Chat, ChatRules, Extension, end_of_turn_text, end_tokens
 from common.message import Message
 from tests.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
 
@@ -155,3 +157,98 @@ def test_a_template_that_changes_an_assistants_words_is_refused() -> None:
     shouting = "{% for message in messages %}{{ message['content'] | upper }}{% endfor %}"
     with pytest.raises(ValueError, match="does not render an assistant's message right after its generation prompt"):
         end_of_turn_text(merging_tokenizer(shouting))
+
+
+def conversation(chat: Chat, tokenizer: PreTrainedTokenizerBase, num_turns: int) -> list[Extension]:
+    """The extensions of a conversation in which the policy writes the number of its turn."""
+    chat.open((SYSTEM, ASK))
+    extensions = []
+    for turn in range(num_turns):
+        chat.reply([*ids(tokenizer, f"click[{turn}]"), tokenizer.eos_token_id])
+        extensions.append(chat.extend((Message("user", f"seen {turn}"),)))
+    return extensions
+
+
+def test_a_window_drops_the_oldest_turns_and_begins_a_branch_that_the_template_renders() -> None:
+    tokenizer = merging_tokenizer(CHATML)
+    extensions = conversation(Chat(tokenizer, rules=ChatRules(context="window", max_tokens=600)), tokenizer, 30)
+    length, windows, kept_from = len(rendered(tokenizer, SYSTEM, ASK)), [], 0
+    for turn, extension in enumerate(extensions):
+        length += len(ids(tokenizer, f"click[{turn}]")) + 1 + len(extension.tokens)
+        if not extension.new_branch:
+            assert length <= 450  # three quarters
+            continue
+        newest = [
+            [
+                message
+                for later in range(first, turn + 1)
+                for message in (Message("assistant", f"click[{later}]"), Message("user", f"seen {later}"))
+            ]
+            for first in range(kept_from, turn + 1)
+        ]
+        fitting = [rendered(tokenizer, SYSTEM, ASK, *messages) for messages in newest]
+        longest = next(tokens for tokens in fitting if len(tokens) <= 300)
+        assert extension.tokens == longest
+        kept_from += fitting.index(longest)
+        windows.append(turn)
+        length = len(extension.tokens)
+    assert len(windows) >= 3 and kept_from > windows[0]
+
+
+def test_a_window_keeps_the_last_turn_even_if_it_takes_more_than_half() -> None:
+    tokenizer = merging_tokenizer(CHATML)
+    chat = Chat(tokenizer, rules=ChatRules(context="window", max_tokens=300))
+    chat.open((SYSTEM, ASK))
+    for content, new_branch in (("x" * 200, False), ("y" * 200, True), ("z" * 200, True)):
+        chat.reply([*ids(tokenizer, "click[a]"), tokenizer.eos_token_id])
+        extension = chat.extend((Message("user", content),))
+        assert extension.new_branch is new_branch
+        said = (Message("assistant", "click[a]"), Message("user", content))
+        assert not new_branch or extension.tokens == rendered(tokenizer, SYSTEM, ASK, *said)
+
+
+def newest(messages: tuple[Message, ...]) -> list[Message]:
+    return [Message("system", f"{len(messages)} messages were cut"), messages[-1]]
+
+
+def cuts_to_the_answer(messages: tuple[Message, ...]) -> list[Message]:
+    return list(messages[:-1])
+
+
+def cuts_all(messages: tuple[Message, ...]) -> list[Message]:
+    return []
+
+
+def test_a_function_of_the_users_shortens_a_conversation() -> None:
+    tokenizer = merging_tokenizer(CHATML)
+    rules = ChatRules(context="tests.test_chat:newest", max_tokens=400)
+    extensions = conversation(Chat(tokenizer, rules=rules), tokenizer, 12)
+    first = next(turn for turn, extension in enumerate(extensions) if extension.new_branch)
+    shown = (Message("system", f"{4 + 2 * first} messages were cut"), Message("user", f"seen {first}"))
+    assert extensions[first].tokens == rendered(tokenizer, *shown)
+    assert not extensions[first + 1].new_branch
+
+
+def test_the_function_of_the_page_keeps_its_notes() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "models.md").read_text()
+    (code,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def notes" in code]
+    defined: dict[str, Any] = {}
+    exec(code, defined)
+    sold_out = Message("user", "red is SOLD OUT")
+    last = (Message("assistant", "click[a]"), ANSWER)
+    assert defined["notes"]((SYSTEM, ASK, sold_out, *last)) == [
+        SYSTEM,
+        Message("user", "Your notes: red is SOLD OUT"),
+        *last,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "complaint"),
+    [("cuts_all", r"must return a list of Message, got \[\]"), ("cuts_to_the_answer", "end with the assistant's")],
+)
+def test_a_function_that_returns_no_conversation_is_refused(function: str, complaint: str) -> None:
+    tokenizer = merging_tokenizer(CHATML)
+    rules = ChatRules(context=f"tests.test_chat:{function}", max_tokens=400)
+    with pytest.raises(ValueError, match=complaint):
+        conversation(Chat(tokenizer, rules=rules), tokenizer, 8)

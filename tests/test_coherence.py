@@ -241,3 +241,25 @@ def test_what_never_stops_pushing_a_token_may_not_use_a_group_again(unbounded: l
 def test_a_chosen_group_is_no_candidate_again() -> None:
     with pytest.raises(ConfigError, match=r"`replay\.keep_fraction` must be 1 where replay\.max_uses > 1"):
         load_config(None, ["replay.keep_fraction=0.5", "replay.max_uses=2"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (["model.tool_parser=hermes"], "have no effect in `env.name` shop: .*got 'hermes'; leave them out"),
+        (["model.reasoning_parser=qwen3"], "only the answers to agents are parsed, got 'qwen3'"),
+        (
+            [
+                "env.name=agent",
+                "env.options.agent=tests.agents:chats",
+                "model.path=x",
+                "warm_start.episodes=0",
+                "model.context=window",
+            ],
+            "`model.context` window has no effect in `env.name` agent",
+        ),
+    ],
+)
+def test_settings_of_conversations_that_have_no_effect_are_refused(settings: list[str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        check_input(load_config(None, settings))

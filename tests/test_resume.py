@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -15,6 +15,7 @@ from actors.resume import resumed_tape
 from actors.rollout import EpisodeFailed
 from actors.scripted_engine import ScriptedEngine
 from actors.tape import Attempt, Tape
+from common.chat import ChatRules
 from common.kept_sets import kept_sets
 from common.message import Message
 from common.trajectory import (
@@ -37,6 +38,7 @@ STEP_S = 3.0
 TOKEN_TIME_S = 1.0
 CUT_EVERY_S = 2.0
 LONG = replace(ALLOWANCE, max_tokens=8192)
+WINDOW_TOKENS = 100
 
 
 class SlowShop(ShopEnv):
@@ -63,6 +65,7 @@ class World:
     tokenizer: PreTrainedTokenizerBase
     pieces: Callable[[str], list[str]]  # the text, in pieces that are encoded one by one
     thought: str = ""  # written before every action
+    rules: ChatRules = field(default_factory=ChatRules)
 
 
 WORLDS = {
@@ -70,6 +73,12 @@ WORLDS = {
     "household": World(env=SlowHousehold, tokenizer=merging_tokenizer(CHATML), pieces=list),
     "a history that is rewritten": World(
         env=SlowShop, tokenizer=merging_tokenizer(FORGETS_THOUGHTS), pieces=list, thought="<think>ab a</think>"
+    ),
+    "a window": World(
+        env=SlowShop,
+        tokenizer=shop_tokenizer(),
+        pieces=str.split,
+        rules=ChatRules(context="window", max_tokens=WINDOW_TOKENS),
     ),
 }
 
@@ -116,7 +125,9 @@ async def played(world: World, tape: Tape, asked: list[tuple[list[int], int | No
     env = world.env()
     sampler = Sampled(engine_of(wandering(env, world), max_tokens=LONG.max_tokens, token_time_s=TOKEN_TIME_S))
     try:
-        return await rollout_of(env, sampler, tape=tape, tokenizer=world.tokenizer, allowance=LONG)
+        return await rollout_of(
+            env, sampler, tape=tape, tokenizer=world.tokenizer, allowance=replace(LONG, rules=world.rules)
+        )
     finally:
         asked += sampler.asked
 
@@ -166,6 +177,8 @@ def test_an_episode_cut_anywhere_and_gone_on_with_elsewhere_is_the_uninterrupted
 
     uninterrupted, asked_once, took_s = run_skipping(whole())
     assert len(uninterrupted.turns) > 3
+    if world.rules.context == "window":
+        assert len(uninterrupted.branch_starts) > 1
     assert uninterrupted.kept is not None
     nums_of_turns, num_cut_in_steps = set(), 0
     for cut in range(1, int(took_s / CUT_EVERY_S)):

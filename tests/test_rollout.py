@@ -11,6 +11,7 @@ from actors.engine import Completion, EngineDied, EngineError
 from actors.rollout import EpisodeFailed
 from actors.scripted_engine import Schedule, ScriptedEngine
 from common.action_format import FORMATS
+from common.chat import ChatRules
 from common.trajectory import (
     MAX_STATE_KEY,
     Outcome,
@@ -20,6 +21,7 @@ from common.trajectory import (
     VersionSpan,
     check,
 )
+from common.transcript import Fidelity, Transcriber
 from envhub.env import EnvError
 from envhub.shop.shop import ShopEnv
 from learner.pack import sequences_of
@@ -38,6 +40,7 @@ from tests.episodes import (
 from tests.skipping_loop import run_skipping
 from tests.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
 from tests.test_scripted_engine import offer_of
+from tools.tiny_model import END_OF_TURN
 
 
 class Recorder:
@@ -350,3 +353,29 @@ def test_a_real_chat_template_plays_the_same_shop() -> None:
     last = trajectory.turns[-1]
     assert tokenizer.decode(trajectory.token_array()[last.start :]) == f"click[buy now]{END}"
     assert ids(tokenizer, END) == [trajectory.token_array()[-1]]
+
+
+@pytest.mark.parametrize("context", ["stop", "window"])
+def test_a_context_that_is_full_ends_the_episode_or_begins_a_shorter_branch(context: str) -> None:
+    tokenizer = shop_tokenizer()
+    words = ["search[plain dress]", "click[plain dress 10]", "click[back]"]
+    turns = [word + END_OF_TURN for word in words * 10]
+    recorder = Recorder(engine_of(saying(tokenizer, *turns), max_tokens=200))
+    trajectory = play(
+        ShopEnv(),
+        recorder,
+        tokenizer=tokenizer,
+        allowance=replace(ALLOWANCE, max_turns=30, max_tokens=200, rules=ChatRules(context=context, max_tokens=200)),
+    )
+    check(trajectory, vocab_size=len(tokenizer))
+    assert max(len(prompt) for prompt in recorder.prompts) < 200
+    if context == "stop":
+        assert (trajectory.stop_reason, trajectory.branch_starts) == (StopReason.MAX_TOKENS, [0])
+        return
+    assert (trajectory.stop_reason, len(trajectory.turns)) == (StopReason.MAX_TURNS, 30)
+    assert len(trajectory.branch_starts) >= 4
+    branches = sequences_of(trajectory, advantage=1.0)
+    num_sampled = sum(len(completion.tokens) for completion in recorder.completions)
+    assert sum(int(branch.loss_mask.sum()) for branch in branches) == num_sampled  # each token is trained once
+    read = Transcriber(tokenizer, rules=ChatRules(context=context, max_tokens=200)).read(trajectory)
+    assert read.fidelity is Fidelity.PROMPTS and len(read.messages) == 60

@@ -16,12 +16,12 @@ from common.env_config import MixtureEntry
 from common.trajectory import Trajectory, check
 from tests.episodes import ALLOWANCE, attempt_on, ids, rollout_of
 from tests.small_tokenizer import merging_tokenizer
-from tests.tool_parsing import HERMES, LOOK, Parsing, parsing
+from tests.tool_parsing import HERMES, LOOK, QWEN_XML, Parsing, parsing
 
 TOKENIZER = merging_tokenizer(HERMES)
 LONG = replace(ALLOWANCE, max_tokens=1500, step_timeout_s=60.0)
 CALL = '<tool_call>\n{"name":"look","arguments":{"at":"ab"}}\n</tool_call>'  # the template writes other spaces
-QWEN = "<tool_call>\n<function=look>\n<parameter=at>\nab\n</parameter>\n</function>\n</tool_call>"
+QWEN = "<tool_call><function=look>\n<parameter=at>ab</parameter>\n</function></tool_call>"
 
 Messages = list[dict[str, Any]]
 
@@ -178,7 +178,8 @@ def turns_of(trajectory: Trajectory) -> list[tuple[list[int], list[int]]]:
 @pytest.mark.parametrize("agent", ["runs_tools", "streams_tools", "responds", "streams_responses"])
 def test_a_tool_call_is_parsed_and_keeps_its_sampled_tokens(agent: str, tool_parser: str, text: str) -> None:
     writer = Writer([text, "ab."])
-    trajectory = play(agent, writer, parsing(tool_parser))
+    template = QWEN_XML if tool_parser == "qwen3_xml" else HERMES
+    trajectory = play(agent, writer, parsing(tool_parser), template=template)
     assert turns_of(trajectory) == writer.written and trajectory.branch_starts == [0]
     (first, answer), (second, _) = writer.written
     assert second[: len(first) + len(answer)] == first + answer  # although the template renders the call otherwise

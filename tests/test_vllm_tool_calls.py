@@ -1,4 +1,4 @@
-"""Thoughts and tool calls that vLLM samples and parses: every log-probability is that of a forward pass."""
+"""Tool calls that vLLM samples and parses: every log-probability is that of a forward pass."""
 
 import asyncio
 import json
@@ -23,11 +23,11 @@ from tests.vllm_engines import MAX_TOKENS, TOLERANCE, Policies, forward_logprobs
 from tools.tiny_model import make_tiny_model
 
 # Each is one token, so that a model that knows nothing writes calls. The template writes them with other spaces.
-CALLS = ['<tool_call>{"name":"look","arguments":{"at":"sky"}}</tool_call>', "</think>", '<tool_call>{"name":']
+CALL = '<tool_call>{"name":"look","arguments":{"at":"sky"}}</tool_call>'
+CALLS = [CALL, '<tool_call>{"name":']
 TEMPLATE = (
     "{% for tool in tools or [] %}<|system|>{{ tool['function']['name'] }}<|end|>{% endfor %}"
     "{% for message in messages %}<|{{ message['role'] }}|>"
-    "{% if message.get('reasoning_content') %}{{ message['reasoning_content'] }}</think>{% endif %}"
     "{{ message['content'] }}{% for call in message.get('tool_calls') or [] %}"
     '<tool_call>{"name": {{ call["function"]["name"] | tojson }}, "arguments": '
     "{{ call['function']['arguments'] | tojson }}}</tool_call>{% endfor %}<|end|>{% endfor %}"
@@ -50,7 +50,7 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
 
 @pytest.fixture(scope="module")
 def engine(policies: Policies) -> Iterator[VllmEngine]:
-    engine = started(policies, kv_policy="keep", tool_parser="hermes", reasoning_parser="qwen3")
+    engine = started(policies, kv_policy="keep", tool_parser="hermes")
     yield engine
     asyncio.run(engine.close())
 
@@ -72,9 +72,12 @@ async def explores(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str
     return {"calls": float(num_calls)}
 
 
-def test_tool_calls_and_thoughts_have_the_log_probabilities_of_a_forward_pass(
-    engine: VllmEngine, policies: Policies
-) -> None:
+def branch_of(trajectory: Trajectory, place: int) -> int:
+    """Where the branch of the token at `place` begins."""
+    return max(start for start in trajectory.branch_starts if start < place)
+
+
+def test_tool_calls_have_the_log_probabilities_of_a_forward_pass(engine: VllmEngine, policies: Policies) -> None:
     tokenizer = load_tokenizer(policies.folder)
 
     async def episode(index: int) -> Trajectory:
@@ -96,7 +99,7 @@ def test_tool_calls_and_thoughts_have_the_log_probabilities_of_a_forward_pass(
         check(trajectory, vocab_size=16)
         tokens, logprobs = trajectory.token_array().tolist(), trajectory.behaviour_logprob_array()
         for turn in trajectory.turns:
-            start = max(start for start in trajectory.branch_starts if start < turn.start)
+            start = branch_of(trajectory, turn.start)
             expected = forward_logprobs(policies.models[0], tokens[start : turn.start], tokens[turn.start : turn.stop])
             differences = torch.tensor(logprobs[turn.start : turn.stop]) - expected
             worst, num_tokens = max(worst, float(differences.abs().max())), num_tokens + len(differences)
@@ -106,5 +109,4 @@ def test_tool_calls_and_thoughts_have_the_log_probabilities_of_a_forward_pass(
     print(f"{num_tokens} tokens, {num_calls:.0f} calls, {num_invalid} malformed, {num_branches} branches: {worst:.1e}")
     assert num_calls >= 5 and num_invalid >= 5
     assert worst < TOLERANCE
-    unbroken = [trajectory for trajectory in trajectories if trajectory.branch_starts == [0]]
-    assert sum(trajectory.total_reward for trajectory in unbroken) >= 5  # calls that were continued as sampled
+    assert num_branches == 0  # the template writes calls with other spaces, and they are continued as sampled

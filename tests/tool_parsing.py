@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from actors.orders import Parse
 from actors.vllm_environment import vllm_environment
 from common.tool_call import ParsedAnswer
@@ -22,19 +24,32 @@ HERMES = (
     "\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# As Qwen3-Coder's: calls are written with a mark for each argument.
+QWEN_XML = (
+    HERMES.partition("\n<tool_call>")[0]
+    + "\n<tool_call>\n<function={{ call['function']['name'] }}>\n"
+    + "{% for name, value in call['function']['arguments'].items() %}"
+    + "<parameter={{ name }}>\n{{ value }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
+    + HERMES.partition("</tool_call>")[2]
+)
 LOOK = {
     "type": "function",
     "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}},
 }
 
 
-def parsing(tool_parser: str = "hermes", reasoning_parser: str = "") -> Parsing:
+def parsing(
+    tool_parser: str = "hermes", reasoning_parser: str = "", tokenizer: PreTrainedTokenizerBase | None = None
+) -> Parsing:
     """The `parse` of an engine with these parsers."""
     os.environ.update(vllm_environment())
     from actors.answer_parser import AnswerParser  # vLLM reads the environment when it is imported
 
     parser = AnswerParser(
-        merging_tokenizer(HERMES), tool_parser=tool_parser, reasoning_parser=reasoning_parser, template_arguments={}
+        tokenizer or merging_tokenizer(HERMES),
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
+        template_arguments={},
     )
 
     async def parse(text: str, *, tokens: list[int], prompt: list[int], tools: list[dict[str, Any]]) -> ParsedAnswer:

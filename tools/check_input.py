@@ -46,6 +46,18 @@ def check_input(config: Config) -> None:
                 f"`model.template_arguments` has no effect in `env.name` {part.name}: it renders its prompts itself; "
                 "leave it out"
             )
+    kinds = {part.name for part in config.env.entries().values()}
+    parsers = config.model.tool_parser or config.model.reasoning_parser
+    if parsers and not any(name == "agent" or is_own(name) for name in kinds):
+        raise ConfigError(
+            f"`model.tool_parser` and `model.reasoning_parser` have no effect in `env.name` "
+            f"{', '.join(sorted(kinds))}: only the answers to agents are parsed, got {parsers!r}; leave them out"
+        )
+    if config.model.context != "stop" and kinds <= set(DRIVING):
+        raise ConfigError(
+            f"`model.context` {config.model.context} has no effect in `env.name` {', '.join(sorted(kinds))}, whose "
+            "conversation is the agent's; leave it out"
+        )
     if config.model.path:
         check_model_folder(Path(config.model.path), max_tokens=config.model.max_tokens)
     check_host(config.weights.host)

@@ -200,22 +200,11 @@ class Endpoint:
         )
         self._prompts.remember(text, prompt, reply.tokens, whole)
         if isinstance(body, ChatRequest) and answer.text != whole:
-            self._remember_message(body, answer, text, prompt)
-        return answer
-
-    def _remember_message(self, body: ChatRequest, answer: Answer, text: str, prompt: list[int]) -> None:
-        """Remember the answer as the template shows the message that the agent got."""
-        *earlier, message = template_messages([*body.messages, answer.message])
-        render = partial(self._prompts.rendered, tools=body.tools or [], to_reply=False)
-        try:
-            whole = render([*earlier, message])
-            without_calls = render([*earlier, {name: part for name, part in message.items() if name != "tool_calls"}])
-        except ValueError:  # a call that the template refuses; it will refuse it in the next request too
-            return
-        if not answer.tool_calls or whole != without_calls:
-            self._prompts.remember_shown(
-                text, prompt, answer.tokens, whole=whole, parts=[answer.reasoning, answer.text]
+            *earlier, message = template_messages([*body.messages, answer.message])
+            self._prompts.remember_message(
+                earlier, message, body.tools or [], text=text, prompt=prompt, tokens=reply.tokens, written=whole
             )
+        return answer
 
     def _refusal(self, prompt: list[int], num_answers: int) -> web.Response | None:
         """The answer to a request that a limit of the episode does not allow."""

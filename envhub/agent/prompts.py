@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from common.chat import encoder, end_of_turn_text, end_tokens
+from common.chat import MARK, encoder, end_of_turn_text, end_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+TOOL = "a-tool-4b825dc6"  # stands for the name of a tool in a rendering
 
 
 class Prompts:
@@ -80,25 +82,48 @@ class Prompts:
         closing = [] if is_ended and self._end_of_turn.endswith(end) else self._encode(self._end_of_turn)
         self._known[text + shown + self._end_of_turn] = prompt + tokens + closing
 
-    def remember_shown(
-        self, text: str, prompt: list[int], tokens: list[int], *, whole: str, parts: Sequence[str]
+    def remember_message(
+        self,
+        earlier: list[dict[str, Any]],
+        message: dict[str, Any],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        text: str,
+        prompt: list[int],
+        tokens: list[int],
+        written: str,
     ) -> None:
-        """Remember that the template shows `tokens`, the answer to `text`, as the end of `whole`.
+        """Remember how the template shows `message`, the parts of the answer `tokens`, when the agent sends it back.
 
-        An answer with tool calls comes back as a message, which templates write with other spaces than the policy. If
-        one changes what comes before it, or leaves out one of its `parts`, it shows something else than was sampled:
-        then it is not remembered, and the next prompt begins a branch.
+        White space apart, it must show what was `written`; of the calls only up to the first name, as templates write
+        arguments in their own way. If it shows anything else, nothing is remembered, and the next prompt begins a
+        branch.
         """
-        shown = whole[len(text) :]
-        if not whole.startswith(text) or not all(_bare(part) in _bare(shown) for part in parts):
+        calls = message.get("tool_calls", [])
+        asked = [{"role": "user", "content": MARK}]
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": MARK} for call in calls]
+        marked = {**message, "tool_calls": [{**call, "function": call["function"] | {"name": TOOL}} for call in calls]}
+        try:
+            whole, by_name = (
+                self.rendered([*earlier, shown, *(results or asked)], tools, to_reply=False)
+                for shown in (message, marked if calls else message)
+            )
+        except ValueError:  # the template refuses the call, also in the next request
             return
-        found = [(shown.rindex(end) + len(end), end) for end in self._ends if end in shown]
-        if not found:
-            self._known[whole] = prompt + (tokens[:-1] if self._is_ended(tokens) else tokens)
+        begun = text.rstrip()
+        shown, is_followed, _ = whole.removeprefix(begun).partition(MARK)
+        ends = [(shown.rindex(end) + len(end), end) for end in self._ends if end in shown]
+        if not (whole.startswith(begun) and is_followed and ends):
             return
-        stop, end = max(found)
-        is_closed = bool(tokens) and str(self._tokenizer.convert_ids_to_tokens(tokens[-1])) == end
-        self._known[text + shown[:stop]] = prompt + tokens + ([] if is_closed else self._encode(end))
+        stop, end = max(ends)
+        if calls:
+            before = by_name.removeprefix(begun).partition(TOOL)[0]
+            is_same = by_name.count(TOOL) >= len(calls) and _bare(written).startswith(_bare(before))
+        else:
+            is_same = _bare(written) == _bare(shown[:stop].removesuffix(end))
+        if is_same:
+            is_closed = bool(tokens) and str(self._tokenizer.convert_ids_to_tokens(tokens[-1])) == end
+            self._known[begun + shown[:stop]] = prompt + tokens + ([] if is_closed else self._encode(end))
 
     def _is_ended(self, tokens: Sequence[int]) -> bool:
         return bool(tokens) and tokens[-1] in self._ending
