@@ -13,7 +13,7 @@ from tools.simulate.calibration import Calibration, PlayedTurn, token_time, turn
 from tools.simulate.engine import SimulatedEngine, TokenTime
 from tools.simulate.simulate import limit_of, plan_of
 from tools.simulate.simulate_options import SimulateOptions
-from tools.simulate.world import Outcome, Plan, World
+from tools.simulate.world import Outcome, Plan, World, requests_per_s
 
 SECOND = [PlayedTurn(num_tokens=10, env_s=0.0)]  # an episode of 1 s, by the engine of FACTS
 FACTS = Calibration(
@@ -21,6 +21,7 @@ FACTS = Calibration(
     turn_s=0.0,
     token_time=TokenTime(fixed_s=0.1, per_request_s=0.0),
     step_s=[1.0],
+    groups_per_step=1,
     useful_share=1.0,
     failed_share=0.0,
     refresh_s=0.5,
@@ -33,6 +34,7 @@ PLAN = Plan(
     max_episodes=1,
     group_size=1,
     groups_per_step=1,
+    num_shards=1,
     target_lag=0,
     max_lag=8,
     steps=100,
@@ -90,6 +92,24 @@ def test_the_version_of_a_turn_is_that_of_its_first_token() -> None:
     """Opened when version k begins its step, which is served 0.5 s later; the first token comes after 0.6 s."""
     facts = with_episodes([PlayedTurn(num_tokens=3, env_s=0.0)], turn_s=0.6)
     assert outcome(facts, target_lag=1, num_actors=4).lag == 1
+
+
+def test_a_step_takes_as_much_longer_as_its_batch_is_larger() -> None:
+    """Three groups: 3 s for the step instead of 1 s, 0.5 s for its weights, 1 s for the episodes."""
+    found = outcome(groups_per_step=3, num_actors=3)
+    assert found.steps_per_hour == pytest.approx(3600 / 4.5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("num_actors", "by_hand"),
+    [
+        (100, 100 * (3 + 10) + 10 * 20 + 2 * 8 / 4),
+        (10_000, 10_000 * (3 / 2 + 1 / 2) + 10 / 2 + 2 * 8 / 4),  # 5,000 a second of each kind
+    ],
+)
+def test_the_requests_to_redis_follow_the_pace_of_the_actors(num_actors: int, by_hand: float) -> None:
+    plan = dataclasses.replace(PLAN, num_actors=num_actors, num_shards=4)
+    assert requests_per_s(plan, num_free=10, episodes_per_s=8) == pytest.approx(by_hand)
 
 
 def test_with_a_lag_of_one_the_slower_side_sets_the_pace() -> None:

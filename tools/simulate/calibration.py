@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from common.config import Config
+from common.config import Config, load_config
 from common.config_error import ConfigError
 from common.metrics import read_metrics
 from common.run_dir import RunDir
@@ -35,7 +35,8 @@ class Calibration:
     episodes: Sequence[Sequence[PlayedTurn]]
     turn_s: float  # of a turn until its first token: its request's way, and the prefill
     token_time: TokenTime
-    step_s: Sequence[float]  # of each optimizer step, without the wait for its batch
+    step_s: Sequence[float]  # of each optimizer step, without the wait for its batch; it grows with the batch
+    groups_per_step: int  # of these steps
     useful_share: float  # of the finished groups: the others had equal returns and were dropped
     failed_share: float  # of the attempts
     refresh_s: float  # from the end of a step until actors sample with its weights, on average
@@ -66,6 +67,7 @@ def calibrate(config: Config) -> Calibration:
         turn_s=turn_s,
         token_time=token_time(steps, generating_share=_generating_share(turns, token_s)),
         step_s=[record["perf/step_s"] - record["time/wait_s"] for record in steps],
+        groups_per_step=load_config(str(run_dir.config), []).replay.groups_per_step,
         useful_share=trained / (trained + dropped) if trained + dropped else 1.0,
         failed_share=failed / (failed + produced) if failed + produced else 0.0,
         refresh_s=_mean(steps, "time/broadcast_s") + _mean(steps, "time/refresh_pause_s") + POLL_S / 2,

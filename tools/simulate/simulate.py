@@ -11,7 +11,7 @@ from tools.simulate.simulate_options import SimulateOptions
 from tools.simulate.world import Outcome, Plan, World
 from tools.table import print_rows
 
-MANY_REQUESTS_PER_S = 50_000  # about what one Redis server answers
+MANY_REQUESTS_PER_S = 30_000  # a server takes about 32 us for each: docs/benchmarks.md
 BUSY, IDLE, FULL = 0.9, 0.7, 0.9
 COLUMNS = ("actors", "steps/h", "episodes/s", "lag", "masked", "busy", "slots", "wasted", "$/h", "$/step", "limit")
 
@@ -45,6 +45,7 @@ def plan_of(config: Config, options: SimulateOptions, *, num_actors: int) -> Pla
         max_episodes=config.actors.max_episodes,
         group_size=replay.group_size,
         groups_per_step=replay.groups_per_step,
+        num_shards=config.redis.num_shards,
         target_lag=replay.target_lag,
         max_lag=replay.max_lag,
         steps=options.steps,

@@ -17,6 +17,7 @@ from typing import Any
 
 import simpy
 
+from actors.pace import Pace
 from learner.advice import MEMORY, StepLoad, advised_actors
 from tools.simulate.calibration import Calibration, PlayedTurn
 from tools.simulate.engine import SimulatedEngine
@@ -24,10 +25,10 @@ from tools.simulate.engine import SimulatedEngine
 Process = Generator[simpy.Event, Any, None]
 
 WARM_UP_STEPS = 10  # not measured
-BEATS_PER_S = 1.0  # heartbeats of an actor
-LOOKS_PER_S = 10.0  # for newer weights, of an actor
-ASKS_PER_S = 20.0  # for work, of an actor with a free slot
-REQUESTS_PER_EPISODE = 2.0  # the payload, and its commit
+BEAT_S, MAX_BEAT_S = 1.0, 3.0  # between an actor's requests for the run's state, its heartbeats, its leases' renewals
+LOOK_S = 0.1  # between its looks for newer weights
+ASK_S = 0.05  # between its requests for work, while a slot is free
+REQUESTS_PER_BEAT, REQUESTS_PER_EPISODE = 3, 2  # an episode has its payload, and its commit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +39,7 @@ class Plan:
     max_episodes: int  # of one actor at a time
     group_size: int
     groups_per_step: int
+    num_shards: int  # Redis servers that the groups are spread over
     target_lag: int
     max_lag: int
     steps: int  # that are measured
@@ -63,7 +65,7 @@ class Outcome:
     wasted_share: float  # of the sampled tokens: of dropped groups, or lost with their actor
     dollars_per_hour: float
     num_lost_actors: int
-    requests_per_s: float  # that Redis answers
+    requests_per_s: float  # to the busiest Redis server
 
 
 @dataclass(kw_only=True, slots=True)
@@ -146,7 +148,8 @@ class World:
             self._admit(step, len(batch))
             self._tally.wait_s += self._env.now - began
             self._count(batch)
-            waited_s, step_s = self._env.now - began, self._random.choice(facts.step_s)
+            waited_s = self._env.now - began
+            step_s = self._random.choice(facts.step_s) * plan.groups_per_step / facts.groups_per_step
             yield self._env.timeout(step_s)
             self.loads.append(self._load(waited_s / (waited_s + step_s) if waited_s else 0.0))
             self._version += 1
@@ -345,10 +348,19 @@ class World:
             wasted_share=tally.num_wasted / max(tally.num_sampled, 1),
             dollars_per_hour=plan.num_actors * plan.price_per_hour,
             num_lost_actors=tally.num_lost_actors,
-            requests_per_s=plan.num_actors * (BEATS_PER_S + LOOKS_PER_S)
-            + free * ASKS_PER_S
-            + episodes_per_s * REQUESTS_PER_EPISODE,
+            requests_per_s=requests_per_s(plan, num_free=free, episodes_per_s=episodes_per_s),
         )
+
+
+def requests_per_s(plan: Plan, *, num_free: float, episodes_per_s: float) -> float:
+    """The requests to the first Redis server, which has the heartbeats and the weights on offer, by `actors.pace`.
+
+    `num_free` actors ask it for work; the episodes are spread over the shards.
+    """
+    pace = Pace(num_members=plan.num_actors)
+    of_each = REQUESTS_PER_BEAT / pace.every(BEAT_S, most_s=MAX_BEAT_S) + 1 / pace.every(LOOK_S)
+    asked = num_free / pace.every(ASK_S)
+    return plan.num_actors * of_each + asked + REQUESTS_PER_EPISODE * episodes_per_s / plan.num_shards
 
 
 @dataclass(kw_only=True, slots=True)
