@@ -91,6 +91,19 @@ def test_a_fleet_of_300_actors_is_one_line_for_each_kind_in_80_columns(redis_cli
     assert rows[0][6:9] == ["2500", "25%", "10"]
 
 
+def test_actors_with_long_names_that_run_on_the_same_are_a_line_each_in_80_columns() -> None:
+    fleet = [
+        msgspec.structs.replace(MEMBER, name=f"vm-27898-7141ba78-{number}", price_per_hour=0.5, zone="eu-west-1a")
+        for number in range(3)
+    ]
+    console = Console(file=io.StringIO(), width=80)
+    console.print(actors_table(fleet))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.strip() for line in console.file.getvalue().splitlines() if line.strip()]
+    assert [line.split()[0] for line in lines[2:5]] == [member.name for member in fleet]
+    assert len(lines) == 6 and lines[5].startswith("runs on: ") and "eu-west-1a 0.5 $/h" in lines[5]
+
+
 def test_cost_and_time_left_follow_from_the_newest_steps(
     redis_client: redis.Redis, run_id: str, tmp_path: Path
 ) -> None:

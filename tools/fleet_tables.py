@@ -15,14 +15,22 @@ MAX_LISTED = 16  # more actors than these are shown as one line for each kind
 
 
 def actors_table(members: Sequence[Member]) -> Table:
-    """What each actor among `members` does, and where it runs; of a large fleet, one line for each kind of actor."""
+    """What each actor among `members` does, and where it runs; of a large fleet, one line for each kind of actor.
+
+    Where all run on the same, it is printed once, below: a column of it would be narrow beside long names.
+    """
     actors = [member for member in members if member.role == "actor"]
-    listed = len(actors) <= MAX_LISTED
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    listed, kinds = len(actors) <= MAX_LISTED, {runs_on(actor) for actor in actors}
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
     for column in ("actor" if listed else "actors", "state", "version", "episodes", "tokens/s", "KV", "pause ms"):
         table.add_column(column, no_wrap=True)  # a terminal of 80 columns must show these in full
-    table.add_column("runs on")
-    for row in [_actor_row(actor) for actor in actors] if listed else _kind_rows(actors):
+    rows = [_actor_row(actor) for actor in actors] if listed else _kind_rows(actors)
+    if len(kinds) == 1:
+        table.caption = cell(f"runs on: {kinds.pop()}")
+        rows = [row[:-1] for row in rows]
+    else:
+        table.add_column("runs on")
+    for row in rows:
         table.add_row(*map(cell, row))
     return table
 
