@@ -34,6 +34,7 @@ PLAN = Plan(
     max_episodes=1,
     group_size=1,
     groups_per_step=1,
+    step_scale=1.0,
     num_shards=1,
     target_lag=0,
     max_lag=8,
@@ -95,8 +96,14 @@ def test_the_version_of_a_turn_is_that_of_its_first_token() -> None:
 
 
 def test_a_step_takes_as_much_longer_as_its_batch_is_larger() -> None:
-    """Three groups: 3 s for the step instead of 1 s, 0.5 s for its weights, 1 s for the episodes."""
-    found = outcome(groups_per_step=3, num_actors=3)
+    """Six groups where the run had one, of a learner twice as fast: 3 s for the step instead of 1 s, 0.5 s for its
+    weights, 1 s for the episodes.
+    """
+    config = Config()
+    config.replay.groups_per_step = 6
+    plan = plan_of(config, SimulateOptions(learner_speed=2.0), FACTS, num_actors=6)
+    assert plan.step_scale == 3.0
+    found = outcome(groups_per_step=6, num_actors=6, step_scale=plan.step_scale)
     assert found.steps_per_hour == pytest.approx(3600 / 4.5, rel=0.02)
 
 
@@ -214,12 +221,15 @@ def test_a_line_that_would_fall_is_flat_and_a_run_that_never_generated_is_refuse
 def test_a_plan_has_the_settings_of_the_run_and_what_is_changed_of_them() -> None:
     config = Config()
     config.replay.target_lag, config.actors.price_per_hour = 5, 0.4
-    plan = plan_of(config, SimulateOptions(kills_per_hour=2.0, steps=7), num_actors=3)
+    plan = plan_of(config, SimulateOptions(kills_per_hour=2.0, steps=7), FACTS, num_actors=3)
     assert (plan.num_actors, plan.target_lag, plan.kills_per_hour, plan.steps) == (3, 5, 2.0, 7)
     assert World(dataclasses.replace(plan, max_episodes=8), FACTS).run().dollars_per_hour == pytest.approx(1.2)
 
 
-@pytest.mark.parametrize(("options", "said"), [({"actors": ("x",)}, "--actors"), ({"steps": 0}, "--steps")])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"actors": ("x",)}, "--actors"), ({"steps": 0}, "--steps"), ({"learner_speed": 0.0}, "--learner-speed")],
+)
 def test_options_without_a_meaning_are_refused(options: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         SimulateOptions(**options)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ PLAN = Plan(
     max_episodes=16,
     group_size=8,
     groups_per_step=4,
+    step_scale=1.0,
     num_shards=1,
     target_lag=2,
     max_lag=8,

@@ -23,7 +23,7 @@ def simulate(config: Config, *, options: SimulateOptions) -> int:
     """
     facts = calibrate(config)
     counts = [int(number) for number in options.actors] or [facts.num_actors]
-    plans = [plan_of(config, options, num_actors=count) for count in counts]
+    plans = [plan_of(config, options, facts, num_actors=count) for count in counts]
     outcomes = [World(plan, facts).run() for plan in plans]
     if options.json:
         print(
@@ -37,7 +37,7 @@ def simulate(config: Config, *, options: SimulateOptions) -> int:
     return 0
 
 
-def plan_of(config: Config, options: SimulateOptions, *, num_actors: int) -> Plan:
+def plan_of(config: Config, options: SimulateOptions, facts: Calibration, *, num_actors: int) -> Plan:
     """The plan for a fleet of `num_actors`, with the settings of `config`."""
     replay = config.replay
     return Plan(
@@ -45,6 +45,7 @@ def plan_of(config: Config, options: SimulateOptions, *, num_actors: int) -> Pla
         max_episodes=config.actors.max_episodes,
         group_size=replay.group_size,
         groups_per_step=replay.groups_per_step,
+        step_scale=replay.groups_per_step / facts.groups_per_step / options.learner_speed,
         num_shards=config.redis.num_shards,
         target_lag=replay.target_lag,
         max_lag=replay.max_lag,

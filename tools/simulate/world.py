@@ -39,6 +39,7 @@ class Plan:
     max_episodes: int  # of one actor at a time
     group_size: int
     groups_per_step: int
+    step_scale: float  # of the recorded steps' times: a step takes as long as its batch
     num_shards: int  # Redis servers that the groups are spread over
     target_lag: int
     max_lag: int
@@ -149,7 +150,7 @@ class World:
             self._tally.wait_s += self._env.now - began
             self._count(batch)
             waited_s = self._env.now - began
-            step_s = self._random.choice(facts.step_s) * plan.groups_per_step / facts.groups_per_step
+            step_s = self._random.choice(facts.step_s) * plan.step_scale
             yield self._env.timeout(step_s)
             self.loads.append(self._load(waited_s / (waited_s + step_s) if waited_s else 0.0))
             self._version += 1

@@ -142,6 +142,7 @@ def play(fleet: str, *, seed: int, steps: int, points: Sequence[Point]) -> Row:
         max_episodes=16,
         group_size=8,
         groups_per_step=16,
+        step_scale=1.0,
         num_shards=1,
         target_lag=2,
         max_lag=8,

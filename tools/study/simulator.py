@@ -170,7 +170,7 @@ def row_of(fleet: FleetPlan, config: Config, facts: Calibration, *, away_s: Sequ
     records = read_metrics(RunDir(config.run.root, config.run.name).metrics)[WARM_UP_STEPS:]
     restart_s = statistics.fmean(away_s) if away_s else RESTART_S
     options = SimulateOptions(kills_per_hour=fleet.kills_per_hour, restart_s=restart_s, steps=10 * num_steps)
-    simulated = World(plan_of(config, options, num_actors=fleet.num_actors), facts).run()
+    simulated = World(plan_of(config, options, facts, num_actors=fleet.num_actors), facts).run()
     return Row(
         name=fleet.name,
         num_actors=fleet.num_actors,
