@@ -207,6 +207,8 @@ def test_two_ranks_equal_one_in_losses_gradients_and_weights(results: Path, name
         assert_tensors_close(two / f"{file}.safetensors", one / f"{file}.safetensors")
     found, expected = (json.loads((folder / "measured.json").read_text()) for folder in (two, one))
     for found_step, expected_step in zip(found, expected, strict=True):
+        ratios, expected_ratios = found_step.pop("trajectory_ratios"), expected_step.pop("trajectory_ratios")
+        assert ratios == pytest.approx(expected_ratios, rel=1e-5)
         assert found_step == pytest.approx(expected_step, rel=1e-5)
 
 
