@@ -84,6 +84,8 @@ class BareHost:
         files += ["--proc", "/proc", "--tmpfs", "/tmp"]
         if not self._hidden.is_relative_to("/tmp"):
             files += ["--tmpfs", str(self._hidden)]
+        for needed in (REPOSITORY, Path(sys.prefix)):  # these may be below /tmp
+            files += ["--ro-bind", str(needed), str(needed)]
         files += ["--bind", str(self.links), "/tmp/links", "--dir", HOME, "--chdir", HOME]
         programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         variables = {"PATH": programs, "HOME": HOME, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}

@@ -182,16 +182,19 @@ def furthest(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
 @torch.no_grad()
 def held_out_accuracy(plan: FitPlan, trained: Path) -> float:
     """The share of held-out tokens that are likeliest (sft), or of held-out pairs that are ordered rightly."""
-    tokenizer = AutoTokenizer.from_pretrained(plan.model)
+    tokenizer = AutoTokenizer.from_pretrained(plan.model, trust_remote_code=False)
     if plan.goal == "reward":
-        scorer = AutoModelForSequenceClassification.from_pretrained(trained, dtype=torch.float32).eval()
+        scorer = AutoModelForSequenceClassification.from_pretrained(
+            trained, dtype=torch.float32, trust_remote_code=False
+        ).eval()
 
         def score(row: dict[str, Any], side: str) -> float:
             return float(scorer(input_ids=_ids(tokenizer, row, side)[0]).logits)
 
     else:
         policy, reference = (
-            AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32).eval() for each in (trained, plan.model)
+            AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32, trust_remote_code=False).eval()
+            for each in (trained, plan.model)
         )
         if plan.goal == "sft":
             return statistics.fmean(_likeliest(policy, *_ids(tokenizer, row, "completion")) for row in plan.held_out)

@@ -57,8 +57,10 @@ def trainer_of(plan: FitPlan, model: Any, tokenizer: Any) -> Any:
 
 def model_of(plan: FitPlan) -> Any:
     if plan.goal != "reward":
-        return AutoModelForCausalLM.from_pretrained(plan.model, dtype=torch.float32)
-    return AutoModelForSequenceClassification.from_pretrained(plan.model, num_labels=1, dtype=torch.float32)
+        return AutoModelForCausalLM.from_pretrained(plan.model, dtype=torch.float32, trust_remote_code=False)
+    return AutoModelForSequenceClassification.from_pretrained(
+        plan.model, num_labels=1, dtype=torch.float32, trust_remote_code=False
+    )
 
 
 def first_gradient(plan: FitPlan, trainer: Any) -> float:
@@ -79,7 +81,7 @@ def main(arguments: list[str]) -> None:
     plan = FitPlan.read(Path(arguments[0]))
     set_seed(plan.seed)
     torch.set_num_threads(1)
-    model, tokenizer = model_of(plan), AutoTokenizer.from_pretrained(plan.model)
+    model, tokenizer = model_of(plan), AutoTokenizer.from_pretrained(plan.model, trust_remote_code=False)
     if plan.goal == "reward":
         model.config.pad_token_id = tokenizer.pad_token_id
         with torch.no_grad():
