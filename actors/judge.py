@@ -123,7 +123,7 @@ async def keep_judging(setup: JudgeSetup, *, is_done: Callable[[], bool]) -> Non
 
 
 async def _judge(setup: JudgeSetup, buffer: JudgeBuffer, leased: Judging) -> None:
-    """Store a verdict on one group, or that there is none."""
+    """Store a verdict on one group, or report that the judging failed."""
     group_id = leased.ticket.group_id
     try:
         verdict = await verdict_of(leased.trajectories, setup.parts.get(leased.ticket.task.env, []), judge=setup.name)

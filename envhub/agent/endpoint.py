@@ -247,12 +247,12 @@ def _tool_calls(prompt: list[int], tokens: list[int], calls: Sequence[ToolCall])
     Their ids depend on nothing but the tokens, because the calls of a preempted episode are repeated by another actor,
     and templates may write ids into prompts. Mistral's templates accept ids of nine letters and digits only.
     """
-    told = xxhash.xxh3_64(pack_tokens(prompt) + pack_tokens(tokens))
+    digest = xxhash.xxh3_64(pack_tokens(prompt) + pack_tokens(tokens))
     found = []
     for call in calls:
-        told.update(call.name.encode())
+        digest.update(call.name.encode())
         function = {"name": call.name, "arguments": call.arguments}
-        found.append({"id": told.hexdigest()[:9], "type": "function", "function": function})
+        found.append({"id": digest.hexdigest()[:9], "type": "function", "function": function})
     return found
 
 

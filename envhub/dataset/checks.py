@@ -46,7 +46,7 @@ class Check:
 
     compare: Callable[[str, Any], Awaitable[float]]
     accept: Callable[[Any], object]  # raises ValueError for an answer that the check cannot compare with
-    reply: Callable[[str], str] | None  # a right reply, from the answer's text; None: the answer is none
+    reply: Callable[[str], str] | None  # a right reply, from the answer's text; None: the answer is no reply
     has_alternatives: bool = True  # an answer that is a list contains alternatives: the best of them counts
     max_tried: int | None = None  # rows whose answer is tried at the start; None: all
     require: Callable[[], None] = lambda: None  # raises ValueError if this host cannot run it
@@ -70,7 +70,7 @@ def found_in(pattern: "timed_re.Pattern[str]", reply: str) -> list[str]:
 
 
 def compiled(text: str, *, flags: int = 0) -> "timed_re.Pattern[str]":
-    """Return the regular expression `text`. Raises ValueError if it is none."""
+    """Return the regular expression `text`. Raises ValueError if it is malformed."""
     try:
         return timed_re.compile(text, flags)
     except timed_re.error as error:
@@ -149,7 +149,7 @@ def same_json(reply: str, answer: Any) -> float:
 
 
 def schema_of(answer: Any) -> Any:
-    """Return the JSON schema of an answer, which may be its text. Raises ValueError if it is none."""
+    """Return the JSON schema of an answer, which may be its text. Raises ValueError if it is malformed."""
     try:
         found = json.loads(answer) if isinstance(answer, str) else answer
         if not isinstance(found, dict | bool):

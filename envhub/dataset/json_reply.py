@@ -8,7 +8,7 @@ _BLOCK = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 def json_in(reply: str) -> Any:
-    """Return the value of the first block ```json ... ```, or of the whole reply. Raises ValueError if it is none."""
+    """Return the value of the first block ```json ... ```, or of the whole reply. Raises ValueError without JSON."""
     block = _BLOCK.search(reply)
     try:
         return json.loads(block[1] if block else reply)

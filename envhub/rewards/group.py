@@ -19,7 +19,7 @@ from common.trajectory import Trajectory
 from common.wire import MALFORMED
 from envhub.env import EnvError
 from envhub.rewards.episode import Episode, Marked
-from envhub.rewards.judge import Judge, cut_in_the_middle
+from envhub.rewards.judge import Judge, columns_of, cut_in_the_middle
 from envhub.rewards.panel import combined, together
 
 COMPARISONS = ("listwise", "pairwise")
@@ -40,12 +40,9 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def show(episode: Episode, columns: Sequence[str]) -> str:
     """Return what judges see of `episode`, for `Trajectory.shown`. Raises EnvError if it has no such column."""
-    if missing := [name for name in columns if name not in episode.columns]:
-        known = ", ".join(map(str, episode.columns)) or "none"
-        raise EnvError(f"the task has no column {', '.join(missing)} to show to the judge; it has {known}")
     shown = {
         "conversation": [*episode.messages, *episode.ending],
-        "columns": {name: episode.columns[name] for name in columns},
+        "columns": columns_of(episode, columns),
     }
     return json.dumps(shown, ensure_ascii=False, default=str)
 
@@ -72,7 +69,7 @@ class GroupJudge:
         return {name for judge in self.judges.values() for name in judge.columns}
 
     async def __call__(self, members: Sequence[Shown]) -> list[Marked]:
-        """Return a mark in [0, 1] for each member. Raises EnvError if there is none within the deadline."""
+        """Return a mark in [0, 1] for each member. Raises EnvError if a judge gives no marks within the deadline."""
         marks = await together(_One(judge=judge, compare=self.compare)(members) for judge in self.judges.values())
         if len(self.judges) == 1:
             return [Marked(value=mark, beside={}) for mark in marks[0]]

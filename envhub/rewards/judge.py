@@ -40,11 +40,11 @@ class Judge:
     _asking: WeakValueDictionary[bytes, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     async def __call__(self, episode: Episode) -> Values:
-        """Return the mark of `episode` in [0, 1]. Raises EnvError if there is none within the deadline."""
+        """Return the mark of `episode` in [0, 1]. Raises EnvError if the judge gives no mark within the deadline."""
         return await self.ask(self.rubric.instructions, self._shown(episode), read=self.rubric.read)
 
     async def ask(self, instructions: str, shown: str, *, read: Callable[[str], T]) -> T:
-        """Return what `read` makes of the judge's answer. Raises EnvError if there is none within the deadline."""
+        """Return the judge's answer, read by `read`. Raises EnvError without a readable answer within the deadline."""
         messages = [{"role": "system", "content": instructions}, {"role": "user", "content": shown}]
         body = json.dumps({**self.request, "model": self.model, "messages": messages}).encode()
         digest = hashlib.blake2b(body, digest_size=16).digest()
@@ -62,15 +62,20 @@ class Judge:
         return found
 
     def _shown(self, episode: Episode) -> str:
-        missing = [name for name in self.columns if name not in episode.columns]
-        if missing:
-            known = ", ".join(map(str, episode.columns)) or "none"
-            raise EnvError(f"the task has no column {', '.join(missing)} to show to the judge; it has {known}")
+        reference = columns_of(episode, self.columns)
         shown = {
             "conversation": [*episode.messages, *episode.ending],
-            **({"reference": {name: episode.columns[name] for name in self.columns}} if self.columns else {}),
+            **({"reference": reference} if reference else {}),
         }
         return cut_in_the_middle(json.dumps(shown, ensure_ascii=False, default=str), self.max_chars)
+
+
+def columns_of(episode: Episode, names: Sequence[str]) -> dict[str, Any]:
+    """The task's columns that a judge may see. Raises EnvError if one is missing."""
+    if missing := [name for name in names if name not in episode.columns]:
+        known = ", ".join(map(str, episode.columns)) or "none"
+        raise EnvError(f"the task has no column {', '.join(missing)} to show to the judge; it has {known}")
+    return {name: episode.columns[name] for name in names}
 
 
 def judge(
@@ -105,23 +110,17 @@ def judge(
     require(is_list, f"{key}.columns", "a list of names", columns, "columns of the task that the judge may see")
     both = isinstance(key_env, str) and isinstance(key_file, str) and not (key_env and key_file)
     require(both, f"{key}.key_env, {key}.key_file", "at most one name", "two", "remove one")
-    for name, value, least in (
-        ("max_chars", max_chars, 1000),
-        ("max_concurrent", max_concurrent, 1),
-        ("max_requests", max_requests, 0),
-        ("max_total_tokens", max_total_tokens, 0),
-        ("cache_size", cache_size, 0),
-    ):
-        is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        require(is_whole, f"{key}.{name}", f"a whole number >= {least}", value, "leave it out for the default")
-    for name, amount in (("max_cost", max_cost), ("input_price", input_price), ("output_price", output_price)):
-        is_amount = isinstance(amount, int | float) and not isinstance(amount, bool) and 0 <= amount < math.inf
-        require(is_amount, f"{key}.{name}", ">= 0", amount, "leave it out for no limit")
+    whole = {
+        "max_chars": (max_chars, 1000),
+        "max_concurrent": (max_concurrent, 1),
+        "max_requests": (max_requests, 0),
+        "max_total_tokens": (max_total_tokens, 0),
+        "cache_size": (cache_size, 0),
+    }
+    amounts = {"max_cost": max_cost, "input_price": input_price, "output_price": output_price}
+    _check_numbers(key, whole=whole, amounts=amounts, seconds={"timeout_s": timeout_s, "deadline_s": deadline_s})
     priced = not max_cost or input_price + output_price > 0
     require(priced, f"{key}.max_cost", "0 without input_price and output_price", max_cost, "give the prices")
-    for name, seconds in (("timeout_s", timeout_s), ("deadline_s", deadline_s)):
-        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < math.inf
-        require(is_number, f"{key}.{name}", "> 0", seconds, "leave it out for the default")
     return Judge(
         client=ChatClient(
             url=url,
@@ -142,6 +141,23 @@ def judge(
         max_chars=max_chars,
         cache_size=cache_size,
     )
+
+
+def _check_numbers(
+    key: str, *, whole: Mapping[str, tuple[Any, int]], amounts: Mapping[str, Any], seconds: Mapping[str, Any]
+) -> None:
+    """Raise ConfigError unless each number has its type and range; `whole` has each value with the least allowed."""
+    for name, (value, least) in whole.items():
+        is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        require(is_whole, f"{key}.{name}", f"a whole number >= {least}", value, "leave it out for the default")
+    for name, amount in amounts.items():
+        require(_is_number(amount) and amount >= 0, f"{key}.{name}", ">= 0", amount, "leave it out for no limit")
+    for name, value in seconds.items():
+        require(_is_number(value) and value > 0, f"{key}.{name}", "> 0", value, "leave it out for the default")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _check_url(key: str, url: object) -> None:
