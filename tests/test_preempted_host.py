@@ -76,9 +76,11 @@ def it_is_shown_with_what_it_is(run: Run, server: Server) -> None:
         console = Console(file=io.StringIO(), width=200)
         console.print(View([client], run.dir, run.name, num_steps=100, max_lag=4).render())
         assert isinstance(console.file, io.StringIO)
-        shown = next(line for line in console.file.getvalue().splitlines() if actor.name in line)
-    for words in (actor.engine, "spot", "eu-west-1a", "0.25", "of 8"):
-        assert words in shown
+        shown = console.file.getvalue().splitlines()
+    assert "of 8" in next(line for line in shown if actor.name in line)
+    where = next(line for line in shown if "runs on:" in line)
+    for words in (actor.engine, "spot", "eu-west-1a", "0.25"):
+        assert words in where
 
 
 def stands_still_in_mid_episode(run: Run) -> None:
