@@ -22,6 +22,7 @@ FACTS = Calibration(
     token_time=TokenTime(fixed_s=0.1, per_request_s=0.0),
     step_s=[1.0],
     groups_per_step=1,
+    group_size=1,
     useful_share=1.0,
     failed_share=0.0,
     refresh_s=0.5,
@@ -135,6 +136,7 @@ def test_groups_that_teach_nothing_are_replaced_and_count_as_waste() -> None:
     facts = dataclasses.replace(FACTS, useful_share=0.5, refresh_s=0.0, step_s=[0.0])
     found = outcome(facts, target_lag=2, groups_per_step=4, steps=400)
     assert found.wasted_share == pytest.approx(0.5, abs=0.05)
+    assert found.dropped_share == pytest.approx(0.5, abs=0.05)
     assert found.steps_per_hour == pytest.approx(3600 / 8, rel=0.1)  # eight episodes of 1 s, one after another
 
 
@@ -150,11 +152,12 @@ def test_killed_actors_cost_what_they_played_and_the_time_of_their_leases_and_pr
     """Episodes of ten turns of 1 s. Half a minute is the mean life of an actor."""
     facts = with_episodes([PlayedTurn(num_tokens=10, env_s=0.0)] * 10, refresh_s=0.0, step_s=[0.1])
     unhurt = outcome(facts, target_lag=2, num_actors=4, steps=300)
-    killed = outcome(facts, target_lag=2, num_actors=4, steps=300, kills_per_hour=120.0)
+    killed = outcome(facts, target_lag=2, num_actors=4, steps=300, kills_per_hour=120.0, price_per_hour=1.0)
     preempted = outcome(facts, target_lag=2, num_actors=4, steps=300, preemptions_per_hour=120.0)
     assert unhurt.num_lost_actors == 0 and unhurt.wasted_share == 0
     assert killed.num_lost_actors > 20 and killed.wasted_share > 0.05
     assert preempted.num_lost_actors > 20 and preempted.wasted_share == 0
+    assert killed.dollars_per_hour == pytest.approx(4 * 30 / 35, rel=0.1)  # 5 s of 35 are free of charge
     assert killed.steps_per_hour < preempted.steps_per_hour < unhurt.steps_per_hour
 
 
@@ -221,9 +224,18 @@ def test_a_line_that_would_fall_is_flat_and_a_run_that_never_generated_is_refuse
 def test_a_plan_has_the_settings_of_the_run_and_what_is_changed_of_them() -> None:
     config = Config()
     config.replay.target_lag, config.actors.price_per_hour = 5, 0.4
+    config.replay.group_size = FACTS.group_size
     plan = plan_of(config, SimulateOptions(kills_per_hour=2.0, steps=7), FACTS, num_actors=3)
     assert (plan.num_actors, plan.target_lag, plan.kills_per_hour, plan.steps) == (3, 5, 2.0, 7)
     assert World(dataclasses.replace(plan, max_episodes=8), FACTS).run().dollars_per_hour == pytest.approx(1.2)
+
+
+def test_another_size_of_groups_is_refused_where_some_teach_nothing() -> None:
+    config = Config()
+    config.replay.group_size = 4
+    assert plan_of(config, SimulateOptions(), FACTS, num_actors=1).group_size == 4
+    with pytest.raises(ConfigError, match=r"replay.group_size.*30% of the run's groups"):
+        plan_of(config, SimulateOptions(), dataclasses.replace(FACTS, useful_share=0.7), num_actors=1)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ class Calibration:
     token_time: TokenTime
     step_s: Sequence[float]  # of each optimizer step, without the wait for its batch; it grows with the batch
     groups_per_step: int  # of these steps
+    group_size: int  # of the groups below
     useful_share: float  # of the finished groups: the others had equal returns and were dropped
     failed_share: float  # of the attempts
     refresh_s: float  # from the end of a step until actors sample with its weights, on average
@@ -54,7 +55,7 @@ def calibrate(config: Config) -> Calibration:
             f"{run_dir.metrics} has {len(steps)} steps after the first {WARM_UP_STEPS}; a simulation needs "
             f"{FEWEST_STEPS}: let the run make more, or name another run"
         )
-    newest = steps[-1]
+    newest, recorded = steps[-1], load_config(str(run_dir.config), [])
     archived = _archived(config, run_dir, int(newest["step"]))
     turns = [turn for trajectory in archived for turn in trajectory.turns]
     turn_s, token_s = turn_time(turns)
@@ -67,7 +68,8 @@ def calibrate(config: Config) -> Calibration:
         turn_s=turn_s,
         token_time=token_time(steps, generating_share=_generating_share(turns, token_s)),
         step_s=[record["perf/step_s"] - record["time/wait_s"] for record in steps],
-        groups_per_step=load_config(str(run_dir.config), []).replay.groups_per_step,
+        groups_per_step=recorded.replay.groups_per_step,
+        group_size=recorded.replay.group_size,
         useful_share=trained / (trained + dropped) if trained + dropped else 1.0,
         failed_share=failed / (failed + produced) if failed + produced else 0.0,
         refresh_s=_mean(steps, "time/broadcast_s") + _mean(steps, "time/refresh_pause_s") + POLL_S / 2,

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from common.config import Config
+from common.config_error import require
 from tools.simulate.calibration import Calibration, calibrate
 from tools.simulate.simulate_options import SimulateOptions
 from tools.simulate.world import Outcome, Plan, World
@@ -38,8 +39,15 @@ def simulate(config: Config, *, options: SimulateOptions) -> int:
 
 
 def plan_of(config: Config, options: SimulateOptions, facts: Calibration, *, num_actors: int) -> Plan:
-    """The plan for a fleet of `num_actors`, with the settings of `config`."""
+    """The plan for a fleet of `num_actors`, with the settings of `config`. Raises ConfigError."""
     replay = config.replay
+    require(
+        replay.group_size == facts.group_size or facts.useful_share == 1,
+        "replay.group_size",
+        f"{facts.group_size}, as in the run",
+        replay.group_size,
+        f"{1 - facts.useful_share:.0%} of the run's groups had equal returns; of another size that share is not known",
+    )
     return Plan(
         num_actors=num_actors,
         max_episodes=config.actors.max_episodes,

@@ -11,7 +11,7 @@ import math
 import random
 import statistics
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,7 +64,8 @@ class Outcome:
     learner_busy: float  # share of time
     slots_used: float  # share of the actors' episode slots
     wasted_share: float  # of the sampled tokens: of dropped groups, or lost with their actor
-    dollars_per_hour: float
+    dropped_share: float  # of the claimed groups
+    dollars_per_hour: float  # of the actors that serve; a lost one costs nothing until its replacement serves
     num_lost_actors: int
     requests_per_s: float  # to the busiest Redis server
 
@@ -144,7 +145,7 @@ class World:
                 if not claimed:
                     yield self._finished
                 batch += self._sorted_out(claimed)
-            self._tally.num_wasted += sum(group.num_tokens for group in batch[plan.groups_per_step :])
+            self._drop(batch[plan.groups_per_step :])
             batch = batch[: plan.groups_per_step]
             self._admit(step, len(batch))
             self._tally.wait_s += self._env.now - began
@@ -182,9 +183,13 @@ class World:
         """The groups that teach; the others are dropped."""
         teaches = [self._random.random() < self._facts.useful_share for _ in claimed]
         self._taught += teaches
-        dropped = itertools.compress(claimed, (not each for each in teaches))
-        self._tally.num_wasted += sum(group.num_tokens for group in dropped)
+        self._drop(itertools.compress(claimed, (not each for each in teaches)))
         return list(itertools.compress(claimed, teaches))
+
+    def _drop(self, groups: Iterable[Group]) -> None:
+        for group in groups:
+            self._tally.num_dropped += 1
+            self._tally.num_wasted += group.num_tokens
 
     def _count(self, batch: Sequence[Group]) -> None:
         for group in batch:
@@ -332,12 +337,15 @@ class World:
             if slots:
                 self._tally.slots_used.append(used / slots)
             self._tally.free_actors.append(free)
+            self._tally.num_actors.append(len(self._actors))
 
     def _outcome(self) -> Outcome:
         tally, plan = self._tally, self._plan
         lasted_s = self._env.now - self._started_s
         episodes_per_s = tally.num_episodes / lasted_s
         free = statistics.fmean(tally.free_actors) if tally.free_actors else 0.0
+        num_actors = statistics.fmean(tally.num_actors) if tally.num_actors else plan.num_actors
+        num_trained = plan.steps * plan.groups_per_step
         return Outcome(
             steps_per_hour=3600 * plan.steps / lasted_s,
             episodes_per_s=episodes_per_s,
@@ -347,7 +355,8 @@ class World:
             learner_busy=1 - tally.wait_s / lasted_s,
             slots_used=statistics.fmean(tally.slots_used) if tally.slots_used else 0.0,
             wasted_share=tally.num_wasted / max(tally.num_sampled, 1),
-            dollars_per_hour=plan.num_actors * plan.price_per_hour,
+            dropped_share=tally.num_dropped / (tally.num_dropped + num_trained),
+            dollars_per_hour=num_actors * plan.price_per_hour,
             num_lost_actors=tally.num_lost_actors,
             requests_per_s=requests_per_s(plan, num_free=free, episodes_per_s=episodes_per_s),
         )
@@ -374,7 +383,9 @@ class Tally:
     num_trained: int = 0
     num_masked: int = 0
     num_wasted: int = 0
+    num_dropped: int = 0  # groups
     num_lost_actors: int = 0
     lags: list[int] = field(default_factory=list)  # of each trained episode
     slots_used: list[float] = field(default_factory=list)
     free_actors: list[int] = field(default_factory=list)
+    num_actors: list[int] = field(default_factory=list)

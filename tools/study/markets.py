@@ -45,6 +45,7 @@ FACTS = Calibration(
     token_time=TokenTime(fixed_s=0.06, per_request_s=0.006),
     step_s=[110.0, 120.0, 130.0],
     groups_per_step=16,
+    group_size=8,
     useful_share=1.0,
     failed_share=0.0,
     refresh_s=5.0,

@@ -12,8 +12,16 @@ from actors.scripted_engine import Schedule, ScriptedEngine
 from common.chat import end_tokens
 from common.config import Config
 from common.tokenizer import load_tokenizer
+from envhub.rewards.episode import Episode
 
 SCHEDULE = Schedule(prefill_s=0.05, token_time_s=0.03)
+
+ONE_IN = 12  # episodes succeeds
+
+
+def luck(episode: Episode) -> float:
+    """1 for one episode in `ONE_IN`, by its tokens: half of the groups of 8 then have no success, and are dropped."""
+    return float(sum(episode.completion_ids) % ONE_IN == 0)
 
 
 def start_scripted(name: str, *, run: Config, mine: Config, model_path: str) -> ScriptedEngine:

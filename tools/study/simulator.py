@@ -30,7 +30,7 @@ from tools.simulate.simulate_options import SimulateOptions
 from tools.simulate.world import World
 from tools.study.page import markdown, with_table
 
-TASK, PRESET = "conf/quickstart.yaml", "conf/objective/reinforce_pp.yaml"  # which drops no group for equal returns
+TASK, PRESET = "conf/quickstart.yaml", "conf/objective/grpo.yaml"  # which drops groups of equal returns
 SHARED = (
     "warm_start.episodes=0",
     "eval.num_tasks=0",
@@ -40,6 +40,8 @@ SHARED = (
     "learner.checkpoint_every=1000",
     "actors.max_episodes=16",
     "actors.drain_s=0",
+    "actors.price_per_hour=1",
+    "env.rewards={goal: {weight: 0}, luck: {part: 'tools.study.scripted_actor:luck'}}",
 )
 RESTART_S = 3.0
 POLL_S = 0.1
@@ -66,7 +68,9 @@ FLEETS = (
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One fleet: measured and simulated steps an hour, and mean lag of the oldest tokens."""
+    """One fleet, measured and simulated: steps an hour, mean lag of the oldest tokens, the share of the groups that was
+    dropped, and dollars for a hundred steps where an actor's hour costs one.
+    """
 
     name: str
     num_actors: int
@@ -78,6 +82,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     simulated_steps_per_hour: float
     lag: float
     simulated_lag: float
+    dropped: float
+    simulated_dropped: float
+    dollars: float
+    simulated_dollars: float
 
 
 def play(fleet: FleetPlan, folder: Path, *, num_steps: int) -> tuple[Config, list[float]]:
@@ -171,6 +179,11 @@ def row_of(fleet: FleetPlan, config: Config, facts: Calibration, *, away_s: Sequ
     restart_s = statistics.fmean(away_s) if away_s else RESTART_S
     options = SimulateOptions(kills_per_hour=fleet.kills_per_hour, restart_s=restart_s, steps=10 * num_steps)
     simulated = World(plan_of(config, options, facts, num_actors=fleet.num_actors), facts).run()
+    trained = (len(records) - 1) * config.replay.groups_per_step
+
+    def growth(name: str) -> float:
+        return records[-1].get(name, 0.0) - records[0].get(name, 0.0)
+
     return Row(
         name=fleet.name,
         num_actors=fleet.num_actors,
@@ -182,25 +195,35 @@ def row_of(fleet: FleetPlan, config: Config, facts: Calibration, *, away_s: Sequ
         simulated_steps_per_hour=simulated.steps_per_hour,
         lag=statistics.fmean(record["lag/mean"] for record in records),
         simulated_lag=simulated.lag,
+        dropped=1 - trained / (trained + growth("replay/total_dropped_zero_variance")),
+        simulated_dropped=simulated.dropped_share,
+        dollars=100 * growth("fleet/cost_dollars") / (len(records) - 1),
+        simulated_dollars=100 * simulated.dollars_per_hour / simulated.steps_per_hour,
     )
 
 
 def table(rows: Sequence[Row]) -> str:
     """The rows in Markdown."""
-    head = ["fleet", "actors", "killed", "steps an hour", "simulated", "mean lag", "simulated"]
+    measures = ("steps an hour", "mean lag", "groups dropped", "$ for 100 steps")
+    head = ["fleet", "actors", "killed", *(name for measure in measures for name in (measure, "simulated"))]
     cells = [
         [
             row.name,
             str(row.num_actors),
             str(row.num_killed),
-            f"{row.steps_per_hour:.0f}",
-            f"{row.simulated_steps_per_hour:.0f} ({row.simulated_steps_per_hour / row.steps_per_hour - 1:+.1%})",
-            f"{row.lag:.2f}",
-            f"{row.simulated_lag:.2f} ({row.simulated_lag / row.lag - 1:+.1%})",
+            *_beside(row.steps_per_hour, row.simulated_steps_per_hour, ".0f"),
+            *_beside(row.lag, row.simulated_lag, ".2f"),
+            *_beside(row.dropped, row.simulated_dropped, ".1%"),
+            *_beside(row.dollars, row.simulated_dollars, ".3f"),
         ]
         for row in rows
     ]
     return markdown(head, cells)
+
+
+def _beside(measured: float, simulated: float, form: str) -> tuple[str, str]:
+    """Two cells: the measured number, and the simulated one with its difference."""
+    return f"{measured:{form}}", f"{simulated:{form}} ({simulated / measured - 1:+.1%})"
 
 
 def main(arguments: Sequence[str]) -> None:
