@@ -104,7 +104,7 @@ def play(fleet: FleetPlan, folder: Path, *, num_steps: int) -> tuple[Config, lis
         learner = _child("learner", ["tools.cli", "learner", str(run_dir.config)], run_dir, secrets)
         seats = [
             Seat(
-                child=_child(f"actor-{number}", [ACTOR, f"actor-{number}", str(run_dir.config)], run_dir, secrets),
+                child=_child(f"actor-{number}", [ACTOR, f"actor-{number}-0", str(run_dir.config)], run_dir, secrets),
                 rate=fleet.kills_per_hour / 3600,
             )
             for number in range(fleet.num_actors)
@@ -130,6 +130,7 @@ class Seat:
     rate: float  # kills a second, while it serves
     dies_at: float = math.inf
     killed_at: float = 0.0
+    num_lives: int = 1
     num_read: int = 0  # bytes of its log, before it was started again
     away_s: list[float] = field(default_factory=list)  # of each kill: until the replacement served a version
 
@@ -142,6 +143,9 @@ class Seat:
         if self.child.exit_code is not None:
             if now > self.killed_at + RESTART_S:
                 self.num_read = self.child.log.stat().st_size
+                *python, _, run = self.child.command
+                self.child.command = [*python, f"{self.child.name}-{self.num_lives}", run]  # each life has its own cost
+                self.num_lives += 1
                 self.child.start()
         elif self.dies_at < now:
             self.child.send(signal.SIGKILL)
