@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.optim.lr_scheduler import LambdaLR
 
 from common.config_error import ConfigError
@@ -37,6 +37,7 @@ from learner.model.proximal import Proximal
 from learner.objective.return_scale import scale_of
 from learner.ranks import Ranks
 from learner.sealed_file import NotWhole, file_xxh3, read_sealed, write_sealed
+from learner.shard_writer import ShardWriter
 from learner.share import share
 from replay.keys import FencedOut
 
@@ -132,7 +133,7 @@ def write(folder: Path, snapshot: Snapshot, *, group: dist.ProcessGroup, keep: i
         _on_first_rank(partial(_begin, path, fence), group)
         state_dict_saver.save(
             snapshot.state,
-            storage_writer=HuggingFaceStorageWriter(str(path), save_distributed=True),
+            storage_writer=ShardWriter(path),
             process_group=group,
         )
         _on_first_rank(partial(_finish, path, snapshot, keep, fence), group)
