@@ -223,7 +223,7 @@ def _supplies(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> Suppli
     assert acquired is not None
     if lead:
         buffers = {shard: lead.shards[shard] for shard in mine}
-        return Supplies.begin(buffers, config, progress=learner.progress, refusals=lead.refusals)
+        return Supplies.begin(buffers, config, progress=learner.progress, refusals=lead.refusals, found=lead.found)
     clients = connect_shards(config.redis.url, config.redis.shards, ending=shutdown.requested)
     buffers = {
         shard: LearnerBuffer(clients[shard], config.run.name, config.replay, vocab_size=vocab_size, shard=shard)

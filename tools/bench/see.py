@@ -50,6 +50,7 @@ from learner.step_metrics import StepMetrics
 from learner.supply import Batch
 from learner.tally import Tally
 from replay.fleet import Fleet, Member, MemberState, RunState
+from replay.observer import Observer
 from replay.server import start_private_server
 from replay.ticket import Group
 from tools.bench.benchmark import Row
@@ -112,6 +113,7 @@ def _write_the_hour(client: redis.Redis, run_dir: RunDir, url: str) -> float:
     )
     refusals, taken_s = Refusals(links.fleet, links.bulletin), list[float]()
     events = Events(run_dir.tensorboard / FLEET, descriptions=PINNED)
+    observer = Observer([client], RUN_ID, max_lag=config.replay.max_lag)
     for step in range(round(HOUR_S / STEP_S)):
         batch = _played(groups, step)
         before = Progress(step=step, policy_version=step, highest_published=step, next_group_id=0, tokens_trained=0)
@@ -119,7 +121,7 @@ def _write_the_hour(client: redis.Redis, run_dir: RunDir, url: str) -> float:
         record.write_step(batch, _step(), before=before, times_s=TIMES_S, publish=PublishStats(), refusals=refusals)
         taken_s.append(time.perf_counter() - started)
         if step % EVERY_S == 0:
-            metrics = fleet_metrics(links, tokens_trained=record.tally.tokens_trained)
+            metrics = fleet_metrics(observer.facts([]), tokens_trained=record.tally.tokens_trained)
             events.write(step, metrics.means(), time_s=started_at_s + step)
     events.close()
     record.close()
