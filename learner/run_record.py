@@ -34,6 +34,8 @@ from replay.diagnosis import NUM_STEPS, Diagnosis
 from replay.fleet import Census, Member
 from replay.ledger import Ledger
 
+READING_SHARE = 0.005  # of the time, at most, is spent on reading the fleet, however large it is
+
 log = logging.getLogger(__name__)
 
 
@@ -72,6 +74,8 @@ class RunRecord:
             tokens_trained=lambda: self.tally.tokens_trained,
             steps=lambda: self._newest,
         )
+        self._census: Census | None = None  # the newest reading; how long it took, and when, by the monotonic clock
+        self._reading_s = self._read_at = 0.0
         self._loads: deque[StepLoad] = deque(maxlen=MEMORY)
 
     @classmethod
@@ -125,7 +129,7 @@ class RunRecord:
     ) -> None:
         """Write the metrics of the step that followed `before`, and log one line."""
         metrics = step_metrics(batch, step, before=before, times_s=times_s, flops=self._flops, tally=self.tally)
-        ledger, census = self._links.shards.ledger(), self._links.fleet.census()
+        ledger, census = self._links.shards.ledger(), self._fleet()
         members = census.alive
         self._reset_ledger(ledger)
         add_produced(metrics, self.tally.recorded, ledger)
@@ -211,6 +215,14 @@ class RunRecord:
     def found(self) -> Diagnosis | None:
         """The state of the run at the last look of a few seconds ago; None before the first."""
         return self._watch.found
+
+    def _fleet(self) -> Census:
+        """The processes of the run; of a large fleet they are those of a few seconds ago."""
+        now = time.monotonic()
+        if self._census is None or now - self._read_at > self._reading_s / READING_SHARE:
+            self._census = self._links.fleet.census()
+            self._reading_s, self._read_at = time.monotonic() - now, now
+        return self._census
 
     def _cost(self, ledger: Ledger, census: Census) -> Cost:
         tokens = self.tally.tokens_trained
