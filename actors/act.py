@@ -31,6 +31,7 @@ from replay.ticket import Lease
 
 IDLE_S = 0.05
 EVAL_STREAM = "eval"
+EVAL_SHARE = 0.25  # of an actor's episodes are an evaluation's while there is training to do
 EXIT_RUN_FAILED = 1  # the supervisor starts this actor again, which then waits until the learner is back
 MAX_KV_USE = 0.9  # above this, a new group would only evict running requests from the KV cache
 
@@ -102,12 +103,15 @@ async def _lease_one(
 ) -> bool:
     """Start one more group if the engine has room and a buffer has one; return whether it did.
 
-    Evaluations come first; then the shards in random order.
+    Evaluations come first until they have their share of the room, then last; the shards are in random order.
     """
     if setup.episodes.num_running >= actors.max_episodes or setup.engine.load().kv_use > MAX_KV_USE:
         return False
-    (evaluations, first), *shards = buffers.items()
-    for stream, buffer in [(evaluations, first), *random.sample(shards, len(shards))]:
+    evaluations, *shards = buffers.items()
+    order = [evaluations, *random.sample(shards, len(shards))]
+    if pin.num_groups >= EVAL_SHARE * actors.max_episodes:
+        order = [*order[1:], evaluations]
+    for stream, buffer in order:
         lease_from = _lease_evaluation if stream == EVAL_STREAM else _lease_training
         lease = await lease_from(setup, buffer, pin)
         if lease is not None:

@@ -30,6 +30,11 @@ class Pin:
         return self._leasing or self._more or self._num_groups > 0
 
     @property
+    def num_groups(self) -> int:
+        """How many evaluation groups are being played."""
+        return self._num_groups
+
+    @property
     def stays(self) -> bool:
         """Whether newer weights may take long: then groups that need them are left to other actors."""
         return self.held or self.stuck

@@ -371,11 +371,12 @@ class WarmStartConfig:
 
 @dataclass(kw_only=True, slots=True)
 class EvalConfig:
-    num_tasks: int = 0  # held-out tasks, each played once sampled and once greedy; 0 skips evaluation
+    num_tasks: int | None = None  # held-out tasks, each once sampled and once greedy; 0: none; None: 32 if it has any
     every: int = 50  # optimizer steps between evaluations during training; 0: only at the start and the end
 
     def __post_init__(self) -> None:
-        require(self.num_tasks >= 0, "eval.num_tasks", ">= 0", self.num_tasks, "0 skips evaluation")
+        fits = self.num_tasks is None or self.num_tasks >= 0
+        require(fits, "eval.num_tasks", ">= 0", self.num_tasks, "0 skips evaluation")
         require(self.every >= 0, "eval.every", ">= 0", self.every, "0 evaluates only at the start and the end")
 
 

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
+from common.env_config import MixtureEntry
 from common.imported import imported, is_own
 from envhub.adapters.browsergym import BrowserGymEnv
 from envhub.adapters.gym import GymEnv
@@ -91,9 +92,33 @@ REMOTE: dict[str, Callable[..., Env]] = {
 # Environments that run the whole episode themselves and request tokens (envhub/driving.py).
 DRIVING: dict[str, Callable[..., DrivingEnv]] = {"agent": AgentEnv, "verifiers": VerifiersEnv}
 
+# Environments that have held-out tasks only if `env.options.held_out` names some. The others have a split of their own.
+HELD_OUT_BY_OPTION = (
+    "agentbench_kg",
+    "agentbench_os",
+    "agentgym",
+    "bird",
+    "dbbench",
+    "gaia",
+    "mcp",
+    "swebench",
+    "textworld",
+)
+
 Made = TypeVar("Made")
 
 _MEMBERS = ("replay_only", "reset", "step", "close", "snapshot", "restore", "admissible", "state_key", "expert")
+
+
+def without_held_out(entries: Mapping[str, MixtureEntry]) -> list[str]:
+    """Return the labels of the environments whose options give them no held-out tasks."""
+    return [label for label, entry in entries.items() if not _has_held_out(entry.name, entry.options)]
+
+
+def _has_held_out(name: str, options: Mapping[str, Any]) -> bool:
+    if name == "remote":
+        return _has_held_out(options.get("env", ""), options.get("options") or {})
+    return name not in HELD_OUT_BY_OPTION or bool(options.get("held_out"))
 
 
 def env_maker(name: str) -> Callable[..., Env]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from common.config import Config
 from common.shutdown import Shutdown
 from common.trajectory import Sampling, Task
+from envhub.catalogue import without_held_out
 from learner.checkpoint import Progress
 from learner.supply import SupplyDried, failures_since
 from learner.tally import EvalResult
@@ -16,12 +17,20 @@ from replay.ledger import Ledger
 from replay.ticket import Group, Ticket
 
 STREAM = "eval"
+DEFAULT_NUM_TASKS = 32  # twice that are about 2 % of the episodes between two evaluations
 POLL_S = 0.05
 ANY_LAG = 1 << 31
 MAX_CLAIM = 64  # groups per claim, so that one claim does not block the server for long
 _STEP = 1  # evaluation groups belong to no optimizer step: any number will do, and they are settled once counted
 
 log = logging.getLogger(__name__)
+
+
+def num_held_out(config: Config) -> int:
+    """The number of held-out tasks of each evaluation; 0 if the run has none."""
+    if config.eval.num_tasks is not None:
+        return config.eval.num_tasks
+    return 0 if without_held_out(config.env.entries()) else DEFAULT_NUM_TASKS
 
 
 class Evaluation:
@@ -34,6 +43,7 @@ class Evaluation:
         """`before` is the ledger from before its tickets were opened; `begin` opens them."""
         self._buffer = buffer
         self._config = config
+        self._num_tasks = num_held_out(config)
         self.policy_version = progress.policy_version
         self.step = progress.step
         self._before = before
@@ -73,7 +83,8 @@ class Evaluation:
         if result is None:
             why = failures_since(self._before, self._buffer.ledger(), self._buffer.failures())
             raise SupplyDried(
-                f"the evaluation has no sampled or no greedy episode: {'; '.join(why) or 'no attempt failed'}"
+                f"the evaluation has no sampled or no greedy episode: {'; '.join(why) or 'no attempt failed'}; mend "
+                "the environment, or set `eval.num_tasks=0` if it has no held-out tasks"
             )
         return result
 
@@ -92,7 +103,7 @@ class Evaluation:
 
     def result(self) -> EvalResult | None:
         """The result so far; None while one of the halves has no episode."""
-        num_tasks = self._config.eval.num_tasks
+        num_tasks = self._num_tasks
         sampled = [solved for place, solved in self._solved.items() if place < num_tasks]
         greedy = [solved for place, solved in self._solved.items() if place >= num_tasks]
         if not sampled or not greedy:
@@ -136,7 +147,7 @@ class Evaluation:
 
     @property
     def _num_tickets(self) -> int:
-        return 2 * self._config.eval.num_tasks
+        return 2 * self._num_tasks
 
     def _count(self, group: Group) -> None:
         place, (episode,) = group.ticket.group_id - self._first_group_id, group.trajectories
@@ -156,11 +167,11 @@ class Evaluation:
     def _task(self, place: int) -> Task:
         """The held-out task at `place`: the environments of a mixture take turns, each from its first task on."""
         envs = list(self._config.env.entries())
-        index, env = divmod(place % self._config.eval.num_tasks, len(envs))
+        index, env = divmod(place % self._num_tasks, len(envs))
         return Task(env=envs[env], split="held_out", index=index)
 
     def _ticket(self, place: int) -> Ticket:
-        num_tasks, sampling = self._config.eval.num_tasks, self._config.sampling
+        num_tasks, sampling = self._num_tasks, self._config.sampling
         return Ticket(
             group_id=self._first_group_id + place,
             task=self._task(place),
@@ -206,7 +217,7 @@ class RegularEvaluation:
 
     def _is_due(self, step: int) -> bool:
         """Whether `step` starts an evaluation. The last step does not: the run ends with a separate one."""
-        every = self._config.eval.every if self._config.eval.num_tasks else 0
+        every = self._config.eval.every if num_held_out(self._config) else 0
         return every > 0 and step < self._config.learner.steps and step // every > self._last_step // every
 
 

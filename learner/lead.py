@@ -29,6 +29,7 @@ from learner.step_metrics import StepMetrics
 from learner.supply import Batch
 from learner.tally import CURE, EvalDuring, Tally, load_tally
 from replay.archive import ArchivedStep, ArchiveWriter
+from replay.diagnosis import Diagnosis
 from replay.fleet import RunState
 from replay.learner_buffer import LearnerBuffer
 from replay.shards import Epochs
@@ -117,6 +118,10 @@ class Lead:
     def epochs(self) -> Epochs:
         """This learner's epoch on each shard."""
         return self._links.epochs
+
+    def found(self) -> Diagnosis | None:
+        """The state of the run at a look of a few seconds ago; None before the first."""
+        return self._record.found
 
     @property
     def shards(self) -> list[LearnerBuffer]:

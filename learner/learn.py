@@ -24,6 +24,7 @@ from envhub.own_modules import own_modules
 from learner.checkpoint import Progress
 from learner.clock import Clock
 from learner.conditions import conditions_of
+from learner.evaluation import num_held_out
 from learner.lead import Lead
 from learner.learner import Learner, begin, begin_checkpoint, export, imitate_expert, load_learner, scored, train_on
 from learner.links import Links, join_run
@@ -223,7 +224,7 @@ def _supplies(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> Suppli
     assert acquired is not None
     if lead:
         buffers = {shard: lead.shards[shard] for shard in mine}
-        return Supplies.begin(buffers, config, progress=learner.progress, refusals=lead.refusals)
+        return Supplies.begin(buffers, config, progress=learner.progress, refusals=lead.refusals, found=lead.found)
     clients = connect_shards(config.redis.url, config.redis.shards, ending=shutdown.requested)
     buffers = {
         shard: LearnerBuffer(clients[shard], config.run.name, config.replay, vocab_size=vocab_size, shard=shard)
@@ -241,7 +242,7 @@ def _warm_up(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
     """
     config = learner.config
     if config.warm_start.episodes:
-        initial = lead.open_evaluation(learner.progress) if lead and config.eval.num_tasks else None
+        initial = lead.open_evaluation(learner.progress) if lead and num_held_out(config) else None
         num_steps = imitate_expert(learner, learner.run_dir.demonstrations, shutdown)
         if num_steps is None:
             return False
@@ -257,7 +258,7 @@ def _warm_up(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
 def _evaluate_start(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> None:
     """Evaluate the model before reinforcement learning, unless it was evaluated before this learner resumed."""
     name = "warm_start" if learner.config.warm_start.episodes else "initial"
-    if lead and learner.config.eval.num_tasks and not lead.has_evaluated(name):
+    if lead and num_held_out(learner.config) and not lead.has_evaluated(name):
         lead.close_evaluation(lead.open_evaluation(learner.progress), name, shutdown)
 
 
@@ -290,7 +291,7 @@ def _finish(learner: Learner, lead: Lead | None, shutdown: Shutdown) -> bool:
     """Export and evaluate the model, and write the summary; False if a stop was requested during the evaluation."""
     export(learner)
     if lead:
-        evaluation = lead.open_evaluation(learner.progress) if learner.config.eval.num_tasks else None
+        evaluation = lead.open_evaluation(learner.progress) if num_held_out(learner.config) else None
         if evaluation and not lead.close_evaluation(evaluation, "final", shutdown):
             return False
         lead.write_summary()

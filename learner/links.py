@@ -23,6 +23,7 @@ from replay.shards import Epochs, Shards
 class Links:
     """Rank 0's connections to the run."""
 
+    clients: Sequence[redis.Redis]  # of each shard
     shards: Shards
     evaluation: LearnerBuffer
     fleet: Fleet
@@ -88,6 +89,7 @@ def join_run(
     )
     fleet.set_run_state(RunState.STARTING)
     return Links(
+        clients=clients,
         shards=shards,
         evaluation=evaluation,
         fleet=fleet,

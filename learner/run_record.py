@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -30,8 +30,11 @@ from learner.report import add_cost, add_fleet, add_flow, add_produced, add_publ
 from learner.step_metrics import StepMetrics
 from learner.supply import Batch
 from learner.tally import EvalResult, Tally, save_tally
-from replay.fleet import Member
+from replay.diagnosis import NUM_STEPS, Diagnosis
+from replay.fleet import Census, Member
 from replay.ledger import Ledger
+
+READING_SHARE = 0.005  # of the time, at most, is spent on reading the fleet, however large it is
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +52,7 @@ class RunRecord:
         writer: MetricsWriter,
         started_at_s: float,
         flops: Flops,
+        config: Config,
         decode: Callable[[list[int]], str],
     ) -> None:
         """`begin` makes one for a run; `decode` makes text of tokens."""
@@ -60,12 +64,18 @@ class RunRecord:
         self._started_at_s = started_at_s
         self._flops = flops
         self._decode = decode
+        self._newest: tuple[Mapping[str, float], ...] = ()  # records of steps; replaced, as the watch reads it
         self._watch = FleetWatch(
             links,
             run_dir.tensorboard,
+            run_id=config.run.name,
+            max_lag=config.replay.max_lag,
             started_at_s=started_at_s,
             tokens_trained=lambda: self.tally.tokens_trained,
+            steps=lambda: self._newest,
         )
+        self._census: Census | None = None  # the newest reading; how long it took, and when, by the monotonic clock
+        self._reading_s = self._read_at = 0.0
         self._loads: deque[StepLoad] = deque(maxlen=MEMORY)
 
     @classmethod
@@ -101,6 +111,7 @@ class RunRecord:
             writer=writer,
             started_at_s=started_at_s,
             flops=flops,
+            config=config,
             decode=decode,
         )
         record._reset_ledger(links.shards.ledger())
@@ -118,13 +129,14 @@ class RunRecord:
     ) -> None:
         """Write the metrics of the step that followed `before`, and log one line."""
         metrics = step_metrics(batch, step, before=before, times_s=times_s, flops=self._flops, tally=self.tally)
-        ledger, members = self._links.shards.ledger(), self._links.fleet.members()
+        ledger, census = self._links.shards.ledger(), self._fleet()
+        members = census.alive
         self._reset_ledger(ledger)
         add_produced(metrics, self.tally.recorded, ledger)
         add_flow(metrics, batch, self.tally.recorded, ledger)
         add_fleet(metrics, ledger=ledger, members=members)
         add_publishing(metrics, members=members, publish=publish)
-        add_cost(metrics, self._cost(ledger, members))
+        add_cost(metrics, self._cost(ledger, census))
         metrics.add("fleet/unreadable_members", self._links.fleet.num_unreadable)
         metrics.add("fleet/refusing_actors", refusals.log_new(members))
         metrics.add("replay/repairs", ledger.repairs)
@@ -133,6 +145,7 @@ class RunRecord:
         trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
         metrics.texts = episode_texts(trajectories, self._decode, step=before.step + 1)
         means = self._writer.write(before.step + 1, metrics)
+        self._newest = (*self._newest, {"step": before.step + 1, "time": time.time()} | means)[-NUM_STEPS:]
         if self.tally.first_reward_s is None:
             self.tally.first_reward_s = time.time() - self._started_at_s
         log.info(
@@ -169,8 +182,8 @@ class RunRecord:
     def write_summary(self) -> None:
         """Write `summary.json`: evaluations, throughput, cost and lag of the whole run."""
         tally, wall_s = self.tally, time.time() - self._started_at_s
-        ledger, fleet = self._links.shards.ledger(), self._links.fleet
-        actors = [member for member in fleet.everyone() if member.role == "actor"]
+        ledger, census = self._links.shards.ledger(), self._links.fleet.census()
+        actors = [member for member in census.everyone if member.role == "actor"]
         newest = headline(read_metrics(self._run_dir.metrics))
         summary = {
             "eval": msgspec.to_builtins(tally.evaluations),
@@ -182,7 +195,7 @@ class RunRecord:
                 "trained": tally.tokens_trained / max(tally.seconds, 1e-9),
             },
             "produced": dataclasses.asdict(newest) if newest else None,
-            "cost": self._cost(ledger, fleet.members()).to_dict(),
+            "cost": self._cost(ledger, census).to_dict(),
             "first_reward_s": tally.first_reward_s,
             "wall_s": wall_s,
             "run_dir": str(self._run_dir.path),
@@ -198,9 +211,22 @@ class RunRecord:
         self._watch.close()
         self._writer.close()
 
-    def _cost(self, ledger: Ledger, members: Sequence[Member]) -> Cost:
-        everyone = self._links.fleet.everyone()
-        return cost_of(everyone, alive=members, ledger=ledger, tokens_trained=self.tally.tokens_trained)
+    @property
+    def found(self) -> Diagnosis | None:
+        """The state of the run at the last look of a few seconds ago; None before the first."""
+        return self._watch.found
+
+    def _fleet(self) -> Census:
+        """The processes of the run; of a large fleet they are those of a few seconds ago."""
+        now = time.monotonic()
+        if self._census is None or now - self._read_at > self._reading_s / READING_SHARE:
+            self._census = self._links.fleet.census()
+            self._reading_s, self._read_at = time.monotonic() - now, now
+        return self._census
+
+    def _cost(self, ledger: Ledger, census: Census) -> Cost:
+        tokens = self.tally.tokens_trained
+        return cost_of(census.everyone, alive=census.alive, ledger=ledger, tokens_trained=tokens)
 
     def _advise(self, ledger: Ledger, members: Sequence[Member], times_s: dict[str, float]) -> int:
         """The advised number of actors, including the measurements of this step."""

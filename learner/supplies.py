@@ -6,7 +6,7 @@ Rank r reads shards r, r + num_ranks, ...; each shard gives the same number of g
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from common.config import Config
 from common.patience import RedisAway
@@ -18,6 +18,7 @@ from learner.ranks import Ranks
 from learner.refusals import Refusals
 from learner.share import share
 from learner.supply import Batch, Supply
+from replay.diagnosis import Diagnosis
 from replay.learner_buffer import LearnerBuffer
 
 log = logging.getLogger(__name__)
@@ -44,8 +45,12 @@ class Supplies:
         *,
         progress: Progress,
         refusals: Refusals | None = None,
+        found: Callable[[], Diagnosis | None] = lambda: None,
     ) -> "Supplies":
-        """Continue after `progress` and after every group that was opened; `buffers` are this rank's, by shard."""
+        """Continue after `progress` and after every group that was opened; `buffers` are this rank's, by shard.
+
+        See `Supply` for the others.
+        """
         num_shards = config.redis.num_shards
         replay = dataclasses.replace(config.replay, groups_per_step=config.replay.groups_per_step // num_shards)
         part = dataclasses.replace(config, replay=replay)
@@ -53,7 +58,9 @@ class Supplies:
         for shard, buffer in buffers.items():
             first = max(progress.next_group_id, buffer.ledger().last_group_id + 1)
             first += (shard - first) % num_shards
-            supplies[shard] = Supply(buffer, part, first_group_id=first, every=num_shards, refusals=refusals)
+            supplies[shard] = Supply(
+                buffer, part, first_group_id=first, every=num_shards, refusals=refusals, found=found
+            )
         return cls(supplies)
 
     def save_tasks(self, run_dir: RunDir) -> None:

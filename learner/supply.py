@@ -17,6 +17,7 @@ from envhub.rewards.part import judged_envs
 from learner.curriculum import Curriculum
 from learner.refusals import Refusals
 from learner.token_advantages import teaches
+from replay.diagnosis import Diagnosis
 from replay.failures import Failure
 from replay.learner_buffer import LearnerBuffer
 from replay.ledger import Ledger
@@ -55,12 +56,14 @@ class Supply:
         first_group_id: int,
         every: int = 1,
         refusals: Refusals | None = None,
+        found: Callable[[], Diagnosis | None] = lambda: None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Group ids begin at `first_group_id` and increase by `every`; `sleep` is called to wait for actors.
 
-        `refusals` are those of the run's weights; only rank 0 knows them.
+        `refusals` are those of the run's weights, and `found` is the state of the run; only rank 0 knows them.
         """
+        self._found = found
         self._refusals = refusals
         self._sleep = sleep
         self._buffer = buffer
@@ -258,7 +261,9 @@ class Supply:
 
     def _why(self, before: Ledger) -> str:
         """The reasons why there is no complete batch since `before`, most likely first, and the buffer's counts."""
-        ledger, reasons = self._buffer.ledger(), []
+        ledger, reasons = self._buffer.ledger(), list[str]()
+        if (found := self._found()) and found.is_fault:
+            reasons.append(str(found))
         if num_equal := ledger.dropped.get("zero_variance", 0) - before.dropped.get("zero_variance", 0):
             reasons.append(
                 f"in {num_equal} groups all members had the same return ({self._last_equal_return:.3g} in the last), "

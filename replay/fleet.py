@@ -6,7 +6,7 @@ expire.
 
 import enum
 import logging
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import msgspec
 import redis
@@ -105,6 +105,13 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     own_modules: dict[str, str]
 
 
+class Census(NamedTuple):
+    """The processes of a run at one instant, by name."""
+
+    alive: list[Member]
+    everyone: list[Member]  # that ever took part
+
+
 class Fleet:
     """The processes of one run."""
 
@@ -127,8 +134,7 @@ class Fleet:
 
     def members(self) -> list[Member]:
         """The members that are alive now, by name."""
-        records, deadlines = self._member_keys
-        names: Any = read_or_nothing(lambda: self._members(keys=self._member_keys), deadlines) or []
+        records, names = self._member_keys[0], self._alive()
         frames: list[Any] = []
         for start in range(0, len(names), BATCH_MEMBERS):  # a script that reads thousands would block other clients
             batch = names[start : start + BATCH_MEMBERS]
@@ -140,6 +146,16 @@ class Fleet:
         name = self._member_keys[0]
         frames: Any = read_or_nothing(lambda: self._client.hgetall(name), name)
         return self._read(list(frames.items()) if frames else [])
+
+    def census(self) -> Census:
+        """The members that are alive, and everyone that ever took part; each record is read once."""
+        alive, everyone = {name.decode(errors="replace") for name in self._alive()}, self.everyone()
+        return Census([member for member in everyone if member.name in alive], everyone)
+
+    def _alive(self) -> list[bytes]:
+        """The names of the members that are alive now."""
+        names: Any = read_or_nothing(lambda: self._members(keys=self._member_keys), self._member_keys[1])
+        return names or []
 
     def _read(self, rows: list[Any]) -> list[Member]:
         """The readable members, by name. A record under the name of another member is a forgery, and is skipped."""

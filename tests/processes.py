@@ -49,6 +49,7 @@ GUESS = [
     "replay.group_size=4",
     "actors.max_episodes=8",
     "optim.lr=1e-3",
+    "eval.num_tasks=0",
 ]
 
 

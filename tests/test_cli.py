@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from common.config import key_paths
+from common.config import key_paths, load_config
 from common.connection import PASSWORD_VARIABLE
 from learner.fit_options import FitOptions
 from replay.server import start_server
 from tools.cli import _parsed, main
 from tools.collect_options import CollectOptions
+from tools.doctor import print_missing
 from tools.launch.launch_options import LaunchOptions
 from tools.options import as_arguments, options_of
 from tools.serve_options import ServeOptions
@@ -164,3 +165,11 @@ def test_doctor_finds_nothing_missing_here_and_says_so_when_redis_does_not_answe
     assert "redis: MISSING: `redis.url` redis://127.0.0.1:1 does not answer" in refused.stdout
     assert "packages: all installed" in refused.stdout
     assert "Traceback" not in refused.stderr
+
+
+def test_after_a_death_at_the_start_only_what_is_missing_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    print_missing(load_config(None, ["redis.url=redis://127.0.0.1:1"]))
+    title, *rows = capsys.readouterr().out.splitlines()
+    assert title == "Slipstream doctor"
+    assert "  redis: MISSING: `redis.url` redis://127.0.0.1:1 does not answer" in rows[0]
+    assert all("MISSING" in row for row in rows)

@@ -15,13 +15,13 @@ from rich.console import Console
 from common.run_dir import RunDir
 from common.trajectory import Outcome
 from replay.actor_buffer import InsertResult
+from replay.diagnosis import FAULT_S, FINDERS, Diagnosis, diagnose
 from replay.fleet import Fleet, Refusal, RunState
+from replay.observer import WINDOW_S, Observer
 from tests.attempts import Views, attempt_at, earning, leased, make_buffer, ticket
 from tests.every_verb import FACTS, MEMBER
 from tests.test_headline import step
-from tools.diagnosis import FINDERS, Diagnosis, diagnose
-from tools.observer import WINDOW_S, Observer
-from tools.up import FAULT_S, LineReporter
+from tools.up import LineReporter
 
 Steps = list[dict[str, Any]]
 

@@ -1,5 +1,6 @@
 """Evaluations during training, against a real buffer; the test does the actors' work."""
 
+import inspect
 from collections.abc import Callable
 
 import msgspec
@@ -7,10 +8,13 @@ import pytest
 import redis
 
 from common.config import Config, load_config
+from common.config_error import ConfigError
+from envhub.catalogue import ADAPTERS, ASSETS, DRIVING, ENVS, HELD_OUT_BY_OPTION, REMOTE
 from learner.checkpoint import Progress
-from learner.evaluation import Evaluation, RegularEvaluation
+from learner.evaluation import Evaluation, RegularEvaluation, num_held_out
 from replay.ticket import InsertResult
 from tests.attempts import Views, attempt_at, make_buffer
+from tools.check_input import check_held_out
 
 NUM_TASKS = 3
 
@@ -152,8 +156,36 @@ def test_a_resumed_learner_makes_up_for_the_one_that_was_not_finished(buffer: Vi
     assert buffer.learner.ledger().opened == 6
 
 
-def test_a_run_with_held_out_tasks_is_evaluated_during_training_by_default() -> None:
-    assert load_config(None, ["eval.num_tasks=1"]).eval.every == 50
+def test_a_run_is_evaluated_during_training_by_default_unless_it_has_no_held_out_tasks() -> None:
+    def tasks_of(*settings: str) -> int:
+        return num_held_out(load_config(None, list(settings)))
+
+    assert load_config(None, []).eval.every == 50
+    assert tasks_of() == 32
+    assert tasks_of("eval.num_tasks=0") == 0 and tasks_of("eval.num_tasks=7") == 7
+    assert tasks_of("env.name=bird", "env.options={train: a.json, databases: b}") == 0
+    assert tasks_of("env.name=bird", "env.options={train: a.json, held_out: c.json, databases: b}") == 32
+    assert tasks_of("env.mixture={shop: {}, gaia: {options: {train: a}}}") == 0
+    remote = "env.options={url: 'http://a', env: gaia, options: {train: a}}"
+    assert tasks_of("env.name=remote", remote) == 0
+    assert tasks_of("env.name=remote", "env.options={url: 'http://a', env: shop}") == 32
+
+
+def test_every_environment_whose_options_name_its_held_out_tasks_is_listed() -> None:
+    """Those that split their own tasks, or use the train tasks, have held-out tasks without the option."""
+    splits_its_own = {"agent", "browsergym", "dataset", "verifiers"}
+    with_option = {
+        name
+        for name, make in (ENVS | ADAPTERS | ASSETS | REMOTE | DRIVING).items()
+        if "held_out" in inspect.signature(make).parameters
+    }
+    assert with_option - splits_its_own == set(HELD_OUT_BY_OPTION)
+
+
+def test_held_out_tasks_that_no_option_names_are_refused_before_the_start() -> None:
+    asked = load_config(None, ["env.name=bird", "env.options={train: a, databases: b}", "eval.num_tasks=5"])
+    with pytest.raises(ConfigError, match=r"`eval.num_tasks` is 5, but `env.options` of bird names no held-out tasks"):
+        check_held_out(asked)
 
 
 def test_without_eval_every_there_is_no_regular_evaluation(buffer: Views) -> None:

@@ -25,6 +25,7 @@ from learner.refusals import Refusals
 from learner.run_record import RunRecord
 from learner.supply import Batch
 from learner.tally import Tally
+from replay.fleet import RunState
 from replay.ticket import InsertResult
 from tests.attempts import attempt_at, earning, leased, make_buffer, ticket
 from tests.every_verb import MEMBER
@@ -97,7 +98,7 @@ class Run:
     def look(self) -> None:
         """Let ten seconds pass in the charts by the clock."""
         self.second += 10
-        self.record._watch._write(STARTED_S + self.second)
+        self.record._watch._look(STARTED_S + self.second)
 
     def drawn(self) -> dict[tuple[str, str], list[float]]:
         """The values of each line of each pinned chart, by chart and line."""
@@ -175,6 +176,35 @@ def test_actors_that_die_leave_the_chart_of_actors_while_no_step_is_made(run: Ru
     drawn = run.drawn()
     assert drawn["fleet/num_actors", "fleet"] == [2.0, 1.0, 0.0]
     assert len(drawn["perf/learner_busy", "learner"]) == 1
+
+
+def test_the_diagnosis_is_a_text_that_changes_with_its_cause_and_a_lasting_fault_is_logged(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.links.fleet.set_run_state(RunState.TRAINING)
+    run.step()
+    run.look()
+    run.look()
+    assert run.record.found and not run.record.found.is_fault
+    for name in ("a", "b"):
+        run.links.fleet.leave(name)
+    run.look()
+    assert run.record.found.cause == "no actor is alive" and not caplog.messages
+    for _ in range(9):
+        run.look()
+    assert [text for text in caplog.messages if text.startswith("FAULT: no actor is alive: none sends")] == [
+        text for text in caplog.messages if "FAULT" in text
+    ]
+    run.links.fleet.beat(MEMBER)
+    run.look()
+    assert "no longer: no actor is alive" in caplog.messages
+    run.record.close()
+    fleet = EventAccumulator(str(run.dir.tensorboard / "fleet")).Reload()
+    written = [(text.step, text.tensor_proto.string_val[0].decode()) for text in fleet.Tensors("diagnosis")]
+    (_, first), (_, fault), (_, last) = [each for each in written if each[0] <= 1000]
+    assert "no fault: neither side waits much" in first and "no fault: neither side waits much" in last
+    assert fault.startswith("    FAULT: no actor is alive\n    evidence: none sends heartbeats")
+    assert "next step: start `slipstream actors`" in fault
 
 
 def test_an_environment_that_raises_shows_while_no_step_is_made(run: Run) -> None:

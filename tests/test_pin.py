@@ -109,7 +109,7 @@ def test_an_evaluation_is_of_one_version_though_newer_weights_come_and_training_
     scene.opens(scene.train, 0, 1)
 
     async def script() -> None:
-        await until(lambda: len(scene.actor.seeds) == 3)  # three evaluation episodes stand in their first turn
+        await until(lambda: len(scene.actor.seeds) == 3)  # all episodes stand in their first turn
         await scene.offers(1)
         await scene.offers(2)
         assert scene.version == 0
@@ -121,6 +121,35 @@ def test_an_evaluation_is_of_one_version_though_newer_weights_come_and_training_
     scene.plays(script, shutdown)
     assert [versions(episode) for episode in episodes(scene.evaluations, 4)] == [(0, 0)] * 4
     assert scene.evaluations.audit() == [] == scene.train.audit()
+
+
+def test_a_few_evaluations_are_played_beside_training(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    scene = Scene(redis_client, run_id, gate)
+    scene.opens(scene.evaluations, 0, 1, 2, 3)
+    scene.opens(scene.train, 0, 1)
+
+    async def script() -> None:
+        await until(lambda: len(scene.actor.seeds) == 3)
+        assert (scene.evaluations.learner.ledger().leased, scene.train.learner.ledger().leased) == (1, 2)
+        gate.open()
+        await until(lambda: scene.evaluations.learner.ledger().ready == 4)
+
+    scene.plays(script, shutdown)
+
+
+def test_evaluations_take_all_the_room_while_there_is_no_training(
+    redis_client: redis.Redis, run_id: str, gate: Gate, shutdown: Shutdown
+) -> None:
+    scene = Scene(redis_client, run_id, gate)
+    scene.opens(scene.evaluations, 0, 1, 2, 3)
+
+    async def script() -> None:
+        await until(lambda: scene.evaluations.learner.ledger().leased == 3)
+        gate.open()
+
+    scene.plays(script, shutdown)
 
 
 def test_an_evaluation_of_another_version_is_left_to_others_until_the_actor_gets_there(

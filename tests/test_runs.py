@@ -4,14 +4,15 @@ import json
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis
 
 from common.config import Config, dump_config, load_config
 from common.run_dir import RunDir
-from replay.fleet import Fleet
+from replay.fleet import Fleet, RunState
 from replay.server import start_private_server
-from tests.every_verb import MEMBER
+from tests.every_verb import FACTS, MEMBER
 from tests.test_headline import step
 from tools.cli import main
 from tools.runs import Standing, runs, standing
@@ -117,3 +118,34 @@ def test_a_verb_that_needs_the_server_says_how_the_run_ended(
     assert main([*verb, "run.name=ended", f"run.root={tmp_path}"]) == 2
     ended = "has finished" if summary else "was stopped"
     assert f"run 'ended' {ended}, and its Redis server ended with it; its archive answers" in capsys.readouterr().err
+
+
+def test_doctor_says_of_a_run_what_is_wrong_with_it_whatever_state_it_is_in(
+    redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def found(name: str) -> str:
+        main(["doctor", f"run.name={name}", f"run.root={tmp_path}"])
+        lines = capsys.readouterr().out.splitlines()
+        assert any(line.startswith("  redis: ") and "MISSING" not in line for line in lines)
+        return lines[-1].removeprefix("  run: ")
+
+    assert found("none").endswith("/none does not exist; `slipstream up run.name=none` starts a run of that name")
+    with_own_server(make_run(tmp_path, "done", age_s=60, **SUMMARY))
+    assert found("done") == "finished; evaluate it with `slipstream eval run.name=done`"
+    with_own_server(make_run(tmp_path, "stopped", age_s=60))
+    assert found("stopped").startswith("stopped; neither side waits much: the learner was busy for 75%")
+    assert found("stopped").endswith("; `slipstream up --resume stopped` continues it")
+    log = RunDir(tmp_path, "stopped").log("learner")
+    log.write_text("2026-01-01 00:00:00,000 INFO step 2\nslipstream learner: step 3: no complete batch within 600 s\n")
+    assert found("stopped").startswith("FAULT: the learner ended with an error: step 3: no complete batch within 600 s")
+    running = make_run(tmp_path, run_id, age_s=0)
+    running.redis.url = redis_url
+    RunDir(tmp_path, run_id).config.write_text(dump_config(running))
+    fleet = Fleet(redis_client, run_id)
+    fleet.describe_run(FACTS)
+    fleet.set_run_state(RunState.TRAINING)
+    fleet.beat(MEMBER)
+    assert found(run_id).startswith("neither side waits much: the learner was busy for 75% of the last 2 steps")
+    fleet.leave(MEMBER.name)
+    fleet.beat(msgspec.structs.replace(MEMBER, name="learner", role="learner"))
+    assert found(run_id).startswith("FAULT: no actor is alive: none sends heartbeats")

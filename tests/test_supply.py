@@ -15,6 +15,7 @@ from learner.supplies import Supplies
 from learner.supply import Supply, SupplyDried, ticket_of
 from learner.task_order import task_index
 from replay.actor_buffer import ActorBuffer
+from replay.diagnosis import Diagnosis
 from replay.ticket import InsertResult, Lease
 from tests.attempts import Views, attempt_at, earning, make_buffer, verdict_on
 
@@ -406,6 +407,17 @@ def test_a_supply_of_groups_that_teach_nothing_says_so(buffer: Views, run_id: st
     supply.admit(1, [], published_version=0)
     work(buffer.actor, run_id, returns=lambda _: (-0.15, -0.15))
     with pytest.raises(SupplyDried, match=r"in 4 groups all members had the same return \(-0\.15 .*warm start"):
+        supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
+
+
+def test_what_is_wrong_with_the_run_comes_before_what_its_groups_lack(
+    buffer: Views, run_id: str, shutdown: Shutdown
+) -> None:
+    dead = Diagnosis(cause="no actor is alive", evidence="none sends heartbeats", next_step="start one")
+    supply = Supply(buffer.learner, config("learner.claim_timeout_s=0.5"), first_group_id=0, found=lambda: dead)
+    supply.admit(1, [], published_version=0)
+    work(buffer.actor, run_id, returns=lambda _: (0.0, 0.0))
+    with pytest.raises(SupplyDried, match=r"no actor is alive: none sends heartbeats; start one; in \d+ groups all"):
         supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
 
 

@@ -15,10 +15,10 @@ from common.config import Config, RedisConfig, RunConfig
 from common.run_dir import RunDir
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, MemberState
+from replay.observer import Observer
 from tests.every_verb import FACTS, MEMBER, RELAY
 from tests.test_headline import step
 from tools.fleet_tables import actors_table
-from tools.observer import Observer
 from tools.top import view_once_described
 from tools.up import LineReporter
 from tools.view import View, show

@@ -19,7 +19,7 @@ from common.env_config import EnvConfig, MixtureEntry
 from common.imported import is_own
 from common.run_dir import RunDir
 from common.trajectory import Task
-from envhub.catalogue import DRIVING, make_any_env
+from envhub.catalogue import DRIVING, make_any_env, without_held_out
 from envhub.driving import DrivingEnv
 from envhub.rewards.function import check_call, needs_columns
 from envhub.rewards.part import Part, reward_parts
@@ -58,12 +58,23 @@ def check_input(config: Config) -> None:
             f"`model.context` {config.model.context} has no effect in `env.name` {', '.join(sorted(kinds))}, whose "
             "conversation is the agent's; leave it out"
         )
+    check_held_out(config)
     if config.model.path:
         check_model_folder(Path(config.model.path), max_tokens=config.model.max_tokens)
     check_host(config.weights.host)
     _check_disk(config)
     check_room(config)
     _check_objective(config)  # last, as it takes seconds
+
+
+def check_held_out(config: Config) -> None:
+    """Raise ConfigError if held-out tasks are asked for that no option names."""
+    lacking = without_held_out(config.env.entries())
+    if config.eval.num_tasks and lacking:
+        raise ConfigError(
+            f"`eval.num_tasks` is {config.eval.num_tasks}, but `env.options` of {', '.join(lacking)} names no held-out "
+            "tasks; set `held_out` there, or `eval.num_tasks=0`"
+        )
 
 
 def check_room(config: Config) -> None:

@@ -35,6 +35,7 @@ JOINING = (
     "judge",
     "relay",
     "top",
+    "doctor",
     "track",
     "simulate",
     "scale",

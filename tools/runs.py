@@ -78,9 +78,14 @@ def read_summary(run_dir: RunDir) -> dict[str, Any]:
     return summary
 
 
+def has_ended(config: Config) -> bool:
+    """Whether the run's own server has ended with the run."""
+    return _is_own(config) and not _answers(config.redis.url)
+
+
 def check_running(config: Config) -> None:
     """Raise RedisUnreachable, with the next step, if the run's own server has ended with the run."""
-    if not _is_own(config) or _answers(config.redis.url):
+    if not has_ended(config):
         return
     name = config.run.name
     ended = "has finished" if standing(config) is Standing.FINISHED else "was stopped"

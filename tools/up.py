@@ -25,14 +25,15 @@ from common.run_dir import RunDir, write_whole
 from common.shutdown import LEAVE_S, Shutdown
 from envhub.rewards.part import judged_envs
 from learner.overview import pinned_link
+from replay.diagnosis import FaultLog, diagnose
 from replay.fleet import Fleet, RunState, UnknownRun
+from replay.observer import Observer
 from replay.redis_version import warning_of
 from replay.server import Server, find_executable, password_of, start_private_server
 from tools.check_input import check_input
-from tools.child import Child, kill, print_failure
+from tools.child import EXIT_BAD_INPUT, Child, kill, print_failure
 from tools.devices import VARIABLE, split_devices, visible_devices
-from tools.diagnosis import Diagnosis, diagnose
-from tools.observer import Observer
+from tools.doctor import print_missing
 from tools.report.report import FOLDER as REPORT_FOLDER
 from tools.report.report import write_report
 from tools.table import cell, print_table
@@ -40,7 +41,6 @@ from tools.view import View, held_out, show
 
 POLL_S = 0.2
 LOOK_EVERY_S = 2.0  # between two diagnoses, where the output is not a terminal
-FAULT_S = 30.0  # how long a fault lasts before it is printed; an actor that joins needs some time
 ACTORS_GRACE_S = LEAVE_S + 5.0  # after the drain
 LEARNER_GRACE_S = 60.0
 TENSORBOARD_PORT = 6006
@@ -203,6 +203,8 @@ def _supervise(
         failed = _watch(console, config, run_dir, children, server, shutdown)
         if failed:
             print_failure("up", failed)
+            if failed.exit_code != EXIT_BAD_INPUT and not read_metrics(run_dir.metrics):
+                print_missing(config)
     finally:
         # Actors first: without a learner they would wait. TensorBoard last: it shows how the run ends.
         for child, grace_s in (
@@ -292,10 +294,8 @@ class LineReporter:
         self._metrics = MetricsFile(run_dir.metrics)
         self._observer = observer
         self._num_printed = 0
-        self._looked_at = -math.inf  # when the run was last diagnosed, by the clock, like the next field
-        self._fault_since = 0.0
-        self._fault = ""  # the cause of the present one
-        self._is_printed = False
+        self._looked_at = -math.inf  # when the run was last diagnosed, by the clock
+        self._faults = FaultLog()
 
     def report(self) -> None:
         """Print what is new."""
@@ -305,18 +305,8 @@ class LineReporter:
         if now - self._looked_at > LOOK_EVERY_S:
             self._looked_at = now
             steps = [record for record in records if "trained/reward" in record]
-            self._report_fault(diagnose(self._observer.facts(steps)), now)
-
-    def _report_fault(self, found: Diagnosis, now: float) -> None:
-        """Print a fault once, after it has lasted for FAULT_S, and its end."""
-        cause = found.cause if found.is_fault else ""
-        if cause != self._fault:
-            if self._is_printed:
-                self._console.print(f"no longer: {self._fault}", soft_wrap=True)
-            self._fault, self._fault_since, self._is_printed = cause, now, False
-        elif cause and not self._is_printed and now - self._fault_since >= FAULT_S:
-            self._console.print(cell(f"FAULT: {found}"), soft_wrap=True)
-            self._is_printed = True
+            if line := self._faults.line(diagnose(self._observer.facts(steps)), now_s=now):
+                self._console.print(cell(line), soft_wrap=True)
 
     def _report_steps(self, records: Sequence[dict[str, Any]]) -> None:
         while self._num_printed < len(records):

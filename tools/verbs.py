@@ -225,7 +225,9 @@ VERBS = {
         own=PlanOptions,
     ),
     "doctor": Verb(
-        "check this machine: packages, Redis, memory, shared memory, GPU", "tools.doctor:doctor", ("redis.url",)
+        "check this machine: packages, Redis, memory, shared memory, GPU; and the run `run.name`, if it exists",
+        "tools.doctor:doctor",
+        RUN,
     ),
 }
 

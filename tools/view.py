@@ -14,9 +14,9 @@ from common.headline import headline, interval
 from common.metrics import MetricsFile
 from common.run_dir import RunDir
 from replay.bulletin import Bulletin
-from tools.diagnosis import Facts, diagnose
+from replay.diagnosis import Facts, diagnose
+from replay.observer import Observer
 from tools.fleet_tables import actors_table, relays_table
-from tools.observer import Observer
 from tools.table import cell, two_columns
 
 SPARKS = "▁▂▃▄▅▆▇█"

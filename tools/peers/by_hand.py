@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
 from common.config import Config, load_config
+from learner.evaluation import num_held_out
 from learner.model.optimizer import make_optimizer, make_schedule
 from learner.objective.advantage import standardised_advantages
 from tools.peers.episode import Episode, Episodes, returns_differ
@@ -52,7 +53,7 @@ class HandRank:
 
     def success(self) -> Success:
         """Held-out success of the weights. Every rank calls it, and plays its share of the tasks."""
-        num_tasks = self._config.eval.num_tasks
+        num_tasks = num_held_out(self._config)
         mine = range(self._rank, num_tasks, self._num_ranks)
         solved = []
         for temperature in (self._config.sampling.temperature, 0.0):

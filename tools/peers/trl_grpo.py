@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from trl import GRPOConfig, GRPOTrainer
 
 from common.config import Config, load_config
+from learner.evaluation import num_held_out
 from tools.peers.episode import Episode, Episodes, returns_differ
 from tools.peers.peer_run import PeerRun, Success
 
@@ -63,7 +64,7 @@ class Player:
         return Success(sampled=sampled, greedy=greedy)
 
     def _solved(self, model: Any, temperature: float) -> float:
-        num_tasks, num_solved = self._config.eval.num_tasks, 0
+        num_tasks, num_solved = num_held_out(self._config), 0
         for start in range(0, num_tasks, EVAL_BATCH):
             episodes = self._episodes.held_out(range(start, min(start + EVAL_BATCH, num_tasks)))
             self._play(model, episodes, temperature=temperature)

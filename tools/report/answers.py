@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from common.headline import headline, wilson
+from replay.diagnosis import Diagnosis, Facts, diagnose_records
 from replay.fleet import RunState
 from replay.ledger import ledger_of
-from tools.diagnosis import Facts, diagnose_records
 from tools.report.blocks import Rows
 from tools.report.run_files import Record, RunFiles
 
@@ -96,9 +96,15 @@ def _stale(run: RunFiles) -> str:
 
 
 def _waiting(run: RunFiles) -> str:
+    found = recorded_diagnosis(run)
+    return str(found) if found else UNKNOWN
+
+
+def recorded_diagnosis(run: RunFiles) -> Diagnosis | None:
+    """The state of a run by its newest recorded steps, whether or not its processes are alive; None without a step."""
     steps = [record for record in run.steps if "perf/learner_busy" in record]
     newest_steps = steps[-max(NEWEST, len(steps) // 4) :]
-    return str(diagnose_records(_facts(run, newest_steps))) if newest_steps else UNKNOWN
+    return diagnose_records(_facts(run, newest_steps)) if newest_steps else None
 
 
 def _facts(run: RunFiles, steps: Sequence[Record]) -> Facts:
@@ -107,13 +113,12 @@ def _facts(run: RunFiles, steps: Sequence[Record]) -> Facts:
         run_id=run.name,
         state=RunState.TRAINING,
         members=(),
-        num_joined=0,
+        everyone=(),
         ledger=run.ledger or ledger_of({}),
         earlier=None,
         failures=(),
         steps=steps,
         newest_version=-1,
-        refusing=(),
         max_lag=run.config.replay.max_lag if run.config else 0,
         now_s=time.time(),
     )
@@ -132,7 +137,8 @@ def _cost(run: RunFiles) -> str:
 
 
 def _failing(run: RunFiles) -> str:
-    found = [f"{count} {kind} in the log" for kind, count in run.complaints.items()]
+    found = [f"the learner ended with an error: {run.error}"] if run.error else []
+    found += [f"{count} {kind} in the log" for kind, count in run.complaints.items()]
     if skipped := sum(record.get("optim/skipped", 0) > 0 for record in run.steps):
         found.append(f"{skipped} steps were skipped")
     if ledger := run.ledger:

@@ -17,12 +17,15 @@ from common.wire import MALFORMED
 from learner.tally import load_tally
 from replay.archive import Archive, ArchiveError
 from replay.ledger import Ledger
+from replay.observer import last_line
 
 T = TypeVar("T")
 LARGEST = 1e300  # a larger number is damage; sums of such numbers stay finite
 NUM_SAMPLED_STEPS = 10  # of the archive, from which the time of episodes is measured
 MAX_GROUP_BYTES = 1 << 30
 ANY_TOKEN = 2**31
+ERROR = "slipstream learner: "  # begins the last line of a learner that ends with an error
+MAX_ERROR_CHARS = 600
 MAX_LOG_BYTES = 64 << 20  # of the end of each log
 _LOGGED = re.compile(rb"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (WARNING|ERROR|CRITICAL) ", re.MULTILINE)
 
@@ -86,6 +89,7 @@ class RunFiles:
     ledger_source: str  # where `ledger` was read
     episode_time: EpisodeTime | None
     complaints: Mapping[str, int]  # warnings and errors by log
+    error: str  # with which the learner ended; empty if it did not, or if that is not known
     missing: Sequence[str]  # one sentence for each thing that could not be read
 
 
@@ -121,6 +125,7 @@ def read_run(run_dir: RunDir) -> RunFiles:
         ledger_source="summary.json" if summary else "the newest checkpoint's tally.json",
         episode_time=archived,
         complaints=attempt(lambda: _complaints(run_dir)) or {},
+        error=_error(run_dir),
         missing=missing,
     )
 
@@ -175,6 +180,12 @@ def _complaints(run_dir: RunDir) -> dict[str, int]:
             for logged in _LOGGED.finditer(file.read()):
                 found[f"{path.stem}: {logged[1].decode().lower()}"] += 1
     return dict(found)
+
+
+def _error(run_dir: RunDir) -> str:
+    """The error that the learner's log ends with."""
+    line = last_line(run_dir.log("learner"))
+    return line.removeprefix(ERROR)[:MAX_ERROR_CHARS] if line.startswith(ERROR) else ""
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:

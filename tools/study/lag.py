@@ -18,6 +18,7 @@ import msgspec
 from common.config import Config, load_config
 from common.run_dir import write_whole
 from common.shutdown import die_with_parent
+from learner.evaluation import num_held_out
 from learner.ranks import Ranks, join_ranks
 from tools.bench.benchmark import today
 from tools.study.page import Result, Study, write
@@ -128,7 +129,7 @@ def main(arguments: Sequence[str]) -> None:
         command=" ".join(["python -m tools.study.lag", *(word for word in arguments if word != "--page-only")]),
         date=today(),
         steps=config.learner.steps,
-        held_out_tasks=config.eval.num_tasks,
+        held_out_tasks=num_held_out(config),
         arms={arm: list(changes(arm)) for arm in options.arms},
         results=results,
     )

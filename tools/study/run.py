@@ -19,6 +19,7 @@ from common import archive
 from common.config import Config
 from common.run_dir import RunDir
 from learner.clock import Clock
+from learner.evaluation import num_held_out
 from learner.learner import Learner, begin, load_learner, train_on
 from learner.model.export import save_hf
 from learner.model.packed_model import full_tensors
@@ -112,7 +113,7 @@ def run(config: Config, *, lag: int, ranks: Ranks) -> Run:
                 success.append(step.success)
                 steps.append(step.metrics)
         practised.setup.sampler.load(practised.snapshots[-1], practised.learner.progress.policy_version)
-        held_out = held_out_success(practised.setup, num_tasks=config.eval.num_tasks)
+        held_out = held_out_success(practised.setup, num_tasks=num_held_out(config))
     episodes = practised.learner.progress.next_group_id * config.replay.group_size
     return Run(success=success, steps=steps, held_out=held_out, episodes=episodes)
 

@@ -1,7 +1,5 @@
 """Reads the facts about a run that a diagnosis is made from, out of its Redis."""
 
-import contextlib
-import io
 import os
 import time
 from collections import deque
@@ -11,12 +9,12 @@ from pathlib import Path
 import redis
 
 from replay.bulletin import Bulletin
+from replay.diagnosis import NUM_STEPS, Facts
 from replay.failures import read_failures
 from replay.fleet import Fleet, RunState, UnknownRun
 from replay.keys import key, shard_name
 from replay.ledger import Ledger
 from replay.shards import read_shards
-from tools.diagnosis import NUM_STEPS, Facts
 
 WINDOW_S = 60.0  # what happened before is no longer judged
 TAIL_BYTES = 8192  # of a log, enough for its last line
@@ -53,36 +51,21 @@ class Observer:
             for index, client in enumerate(self._shards)
             for failure in read_failures(client, key(shard_name(self._run_id, index), "train"))
         ]
-        everyone, newest_version = self._fleet.everyone(), self._bulletin.highest_version()
+        census = self._fleet.census()
         return Facts(
             run_id=self._run_id,
             state=state,
-            members=self._fleet.members(),
-            num_joined=sum(member.role == "actor" for member in everyone),
+            members=census.alive,
+            everyone=census.everyone,
             ledger=ledger,
             earlier=self._earlier(ledger),
             failures=failures,
             steps=steps[-NUM_STEPS:],
-            newest_version=newest_version,
-            refusing=[
-                member
-                for member in everyone
-                if member.refusal and member.refusal.unfit and member.refusal.policy_version >= newest_version
-            ],
+            newest_version=self._bulletin.highest_version(),
             max_lag=self._max_lag,
             now_s=time.time(),
-            last_words=self._last_words() if state is RunState.FAILED else "",
+            last_words=last_line(self._log) if self._log and state is RunState.FAILED else "",
         )
-
-    def _last_words(self) -> str:
-        """The last line of the learner's log; empty if it cannot be read."""
-        try:
-            with self._log.open("rb") if self._log else contextlib.nullcontext(io.BytesIO()) as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-                lines = file.read().decode(errors="replace").strip().splitlines()
-        except OSError:
-            return ""
-        return lines[-1] if lines else ""
 
     def _state(self) -> RunState | None:
         try:
@@ -99,3 +82,14 @@ class Observer:
         if not self._readings or now - self._readings[-1][0] > READING_S:
             self._readings.append((now, ledger))
         return earlier
+
+
+def last_line(log: Path) -> str:
+    """The last line of a process's log; empty if it cannot be read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return lines[-1] if lines else ""

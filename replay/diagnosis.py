@@ -22,6 +22,7 @@ QUIET_S, QUIET_STEPS = 60.0, 10  # a learner that makes no step for so long, and
 BUSY, IDLE = 0.9, 0.5  # the share of a step in which the learner works
 MAX_REFUSAL_CHARS = 600  # its end names the suspects
 MAX_SHOWN_CHARS = 300  # of the reason of a failure
+FAULT_S = 30.0  # how long a fault lasts before it is logged; an actor that joins needs some time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,13 +32,12 @@ class Facts:
     run_id: str
     state: RunState | None  # None if no learner has described the run
     members: Sequence[Member]  # those that are alive
-    num_joined: int  # actors that ever took part
+    everyone: Sequence[Member]  # those that ever took part
     ledger: Ledger
     earlier: Ledger | None  # of some time before; None to judge by the whole run
     failures: Sequence[Failure]  # newest first
     steps: Sequence[Mapping[str, float]]  # records of the newest optimizer steps, the last one last
     newest_version: int  # that is on offer; -1 if none is
-    refusing: Sequence[Member]  # that refused it because it does not fit or failed its probe; also those that have left
     max_lag: int  # optimizer steps
     now_s: float  # Unix time
     last_words: str = ""  # the last line of the learner's log, where that is on this machine
@@ -51,6 +51,17 @@ class Facts:
         """Those that are alive."""
         return [member for member in self.members if member.role == "actor"]
 
+    @property
+    def num_joined(self) -> int:
+        """How many actors ever took part."""
+        return sum(member.role == "actor" for member in self.everyone)
+
+    @property
+    def refusing(self) -> list[Member]:
+        """Those that refused the newest version because it does not fit or failed its probe; also if they have left."""
+        refused = [member for member in self.everyone if member.refusal and member.refusal.unfit]
+        return [member for member in refused if member.refusal and member.refusal.policy_version >= self.newest_version]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
@@ -61,6 +72,27 @@ class Diagnosis:
 
     def __str__(self) -> str:
         return f"{self.cause}: {self.evidence}; {self.next_step}"
+
+
+class FaultLog:
+    """Says when a fault begins and when it is over; a short one is left out."""
+
+    def __init__(self) -> None:
+        self._fault = ""  # the cause of the present one
+        self._since_s = 0.0
+        self._is_logged = False
+
+    def line(self, found: Diagnosis, *, now_s: float) -> str:
+        """A fault once it has lasted for FAULT_S, and its end; empty if neither is new. `now_s` is of any clock."""
+        cause = found.cause if found.is_fault else ""
+        if cause != self._fault:
+            ended = f"no longer: {self._fault}" if self._is_logged else ""
+            self._fault, self._since_s, self._is_logged = cause, now_s, False
+            return ended
+        if not cause or self._is_logged or now_s - self._since_s < FAULT_S:
+            return ""
+        self._is_logged = True
+        return f"FAULT: {found}"
 
 
 def diagnose(facts: Facts) -> Diagnosis:
@@ -235,8 +267,8 @@ def _no_step(facts: Facts) -> Diagnosis | None:
     if not facts.steps:
         return None
     newest = facts.steps[-1]
-    quiet_s = facts.now_s - newest["time"]
-    if quiet_s < max(QUIET_S, QUIET_STEPS * newest["perf/step_s"]):
+    quiet_s = facts.now_s - newest.get("time", facts.now_s)
+    if quiet_s < max(QUIET_S, QUIET_STEPS * newest.get("perf/step_s", 0.0)):
         return None
     return Diagnosis(
         cause="the learner makes no steps",
