@@ -298,6 +298,7 @@ def _sums(fitted: Fit, examples: Sequence[Example]) -> npt.NDArray[np.float64]:
         [sequence for side in sides for sequence in side],
         micro_batch_tokens=fitted.config.learner.micro_batch_tokens,
         ranks=fitted.ranks,
+        share_prefixes=fitted.model.shares_prefixes,
     )["outputs"]
     starts = np.cumsum([0, *(count_loss_tokens(side) for side in sides[:-1])])
     return np.add.reduceat(outputs, starts)
@@ -311,6 +312,7 @@ def _backward(fitted: Fit, sequences: Sequence[TokenSequence], *, divisor: float
         max_tokens=fitted.config.learner.micro_batch_tokens,
         num_ranks=ranks.num_ranks,
         rank=ranks.rank,
+        share_prefixes=fitted.model.shares_prefixes,
     )
     for number, packed in enumerate(packs, start=1):
         expect_backward(fitted.model, last=number == len(packs))

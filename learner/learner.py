@@ -149,7 +149,11 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
     sequences = with_lags(sequences, before.lags)
     clock.lap("pack")
     packs = micro_batches(
-        sequences, max_tokens=config.learner.micro_batch_tokens, num_ranks=ranks.num_ranks, rank=ranks.rank
+        sequences,
+        max_tokens=config.learner.micro_batch_tokens,
+        num_ranks=ranks.num_ranks,
+        rank=ranks.rank,
+        share_prefixes=learner.model.shares_prefixes,
     )
     proximal_logprobs = learner.proximal.logprobs(learner.model, packs) if learner.proximal else None
     clock.lap("proximal")

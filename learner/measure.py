@@ -57,7 +57,13 @@ def measure(
         queries["current_logprobs"] = lambda packed: model(packed).logprobs
     if not queries:
         return Measured()
-    found = of_each_token(queries, sequences, micro_batch_tokens=micro_batch_tokens, ranks=ranks)
+    found = of_each_token(
+        queries,
+        sequences,
+        micro_batch_tokens=micro_batch_tokens,
+        ranks=ranks,
+        share_prefixes=model.shares_prefixes,
+    )
     if critic is not None:
         found["values"] = critic.scale.restored(found["values"])
     return Measured(**found)
@@ -70,17 +76,25 @@ def of_each_token(
     *,
     micro_batch_tokens: int,
     ranks: Ranks,
+    share_prefixes: bool,
 ) -> dict[str, Numbers]:
-    """The result of each query for each loss token, on every rank.
+    """The result of each query for each loss token, on every rank. `share_prefixes` says whether their models can.
 
     Each token is in one pack of one rank, so the sum over ranks is exact.
     """
     stops = np.cumsum([sequence.loss_mask.sum() for sequence in sequences])
     starts = np.concatenate([[0], stops[:-1]])
     results = torch.zeros((len(queries), int(stops[-1])), dtype=torch.float64, device=ranks.device)
-    for members in bins_of_rank(sequences, max_tokens=micro_batch_tokens, num_ranks=ranks.num_ranks, rank=ranks.rank):
-        packed = pack([sequences[index] for index in members]).to(ranks.device)
-        places = [np.arange(starts[index], stops[index]) for index in members]
+    for each in bins_of_rank(
+        sequences,
+        max_tokens=micro_batch_tokens,
+        num_ranks=ranks.num_ranks,
+        rank=ranks.rank,
+        share_prefixes=share_prefixes,
+    ):
+        members = [sequences[index] for index in each.members]
+        packed = pack(members, share_prefixes=each.share_prefixes).to(ranks.device)
+        places = [np.arange(starts[index], stops[index]) for index in each.members]
         where = torch.from_numpy(np.concatenate([np.arange(0), *places])).to(ranks.device)
         for result, query in zip(results, queries.values(), strict=True):
             result[where] = query(packed).double()

@@ -1,7 +1,8 @@
 """Token sequences concatenated without padding: the only layout of a batch.
 
-`tokens` of all sequences follow one another, longest sequence first; `lengths` says where each ends, and
-`position_ids` start again at 0 in each. Element i of every per-token array belongs to `tokens[i]`.
+`tokens` of all sequences follow one another; `lengths` says where each ends, and `position_ids` start again at 0 in
+each. Element i of every per-token array belongs to `tokens[i]`. The longest sequence comes first. If shared prefixes
+are computed once, sequences that begin alike are neighbours instead, and `prefixes` has the tokens that are computed.
 """
 
 import dataclasses
@@ -19,6 +20,10 @@ from common.kept_sets import KeptSets, joined
 from common.trajectory import LogprobArray, MaskArray, TokenArray, Trajectory
 from common.versions import VersionArray
 from learner.objective.ratio import Sequences
+from learner.prefixes import Prefixes, cost_of, costs_of, lexicographic, prefixes_of, runs_of, shared_lengths
+
+# Prefixes are shared if that saves at least this fraction of a batch's computed tokens: see docs/benchmarks.md.
+MIN_SAVED = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +68,7 @@ class Packed:
     lengths: tuple[int, ...]  # tokens of each sequence; on the host, so that no kernel waits for them
     trajectories: Int[Tensor, " sequences"]  # of each sequence, by its number in the batch
     trajectory_tokens: Int[Tensor, " sequences"]  # loss tokens of that whole trajectory
+    prefixes: Prefixes | None = None  # None if every token is computed
 
     def to(self, device: torch.device) -> "Packed":
         """The same on `device`. The host does not wait for the copies to a GPU: they are from pinned memory."""
@@ -70,7 +76,25 @@ class Packed:
         tensors: dict[str, Any] = {name: part for name, part in parts.items() if isinstance(part, Tensor)}
         if device.type == "cuda":
             tensors = {name: part.pin_memory() for name, part in tensors.items()}
-        return dataclasses.replace(self, **{name: part.to(device, non_blocking=True) for name, part in tensors.items()})
+        moved = {name: part.to(device, non_blocking=True) for name, part in tensors.items()}
+        return dataclasses.replace(self, **moved, prefixes=self.prefixes and self.prefixes.to(device))
+
+    @property
+    def computed_lengths(self) -> tuple[int, ...]:
+        """The tokens of each sequence that pass through the model."""
+        return self.prefixes.lengths if self.prefixes else self.lengths
+
+    @property
+    def num_pairs(self) -> int:
+        """How many pairs there are of a computed token and a token that it attends to: itself and those before it."""
+        return sum(
+            (length * (length + 1) - (length - own) * (length - own + 1)) // 2
+            for length, own in zip(self.lengths, self.computed_lengths, strict=True)
+        )
+
+    def among_computed(self, positions: Int[Tensor, " positions"]) -> Int[Tensor, " positions"]:
+        """Where the states of the tokens at `positions` of the pack are among those that the model computes."""
+        return self.prefixes.places[positions] if self.prefixes else positions
 
     @property
     def loss_sequences(self) -> Sequences:
@@ -161,14 +185,22 @@ def count_trajectories(sequences: Sequence[TokenSequence]) -> int:
     return 1 + max((sequence.trajectory for sequence in sequences), default=-1)
 
 
-def pack(sequences: Sequence[TokenSequence]) -> Packed:
+def pack(sequences: Sequence[TokenSequence], *, share_prefixes: bool = False) -> Packed:
     """Concatenate `sequences`, longest first, so that attention finds sequences of similar length next to each other.
+
+    With `share_prefixes` they are in lexicographic order, and a prefix of several sequences is computed once.
 
     Without sequences, the pack is one token without loss: a rank with no data must still take part in the step.
     """
     if not sequences:
         sequences = [_NOTHING]
     ordered = sorted(sequences, key=lambda sequence: -sequence.num_tokens)
+    prefixes = None
+    if share_prefixes:
+        ordered = [sequences[index] for index in lexicographic([sequence.tokens for sequence in sequences])]
+        shared = shared_lengths([sequence.tokens for sequence in ordered])
+        if any(shared):
+            prefixes = prefixes_of([sequence.num_tokens for sequence in ordered], shared)
     per_token = {
         item.name: _joined([getattr(sequence, item.name) for sequence in ordered])
         for item in dataclasses.fields(TokenSequence)
@@ -183,6 +215,7 @@ def pack(sequences: Sequence[TokenSequence]) -> Packed:
         lengths=lengths,
         trajectories=torch.tensor([sequence.trajectory for sequence in ordered]),
         trajectory_tokens=torch.tensor([sequence.trajectory_tokens for sequence in ordered]),
+        prefixes=prefixes,
     )
 
 
@@ -197,21 +230,46 @@ def index_of(loss_mask: Bool[Tensor, " tokens"], lengths: Sequence[int]) -> dict
     }
 
 
-def micro_batches(sequences: Sequence[TokenSequence], *, max_tokens: int, num_ranks: int, rank: int) -> list[Packed]:
-    """This rank's packs of `sequences`; every rank passes all sequences, in the same order.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bin:
+    """The sequences of one pack."""
+
+    members: Sequence[int]  # indices into the batch, in the order of the pack
+    share_prefixes: bool
+
+
+def micro_batches(
+    sequences: Sequence[TokenSequence], *, max_tokens: int, num_ranks: int, rank: int, share_prefixes: bool = False
+) -> list[Packed]:
+    """This rank's packs of `sequences`: see `bins_of_rank`. Every rank passes all sequences, in the same order."""
+    bins = bins_of_rank(sequences, max_tokens=max_tokens, num_ranks=num_ranks, rank=rank, share_prefixes=share_prefixes)
+    return [pack([sequences[index] for index in each.members], share_prefixes=each.share_prefixes) for each in bins]
+
+
+def bins_of_rank(
+    sequences: Sequence[TokenSequence], *, max_tokens: int, num_ranks: int, rank: int, share_prefixes: bool
+) -> list[Bin]:
+    """The sequences of each pack of this rank.
 
     Every rank gets the same number of packs, because forward passes are collective, and about the same number of
-    tokens. Raises ValueError for a sequence longer than `max_tokens`.
+    tokens. With `share_prefixes`, prefixes are shared if that saves at least MIN_SAVED of the time in which all ranks
+    wait for the fullest pack. Raises ValueError for a sequence longer than `max_tokens`.
     """
-    bins = bins_of_rank(sequences, max_tokens=max_tokens, num_ranks=num_ranks, rank=rank)
-    return [pack([sequences[index] for index in members]) for members in bins]
-
-
-def bins_of_rank(sequences: Sequence[TokenSequence], *, max_tokens: int, num_ranks: int, rank: int) -> list[list[int]]:
-    """The members of each of this rank's `micro_batches`: indices into `sequences`, in the order of the pack."""
     lengths = [sequence.num_tokens for sequence in sequences]
     bins = balanced_bins(lengths, max_tokens=max_tokens, num_ranks=num_ranks)
-    return [sorted(members, key=lambda index: -lengths[index]) for members in bins[rank::num_ranks]]
+    if share_prefixes and len(sequences) > 1:
+        order = lexicographic([sequence.tokens for sequence in sequences])
+        ordered = [lengths[index] for index in order]
+        shared = shared_lengths([sequences[index].tokens for index in order])
+        costs = costs_of(ordered, shared)
+        runs = runs_of(ordered, shared, max_tokens=max_tokens, num_ranks=num_ranks)
+        apart = sum(sum(lengths[index] for index in members) for members in bins[::num_ranks])
+        if sum(cost_of(run, ordered, costs) for run in runs[::num_ranks]) <= (1 - MIN_SAVED) * apart:
+            return [Bin(members=[order[place] for place in run], share_prefixes=True) for run in runs[rank::num_ranks]]
+    return [
+        Bin(members=sorted(members, key=lambda index: -lengths[index]), share_prefixes=False)
+        for members in bins[rank::num_ranks]
+    ]
 
 
 def balanced_bins(lengths: Sequence[int], *, max_tokens: int, num_ranks: int) -> list[list[int]]:

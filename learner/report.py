@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -41,7 +40,7 @@ def step_metrics(
         metrics.add("replay/consumed_tokens", trajectory.num_tokens)
         metrics.add("replay/consumed_turns", len(trajectory.turns))
         metrics.add("replay/consumed_s", trajectory.duration_s)
-    _add_times(metrics, trajectories, times_s, flops, tally)
+    _add_times(metrics, trajectories, step, times_s, flops, tally)
     return metrics
 
 
@@ -248,7 +247,12 @@ def _add_step(metrics: Metrics, step: StepMetrics) -> None:
 
 
 def _add_times(
-    metrics: Metrics, trajectories: Sequence[Trajectory], times_s: dict[str, float], flops: Flops, tally: Tally
+    metrics: Metrics,
+    trajectories: Sequence[Trajectory],
+    step: StepMetrics,
+    times_s: dict[str, float],
+    flops: Flops,
+    tally: Tally,
 ) -> None:
     num_tokens = sum(trajectory.num_tokens for trajectory in trajectories)
     elapsed_s = sum(times_s.values())
@@ -257,17 +261,9 @@ def _add_times(
     metrics.add("perf/trained_tokens_per_s", num_tokens / elapsed_s)
     metrics.add("perf/learner_busy", 1 - times_s["wait"] / elapsed_s)
     metrics.add("perf/step_s", elapsed_s)
-    utilisation = flops.utilisation(_lengths(trajectories), elapsed_s)
+    metrics.add("learner/computed_fraction", step.num_computed_tokens / num_tokens)
+    utilisation = flops.utilisation(step.num_computed_tokens, num_pairs=step.num_pairs, elapsed_s=elapsed_s)
     if utilisation is not None:
         metrics.add("perf/mfu", utilisation)
     for name, seconds in times_s.items():
         metrics.add(f"time/{name}_s", seconds)
-
-
-def _lengths(trajectories: Iterable[Trajectory]) -> list[int]:
-    """The length of each token sequence: each branch is one."""
-    return [
-        stop - start
-        for trajectory in trajectories
-        for start, stop in pairwise([*trajectory.branch_starts, trajectory.num_tokens])
-    ]

@@ -48,8 +48,13 @@ class RewardScorer:
 
     def _scores(self, trajectories: Sequence[Trajectory]) -> Numbers:
         ends = [_end_of(trajectory) for trajectory in trajectories]
-        queries = {"scores": self.model}
-        return of_each_token(queries, ends, micro_batch_tokens=self.micro_batch_tokens, ranks=self.ranks)["scores"]
+        return of_each_token(
+            {"scores": self.model},
+            ends,
+            micro_batch_tokens=self.micro_batch_tokens,
+            ranks=self.ranks,
+            share_prefixes=self.model.shares_prefixes,
+        )["scores"]
 
 
 def load_reward_scorer(config: Config, model: PackedModel, *, ranks: Ranks) -> RewardScorer | None:

@@ -216,6 +216,8 @@ def _forward(
         trajectories=packed.trajectories,
         value_loss=None if value_loss is None else _without_gradient(value_loss),
         entropy_sum=current.entropies.detach().sum(),
+        num_computed_tokens=sum(packed.computed_lengths),
+        num_pairs=packed.num_pairs,
     )
     return sums, loss_sums
 

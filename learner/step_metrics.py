@@ -22,6 +22,8 @@ class StepMetrics:
 
     num_loss_tokens: int
     num_micro_batches: int  # of this rank
+    num_computed_tokens: int  # that passed through the policy: a prefix that sequences of a pack share counts once
+    num_pairs: int  # of a computed token and a token that it attends to
     loss: float  # divided as `objective.normalisation` says
     entropy: float  # nats
     mismatch_kl: float  # nats; 1e-3 is healthy
@@ -55,6 +57,8 @@ class MicroBatchSums:
     trajectories: Tensor  # of each of its sequences, by its number in the batch
     value_loss: ValueLoss | None
     entropy_sum: Tensor
+    num_computed_tokens: int
+    num_pairs: int
 
 
 def trajectory_sums_over_ranks(micro_batches: Sequence[MicroBatchSums], *, num_trajectories: int) -> Tensor:
@@ -87,8 +91,11 @@ def ratios_of(trajectory_sums: Tensor) -> list[float]:
 def measured_over_ranks(micro_batches: Sequence[MicroBatchSums]) -> dict[str, float]:
     """Every sum over all micro-batches of all ranks, and the largest ratio. Collective."""
     sums = {name: torch.stack([getattr(each.loss, name) for each in micro_batches]).sum() for name in _SUMMED}
-    total = summed_over_ranks(sums | {"entropy_sum": torch.stack([each.entropy_sum for each in micro_batches]).sum()})
-    return total | {"ratio_max": _largest(each.loss.ratio_max for each in micro_batches)}
+    sums["entropy_sum"] = torch.stack([each.entropy_sum for each in micro_batches]).sum()
+    for name in ("num_computed_tokens", "num_pairs"):
+        total = sum(getattr(each, name) for each in micro_batches)
+        sums[name] = torch.full_like(sums["entropy_sum"], total, dtype=torch.float64)
+    return summed_over_ranks(sums) | {"ratio_max": _largest(each.loss.ratio_max for each in micro_batches)}
 
 
 def step_metrics_of(
@@ -109,6 +116,8 @@ def step_metrics_of(
     return StepMetrics(
         num_loss_tokens=round(num_loss_tokens),
         num_micro_batches=num_micro_batches,
+        num_computed_tokens=round(measured["num_computed_tokens"]),
+        num_pairs=round(measured["num_pairs"]),
         loss=measured["loss_sum"] / divisor,
         entropy=mean["entropy_sum"],
         mismatch_kl=mean["mismatch_kl_sum"],

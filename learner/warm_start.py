@@ -53,7 +53,13 @@ def imitate(
     for step, batch in enumerate(batches, start=1):
         num_loss_tokens = count_loss_tokens(batch)
         loss_sums = []
-        packs = micro_batches(batch, max_tokens=micro_batch_tokens, num_ranks=ranks.num_ranks, rank=ranks.rank)
+        packs = micro_batches(
+            batch,
+            max_tokens=micro_batch_tokens,
+            num_ranks=ranks.num_ranks,
+            rank=ranks.rank,
+            share_prefixes=model.shares_prefixes,
+        )
         for number, packed in enumerate(packs, start=1):
             expect_backward(model, last=number == len(packs))
             with model.at_temperature(1.0):

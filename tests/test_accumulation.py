@@ -11,6 +11,7 @@ import os
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -20,8 +21,9 @@ from transformers import AttentionInterface, AutoModelForCausalLM, Starcoder2Con
 from common.config import OptimConfig
 from common.objective_config import ObjectiveConfig
 from learner.model.attention import packed_attention
+from learner.model.kernel import PACKED_ATTENTION
 from learner.model.optimizer import make_optimizer, make_schedule
-from learner.model.packed_model import PACKED_ATTENTION, PackedModel, full_tensors, load_model
+from learner.model.packed_model import PackedModel, full_tensors, load_model
 from learner.model.proximal import Proximal
 from learner.pack import Packed, TokenSequence, count_loss_tokens, count_trajectories, micro_batches, numbered, pack
 from learner.ranks import Ranks, join_ranks, leave_ranks
@@ -30,12 +32,13 @@ from tests.tiny_model import FLOAT32, VOCAB_SIZE, random_sequence, save_tiny_mod
 
 # The lengths of each step's sequences. In the last step of three ranks two have nothing to do.
 STEPS = [(31, 7, 22, 13, 40), (12, 33, 18), (25,)]
-WAYS = {"one sequence at a time": 0, "medium packs": 45, "one pack": 1000}  # with at most so many tokens; 0 is special
+# With at most so many tokens; 0 is special. The last computes the prefixes that sequences share once.
+WAYS = {"one sequence at a time": 0, "medium packs": 45, "one pack": 1000, "shared prefixes": 45}
 NORMALISATIONS = [("float32", "tokens"), ("float64", "tokens"), ("float64", "sequences"), ("float64", "constant")]
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 CASES = [(way, normalisation, dtype) for way in WAYS for dtype, normalisation in NORMALISATIONS]
 # Three ranks on two cores wait for one another most of the time.
-CASES_ON = {1: CASES, 2: CASES, 3: [case for case in CASES if case[0] == "medium packs"]}
+CASES_ON = {1: CASES, 2: CASES, 3: [case for case in CASES if case[0] in ("medium packs", "shared prefixes")]}
 LR = 1e-3
 pytestmark = pytest.mark.timeout(1800)  # hundreds of collectives, each of which waits for the slowest rank
 # Nothing is left out, however far the random log-probabilities are from the model's.
@@ -74,8 +77,15 @@ def train_all(path: Path, *, ranks: Ranks) -> None:
 
 
 def batch_of(step: int, lengths: tuple[int, ...]) -> list[TokenSequence]:
-    """Every two sequences are branches of one trajectory; they come into packs and to ranks of any sort."""
-    sequences = [random_sequence(length, seed=100 * step + length) for length in lengths]
+    """Every two sequences are branches of one trajectory; they come into packs and to ranks of any sort.
+
+    All begin with the same 5 tokens, and the branches of a trajectory with the same 12, most of which are trained.
+    """
+    trunk, sequences = random_sequence(12, seed=step).tokens, []
+    for number, length in enumerate(lengths):
+        drawn = random_sequence(length, seed=100 * step + length)
+        branch = np.concatenate([trunk[:5], (trunk[5:] + number // 2) % VOCAB_SIZE, drawn.tokens[12:]])
+        sequences.append(dataclasses.replace(drawn, tokens=branch[:length]))
     return numbered(sequences[start : start + 2] for start in range(0, len(sequences), 2))
 
 
@@ -126,7 +136,10 @@ def cut(sequences: list[TokenSequence], way: str, *, ranks: Ranks) -> list[Packe
     """This rank's micro-batches."""
     num_ranks, rank = ranks.num_ranks, ranks.rank
     if max_tokens := WAYS[way]:
-        return micro_batches(sequences, max_tokens=max_tokens, num_ranks=num_ranks, rank=rank)
+        shared = way == "shared prefixes"
+        packs = micro_batches(sequences, max_tokens=max_tokens, num_ranks=num_ranks, rank=rank, share_prefixes=shared)
+        assert not shared or num_ranks > 1 or len(sequences) == 1 or any(each.prefixes for each in packs)
+        return packs
     num_rounds = -(-len(sequences) // num_ranks)
     shares = [sequences[number : number + 1] for number in range(num_rounds * num_ranks)]
     return [pack(share) for share in shares[rank::num_ranks]]
@@ -159,6 +172,7 @@ def load(folder: Path, *, ranks: Ranks) -> PackedModel:
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
     causal_lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation=PACKED_ATTENTION)
     model = PackedModel(causal_lm, folder=folder, settings=FLOAT32).eval()
+    model.shares_prefixes = True
     for module in [*causal_lm.model.layers, model]:
         fully_shard(module, mesh=ranks.mesh)
     return model

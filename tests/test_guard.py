@@ -95,7 +95,14 @@ def loss_of(
 
 def evidence_of(losses: list[tuple[PolicyLoss, Sequences]], *, num_trajectories: int) -> Evidence:
     parts = [
-        MicroBatchSums(loss=loss, trajectories=sequences.trajectories, value_loss=None, entropy_sum=torch.zeros(()))
+        MicroBatchSums(
+            loss=loss,
+            trajectories=sequences.trajectories,
+            value_loss=None,
+            entropy_sum=torch.zeros(()),
+            num_computed_tokens=0,
+            num_pairs=0,
+        )
         for loss, sequences in losses
     ]
     sums = trajectory_sums_over_ranks(parts, num_trajectories=num_trajectories)

@@ -1,25 +1,40 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from learner.model.logprobs import chunked_logprobs, predictions
+from learner.pack import Packed, TokenSequence, pack
+
+
+def packed_of(tokens: Tensor, *, loss_positions: tuple[int, ...]) -> Packed:
+    """One sequence."""
+    sequence = TokenSequence(
+        tokens=tokens.int().numpy(),
+        loss_mask=np.isin(np.arange(len(tokens)), loss_positions),
+        behaviour_logprobs=np.zeros(len(tokens), dtype=np.float32),
+        advantages=np.zeros(len(tokens), dtype=np.float32),
+        kept=None,
+    )
+    return pack([sequence])
 
 
 def test_the_state_before_a_loss_token_predicts_it() -> None:
     hidden = torch.arange(10.0).reshape(5, 2)
     tokens = torch.tensor([7, 8, 9, 5, 6])
-    states, targets = predictions(hidden, tokens, torch.tensor([1, 4]))
+    states, targets = predictions(hidden, packed_of(tokens, loss_positions=(1, 4)))
     assert states.tolist() == [[0.0, 1.0], [6.0, 7.0]]
     assert targets.tolist() == [8, 6]
 
 
 def test_only_states_that_predict_a_loss_token_get_a_gradient() -> None:
     hidden = torch.randn(6, 4, requires_grad=True)
-    states, targets = predictions(hidden, torch.zeros(6, dtype=torch.long), torch.tensor([2, 5]))
+    states, targets = predictions(hidden, packed_of(torch.zeros(6, dtype=torch.long), loss_positions=(2, 5)))
     chunked_logprobs(
         states, torch.randn(5, 4), None, targets, temperature=1.0, chunk_tokens=8
     ).logprobs.sum().backward()

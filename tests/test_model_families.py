@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,7 +22,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from common.config_error import ConfigError
 from learner.model.attention import CannotPack
-from learner.model.packed_model import PACKED_ATTENTION, PackedModel, check_packing, load_model
+from learner.model.kernel import PACKED_ATTENTION
+from learner.model.packed_model import PackedModel, check_packing, load_model
 from learner.pack import TokenSequence, pack
 from learner.ranks import Ranks
 from tests.tiny_model import FLOAT32, VOCAB_SIZE, random_sequence
@@ -284,12 +286,23 @@ def alone(folder: Path, sequence: TokenSequence) -> Tensor:
 
 
 def assert_exact(model: PackedModel, folder: Path, lengths: tuple[int, ...]) -> None:
-    sequences = [random_sequence(length, seed=length, prompt=1) for length in lengths]
-    expected = torch.cat([alone(folder, sequence) for sequence in sequences])
-    assert expected.std() > 0.5
-    with torch.no_grad():
-        found = model(pack(sequences)).logprobs
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    """With the prefix that all sequences share computed once, and with all tokens computed."""
+    assert model.shares_prefixes
+    drawn = [random_sequence(length, seed=length, prompt=1) for length in lengths]
+    num_shared = min(lengths) - 2
+    sequences = [
+        dataclasses.replace(each, tokens=np.concatenate([drawn[0].tokens[:num_shared], each.tokens[num_shared:]]))
+        for each in drawn
+    ]
+    expected = {each.tokens.tobytes(): alone(folder, each) for each in sequences}
+    assert torch.cat(list(expected.values())).std() > 0.5
+    for share_prefixes in (False, True):
+        packed = pack(sequences, share_prefixes=share_prefixes)
+        assert share_prefixes == (sum(packed.computed_lengths) == sum(lengths) - (len(lengths) - 1) * num_shared)
+        with torch.no_grad():
+            found = model(packed).logprobs
+        order = [part.int().numpy().tobytes() for part in torch.split_with_sizes(packed.tokens, packed.lengths)]
+        torch.testing.assert_close(found, torch.cat([expected[tokens] for tokens in order]), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", EXACT)

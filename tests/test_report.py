@@ -33,7 +33,13 @@ OLD = LagMetrics(fraction=0.25, ratio_mean=1.5, effective_sample_size=0.8, clip_
 WHOLE = Evidence(weight_mean=1.0, token_ess=1.0, trajectory_ess=1.0)
 STEP = StepMetrics(
     **{field.name: OF_TYPE.get(field.type) for field in dataclasses.fields(StepMetrics)}
-    | {"by_lag": {"5_8": OLD}, "evidence": WHOLE, "trajectory_ratios": [1.0, 1.25]}
+    | {
+        "num_computed_tokens": 6,
+        "num_pairs": 17,
+        "by_lag": {"5_8": OLD},
+        "evidence": WHOLE,
+        "trajectory_ratios": [1.0, 1.25],
+    }
 )
 BEFORE = Progress(step=7, policy_version=7, highest_published=7, next_group_id=0, tokens_trained=0)
 TIMES_S = {"wait": 3.0, "forward": 0.5, "backward": 0.25, "checkpoint": 0.25}
@@ -157,19 +163,13 @@ def test_a_clock_leaves_nothing_out_and_adds_up_repeated_parts() -> None:
     assert sum(first.values()) + sum(second.values()) == pytest.approx(clock._last - begun, rel=1e-6)
 
 
-def test_utilisation_counts_matrix_products_of_real_tokens_against_the_wall_clock() -> None:
-    """Two sequences of 4 tokens: 2 * (4 * 100 + 10 * 3) = 860 operations, in 4 s that could have made 4,000."""
+def test_utilisation_counts_matrix_products_of_computed_tokens_against_the_wall_clock() -> None:
+    """Two sequences of 4 tokens that share 2: 6 * 100 + 17 * 3 = 651 operations, in 4 s that could have made 4,000."""
     batch = batch_of(made(0, rewards={"task": 1.0}), made(1, rewards={"task": 0.0}))
     means = report(batch, flops=Flops(per_token=100.0, per_pair=3.0, peak=1000.0)).means()
-    assert means["perf/mfu"] == pytest.approx(0.215)
+    assert means["perf/mfu"] == pytest.approx(651 / 4000)
+    assert means["learner/computed_fraction"] == 0.75
     assert "perf/mfu" not in report(batch).means()
-
-
-def test_branches_are_sequences_of_their_own() -> None:
-    """Two of 2 tokens: 4 * 100 + 2 * 3 * 3 = 418."""
-    branched = made(0, rewards={"task": 1.0}, branch_starts=[0, 2])
-    means = report(batch_of(branched), flops=Flops(per_token=100.0, per_pair=3.0, peak=1000.0)).means()
-    assert means["perf/mfu"] == pytest.approx(418 / 4000)
 
 
 @pytest.mark.parametrize(("tie", "num_embeddings"), [(True, 1), (False, 2)])
@@ -189,7 +189,7 @@ def test_flops_are_of_the_model_as_it_is(
 
 
 def test_a_known_example_of_flops() -> None:
-    assert Flops(per_token=6e6, per_pair=12.0 * 2 * 4 * 8, peak=None).of([10]) == 60_042_240
+    assert Flops(per_token=6e6, per_pair=12.0 * 2 * 4 * 8, peak=None).of(10, num_pairs=55) == 60_042_240
 
 
 def books(**counters: int) -> dict[bytes, bytes]:

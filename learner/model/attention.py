@@ -5,6 +5,10 @@ other, in place. In float32 on a GPU, and with a sliding window on a CPU, sequen
 another become the rows of a small batch. The padding of a row comes after its tokens, and attention is causal, so no
 token sees it. Every other layer works on the packed row.
 
+If a prefix of several sequences is computed once, its keys and values are copied to each of them, and the queries of a
+sequence are those of its other tokens, at its end. PyTorch's flash attention takes such sequences on a GPU, as does
+attention of one sequence after the other on a CPU, with a mask of [queries, keys].
+
 No kernel that makes a [tokens, tokens] matrix ever runs on a GPU: with 32,768 tokens it would take 4 GiB for each head.
 """
 
@@ -21,12 +25,15 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
+from learner.prefixes import prefixes_of
+
 MAX_FLASH_HEAD_DIM = 256  # PyTorch's flash attention has no larger head, and none whose values have another size
 # PyTorch 2.11's takes as many heads of keys as of queries: the keys are repeated for it.
 FLASH_TAKES_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 # A sequence joins a batch of longer ones if it has at least this fraction of the longest length: a trade-off between
 # padding and number of kernels. With 64 sequences of 60 to 180 tokens, 0.6 took about 10 % longer than 0.8 to 0.95.
 MIN_LENGTH_RATIO = 0.8
+MAX_SHARED_ERROR = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of all numbers together, relative: see the check
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,13 +71,23 @@ def rows_of(lengths: Sequence[int]) -> tuple[Rows, ...]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SharedKeys:
+    """The keys that each sequence attends to, if sequences share them; its queries are at its end."""
+
+    places: Int[Tensor, " keys"]  # of each sequence's keys, one sequence after the other, in the pack
+    bounds: Int[Tensor, " bounds"]  # where the keys of each sequence begin among them, and where the last ones end
+    lengths: tuple[int, ...]  # keys of each sequence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PackRows:
-    """All rows of a pack, as passed through the layers.
+    """All rows of a pack, as passed through the layers; with `shared`, of its queries.
 
     With a bare tuple, torch.compile would check its length, and compile the layers again for each number of rows.
     """
 
     rows: tuple[Rows, ...]
+    shared: SharedKeys | None = None
 
 
 class CannotPack(ValueError):
@@ -78,7 +95,7 @@ class CannotPack(ValueError):
 
 
 # Arguments of transformers that are not needed here: positions are already in `query` and `key`, there is no cache,
-# dropout is 0 in evaluation mode, and keys have the bounds of queries.
+# dropout is 0 in evaluation mode, and keys have the bounds of queries or those in `rows`.
 _WITHOUT_EFFECT = {
     "position_ids",
     "past_key_values",
@@ -118,6 +135,9 @@ def packed_attention(
     unknown = sorted(name for name, value in wanted.items() if value is not None and name not in _WITHOUT_EFFECT)
     if unknown:
         raise CannotPack(f"its attention needs {', '.join(unknown)}, which packed attention does not support")
+    shared = rows.shared
+    if shared is not None:
+        key, value = _copied(key, shared.places), _copied(value, shared.places)
     if cu_seq_lens_q is not None and flash_runs(query, value):
         window = (-1 if sliding_window is None else sliding_window - 1, 0)  # tokens before and after that a token sees
         num_groups = query.shape[1] // key.shape[1]
@@ -129,17 +149,20 @@ def packed_attention(
             key[0].transpose(0, 1),
             value[0].transpose(0, 1),
             cu_seq_lens_q,
-            cu_seq_lens_q,
+            shared.bounds if shared else cu_seq_lens_q,
             max_length_q,
-            max_length_q,
+            max(shared.lengths) if shared else max_length_q,
             scale=scaling,
             window_size=window,
         )
         assert isinstance(attended, Tensor)  # without auxiliary outputs
         return attended[None], None
     lengths = [length for row in rows.rows for length in row.lengths]
-    if query.device.type == "cpu" and (sliding_window is None or sliding_window >= max(lengths)):
-        return _one_by_one(query, key, value, lengths, scaling), None
+    if query.device.type == "cpu" and (shared or sliding_window is None or sliding_window >= max(lengths)):
+        key_lengths = shared.lengths if shared else lengths
+        return _one_by_one(query, key, value, lengths, key_lengths, scaling, sliding_window), None
+    if shared:
+        raise CannotPack(f"on {query.device.type} in {query.dtype}, no kernel takes keys that sequences share")
     # Split, not sliced: the backward pass of a slice would fill zeros for the whole pack.
     sizes = [row.num_tokens for row in rows.rows]
     parts = [torch.split_with_sizes(packed[0], sizes, dim=1) for packed in (query, key, value)]
@@ -156,27 +179,48 @@ def flash_runs(query: Tensor, value: Tensor) -> bool:
     return query.device.type == "cuda" and query.dtype == torch.bfloat16 and sizes[0] == sizes[1] <= MAX_FLASH_HEAD_DIM
 
 
+def _copied(
+    packed: Float[Tensor, "1 kv_heads tokens head_dim"], places: Int[Tensor, " keys"]
+) -> Float[Tensor, "1 kv_heads keys head_dim"]:
+    """The keys or values at `places`."""
+    _, heads, _, head_dim = packed.shape
+    # A lookup, because its backward pass adds up in float32 on a GPU, in an order of its own; an index would add up in
+    # bfloat16, in any order.
+    rows = F.embedding(places, packed[0].transpose(0, 1).flatten(1))
+    return rows.view(len(places), heads, head_dim).transpose(0, 1)[None]
+
+
 def _one_by_one(
     query: Float[Tensor, "1 heads tokens head_dim"],
-    key: Float[Tensor, "1 kv_heads tokens head_dim"],
-    value: Float[Tensor, "1 kv_heads tokens value_dim"],
-    lengths: list[int],
+    key: Float[Tensor, "1 kv_heads keys head_dim"],
+    value: Float[Tensor, "1 kv_heads keys value_dim"],
+    lengths: Sequence[int],
+    key_lengths: Sequence[int],
     scaling: float,
+    sliding_window: int | None,
 ) -> Float[Tensor, "1 tokens heads value_dim"]:
     # Split along the axis where a sequence is contiguous in memory, as in the projections before and after. Along the
     # other axis, the gradients of the parts would be joined by strided copies.
-    parts = (torch.split_with_sizes(packed.transpose(1, 2), lengths, dim=1) for packed in (query, key, value))
-    attended = [
-        F.scaled_dot_product_attention(
+    parts = (
+        torch.split_with_sizes(packed.transpose(1, 2), sizes, dim=1)
+        for packed, sizes in ((query, lengths), (key, key_lengths), (value, key_lengths))
+    )
+    attended = []
+    for queries, keys, values in zip(*parts, strict=True):
+        num_queries, num_keys = queries.shape[1], keys.shape[1]
+        window = sliding_window if sliding_window and sliding_window < num_keys else None
+        causal = window is None and num_queries == num_keys
+        sees = None if causal else _sees(num_queries, num_keys, window, query.device)
+        of_sequence = F.scaled_dot_product_attention(
             queries.transpose(1, 2),
             keys.transpose(1, 2),
             values.transpose(1, 2),
-            is_causal=True,
+            attn_mask=sees,
+            is_causal=causal,
             scale=scaling,
             enable_gqa=query.shape[1] != key.shape[1],
-        ).transpose(1, 2)
-        for queries, keys, values in zip(*parts, strict=True)
-    ]
+        )
+        attended.append(of_sequence.transpose(1, 2))
     return torch.cat(attended, dim=1)
 
 
@@ -205,7 +249,7 @@ def _attend(
             query,
             key,
             value,
-            attn_mask=None if window is None else _window_mask(row.longest, window, query.device),
+            attn_mask=None if window is None else _sees(row.longest, row.longest, window, query.device),
             is_causal=window is None,
             scale=scaling,
             enable_gqa=query.shape[1] != key.shape[1],
@@ -215,11 +259,16 @@ def _attend(
     return torch.cat([tokens[:length] for tokens, length in zip(attended, row.lengths, strict=True)])
 
 
-def _window_mask(longest: int, window: int, device: torch.device) -> Bool[Tensor, "longest longest"]:
-    """True where a token may attend: to itself and to the `window - 1` tokens before it."""
-    position = torch.arange(longest, device=device)
-    behind = position[:, None] - position[None, :]
-    return (behind >= 0) & (behind < window)
+def _sees(
+    num_queries: int, num_keys: int, window: int | None, device: torch.device
+) -> Bool[Tensor, "num_queries num_keys"]:
+    """True where a query may attend: to its own token, the last query's being the last key, and to those before it.
+
+    With a `window` only to the `window - 1` tokens before it.
+    """
+    own = torch.arange(num_keys - num_queries, num_keys, device=device)
+    behind = own[:, None] - torch.arange(num_keys, device=device)
+    return (behind >= 0) & (behind < (window or num_keys))
 
 
 @torch.enable_grad()  # frozen models are loaded without
@@ -255,3 +304,41 @@ def check_kernel(device: torch.device, dtype: torch.dtype, *, head_dim: int) -> 
     if device.type == "cuda":
         return "PyTorch's memory-efficient attention, for rows of similar length"
     return "PyTorch's attention for CPUs, for one sequence after the other"
+
+
+@torch.enable_grad()  # frozen models are loaded without
+def check_shared_keys(device: torch.device, dtype: torch.dtype, *, head_dim: int) -> None:
+    """Raise CannotPack unless keys that sequences share give the attention, and the gradients, of copied sequences."""
+    # Longer than the blocks of a kernel. The third shares a part of what the second has by itself.
+    lengths, shared = (150, 190, 200, 3), (0, 130, 170, 0)
+    prefixes = prefixes_of(lengths, shared)
+    generator = torch.Generator().manual_seed(0)
+    shape = (1, 2, len(prefixes.computed), head_dim)
+    tensors = [torch.randn(shape, generator=generator).to(device, dtype).requires_grad_() for _ in range(3)]
+    prefixes = prefixes.to(device)
+    bounds = torch.tensor([0, *lengths], device=device).cumsum(0).int()
+    keys = SharedKeys(places=prefixes.places, bounds=bounds, lengths=lengths)
+    ways = {
+        "shared": (tensors, PackRows(rows=rows_of(prefixes.lengths), shared=keys), prefixes.bounds),
+        "copied": ([each[:, :, prefixes.places] for each in tensors], PackRows(rows=rows_of(lengths)), bounds),
+    }
+    found = {}
+    for way, (inputs, rows, of_queries) in ways.items():
+        longest = max(length for row in rows.rows for length in row.lengths)
+        attended, _ = packed_attention(
+            nn.Module(),
+            *inputs,
+            None,
+            rows=rows,
+            cu_seq_lens_q=of_queries,
+            max_length_q=longest,
+            scaling=head_dim**-0.5,
+        )
+        own = attended if way == "shared" else attended[:, prefixes.computed]
+        found[way] = [own, *torch.autograd.grad(own.square().sum(), tensors)]
+    error = max(
+        float((mine - theirs).detach().norm() / theirs.detach().norm())
+        for mine, theirs in zip(found["shared"], found["copied"], strict=True)
+    )
+    if not error <= MAX_SHARED_ERROR[dtype]:
+        raise CannotPack(f"attention with keys that sequences share is wrong by a fraction of {error:.2g}")

@@ -1,13 +1,13 @@
 """The floating-point operations of a step, and the model FLOPs utilisation (MFU)."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from learner.model.packed_model import PackedModel, head_dim_of
+from learner.model.kernel import head_dim_of
+from learner.model.packed_model import PackedModel
 
 # Dense bfloat16, in 1e12 operations per second, by a part of the device's name; the first match counts.
 PEAK_TFLOPS = {
@@ -31,22 +31,22 @@ class Flops:
     `parameters` are those that a token is multiplied with: see `flops_of`.
 
     PaLM, appendix B, https://arxiv.org/abs/2204.02311. A token attends to itself and those before it in its sequence,
-    so n tokens are n (n + 1) / 2 pairs. Recomputation (activation checkpointing) and the reference's forward pass are
-    not counted. With 1e6 parameters and 2 layers of 4 heads of 8, a sequence of 10 tokens costs
-    6e7 + 12 * 2 * 4 * 8 * 55 = 60,042,240.
+    so n tokens are n (n + 1) / 2 pairs. A shared prefix counts once, because it is computed once. Recomputation
+    (activation checkpointing) and the reference's forward pass are not counted. With 1e6 parameters and 2 layers of 4
+    heads of 8, a sequence of 10 tokens costs 6e7 + 12 * 2 * 4 * 8 * 55 = 60,042,240.
     """
 
     per_token: float
     per_pair: float
     peak: float | None  # operations per second of all ranks together; None if unknown
 
-    def of(self, lengths: Iterable[int]) -> float:
-        """The operations of training on sequences of these `lengths`, in tokens."""
-        return sum(self.per_token * length + self.per_pair * length * (length + 1) / 2 for length in lengths)
+    def of(self, num_tokens: int, *, num_pairs: int) -> float:
+        """The operations of training on so many computed tokens, and pairs of tokens."""
+        return self.per_token * num_tokens + self.per_pair * num_pairs
 
-    def utilisation(self, lengths: Iterable[int], elapsed_s: float) -> float | None:
+    def utilisation(self, num_tokens: int, *, num_pairs: int, elapsed_s: float) -> float | None:
         """The fraction of the peak that was used in `elapsed_s` (MFU); None if the peak is unknown."""
-        return self.of(lengths) / (self.peak * elapsed_s) if self.peak else None
+        return self.of(num_tokens, num_pairs=num_pairs) / (self.peak * elapsed_s) if self.peak else None
 
 
 def flops_of(model: PackedModel, *, device: torch.device, num_ranks: int) -> Flops:

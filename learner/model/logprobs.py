@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.utils._pytree import register_dataclass
 from torch.utils.checkpoint import checkpoint
 
+from learner.pack import Packed
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenLogprobs:
@@ -31,17 +33,15 @@ register_dataclass(TokenLogprobs)
 
 
 def predictions(
-    hidden: Float[Tensor, "tokens hidden"],
-    tokens: Int[Tensor, " tokens"],
-    loss_positions: Int[Tensor, " loss_tokens"],
+    hidden: Float[Tensor, "computed hidden"], packed: Packed
 ) -> tuple[Float[Tensor, "loss_tokens hidden"], Int[Tensor, " loss_tokens"]]:
     """The hidden states that predict the loss tokens, and those tokens. This is the only place that shifts by one.
 
     The state after token i - 1 predicts token i. The first token of a sequence is never a loss token (`sequences_of`
     ensures it), so the state before a loss token is always of the same sequence. Tokens that are not trained are left
-    out here, and cost no logits.
+    out here, and cost no logits. The last state of a shared prefix predicts a token of every sequence that has it.
     """
-    return hidden[loss_positions - 1], tokens[loss_positions]
+    return hidden[packed.among_computed(packed.loss_positions - 1)], packed.tokens[packed.loss_positions]
 
 
 def chunked_logprobs(

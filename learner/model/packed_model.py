@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -22,21 +22,27 @@ from transformers.utils import logging as transformers_logging
 
 from common.config import Config, LoraConfig
 from common.weights import TensorEntry, layout
-from learner.model.attention import CannotPack, PackRows, check_kernel, packed_attention, rows_of
+from learner.model.attention import (
+    CannotPack,
+    PackRows,
+    SharedKeys,
+    packed_attention,
+    rows_of,
+)
 from learner.model.compiler import check_compiler, compile_layers
 from learner.model.folder_tensors import folder_name, is_of_adapter, stored, stored_buffers
+from learner.model.kernel import DTYPES, PACKED_ATTENTION, attention_for, checked_kernel, refuses_shared_keys
 from learner.model.logprobs import TokenLogprobs, chunked_logprobs, predictions
 from learner.model.lora import adapters_of, add_adapters
 from learner.model.rope import fix_frequencies
 from learner.model.skeleton import fill, refused_together, skeleton_of, tensors_of
 from learner.pack import Packed, index_of
+from learner.prefixes import prefixes_of
 from learner.ranks import Ranks
 
 log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound="PackedModel")
-PACKED_ATTENTION = "slipstream_packed"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -86,6 +92,7 @@ class PackedModel(nn.Module):
         self.causal_lm: PreTrainedModel = causal_lm
         self.folder = folder  # that it was loaded from
         self.settings = settings
+        self.shares_prefixes = False  # whether it takes packs whose shared prefixes are computed once
         self.one_rank_holds_all = False  # one rank, without offloading: see `expect_backward`
         self.syncs_gradients = True  # FSDP takes the gradients after the next backward pass
 
@@ -109,15 +116,20 @@ class PackedModel(nn.Module):
 
     def forward(self, packed: Packed, *, entropy_gradient: bool = False) -> TokenLogprobs:
         """The log-probabilities of the loss tokens, computed in chunks: see `chunked_logprobs`."""
-        hidden, targets = predictions(self.hidden_states(packed), packed.tokens, packed.loss_positions)
+        hidden, targets = predictions(self.hidden_states(packed), packed)
         return self.logprobs(hidden, targets, packed.kept, entropy_gradient=entropy_gradient)
 
-    def hidden_states(self, packed: Packed) -> Float[Tensor, "tokens hidden"]:
-        """The decoder's last hidden state of every token of the pack."""
+    def hidden_states(self, packed: Packed) -> Float[Tensor, "computed hidden"]:
+        """The decoder's last hidden state of every token of the pack that is computed: see `Packed.among_computed`."""
+        tokens, position_ids = packed.tokens, packed.position_ids
+        if packed.prefixes:
+            if not self.shares_prefixes:
+                raise ValueError(f"{type(self.causal_lm).__name__} cannot share prefixes: pack without share_prefixes")
+            tokens, position_ids = tokens[packed.prefixes.computed], position_ids[packed.prefixes.computed]
         # No mask and no cache: with either, transformers would treat the row as one sequence.
         hidden: Tensor = self.causal_lm.get_decoder()(
-            input_ids=packed.tokens[None],
-            position_ids=packed.position_ids[None],
+            input_ids=tokens[None],
+            position_ids=position_ids[None],
             attention_mask=None,
             use_cache=False,
             **_sequence_bounds(packed),
@@ -164,10 +176,17 @@ def load_kind(kind: type[M], path: str | Path, *, ranks: Ranks, settings: ModelS
         if settings.compile:
             check_compiler(ranks.device)
         model = packed_skeleton(kind, folder, device=ranks.device, settings=settings)
-        kernel = checked_kernel(model, ranks.device)
-        tensors = tensors_of(_read(folder, settings)) if ranks.rank == 0 else {}
+        kernel = checked_kernel(model.causal_lm, ranks.device, settings.dtype)
+        refused = refuses_shared_keys(model.causal_lm, ranks.device, settings.dtype)
+        tensors: dict[str, Tensor] = {}
+        if ranks.rank == 0:
+            tensors, refused_by_model = _read(folder, settings)
+            refused = refused or refused_by_model
+    model.shares_prefixes = _agreed(not refused, ranks)
     if ranks.rank == 0:
         log.info("attention in %s on %s: %s", settings.dtype, ranks.device.type, kernel)
+        if not model.shares_prefixes:
+            log.info("prefixes that sequences share are computed for each: %s", refused or "another rank cannot")
     shard(model, ranks=ranks)
     fill(model.causal_lm, tensors, ranks=ranks, cpu_offload=settings.cpu_offload)
     return model
@@ -178,7 +197,7 @@ def packed_skeleton(kind: type[M], folder: Path, *, device: torch.device, settin
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
     causal_lm = skeleton_of(folder)
     fix_frequencies(causal_lm, max_tokens=settings.max_tokens)
-    causal_lm.set_attn_implementation(_attention_for(device, settings.dtype))
+    causal_lm.set_attn_implementation(attention_for(device, settings.dtype))
     if settings.lora.rank:
         add_adapters(causal_lm, settings.lora)
     # Always in evaluation mode: with dropout, the log-probabilities would differ from those of the actors.
@@ -224,16 +243,21 @@ def expect_backward(model: PackedModel, *, last: bool) -> None:
         model.syncs_gradients = last
 
 
-def check_packing(model: PackedModel) -> None:
+def check_packing(model: PackedModel) -> str:
     """Raise CannotPack unless short packed sequences get the same log-probabilities as in the model's own forward pass.
 
     This detects anything that `forward` leaves out: a scaling of the logits, a state that continues into the next
-    sequence, a bias inside the attention. The last sequence has the highest positions below `max_tokens`, and sliding
+    sequence, a bias inside the attention. The last sequences have the highest positions below `max_tokens`, and sliding
     windows are made narrow, to detect what only long sequences show. Afterwards only the weights of `model` are usable.
+
+    Returns why the model cannot compute a shared prefix once: its log-probabilities differ. "" if it can.
     """
-    causal_lm, max_tokens, lengths = model.causal_lm, model.settings.max_tokens or 0, (7, 4, 5)
-    tokens = torch.arange(11, 27) * 7919 % model.vocab_size
-    starts = (0, 0, max(0, max_tokens - lengths[-1]))
+    causal_lm, max_tokens = model.causal_lm, model.settings.max_tokens or 0
+    lengths, shared = (7, 6, 5, 6), (0, 4, 0, 4)
+    prefixes = prefixes_of(lengths, shared)
+    tokens = (torch.arange(11, 27) * 7919 % model.vocab_size)[prefixes.places]
+    high = max(0, max_tokens - max(lengths[2:]))
+    starts = (0, 0, high, high)
     position_ids = torch.cat([torch.arange(length) + start for start, length in zip(starts, lengths, strict=True)])
     loss_mask = torch.cat([torch.arange(length) > 0 for length in lengths])
     packed = Packed(
@@ -241,16 +265,19 @@ def check_packing(model: PackedModel) -> None:
         position_ids=position_ids,
         loss_mask=loss_mask,
         **index_of(loss_mask, lengths),
+        prefixes=None,
         behaviour_logprobs=torch.zeros(len(tokens)),
         advantages=torch.zeros(len(tokens)),
         kept=None,
         lengths=lengths,
-        trajectories=torch.arange(2),
-        trajectory_tokens=torch.tensor([6, 3]),
+        trajectories=torch.arange(len(lengths)),
+        trajectory_tokens=torch.tensor(lengths) - 1,
     )
     _narrow_windows(causal_lm)
+    model.shares_prefixes = True
     with torch.no_grad(), model.at_temperature(1.0):
         found = model(packed).logprobs
+        found_shared = model(dataclasses.replace(packed, prefixes=prefixes)).logprobs
         causal_lm.set_attn_implementation("eager")
         alone = zip(torch.split_with_sizes(tokens, lengths), torch.split_with_sizes(position_ids, lengths), strict=True)
         expected = torch.cat([_plain_logprobs(causal_lm, *sequence) for sequence in alone])
@@ -260,6 +287,8 @@ def check_packing(model: PackedModel) -> None:
             f"{type(causal_lm).__name__} gives other log-probabilities for packed sequences than for single ones, by "
             f"{difference:.3g} nats"
         )
+    of_shared = float((found_shared - expected).abs().max())
+    return "" if of_shared <= 1e-3 else f"the model's log-probabilities would differ by {of_shared:.3g} nats"
 
 
 def named_shards(model: PackedModel) -> Iterator[tuple[str, nn.Parameter]]:
@@ -318,48 +347,38 @@ def whole(shard: Tensor) -> Tensor:
     return detached.full_tensor()
 
 
-def _read(folder: Path, settings: ModelSettings) -> PreTrainedModel:
+def _read(folder: Path, settings: ModelSettings) -> tuple[dict[str, Tensor], str]:
+    """Every tensor of the model, and why it cannot compute a shared prefix once: see `check_packing`."""
     causal_lm = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation=PACKED_ATTENTION, trust_remote_code=False
     )
     fix_frequencies(causal_lm, max_tokens=settings.max_tokens)
-    check_packing(PackedModel(causal_lm, folder=folder, settings=settings).eval())
+    refused = check_packing(PackedModel(causal_lm, folder=folder, settings=settings).eval())
     if settings.lora.rank:
         add_adapters(causal_lm, settings.lora)
-    return causal_lm
+    return tensors_of(causal_lm), refused
 
 
-def _attention_for(device: torch.device, dtype: str) -> str:
-    # flash-attn's kernels support only half precision.
-    if device.type == "cuda" and dtype == "bfloat16" and find_spec("flash_attn") is not None:
-        return "flash_attention_2"
-    return PACKED_ATTENTION
-
-
-def checked_kernel(model: PackedModel, device: torch.device) -> str:
-    """The name of the kernel that will compute the attention. Raises CannotPack if none runs."""
-    if model.causal_lm.config._attn_implementation != PACKED_ATTENTION:
-        return "flash-attn, for the whole pack"
-    return check_kernel(device, DTYPES[model.settings.dtype], head_dim=head_dim_of(model.causal_lm))
-
-
-def head_dim_of(causal_lm: PreTrainedModel) -> int:
-    """The size of an attention head; the largest one where layers differ, as those of Gemma 4."""
-    # The attention modules know it. A configuration may have no such key, and one of layers that differ refuses it.
-    found = [getattr(module, "head_dim", None) for module in causal_lm.modules()]
-    config = causal_lm.config.get_text_config()
-    sizes = [size for size in found if isinstance(size, int)]
-    return max(sizes, default=int(config.hidden_size // config.num_attention_heads))
+def _agreed(mine: bool, ranks: Ranks) -> bool:
+    """Whether it is so on every rank. Collective."""
+    every = torch.tensor(int(mine), device=ranks.device)
+    dist.all_reduce(every, op=dist.ReduceOp.MIN)
+    return bool(every)
 
 
 def _sequence_bounds(packed: Packed) -> dict[str, object]:
     """The bounds of the sequences, as arguments for our attention and for flash-attn's varlen kernels."""
+    prefixes, lengths = packed.prefixes, packed.computed_lengths
+    keys = None
+    if prefixes:
+        keys = SharedKeys(places=prefixes.places, bounds=packed.bounds, lengths=packed.lengths)
+    bounds = prefixes.bounds if prefixes else packed.bounds
     return {
-        "rows": PackRows(rows=rows_of(packed.lengths)),
-        "cu_seq_lens_q": packed.bounds,
-        "cu_seq_lens_k": packed.bounds,
-        "max_length_q": max(packed.lengths),
-        "max_length_k": max(packed.lengths),
+        "rows": PackRows(rows=rows_of(lengths), shared=keys),
+        "cu_seq_lens_q": bounds,
+        "cu_seq_lens_k": bounds,
+        "max_length_q": max(lengths),
+        "max_length_k": max(lengths),
     }
 
 

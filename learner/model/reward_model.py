@@ -46,7 +46,7 @@ class RewardModel(PackedModel):
 
     def forward(self, packed: Packed) -> Float[Tensor, " loss_tokens"]:  # type: ignore[override]
         """The score at each loss token."""
-        scores: Tensor = self.score(self.hidden_states(packed)[packed.loss_positions])
+        scores: Tensor = self.score(self.hidden_states(packed)[packed.among_computed(packed.loss_positions)])
         return scores
 
     def heads(self) -> Iterator[tuple[str, nn.Parameter]]:

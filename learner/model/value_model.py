@@ -39,7 +39,7 @@ class ValueModel(PackedModel):
 
     def forward(self, packed: Packed) -> Float[Tensor, " loss_tokens"]:  # type: ignore[override]
         """The value of each loss token, in the critic's unit: see `learner.objective.return_scale`."""
-        hidden, _ = predictions(self.hidden_states(packed), packed.tokens, packed.loss_positions)
+        hidden, _ = predictions(self.hidden_states(packed), packed)
         values: Tensor = self.value_head(hidden)
         return values
 
@@ -53,6 +53,6 @@ class SharedTrunk(PackedModel):
 
     def forward(self, packed: Packed, *, entropy_gradient: bool = False) -> TokenLogprobs:
         """The log-probabilities of the loss tokens, and their `values`."""
-        hidden, targets = predictions(self.hidden_states(packed), packed.tokens, packed.loss_positions)
+        hidden, targets = predictions(self.hidden_states(packed), packed)
         found = self.logprobs(hidden, targets, packed.kept, entropy_gradient=entropy_gradient)
         return dataclasses.replace(found, values=self.value_head(hidden))

@@ -125,9 +125,10 @@ def _measure(findings: Findings, loaded: Loaded, num_tokens: int) -> None:
     findings.note(f"{what}: tokens a second", sum(lengths) / seconds)
     for part, part_s in parts.items():
         findings.note(f"{what}: {part}", 1e3 * part_s / REPEATS, "ms")
+    num_pairs = sum(packed.num_pairs for packed in packs)
     flops = flops_of(loaded.models.policy, device=loaded.ranks.device, num_ranks=1)
-    findings.note(f"{what}: model FLOPs", flops.of(lengths) / seconds / 1e12, "TFLOP/s")
-    if (utilisation := flops.utilisation(lengths, seconds)) is not None:
+    findings.note(f"{what}: model FLOPs", flops.of(sum(lengths), num_pairs=num_pairs) / seconds / 1e12, "TFLOP/s")
+    if (utilisation := flops.utilisation(sum(lengths), num_pairs=num_pairs, elapsed_s=seconds)) is not None:
         findings.note(f"{what}: MFU, without recomputation", 100 * utilisation, "%")
     if on_gpu:
         peak, planned = torch.cuda.max_memory_allocated(), PLANNED[num_tokens]

@@ -32,12 +32,11 @@ from learner.model.attention import CannotPack  # noqa: E402
 from learner.model.critic import Critic, critic_of, policy_kind  # noqa: E402
 from learner.model.flops import flops_of  # noqa: E402
 from learner.model.folder_tensors import is_of_adapter  # noqa: E402
+from learner.model.kernel import checked_kernel, head_dim_of  # noqa: E402
 from learner.model.optimizer import begin_moments, make_optimizer, make_schedule  # noqa: E402
 from learner.model.packed_model import (  # noqa: E402
     ModelSettings,
     PackedModel,
-    checked_kernel,
-    head_dim_of,
     packed_skeleton,
     shard,
 )
@@ -90,7 +89,7 @@ def _skeletons(config: Config, ranks: Ranks) -> _Skeletons:
 def _measured(skeletons: _Skeletons, packs: list[Packed], *, config: Config, fake: FakeDevice) -> MeasuredStep:
     device, ranks = fake.memory, fake.ranks
     model = _loaded(skeletons.policy, ranks)
-    kernel = checked_kernel(model, ranks.device)
+    kernel = checked_kernel(model.causal_lm, ranks.device, config.model.dtype)
     weights, loading = device.now["cuda"], device.peak.copy()
     optimizer = make_optimizer(model.causal_lm, config=config.optim)
     begin_moments(optimizer)
