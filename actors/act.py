@@ -17,7 +17,7 @@ from actors.pin import Pin
 from actors.refresh import RefreshCounts, keep_fresh
 from actors.reward import Scoring
 from actors.rollout import Allowance
-from common.action_format import action_format
+from common.action_format import format_of
 from common.actors_config import ActorsConfig
 from common.config import Config
 from common.patience import RedisAway
@@ -195,7 +195,7 @@ def make_setup(
         envs=run.env.entries(),
         engine=engine,
         tokenizer=tokenizer,
-        action_format=action_format(run.env.action_format),
+        action_format=format_of(run.env),
         allowance=Allowance.of(run),
         provenance=Provenance(
             host=socket.gethostname(), instance_kind=actors.instance_kind, price_per_hour=actors.price_per_hour

@@ -13,7 +13,7 @@ from jinja2 import TemplateError
 
 from actors.answer import answer
 from actors.rollout import EpisodeFailed, fresh_env, with_instructions
-from common.action_format import action_format
+from common.action_format import format_of
 from common.chat import Chat, ChatRules, encoder
 from common.config import Config
 from common.config_error import ConfigError
@@ -49,7 +49,7 @@ async def _first_messages(run: Config, label: str) -> tuple[Message, ...]:
     task, timeout_s = Task(env=label, split="train", index=0), run.env.step_timeout_s
     async with fresh_env(run.env.entries(), task, timeout_s=timeout_s) as env:
         observation = await answer(partial(env.reset, task), timeout_s=timeout_s)  # type: ignore[union-attr]
-    return with_instructions(tuple(observation.messages), action_format(run.env.action_format))
+    return with_instructions(tuple(observation.messages), format_of(run.env))
 
 
 def _check(run: Config, name: str, messages: tuple[Message, ...], tokenizer: "PreTrainedTokenizerBase") -> None:

@@ -114,6 +114,7 @@ def _episode(trajectory: Trajectory, tape: Tape, scoring: Scoring) -> Episode:
                 reply=exchange.reply,
                 action=exchange.action,
                 valid_action=turn.valid_action,
+                answer="\n".join(message.content for message in exchange.answer),
                 rewards=dict(turn.rewards),
                 state_key=turn.state_key,
                 num_tokens=turn.stop - turn.start,

@@ -32,6 +32,7 @@ async def play_stretch(tape: Tape, *, setup: EpisodeSetup, num_turns: int) -> St
             tokenizer=setup.tokenizer,
             action_format=setup.action_format,
             allowance=replace(allowance, max_turns=max_turns),
+            parse=setup.parse,
         )
     if trajectory.stop_reason is not StopReason.DONE and max_turns < allowance.max_turns:
         stop_reason = spent(tape, allowance)  # the stretch may have ended because the context is full

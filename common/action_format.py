@@ -2,16 +2,24 @@
 
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
+
+import regex
 
 from common.config_error import ConfigError, require
+from common.env_config import LABEL, EnvConfig
 from common.imported import imported, is_own
 
 _BLOCK = r"```\w+[ \t]*\n.*?```"  # a code block inside an action; its label distinguishes it from the closing marker
 
 
 _ACTION = "click[red]"  # what a format of the user's is tried with
+_PLACE = "{action}"  # of the action in `write` of a format in `env.formats`
+_KEYS = ("instructions", "write", "pattern")  # of a format in `env.formats`
+_TRIED_CHARS = 20_000  # the length of the texts that a pattern is tried with
+MAX_PATTERN_S = 1.0  # CPU time that a pattern may take for one reply
 _CONTRACT = (
     "it is made without arguments, `instructions` is a str, and `parse` returns a ParsedAction for any text, and for "
     "the text of `write` the action, as common.action_format.ActionFormat says"
@@ -78,22 +86,141 @@ def _spaced(marker: str) -> str:
     return r"\s*".join(map(re.escape, re.findall(r"\w+|[^\w\s]", marker)))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Defined:
+    """A format from `env.formats`: an action between two texts, or found by a pattern."""
+
+    name: str
+    instructions: str
+    marks: Marked
+    pattern: "regex.Pattern[str] | None"  # None: the marks find it
+
+    def write(self, action: str) -> str:
+        """`action` as a policy should write it."""
+        return self.marks.write(action)
+
+    def parse(self, completion: str) -> ParsedAction:
+        """The action in `completion`; the last one if there are several. Raises ValueError if that takes too long."""
+        if self.pattern is None:
+            return self.marks.parse(completion)
+        try:
+            found = self.pattern.findall(completion, timeout=MAX_PATTERN_S)
+        except TimeoutError:
+            raise ValueError(
+                f"`env.formats.{self.name}.pattern` took more than {MAX_PATTERN_S:g} s for a text of {len(completion)} "
+                "characters; avoid repetitions inside of repetitions, such as (a+)+"
+            ) from None
+        text = found[-1].strip() if found else ""
+        return ParsedAction(text=text, valid=bool(text))
+
+
+# Where a policy predicts the answer to its action. A format predicts if its instructions have the opening.
+PREDICTION = Marked(opening="<expect>", closing="</expect>", preamble="")
+
 FORMATS: dict[str, Marked] = {
     "plain": Marked(opening="", closing="", preamble=""),
     "action_tag": Marked(opening="<action>", closing="</action>", preamble="Think first, in a few words. "),
     "react": Marked(opening="Action: ```", closing="```", preamble="Begin with `Thought:` and your reasoning. "),
+    "outcome": Marked(
+        opening="<action>",
+        closing="</action>",
+        preamble="Begin with your plan. Then write the answer that you expect to your action as <expect>the answer"
+        "</expect>. ",
+    ),
 }
 
 
-def action_format(name: str) -> ActionFormat:
-    """Return the format `name`, the value of `env.action_format`. Raises ConfigError if no format has that name."""
+def format_of(env: EnvConfig) -> ActionFormat:
+    """The format of a run's actions. Raises ConfigError."""
+    return action_format(env.action_format, env.formats)
+
+
+def action_format(name: str, defined: Mapping[str, Any] | None = None) -> ActionFormat:
+    """Return the format `name`, a value of `env.action_format`; `defined` is `env.formats`.
+
+    Raises ConfigError if no format has that name, and for a format of the user's that does not read what it writes.
+    """
     if is_own(name):
         return _own_format(name)
-    near = difflib.get_close_matches(name, FORMATS, n=1)
-    hint = f"did you mean {near[0]}?" if near else "see common/action_format.py"
-    known = f"one of {', '.join(FORMATS)}, or module:Class for your own"
-    require(name in FORMATS, "env.action_format", known, name, hint)
+    if defined and name in defined:
+        return _defined_format(name, defined[name])
+    names = [*FORMATS, *(defined or ())]
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]}?" if near else "see docs/formats.md"
+    known = f"one of {', '.join(names)}, or module:Class for your own"
+    require(name in names, "env.action_format", known, name, hint)
     return FORMATS[name]
+
+
+def check_formats(env: EnvConfig) -> None:
+    """Raise ConfigError unless `env.action_format` and every format of `env.formats` can be used."""
+    format_of(env)
+    for name in env.formats:
+        action_format(name, env.formats)
+
+
+def predicts(action_format: ActionFormat) -> bool:
+    """Whether the format asks the policy to predict the answer to its action."""
+    return PREDICTION.opening in action_format.instructions
+
+
+def _defined_format(name: str, given: Any) -> Defined:
+    """The format that `env.formats.NAME` describes. Raises ConfigError if it cannot be used."""
+    key = f"env.formats.{name}"
+    is_free = LABEL.fullmatch(name) is not None and name not in FORMATS
+    require(is_free, "env.formats", "names of letters, digits and '_' that no built-in format has", name, "rename it")
+    is_valid = isinstance(given, Mapping) and all(isinstance(value, str) for value in given.values())
+    require(is_valid, key, f"texts by name ({', '.join(_KEYS)})", given, "see docs/formats.md")
+    for unknown in given.keys() - set(_KEYS):
+        near = difflib.get_close_matches(str(unknown), _KEYS, n=1)
+        raise ConfigError(f"unknown key `{key}.{unknown}`; {f'did you mean {near[0]}?' if near else ', '.join(_KEYS)}")
+    written = given.get("write", "")
+    require(
+        written.count(_PLACE) == 1,
+        f"{key}.write",
+        f"a text with {_PLACE} in it once",
+        written,
+        "as <act>{action}</act>",
+    )
+    marks = Marked(opening=written.partition(_PLACE)[0], closing=written.partition(_PLACE)[2], preamble="")
+    pattern = _pattern(f"{key}.pattern", given["pattern"]) if "pattern" in given else None
+    has_marks = bool(_spaced(marks.opening) and _spaced(marks.closing))
+    require(
+        pattern is not None or has_marks or written == _PLACE,
+        f"{key}.write",
+        f"a text with marks before and after {_PLACE}",
+        written,
+        "or add `pattern`, a regular expression whose only group is the action",
+    )
+    made = Defined(name=name, instructions=given.get("instructions", marks.instructions), marks=marks, pattern=pattern)
+    _check_defined(key, made)
+    return made
+
+
+def _pattern(key: str, text: str) -> "regex.Pattern[str]":
+    try:
+        pattern = regex.compile(text)
+    except regex.error as error:
+        raise ConfigError(f"`{key}` must be a regular expression, got {text!r}: {error}; correct it") from None
+    require(pattern.groups == 1, key, "a pattern with one group, the action", text, "write other groups as (?:...)")
+    return pattern
+
+
+def _check_defined(key: str, made: Defined) -> None:
+    """Raise ConfigError unless `made` reads what it writes, and reads long texts quickly."""
+    read = made.parse(made.write(_ACTION))
+    require(
+        read == ParsedAction(text=_ACTION, valid=True),
+        key,
+        f"a format that reads {_ACTION!r} from {made.write(_ACTION)!r}",
+        read.text,
+        "make `pattern` fit `write`",
+    )
+    try:
+        for text in (made.write(_ACTION), made.marks.opening or "a", "a", " ", "a b "):
+            made.parse(text * (_TRIED_CHARS // len(text)))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _own_format(name: str) -> ActionFormat:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common.action_format import action_format
+from common.action_format import check_formats
 from common.env_config import EnvConfig
 from common.imported import is_own
 from envhub.catalogue import make_any_env
@@ -20,7 +20,7 @@ def own_modules(config: EnvConfig) -> dict[str, str]:
     These are the modules of each package from which the configuration names a class or a function, as `module:NAME`.
     Raises ValueError if an environment, a part of a reward or the action format cannot be made.
     """
-    action_format(config.action_format)
+    check_formats(config)
     for part in config.entries().values():
         asyncio.run(make_any_env(part.name, part.options).close())
     reward_parts(config.entries())

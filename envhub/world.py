@@ -95,9 +95,9 @@ class WorldEnv(Generic[S]):
         state: type[S],
         make_world: Callable[[Task], World[S]],
         reward: str = "solved",
-        columns: Callable[[Task], Mapping[str, Any]] | None = None,
+        columns: Callable[[Task, Any], Mapping[str, Any]] | None = None,
     ) -> None:
-        """Make one that plays the worlds of `make_world`, and names the `columns` of a task for parts of the reward.
+        """Make one that plays the worlds of `make_world`, and names the `columns` of a task and its world.
 
         `kind` names the environment and its options. A snapshot can only be restored in an environment of its kind.
         """
@@ -111,7 +111,7 @@ class WorldEnv(Generic[S]):
     async def reset(self, task: Task) -> Observation:
         """Start `task`. Raises ValueError for an unknown split."""
         world = self._make_world(task)
-        columns = self._columns(task) if self._columns else {}
+        columns = self._columns(task, world) if self._columns else {}
         observation = Observation(messages=world.opening, rewards={}, columns=columns)
         self._episode = _Episode(task=task, world=world, state=world.first, observation=observation)
         return observation

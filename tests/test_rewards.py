@@ -22,12 +22,13 @@ OWN = "own_parts_of_rewards"
 
 
 def turn_of(
-    reply: str, *, valid: bool = True, reward: float = 0.0, state: str = "", num_tokens: int = 4
+    reply: str, *, answer: str = "", valid: bool = True, reward: float = 0.0, state: str = "", num_tokens: int = 4
 ) -> EpisodeTurn:
     return EpisodeTurn(
         reply=reply,
         action=reply.strip(),
         valid_action=valid,
+        answer=answer,
         rewards={"solved": reward},
         state_key=state,
         num_tokens=num_tokens,
@@ -134,6 +135,7 @@ def test_goal_replaces_the_rewards_that_it_names() -> None:
         reply="x",
         action="x",
         valid_action=True,
+        answer="",
         rewards={"solved": 1.0, "price": -0.5},
         state_key="",
         num_tokens=1,

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.action_format import action_format
+from common.action_format import check_formats
 from common.config import Config
 from common.config_error import ConfigError
 from common.env_config import EnvConfig, MixtureEntry
@@ -118,7 +118,7 @@ def _refusal(question: str) -> str:
 
 def check_env(env: EnvConfig) -> None:
     """Raise ConfigError unless each environment can be made, and its rewards, and there is `env.action_format`."""
-    action_format(env.action_format)
+    check_formats(env)
     parts = reward_parts(env.entries())
     for label, part in env.entries().items():
         try:

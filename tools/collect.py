@@ -19,7 +19,7 @@ from actors.group import EpisodeSetup
 from actors.rollout import EpisodeFailed
 from actors.tape import Attempt
 from actors.tree_search import START, dfsdt, mcts, tree_of_thoughts
-from common.action_format import action_format
+from common.action_format import format_of
 from common.chat import ChatRules
 from common.config import Config
 from common.config_error import ConfigError
@@ -63,7 +63,7 @@ def _collect_expert(config: Config, options: CollectOptions, *, path: Path) -> i
             raise ConfigError(f"with `--retrace` the file name must end in .jsonl, got {path}: it has a column `loss`")
         return _retrace(config, options, tokenizer, path=path)
     transcriber = Transcriber(tokenizer, rules=ChatRules.of(config.model))
-    written_as = action_format(config.env.action_format)
+    written_as = format_of(config.env)
     tasks = _groups(options, list(config.env.entries()))
     try:
         trajectories = list(

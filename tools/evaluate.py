@@ -1,92 +1,136 @@
 """`slipstream eval`: measure success on held-out tasks with one engine on this machine, without a run."""
 
 import asyncio
+import dataclasses
 import json
 import logging
 
 from actors.group import EpisodeSetup
 from actors.reward import rewarded
-from actors.rollout import EpisodeFailed, rollout
+from actors.rollout import EpisodeFailed, fresh_env, rollout
 from actors.tape import Attempt, Tape
+from common.action_format import action_format
 from common.config import Config
 from common.config_error import ConfigError
 from common.log import log_to_stderr
 from common.trajectory import Sampling, Task, Trajectory
-from envhub.catalogue import make_any_env
+from tools.eval_options import EvalOptions
+from tools.eval_report import Played, compared, report
 from tools.fixed_policy import start_fixed_policy
+from tools.table import print_rows
 
 DEFAULT_NUM_TASKS = 100
 
 log = logging.getLogger(__name__)
 
 
-def evaluate(config: Config) -> int:
-    """Print success, score and turns as one JSON line per environment and way of sampling.
+def evaluate(config: Config, *, options: EvalOptions) -> int:
+    """Print success, tokens and more as one JSON line per format, environment and way of sampling.
 
-    The model is `model.path` if given, else the trained model of `run.name`.
+    The model is `model.path` if given, else the trained model of `run.name`. Several formats play the same tasks, and a
+    table of them follows.
     """
     log_to_stderr(logging.WARNING)
-    asyncio.run(_evaluate(config, start_fixed_policy(config, name="eval")))
+    formats = options.compare or (config.env.action_format,)
+    return evaluate_on(start_fixed_policy(config, name="eval", formats=formats), config, options)
+
+
+def evaluate_on(stage: EpisodeSetup, config: Config, options: EvalOptions) -> int:
+    """Play the tasks on `stage`, and print the results. Raises ConfigError if every episode failed."""
+    asyncio.run(_evaluate(config, stage, options))
     return 0
 
 
-async def _evaluate(config: Config, stage: EpisodeSetup) -> None:
-    num_tasks = config.eval.num_tasks or DEFAULT_NUM_TASKS
+async def _evaluate(config: Config, stage: EpisodeSetup, options: EvalOptions) -> None:
+    formats = {
+        name: dataclasses.replace(stage, action_format=action_format(name, config.env.formats))
+        for name in options.compare or (config.env.action_format,)
+    }
+    ways = (("sampled", config.sampling.temperature, options.attempts), ("greedy", 0.0, 1))
+    tables = []
     try:
-        for name, temperature in (("sampled", config.sampling.temperature), ("greedy", 0.0)):
-            room = asyncio.Semaphore(config.actors.max_episodes)
+        for sampling, temperature, num_attempts in ways:
             for label in stage.envs:
-                tasks = [Task(env=label, split="held_out", index=index) for index in range(num_tasks)]
-                attempts = [_play(task, temperature, config, stage, room) for task in tasks]
-                played = [trajectory for trajectory in await asyncio.gather(*attempts) if trajectory is not None]
-                if not played:
-                    raise ConfigError("every episode failed; see the warnings above")
-                print(json.dumps({"env": label, "sampling": name, **_means(played)}), flush=True)
+                played = {}
+                for name, setup in formats.items():
+                    played[name] = await _play_all(label, temperature, num_attempts, config, setup, options)
+                    about = {"env": label, "sampling": sampling} | ({"format": name} if options.compare else {})
+                    print(json.dumps({**about, **report(played[name])}), flush=True)
+                tables.append((f"{label}, {sampling}", *compared(played)))
     finally:
         await stage.engine.close()
+    for title, head, rows in tables if options.compare else ():
+        print(f"\n{title}: means, and 95 % intervals over tasks")
+        print_rows(head, rows)
+
+
+async def _play_all(
+    label: str, temperature: float, num_attempts: int, config: Config, setup: EpisodeSetup, options: EvalOptions
+) -> list[Played]:
+    """Play every held-out task of an environment. Raises ConfigError if every episode failed."""
+    room = asyncio.Semaphore(config.actors.max_episodes)
+    tasks = [
+        Task(env=label, split="held_out", index=index) for index in range(config.eval.num_tasks or DEFAULT_NUM_TASKS)
+    ]
+    episodes = [
+        _play(task, member, temperature, config, setup, room, options)
+        for task in tasks
+        for member in range(num_attempts)
+    ]
+    played = [episode for episode in await asyncio.gather(*episodes) if episode is not None]
+    if not played:
+        raise ConfigError("every episode failed; see the warnings above")
+    return played
 
 
 async def _play(
-    task: Task, temperature: float, config: Config, stage: EpisodeSetup, room: asyncio.Semaphore
-) -> Trajectory | None:
+    task: Task,
+    member: int,
+    temperature: float,
+    config: Config,
+    setup: EpisodeSetup,
+    room: asyncio.Semaphore,
+    options: EvalOptions,
+) -> Played | None:
     """Play one episode; return None if its environment or engine failed."""
     attempt = Attempt(
         run_id="eval",
         task=task,
         group_id=task.index,
-        member=0,
+        member=member,
         attempt=0,
         actor="eval",
         sampling=Sampling(temperature=temperature, top_p=1.0, top_k=0, max_turn_tokens=config.sampling.max_turn_tokens),
         seed=config.run.seed,
-        provenance=stage.provenance,
+        provenance=setup.provenance,
     )
-    async with room:
-        env = make_any_env(stage.envs[task.env].name, stage.envs[task.env].options)
-        tape = Tape(attempt=attempt)
-        try:
+    tape = Tape(attempt=attempt)
+    try:
+        async with room, fresh_env(setup.envs, task, timeout_s=setup.allowance.step_timeout_s) as env:
             trajectory = await rollout(
                 tape,
                 env=env,
-                sampler=stage.engine,
-                tokenizer=stage.tokenizer,
-                action_format=stage.action_format,
-                allowance=stage.allowance,
+                sampler=setup.engine,
+                tokenizer=setup.tokenizer,
+                action_format=setup.action_format,
+                allowance=setup.allowance,
+                parse=setup.parse,
             )
-            return await rewarded(trajectory, tape, scoring=stage.scoring)
-        except EpisodeFailed as failure:
-            log.warning("%s: %s", task.task_id, failure)
-            return None
-        finally:
-            await env.close()
+            trajectory = await rewarded(trajectory, tape, scoring=setup.scoring)
+    except EpisodeFailed as failure:
+        log.warning("%s: %s", task.task_id, failure)
+        return None
+    return _played(trajectory, kind=str(tape.columns.get(options.by, "")))
 
 
-def _means(played: list[Trajectory]) -> dict[str, float]:
-    count = len(played)
-    return {
-        "num_tasks": count,
-        "success": sum(trajectory.success for trajectory in played) / count,
-        "score": sum(trajectory.score for trajectory in played) / count,
-        "turns": sum(len(trajectory.turns) for trajectory in played) / count,
-        "tokens": sum(trajectory.num_tokens for trajectory in played) / count,
-    }
+def _played(trajectory: Trajectory, *, kind: str) -> Played:
+    return Played(
+        index=trajectory.task.index,
+        kind=kind,
+        success=trajectory.success,
+        score=trajectory.score,
+        num_turns=len(trajectory.turns),
+        num_invalid=sum(not turn.valid_action for turn in trajectory.turns),
+        num_tokens=trajectory.num_tokens,
+        num_written=sum(turn.stop - turn.start for turn in trajectory.turns),
+    )

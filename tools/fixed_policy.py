@@ -1,5 +1,7 @@
 """Starts an engine with a fixed model on this machine, without a run, for `slipstream eval` and `collect`."""
 
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from actors.act import make_setup
@@ -23,16 +25,20 @@ def fixed_model_folder(config: Config) -> Path:
     return folder
 
 
-def start_fixed_policy(config: Config, *, name: str) -> EpisodeSetup:
+def start_fixed_policy(config: Config, *, name: str, formats: Sequence[str] = ()) -> EpisodeSetup:
     """Start an engine with `model.path` if given, else with the trained model of `run.name`.
+
+    Every one of `formats`, by default `env.action_format`, is tried on the chat template before that.
 
     The caller closes `engine`. Raises ConfigError if the model or the environment does not exist.
     """
     folder = fixed_model_folder(config)
-    check_env(config.env)
     check_model_folder(folder, max_tokens=config.model.max_tokens)
     tokenizer = load_tokenizer(folder, config.model)
-    check_template(config, tokenizer)
+    for action_format in formats or (config.env.action_format,):
+        env = dataclasses.replace(config.env, action_format=action_format)
+        check_env(env)
+        check_template(dataclasses.replace(config, env=env), tokenizer)
     settings = engine_settings(
         config,
         config.actors,

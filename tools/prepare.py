@@ -18,7 +18,7 @@ from actors.engine import Completion, Sampler
 from actors.rollout import Allowance, EpisodeFailed, rollout
 from actors.tape import Attempt, Tape
 from common import archive
-from common.action_format import ActionFormat, action_format
+from common.action_format import PREDICTION, ActionFormat, format_of, predicts
 from common.chat import reply_form
 from common.config import Config, ModelConfig, differences, dump_config, load_config
 from common.config_error import ConfigError
@@ -32,6 +32,8 @@ from envhub.env import Env, EnvError
 from learner.curriculum import Curriculum
 from tools.child import EXIT_BAD_INPUT
 from tools.tiny_model import make_tiny_model
+
+MAX_PREDICTED_WORDS = 20  # of an expert's prediction: a reply has few tokens
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +105,7 @@ def vocabulary_texts(config: EnvConfig, num_tasks: int) -> set[str]:
 
 
 async def _vocabulary_texts(config: EnvConfig, num_tasks: int) -> set[str]:
-    texts = {action_format(config.action_format).instructions}
+    texts = {format_of(config).instructions}
     for label, part in config.entries().items():
         env = make_env(part.name, part.options)
         for index in range(num_tasks):
@@ -114,7 +116,7 @@ async def _vocabulary_texts(config: EnvConfig, num_tasks: int) -> set[str]:
 
 async def _texts_of(env: Env, task: Task, config: EnvConfig) -> set[str]:
     """What an expert observes and may do in `task`, and the reply to a malformed action: a new policy gets it often."""
-    written_as, texts = action_format(config.action_format), set[str]()
+    written_as, texts = format_of(config), set[str]()
     observation = await env.reset(task)
     for _ in range(config.max_turns):
         texts.update(message.content for message in observation.messages)
@@ -142,7 +144,22 @@ class NoisyExpert:
         chance = random.Random(seed)
         choices = self._env.admissible()
         action = chance.choice(choices) if choices and chance.random() < self._noise else self._env.expert()
-        return completion_of(self._tokenizer, self._form.write(self._format.write(action)))
+        return completion_of(self._tokenizer, self._form.write(await expert_reply(self._env, self._format, action)))
+
+
+async def expert_reply(env: Env, action_format: ActionFormat, action: str) -> str:
+    """`action` in its format. Where that asks for a prediction, the first words of the true answer come before it.
+
+    `env` tells the answer, and returns to its state. One that cannot return gives no prediction.
+    """
+    written = action_format.write(action)
+    if not predicts(action_format) or env.replay_only:
+        return written
+    state = env.snapshot()
+    observation = await env.step(action)
+    env.restore(state)
+    words = " ".join(message.content for message in observation.messages).split()
+    return f"{PREDICTION.write(' '.join(words[:MAX_PREDICTED_WORDS]))} {written}"
 
 
 def completion_of(tokenizer: PreTrainedTokenizerBase, text: str) -> Completion:
@@ -164,7 +181,7 @@ def demonstrate(config: Config, tokenizer: PreTrainedTokenizerBase) -> Iterator[
         index: Task(env=curriculum.label(index), split="train", index=index)
         for index in range(config.warm_start.episodes)
     }
-    noise, written_as = config.warm_start.noise, action_format(config.env.action_format)
+    noise, written_as = config.warm_start.noise, format_of(config.env)
     yield from expert_episodes(
         config, tokenizer, tasks, sampler=lambda env, _: NoisyExpert(env, tokenizer, written_as, noise)
     )
@@ -181,7 +198,7 @@ def expert_episodes(
 
     It is played by the same rollout as the actors use.
     """
-    written_as = action_format(config.env.action_format)
+    written_as = format_of(config.env)
     envs = {label: make_env(part.name, part.options) for label, part in config.env.entries().items()}
     allowance = Allowance.of(config)
     with asyncio.Runner() as runner:

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from actors.engine import Completion
 from actors.rollout import EpisodeFailed
-from common.action_format import ActionFormat, action_format
+from common.action_format import ActionFormat, format_of
 from common.chat import ChatRules, reply_form
 from common.config import Config
 from common.trajectory import Sampling, Task
@@ -24,7 +24,7 @@ from common.transcript import Transcriber
 from envhub.env import Env, EnvError
 from tools.collect_options import CollectOptions
 from tools.conversation_rows import BadRow, messages_of, read_lines
-from tools.prepare import completion_of, expert_episodes
+from tools.prepare import completion_of, expert_episodes, expert_reply
 from tools.replay.export import row_of
 
 STATE = "retraced"
@@ -65,7 +65,10 @@ class Retracer:
     async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
         """The tokens of the next reply."""
         turn, self._turn = self._turn, self._turn + 1
-        reply = self._replies[turn] if turn < self._cut else self._format.write(self._action(turn))
+        if turn < self._cut:
+            reply = self._replies[turn]
+        else:
+            reply = await expert_reply(self._env, self._format, self._action(turn))
         return completion_of(self._tokenizer, self._form.write(reply))
 
     def _action(self, turn: int) -> str:
@@ -80,7 +83,7 @@ class Retracer:
 
 def retrace(config: Config, options: CollectOptions, tokenizer: PreTrainedTokenizerBase) -> Retraced:
     """Play every row of `options.retrace` again. Raises ConfigError for a file that cannot be read."""
-    done, written_as = Retraced(), action_format(config.env.action_format)
+    done, written_as = Retraced(), format_of(config.env)
     transcriber = Transcriber(tokenizer, rules=ChatRules.of(config.model))
     for number, task, replies, row in _recorded(Path(options.retrace), config, done.left_out):
         players: list[Retracer] = []

@@ -12,6 +12,7 @@ from learner.fit_options import FitOptions
 from tools.acl_options import AclOptions, FleetOption
 from tools.collect_options import CollectOptions
 from tools.data_options import DataOptions
+from tools.eval_options import EvalOptions
 from tools.export_options import ExportOptions
 from tools.launch.launch_options import LaunchOptions
 from tools.launch.market_options import MarketOptions
@@ -195,9 +196,10 @@ VERBS = {
         lambda given: {"path": given.road, "overrides": given.settings, "dry_run": given.dry_run},
     ),
     "eval": Verb(
-        "measure success on held-out tasks, with a run's trained model or model.path",
+        "measure success on held-out tasks, with a run's trained model or model.path; compare formats of actions",
         "tools.evaluate:evaluate",
         (*FIXED_MODEL, "eval.num_tasks"),
+        own=EvalOptions,
     ),
     "export": Verb(
         "write a model card into a run's trained model, and upload the folder to the Hugging Face Hub",

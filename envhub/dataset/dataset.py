@@ -110,7 +110,7 @@ def make_dataset_env(
         state=DatasetState,
         make_world=partial(make_dataset, items=items, system=system, pattern=pattern, check=compare),
         reward="right",
-        columns=lambda task: columns_of(item_of(task, items)),
+        columns=lambda task, _: columns_of(item_of(task, items)),
     )
 
 

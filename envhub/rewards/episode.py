@@ -14,6 +14,7 @@ class EpisodeTurn:
     reply: str  # the whole text that the policy wrote
     action: str  # what `env.action_format` read in it
     valid_action: bool
+    answer: str  # what the environment answered
     rewards: Mapping[str, float]  # the environment's own, by component
     state_key: str  # of the state in which the action was chosen; "" if unknown
     num_tokens: int  # sampled

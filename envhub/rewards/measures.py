@@ -1,9 +1,12 @@
 """The built-in measures of an episode. Each is made with the options of its part, and computed from records alone."""
 
 import itertools
+import re
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from common.action_format import PREDICTION
 from envhub.rewards.episode import Episode, Values
 
 Measure = Callable[[Episode], Awaitable[Values]]
@@ -98,6 +101,20 @@ def error_recovery() -> Measure:
     return measure
 
 
+def prediction() -> Measure:
+    """Make, for each turn, how well the predicted answer fits the one that came: the F1 score of their words.
+
+        F1 = 2 * shared / (predicted + came)
+
+    "red mug" for "a red bowl": 2 * 1 / (2 + 3) = 0.4. It is 0 without a prediction.
+    """
+
+    async def measure(episode: Episode) -> Values:
+        return [_f1(_words(PREDICTION.parse(turn.reply).text), _words(turn.answer)) for turn in episode.turns]
+
+    return measure
+
+
 MEASURES: dict[str, Callable[..., Measure]] = {
     "goal": goal,
     "length": length,
@@ -106,7 +123,17 @@ MEASURES: dict[str, Callable[..., Measure]] = {
     "invalid_actions": invalid_actions,
     "repetition": repetition,
     "error_recovery": error_recovery,
+    "prediction": prediction,
 }
+
+
+def _words(text: str) -> Counter[str]:
+    return Counter(re.findall(r"\w+", text.lower()))
+
+
+def _f1(predicted: Counter[str], came: Counter[str]) -> float:
+    shared = (predicted & came).total()
+    return 2 * shared / (predicted.total() + came.total()) if shared else 0.0
 
 
 def _at_least_1(name: str, value: Any) -> int:

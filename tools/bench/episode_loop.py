@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from actors.rollout import Allowance, rollout
 from actors.scripted_engine import Schedule, ScriptedEngine
 from actors.tape import Attempt, Tape
-from common.action_format import action_format
+from common.action_format import format_of
 from common.config import Config
 from common.trajectory import Trajectory
 from envhub.catalogue import make_env
@@ -109,7 +109,7 @@ async def _play(episode: Trajectory, script: Script, engine: ScriptedEngine) -> 
         env=env,
         sampler=engine,
         tokenizer=script.tokenizer,
-        action_format=action_format(config.env.action_format),
+        action_format=format_of(config.env),
         allowance=Allowance.of(config),
     )
     await env.close()

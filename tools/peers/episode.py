@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from actors.rollout import with_instructions
-from common.action_format import ActionFormat, action_format
+from common.action_format import ActionFormat, format_of
 from common.chat import Chat, ChatRules
 from common.config import Config
 from common.trajectory import Task
@@ -28,7 +28,7 @@ class Episode:
 
     def __init__(self, task: Task, config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
         self._config = config
-        self._format: ActionFormat = action_format(config.env.action_format)
+        self._format: ActionFormat = format_of(config.env)
         self._chat = Chat(tokenizer, rules=ChatRules.of(config.model))
         self._env = make_env(config.env.name, config.env.options)
         first = at_once(self._env.reset(task))

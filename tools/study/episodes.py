@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from actors.rollout import Allowance, fresh_env, rollout
 from actors.tape import Attempt, Tape
-from common.action_format import action_format
+from common.action_format import format_of
 from common.config import Config
 from common.trajectory import Provenance, Sampling, Task, Trajectory
 from learner.curriculum import Curriculum
@@ -143,7 +143,7 @@ async def _play(attempt: Attempt, setup: StudySetup) -> Trajectory:
                 env=env,
                 sampler=seat,
                 tokenizer=setup.tokenizer,
-                action_format=action_format(env_config.action_format),
+                action_format=format_of(env_config),
                 allowance=replace(
                     Allowance.of(setup.config), step_timeout_s=UNHURRIED_S, episode_timeout_s=UNHURRIED_S
                 ),

@@ -1,0 +1,26 @@
+"""The options of `slipstream eval`: how often it plays each task, and what it compares."""
+
+from dataclasses import dataclass
+
+from common.config_error import require
+
+MAX_ATTEMPTS = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalOptions:
+    attempts: int = 1  # sampled episodes of each task; from 2 on, pass@k is reported
+    compare: tuple[str, ...] = ()  # values of env.action_format to compare on the same tasks, with the same model
+    by: str = "type"  # the column of a task by whose values success is reported too, where the environment has it
+
+    def __post_init__(self) -> None:
+        require(
+            1 <= self.attempts <= MAX_ATTEMPTS, "--attempts", f"1 to {MAX_ATTEMPTS}", self.attempts, "1 is the default"
+        )
+        require(
+            len(set(self.compare)) == len(self.compare) != 1,
+            "--compare",
+            "two or more different formats",
+            ",".join(self.compare),
+            "leave it out for env.action_format alone",
+        )
