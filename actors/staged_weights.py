@@ -8,7 +8,9 @@ The learner uses the same operation when it exports. On the same CPU both give t
 another order. So the hashes are of the adapters and of the folder, not of the merged weights.
 """
 
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -18,6 +20,8 @@ from actors.engine import WeightsUnfit
 from common.model_folder import folder_root, has_weights, tensor_shapes
 from common.weights import DOWN, UP, Manifest, TensorEntry
 
+# An engine's process computes with one thread. The other half of the cores goes on generating.
+NUM_MERGE_THREADS = max(1, min(8, len(os.sched_getaffinity(0)) // 2))
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -66,12 +70,14 @@ class ModelFolder:
         received = {entry.name: tensor_of(entry, buffer) for entry in manifest.tensors}
         if manifest.adapted is None:
             return received
-        weights = dict(self._tensors())
-        for name in _adapted_names(manifest):
+        weights, names, scaling = dict(self._tensors()), sorted(_adapted_names(manifest)), manifest.adapted.scaling
+
+        def merged(name: str) -> torch.Tensor:
             up, down = received[name + UP], received[name + DOWN]
-            merged = torch.addmm(weights[name].float(), up, down, alpha=manifest.adapted.scaling)
-            weights[name] = merged.to(self._dtype)
-        return weights
+            return torch.addmm(weights[name].float(), up, down, alpha=scaling).to(self._dtype)
+
+        with ThreadPoolExecutor(NUM_MERGE_THREADS, thread_name_prefix="merge") as threads:
+            return weights | dict(zip(names, threads.map(merged, names), strict=True))
 
     def _check_whole(self, manifest: Manifest) -> None:
         offered = {entry.name: entry.shape for entry in manifest.tensors}

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import torch
 
+from actors import staged_weights
 from actors.engine import WeightsRefused
 from actors.staged_weights import ModelFolder
 from common.config import LoraConfig
@@ -64,7 +65,11 @@ def test_of_a_model_with_adapters_these_alone_are_published(adapted: PackedModel
     assert manifest.num_bytes < 0.3 * sum(tensor.nbytes for _, tensor in full_tensors(adapted))
 
 
-def test_the_actor_merges_adapters_to_the_learners_weights_bit_for_bit(adapted: PackedModel) -> None:
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_the_actor_merges_adapters_to_the_learners_weights_bit_for_bit(
+    adapted: PackedModel, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staged_weights, "NUM_MERGE_THREADS", num_threads)
     manifest, buffer = published(adapted)
     for dtype in (torch.float32, torch.bfloat16):
         folder = ModelFolder(adapted.folder, dtype=dtype, tied=True)
