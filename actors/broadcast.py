@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 
 import redis
@@ -17,7 +18,7 @@ from torch._C._distributed_c10d import BroadcastOptions, ProcessGroup, ProcessGr
 
 from common.chunks import Blob
 from common.weights import Invitation
-from replay.bulletin import Acknowledgement, BroadcastGroup, Bulletin
+from replay.bulletin import CPU, Acknowledgement, BroadcastGroup, Bulletin
 from replay.rendezvous import Rendezvous
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,16 @@ class TimedGroup:
 
 
 ReceiveChunks = Callable[[TimedGroup, torch.Tensor, int], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OverNccl:
+    """How an actor with a GPU receives chunks."""
+
+    gpu: str  # its UUID: NCCL refuses two members on one GPU
+    receive: ReceiveChunks
+
+
 """Receives a flat buffer from rank 0, in chunks of the given number of bytes."""
 
 
@@ -77,9 +88,9 @@ class BroadcastMember:
     """One actor's membership in broadcasts. It owns the thread that renews it, and the current group."""
 
     def __init__(
-        self, client: redis.Redis, run_id: str, actor: str, *, secret: bytes, over_nccl: ReceiveChunks | None = None
+        self, client: redis.Redis, run_id: str, actor: str, *, secret: bytes, over_nccl: OverNccl | None = None
     ) -> None:
-        """`over_nccl` receives chunks on a GPU; without it this member joins groups over gloo only.
+        """Without `over_nccl` this member joins groups over gloo only.
 
         `secret` is the run's key, shared by all members; empty if the run has no key.
         """
@@ -106,7 +117,7 @@ class BroadcastMember:
             raise BroadcastMissed(f"invitation {invitation.number} was used before")
         self._last_invitation = invitation.number
         held_group = self._current.number if self._current else 0
-        device = "cpu" if self._over_nccl is None else "cuda"
+        device = CPU if self._over_nccl is None else self._over_nccl.gpu
         acknowledgement = Acknowledgement(held_group=held_group, device=device, root=root)
         self._bulletin.acknowledge(invitation.number, self._actor, acknowledgement)
         sealed = self._sealed(invitation)
@@ -152,8 +163,10 @@ class BroadcastMember:
 
     def _receive_chunks(self, sealed: BroadcastGroup, buffer: torch.Tensor, deadline: float) -> None:
         assert self._group is not None
-        receive = self._over_nccl if sealed.backend == "nccl" else receive_chunks
-        assert receive is not None, "a group over NCCL is sealed only for actors that acknowledged with device cuda"
+        receive: ReceiveChunks = receive_chunks
+        if sealed.backend == "nccl":
+            assert self._over_nccl, "a group over NCCL is sealed only for actors that acknowledged with a GPU"
+            receive = self._over_nccl.receive
         receive(TimedGroup(self._group, deadline), buffer, sealed.chunk_bytes)
 
     def _leave(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import redis
 import torch
 
-from actors.broadcast import BroadcastMember, BroadcastMissed, ReceiveChunks
+from actors.broadcast import BroadcastMember, BroadcastMissed, OverNccl
 from actors.engine import WeightsRefused
 from actors.pull import Puller, PullFailed, actors_puller
 from common.blob_store import BlobStore, StoreError, run_store
@@ -53,8 +53,8 @@ class Receiver:
     It keeps the weights that it received last, and applies deltas to them in place.
     """
 
-    def __init__(self, info: ReceiverInfo, over_nccl: ReceiveChunks | None = None) -> None:
-        """`over_nccl` receives a broadcast's chunks on a GPU; None if the actor has no GPU."""
+    def __init__(self, info: ReceiverInfo, over_nccl: OverNccl | None = None) -> None:
+        """`over_nccl` is None if the actor has no GPU."""
         self._info = info
         self._puller: Puller | None = None
         self._store = run_store(info.disk, info.run_id) if info.transport == "disk" else None

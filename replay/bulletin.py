@@ -31,6 +31,7 @@ from replay.scripts import is_damage
 
 TTL_S = 120  # time to live of every key of one invitation
 MAX_DIGITS = 14  # of a counter
+CPU = "cpu"
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """An invited actor's answer: it is ready to receive."""
 
     held_group: int  # the number of the group that it is still in; 0 for none
-    device: str  # cpu or cuda: where it can receive
+    device: str  # where it can receive: cpu, or the UUID of a GPU
     root: str  # of the weights that it holds, for a delta; empty for none
 
 

@@ -23,6 +23,7 @@ from common.chunks import Blob
 from common.connection import connect
 from common.weights import Invitation, Manifest, Offer, TensorEntry, layout, sealed
 from learner.publish import Publisher
+from learner.publisher.broadcast import backend_of
 from learner.publisher.messages import Freed, PublisherSettings, Submitted
 from learner.publisher.shelf import Shelf
 from replay import keys
@@ -173,6 +174,21 @@ def next_of(received: "Queue[Received]", actor: str) -> tuple[int, bytes]:
     name, version, data = received.get(timeout=60)
     assert name == actor
     return version, data
+
+
+@pytest.mark.parametrize(
+    ("devices", "backend"),
+    [
+        (("GPU-1", "GPU-2", "GPU-3"), "nccl"),
+        (("GPU-1", "GPU-1"), "gloo"),  # learner and actor share a GPU
+        (("GPU-1", "GPU-2", "GPU-2"), "gloo"),
+        (("GPU-1", "cpu"), "gloo"),
+        (("cpu", "GPU-1"), "gloo"),
+        (("cpu", "cpu"), "gloo"),
+    ],
+)
+def test_a_group_uses_nccl_only_if_each_member_has_a_gpu_of_its_own(devices: tuple[str, ...], backend: str) -> None:
+    assert backend_of(devices) == backend
 
 
 def test_broadcast_and_pull_in_one_run_bring_the_same_bytes(

@@ -6,6 +6,7 @@ group is reused while its members stay the same and all of them still have it.
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -16,7 +17,7 @@ from torch._C._distributed_c10d import BroadcastOptions, ProcessGroup, ProcessGr
 
 from common.chunks import Blob
 from common.weights import Invitation, Manifest
-from replay.bulletin import Acknowledgement, BroadcastGroup, Bulletin
+from replay.bulletin import CPU, Acknowledgement, BroadcastGroup, Bulletin
 from replay.rendezvous import Rendezvous
 
 log = logging.getLogger(__name__)
@@ -143,10 +144,9 @@ class Broadcaster:
             self._leave()
             deadline_s = self._timeout_s
             number = invitation.number
-        on_gpus = self._device.type == "cuda" and all(answer.device == "cuda" for answer in answers.values())
         sealed = BroadcastGroup(
             number=number,
-            backend="nccl" if on_gpus else "gloo",
+            backend=backend_of([_name_of(self._device), *(answer.device for answer in answers.values())]),
             host=self._host,
             actors=actors,
             blob=blob,
@@ -169,6 +169,18 @@ class Broadcaster:
         if self._group is not None:
             self._group.abort()
         self._group = self._joined = None
+
+
+def backend_of(devices: Sequence[str]) -> str:
+    """nccl if each member has a GPU of its own, else gloo: NCCL refuses two members on one GPU.
+
+    `devices` has the UUID of each member's GPU, or cpu.
+    """
+    return "nccl" if CPU not in devices and len(set(devices)) == len(devices) else "gloo"
+
+
+def _name_of(device: torch.device) -> str:
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else CPU
 
 
 def send_chunks(
