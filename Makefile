@@ -8,7 +8,7 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu quickstart road test check format lock clean \
-  bench-actors bench-learner bench-replay bench-fleet bench-envs bench-data bench-weights bench-peers bench-fits \
+  bench-actors bench-learner bench-prefixes bench-replay bench-fleet bench-envs bench-data bench-weights bench-peers bench-fits \
   families gpu-check study-lag study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-spot test-envs test-engines test-adapters test-browser setup-browser docs study-markets pictures bench-see image-root
 
 setup: $(STAMP)
@@ -77,6 +77,9 @@ bench-actors: setup
 
 bench-learner: setup
 	$(BIN)/python -m tools.bench.learner
+
+bench-prefixes: setup
+	$(BIN)/python -m tools.bench.prefixes
 
 bench-weights: setup
 	$(BIN)/python -m tools.bench.weights

@@ -322,7 +322,7 @@ class LearnerConfig:
     steps: int = 100  # optimizer steps of reinforcement learning
     ranks: int = 1  # FSDP processes that `slipstream up` starts, each on a GPU of its own if there are GPUs
     devices: list[str] = field(default_factory=list)  # their GPUs; empty: the first ones, see docs/install.md
-    micro_batch_tokens: int = 2048  # the most packed tokens in one forward pass
+    micro_batch_tokens: int = 2048  # the most packed tokens in one forward pass; docs/learner.md on shared prefixes
     logprob_chunk_tokens: int = 1024  # tokens whose logits are in memory at one time
     publish_every: int = 1  # optimizer steps between publishes
     checkpoint_every: int = 20  # optimizer steps between checkpoints

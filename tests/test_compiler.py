@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -112,6 +113,25 @@ def test_packs_of_all_lengths_get_the_same_logprobs_and_gradients_from_code_made
     assert num_graphs[0] > 0
     assert num_graphs[-1] == num_graphs[0], num_graphs
     assert kept_bytes(compiled, (200,) * 4) < 0.3 * kept_bytes(eager, (200,) * 4)
+
+
+def test_shared_prefixes_need_no_code_of_their_own(folder: Path, ranks: Ranks, backend: CountingBackend) -> None:
+    compiled, eager = models(folder, ranks, activation_checkpointing=True)
+    for lengths in PACKS[:3]:
+        assert_alike(compiled, eager, lengths)
+    num_graphs = backend.num_graphs
+    for lengths in ((30, 20, 25), (40, 13)):
+        siblings = [
+            dataclasses.replace(each, tokens=np.where(np.arange(each.num_tokens) < 9, 7, each.tokens))
+            for each in sequences_of(lengths)
+        ]
+        shared, apart = (pack(siblings, share_prefixes=share_prefixes) for share_prefixes in (True, False))
+        assert sum(shared.computed_lengths) == sum(lengths) - 9 * (len(lengths) - 1)
+        found = gradients_of(compiled, compiled(shared).logprobs)
+        expected = gradients_of(eager, eager(apart).logprobs)
+        for name, gradient in expected.items():
+            assert (found[name] - gradient).norm() <= 1e-4 * gradient.norm(), name
+    assert backend.num_graphs == num_graphs
 
 
 def test_layers_of_one_shape_share_their_code(tmp_path: Path, ranks: Ranks, backend: CountingBackend) -> None:

@@ -87,9 +87,9 @@ def write_step(folder: Path, architecture: Mapping[str, Any], settings: Mapping[
     return folder / "run.yaml"
 
 
-def run_steps(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_steps(*arguments: str, module: str = "tools.plan.learner_step") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tools.plan.learner_step", *arguments],
+        [sys.executable, "-m", module, *arguments],
         cwd=REPOSITORY,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -177,6 +177,21 @@ def test_the_host_waits_for_the_gpu_only_at_the_end_of_a_step(steps: dict[str, M
     for name, step in steps.items():
         elsewhere = [place for place in step.waits if not any(end in place for end in at_the_end)]
         assert not elsewhere, f"{name}: {elsewhere}"
+
+
+def test_a_micro_batch_full_of_siblings_takes_no_more_memory_than_one_of_separate_sequences(tmp_path: Path) -> None:
+    """Where a layer's keys and values are largest beside the rest of it: as many heads of them as of queries."""
+    settings = {
+        "model": {"max_tokens": 512},
+        "learner": {"micro_batch_tokens": 4096, "logprob_chunk_tokens": 256, "activation_checkpointing": False},
+    }
+    heads = {"num_key_value_heads": 4, "max_position_embeddings": 512}
+    path = write_step(tmp_path / "siblings", DENSE | heads, settings)
+    done = run_steps(str(path), "8", module="tests.fake_shared_step")
+    assert done.returncode == 0, done.stderr[-4000:]
+    full, shared = (msgspec.json.decode(line, type=MeasuredStep) for line in done.stdout.splitlines())
+    assert shared.step_peak_bytes < full.step_peak_bytes
+    assert shared.waits.keys() == full.waits.keys()
 
 
 def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(tmp_path: Path) -> None:

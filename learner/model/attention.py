@@ -184,8 +184,7 @@ def _copied(
 ) -> Float[Tensor, "1 kv_heads keys head_dim"]:
     """The keys or values at `places`."""
     _, heads, _, head_dim = packed.shape
-    # A lookup, because its backward pass adds up in float32 on a GPU, in an order of its own; an index would add up in
-    # bfloat16, in any order.
+    # A lookup, because its backward pass adds up the gradients of all copies in float32 on a GPU.
     rows = F.embedding(places, packed[0].transpose(0, 1).flatten(1))
     return rows.view(len(places), heads, head_dim).transpose(0, 1)[None]
 

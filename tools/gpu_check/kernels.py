@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from learner.model.attention import CannotPack, PackRows, check_kernel, packed_attention, rows_of
+from learner.model.attention import CannotPack, PackRows, check_kernel, check_shared_keys, packed_attention, rows_of
 from tools.gpu_check.findings import Findings
 
 NUM_SEQUENCES = 40
@@ -22,6 +22,8 @@ def check(findings: Findings, device: str) -> None:
     where, longest = torch.device(device), 400 if device == "cuda" else 30
     for dtype, limit in LIMITS.items():
         findings.note(f"kernel, {dtype}", check_kernel(where, dtype, head_dim=128))
+        if device == "cpu" or dtype == torch.bfloat16:  # no kernel takes shared keys in float32 on a GPU
+            _check_shared(findings, where, dtype)
         for heads, kv_heads, head_dim in HEADS:
             for window in (None, WINDOW):
                 tensors = _tensors(heads, kv_heads, head_dim, _lengths(longest), where)
@@ -32,6 +34,17 @@ def check(findings: Findings, device: str) -> None:
         _refuse_math(findings, where)
         for dtype in LIMITS:
             _one_long(findings, where, dtype)
+
+
+def _check_shared(findings: Findings, device: torch.device, dtype: torch.dtype) -> None:
+    """As the learner checks at its start, for heads of every size here."""
+    for head_dim in sorted({head_dim for _, _, head_dim in HEADS}):
+        what = f"{dtype}, keys that sequences share, heads of {head_dim}"
+        try:
+            check_shared_keys(device, dtype, head_dim=head_dim)
+            findings.require(what, True)
+        except CannotPack as error:
+            findings.require(what, False, str(error))
 
 
 def _lengths(longest: int) -> list[int]:

@@ -12,10 +12,11 @@ def full_pack(config: Config) -> Packed:
     lengths = [longest] * (num_tokens // longest)
     if rest := num_tokens % longest:
         lengths.append(rest)
-    return pack([_sequence(length, config) for length in lengths])
+    return pack([made_sequence(length, config) for length in lengths])
 
 
-def _sequence(length: int, config: Config) -> TokenSequence:
+def made_sequence(length: int, config: Config) -> TokenSequence:
+    """A sequence of `length` equal tokens, every one but the first trained."""
     ones = np.ones(length, dtype=np.float32)
     has_critic = config.objective.critic != "none"
     return TokenSequence(

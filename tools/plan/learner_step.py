@@ -56,10 +56,13 @@ NUM_MICRO_BATCHES = 2  # one rank keeps the gradients of all but the last apart,
 M = TypeVar("M", bound=PackedModel)
 
 
-def measure_step(config: Config, *, num_ranks: int) -> MeasuredStep:
-    """Run one step of the learner as rank 0 of `num_ranks`, and measure it. Raises ConfigError and CannotPack."""
+def measure_step(config: Config, *, num_ranks: int, packed: Packed | None = None) -> MeasuredStep:
+    """Run one step of the learner as rank 0 of `num_ranks`, and measure it. Raises ConfigError and CannotPack.
+
+    Its micro-batches are as full as `learner.micro_batch_tokens` allows, or `packed`.
+    """
     resolve_dtype(config, DEVICE)
-    packs = [full_pack(config) for _ in range(NUM_MICRO_BATCHES)]
+    packs = [packed or full_pack(config)] * NUM_MICRO_BATCHES
     with fake_device(rank=0, num_ranks=num_ranks) as fake:
         skeletons = _skeletons(config, fake.ranks)
         with fake.used():
@@ -168,6 +171,7 @@ def _loaded(model: M, ranks: Ranks) -> M:
     for head in (module for module in model.children() if module is not model.causal_lm):
         for name, parameter in head.named_parameters():  # it has values: they would be on no fake device
             setattr(head, name, nn.Parameter(torch.empty(parameter.shape, device=ranks.device)))
+    model.shares_prefixes = True  # as on any GPU where PyTorch's flash attention runs
     shard(model, ranks=ranks)
     fill(model.causal_lm, tensors, ranks=ranks, cpu_offload=model.settings.cpu_offload)
     return model
