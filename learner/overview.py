@@ -20,6 +20,7 @@ LINES = {
     "eval/success_sampled": Place("held_out", "overview/success"),
     "produced/reward": Place("produced", "overview/reward"),
     "trained/reward": Place("trained", "overview/reward"),
+    "replay/dropped_reward": Place("dropped", "overview/reward"),
     "replay/produced_tokens": Place("produced", "overview/tokens"),
     "replay/consumed_tokens": Place("trained", "overview/tokens"),
     "replay/dropped_tokens": Place("dropped", "overview/tokens"),
@@ -38,7 +39,8 @@ PINNED = {
     "policy collapsed. held_out falls behind: train tasks are memorised. trained is no measure of progress: groups "
     "with equal returns are dropped.",
     "overview/reward": "Is it learning what you want? Mean return of finished episodes. It rises and success does "
-    "not: the policy exploits the reward.",
+    "not: the policy exploits the reward. dropped: groups that the learner left out; far above or below trained: the "
+    "batch is not what the policy does.",
     "overview/tokens": "Are episodes longer? Mean length. It rises with the reward and without success: the reward "
     "pays for length. dropped far above trained: the policy unlearns long tasks.",
     "optim/entropy": "Does it still explore? Nats a token. It declines slowly; at 0 it learns nothing more.",

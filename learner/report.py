@@ -34,6 +34,7 @@ def step_metrics(
     _add_step(metrics, step)
     for reason, count in batch.num_dropped.items():
         metrics.add(f"replay/dropped_{reason}", count)
+    metrics.add("replay/dropped_reward", sum(batch.dropped_returns), len(batch.dropped_returns))
     metrics.add_histogram("trained/return", [trajectory.total_reward for trajectory in trajectories])
     metrics.add_histogram("trained/tokens", [float(trajectory.num_tokens) for trajectory in trajectories])
     for trajectory in trajectories:

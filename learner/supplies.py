@@ -116,5 +116,6 @@ def merged(batches: Sequence[Batch]) -> Batch:
     return Batch(
         groups=sorted((group for batch in batches for group in batch.groups), key=lambda group: group.ticket.group_id),
         num_dropped=dict(dropped),
+        dropped_returns=[value for batch in batches for value in batch.dropped_returns],
         next_group_id=max(batch.next_group_id for batch in batches),
     )

@@ -1,5 +1,6 @@
 """The learner's side of the buffer: admits work for actors, and chooses the groups of each step."""
 
+import itertools
 import logging
 import math
 import statistics
@@ -42,6 +43,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     groups: list[Group]
     num_dropped: dict[str, int]  # groups claimed for this step and dropped, by reason
+    dropped_returns: list[float] = []  # of the members of these groups
     next_group_id: int  # of the next ticket to open
 
 
@@ -73,6 +75,7 @@ class Supply:
         self.curriculum = Curriculum(config.env, seed=config.run.seed)
         self._judged_envs = judged_envs(config.env.entries())
         self._taught = deque[bool](maxlen=USEFUL_WINDOW)
+        self._dropped_returns: list[float] = []  # of the members of groups dropped for the present step
         self._last_equal_return = 0.0  # mean return of the last group whose members all had the same
         replay = config.replay
         # The number of groups that a step's groups are chosen from.
@@ -102,7 +105,7 @@ class Supply:
         count as lag. Raises SupplyDried.
         """
         replay, started, before = self._config.replay, time.monotonic(), self._buffer.ledger()
-        wanted = self._num_candidates
+        wanted, self._dropped_returns = self._num_candidates, []
         oldest = oldest_within(replay.max_lag, policy_version=policy_version, resumptions=resumptions)
         kept: list[Group] = []
         dropped: Counter[str] = Counter()
@@ -127,7 +130,12 @@ class Supply:
         candidates = kept[:wanted]
         self.admit(step, candidates, published_version=published_version)
         chosen = self._chosen(candidates, dropped)
-        return Batch(groups=chosen, num_dropped=dict(dropped), next_group_id=self._next_group_id)
+        return Batch(
+            groups=chosen,
+            num_dropped=dict(dropped),
+            dropped_returns=self._dropped_returns,
+            next_group_id=self._next_group_id,
+        )
 
     def _claim(self, step: int, num_missing: int, *, policy_version: int, max_lag: int) -> list[Group]:
         """Groups for the rest of `step`, ordered by id; [] if fewer are ready. `max_lag` is in versions.
@@ -166,6 +174,7 @@ class Supply:
         if groups:
             self._buffer.drop([group.ticket.group_id for group in groups], reason=reason)
             dropped[reason] += len(groups)
+            self._dropped_returns += itertools.chain.from_iterable(map(_returns, groups))
 
     def _sorted_out(self, claimed: list[Group]) -> tuple[list[Group], dict[str, list[Group]]]:
         """The groups to learn from, and the others by the reason for dropping them; remember how many taught."""

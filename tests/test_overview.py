@@ -4,7 +4,7 @@ The episodes go through a real Redis, and the learner's own record writes what T
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -35,6 +35,7 @@ from tests.test_report import STEP
 BUSY = {"wait": 0.25, "forward": 0.75}
 REPOSITORY = Path(__file__).parents[1]
 STARTED_S = 1.7e9
+BIAS = ("overview/reward", "overview/tokens", "overview/turns", "overview/seconds")
 
 
 class Run:
@@ -75,8 +76,9 @@ class Run:
         num_sampled: int = 2,
         duration_s: float = 0.1,
         policy_version: int = 20,
+        dropped_returns: Sequence[float] = (),
     ) -> None:
-        """Play a group, train on it, and record the step."""
+        """Play a group, train on it, and record the step, for which other groups were dropped."""
         number = self.progress.step
         self.buffer.learner.open([ticket(number)])
         lease = leased(self.buffer)
@@ -86,7 +88,7 @@ class Run:
             assert self.buffer.actor.insert(lease, earning(attempt, reward)) is InsertResult.STORED
         groups = self.buffer.learner.claim(number + 1, 1, policy_version=policy_version, max_lag=1000)
         self.record.write_step(
-            Batch(groups=groups, num_dropped={}, next_group_id=number + 1),
+            Batch(groups=groups, num_dropped={}, dropped_returns=list(dropped_returns), next_group_id=number + 1),
             dataclasses.replace(STEP, entropy=self.entropy),
             before=self.progress,
             times_s=self.times_s,
@@ -251,6 +253,14 @@ def test_a_reward_that_length_hacks_rises_with_the_length_and_without_success(ru
     assert drawn["overview/reward", "produced"] == pytest.approx([0.02, 0.2, 0.4])
     assert drawn["overview/tokens", "produced"] == [4.0, 22.0, 42.0]
     assert drawn["overview/success", "produced"] == [0.0, 0.0, 0.0]
+
+
+def test_rewards_of_what_is_produced_trained_and_dropped_are_lines_of_one_chart(run: Run) -> None:
+    run.step(rewards=(0.0, 1.0), dropped_returns=(0.25, 0.25, 0.75, 0.75))
+    drawn = run.drawn()
+    assert [drawn["overview/reward", line] for line in ("produced", "trained", "dropped")] == [[0.5]] * 3
+    by_chart = {chart: {place.run for place in LINES.values() if place.tag == chart} for chart in BIAS}
+    assert all(lines == {"produced", "trained", "dropped"} for lines in by_chart.values())
 
 
 def test_the_page_says_which_chart_answers_which_question() -> None:

@@ -303,7 +303,7 @@ def test_a_batch_counts_what_was_dropped_on_its_way(buffer: Views, run_id: str, 
     batch = supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
     assert batch is not None
     assert [group.ticket.group_id for group in batch.groups] == [2, 3]
-    assert batch.num_dropped == {"zero_variance": 2}
+    assert batch.num_dropped == {"zero_variance": 2} and batch.dropped_returns == [0.0] * 4
     # When the first two were dropped, half were expected to teach: eight under way for four that must teach.
     assert [lease.ticket.group_id for lease in work(buffer.actor, run_id, returns=differ)] == [4, 5, 6, 7, 8, 9]
 
