@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu quickstart road test check format lock clean \
   bench-actors bench-learner bench-replay bench-fleet bench-envs bench-data bench-weights bench-peers bench-fits \
-  families gpu-check study-lag study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-spot test-envs test-engines test-adapters test-browser setup-browser docs study-markets pictures bench-see image-root
+  families gpu-check study-lag study-formats study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-spot test-envs test-engines test-adapters test-browser setup-browser docs study-markets pictures bench-see image-root
 
 setup: $(STAMP)
 
@@ -122,6 +122,10 @@ pictures: setup
 # Study lag and the methods that correct for it: 72 runs, some hours on two cores; continues where it was stopped.
 study-lag: setup
 	$(BIN)/python -m tools.study.lag
+
+# Train the quickstart's task in each format of actions: 15 runs, some hours on two cores; continues where it was stopped.
+study-formats: setup
+	$(BIN)/python -m tools.study.formats
 
 # Study long tasks among short ones, by how lag is counted: in virtual time, some minutes.
 study-durations: setup
