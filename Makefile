@@ -7,9 +7,11 @@ STAMP := $(VENV)/.installed
 PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup setup-gpu quickstart road test check format lock clean \
-  bench-actors bench-learner bench-prefixes bench-replay bench-fleet bench-envs bench-data bench-weights bench-peers bench-fits \
-  families gpu-check study-lag study-durations study-goodput study-simulator soak chaos drill test-faults test-ledger test-fleet test-spot test-envs test-engines test-adapters test-browser setup-browser docs study-markets pictures bench-see image-root
+.PHONY: setup setup-gpu setup-browser quickstart road test check format lock clean docs pictures image-root
+.PHONY: bench-actors bench-data bench-envs bench-fits bench-fleet bench-learner bench-peers bench-prefixes bench-replay
+.PHONY: bench-see bench-weights families gpu-check soak chaos drill
+.PHONY: study-durations study-formats study-goodput study-lag study-markets study-simulator
+.PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-ledger test-spot
 
 setup: $(STAMP)
 
@@ -125,6 +127,10 @@ pictures: setup
 # Study lag and the methods that correct for it: 72 runs, some hours on two cores; continues where it was stopped.
 study-lag: setup
 	$(BIN)/python -m tools.study.lag
+
+# Train the quickstart's task in each format of actions: 15 runs, some hours on two cores; continues where it was stopped.
+study-formats: setup
+	$(BIN)/python -m tools.study.formats
 
 # Study long tasks among short ones, by how lag is counted: in virtual time, some minutes.
 study-durations: setup

@@ -168,7 +168,9 @@ def _check_size(observation: Observation) -> None:
         raise EnvError(f"returned {_quoted(observation.rewards)} as rewards, expected a dict")
     if not isinstance(observation.columns, Mapping):
         raise EnvError(f"returned {_quoted(observation.columns)} as columns, expected a dict")
-    num_texts = len(observation.messages) + len(observation.rewards)
+    if not isinstance(observation.tools, tuple | list) or not all(map(_is_tool, observation.tools)):
+        raise EnvError("returned tools that are not functions in OpenAI's format, each with a name")
+    num_texts = len(observation.tools) + len(observation.messages) + len(observation.rewards)
     if num_texts > MAX_OBSERVATION_TEXTS:
         raise EnvError(f"returned {num_texts} messages and rewards, the limit is {MAX_OBSERVATION_TEXTS}")
     texts = [
@@ -192,6 +194,11 @@ def _quoted(thing: object) -> str:
     if isinstance(thing, Message):
         return f"Message({_quoted(thing.role)}, {_quoted(thing.content)})"
     return repr(thing) if thing is None or isinstance(thing, Real) else f"a {type(thing).__name__}"
+
+
+def _is_tool(tool: object) -> bool:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
 
 
 def _is_text(value: object) -> bool:

@@ -15,12 +15,9 @@ from actors.rollout import EpisodeFailed
 from actors.stretch import Stretch, play_stretch
 from actors.tape import Attempt, Tape
 from actors.tree_search import START, State
-from common.chat import Chat, without_thought
-from common.trajectory import Trajectory, Turn
+from common.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
-
-MAX_THOUGHT_MARK_TOKENS = 16  # at the end of a prompt that opens a thought
 
 
 @dataclass(kw_only=True, slots=True)
@@ -63,7 +60,7 @@ class EpisodeTree:
         played = await asyncio.gather(*(self._play(state, num_turns=1) for _ in range(width)))
         children = []
         for stretch in (each for each in played if each is not None):
-            child = self._state(stretch, before=state)
+            child = self._state(stretch)
             if child.actions not in self._reached:
                 self._keep(child, stretch)
                 children.append(child)
@@ -74,7 +71,7 @@ class EpisodeTree:
         stretch = await self._play(state, num_turns=max_turns)
         if stretch is None:
             return None
-        reached = self._state(stretch, before=state)
+        reached = self._state(stretch)
         if stretch.is_over:
             self._end(stretch)
         else:
@@ -116,21 +113,13 @@ class EpisodeTree:
         self._collected.trajectories.append(stretch.record)
         self.has_ended = True
 
-    def _state(self, stretch: Stretch, *, before: State) -> State:
+    def _state(self, stretch: Stretch) -> State:
         record = stretch.record
         last = record.turns[-1]
         return State(
-            actions=before.actions + tuple(self._action(record, turn) for turn in record.turns[len(before.actions) :]),
+            actions=stretch.actions,
             total_reward=record.total_reward,
             mean_logprob=float(record.behaviour_logprob_array()[last.start : last.stop].mean()),
             is_over=stretch.is_over,
             success=record.success,
         )
-
-    def _action(self, record: Trajectory, turn: Turn) -> str:
-        """The action that the environment received in `turn`."""
-        written = record.token_array()[turn.start : turn.stop].tolist()
-        prompt_end = record.token_array()[max(0, turn.start - MAX_THOUGHT_MARK_TOKENS) : turn.start].tolist()
-        reply = Chat(self._setup.tokenizer).reply(written)
-        prompt = str(self._setup.tokenizer.decode(prompt_end))
-        return self._setup.action_format.parse(without_thought(reply, prompt=prompt)).text

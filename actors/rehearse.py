@@ -13,14 +13,14 @@ from jinja2 import TemplateError
 
 from actors.answer import answer
 from actors.rollout import EpisodeFailed, fresh_env, with_instructions
-from common.action_format import format_of
+from common.action_format import ACT, ToolCalls, format_of
 from common.chat import Chat, ChatRules, encoder
 from common.config import Config
 from common.config_error import ConfigError
 from common.message import Message
 from common.trajectory import Task
 from envhub.catalogue import DRIVING
-from envhub.env import EnvError
+from envhub.env import EnvError, Observation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,29 +37,39 @@ def check_template(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
         if part.name in DRIVING:
             continue  # it renders its prompts itself
         try:
-            messages = asyncio.run(_first_messages(run, label))
+            first = asyncio.run(_first_observation(run, label))
         except (EnvError, EpisodeFailed) as error:
             log.warning("environment %s did not start, so its first prompt is not checked: %s", label, error)
             continue
-        _check(run, part.name, messages, tokenizer)
+        _check(run, part.name, first, tokenizer)
 
 
-async def _first_messages(run: Config, label: str) -> tuple[Message, ...]:
-    """The first messages of the first train task of an environment. Raises EnvError, EpisodeFailed."""
+async def _first_observation(run: Config, label: str) -> Observation:
+    """The first observation of the first train task of an environment. Raises EnvError, EpisodeFailed."""
     task, timeout_s = Task(env=label, split="train", index=0), run.env.step_timeout_s
     async with fresh_env(run.env.entries(), task, timeout_s=timeout_s) as env:
-        observation = await answer(partial(env.reset, task), timeout_s=timeout_s)  # type: ignore[union-attr]
-    return with_instructions(tuple(observation.messages), format_of(run.env))
+        return await answer(partial(env.reset, task), timeout_s=timeout_s)  # type: ignore[union-attr]
 
 
-def _check(run: Config, name: str, messages: tuple[Message, ...], tokenizer: "PreTrainedTokenizerBase") -> None:
-    chat = Chat(tokenizer, rules=ChatRules.of(run.model))
+def _check(run: Config, name: str, first: Observation, tokenizer: "PreTrainedTokenizerBase") -> None:
+    action_format, chat = format_of(run.env), Chat(tokenizer, rules=ChatRules.of(run.model))
+    messages = with_instructions(tuple(first.messages), action_format)
+    calls = isinstance(action_format, ToolCalls)
+    tools = (first.tools or (ACT,)) if calls else ()
+    result = Message("tool" if calls else "user", "b")
     try:
-        chat.open(messages)
+        if calls and chat.open(messages) == chat.open(messages, tools=tools):
+            raise ConfigError(
+                f"the chat template in {tokenizer.name_or_path} does not show tools, which `env.action_format` tools "
+                "needs; choose a model that calls tools, or another format"
+            )
+        chat.open(messages, tools=tools)
         chat.reply(encoder(tokenizer)("a"))
-        chat.extend((Message("user", "b"),))
+        chat.extend((result,))
+    except ConfigError:
+        raise
     except (TemplateError, TypeError, ValueError) as error:  # TypeError: a template that misses a field of a message
-        roles = ", ".join([*(message.role for message in messages), "assistant", "user"])
+        roles = ", ".join([*(message.role for message in messages), "assistant", result.role])
         cure = "choose a model whose template accepts it"
         if run.model.roles != "alternate":
             cure = f"set model.roles=alternate, or {cure}"

@@ -7,10 +7,10 @@ every answer must equal the recorded one: its tokens, its rewards and the state_
 
 from functools import partial
 
-from actors.answer import answer, in_tokens, parsed, state_key
+from actors.actions import Actions
+from actors.answer import answer, in_tokens, state_key
 from actors.tape import Attempt, Exchange, Tape
-from common.action_format import ActionFormat
-from common.chat import Chat
+from common.chat import Chat, Extension
 from common.trajectory import Trajectory
 from envhub.env import Env
 
@@ -39,7 +39,7 @@ def resumed_tape(attempt: Attempt, record: Trajectory) -> Tape:
 
 
 async def replay(
-    tape: Tape, *, opening: list[int], env: Env, chat: Chat, action_format: ActionFormat, step_timeout_s: float
+    tape: Tape, *, opening: list[int], env: Env, chat: Chat, actions: Actions, step_timeout_s: float
 ) -> None:
     """Replay the turns of `tape` in `env`, which was just reset, and in `chat`, which opened with tokens `opening`.
 
@@ -49,25 +49,36 @@ async def replay(
         raise ReplayMismatch("the first messages differ from those recorded")
     prompt_stops = [*(turn.start for turn in tape.turns[1:]), tape.prompt_stop]
     for number, (turn, prompt_stop) in enumerate(zip(tape.turns, prompt_stops, strict=True)):
+        tokens = tape.tokens[turn.start : turn.stop]
+        if chat.is_summarising:
+            summary = chat.reply(tokens)
+            tape.exchanges.append(Exchange(reply=summary, action=summary, answer=()))
+            _check_prompt(tape, in_tokens(chat.extend, ()), number=number, prompt_stop=prompt_stop)
+            continue
         if state_key(env) != turn.state_key:
             raise ReplayMismatch(f"the state before turn {number} differs from the recorded one")
-        reply = chat.reply(tape.tokens[turn.start : turn.stop])
-        action = parsed(action_format, chat.answer)
+        reply = chat.reply(tokens)
+        branch = max(start for start in tape.branch_starts if start < turn.start)
+        action = await actions.read(chat, reply, tokens=tokens, prompt=tape.tokens[branch : turn.start])
         observation = await answer(partial(env.step, action.text), timeout_s=step_timeout_s)
-        tape.exchanges.append(Exchange(reply=reply, action=action.text, answer=tuple(observation.messages)))
+        shown = actions.shown(action, observation)
+        tape.exchanges.append(Exchange(reply=reply, action=action.text, answer=shown))
         if observation.done:
             raise ReplayMismatch(f"the episode ends with turn {number}, and the recorded one continued")
         if observation.rewards != turn.rewards:
             raise ReplayMismatch(f"the rewards of turn {number} are {observation.rewards}, recorded {turn.rewards}")
         if (action.valid and observation.valid_action) != turn.valid_action:
             raise ReplayMismatch(f"the action of turn {number} was recorded as {_valid(turn.valid_action)}")
-        extension = in_tokens(chat.extend, observation.messages)
-        if extension.tokens != tape.tokens[turn.stop : prompt_stop]:
-            raise ReplayMismatch(f"the answer to turn {number} differs from the recorded one")
-        if extension.new_branch != (turn.stop in tape.branch_starts):
-            raise ReplayMismatch(
-                f"the prompt after turn {number} begins a branch, or does not, unlike the recorded one"
-            )
+        _check_prompt(tape, in_tokens(chat.extend, shown), number=number, prompt_stop=prompt_stop)
+
+
+def _check_prompt(tape: Tape, extension: Extension, *, number: int, prompt_stop: int) -> None:
+    """Raise ReplayMismatch unless `extension` is the recorded prompt after turn `number`."""
+    stop = tape.turns[number].stop
+    if extension.tokens != tape.tokens[stop:prompt_stop]:
+        raise ReplayMismatch(f"the answer to turn {number} differs from the recorded one")
+    if extension.new_branch != (stop in tape.branch_starts):
+        raise ReplayMismatch(f"the prompt after turn {number} begins a branch, or does not, unlike the recorded one")
 
 
 def _valid(is_valid: bool) -> str:

@@ -10,7 +10,8 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
-from actors.answer import answer, boundary, in_tokens, parsed, state_key
+from actors.actions import Actions
+from actors.answer import answer, boundary, in_tokens, state_key
 from actors.drive import drive, terms_of
 from actors.engine import EngineDied, EngineError, Sampler
 from actors.resume import ReplayMismatch, replay
@@ -133,7 +134,7 @@ async def rollout(
                 )
                 return await drive(tape, env=env, sampler=sampler, terms=terms, step_timeout_s=allowance.step_timeout_s)
             chat = Chat(tokenizer, rules=allowance.rules, started_at_s=tape.started_at_s)
-            return await _play(tape, env, sampler, chat, action_format, allowance)
+            return await _play(tape, env, sampler, chat, action_format, allowance, parse)
     except TimeoutError:
         raise EpisodeFailed(
             StopReason.TIME_LIMIT, f"it took longer than `env.episode_timeout_s` = {allowance.episode_timeout_s} s"
@@ -149,7 +150,13 @@ async def rollout(
 
 
 async def _play(
-    tape: Tape, env: Env, sampler: Sampler, chat: Chat, action_format: ActionFormat, allowance: Allowance
+    tape: Tape,
+    env: Env,
+    sampler: Sampler,
+    chat: Chat,
+    action_format: ActionFormat,
+    allowance: Allowance,
+    parse: Parse | None,
 ) -> Trajectory:
     attempt, step_timeout_s = tape.attempt, allowance.step_timeout_s
     observation = await answer(partial(env.reset, attempt.task), timeout_s=step_timeout_s)
@@ -157,21 +164,25 @@ async def _play(
         raise EnvError("reset returned an observation that is done or has no messages")
     tape.opening = with_instructions(tuple(observation.messages), action_format)
     tape.exchanges, tape.columns = [], observation.columns
-    opening = in_tokens(chat.open, tape.opening)
+    actions = Actions.of(observation, action_format, parse)
+    opening = in_tokens(partial(chat.open, tools=actions.tools), tape.opening)
     if tape.turns:
-        await replay(
-            tape, opening=opening, env=env, chat=chat, action_format=action_format, step_timeout_s=step_timeout_s
-        )
+        await replay(tape, opening=opening, env=env, chat=chat, actions=actions, step_timeout_s=step_timeout_s)
     else:
         tape.add_prompt(Extension(tokens=opening, new_branch=False))
     stop_reason = spent(tape, allowance)
     while stop_reason is None:
+        if chat.is_summarising:
+            await _summarise(tape, sampler, chat)
+            stop_reason = spent(tape, allowance)
+            continue
         chosen_in = state_key(env)
         turn_started = time.perf_counter()
-        completion = await sampler.generate(tape.prompt(), attempt.sampling, seed=attempt.turn_seed(len(tape.turns)))
+        prompt = tape.prompt()
+        completion = await sampler.generate(prompt, attempt.sampling, seed=attempt.turn_seed(len(tape.turns)))
         tape.add_completion(completion)
         reply = chat.reply(completion.tokens)
-        action = parsed(action_format, chat.answer)
+        action = await actions.read(chat, reply, tokens=completion.tokens, prompt=prompt)
         generated = time.perf_counter()
         observation = await answer(partial(env.step, action.text), timeout_s=step_timeout_s)
         if not observation.rewards:
@@ -184,11 +195,12 @@ async def _play(
             generate_s=generated - turn_started,
             env_s=time.perf_counter() - generated,
         )
-        tape.exchanges.append(Exchange(reply=reply, action=action.text, answer=tuple(observation.messages)))
+        shown = actions.shown(action, observation)
+        tape.exchanges.append(Exchange(reply=reply, action=action.text, answer=shown))
         if observation.done:
             stop_reason = StopReason.DONE
         else:
-            tape.add_prompt(in_tokens(chat.extend, observation.messages))
+            tape.add_prompt(in_tokens(chat.extend, shown))
             stop_reason = spent(tape, allowance)
     if not tape.turns:
         raise EnvError(
@@ -196,6 +208,17 @@ async def _play(
             f"{allowance.max_tokens}"
         )
     return tape.trajectory(stop_reason)
+
+
+async def _summarise(tape: Tape, sampler: Sampler, chat: Chat) -> None:
+    """Have the policy summarise the episode so far: a turn without an action, trained like the others."""
+    attempt, started = tape.attempt, time.perf_counter()
+    completion = await sampler.generate(tape.prompt(), attempt.sampling, seed=attempt.turn_seed(len(tape.turns)))
+    tape.add_completion(completion)
+    summary = chat.reply(completion.tokens)
+    tape.add_summary(completion, generate_s=time.perf_counter() - started)
+    tape.exchanges.append(Exchange(reply=summary, action=summary, answer=()))
+    tape.add_prompt(in_tokens(chat.extend, ()))
 
 
 def with_instructions(messages: tuple[Message, ...], action_format: ActionFormat) -> tuple[Message, ...]:

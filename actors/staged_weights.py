@@ -20,7 +20,7 @@ from actors.engine import WeightsUnfit
 from common.model_folder import folder_root, has_weights, tensor_shapes
 from common.weights import DOWN, UP, Manifest, TensorEntry
 
-# An engine's process computes with one thread. The other half of the cores goes on generating.
+# An engine's process computes with one thread. Half of the cores stay with those that generate.
 NUM_MERGE_THREADS = max(1, min(8, len(os.sched_getaffinity(0)) // 2))
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -15,6 +15,7 @@ class Stretch:
 
     record: Trajectory  # a partial unless the episode is over
     is_over: bool
+    actions: tuple[str, ...]  # that the environment received, from the first turn on
 
 
 async def play_stretch(tape: Tape, *, setup: EpisodeSetup, num_turns: int) -> Stretch:
@@ -37,6 +38,11 @@ async def play_stretch(tape: Tape, *, setup: EpisodeSetup, num_turns: int) -> St
     if trajectory.stop_reason is not StopReason.DONE and max_turns < allowance.max_turns:
         stop_reason = spent(tape, allowance)  # the stretch may have ended because the context is full
         if stop_reason is None:
-            return Stretch(record=tape.partial(), is_over=False)
+            return Stretch(record=tape.partial(), is_over=False, actions=_actions(tape))
         trajectory = tape.trajectory(stop_reason)
-    return Stretch(record=await rewarded(trajectory, tape, scoring=setup.scoring), is_over=True)
+    record = await rewarded(trajectory, tape, scoring=setup.scoring)
+    return Stretch(record=record, is_over=True, actions=_actions(tape))
+
+
+def _actions(tape: Tape) -> tuple[str, ...]:
+    return tuple(exchange.action for exchange in tape.exchanges)

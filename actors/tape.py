@@ -139,6 +139,16 @@ class Tape:
         )
         self.score, self.success = float(observation.score), bool(observation.success)
 
+    def add_summary(self, completion: Completion, *, generate_s: float) -> None:
+        """Record the turn of a summary: it earns nothing, and the environment does not see it."""
+        nothing = Observation(
+            messages=(),
+            rewards=dict.fromkeys(self.turns[-1].rewards, 0.0),
+            score=self.score,
+            success=self.success,
+        )
+        self.add_turn(completion, nothing, state_key="", valid_action=True, generate_s=generate_s, env_s=0.0)
+
     def reopen_last_turn(self) -> None:
         """Forget the last turn, so that `partial` is of the turns before it: the episode is not over any more."""
         self.prompt_stop = self.turns[-1].start

@@ -1,6 +1,7 @@
 """The formats of actions: the prompt's instructions and the parser use the same constants."""
 
 import difflib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ from typing import Any, Protocol, cast
 import regex
 
 from common.config_error import ConfigError, require
-from common.env_config import LABEL, EnvConfig
+from common.env_config import LABEL, TOOLS, EnvConfig
 from common.imported import imported, is_own
+from common.tool_call import ParsedAnswer
 
 _BLOCK = r"```\w+[ \t]*\n.*?```"  # a code block inside an action; its label distinguishes it from the closing marker
 
@@ -114,6 +116,54 @@ class Defined:
         return ParsedAction(text=text, valid=bool(text))
 
 
+# The tool of an environment whose actions are texts.
+ACT: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "act",
+        "description": "Do one action. The answer is its result.",
+        "parameters": {
+            "type": "object",
+            "properties": {"action": {"type": "string", "description": "the action, as text"}},
+            "required": ["action"],
+        },
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCalls:
+    """Actions are calls of tools: the chat template shows the tools, and the engine's parser reads the calls."""
+
+    instructions: str = ""  # the chat template has its own
+
+    def write(self, action: str) -> str:
+        """Raises ConfigError: only a chat template knows how its family writes a call."""
+        raise ConfigError(
+            "`env.action_format` tools is not possible for a tiny model, a warm start or an expert: they write actions "
+            "as text; set `model.path` to a model that calls tools, and warm_start.episodes=0"
+        )
+
+    def parse(self, completion: str) -> ParsedAction:
+        """Raises ConfigError: the text of a reply is not enough, `called` reads what the engine's parser found."""
+        raise ConfigError("`env.action_format` tools reads no text: calls are parsed in the engine's process")
+
+
+def called(answer: ParsedAnswer, *, as_text: bool) -> ParsedAction:
+    """The action of an answer with exactly one valid call: the call as JSON; with `as_text`, what `act` got."""
+    if answer.malformed or len(answer.tool_calls) != 1:
+        return ParsedAction(text="", valid=False)
+    (call,) = answer.tool_calls
+    arguments = json.loads(call.arguments)
+    if as_text:
+        action = arguments.get("action")
+        text = action.strip() if isinstance(action, str) else ""
+    else:
+        text = json.dumps({"name": call.name, "arguments": arguments}, ensure_ascii=False)
+    text = text.encode(errors="replace").decode()  # JSON may hold half a surrogate pair, which cannot be sent
+    return ParsedAction(text=text, valid=bool(text))
+
+
 # Where a policy predicts the answer to its action. A format predicts if its instructions have the opening.
 PREDICTION = Marked(opening="<expect>", closing="</expect>", preamble="")
 
@@ -144,7 +194,9 @@ def action_format(name: str, defined: Mapping[str, Any] | None = None) -> Action
         return _own_format(name)
     if defined and name in defined:
         return _defined_format(name, defined[name])
-    names = [*FORMATS, *(defined or ())]
+    if name == TOOLS:
+        return ToolCalls()
+    names = [*FORMATS, TOOLS, *(defined or ())]
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {near[0]}?" if near else "see docs/formats.md"
     known = f"one of {', '.join(names)}, or module:Class for your own"
@@ -167,7 +219,7 @@ def predicts(action_format: ActionFormat) -> bool:
 def _defined_format(name: str, given: Any) -> Defined:
     """The format that `env.formats.NAME` describes. Raises ConfigError if it cannot be used."""
     key = f"env.formats.{name}"
-    is_free = LABEL.fullmatch(name) is not None and name not in FORMATS
+    is_free = LABEL.fullmatch(name) is not None and name not in {*FORMATS, TOOLS}
     require(is_free, "env.formats", "names of letters, digits and '_' that no built-in format has", name, "rename it")
     is_valid = isinstance(given, Mapping) and all(isinstance(value, str) for value in given.values())
     require(is_valid, key, f"texts by name ({', '.join(_KEYS)})", given, "see docs/formats.md")

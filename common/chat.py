@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
     from common.config import ModelConfig
 
+SUMMARISE = (
+    "Summarise what you have done and seen, and what remains to be done. You will keep the task and your summary; all "
+    "else will be dropped."
+)
+SUMMARY = "Your summary of what you have done and seen:"
 MARK = "the-words-of-a-reply-4b825dc6"  # stands for a reply in a rendering, to find what a template writes after it
 THOUGHT_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))  # around a thought, by family
 _ASK, _RESULT = {"role": "user", "content": "a"}, {"role": "tool", "content": "a"}
@@ -43,8 +48,8 @@ class ChatRules:
     history: str = "template"  # earlier replies are as the chat template shows them, or as they were "sampled"
     roles: str = "as_sent"  # messages keep their roles; or "alternate": user and assistant by turns, without a system
 
-    context: str = "stop"  # a conversation that fills the context: "stop", "window", or `module:function`
-    max_tokens: int = 0  # of the context; only for the latter two
+    context: str = "stop"  # a conversation that fills the context: "stop", "window", "summary", or `module:function`
+    max_tokens: int = 0  # of the context; for all but "stop"
 
     @classmethod
     def of(cls, model: ModelConfig) -> ChatRules:
@@ -75,17 +80,21 @@ class Chat:
         self._text = ""  # the conversation up to the last prompt, as the template rendered it
         self._reply = ""  # the text of the reply to that prompt
         self._ended_with = ""  # the end-of-turn token that the policy sampled itself
-        self._num_opening = 0  # messages that a window keeps: those before the first reply
+        self._opening: list[dict[str, Any]] = []  # the messages before the first reply, which a shorter one keeps
+        self._tools: list[dict[str, Any]] = []
+        self._waiting: tuple[Message, ...] = ()  # the environment's answer, while the policy summarises
+        self.is_summarising = False  # the next reply is a summary; `extend(())` then continues
         self._num_tokens = 0  # of the current branch
         context = self._rules.context
         self._shorten = imported("model.context", context, Callable) if is_own(context) else None
 
-    def open(self, messages: tuple[Message, ...]) -> list[int]:
-        """Begin with `messages` and return the first prompt."""
+    def open(self, messages: tuple[Message, ...], *, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Begin with `messages` and return the first prompt. The chat template shows `tools` in every prompt."""
+        self._tools = [dict(tool) for tool in tools]
         self._messages = self._as_dicts(messages)
         self._text = self._rendered(self._messages)
         tokens = self._encode(self._text)
-        self._num_opening, self._num_tokens = len(self._messages), len(tokens)
+        self._opening, self._num_tokens = list(self._messages), len(tokens)
         return tokens
 
     def reply(self, tokens: list[int]) -> str:
@@ -106,17 +115,37 @@ class Chat:
         """Add the environment's answer; return the tokens that the next prompt adds.
 
         If the prompt takes more than three quarters of the context, `ChatRules.context` may shorten the conversation.
-        Half of the context is the aim, because each new branch costs a whole prompt.
+        Half of the context is the aim, because each new branch costs a whole prompt. With a context of "summary", the
+        policy is asked for one instead, and the answer waits until it is written.
         """
+        if self.is_summarising:
+            return self._resumed()
+        replied, text = list(self._messages), self._text
+        num_tokens = self._num_tokens
         extension = self._extended(messages)
         self._num_tokens = len(extension.tokens) + (0 if extension.new_branch else self._num_tokens)
         if self._rules.context == "stop" or 4 * self._num_tokens <= 3 * self._rules.max_tokens:
             return extension
-        shorter = self._windowed() if self._shorten is None else self._shortened(self._shorten)
-        if shorter is None:
+        if self._rules.context == "summary":
+            self._messages, self._text, self._waiting = replied, text, messages
+            self.is_summarising = True
+            extension = self._extended((Message("user", SUMMARISE),))
+            self._num_tokens = len(extension.tokens) + (0 if extension.new_branch else num_tokens)
             return extension
-        self._messages = shorter
-        self._text = self._rendered(shorter)
+        shorter = self._windowed() if self._shorten is None else self._shortened(self._shorten)
+        return extension if shorter is None else self._anew(shorter)
+
+    def _resumed(self) -> Extension:
+        """The prompt after a summary: the first messages, the summary, and the answer that has waited, as a branch."""
+        kept = list(self._opening)
+        began = [kept.pop()["content"]] if kept[-1]["role"] == "user" else []
+        texts = [*began, f"{SUMMARY}\n{self.answer.strip()}", *(message.content for message in self._waiting)]
+        self.is_summarising, self._waiting = False, ()
+        return self._anew([*kept, {"role": "user", "content": "\n\n".join(texts)}])
+
+    def _anew(self, messages: list[dict[str, Any]]) -> Extension:
+        self._messages = messages
+        self._text = self._rendered(messages)
         tokens = self._encode(self._text)
         self._num_tokens = len(tokens)
         return Extension(tokens=tokens, new_branch=True)
@@ -126,8 +155,8 @@ class Chat:
 
         None if there are no older turns.
         """
-        opening = self._messages[: self._num_opening]
-        later = range(self._num_opening, len(self._messages))
+        opening = self._opening
+        later = range(len(opening), len(self._messages))
         turns = [place for place in later if self._messages[place]["role"] == "assistant"]
 
         def fits(place: int) -> bool:
@@ -181,7 +210,7 @@ class Chat:
         return [{"role": message.role, "content": message.content} for message in messages]
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        return rendered(self._tokenizer, messages, today=self._today, to_reply=True)
+        return rendered(self._tokenizer, messages, today=self._today, to_reply=True, tools=self._tools)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -257,11 +286,16 @@ def rendered(
     *,
     today: datetime,
     to_reply: bool = False,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """The conversation as the chat template renders it; with `to_reply`, up to where the policy continues."""
     return str(
         tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=to_reply, strftime_now=today.strftime
+            list(messages),
+            tools=list(tools) or None,
+            tokenize=False,
+            add_generation_prompt=to_reply,
+            strftime_now=today.strftime,
         )
     )
 

@@ -18,7 +18,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationE
 
 from common.actors_config import ActorsConfig
 from common.config_error import ConfigError, require
-from common.env_config import EnvConfig
+from common.env_config import TOOLS, EnvConfig
 from common.imported import is_own
 from common.kept_sets import MAX_TOP_K
 from common.objective_config import ObjectiveConfig
@@ -122,7 +122,7 @@ class ModelConfig:
     max_tokens: int = 512  # context length: a prompt with its reply is never longer
     template_arguments: dict[str, Any] = field(default_factory=dict)  # of the chat template, like enable_thinking
     history: str = "template"  # earlier replies as the chat template shows them, or as they were sampled: sampled
-    context: str = "stop"  # where an episode fills it: stop, window (drop the oldest turns), or `module:function`
+    context: str = "stop"  # where an episode fills it: stop, window, summary, or `module:function`
     tool_parser: str = ""  # vLLM's parser of tool calls by its name, like hermes; empty: calls stay text
     reasoning_parser: str = ""  # vLLM's parser of thoughts by its name, like qwen3; empty: thoughts stay text
     roles: str = "as_sent"  # alternate: for templates that refuse system messages, tool results or two users in a row
@@ -152,9 +152,9 @@ class ModelConfig:
             "see docs/models.md",
         )
         require(
-            self.context in ("stop", "window") or is_own(self.context),
+            self.context in ("stop", "window", "summary") or is_own(self.context),
             "model.context",
-            "stop, window, or module:function for your own",
+            "stop, window, summary, or module:function for your own",
             self.context,
             "see docs/models.md",
         )
@@ -463,6 +463,21 @@ def check_sections(config: Config) -> None:
         config.sampling.max_turn_tokens,
         "prompts take up to three quarters of the context then",
     )
+    if config.env.action_format == TOOLS:
+        require(
+            config.model.tool_parser != "",
+            "model.tool_parser",
+            "a parser of vLLM with env.action_format=tools",
+            "",
+            "hermes reads the calls of Qwen2.5 and Qwen3; docs/agents.md names others",
+        )
+        require(
+            config.warm_start.episodes == 0,
+            "warm_start.episodes",
+            "0 with env.action_format=tools",
+            config.warm_start.episodes,
+            "an expert writes actions as text; begin with a model that calls tools",
+        )
     kept_bytes = 4 * config.sampling.top_k * config.model.max_tokens
     require(
         kept_bytes <= replay.max_trajectory_bytes // 2,

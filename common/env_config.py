@@ -6,6 +6,7 @@ from typing import Any
 
 from common.config_error import require
 
+TOOLS = "tools"  # the action format in which actions are calls of tools
 LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")  # it becomes a part of metric names
 
 
@@ -29,7 +30,7 @@ class EnvConfig:
     max_success: float = 1.0  # an environment of the mixture with more success than this is too easy by now
     aside_weight: float = 0.1  # multiplies the weight of an environment that is too hard or too easy
     max_turns: int = 12  # of an episode; to reach it is an outcome that the policy is responsible for
-    action_format: str = "plain"  # plain, action_tag, react, outcome, a name in env.formats, or `module:Class`
+    action_format: str = "plain"  # plain, action_tag, react, outcome, tools, a name in env.formats, or `module:Class`
     formats: dict[str, Any] = field(default_factory=dict)  # your own: {NAME: {instructions, write, pattern}}
     step_timeout_s: float = 30.0  # a reset or step that takes longer is an env failure
     episode_timeout_s: float = 600.0  # an episode that takes longer is stopped and played again

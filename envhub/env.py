@@ -31,6 +31,9 @@ class Observation:
     success: bool = False
     # After reset: of the task, for the parts of `env.rewards`. The policy never sees them.
     columns: Mapping[str, Any] = field(default_factory=dict)
+    # After reset: the actions as functions in OpenAI's format, for `env.action_format` tools. A call is then given to
+    # `step` as the JSON object {"name": ..., "arguments": {...}}. None: actions are texts.
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def done(self) -> bool:

@@ -96,8 +96,11 @@ class WorldEnv(Generic[S]):
         make_world: Callable[[Task], World[S]],
         reward: str = "solved",
         columns: Callable[[Task, Any], Mapping[str, Any]] | None = None,
+        tools: tuple[Mapping[str, Any], ...] = (),
     ) -> None:
         """Make one that plays the worlds of `make_world`, and names the `columns` of a task and its world.
+
+        `tools` are the actions as functions, as in `Observation.tools`.
 
         `kind` names the environment and its options. A snapshot can only be restored in an environment of its kind.
         """
@@ -106,13 +109,14 @@ class WorldEnv(Generic[S]):
         self._make_world = make_world
         self._reward = reward
         self._columns = columns
+        self._tools = tools
         self._episode: _Episode[S] | None = None
 
     async def reset(self, task: Task) -> Observation:
         """Start `task`. Raises ValueError for an unknown split."""
         world = self._make_world(task)
         columns = self._columns(task, world) if self._columns else {}
-        observation = Observation(messages=world.opening, rewards={}, columns=columns)
+        observation = Observation(messages=world.opening, rewards={}, columns=columns, tools=self._tools)
         self._episode = _Episode(task=task, world=world, state=world.first, observation=observation)
         return observation
 

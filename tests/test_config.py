@@ -175,7 +175,10 @@ def test_a_recipe_for_a_real_model_is_named_so_and_says_what_was_never_run(path:
             ["sampling.top_k=200", "replay.max_trajectory_bytes=524288"],
             "`sampling.top_k` must be at most replay.max_trajectory_bytes / 8 / model.max_tokens = 128, got 200; an",
         ),
-        (["model.context=summary"], "`model.context` must be stop, window, or module:function for your own, got 'sum"),
+        (
+            ["model.context=sumary"],
+            "`model.context` must be stop, window, summary, or module:function for your own, got 'sum",
+        ),
         (["model.context=window", "model.history=sampled"], "must be template with model.context=window"),
         (
             ["model.context=window", "sampling.max_turn_tokens=129"],

@@ -296,7 +296,7 @@ def test_a_group_that_ends_its_actors_ends_no_more_of_them_than_it_has_attempts(
     def refuse(*_: object) -> None:
         raise ZeroDivisionError("nobody foresaw this")
 
-    monkeypatch.setattr("actors.rollout.parsed", refuse)
+    monkeypatch.setattr("actors.actions.parsed", refuse)
     buffer = make_buffer(redis_client, run_id, lease_ttl_s=0.2, max_attempts=2)
     buffer.learner.acquire_epoch()
     buffer.learner.open([ticket(0, num_members=MEMBERS)])

@@ -91,6 +91,7 @@ TWO = (turn_of("look", valid=False, state="a"), turn_of("look", reward=1.0, stat
         ({"part": "invalid_actions", "max": 0.25}, [0.25, 0.0]),
         ({"part": "repetition"}, [0.0, 1.0]),
         ({"part": "error_recovery"}, 1.0),
+        ({"part": "prediction"}, [0.0, 0.0]),
     ],
     ids=str,
 )

@@ -19,6 +19,7 @@ from learner.ranks import Ranks
 from tests.processes import GUESS
 from tests.tiny_model import FLOAT32, VOCAB_SIZE, save_tiny_model
 from tools.prepare import prepare
+from tools.study import formats as study_formats
 from tools.study import lag as study_lag
 from tools.study.plot import Line, Point, svg
 from tools.study.run import StudyStep, practice
@@ -221,6 +222,32 @@ def test_a_short_study_of_lag_writes_its_page_and_runs_nothing_twice(guess_run: 
     kept.write_text(kept.read_text().replace('"seed":0', '"seed":99'))
     study_lag.main(arguments)
     assert json.loads((tmp_path / "docs/lag.json").read_text())["results"][0]["seed"] == 99
+
+
+def test_a_short_study_of_formats_writes_its_table_and_runs_nothing_twice(tmp_path: Path) -> None:
+    task = tmp_path / "task.yaml"
+    task.write_text(
+        "env: {name: 'tests.guess:GuessEnv', max_turns: 3}\nreplay: {groups_per_step: 2, group_size: 4}\n"
+        "model: {tiny: {hidden_size: 32, intermediate_size: 32, num_layers: 1, num_heads: 1, num_kv_heads: 1}}\n"
+    )
+    arguments = [
+        *("--task", str(task), "--arms", "action_tag", "outcome, scored", "--seeds", "0", "--workers", "1"),
+        *("--folder", str(tmp_path), "--docs", str(tmp_path / "docs")),
+        "learner.steps=1",
+        "eval.num_tasks=4",
+        "warm_start.episodes=8",
+        "model.max_tokens=192",
+        "sampling.max_turn_tokens=12",
+    ]
+    study_formats.main(arguments)
+    results = json.loads((tmp_path / "docs/formats.json").read_text())["results"]
+    assert [result["arm"] for result in results] == ["action_tag", "outcome, scored"]
+    assert all(result["tokens_written"] > 0 and 0 <= result["valid_actions"] <= 1 for result in results)
+    assert "| outcome, scored | 1 |" in (tmp_path / "docs/formats.md").read_text()
+    kept = tmp_path / "action_tag-seed0.json"
+    kept.write_text(kept.read_text().replace('"seed":0', '"seed":99'))
+    study_formats.main(arguments)
+    assert json.loads((tmp_path / "docs/formats.json").read_text())["results"][0]["seed"] == 99
 
 
 def test_a_plot_has_a_line_for_each_arm_and_a_whisker_for_each_point() -> None:

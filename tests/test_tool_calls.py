@@ -12,8 +12,10 @@ from actors.resume import resumed_tape
 from actors.rollout import fresh_env
 from actors.scripted_engine import Schedule, ScriptedEngine
 from actors.tape import Tape
+from common.action_format import ToolCalls
 from common.env_config import MixtureEntry
 from common.trajectory import Trajectory, check
+from envhub.shop.shop import ShopEnv
 from tests.episodes import ALLOWANCE, attempt_on, ids, rollout_of
 from tests.small_tokenizer import merging_tokenizer
 from tests.tool_parsing import HERMES, LOOK, QWEN_XML, Parsing, parsing
@@ -211,6 +213,34 @@ def test_a_call_of_a_tool_that_does_not_exist_reaches_the_agent_and_counts_as_in
     trajectory = play("runs_tools", writer, parsing())
     assert trajectory.total_reward == 1.0 and trajectory.branch_starts == [0]
     assert [turn.valid_action for turn in trajectory.turns] == [False, True]
+
+
+def test_the_built_in_loop_plays_by_calls_that_vllms_own_parser_reads() -> None:
+    env, written = ShopEnv(), list[str]()
+
+    def calls(prompt: list[int], seed: int | None) -> list[int]:
+        call = json.dumps({"name": "act", "arguments": {"action": env.expert()}})
+        text = f"so\n<tool_call>\n{call[:-1] if not written else call}\n</tool_call>"  # the first is malformed
+        written.append(text)
+        return [*(token for character in text for token in ids(TOKENIZER, character)), TOKENIZER.eos_token_id]
+
+    engine = ScriptedEngine(calls, policy_version=4, schedule=Schedule(token_time_s=0.0), max_tokens=4000)
+    trajectory = asyncio.run(
+        rollout_of(
+            env,
+            engine,
+            tape=Tape(attempt=attempt_on(max_turn_tokens=200)),
+            tokenizer=TOKENIZER,
+            action_format=ToolCalls(),
+            allowance=replace(LONG, max_tokens=4000),
+            parse=parsing(),
+        )
+    )
+    check(trajectory, vocab_size=len(TOKENIZER))
+    assert trajectory.success and trajectory.branch_starts == [0]
+    assert [turn.valid_action for turn in trajectory.turns] == [False, *[True] * (len(written) - 1)]
+    sampled = [TOKENIZER.decode(tokens[:-1]) for tokens in (answer for _, answer in turns_of(trajectory))]
+    assert sampled == written
 
 
 def test_without_a_parser_a_call_stays_text() -> None:

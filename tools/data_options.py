@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from common.action_format import action_format
+from common.action_format import ToolCalls, action_format
 from common.config_error import require
 
 
@@ -29,7 +29,13 @@ class DataOptions:
         require(most == 0 or most >= self.min_replies, "--max-replies", "0, or >= --min-replies", most, "0 is no limit")
         require(self.max_chars >= 0, "--max-chars", ">= 0", self.max_chars, "0 is no limit")
         if self.action_format:
-            action_format(self.action_format)
+            require(
+                not isinstance(action_format(self.action_format), ToolCalls),
+                "--action-format",
+                "a format of text",
+                self.action_format,
+                "calls are read by the engine's parser only",
+            )
         for name in ("max_repetition", "near_duplicates"):
             value = getattr(self, name)
             require(

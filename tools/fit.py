@@ -63,6 +63,11 @@ def fit_model(config: Config, *, goal: "Goal", options: FitOptions) -> int:
 def _prepare(config: Config, run_dir: RunDir, options: FitOptions, *, goal: "Goal") -> None:
     if not config.model.path:
         raise ConfigError("`model.path` is empty; name the Hugging Face model folder that training begins with")
+    if config.model.context == "summary":
+        raise ConfigError(
+            "`model.context` summary is not possible here: a recorded conversation has no summaries of the policy's; "
+            "leave it out"
+        )
     check_model_folder(Path(config.model.path), max_tokens=config.model.max_tokens)
     run_dir.create()
     write_whole(run_dir.config, dump_config(config))

@@ -10,6 +10,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -196,11 +197,14 @@ def expert_episodes(
 ) -> Iterator[Trajectory]:
     """Yield an episode of each task, by group id, of which `sampler` makes a player: it sees the environment.
 
-    It is played by the same rollout as the actors use.
+    It is played by the same rollout as the actors use. Raises ConfigError for a format that no expert can write.
     """
     written_as = format_of(config.env)
+    written_as.write("")
     envs = {label: make_env(part.name, part.options) for label, part in config.env.entries().items()}
     allowance = Allowance.of(config)
+    if allowance.rules.context == "summary":  # an expert writes none
+        allowance = replace(allowance, rules=replace(allowance.rules, context="stop"))
     with asyncio.Runner() as runner:
         try:
             for group_id, task in tasks.items():

@@ -154,6 +154,7 @@ def _observed(env: Env, observation: object) -> Observed:
         score=float(observation.score),
         success=bool(observation.success),
         columns=dict(observation.columns),
+        tools=tuple(dict(tool) for tool in observation.tools),
     )
     return Observed(observation=plain, state_key=env.state_key())
 

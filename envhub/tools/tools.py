@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -66,6 +67,8 @@ class ToolsWorld:
             if len(action) > MAX_ACTION_CHARS:
                 raise ValueError(f"a call has at most {MAX_ACTION_CHARS} characters")
             call = msgspec.json.decode(action, type=_Call)
+            if call.name == DONE:
+                return await self.act(state, DONE)
             text, servers = call_tool(state.servers, call.name, call.arguments)
         except (ValueError, RecursionError) as error:
             return Change(state=state, text=f"error: {error}", valid=False)
@@ -95,6 +98,15 @@ def tool_lines() -> str:
     )
 
 
+def tool_functions() -> tuple[dict[str, Any], ...]:
+    """Return the tools in OpenAI's format, and one more that ends the episode."""
+    ending = {"name": DONE, "description": "All errands are done.", "parameters": {"type": "object", "properties": {}}}
+    functions = [
+        {"name": name, "description": tool.description, "parameters": tool.schema} for name, tool in TOOLS.items()
+    ]
+    return tuple({"type": "function", "function": function} for function in (*functions, ending))
+
+
 def make_tools_env(*, profile: str = "full", errands: int = 2) -> Env:
     """Return a `tools` environment. Raises ValueError for invalid options.
 
@@ -106,6 +118,7 @@ def make_tools_env(*, profile: str = "full", errands: int = 2) -> Env:
         f"tools {profile} errands={errands}",
         state=ToolsState,
         make_world=partial(make_tools, profile=profile, num_errands=errands),
+        tools=tool_functions(),
     )
 
 

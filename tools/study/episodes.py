@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
+from actors.reward import Scoring, rewarded
 from actors.rollout import Allowance, fresh_env, rollout
 from actors.tape import Attempt, Tape
 from common.action_format import format_of
 from common.config import Config
 from common.trajectory import Provenance, Sampling, Task, Trajectory
+from envhub.rewards.part import reward_parts
 from learner.curriculum import Curriculum
 from learner.objective.advantage import returns_differ
 from learner.supply import Batch, spread, ticket_of
@@ -86,18 +88,17 @@ def _is_useful(group: Group, config: Config) -> bool:
     return not config.objective.compares_siblings or returns_differ(returns)
 
 
-def held_out_success(setup: StudySetup, *, num_tasks: int) -> float:
-    """The share of the first `num_tasks` held-out tasks that are solved, with one sampled episode each."""
+def held_out(setup: StudySetup, *, num_tasks: int) -> list[Trajectory]:
+    """One sampled episode of each of the first `num_tasks` held-out tasks."""
     config, room = setup.config, setup.sampler.num_slots
     tasks = [Task(env=config.env.name, split="held_out", index=index) for index in range(num_tasks)]
     sampling = ticket_of(0, tasks[0], config, min_policy_version=0).sampling
     attempts = [_attempt(task, config, sampling, group_id=task.index, member=0) for task in tasks]
-    played = [
+    return [
         trajectory
         for start in range(0, num_tasks, room)
         for trajectory in setup.runner.run(_play_all(attempts[start : start + room], setup))
     ]
-    return sum(trajectory.success for trajectory in played) / num_tasks
 
 
 def _rolled_out(tickets: Sequence[Ticket], setup: StudySetup) -> list[Group]:
@@ -135,11 +136,17 @@ async def _play_all(attempts: Sequence[Attempt], setup: StudySetup) -> list[Traj
 
 async def _play(attempt: Attempt, setup: StudySetup) -> Trajectory:
     """Play one episode. Raises EpisodeFailed if the environment fails, as a study does not redo episodes."""
-    env_config = setup.config.env
+    env_config, tape = setup.config.env, Tape(attempt=attempt)
+    scoring = Scoring(
+        parts=reward_parts(env_config.entries()),
+        tokenizer=setup.tokenizer,
+        max_turns=env_config.max_turns,
+        step_timeout_s=UNHURRIED_S,
+    )
     with setup.sampler.seat() as seat:
         async with fresh_env(env_config.entries(), attempt.task, timeout_s=env_config.step_timeout_s) as env:
-            return await rollout(
-                Tape(attempt=attempt),
+            trajectory = await rollout(
+                tape,
                 env=env,
                 sampler=seat,
                 tokenizer=setup.tokenizer,
@@ -148,3 +155,4 @@ async def _play(attempt: Attempt, setup: StudySetup) -> Trajectory:
                     Allowance.of(setup.config), step_timeout_s=UNHURRIED_S, episode_timeout_s=UNHURRIED_S
                 ),
             )
+    return await rewarded(trajectory, tape, scoring=scoring)

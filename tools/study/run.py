@@ -18,6 +18,7 @@ from torch import Tensor
 from common import archive
 from common.config import Config
 from common.run_dir import RunDir
+from common.trajectory import Trajectory
 from learner.clock import Clock
 from learner.evaluation import num_held_out
 from learner.learner import Learner, begin, load_learner, train_on
@@ -28,7 +29,7 @@ from learner.step_metrics import StepMetrics
 from learner.supply import Batch
 from learner.warm_start import imitate
 from tools.prepare import load_tokenizer, prepare
-from tools.study.episodes import NothingToLearn, StudySetup, harvest, held_out_success
+from tools.study.episodes import NothingToLearn, StudySetup, harvest, held_out
 from tools.study.sampler import LockstepSampler
 
 Weights = dict[str, Tensor]
@@ -49,8 +50,13 @@ class Run:
 
     success: list[float]  # of all episodes that were sampled for the step
     steps: list[StepMetrics]
-    held_out: float  # success of the last weights on held-out tasks, with one sampled episode each
+    held_out_episodes: list[Trajectory]  # of the last weights, one sampled episode of each task
     episodes: int  # sampled for all steps, including those of dropped groups
+
+    @property
+    def held_out(self) -> float:
+        """Success of the last weights on held-out tasks."""
+        return sum(episode.success for episode in self.held_out_episodes) / len(self.held_out_episodes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,9 +119,17 @@ def run(config: Config, *, lag: int, ranks: Ranks) -> Run:
                 success.append(step.success)
                 steps.append(step.metrics)
         practised.setup.sampler.load(practised.snapshots[-1], practised.learner.progress.policy_version)
-        held_out = held_out_success(practised.setup, num_tasks=num_held_out(config))
+        last_episodes = held_out(practised.setup, num_tasks=num_held_out(config))
     episodes = practised.learner.progress.next_group_id * config.replay.group_size
-    return Run(success=success, steps=steps, held_out=held_out, episodes=episodes)
+    return Run(success=success, steps=steps, held_out_episodes=last_episodes, episodes=episodes)
+
+
+def held_out_before(config: Config, *, ranks: Ranks) -> list[Trajectory]:
+    """One sampled episode of each held-out task, with the weights in `model.path`."""
+    with asyncio.Runner() as runner:
+        practised = practice(config, lag=0, ranks=ranks, runner=runner)
+        practised.setup.sampler.load(practised.snapshots[-1], practised.learner.progress.policy_version)
+        return held_out(practised.setup, num_tasks=config.eval.num_tasks)
 
 
 def warm_start(config: Config, *, ranks: Ranks) -> Path:

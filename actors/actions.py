@@ -1,0 +1,52 @@
+"""Reads the actions of an episode from replies, and gives answers back in the form that the format of actions needs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from actors.answer import parsed
+from common.action_format import ACT, ActionFormat, ParsedAction, ToolCalls, called
+from common.chat import Chat
+from common.message import Message
+from envhub.driving import Parse
+from envhub.env import EnvError, Observation
+
+NO_CALL = "The reply must contain exactly one valid call of a tool."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Actions:
+    """How the actions of one episode are written and read."""
+
+    action_format: ActionFormat
+    tools: Sequence[Mapping[str, Any]]  # those in the prompts; none unless actions are calls
+    parse: Parse | None  # the engine's parser of calls
+
+    @classmethod
+    def of(cls, first: Observation, action_format: ActionFormat, parse: Parse | None) -> "Actions":
+        """Return those of an episode that begins with `first`. Raises EnvError if calls cannot be read."""
+        if not isinstance(action_format, ToolCalls):
+            return cls(action_format=action_format, tools=(), parse=None)
+        if parse is None:
+            raise EnvError("`env.action_format` tools needs `model.tool_parser`, the parser of the model's family")
+        return cls(action_format=action_format, tools=first.tools or (ACT,), parse=parse)
+
+    async def read(self, chat: Chat, reply: str, *, tokens: list[int], prompt: list[int]) -> ParsedAction:
+        """Return the action in `reply`, which `chat` has just recorded.
+
+        Raises EnvError if the format fails, EngineError if the engine cannot parse.
+        """
+        if isinstance(self.action_format, ToolCalls) and self.parse is not None:
+            tools = [dict(tool) for tool in self.tools]
+            answer = await self.parse(reply, tokens=tokens, prompt=prompt, tools=tools)
+            return called(answer, as_text=tools == [ACT])
+        return parsed(self.action_format, chat.answer)
+
+    def shown(self, action: ParsedAction, observation: Observation) -> tuple[Message, ...]:
+        """Return the environment's messages as the policy sees them: the answer to a call is the result of a tool."""
+        messages = tuple(observation.messages)
+        if not isinstance(self.action_format, ToolCalls):
+            return messages
+        if not action.valid:
+            return (Message("user", "\n".join([NO_CALL, *(message.content for message in messages)])),)
+        return tuple(Message("tool", each.content) if each.role == "user" else each for each in messages)

@@ -1,0 +1,150 @@
+"""`slipstream eval`: its numbers by another way to the same, and formats side by side on the same tasks."""
+
+import itertools
+import json
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from actors.act import make_setup
+from actors.scripted_engine import Schedule, ScriptedEngine
+from common.config import load_config
+from common.config_error import ConfigError
+from common.headline import wilson
+from common.tokenizer import load_tokenizer
+from tests.episodes import ids
+from tests.small_tokenizer import CHATML, byte_tokenizer
+from tools.eval_options import EvalOptions
+from tools.eval_report import Played, compared, pass_at, report, spread
+from tools.evaluate import evaluate_on
+
+
+def played(index: int, *, success: bool, tokens: int = 10, invalid: int = 0, kind: str = "") -> Played:
+    return Played(
+        index=index,
+        kind=kind,
+        success=success,
+        score=float(success),
+        num_turns=4,
+        num_invalid=invalid,
+        num_tokens=100,
+        num_written=tokens,
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_attempts", "num_solved", "size"), [(4, 2, 2), (5, 0, 3), (5, 5, 1), (6, 4, 3), (3, 1, 3)]
+)
+def test_pass_at_k_is_the_share_of_all_choices_of_k_attempts_with_a_success(
+    num_attempts: int, num_solved: int, size: int
+) -> None:
+    attempts = [place < num_solved for place in range(num_attempts)]
+    choices = list(itertools.combinations(attempts, size))
+    share = sum(any(choice) for choice in choices) / len(choices)
+    assert math.isclose(pass_at(size, num_attempts=num_attempts, num_solved=num_solved), share)
+
+
+def test_attempts_at_one_task_count_as_one_in_the_interval_of_success() -> None:
+    episodes = [played(index, success=index < 3 and member < 2) for index in range(4) for member in range(4)]
+    numbers = report(episodes)
+    assert (numbers["num_tasks"], numbers["num_episodes"], numbers["success"]) == (4, 16, 0.375)
+    assert (numbers["success_low"], numbers["success_high"]) == wilson(0.375, 4)
+    assert [numbers["pass_at"][size]["rate"] for size in ("1", "2", "4")] == [0.375, 0.75 * (1 - 1 / 6), 0.75]
+
+
+def test_success_is_reported_by_tokens_written_and_by_type_of_task() -> None:
+    episodes = [
+        played(0, success=True, tokens=16, kind="pick"),
+        played(1, success=True, tokens=17, kind="heat"),
+        played(2, success=True, tokens=60, kind="heat", invalid=2),
+        played(3, success=False, tokens=5, kind="heat"),
+    ]
+    numbers = report(episodes)
+    assert numbers["success_within_tokens"] == {"16": 0.25, "32": 0.5, "64": 0.75}
+    assert {kind: (each["num_tasks"], each["success"]) for kind, each in numbers["by_type"].items()} == {
+        "heat": (3, 2 / 3),
+        "pick": (1, 1.0),
+    }
+    assert (numbers["invalid_actions"], numbers["tokens_written"]) == (0.125, 24.5)
+    assert report([played(0, success=False)])["success_within_tokens"] == {}
+    assert not {"pass_at", "by_type"} & report([played(0, success=True)]).keys()
+
+
+def test_the_difference_of_two_formats_is_over_the_tasks_that_both_played() -> None:
+    first = [played(index, success=index == 0) for index in range(4)]
+    second = [played(index, success=True) for index in (0, 1, 2)]
+    head, rows = compared({"plain": first, "own": second})
+    assert head[0] == "format" and head[-1] == "success less that of plain"
+    assert [row[0] for row in rows] == ["plain", "own"] and rows[0][-1] == ""
+    assert rows[1][-1] == spread([0.0, 1.0, 1.0], digits=3, sign="+")
+    assert spread([0.0, 1.0, 1.0], digits=3, sign="+") == "+0.667 (+0.01 to +1.32)"
+    assert compared({"a": [played(0, success=True)], "b": [played(1, success=True)]})[1][1][-1] == "no common task"
+
+
+def test_the_interval_of_a_mean_holds_it_as_often_as_it_says() -> None:
+    dice, held = random.Random(3), 0
+    for _ in range(400):
+        text = spread([dice.random() for _ in range(60)], digits=6)
+        low, high = (float(part) for part in text.partition("(")[2].rstrip(")").split(" to "))
+        held += low <= 0.5 <= high
+    assert 0.92 <= held / 400 <= 0.98
+
+
+OWN = {"call": {"write": "CALL {action} END"}}
+SETTINGS = [
+    "env.name=tests.guess:GuessEnv",
+    "env.max_turns=5",
+    "model.max_tokens=2048",
+    "sampling.max_turn_tokens=64",
+    "eval.num_tasks=6",
+]
+
+
+def evaluated(options: EvalOptions, folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[list[dict], str]:
+    """Evaluate a policy that always writes as the format `call` wants it; return the lines of JSON, and the rest."""
+    tokenizer = byte_tokenizer(CHATML)
+    tokenizer.save_pretrained(folder)
+    config = load_config(None, SETTINGS)
+    config.env.formats = OWN
+    answer = ids(tokenizer, "CALL red END" + tokenizer.eos_token)
+    engine = ScriptedEngine(
+        lambda tokens, seed: answer, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=2048
+    )
+    setup = make_setup(engine, name="eval", run=config, actors=config.actors, tokenizer=load_tokenizer(folder))
+    assert evaluate_on(setup, config, options) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")], "\n".join(
+        line for line in lines if not line.startswith("{")
+    )
+
+
+def test_formats_play_the_same_tasks_and_a_table_shows_them_side_by_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = EvalOptions(compare=("call", "action_tag", "plain"), attempts=2)
+    results, table = evaluated(options, tmp_path, capsys)
+    by_sampling = {(line["sampling"], line["format"]): line for line in results}
+    assert len(by_sampling) == len(results) == 6
+    for name, invalid in (("call", 0.0), ("action_tag", 1.0), ("plain", 1.0)):
+        sampled, greedy = by_sampling["sampled", name], by_sampling["greedy", name]
+        assert (sampled["num_tasks"], sampled["num_episodes"], greedy["num_episodes"]) == (6, 12, 6)
+        assert sampled["invalid_actions"] == greedy["invalid_actions"] == invalid
+        assert set(sampled["pass_at"]) == {"1", "2"} and "pass_at" not in greedy
+    assert table.count("format") == 2 and table.count("action_tag") == 2
+    assert "success less that of call" in table
+
+
+def test_an_evaluation_of_one_format_prints_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results, table = evaluated(EvalOptions(), tmp_path, capsys)
+    assert [line["sampling"] for line in results] == ["sampled", "greedy"] and table == ""
+    assert all("format" not in line for line in results)
+
+
+@pytest.mark.parametrize(
+    "given", [{"attempts": 0}, {"attempts": 1001}, {"compare": ("plain",)}, {"compare": ("a", "a")}]
+)
+def test_options_that_compare_nothing_are_refused(given: dict) -> None:
+    with pytest.raises(ConfigError, match=r"`--(attempts|compare)` must be"):
+        EvalOptions(**given)
