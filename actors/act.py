@@ -29,7 +29,7 @@ from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunState
 from replay.ticket import Lease
 
-IDLE_S = 0.05
+IDLE_S = 0.02
 EVAL_STREAM = "eval"
 EVAL_SHARE = 0.25  # of an actor's episodes are an evaluation's while there is training to do
 EXIT_RUN_FAILED = 1  # the supervisor starts this actor again, which then waits until the learner is back
@@ -64,7 +64,7 @@ async def act(
             _raise_first_error(refreshing, *leases.tasks())
             if pin.stuck:
                 _give_back_what_waits(setup, leases)
-            if not await _lease_one(setup, buffers, leases, pin, actors):
+            if not await _lease_one(setup, buffers, leases, pin, pace, actors):
                 # Random, so that actors do not ask together.
                 await asyncio.sleep(pace.every(IDLE_S) * random.uniform(0.5, 1.5))
         if beating.done():
@@ -99,11 +99,13 @@ async def _drain(setup: EpisodeSetup, leases: Leases, actors: ActorsConfig) -> N
 
 
 async def _lease_one(
-    setup: EpisodeSetup, buffers: dict[str, ActorBuffer], leases: Leases, pin: Pin, actors: ActorsConfig
+    setup: EpisodeSetup, buffers: dict[str, ActorBuffer], leases: Leases, pin: Pin, pace: Pace, actors: ActorsConfig
 ) -> bool:
-    """Start one more group if the engine has room and a buffer has one; return whether it did.
+    """Start one more group if the engine has room and a buffer has one; return whether to ask for another at once.
 
-    Evaluations come first until they have their share of the room, then last; the shards are in random order.
+    Evaluations come first until they have their share of the room, then last; the shards are in random order. An actor
+    that has its share of a queue waits before it asks again: otherwise the first one to ask would play the few groups of
+    a synchronous step alone.
     """
     if setup.episodes.num_running >= actors.max_episodes or setup.engine.load().kv_use > MAX_KV_USE:
         return False
@@ -125,8 +127,13 @@ async def _lease_one(
                 task.add_done_callback(lambda _: pin.ended())
             for _ in ("the group's task begins", "its members begin, and count as running"):
                 await asyncio.sleep(0)
-            return True
+            return not _has_its_share(len(leases.playing), lease.num_queued, num_actors=pace.num_members)
     return False
+
+
+def _has_its_share(num_own: int, num_queued: int, *, num_actors: int) -> bool:
+    """Whether an actor has its share of its own groups and the queued ones."""
+    return num_own * num_actors >= num_own + num_queued
 
 
 async def _lease_evaluation(setup: EpisodeSetup, buffer: ActorBuffer, pin: Pin) -> Lease | None:

@@ -1,5 +1,6 @@
 """The interface of an inference engine: tokens in, tokens out, each with its log-probability and policy version."""
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -49,6 +50,24 @@ class EngineLoad:
     generated_tokens: int  # since the start
 
 
+class Served:
+    """The policy version that an engine serves, and those that wait for a newer one."""
+
+    def __init__(self, policy_version: int) -> None:
+        self.policy_version = policy_version
+        self._changed = asyncio.Event()
+
+    def change(self, policy_version: int) -> None:
+        """Serve another version; call it in the event loop of those that wait."""
+        self.policy_version = policy_version
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def reach(self, policy_version: int) -> None:
+        while self.policy_version < policy_version:
+            await self._changed.wait()
+
+
 class Sampler(Protocol):
     """Generates the actions of an episode: an engine, or an expert that writes its own."""
 
@@ -69,6 +88,9 @@ class Engine(Sampler, Protocol):
     @property
     def policy_version(self) -> int:
         """The version that samples the next token."""
+
+    async def serving(self, policy_version: int) -> None:
+        """Wait until it serves `policy_version` or a newer one."""
 
     async def parse(
         self, text: str, *, tokens: list[int], prompt: list[int], tools: list[dict[str, Any]]

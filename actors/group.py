@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from actors.engine import Engine, EngineDied
-from actors.refresh import serving_version
 from actors.resume import resumed_tape
 from actors.reward import Scoring, rewarded
 from actors.rollout import Allowance, EpisodeFailed, fresh_env, rollout
@@ -155,7 +154,7 @@ async def _play_member(
     """
     setup.episodes.num_running += 1
     try:
-        await serving_version(setup.engine, lease.ticket.min_policy_version)
+        await setup.engine.serving(lease.ticket.min_policy_version)
         while attempt is not None:
             attempt = await _play_once(lease, member, attempt, unstored, setup, buffer)
     finally:

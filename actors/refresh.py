@@ -13,8 +13,8 @@ from common.weights import Offer
 from replay.failures import cut_reason
 from replay.fleet import Refusal
 
-POLL_S, MAX_POLL_S = 0.1, 1.0
-REST = 10  # asks pause for so many times as the last one took: the offer of a mixture of experts names each expert
+POLL_S, IDLE_POLL_S, MAX_POLL_S = 0.1, 0.02, 1.0
+REST = 10  # asks pause for so many times the CPU of the last one: the offer of a mixture of experts names each expert
 RETRY_S = 1.0  # after a first refusal; doubled with each further one, up to
 MAX_RETRY_S = 30.0
 MAX_TRIES = 3  # of a version that does not fit: then only a newer one is tried
@@ -62,15 +62,16 @@ async def keep_fresh(
     """Refresh `engine` for as long as this runs.
 
     Consumes the newest offer, which `newest` reads; waits until it is newer than the engine's version, and, before the
-    commit, until no evaluation pins the engine; produces commits. If a version is refused, the old weights keep
+    commit, until no evaluation pins the engine; produces commits. An idle engine asks more often: its groups may wait
+    for these weights. If a version is refused, the old weights keep
     serving, and the refusal is in `counts` until a version serves. What did not arrive is tried again, ever less often;
     what does not fit, or fails its probe, is tried MAX_TRIES times. Raises EngineDied.
     """
     staged, tries = -1, Tries()
     while True:
-        asked = time.monotonic()
-        offer = await asyncio.to_thread(newest)
-        pause_s = pace.every(min(MAX_POLL_S, max(POLL_S, REST * (time.monotonic() - asked))))
+        offer, cost_s = await asyncio.to_thread(_asked, newest)
+        least_s = POLL_S if engine.load().num_running else IDLE_POLL_S
+        pause_s = pace.every(min(MAX_POLL_S, max(least_s, REST * cost_s)))
         if offer is not None and offer.manifest.policy_version > max(staged, engine.policy_version):
             version, staged = offer.manifest.policy_version, -1
             if tries.may_try(version):
@@ -100,6 +101,12 @@ async def keep_fresh(
         log.info("serving version %d after a pause of %.1f ms", version, 1e3 * counts.last_pause_s)
 
 
+def _asked(newest: Callable[[], Offer | None]) -> tuple[Offer | None, float]:
+    """The newest offer, and the CPU seconds of reading it."""
+    begun = time.thread_time()
+    return newest(), time.thread_time() - begun
+
+
 async def _refused(
     error: WeightsRefused, engine: Engine, version: int, counts: RefreshCounts, pin: Pin, tries: Tries
 ) -> None:
@@ -112,9 +119,3 @@ async def _refused(
     again = f"trying again in {wait_s:.0f} s" if tries.may_try(version) else "waiting for a newer version"
     log.warning("version %d refused; the engine keeps version %d; %s: %s", version, engine.policy_version, again, error)
     await asyncio.sleep(wait_s)
-
-
-async def serving_version(engine: Engine, policy_version: int) -> None:
-    """Wait until `engine` serves `policy_version` or a newer one."""
-    while engine.policy_version < policy_version:  # noqa: ASYNC110 - the engine's thread changes it, without an event
-        await asyncio.sleep(POLL_S / 2)

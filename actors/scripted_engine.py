@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from actors.engine import Completion, EngineDied, EngineLoad
+from actors.engine import Completion, EngineDied, EngineLoad, Served
 from common.kept_sets import kept_sets
 from common.tool_call import ParsedAnswer
 from common.trajectory import Sampling, VersionSpan
@@ -44,6 +44,7 @@ class ScriptedEngine:
         self._schedule = schedule
         self._max_tokens = max_tokens
         self._versions = [policy_version]
+        self._served = Served(policy_version)
         self._commit_times_s: list[float] = []  # of self._versions[1:], by the loop's clock
         self._staged_version: int | None = None
         self._running: set[asyncio.Future[None]] = set()
@@ -58,6 +59,9 @@ class ScriptedEngine:
     def policy_version(self) -> int:
         """The version that samples the next token."""
         return self._versions[-1]
+
+    async def serving(self, policy_version: int) -> None:
+        await self._served.reach(policy_version)
 
     async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
         """Return the script's turn after `tokens`, when its last token is due. All log-probabilities are 0.
@@ -103,6 +107,7 @@ class ScriptedEngine:
             )
         self._staged_version = None
         self._versions.append(policy_version)
+        self._served.change(policy_version)
         self._commit_times_s.append(asyncio.get_running_loop().time())
         return 0.0
 

@@ -58,7 +58,7 @@ from common.wire import encode
 log = logging.getLogger(__name__)
 
 PROBE = "probe"  # the id of the request that scores a version's probe; those of generations are numbers
-STAGE_POLL_S = 0.02
+STAGE_POLL_S = 0.005
 REPORT_LOAD_S = 0.02  # the longest delay before the actor learns that the KV cache has changed
 REPORT_ALIVE_S = 1.0  # the longest time, plus one step, without a message: the actor treats silence as a hang
 

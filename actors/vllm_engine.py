@@ -24,6 +24,7 @@ from actors.engine import (
     EngineError,
     EngineLoad,
     EngineSpoiled,
+    Served,
     WeightsRefused,
     WeightsUnfit,
 )
@@ -130,7 +131,7 @@ class VllmEngine:
         self._process = process
         self._max_silence_s = max_silence_s
         self._max_tokens = settings.max_tokens
-        self._policy_version = settings.policy_version
+        self._served = Served(settings.policy_version)
         self._staged_version: int | None = None
         # A safeguard: an older stage may have to end first, and each may miss its broadcast and then pull.
         self._stage_timeout_s = 4 * settings.receiver.timeout_s
@@ -157,7 +158,11 @@ class VllmEngine:
     @property
     def policy_version(self) -> int:
         """The version that samples the next token."""
-        return self._policy_version
+        return self._served.policy_version
+
+    async def serving(self, policy_version: int) -> None:
+        """Wait until it serves `policy_version` or a newer one."""
+        await self._served.reach(policy_version)
 
     @property
     def pid(self) -> int:
@@ -230,7 +235,7 @@ class VllmEngine:
         committed: Committed = await self._ordered(order, self._waiting)
         if committed.refusal is not None:
             raise (WeightsUnfit if committed.reverted else EngineSpoiled)(committed.refusal)
-        self._policy_version = policy_version
+        self._served.change(policy_version)
         return committed.pause_s
 
     def leave_broadcasts(self) -> None:

@@ -53,7 +53,7 @@ class ActorBuffer:
         reply = self._verbs.call("lease", actor, uuid.uuid4().hex, ttl_ms)
         if reply is None:
             return None
-        fence, encoded_ticket, group_id, num_members, *missing = reply
+        fence, encoded_ticket, group_id, num_members, num_queued, *missing = reply
         try:
             ticket = decode_ticket(encoded_ticket, int(group_id), num_members=num_members)
         except WireError as error:
@@ -72,6 +72,7 @@ class ActorBuffer:
             missing=dict(zip(members, attempts, strict=True)),
             partials=self._read_partials(ticket, dict(zip(members, records, strict=True))),
             ttl_s=self._lease_ttl_s,
+            num_queued=num_queued,
         )
 
     def heartbeat(self, actor: str, leases: Iterable[Lease]) -> set[int]:

@@ -59,6 +59,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     missing: dict[int, int]  # member -> number of its next attempt
     partials: dict[int, Trajectory]  # missing member -> the whole turns that an earlier actor handed in
     ttl_s: float
+    num_queued: int = 0  # groups that were still queued after it
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

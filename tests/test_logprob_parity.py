@@ -21,7 +21,7 @@ from actors.orders import EngineSettings
 from actors.pace import Pace
 from actors.pin import Pin
 from actors.receive import ReceiverInfo
-from actors.refresh import RefreshCounts, keep_fresh, serving_version
+from actors.refresh import RefreshCounts, keep_fresh
 from actors.rollout import Allowance, rollout
 from actors.tape import Attempt, Tape
 from actors.vllm_engine import EngineProcess, VllmEngine
@@ -208,7 +208,7 @@ async def episodes_under_refreshes(
                 while engine.load().generated_tokens < generated + 200:  # noqa: ASYNC110 - the engine's thread counts
                     await asyncio.sleep(0.005)
                 publisher.publish(full_tensors(policies.models[version]), policy_version=version)
-                await serving_version(engine, version)
+                await engine.serving(version)
             return [trajectory for played in await asyncio.gather(*players) for trajectory in played]
     finally:
         refreshing.cancel()

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 
+from actors import act as act_module
 from actors import pace as pace_module
 from actors.act import act
 from actors.pace import Pace
@@ -24,6 +26,7 @@ from replay.fleet import Fleet, RunState
 from replay.keys import key
 from replay.repertoire import FILES
 from replay.server import Server
+from replay.ticket import Lease
 from tests.attempts import Views, make_buffer, ticket
 from tests.processes import Gate
 from tests.test_group import Actor, gate, shutdown, until
@@ -156,3 +159,53 @@ def test_a_small_fleet_asks_as_often_as_it_can_use(
     counted = asyncio.run(play())
     assert counted["heartbeat train"] in (2, 3, 4) and "heartbeat eval" not in counted
     assert counted["latest"] > 15 and counted["lease train"] > 30, counted
+
+
+def test_an_actor_that_has_its_share_of_a_short_queue_lets_the_others_ask(
+    redis_client: redis.Redis,
+    run_id: str,
+    streams: dict[str, Views],
+    shutdown: Shutdown,
+    gate: Gate,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of four groups it takes two at once, as there are two actors; those that the other leaves it takes one by one."""
+    idle_s, events = 0.0123, list[str]()
+    fleet, train = Fleet(redis_client, run_id), streams["train"]
+    fleet.set_run_state(RunState.TRAINING)
+    every, lease = Pace.every, train.actor.lease
+
+    def noted_pause(pace: Pace, least_s: float, **limits: float) -> float:
+        if least_s == idle_s and pace.num_members == 2:
+            events.append("pause")
+        return every(pace, least_s, **limits)
+
+    def noted_lease(actor: str) -> Lease | None:
+        if found := lease(actor):
+            events.append(f"leased with {found.num_queued} left")
+        return found
+
+    monkeypatch.setattr(act_module, "IDLE_S", idle_s)
+    monkeypatch.setattr(Pace, "every", noted_pause)
+    monkeypatch.setattr(train.actor, "lease", noted_lease)
+
+    async def play() -> None:
+        task = asyncio.create_task(acting(0, redis_client, run_id, streams, shutdown, gate=str(gate)))
+        await until(lambda: len(fleet.members()) == 1)
+        fleet.beat(msgspec.structs.replace(fleet.members()[0], name="another"))
+        await until(lambda: "pause" in events)
+        train.learner.open([ticket(group_id, num_members=2) for group_id in range(4)])
+        await until(lambda: train.learner.ledger().leased == 4)
+        fleet.set_run_state(RunState.FINISHED)
+        await task
+
+    asyncio.run(play())
+    took = events[events.index("leased with 3 left") : events.index("leased with 0 left") + 1]
+    assert took == [
+        "leased with 3 left",
+        "leased with 2 left",
+        "pause",
+        "leased with 1 left",
+        "pause",
+        "leased with 0 left",
+    ]

@@ -26,8 +26,8 @@ Process = Generator[simpy.Event, Any, None]
 
 WARM_UP_STEPS = 10  # not measured
 BEAT_S, MAX_BEAT_S = 1.0, 3.0  # between an actor's requests for the run's state, its heartbeats, its leases' renewals
-LOOK_S = 0.1  # between its looks for newer weights
-ASK_S = 0.05  # between its requests for work, while a slot is free
+LOOK_S = 0.1  # between its looks for newer weights, while it plays
+ASK_S = 0.02  # between its requests for work, while a slot is free
 REQUESTS_PER_BEAT, REQUESTS_PER_EPISODE = 3, 2  # an episode has its payload, and its commit
 
 

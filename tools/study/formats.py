@@ -20,6 +20,7 @@ from common.config import Config, load_config
 from common.run_dir import write_whole
 from common.shutdown import die_with_parent
 from common.trajectory import Trajectory
+from learner.evaluation import num_held_out
 from learner.ranks import Ranks, join_ranks
 from tools.bench.benchmark import today
 from tools.study.page import BEGIN, END, markdown, with_table
@@ -133,7 +134,7 @@ def main(arguments: Sequence[str]) -> None:
         command=" ".join(["python -m tools.study.formats", *(word for word in arguments if word != "--page-only")]),
         date=today(),
         steps=config.learner.steps,
-        held_out_tasks=config.eval.num_tasks,
+        held_out_tasks=num_held_out(config),
         results=[msgspec.json.decode(cell.result.read_bytes(), type=Result) for cell in cells if cell.result.exists()],
     )
     write(study, options.docs)

@@ -129,7 +129,7 @@ def held_out_before(config: Config, *, ranks: Ranks) -> list[Trajectory]:
     with asyncio.Runner() as runner:
         practised = practice(config, lag=0, ranks=ranks, runner=runner)
         practised.setup.sampler.load(practised.snapshots[-1], practised.learner.progress.policy_version)
-        return held_out(practised.setup, num_tasks=config.eval.num_tasks)
+        return held_out(practised.setup, num_tasks=num_held_out(config))
 
 
 def warm_start(config: Config, *, ranks: Ranks) -> Path:
