@@ -103,9 +103,9 @@ async def _lease_one(
 ) -> bool:
     """Start one more group if the engine has room and a buffer has one; return whether to ask for another at once.
 
-    Evaluations come first until they have their share of the room, then last; the shards are in random order. An actor
-    that has its share of a queue waits before it asks again: otherwise the first one to ask would play the few groups of
-    a synchronous step alone.
+    Evaluations come first until they have their share of the room, then last; the shards are in random order.
+    An actor that has its share of a queue waits before it asks again: otherwise the first one to ask would play the few
+    groups of a synchronous step alone.
     """
     if setup.episodes.num_running >= actors.max_episodes or setup.engine.load().kv_use > MAX_KV_USE:
         return False
