@@ -31,9 +31,9 @@ from learner.step import StepBatch, StepModels, StepSettings, train_step
 from tests.tiny_model import FLOAT32, VOCAB_SIZE, random_sequence, save_tiny_model
 
 # The lengths of each step's sequences. In the last step of three ranks two have nothing to do.
-STEPS = [(31, 7, 22, 13, 40), (12, 33, 18), (25,)]
+STEPS = [(31, 7, 22, 13, 40, 28, 34), (12, 33, 18, 27), (25,)]
 # With at most so many tokens; 0 is special. The last computes the prefixes that sequences share once.
-WAYS = {"one sequence at a time": 0, "medium packs": 45, "one pack": 1000, "shared prefixes": 45}
+WAYS = {"one sequence at a time": 0, "medium packs": 45, "one pack": 1000, "shared prefixes": 60}
 NORMALISATIONS = [("float32", "tokens"), ("float64", "tokens"), ("float64", "sequences"), ("float64", "constant")]
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 CASES = [(way, normalisation, dtype) for way in WAYS for dtype, normalisation in NORMALISATIONS]
@@ -79,12 +79,12 @@ def train_all(path: Path, *, ranks: Ranks) -> None:
 def batch_of(step: int, lengths: tuple[int, ...]) -> list[TokenSequence]:
     """Every two sequences are branches of one trajectory; they come into packs and to ranks of any sort.
 
-    All begin with the same 5 tokens, and the branches of a trajectory with the same 12, most of which are trained.
+    All begin with the same 11 tokens, and the branches of a trajectory with the same 16, most of which are trained.
     """
-    trunk, sequences = random_sequence(12, seed=step).tokens, []
+    trunk, sequences = random_sequence(16, seed=step).tokens, []
     for number, length in enumerate(lengths):
         drawn = random_sequence(length, seed=100 * step + length)
-        branch = np.concatenate([trunk[:5], (trunk[5:] + number // 2) % VOCAB_SIZE, drawn.tokens[12:]])
+        branch = np.concatenate([trunk[:11], (trunk[11:] + number // 2) % VOCAB_SIZE, drawn.tokens[16:]])
         sequences.append(dataclasses.replace(drawn, tokens=branch[:length]))
     return numbered(sequences[start : start + 2] for start in range(0, len(sequences), 2))
 
@@ -137,9 +137,13 @@ def cut(sequences: list[TokenSequence], way: str, *, ranks: Ranks) -> list[Packe
     num_ranks, rank = ranks.num_ranks, ranks.rank
     if max_tokens := WAYS[way]:
         shared = way == "shared prefixes"
-        packs = micro_batches(sequences, max_tokens=max_tokens, num_ranks=num_ranks, rank=rank, share_prefixes=shared)
-        assert not shared or num_ranks > 1 or len(sequences) == 1 or any(each.prefixes for each in packs)
-        return packs
+        shares = [
+            micro_batches(sequences, max_tokens=max_tokens, num_ranks=num_ranks, rank=each, share_prefixes=shared)
+            for each in range(num_ranks)
+        ]
+        if shared and len(sequences) == len(STEPS[0]):
+            assert any(packed.prefixes for share in shares for packed in share)
+        return shares[rank]
     num_rounds = -(-len(sequences) // num_ranks)
     shares = [sequences[number : number + 1] for number in range(num_rounds * num_ranks)]
     return [pack(share) for share in shares[rank::num_ranks]]

@@ -1,12 +1,14 @@
 """`make bench-prefixes`: measure steps whose shared prefixes are computed once against steps of separate sequences.
 
-Both train the same batch with the same model. Some batches share little, to find from where on it pays: see
+Both train the same batch with the same model. On a CPU the CPU time is measured, which other load changes less than
+the time that passes. Some batches of the first model share little, to find from where on it pays: see
 `learner.pack.MIN_SAVED`. docs/benchmarks.md has the method. On a GPU the model has 0.5B weights.
 """
 
 import logging
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from learner.prefixes import lexicographic, runs_of, shared_lengths
 from learner.ranks import join_ranks, leave_ranks
 from tools.bench import benchmark
 from tools.bench.benchmark import Row
-from tools.bench.learner import ModelPair, by_turns, gpu_name, make_pair
+from tools.bench.learner import ModelPair, gpu_name, make_pair
 from tools.bench.learner_load import HALF_B, LARGER, LOSS_EVERY, QUICKSTART, Size, save_model
 
 NUM_REPEATS = 7
@@ -49,7 +51,7 @@ def rows_of(pair: ModelPair) -> Iterator[Row]:
     size = pair.size
     for what, batch in batches(size).items():
         yield _row(pair, f"{size.name}, {what}", batch, goal="ratio >= 1.3")
-    for fraction in LITTLE:
+    for fraction in () if size is LARGER else LITTLE:
         batch = siblings(8, prompt=round(fraction * 8 / 7 * 106), length=106, size=size)
         yield _row(pair, f"{size.name}, 8 groups of 8, {fraction:.0%} shared", batch, goal="")
 
@@ -84,19 +86,28 @@ def shared_packs(batch: list[TokenSequence], *, max_tokens: int) -> list[Packed]
 def _row(pair: ModelPair, what: str, batch: list[TokenSequence], *, goal: str) -> Row:
     num_tokens = sum(sequence.num_tokens for sequence in batch)
     limit = pair.size.micro_batch_tokens
-    shared, apart = by_turns(
-        (num_tokens, lambda: pair.train(batch, shared_packs(batch, max_tokens=limit))),
-        (num_tokens, lambda: pair.train(batch, pair.packs(batch))),
-        num_repeats=NUM_REPEATS if pair.size is QUICKSTART else NUM_REPEATS_LARGER,
-    )
+    speeds: tuple[list[float], list[float]] = ([], [])
+    for repeat in range(1 + (NUM_REPEATS if pair.size is QUICKSTART else NUM_REPEATS_LARGER)):
+        for side in (0, 1) if repeat % 2 else (1, 0):
+            began = _now(pair)
+            pair.train(batch, pair.packs(batch) if side else shared_packs(batch, max_tokens=limit))
+            if repeat:  # the first warms up
+                speeds[side].append(num_tokens / (_now(pair) - began))
     num_computed = sum(sum(packed.computed_lengths) for packed in shared_packs(batch, max_tokens=limit))
     return Row.of(
         f"{what}: whole step, {num_computed / num_tokens:.0%} of the tokens computed, against all of them",
-        shared,
-        unit="tokens/s",
-        against=apart,
+        speeds[0],
+        unit="tokens/s" if pair.ranks.device.type == "cuda" else "tokens/CPU s",
+        against=speeds[1],
         goal=goal,
     )
+
+
+def _now(pair: ModelPair) -> float:
+    if pair.ranks.device.type == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def _branches(size: Size) -> list[Tokens]:
