@@ -19,8 +19,11 @@ setup: $(STAMP)
 $(STAMP): requirements/lock.txt requirements/torch.txt pyproject.toml tools/setup_system.sh
 	bash tools/setup_system.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "1 of 3: installing torch; pip shows nothing until it is done"
 	$(BIN)/pip install $(PIP_FLAGS) --no-deps -r requirements/torch.txt
+	@echo "2 of 3: installing $$(grep -c == requirements/lock.txt) packages, which takes some minutes"
 	$(BIN)/pip install $(PIP_FLAGS) --no-deps --require-hashes -r requirements/lock.txt
+	@echo "3 of 3: installing Slipstream"
 	$(BIN)/pip install $(PIP_FLAGS) --no-deps --no-build-isolation --editable .
 	touch $(STAMP)
 

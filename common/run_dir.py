@@ -44,6 +44,11 @@ class RunDir:
         return self.path / "trajectories"
 
     @property
+    def tokens(self) -> Path:
+        """What each step did with its tokens: see replay.token_record."""
+        return self.path / "tokens"
+
+    @property
     def tally(self) -> Path:
         """The totals of all steps so far."""
         return self.path / "tally.json"

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from common.config import Config
+from common.long_work import LongWork
 from common.shutdown import Shutdown
 from common.trajectory import Sampling, Task
 from envhub.catalogue import without_held_out
@@ -69,7 +70,9 @@ class Evaluation:
         because their environment kept failing are not counted.
         """
         deadline = time.monotonic() + self._config.learner.claim_timeout_s
+        work = LongWork(f"evaluation of version {self.policy_version}, episodes", self._num_tickets)
         while self.collect():
+            work.at(len(self._solved) + self._num_mixed)
             if shutdown.requested.is_set():
                 return None
             check()

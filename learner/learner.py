@@ -5,6 +5,7 @@
 
 import dataclasses
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from common import archive
 from common.config import Config
 from common.config_error import ConfigError
+from common.long_work import LongWork
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from common.trajectory import InvalidTrajectory
@@ -39,9 +41,10 @@ from learner.model.proximal import Proximal
 from learner.objective.kl import k1
 from learner.pack import (
     TokenSequence,
+    bins_of_rank,
     count_loss_tokens,
     count_trajectories,
-    micro_batches,
+    pack,
     sequences_of,
     with_lags,
 )
@@ -52,6 +55,7 @@ from learner.step import StepBatch, StepModels, StepSettings, train_step
 from learner.step_metrics import StepMetrics, summed_over_ranks
 from learner.supply import Batch
 from learner.token_advantages import sequences_with_advantages
+from learner.token_record import record_tokens
 from learner.warm_start import WarmStartStep, imitate
 
 log = logging.getLogger(__name__)
@@ -88,9 +92,10 @@ def load_learner(config: Config, run_dir: RunDir, ranks: Ranks) -> tuple[Learner
             config.objective, max_lag=config.replay.max_lag, max_uses=config.replay.max_uses, device=ranks.device
         )
     torch.manual_seed(config.run.seed)
-    model = load_kind(
-        policy_kind(config), config.model.path or run_dir.model, ranks=ranks, settings=ModelSettings.of(config)
-    )
+    folder, began_at = Path(config.model.path or run_dir.model), time.monotonic()
+    log.info("loading the model in %s", folder)
+    model = load_kind(policy_kind(config), folder, ranks=ranks, settings=ModelSettings.of(config))
+    log.info("the model is loaded after %.1f s", time.monotonic() - began_at)
     optimizer = make_optimizer(model.causal_lm, config=config.optim)
     policy_steps = config.learner.steps - config.objective.critic_warmup_steps
     schedule = make_schedule(optimizer, config=config.optim, num_steps=policy_steps)
@@ -148,13 +153,15 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
     sequences = sequences_with_advantages(batch.groups, objective=config.objective, measured=measured)
     sequences = with_lags(sequences, before.lags)
     clock.lap("pack")
-    packs = micro_batches(
+    bins = bins_of_rank(
         sequences,
         max_tokens=config.learner.micro_batch_tokens,
         num_ranks=ranks.num_ranks,
         rank=ranks.rank,
         share_prefixes=learner.model.shares_prefixes,
     )
+    members = [each.members for each in bins]
+    packs = [pack([sequences[index] for index in each.members], share_prefixes=each.share_prefixes) for each in bins]
     proximal_logprobs = learner.proximal.logprobs(learner.model, packs) if learner.proximal else None
     clock.lap("proximal")
     part = StepBatch(
@@ -164,6 +171,11 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         num_trajectories=count_trajectories(sequences),
     )
     metrics = train_step(_step_models(learner), part, settings=_step_settings(learner), ranks=ranks, clock=clock)
+    if config.replay.archive:
+        record_tokens(
+            learner.run_dir, batch, sequences, bins=members, trained=metrics.tokens, before=before, rank=ranks.rank
+        )
+        clock.lap("archive")
     if learner.proximal is not None:
         learner.proximal.after_step(learner.model)
     if measured.reference_logprobs is not None:  # the divergence is in the reward, not in the loss
@@ -277,8 +289,13 @@ def imitate_expert(learner: Learner, demonstrations: Path, shutdown: Shutdown) -
             f"{demonstrations} is damaged: {error}; remove it, and the next start generates it again"
         ) from error
 
+    work: LongWork | None = None
+
     def report(step: WarmStartStep) -> None:
-        if step.step % max(1, step.num_steps // 5) == 0:
+        nonlocal work
+        work = work or LongWork("warm start, steps", step.num_steps)
+        work.at(step.step, more=f"{step.loss:.3f} nats per token")
+        if step.step in (1, step.num_steps):
             log.info("warm start step %d of %d: %.3f nats per token", step.step, step.num_steps, step.loss)
         if stop_requested(shutdown, learner.ranks):
             raise _Stopped

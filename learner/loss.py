@@ -11,7 +11,7 @@ Sums are divided once, by counts of the whole batch over all ranks (see `learner
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from common.objective_config import ObjectiveConfig
@@ -21,6 +21,9 @@ from learner.objective.lag import by_lag
 from learner.objective.normalisation import token_weights
 from learner.objective.ratio import MAX_LOG_RATIO, Sequences, ratio
 from learner.objective.surrogate import Surrogate, surrogate
+from replay.token_record import CLIPPED, LEFT_OUT, TRAINED
+
+LARGEST_RATIO = 60_000.0  # that half precision has
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +53,8 @@ class PolicyLoss:
     left_log_ratio_sums: Float[Tensor, " sequences"]  # nats: of current to behaviour, over tokens that are not masked
     num_left_tokens: Float[Tensor, " sequences"]
     by_lag: Float[Tensor, "buckets sums"]  # see `learner.objective.lag`
+    ratios: Float[Tensor, " tokens"]  # of each token, at most LARGEST_RATIO, in half precision
+    fates: UInt8[Tensor, " tokens"]  # see `replay.token_record`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +135,8 @@ def _ratio_sums(tokens: LossTokens, corrected: Correction, part: Surrogate) -> d
         "ratio_max": torch.cat([ratios, ratios.new_zeros(1)]).max(),
         "mismatch_kl_sum": k3(current, q_logprobs=tokens.behaviour_logprobs).sum(),
         "by_lag": by_lag(tokens.lags, ratios, clipped=clipped, masked=corrected.masked),
+        "ratios": ratios.clamp(max=LARGEST_RATIO).half(),
+        "fates": torch.where(corrected.masked, LEFT_OUT, torch.where(clipped, CLIPPED, TRAINED)).to(torch.uint8),
     }
 
 

@@ -25,6 +25,7 @@ from learner.ranks import Ranks
 from learner.step_metrics import (
     MicroBatchSums,
     StepMetrics,
+    TrainedTokens,
     critic_metrics_of,
     evidence_from,
     lag_metrics_of,
@@ -106,6 +107,7 @@ def train_step(
         guard_scale=decision.scale,
         by_lag=lag_metrics_of(found),
         values=values,
+        tokens=[TrainedTokens(ratios=each.loss.ratios, fates=each.loss.fates) for each in found],
     )
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,14 @@ from learner.model.gradient import Update
 from learner.objective.guard import Evidence, trajectory_ess
 from learner.objective.lag import LagMetrics, lag_metrics
 from learner.objective.value_loss import ValueLoss, ValueMetrics, value_metrics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedTokens:
+    """What the loss made of each loss token of a micro-batch, in the order of the pack: see `replay.token_record`."""
+
+    ratios: Tensor
+    fates: Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +55,7 @@ class StepMetrics:
     guard_scale: float  # the guard's factor for the learning rate: 1 keeps the step, 0 skips it
     by_lag: dict[str, LagMetrics]  # by bucket name; buckets without tokens are left out
     values: ValueMetrics | None  # of the critic; None without a critic
+    tokens: Sequence[TrainedTokens] = field(default=(), compare=False, repr=False)  # of this rank's micro-batches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +118,7 @@ def step_metrics_of(
     guard_scale: float,
     by_lag: dict[str, LagMetrics],
     values: ValueMetrics | None,
+    tokens: Sequence[TrainedTokens],
 ) -> StepMetrics:
     """The metrics of a step, from the sums of `measured_over_ranks`."""
     num_loss_tokens = measured["num_loss_tokens"]
@@ -141,6 +151,7 @@ def step_metrics_of(
         guard_scale=guard_scale,
         by_lag=by_lag,
         values=values,
+        tokens=tokens,
     )
 
 
@@ -151,7 +162,7 @@ def critic_metrics_of(losses: Sequence[ValueLoss], update: Update) -> ValueMetri
     return value_metrics(summed_over_ranks(sums), grad_norm=update.grad_norm, lr=update.lr)
 
 
-_NOT_SUMMED = ("ratio_max", "left_log_ratio_sums", "num_left_tokens", "by_lag")
+_NOT_SUMMED = ("ratio_max", "left_log_ratio_sums", "num_left_tokens", "by_lag", "ratios", "fates")
 _SUMMED = [field.name for field in dataclasses.fields(PolicyLoss) if field.name not in _NOT_SUMMED]
 
 

@@ -120,14 +120,14 @@ def _not_training(facts: Facts) -> Diagnosis | None:
         case None:
             return Diagnosis(
                 cause="the run has not started",
-                evidence="no learner has described it",
+                evidence=facts.last_words[-MAX_SHOWN_CHARS:] or "no learner has described it",
                 next_step="start `slipstream learner`, or wait for it",
                 is_fault=False,
             )
         case RunState.STARTING:
             return Diagnosis(
                 cause="the learner starts",
-                evidence="it loads the model and runs the warm start",
+                evidence=facts.last_words[-MAX_SHOWN_CHARS:] or "it loads the model and runs the warm start",
                 next_step="wait; its log says how far it is",
                 is_fault=False,
             )

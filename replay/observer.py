@@ -18,6 +18,7 @@ from replay.shards import read_shards
 
 WINDOW_S = 60.0  # what happened before is no longer judged
 TAIL_BYTES = 8192  # of a log, enough for its last line
+WITH_WORDS = (None, RunState.STARTING, RunState.FAILED)  # in these states only the learner's log says more
 READING_S = 2.0  # between two ledgers that are kept
 
 
@@ -64,7 +65,7 @@ class Observer:
             newest_version=self._bulletin.highest_version(),
             max_lag=self._max_lag,
             now_s=time.time(),
-            last_words=last_line(self._log) if self._log and state is RunState.FAILED else "",
+            last_words=last_line(self._log) if self._log and state in WITH_WORDS else "",
         )
 
     def _state(self) -> RunState | None:

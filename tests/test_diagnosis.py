@@ -243,3 +243,19 @@ def test_a_terminal_without_control_codes_reports_a_fault_once_and_its_end(scene
     assert line.startswith("FAULT: no actor is alive: none sends heartbeats")
     scene.fleet.beat(MEMBER)
     assert report(9) == ["no longer: no actor is alive"]
+
+
+def test_where_the_output_is_no_terminal_a_long_start_reports_how_far_it_is(scene: Scene, tmp_path: Path) -> None:
+    run_dir, out = RunDir(tmp_path, scene.run_id), io.StringIO()
+    run_dir.create()
+    log = run_dir.log("learner")
+    log.write_text("INFO warm start, steps: 40 of 200, about 80 s more; 0.311 nats per token\n")
+    observer = Observer([scene.client], scene.run_id, max_lag=4, log=log)
+    scene.fleet.set_run_state(RunState.STARTING)
+    console = Console(file=out, width=80, markup=False)
+    reporter = LineReporter(console, run_dir, observer, clock=lambda: scene.now)
+    for _ in range(70):
+        scene.now += 1.0
+        reporter.report()
+    line = "the learner starts: INFO warm start, steps: 40 of 200, about 80 s more; 0.311 nats per token"
+    assert out.getvalue().splitlines() == [line] * 2

@@ -140,6 +140,7 @@ def one_step(
     }
     assert by_lag["33_up masked_fraction"] == 1.0 if step == 0 else "33_up fraction" not in by_lag
     nested = {"num_micro_batches": 0, "num_computed_tokens": 0, "num_pairs": 0, "values": 0, "by_lag": 0, "evidence": 0}
+    nested |= {"tokens": 0}
     return dataclasses.asdict(metrics) | nested | dataclasses.asdict(metrics.evidence) | by_lag, gradients
 
 

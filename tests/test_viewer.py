@@ -18,8 +18,9 @@ from common.config import load_config
 from common.run_dir import RunDir
 from replay.archive import ArchiveWriter
 from replay.listing import NotRecorded
+from replay.token_record import CLIPPED, LEFT_OUT, TRAINED, write_tokens
 from tests.small_tokenizer import END
-from tests.viewed import HOSTILE, archived, group_of, make_viewed_run
+from tests.viewed import HOSTILE, archived, group_of, make_viewed_run, tokens_of
 from tools.cli import main
 from tools.viewer.pages import Pages
 from tools.viewer.server import FOLDER, HEADERS, make_app
@@ -72,6 +73,45 @@ def test_every_sampled_token_has_its_text_version_lag_and_log_probability(pages:
     assert first["texts"].count("") == 1  # the first of the two bytes of ü
     assert set(first["versions"]) == {3} and last["versions"] == [3] * (len(last["versions"]) - 2) + [7, 7]
     assert set(first["logprobs"]) == {-0.5} and len(first["logprobs"]) == len(first["texts"])
+
+
+def test_every_sampled_token_has_its_advantage_ratio_and_fate_where_they_are_recorded(pages: Pages) -> None:
+    episode = pages.page("steps/6/groups/1/members/1")
+    tokens = [turn["tokens"] for turn in episode["turns"]]
+    ratios, fates, advantages = (
+        [value for each in tokens for value in each[name]] for name in ("ratios", "fates", "advantages")
+    )
+    assert ratios[0] == 2.0 and set(ratios[1:-1]) == {1.25} and ratios[-1] == 0.5
+    assert (fates[0], set(fates[1:-1]), fates[-1]) == (CLIPPED, {TRAINED}, LEFT_OUT)
+    assert set(advantages) == {0.5} and episode["has_loss"]
+    other = pages.page("steps/6/groups/1/members/0")
+    assert not other["has_loss"] and "ratios" not in other["turns"][0]["tokens"]
+    assert other["loss_note"] == "what the loss made of this episode's tokens is not recorded"
+
+
+def test_tokens_of_another_attempt_at_a_step_are_not_shown(tmp_path: Path) -> None:
+    run_dir = make_viewed_run(tmp_path)
+    tokens = tokens_of(group_of(1, "seen", heard="red small").trajectories[1])
+    write_tokens(run_dir.tokens, msgspec.structs.replace(tokens, policy_version=5), step=6, rank=0)
+    assert not pages_of(run_dir).page("steps/6/groups/1/members/1")["has_loss"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"SL", b"\x00" * 100])
+def test_a_damaged_record_of_tokens_is_named_and_the_episode_is_shown(tmp_path: Path, damage: bytes) -> None:
+    run_dir = make_viewed_run(tmp_path)
+    (run_dir.tokens / "step_000006.rank_0.bin").write_bytes(damage)
+    episode = pages_of(run_dir).page("steps/6/groups/1/members/1")
+    assert "step_000006.rank_0.bin is damaged" in episode["loss_note"] and episode["turns"]
+
+
+def test_parts_that_do_not_fit_an_episode_are_not_shown(tmp_path: Path) -> None:
+    run_dir = make_viewed_run(tmp_path)
+    tokens = tokens_of(group_of(1, "seen", heard="red small").trajectories[1])
+    (sequence,) = tokens.sequences
+    for wrong in ({"first": 1}, {"fates": b"\x00"}):
+        parts = [msgspec.structs.replace(sequence, **wrong)]
+        write_tokens(run_dir.tokens, msgspec.structs.replace(tokens, sequences=parts), step=6, rank=0)
+        assert not pages_of(run_dir).page("steps/6/groups/1/members/1")["has_loss"]
 
 
 def test_a_search_finds_text_in_all_steps_newest_first_and_goes_on_where_it_stopped(

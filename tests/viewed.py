@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from common.message import Message
 from common.run_dir import RunDir
@@ -11,6 +12,7 @@ from common.trajectory import Trajectory, VersionSpan
 from common.versions import Resumption
 from replay.archive import ArchivedStep, ArchiveWriter
 from replay.ticket import Group
+from replay.token_record import CLIPPED, LEFT_OUT, TRAINED, SequenceTokens, StepTokens, write_tokens
 from tests.attempts import ticket
 from tests.small_tokenizer import CHATML, END, byte_tokenizer
 from tests.spoken import spoken
@@ -23,7 +25,10 @@ HOSTILE = (
 
 
 def make_viewed_run(root: Path, *, name: str = "seen", heard: str = "red small") -> RunDir:
-    """Step 6 was trained on groups 1 and 2, step 7 on group 3; the members of group 1 earn 0 and 1."""
+    """Step 6 was trained on groups 1 and 2, step 7 on group 3; the members of group 1 earn 0 and 1.
+
+    What the loss made of the tokens is recorded of the second member of group 1 alone.
+    """
     run_dir = RunDir(root, name)
     run_dir.create()
     run_dir.config.write_text(f"run: {{name: {name}, root: '{root}'}}\nreplay: {{max_lag: 2}}\n")
@@ -31,10 +36,26 @@ def make_viewed_run(root: Path, *, name: str = "seen", heard: str = "red small")
     writer = ArchiveWriter(run_dir.trajectories, name, epoch=1)
     writer.append(archived(6, group_of(1, name, heard=heard), group_of(2, name, heard=heard)))
     writer.append(archived(7, group_of(3, name, heard=heard)))
+    write_tokens(run_dir.tokens, tokens_of(group_of(1, name, heard=heard).trajectories[1]), step=6, rank=0)
     numbers = {"lag/mean": 1.5, "trained/success": 0.5, "produced/success": None}
     records = [{"step": 6, "trained/reward": 0.25} | numbers, {"step": 7, "trained/reward": None} | numbers]
     run_dir.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
     return run_dir
+
+
+def tokens_of(trajectory: Trajectory) -> StepTokens:
+    """The first token was clipped, the last left out; the ratio of the others is 1.25, and every advantage 0.5."""
+    count = int(trajectory.loss_mask_array().sum())
+    fates = bytes([CLIPPED, *[TRAINED] * (count - 2), LEFT_OUT])
+    sequence = SequenceTokens(
+        group_id=trajectory.group_id,
+        member=trajectory.member,
+        first=0,
+        advantages=np.full(count, 0.5, np.float16).tobytes(),
+        ratios=np.array([2.0, *[1.25] * (count - 2), 0.5], np.float16).tobytes(),
+        fates=fates,
+    )
+    return StepTokens(policy_version=8, sequences=[sequence])
 
 
 def archived(number: int, *groups: Group) -> ArchivedStep:

@@ -7,7 +7,6 @@ importance-corrected objective.
 import asyncio
 import contextlib
 import logging
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from common.chat import ChatRules
 from common.config import Config
 from common.config_error import ConfigError
 from common.log import log_to_stderr
+from common.long_work import report_on_stderr
 from common.trajectory import Sampling, Task, Trajectory
 from common.transcript import Transcriber
 from envhub.env import EnvError
@@ -91,7 +91,7 @@ def _retrace(config: Config, options: CollectOptions, tokenizer: PreTrainedToken
     num_good = sum(row["success"] for row in done.rows)
     print(f"{path}: {len(done.rows)} episodes, {num_good} successes, finished by the expert")
     if reasons:
-        _report(f"rows that are left out: {reasons}")
+        report_on_stderr(f"rows that are left out: {reasons}")
     return 0
 
 
@@ -108,10 +108,10 @@ def collect_on(stage: EpisodeSetup, config: Config, options: CollectOptions, *, 
         asyncio.run(_collect(stage, config, options, collected))
     except KeyboardInterrupt:
         exit_code = 130
-        _report("stopped; writing the finished trajectories")
+        report_on_stderr("stopped; writing the finished trajectories")
     except EngineDied as error:
         exit_code = 1
-        _report(f"{error}; writing the finished trajectories")
+        report_on_stderr(f"{error}; writing the finished trajectories")
     trajectories = _chosen(collected.trajectories, search=options.search)
     if trajectories:
         write_rows(path, (row_of(trajectory, transcriber, state=STATE, step=None) for trajectory in trajectories))
@@ -119,9 +119,9 @@ def collect_on(stage: EpisodeSetup, config: Config, options: CollectOptions, *, 
     elif not exit_code:
         raise ConfigError("every episode failed; see the warnings above")
     else:
-        _report(f"nothing is written to {path}: no episode has finished")
+        report_on_stderr(f"nothing is written to {path}: no episode has finished")
     if collected.num_failed:
-        _report(
+        report_on_stderr(
             f"{collected.num_failed} episodes are left out: their environment or engine failed, see the warnings above"
         )
     return exit_code
@@ -220,7 +220,7 @@ async def _report_progress(collected: Collected, *, num_tasks: int) -> None:
         while True:
             await asyncio.sleep(PROGRESS_S)
             solved = {trajectory.group_id for trajectory in collected.trajectories if trajectory.success}
-            _report(
+            report_on_stderr(
                 f"{collected.num_tasks} of {num_tasks} tasks are played, {len(solved)} solved; "
                 f"{collected.num_turns} turns were generated"
             )
@@ -231,7 +231,3 @@ def _described(trajectories: list[Trajectory]) -> str:
     solved = {trajectory.group_id for trajectory in trajectories if trajectory.success}
     num_good = sum(trajectory.success for trajectory in trajectories)
     return f"{len(trajectories)} trajectories of {len(tasks)} tasks, {num_good} successes in {len(solved)} of the tasks"
-
-
-def _report(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -13,6 +13,7 @@ from common.action_format import action_format
 from common.config import Config
 from common.config_error import ConfigError
 from common.log import log_to_stderr
+from common.long_work import LongWork, report_on_stderr
 from common.trajectory import Sampling, Task, Trajectory
 from tools.eval_options import EvalOptions
 from tools.eval_report import Played, compared, report
@@ -72,8 +73,9 @@ async def _play_all(
     tasks = [
         Task(env=label, split="held_out", index=index) for index in range(config.eval.num_tasks or DEFAULT_NUM_TASKS)
     ]
+    work = LongWork(f"episodes of {label}", len(tasks) * num_attempts, report=report_on_stderr)
     episodes = [
-        _play(task, member, temperature, config, setup, room, options)
+        _play(task, member, temperature, config, setup, room, options, work)
         for task in tasks
         for member in range(num_attempts)
     ]
@@ -91,6 +93,7 @@ async def _play(
     setup: EpisodeSetup,
     room: asyncio.Semaphore,
     options: EvalOptions,
+    work: LongWork,
 ) -> Played | None:
     """Play one episode; return None if its environment or engine failed."""
     attempt = Attempt(
@@ -120,6 +123,8 @@ async def _play(
     except EpisodeFailed as failure:
         log.warning("%s: %s", task.task_id, failure)
         return None
+    finally:
+        work.done()
     return _played(trajectory, kind=str(tape.columns.get(options.by, "")))
 
 

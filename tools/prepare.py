@@ -24,6 +24,7 @@ from common.chat import reply_form
 from common.config import Config, ModelConfig, differences, dump_config, load_config
 from common.config_error import ConfigError
 from common.env_config import EnvConfig
+from common.long_work import LongWork, report_on_stderr
 from common.printable import printable_block
 from common.run_dir import RunDir, write_whole
 from common.tokenizer import load_tokenizer as tokenizer_of
@@ -109,8 +110,10 @@ async def _vocabulary_texts(config: EnvConfig, num_tasks: int) -> set[str]:
     texts = {format_of(config).instructions}
     for label, part in config.entries().items():
         env = make_env(part.name, part.options)
+        work = LongWork("tasks read for the vocabulary", num_tasks, report=report_on_stderr)
         for index in range(num_tasks):
             texts |= await _texts_of(env, Task(env=label, split="train", index=index), config)
+            work.done()
         await env.close()
     return texts
 
@@ -202,13 +205,13 @@ def expert_episodes(
     written_as = format_of(config.env)
     written_as.write("")
     envs = {label: make_env(part.name, part.options) for label, part in config.env.entries().items()}
-    allowance = Allowance.of(config)
+    allowance, work = Allowance.of(config), LongWork("episodes of the expert", len(tasks), report=report_on_stderr)
     if allowance.rules.context == "summary":  # an expert writes none
         allowance = replace(allowance, rules=replace(allowance.rules, context="stop"))
     with asyncio.Runner() as runner:
         try:
             for group_id, task in tasks.items():
-                yield runner.run(
+                episode = runner.run(
                     rollout(
                         Tape(attempt=_demonstration(config, task, group_id=group_id)),
                         env=envs[task.env],
@@ -218,6 +221,8 @@ def expert_episodes(
                         allowance=allowance,
                     )
                 )
+                work.done()
+                yield episode
         finally:
             for env in envs.values():
                 runner.run(env.close())

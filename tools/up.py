@@ -25,7 +25,7 @@ from common.run_dir import RunDir, write_whole
 from common.shutdown import LEAVE_S, Shutdown
 from envhub.rewards.part import judged_envs
 from learner.overview import pinned_link
-from replay.diagnosis import FaultLog, diagnose
+from replay.diagnosis import FAULT_S, FaultLog, diagnose
 from replay.fleet import Fleet, RunState, UnknownRun
 from replay.observer import Observer
 from replay.redis_version import warning_of
@@ -296,6 +296,7 @@ class LineReporter:
         self._num_printed = 0
         self._looked_at = -math.inf  # when the run was last diagnosed, by the clock
         self._faults = FaultLog()
+        self._reported_at = clock()  # how far the start of the run is
 
     def report(self) -> None:
         """Print what is new."""
@@ -305,8 +306,12 @@ class LineReporter:
         if now - self._looked_at > LOOK_EVERY_S:
             self._looked_at = now
             steps = [record for record in records if "trained/reward" in record]
-            if line := self._faults.line(diagnose(self._observer.facts(steps)), now_s=now):
+            found = diagnose(self._observer.facts(steps))
+            if line := self._faults.line(found, now_s=now):
                 self._console.print(cell(line), soft_wrap=True)
+            if not records and not found.is_fault and now - self._reported_at >= FAULT_S:
+                self._reported_at = now
+                self._console.print(cell(f"{found.cause}: {found.evidence}"), soft_wrap=True)
 
     def _report_steps(self, records: Sequence[dict[str, Any]]) -> None:
         while self._num_printed < len(records):

@@ -75,6 +75,31 @@ def test_each_token_of_an_episode_is_coloured_by_its_version(served: str, tmp_pa
     assert len({colour for _, _, colour in tokens}) == 2
 
 
+@pytest.mark.parametrize(
+    ("colour", "told"),
+    [
+        ("advantage", "advantage 0.500, ratio 1.250, trained"),
+        ("importance%20ratio", "ratio 2.000, at the clip: no gradient"),
+        ("mask", "ratio 0.500, left out, by the mask or as too old"),
+    ],
+)
+def test_tokens_are_coloured_by_what_the_loss_made_of_them(served: str, tmp_path: Path, colour: str, told: str) -> None:
+    shown = dom_of(f"{served}#steps/6/groups/1/members/1/{colour}", tmp_path)
+    tokens = re.findall(r'<span class="token" title="([^"]*)" style="background-color: (.*?);">', shown)
+    assert len(tokens) == len(f"click[1] ü{END}buy{END}".encode()) - 2 * (len(END) - 1)
+    assert any(told in title for title, _ in tokens)
+    assert len({colour for _, colour in tokens}) == {"advantage": 1}.get(colour, 3)
+    other = dom_of(f"{served}#steps/6/groups/1/members/0/{colour}", tmp_path)
+    assert "what the loss made of this episode's tokens is not recorded" in other
+    assert ">importance ratio</option>" not in other and "log-probability -0.5 " in other
+
+
+def test_siblings_are_drawn_as_a_tree_of_what_they_did(served: str, tmp_path: Path) -> None:
+    shown = dom_of(f"{served}#steps/6/groups/1/tree", tmp_path)
+    assert shown.count('<ul class="tree">') == 1 and shown.count('<div class="leaf">') == 2
+    assert "click[0] ü" in shown and "click[1] ü" in shown and "return 1.000" in shown
+
+
 def test_a_search_shows_its_hits(served: str, tmp_path: Path) -> None:
     shown = dom_of(f"{served}#search/click%5B1%5D", tmp_path)
     assert "3 turns contain" in shown and shown.count("<mark>click[1]</mark>") == 3

@@ -163,6 +163,7 @@ def _step() -> StepMetrics:
         "by_lag": {str(bucket): lag for bucket in BUCKETS},
         "trajectory_ratios": [random.lognormvariate(0, 0.1) for _ in range(GROUPS * GROUP_SIZE)],
         "values": None,
+        "tokens": (),
     }
     return StepMetrics(**(numbers | of_step))  # type: ignore[arg-type]
 

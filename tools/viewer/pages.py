@@ -9,14 +9,20 @@ import math
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from common.config import Config
 from common.metrics import read_metrics
 from common.run_dir import RunDir
 from common.trajectory import Trajectory
+from common.wire import WireError
 from replay.archive import Archive
 from replay.listing import NotRecorded
+from replay.token_record import read_tokens
 from tools.prepare import model_folder
 from tools.replay.diff import group_facts, step_facts
 from tools.replay.run_records import RecordedGroup, RecordedStep, read_archived, transcriber_of
@@ -127,15 +133,37 @@ class Pages:
     def _episode_page(self, trajectory: Trajectory, recorded: RecordedStep) -> dict[str, Any]:
         facts = trajectory_facts(trajectory, self._transcriber.turns(trajectory)) | _member(trajectory, recorded)
         logprobs, versions = trajectory.behaviour_logprob_array(), trajectory.policy_version_array()
+        loss = self._loss_of(trajectory, recorded)
         for shown, turn in zip(facts["turns"], trajectory.turns, strict=True):
             own = versions[turn.start : turn.stop].tolist()
             shown["tokens"] = {
                 "texts": self._transcriber.pieces(trajectory, turn.start, turn.stop),
                 "logprobs": [round(value, 4) for value in logprobs[turn.start : turn.stop].tolist()],
                 "versions": own,
-            }
+            } | {name: values[turn.start : turn.stop].tolist() for name, values in loss.values.items()}
         sampled = {span.policy_version for span in trajectory.version_spans}
-        return facts | {"lags": {str(version): recorded.lag_of(version) for version in sorted(sampled)}}
+        lags = {str(version): recorded.lag_of(version) for version in sorted(sampled)}
+        return facts | {"lags": lags, "has_loss": bool(loss.values), "loss_note": loss.note}
+
+    def _loss_of(self, trajectory: Trajectory, recorded: RecordedStep) -> "TokenLoss":
+        """What the loss made of each token; without values if that is not recorded."""
+        try:
+            by_member = read_tokens(self._run_dir.tokens, step=recorded.step, policy_version=recorded.policy_version)
+        except (WireError, OSError) as error:
+            return TokenLoss(values={}, note=str(error))
+        parts = by_member.get((trajectory.group_id, trajectory.member), ())
+        sampled = trajectory.loss_mask_array().nonzero()[0]
+        if not parts or any(part.first + len(part.fates) > len(sampled) for part in parts):
+            return TokenLoss(values={}, note="what the loss made of this episode's tokens is not recorded")
+        values = {
+            name: np.full(trajectory.num_tokens, np.nan, np.float32) for name in ("advantages", "ratios", "fates")
+        }
+        for part in parts:
+            places = sampled[part.first : part.first + len(part.fates)]
+            values["advantages"][places] = np.frombuffer(part.advantages, np.float16)
+            values["ratios"][places] = np.frombuffer(part.ratios, np.float16)
+            values["fates"][places] = np.frombuffer(part.fates, np.uint8)
+        return TokenLoss(values=values, note="")
 
     def _hits(self, trajectory: Trajectory, text: str, step: int) -> list[dict[str, Any]]:
         """The first occurrence in each turn, of what the policy wrote or else of what it read."""
@@ -149,6 +177,14 @@ class Pages:
                     hits.append(place | {"turn": index, "where": where, "excerpt": excerpt})
                     break
         return hits
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLoss:
+    """Numbers by token of a trajectory, NaN where there are none, and why there are none."""
+
+    values: dict[str, npt.NDArray[np.float32]]
+    note: str
 
 
 def _member(trajectory: Trajectory, recorded: RecordedStep) -> dict[str, Any]:

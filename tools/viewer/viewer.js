@@ -160,15 +160,41 @@ function rewardText(rewards) {
   return Object.entries(rewards).map(([name, value]) => `${name} ${Number(value).toPrecision(3)}`).join(", ");
 }
 
-async function showGroup(step, groupId) {
+// The siblings as a tree: those that have done the same so far share a branch.
+function tree(place, members, depth) {
+  const branches = new Map();
+  for (const member of members.filter((each) => each.turns.length > depth)) {
+    const action = member.turns[depth].action;
+    branches.set(action, [...(branches.get(action) || []), member]);
+  }
+  const forks = [...branches.values()].map((those) => {
+    if (those.length === 1) {
+      const rest = those[0].turns.slice(depth).map((turn) => words(turn.action, turn.valid_action ? "action" : "action invalid"));
+      return el("li", {}, rest, leaf(place, those[0]));
+    }
+    const mean = those.reduce((sum, member) => sum + member.return, 0) / those.length;
+    return el("li", {}, words(those[0].turns[depth].action, "action"),
+      el("div", { class: "reward" }, `${those.length} members, mean return ${number(mean)}`), tree(place, those, depth + 1));
+  });
+  const ended = members.filter((each) => each.turns.length <= depth).map((member) => el("li", {}, leaf(place, member)));
+  return el("ul", { class: "tree" }, forks, ended);
+}
+
+function leaf(place, member) {
+  return el("div", { class: "leaf" }, link(`${place}/members/${member.member}`, "member " + member.member), " ",
+    yesOrNo(member.success), ` return ${number(member.return)}`);
+}
+
+async function showGroup(step, groupId, as) {
   const place = `steps/${step}/groups/${groupId}`;
   const group = await get(place);
-  const wanted = { order: "member", prompts: "shown" };
+  const wanted = { order: "member", prompts: "shown", as: as === "tree" ? "a tree" : "side by side" };
   const mean = group.returns.reduce((sum, value) => sum + value, 0) / group.returns.length;
   const list = el("div", {});
   function draw() {
     const members = [...group.members];
     if (wanted.order === "return") members.sort((one, other) => other.return - one.return);
+    if (wanted.as === "a tree") return list.replaceChildren(tree(place, members, 0));
     const heads = members.map((member) => el("div", {}, link(`${place}/members/${member.member}`, "member " + member.member),
       " ", yesOrNo(member.success), el("div", {}, `return ${number(member.return)} (${member.return >= mean ? "+" : ""}` +
         `${number(member.return - mean)} against the mean)`),
@@ -184,11 +210,12 @@ async function showGroup(step, groupId) {
       return cell(wanted.prompts === "shown" ? words(turn.prompt, "prompt") : null,
         words(turn.action, turn.valid_action ? "action" : "action invalid"), el("div", { class: "reward" }, earned));
     })));
-    list.replaceChildren(table(heads, rows, "siblings"));
+    return list.replaceChildren(table(heads, rows, "siblings"));
   }
   main.replaceChildren(
     facts([["task", group.task], ["lag of the oldest token", group.lag], ["mean return", number(mean)]]),
     el("div", { class: "bar" },
+      choice("siblings", ["side by side", "a tree"].map((as) => [as, as]), wanted.as, (value) => { wanted.as = value; draw(); }),
       choice("order", [["member", "by member"], ["return", "by return"]], wanted.order, (value) => { wanted.order = value; draw(); }),
       choice("prompts", [["shown", "shown"], ["hidden", "hidden"]], wanted.prompts, (value) => { wanted.prompts = value; draw(); })),
     list);
@@ -211,25 +238,62 @@ const HUES = {
     of: (token) => logprobColour(token.logprob),
     keys: () => [0, -1, -2, -4].map((value) => [logprobColour(value), `${value} nats (${number(100 * Math.exp(value), 0)} %)`]),
   },
+  "importance ratio": {
+    needsLoss: true,
+    of: (token) => ratioColour(token.ratio),
+    keys: () => [0.5, 0.8, 1, 1.25, 2].map((value) => [ratioColour(value), `${value} times as likely now`]),
+  },
+  advantage: {
+    needsLoss: true,
+    of: (token) => advantageColour(token.advantage),
+    keys: () => [-2, -1, 0, 1, 2].map((value) => [advantageColour(value), (value > 0 ? "+" : "") + value]),
+  },
+  mask: {
+    needsLoss: true,
+    of: (token) => FATES[token.fate]?.[0] || "",
+    keys: () => FATES,
+  },
   nothing: { of: () => "", keys: () => [] },
 };
+// What the loss made of a token: see replay/token_record.py.
+const FATES = [["rgba(39, 174, 96, 0.35)", "trained"], ["rgba(214, 137, 16, 0.5)", "at the clip: no gradient"],
+  ["rgba(192, 57, 43, 0.5)", "left out, by the mask or as too old"]];
+const unknown = (value) => value === null || value === undefined;
+// Equally strong for a half and a double.
+function ratioColour(value) {
+  if (unknown(value)) return "";
+  const strength = Math.min(0.85, Math.abs(Math.log(Math.max(value, 1e-6))));
+  return value > 1 ? `rgba(41, 128, 185, ${strength})` : `rgba(192, 57, 43, ${strength})`;
+}
+function advantageColour(value) {
+  if (unknown(value)) return "";
+  const strength = Math.min(0.85, Math.abs(value) / 2.5);
+  return value > 0 ? `rgba(39, 174, 96, ${strength})` : `rgba(192, 57, 43, ${strength})`;
+}
 const lagColour = (lag) => `rgba(214, 137, 16, ${lag === null ? 0 : Math.min(0.85, lag / Math.max(1, run.max_lag))})`;
 const logprobColour = (value) => `rgba(192, 57, 43, ${Math.min(0.85, -value / 5)})`;
 
 function tokenNodes(turn, page, hue) {
   return turn.tokens.texts.map((text, place) => {
-    const token = { version: turn.tokens.versions[place], logprob: turn.tokens.logprobs[place] };
+    const tokens = turn.tokens;
+    const token = { version: tokens.versions[place], logprob: tokens.logprobs[place],
+      ratio: tokens.ratios?.[place], advantage: tokens.advantages?.[place], fate: tokens.fates?.[place] };
     const lag = page.lags[token.version];
     const old = lag !== null && lag > run.max_lag;
     const title = `version ${token.version}` + (lag === null ? "" : `, lag ${lag}`) + `, log-probability ${token.logprob}` +
-      ` (${number(100 * Math.exp(token.logprob), 1)} %)` + (old ? ", older than replay.max_lag: left out of the loss" : "");
+      ` (${number(100 * Math.exp(token.logprob), 1)} %)` + lossText(token) + (old ? ", older than replay.max_lag: left out of the loss" : "");
     const node = el("span", { class: old ? "token old" : "token", title }, text);
     node.style.backgroundColor = HUES[hue].of(token, page);
     return node;
   });
 }
 
-async function showEpisode(step, groupId, member) {
+function lossText(token) {
+  if (unknown(token.fate)) return "";
+  return `, advantage ${number(token.advantage)}, ratio ${number(token.ratio)}, ${FATES[token.fate]?.[1]}`;
+}
+
+async function showEpisode(step, groupId, member, hue) {
   const place = `steps/${step}/groups/${groupId}`;
   const [page, group] = await Promise.all([get(`${place}/members/${member}`), get(place)]);
   const list = el("div", {});
@@ -240,7 +304,8 @@ async function showEpisode(step, groupId, member) {
       node.style.backgroundColor = colour;
       return node;
     });
-    keys.replaceChildren(choice("colour of tokens", Object.keys(HUES).map((name) => [name, name]), hue, draw), ...swatches);
+    const hues = Object.keys(HUES).filter((name) => page.has_loss || !HUES[name].needsLoss);
+    keys.replaceChildren(choice("colour of tokens", hues.map((name) => [name, name]), hue, draw), ...swatches);
     list.replaceChildren(...page.turns.map((turn, index) => el("section", {},
       el("h2", {}, "turn " + index, el("span", { class: "quiet" }, ` ${turn.num_tokens} tokens, log-probability ` +
         `${number(turn.logprob_mean)} mean, ${number(turn.logprob_min)} least`)),
@@ -260,10 +325,11 @@ async function showEpisode(step, groupId, member) {
       ["attempt", page.attempt], ["seconds", number(page.duration_s, 2)],
       ["actor", `${page.actor} on ${page.host} (${page.instance_kind})`]]),
     neighbours(place + "/members/", group.members.map((each) => each.member), member, "member "),
-    el("p", { class: "quiet" }, "The sampled tokens, which are trained, are coloured; prompts are grey and in no loss. " +
-      "The learner's advantages and importance ratios are not archived."),
+    el("p", { class: "quiet" }, "The sampled tokens are coloured; prompts are grey and in no loss. " +
+      (page.has_loss ? "Ratios are of the policy before the step to the one that sampled, before any cut."
+        : `No advantages, ratios and masks: ${page.loss_note}.`)),
     keys, list);
-  draw("policy version");
+  draw(Object.hasOwn(HUES, hue) && (page.has_loss || !HUES[hue].needsLoss) ? hue : "policy version");
 }
 
 async function showSearch(text, before, hits) {
@@ -283,7 +349,7 @@ async function showSearch(text, before, hits) {
   main.replaceChildren(el("p", {}, `${hits.length} turns contain "${text}"${unreadable}`), table(["episode", "", "in", "text"], rows), more);
 }
 
-// Places: #steps/12/groups/345/members/6, #from/50, #search/TEXT.
+// Places: #steps/12/groups/345/members/6/COLOUR, #steps/12/groups/345/tree, #from/50, #search/TEXT.
 
 function trail(parts) {
   const links = [link("", run.name)];
@@ -314,8 +380,8 @@ async function navigate() {
     if (parts[0] === "search") return showSearch(decodeURIComponent(place.slice(7)), run.steps[run.steps.length - 1] + 1, []);
     if (parts[0] !== "steps") return showSteps(Math.max(0, Number(parts[1]) || 0));
     const [step, group, member] = [1, 3, 5].map((index) => (parts[index] === undefined ? undefined : Number(parts[index])));
-    if (member !== undefined) return showEpisode(step, group, member);
-    return group !== undefined ? showGroup(step, group) : showStep(step);
+    if (member !== undefined) return showEpisode(step, group, member, decodeURIComponent(parts[6] || ""));
+    return group !== undefined ? showGroup(step, group, parts[4]) : showStep(step);
   });
 }
 
