@@ -1,16 +1,19 @@
 """Reads the actions of an episode from replies, and gives answers back in the form that the format of actions needs."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actors.answer import parsed
+from actors.answer import boundary, parsed
 from common.action_format import ACT, ActionFormat, ParsedAction, ToolCalls, called
 from common.chat import Chat
 from common.message import Message
 from envhub.driving import Parse
-from envhub.env import EnvError, Observation
+from envhub.env import Env, EnvError, Observation
+from envhub.remote.env_client import EnvClient
 
+ADMISSIBLE = "Possible actions:"
 NO_CALL = "The reply must contain exactly one valid call of a tool."
 
 
@@ -21,15 +24,18 @@ class Actions:
     action_format: ActionFormat
     tools: Sequence[Mapping[str, Any]]  # those in the prompts; none unless actions are calls
     parse: Parse | None  # the engine's parser of calls
+    lists: Env | None  # the environment whose admissible actions are shown; None: they are not
 
     @classmethod
-    def of(cls, first: Observation, action_format: ActionFormat, parse: Parse | None) -> "Actions":
+    def of(
+        cls, first: Observation, action_format: ActionFormat, *, parse: Parse | None, lists: Env | None
+    ) -> "Actions":
         """Return those of an episode that begins with `first`. Raises EnvError if calls cannot be read."""
         if not isinstance(action_format, ToolCalls):
-            return cls(action_format=action_format, tools=(), parse=None)
+            return cls(action_format=action_format, tools=(), parse=None, lists=lists)
         if parse is None:
             raise EnvError("`env.action_format` tools needs `model.tool_parser`, the parser of the model's family")
-        return cls(action_format=action_format, tools=first.tools or (ACT,), parse=parse)
+        return cls(action_format=action_format, tools=first.tools or (ACT,), parse=parse, lists=lists)
 
     async def read(self, chat: Chat, reply: str, *, tokens: list[int], prompt: list[int]) -> ParsedAction:
         """Return the action in `reply`, which `chat` has just recorded.
@@ -42,11 +48,30 @@ class Actions:
             return called(answer, as_text=tools == [ACT])
         return parsed(self.action_format, chat.answer)
 
-    def shown(self, action: ParsedAction, observation: Observation) -> tuple[Message, ...]:
-        """Return the environment's messages as the policy sees them: the answer to a call is the result of a tool."""
+    async def shown(self, action: ParsedAction, observation: Observation) -> tuple[Message, ...]:
+        """Return the environment's messages as the policy sees them: the answer to a call is the result of a tool.
+
+        Raises EnvError if the admissible actions cannot be listed.
+        """
         messages = tuple(observation.messages)
+        if not observation.done:
+            messages = await self.listed(messages)
         if not isinstance(self.action_format, ToolCalls):
             return messages
         if not action.valid:
             return (Message("user", "\n".join([NO_CALL, *(message.content for message in messages)])),)
         return tuple(Message("tool", each.content) if each.role == "user" else each for each in messages)
+
+    async def listed(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """Return `messages` with the admissible actions at their end, if these are shown. Raises EnvError."""
+        if self.lists is None or not messages:
+            return messages
+        with boundary():
+            if isinstance(self.lists, EnvClient):  # it waits for its server, and must not block other episodes
+                choices = await asyncio.to_thread(self.lists.admissible)
+            else:
+                choices = self.lists.admissible()
+        if not choices:
+            raise EnvError("`env.show_admissible` is on, but the environment does not list its actions")
+        last = messages[-1]
+        return (*messages[:-1], Message(last.role, f"{last.content}\n{ADMISSIBLE} {'; '.join(map(str, choices))}"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
-from actors.answer import answer
+from actors.answer import answer, boundary
 from actors.rollout import EpisodeFailed, fresh_env, with_instructions
 from common.action_format import ACT, ToolCalls, format_of
 from common.chat import Chat, ChatRules, encoder
@@ -48,7 +48,16 @@ async def _first_observation(run: Config, label: str) -> Observation:
     """The first observation of the first train task of an environment. Raises EnvError, EpisodeFailed."""
     task, timeout_s = Task(env=label, split="train", index=0), run.env.step_timeout_s
     async with fresh_env(run.env.entries(), task, timeout_s=timeout_s) as env:
-        return await answer(partial(env.reset, task), timeout_s=timeout_s)  # type: ignore[union-attr]
+        observation: Observation = await answer(partial(env.reset, task), timeout_s=timeout_s)  # type: ignore[union-attr]
+        if run.env.show_admissible:
+            with boundary():
+                choices = env.admissible()  # type: ignore[union-attr]
+            if not choices:
+                raise ConfigError(
+                    f"`env.show_admissible` must be false for `env.name` {run.env.entries()[label].name}: it does not "
+                    "list its actions"
+                )
+        return observation
 
 
 def _check(run: Config, name: str, first: Observation, tokenizer: "PreTrainedTokenizerBase") -> None:

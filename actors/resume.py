@@ -61,7 +61,7 @@ async def replay(
         branch = max(start for start in tape.branch_starts if start < turn.start)
         action = await actions.read(chat, reply, tokens=tokens, prompt=tape.tokens[branch : turn.start])
         observation = await answer(partial(env.step, action.text), timeout_s=step_timeout_s)
-        shown = actions.shown(action, observation)
+        shown = await actions.shown(action, observation)
         tape.exchanges.append(Exchange(reply=reply, action=action.text, answer=shown))
         if observation.done:
             raise ReplayMismatch(f"the episode ends with turn {number}, and the recorded one continued")

@@ -52,6 +52,7 @@ class Allowance:
     step_timeout_s: float
     episode_timeout_s: float
     rules: ChatRules = field(default_factory=ChatRules)
+    shows_admissible: bool = False  # whether each prompt lists the admissible actions
 
     @classmethod
     def of(cls, config: Config) -> "Allowance":
@@ -61,6 +62,7 @@ class Allowance:
             step_timeout_s=config.env.step_timeout_s,
             episode_timeout_s=config.env.episode_timeout_s,
             rules=ChatRules.of(config.model),
+            shows_admissible=config.env.show_admissible,
         )
 
 
@@ -162,9 +164,9 @@ async def _play(
     observation = await answer(partial(env.reset, attempt.task), timeout_s=step_timeout_s)
     if observation.done or not observation.messages:
         raise EnvError("reset returned an observation that is done or has no messages")
-    tape.opening = with_instructions(tuple(observation.messages), action_format)
+    actions = Actions.of(observation, action_format, parse=parse, lists=env if allowance.shows_admissible else None)
+    tape.opening = with_instructions(await actions.listed(tuple(observation.messages)), action_format)
     tape.exchanges, tape.columns = [], observation.columns
-    actions = Actions.of(observation, action_format, parse)
     opening = in_tokens(partial(chat.open, tools=actions.tools), tape.opening)
     if tape.turns:
         await replay(tape, opening=opening, env=env, chat=chat, actions=actions, step_timeout_s=step_timeout_s)
@@ -195,7 +197,7 @@ async def _play(
             generate_s=generated - turn_started,
             env_s=time.perf_counter() - generated,
         )
-        shown = actions.shown(action, observation)
+        shown = await actions.shown(action, observation)
         tape.exchanges.append(Exchange(reply=reply, action=action.text, answer=shown))
         if observation.done:
             stop_reason = StopReason.DONE

@@ -195,11 +195,14 @@ def _lags(before: Progress, versions: list[int]) -> list[int]:
 
 
 def _add_choices(metrics: Metrics, batch: Batch) -> None:
-    """Add the fraction of turns whose state occurs twice in the group, and the sizes of kept sets."""
+    """Add how many turns share their state in the group, how diverse the states are, and the sizes of kept sets."""
     for group in batch.groups:
         states = Counter(turn.state_key for trajectory in group.trajectories for turn in trajectory.turns)
         num_shared = sum(count for state, count in states.items() if state and count > 1)
         metrics.add("learner/shared_state_fraction", num_shared, states.total())
+        num_known = states.total() - states[""]
+        if num_known:
+            metrics.add("learner/distinct_state_fraction", len(states.keys() - {""}), num_known)
         for trajectory in group.trajectories:
             if trajectory.kept is not None:
                 counts = trajectory.kept.count_array()

@@ -10,7 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from common.trajectory import Outcome
+from actors.actions import Actions
+from common.action_format import FORMATS
+from common.message import Message
+from common.trajectory import Outcome, Task
 from envhub.catalogue import make_env
 from envhub.env import Env
 from envhub.remote.env_client import EnvClient
@@ -53,7 +56,7 @@ class FarCase(Case):
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvHost]:
-    names = "--names=kg,grid,sqldb,shop,shell,dataset,tests.guess:GuessEnv"
+    names = "--names=kg,grid,sqldb,shop,shell,dataset,tools,tests.guess:GuessEnv"
     with env_host(tmp_path_factory.mktemp("envs"), names) as running:
         yield running
 
@@ -171,3 +174,23 @@ def test_what_the_server_refuses_to_make_is_a_value_error_at_the_client(
 ) -> None:
     with pytest.raises(ValueError, match=complaint):
         asyncio.run(far(host.url, env, **options).reset(TASK))
+
+
+def test_tools_and_admissible_actions_of_a_far_environment_are_those_of_a_near_one(host: EnvHost) -> None:
+    async def listed(env: Env) -> tuple[Message, ...]:
+        try:
+            first = await env.reset(Task(env="grid", split="train", index=0))
+            actions = Actions.of(first, FORMATS["plain"], parse=None, lists=env)
+            return await actions.listed(tuple(first.messages))
+        finally:
+            await env.close()
+
+    async def tools(env: Env) -> tuple[Mapping[str, Any], ...]:
+        try:
+            return (await env.reset(Task(env="tools", split="train", index=0))).tools
+        finally:
+            await env.close()
+
+    near = asyncio.run(listed(make_env("grid", {})))
+    assert "Possible actions: " in near[-1].content and asyncio.run(listed(far(host.url, "grid"))) == near
+    assert asyncio.run(tools(far(host.url, "tools"))) == asyncio.run(tools(make_env("tools", {}))) != ()

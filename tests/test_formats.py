@@ -275,6 +275,50 @@ def test_nothing_of_an_episode_is_in_the_prompts_of_the_next(tmp_path: Path) -> 
     assert any(SUMMARY in prompt for prompt in prompts[0]) and prompts[0] == prompts[1]
 
 
+# --- Admissible actions.
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "marks", "tools"])
+def test_admissible_actions_end_every_observation_and_nothing_else_changes(name: str, tmp_path: Path) -> None:
+    tokenizer, env = family_tokenizer("qwen2.5", tmp_path), make_env("household", {})
+    made, prompts, choices = action_format(name, OWN), list[str](), list[list[str]]()
+
+    def acts(prompt: list[int], seed: int | None) -> list[int]:
+        prompts.append(tokenizer.decode(prompt))
+        choices.append(env.admissible() or [])
+        text = call_of(env.expert()) if name == "tools" else made.write(env.expert())
+        return ids(tokenizer, text + reply_form(tokenizer).ends["user"])
+
+    tape = Tape(attempt=replace(attempt_on(max_turn_tokens=200), task=Task(env="household", split="train", index=3)))
+    allowance = Allowance(
+        max_turns=30, max_tokens=20_000, step_timeout_s=60, episode_timeout_s=600, shows_admissible=True
+    )
+    engine = ScriptedEngine(acts, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=20_000)
+    whole = asyncio.run(
+        rollout(
+            tape,
+            env=env,
+            sampler=engine,
+            tokenizer=tokenizer,
+            action_format=made,
+            allowance=allowance,
+            parse=parse_hermes,
+        )
+    )
+    assert whole.success and all(turn.valid_action for turn in whole.turns)
+    for prompt, possible in zip(prompts, choices, strict=True):
+        assert prompt.rpartition("Possible actions: ")[2].startswith("; ".join(possible))
+    assert prompts[-1].count("Possible actions: ") == len(prompts)
+    assert not any("Possible actions" in message.content for message in tape.exchanges[-1].answer)
+
+
+def test_an_environment_that_lists_no_actions_is_refused_before_an_engine_starts() -> None:
+    config = load_config(None, ["env.name=tools", "env.options.profile=small", "env.show_admissible=true"])
+    with pytest.raises(ConfigError, match=r"`env\.show_admissible` must be false for `env\.name` tools"):
+        check_template(config, shop_tokenizer())
+    check_template(load_config(None, ["env.show_admissible=true"]), shop_tokenizer())
+
+
 # --- Calls of tools.
 
 

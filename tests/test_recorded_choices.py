@@ -29,7 +29,11 @@ def in_states(*states: str) -> Trajectory:
 
 def test_a_state_is_shared_by_turns_of_one_group_and_an_unknown_one_by_none() -> None:
     group, stranger = [in_states("a", "b", ""), in_states("a", "c", "")], [in_states("b", "c")]
-    assert reported(group, stranger) == {"learner/shared_state_fraction": pytest.approx(2 / 8)}
+    assert reported(group, stranger) == {
+        "learner/shared_state_fraction": pytest.approx(2 / 8),
+        "learner/distinct_state_fraction": pytest.approx((3 + 2) / (4 + 2)),
+    }
+    assert reported([in_states("", "")]) == {"learner/shared_state_fraction": 0.0}
 
 
 def test_what_was_kept_is_a_mean_over_sampled_tokens() -> None:

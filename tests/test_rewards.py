@@ -92,6 +92,7 @@ TWO = (turn_of("look", valid=False, state="a"), turn_of("look", reward=1.0, stat
         ({"part": "repetition"}, [0.0, 1.0]),
         ({"part": "error_recovery"}, 1.0),
         ({"part": "prediction"}, [0.0, 0.0]),
+        ({"part": "novelty"}, [1.0, 0.5**0.5]),
     ],
     ids=str,
 )
@@ -103,6 +104,12 @@ def test_a_measure_gives_what_it_says(settings: dict[str, Any], expected: Any) -
 def test_every_measure_is_tried() -> None:
     (mark,) = [mark for mark in test_a_measure_gives_what_it_says.pytestmark if mark.name == "parametrize"]
     assert {settings["part"] for settings, _ in mark.args[1]} == set(MEASURES)
+
+
+def test_novelty_counts_the_states_of_an_episode_and_knows_no_unknown_one() -> None:
+    turns = [turn_of("up", state=state) for state in ("a", "b", "a", "", "", "a")]
+    result = reward_of({"novelty": {}}, episode_of(*turns))
+    assert [turn["novelty"] for turn in result.rewards] == pytest.approx([1, 1, 2**-0.5, 0, 0, 3**-0.5])
 
 
 def test_efficiency_is_of_successes_and_repetition_is_of_the_same_state() -> None:

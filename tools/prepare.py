@@ -15,6 +15,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from actors.actions import ADMISSIBLE
 from actors.engine import Completion, Sampler
 from actors.rollout import Allowance, EpisodeFailed, rollout
 from actors.tape import Attempt, Tape
@@ -107,7 +108,7 @@ def vocabulary_texts(config: EnvConfig, num_tasks: int) -> set[str]:
 
 
 async def _vocabulary_texts(config: EnvConfig, num_tasks: int) -> set[str]:
-    texts = {format_of(config).instructions}
+    texts = {format_of(config).instructions, f"{ADMISSIBLE} ;" if config.show_admissible else ""}
     for label, part in config.entries().items():
         env = make_env(part.name, part.options)
         work = LongWork("tasks read for the vocabulary", num_tasks, report=report_on_stderr)

@@ -115,6 +115,23 @@ def prediction() -> Measure:
     return measure
 
 
+def novelty() -> Measure:
+    """Make 1 / sqrt(n) for each turn, where n is how often its state has been seen in the episode.
+
+    The bonus of Strehl & Littman 2008, https://doi.org/10.1016/j.jcss.2007.08.009, with counts of one episode. A turn
+    whose state is unknown gives 0.
+    """
+
+    async def measure(episode: Episode) -> Values:
+        seen, bonus = Counter[str](), list[float]()
+        for turn in episode.turns:
+            seen[turn.state_key] += 1
+            bonus.append(seen[turn.state_key] ** -0.5 if turn.state_key else 0.0)
+        return bonus
+
+    return measure
+
+
 MEASURES: dict[str, Callable[..., Measure]] = {
     "goal": goal,
     "length": length,
@@ -124,6 +141,7 @@ MEASURES: dict[str, Callable[..., Measure]] = {
     "repetition": repetition,
     "error_recovery": error_recovery,
     "prediction": prediction,
+    "novelty": novelty,
 }
 
 
