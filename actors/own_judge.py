@@ -1,7 +1,7 @@
 """The run's own policy as a judge: answers the chat requests of `envhub.rewards.judge` with the actor's engine.
 
-A request is no episode: it takes no place in `actors.max_episodes`, its tokens are never trained, and it goes on while
-the actor refreshes or drains. So an episode that waits for its mark waits for the engine alone.
+A request is no episode: it takes no place in `actors.max_episodes`, its tokens are never trained, and it continues
+while the actor refreshes or drains. So an episode that waits for its mark waits for the engine alone.
 """
 
 import time

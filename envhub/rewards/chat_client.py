@@ -86,6 +86,10 @@ OwnPolicy = Callable[[bytes], Awaitable[Answered]]
 """Answers the body of a chat request by the run's own policy. Raises Passing, and EnvError if the request is wrong."""
 
 
+Account = Callable[[int, int, float], tuple[int, int, float]]
+"""Adds requests, tokens and money to what the whole run has spent, and returns the sums. It may wait for Redis."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Secret:
     """A key, in an environment variable or a file of the actor's host. It is never logged or put into an error."""
@@ -111,14 +115,14 @@ class Secret:
 
 @dataclass(kw_only=True, slots=True)
 class ChatClient:
-    """Asks one server. Counts what it has spent."""
+    """Asks one server. Counts what it has spent, or with an account, what the run has spent."""
 
     url: str  # up to /v1, or ACTORS
     secret: Secret
     timeout_s: float  # of one request
     deadline_s: float  # of an answer, with all its attempts and waits; not of the wait for a place among others
     max_concurrent: int
-    max_requests: int  # the budget of this process; 0: no limit
+    max_requests: int  # the budget of the run, without an account of this process; 0: no limit
     max_tokens: int  # the same, by the server's own count
     max_cost: float  # the same, in the currency of the prices
     input_price: float  # of a million tokens of prompts
@@ -126,6 +130,7 @@ class ChatClient:
     num_requests: int = 0
     num_tokens: int = 0
     cost: float = 0.0
+    account: Account | None = None
     own_policy: OwnPolicy | None = None  # for the url ACTORS; an actor sets it
     _room: asyncio.Semaphore = field(init=False)
 
@@ -173,8 +178,7 @@ class ChatClient:
 
     async def _once(self, body: bytes) -> Answered:
         """Return one completion, and count it. Raises Passing, and EnvError if another attempt would not help."""
-        self._check_budget()
-        self.num_requests += 1
+        await self._begin_request()
         try:
             if self.url == ACTORS:
                 async with asyncio.timeout(self.timeout_s):
@@ -185,7 +189,7 @@ class ChatClient:
             raise Passing(f"no answer within {self.timeout_s:g} s (timeout_s)") from None
         except (aiohttp.ClientError, OSError) as error:
             raise Passing(f"{type(error).__name__}: {self._quoted(str(error))}") from None
-        self._count(answered.usage)
+        await self._count(answered.usage)
         return answered
 
     async def _own_answer(self, body: bytes) -> Answered:
@@ -230,26 +234,49 @@ class ChatClient:
         except ConfigError as error:
             raise EnvError(str(error)) from None
 
-    def _count(self, usage: Usage | None) -> None:
+    @property
+    def has_budget(self) -> bool:
+        """Whether it may spend only so much."""
+        return bool(self.max_requests or self.max_tokens or self.max_cost)
+
+    async def _begin_request(self) -> None:
+        """Count a request. Raises EnvError, and counts none, if the budget is spent."""
+        requests, tokens, cost = await self._add(1, 0, 0.0)
+        try:
+            self._check_budget(requests - 1, tokens, cost)
+        except EnvError:
+            await self._add(-1, 0, 0.0)
+            raise
+
+    async def _add(self, requests: int, tokens: int, cost: float) -> tuple[int, int, float]:
+        """Add to what was spent, and return the sums."""
+        if self.account is not None and self.has_budget:
+            sums = await asyncio.to_thread(self.account, requests, tokens, cost)
+        else:
+            sums = (self.num_requests + requests, self.num_tokens + tokens, self.cost + cost)
+        self.num_requests, self.num_tokens, self.cost = sums
+        return sums
+
+    async def _count(self, usage: Usage | None) -> None:
         if usage is None:
             if self.max_tokens or self.max_cost:
                 raise EnvError(
                     f"{self.url} reports no `usage`, so the budget cannot be kept; limit max_requests instead"
                 )
             return
-        self.num_tokens += max(0, usage.total_tokens)
         prices = self.input_price * max(0, usage.prompt_tokens) + self.output_price * max(0, usage.completion_tokens)
-        self.cost += prices / 1e6
+        await self._add(0, max(0, usage.total_tokens), prices / 1e6)
 
-    def _check_budget(self) -> None:
+    def _check_budget(self, requests: int, tokens: int, cost: float) -> None:
+        whose = "process" if self.account is None else "run"
         for name, spent, most in (
-            ("max_requests", self.num_requests, self.max_requests),
-            ("max_total_tokens", self.num_tokens, self.max_tokens),
-            ("max_cost", self.cost, self.max_cost),
+            ("max_requests", requests, self.max_requests),
+            ("max_total_tokens", tokens, self.max_tokens),
+            ("max_cost", cost, self.max_cost),
         ):
             if most and spent >= most:
                 raise EnvError(
-                    f"the budget of this process is spent: {name} is {most:g}, and it has used {spent:g}; raise it"
+                    f"the budget of this {whose} is spent: {name} is {most:g}, and it has used {spent:g}; raise it"
                 )
 
     def _quoted(self, text: str) -> str:

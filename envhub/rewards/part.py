@@ -127,10 +127,22 @@ def judge_by(policy: OwnPolicy, parts: Mapping[str, Sequence[Part]]) -> None:
                 asked.client.own_policy = policy
 
 
+def book_on(account: Callable[[str, int, int, float], tuple[int, int, float]], parts: Iterable[Sequence[Part]]) -> None:
+    """Let each judge's budget be one of the run: `account` adds to what its key has spent, and returns the sums."""
+    for part in (part for of_env in parts for part in of_env):
+        for name, asked in _named_judges(part).items():
+            asked.client.account = partial(account, f"{part.key}.judges.{name}" if name else part.key)
+
+
 def _judges_of(part: Part) -> list[Judge]:
+    return list(_named_judges(part).values())
+
+
+def _named_judges(part: Part) -> Mapping[str, Judge]:
+    """The judges of a part, by their names in a panel; "" for one without."""
     if isinstance(part.measure, Panel | GroupJudge):
-        return list(part.measure.judges.values())
-    return [part.measure] if isinstance(part.measure, Judge) else []
+        return part.measure.judges
+    return {"": part.measure} if isinstance(part.measure, Judge) else {}
 
 
 def _recorded_beside(part: Part) -> list[str]:
