@@ -28,9 +28,11 @@ from common.curve import load_key
 from common.log import log_to_stderr
 from common.printable import printable_block
 from common.shutdown import LEAVE_S, Shutdown
+from envhub.rewards.part import book_on
 from replay.actor_buffer import ActorBuffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, UnknownRun
+from replay.judge_account import JudgeAccount
 from replay.keys import shard_name
 
 log = logging.getLogger("actors")
@@ -79,6 +81,8 @@ def main(name: str, settings: list[str], begin: Callable[[], StartEngine] = begi
         for stream, shard in streams
     }
     setup = make_setup(engine, name=name, run=run, actors=mine.actors, tokenizer=tokenizer)
+    if setup.scoring is not None:
+        book_on(JudgeAccount(client, run.run.name).add, setup.scoring.parts.values())
 
     shutdown.end_within(mine.actors.drain_s + LEAVE_S)
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from actors.beat import Leases, Pulse, keep_beating
 from actors.engine import Engine, EngineDied
 from actors.group import Episodes, EpisodeSetup, rollout_group
+from actors.own_judge import OwnJudge
 from actors.pace import Pace
 from actors.pin import Pin
 from actors.refresh import RefreshCounts, keep_fresh
@@ -23,7 +24,7 @@ from common.config import Config
 from common.patience import RedisAway
 from common.shutdown import EXIT_PREEMPTED, Shutdown
 from common.trajectory import Provenance
-from envhub.rewards.part import reward_parts
+from envhub.rewards.part import judge_by, reward_parts
 from replay.actor_buffer import ActorBuffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunState
@@ -196,6 +197,8 @@ def make_setup(
     engine: Engine, *, name: str, run: Config, actors: ActorsConfig, tokenizer: PreTrainedTokenizerBase
 ) -> EpisodeSetup:
     """The setup of every episode of `run` on this actor. Raises ConfigError for a malformed part of a reward."""
+    allowance, parts = Allowance.of(run), reward_parts(run.env.entries())
+    judge_by(OwnJudge(sampler=engine, tokenizer=tokenizer, rules=allowance.rules), parts)
     return EpisodeSetup(
         run_id=run.run.name,
         actor=name,
@@ -203,14 +206,14 @@ def make_setup(
         engine=engine,
         tokenizer=tokenizer,
         action_format=format_of(run.env),
-        allowance=Allowance.of(run),
+        allowance=allowance,
         provenance=Provenance(
             host=socket.gethostname(), instance_kind=actors.instance_kind, price_per_hour=actors.price_per_hour
         ),
         episodes=Episodes(),
         parse=engine.parse if run.model.tool_parser or run.model.reasoning_parser else None,
         scoring=Scoring(
-            parts=reward_parts(run.env.entries()),
+            parts=parts,
             tokenizer=tokenizer,
             max_turns=run.env.max_turns,
             step_timeout_s=run.env.step_timeout_s,

@@ -23,8 +23,9 @@ from common.shutdown import LEAVE_S, Shutdown
 from common.trajectory import Trajectory
 from envhub.env import EnvError
 from envhub.rewards.group import GroupJudge, read_shown
-from envhub.rewards.part import Part, check_keys, group_parts, reward_parts
+from envhub.rewards.part import Part, book_on, check_keys, group_parts, reward_parts
 from replay.fleet import Fleet
+from replay.judge_account import JudgeAccount
 from replay.judge_buffer import JudgeBuffer, Judging
 from replay.verdict import Marks, Verdict
 
@@ -61,6 +62,7 @@ def judge(config: Config) -> int:
         run = run_config(facts)
         all_parts = reward_parts(run.env.entries())
         check_keys(all_parts, of_groups=True)
+    book_on(JudgeAccount(connect(config.redis.url, ending=shutdown.requested), run.run.name).add, all_parts.values())
     parts = {env: group_parts(of_env) for env, of_env in all_parts.items()}
     shards = connect_shards(config.redis.url, run.redis.shards, ending=shutdown.requested)
     setup = JudgeSetup(

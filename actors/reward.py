@@ -9,6 +9,7 @@ import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from actors.answer import boundary
+from actors.engine import EngineDied
 from actors.rollout import EpisodeFailed
 from actors.tape import Exchange, Tape
 from common.message import Message
@@ -45,7 +46,8 @@ class Scoring:
 async def rewarded(trajectory: Trajectory, tape: Tape, *, scoring: Scoring | None) -> Trajectory:
     """The finished episode of `tape` with the reward that its parts compose; itself if it has none.
 
-    Neither the engine nor the environment is needed. Raises EpisodeFailed if a part fails.
+    Needs no environment, and the engine only for a judge that is the run's own policy. Raises EpisodeFailed if a part
+    fails, EngineDied if that engine died.
     """
     if scoring is None or not (parts := scoring.parts_for(trajectory)):
         return trajectory
@@ -91,6 +93,8 @@ async def _values(part: Part, episode: Episode, timeout_s: float) -> Values:
         with boundary():  # in this task: a SystemExit that left it would end the actor
             return await part.values(episode, timeout_s=timeout_s)
     except EnvError as error:
+        if isinstance(error.__cause__, EngineDied):  # of a judge that is the run's own policy: no attempt fails
+            raise error.__cause__ from None
         raise EnvError(f"`{part.key}`: {error}") from error
 
 

@@ -1,4 +1,10 @@
-"""An answer of a policy, divided into thought, content and tool calls."""
+"""An answer of a policy, divided into thought, content and tool calls; and how tools and calls are written as text.
+
+As text, a policy reads and writes them whatever its chat template knows of tools.
+"""
+
+import json
+from collections.abc import Sequence
 
 import msgspec
 
@@ -17,3 +23,44 @@ class ParsedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     content: str  # without the reasoning and the calls that were understood
     tool_calls: list[ToolCall]
     malformed: bool  # a call was begun and not understood, names no tool, or its arguments are no JSON object
+
+
+def described_tools(tools: Sequence[object]) -> str:
+    """A paragraph of the system message about the tools that can be called."""
+    return "\n".join(
+        [
+            "These tools can be called:",
+            *(json.dumps(tool, ensure_ascii=False, default=str) for tool in tools),
+            'To call one, write <tool_call>{"name": ..., "arguments": {...}}</tool_call>.',
+        ]
+    )
+
+
+def listed_tools(tools: object) -> list[object]:
+    """The tools of a row: a list, its JSON, or nothing. Raises ValueError for anything else."""
+    found = tools
+    if isinstance(found, str):
+        try:
+            found = json.loads(found) if found.strip() else []
+        except (ValueError, RecursionError):
+            found = None
+    if found is None and tools is None:
+        return []
+    if not isinstance(found, list):
+        raise ValueError(f"`tools` must be a list, or its JSON, got {tools!r:.80}")
+    return found
+
+
+def written_call(call: object) -> str:
+    """A call in OpenAI's format as text, between the tags that Hermes and Qwen models write. Raises ValueError."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ValueError(f"a call in `tool_calls` must have a function with a name, got {call!r:.80}")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            raise ValueError(f"the arguments of a call must be JSON, got {arguments!r:.80}") from None
+    called = json.dumps({"name": function["name"], "arguments": arguments or {}}, ensure_ascii=False)
+    return f"<tool_call>\n{called}\n</tool_call>"

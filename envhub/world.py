@@ -30,6 +30,7 @@ class Change(Generic[S]):
 
     state: S
     text: str
+    role: str = "user"  # of the message with this text
     valid: bool = True  # False: the action was invalid, and `state` is unchanged
     over: bool = False  # the episode has ended
     score: float = 0.0  # in [0, 1]; 0 until the end
@@ -126,7 +127,7 @@ class WorldEnv(Generic[S]):
         change = await episode.world.act(episode.state, action)
         episode.state = change.state
         episode.observation = Observation(
-            messages=(Message("user", change.text),),
+            messages=(Message(change.role, change.text),),
             rewards={self._reward: change.score} if change.rewards is None else change.rewards,
             terminated=change.over,
             valid_action=change.valid,

@@ -68,6 +68,7 @@ _ACTORS_STREAM_KEYS = (
     ":failures",
 )
 _ACTORS_RUN_KEYS = (
+    "judge:spent",
     "facts",
     "state",
     "fleet",

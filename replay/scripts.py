@@ -18,6 +18,8 @@ _DAMAGE_WORDS = (
     "WRONGTYPE",
     "not an integer",
     "not a valid float",
+    "not a float",
+    "NaN or Infinity",
     "would overflow",
     "attempt to",
     "bad argument",

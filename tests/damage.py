@@ -21,6 +21,7 @@ from replay.audit import audit
 from replay.bulletin import Acknowledgement, Bulletin
 from replay.failures import Failure, read_failures, read_quarantined
 from replay.fleet import Fleet, RunState, UnknownRun
+from replay.judge_account import JudgeAccount
 from replay.judge_buffer import JudgeBuffer
 from replay.keys import FencedOut, RunForgotten, key
 from replay.learner_buffer import LearnerBuffer
@@ -89,6 +90,7 @@ def make_scene(client: redis.Redis, impatient: redis.Redis, run_id: str, folder:
     buffer.learner.settle(1)
     buffer.learner.claim(2, 1, policy_version=0, max_lag=0)
     judge(buffer.judge)
+    JudgeAccount(client, run_id).add("env.rewards.clear", 1, 7, 0.5)
     assert buffer.judge.lease("j") is not None
     lease = buffer.actor.lease("b")
     assert lease is not None
@@ -198,6 +200,9 @@ def an_actor_and_a_judge_look_in(scene: Scene) -> None:
     """Each works, or it waits for the learner and says so."""
     buffer = make_buffer(scene.impatient, scene.run_id)
     works: list[Callable[[], None]] = [lambda: play(buffer.actor, scene.run_id), lambda: judge(buffer.judge)]
+    account = JudgeAccount(scene.client, scene.run_id)
+    before = account.add("env.rewards.clear", 1, 7, 0.5)
+    assert account.add("env.rewards.clear", 1, 7, 0.5) == (before[0] + 1, before[1] + 7, before[2] + 0.5)
     for work in works:
         try:
             work()

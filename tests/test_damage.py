@@ -25,6 +25,7 @@ KEYS = [
     "epoch",
     "epoch:request:*",
     "facts",
+    "judge:spent",
     "state",
     "fleet",
     "fleet:deadlines",

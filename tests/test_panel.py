@@ -105,7 +105,9 @@ def test_a_malformed_panel_is_named(change: dict[str, Any], complaint: str) -> N
 def test_names_of_a_panel_are_not_those_of_parts_and_each_judge_needs_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     urls = {"a": "http://127.0.0.1:1/v1", "b": "http://127.0.0.1:1/v1"}
-    with pytest.raises(ConfigError, match=r"`env\.rewards\.liked_b`: a panel records something under this name"):
+    with pytest.raises(
+        ConfigError, match=r"`env\.rewards\.liked_b`: a judge or a panel records something under this name"
+    ):
         parts_of("env.rewards", panel(urls) | {"liked_b": {"part": "format"}})
     settings = panel(urls)
     settings["liked"]["judges"]["b"]["key_env"] = "JUDGE_KEY"

@@ -19,6 +19,7 @@ from typing import Any
 
 from common.config_error import ConfigError
 from common.message import Message
+from common.tool_call import described_tools, listed_tools, written_call
 
 ROLES = ("system", "user", "assistant", "tool")
 ALIASES = {
@@ -176,18 +177,10 @@ def _joined_parts(parts: Sequence[object]) -> str | None:
 
 
 def _call(call: object) -> str:
-    """A call of a tool as text, between the tags that Hermes and Qwen models write."""
-    function = call.get("function", call) if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise BadRow(f"a call in `tool_calls` must have a function with a name, got {call!r:.80}")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            raise BadRow(f"the arguments of a call must be JSON, got {arguments!r:.80}") from None
-    called = json.dumps({"name": function["name"], "arguments": arguments or {}}, ensure_ascii=False)
-    return f"<tool_call>\n{called}\n</tool_call>"
+    try:
+        return written_call(call)
+    except ValueError as error:
+        raise BadRow(str(error)) from None
 
 
 def _with_tools(row: Row, conversation: Conversation) -> Conversation:
@@ -195,23 +188,13 @@ def _with_tools(row: Row, conversation: Conversation) -> Conversation:
 
     So a policy reads and writes text alone, whatever its chat template knows of tools.
     """
-    tools = row.get("tools")
-    if isinstance(tools, str):
-        try:
-            tools = json.loads(tools) if tools.strip() else []
-        except ValueError:
-            raise BadRow(f"`tools` must be a list, or its JSON, got {tools!r:.80}") from None
+    try:
+        tools = listed_tools(row.get("tools"))
+    except ValueError as error:
+        raise BadRow(str(error)) from None
     if not tools:
         return conversation
-    if not isinstance(tools, list):
-        raise BadRow(f"`tools` must be a list, or its JSON, got {tools!r:.80}")
-    described = "\n".join(
-        [
-            "These tools can be called:",
-            *(json.dumps(tool, ensure_ascii=False, default=str) for tool in tools),
-            'To call one, write <tool_call>{"name": ..., "arguments": {...}}</tool_call>.',
-        ]
-    )
+    described = described_tools(tools)
     messages = conversation.messages
     if messages[0].role == "system":
         return Conversation(

@@ -4,11 +4,13 @@
     FILE.held-out.jsonl     those of the tasks that are held out, with --held-out
     FILE.quarantine.jsonl   rows that cannot be read, with file, line and reason, if there are any
     FILE.md                 the data card
+    FILE.marks.jsonl        the answers of a judge, with --judge; it stays, so that nothing is asked twice
 
-All of them appear at the end, or none. One row is in memory at a time.
+All others appear at the end, or none. One row is in memory at a time; with a judge, also a mark of each.
 """
 
 import hashlib
+import json
 import math
 import sys
 import time
@@ -27,6 +29,7 @@ from tools.conversation_rows import BadRow, Conversation, Line, Row, conversatio
 from tools.data_card import Counts, Source, card
 from tools.data_options import DataOptions
 from tools.fit_rows import UNREAD, held_out_place, return_of
+from tools.judge_rows import RowJudge, agreement, judged, read_judge
 from tools.near_duplicates import NearDuplicates, shingle_hashes
 from tools.printable import json_line
 from tools.row_files import check_free
@@ -49,10 +52,13 @@ def data(_config: Config, *, path: Path, force: bool, options: DataOptions) -> i
     for source in sources:
         if not source.is_file():
             raise ConfigError(f"`--data` {source} is not a file; name .jsonl or .parquet files of conversations")
+    judge = read_judge(Path(options.judge)) if options.judge else None
     started = time.monotonic()
     try:
         with _Files(path) as files:
-            counts = _sift(sources, options, files)
+            counts = _sift(sources, options, files, judge)
+            if judge and files.is_waiting:
+                _keep_by_marks(judge, options, files, counts)
             if not counts.num_trained:
                 why = ", ".join(f"{number} {reason}" for reason, number in counts.dropped.items()) or "no rows"
                 raise ConfigError(f"nothing is written to {path}: {why}, {counts.num_malformed} cannot be read")
@@ -76,6 +82,8 @@ class _Files:
         self.held_out = path.with_suffix(".held-out.jsonl")
         self.quarantine = path.with_suffix(".quarantine.jsonl")
         self.card = path.with_suffix(".md")
+        self.journal = path.with_suffix(".marks.jsonl")
+        self.waiting = path.with_suffix(".waiting.jsonl")  # for a judge; it never gets this name
         self._opened: dict[Path, TextIO] = {}
         self._digests: dict[Path, Any] = {}
 
@@ -94,9 +102,19 @@ class _Files:
         self._opened[path].write(line)
         self._digests[path].update(line.encode())
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether rows wait for a judge."""
+        return self.waiting in self._opened
+
+    def waiting_rows(self) -> Path:
+        """The file with the rows that wait for a judge, all written."""
+        self._opened[self.waiting].flush()
+        return _half(self.waiting)
+
     def digests(self) -> dict[str, str]:
-        """The SHA-256 of each file that has been written, by its name."""
-        return {path.name: digest.hexdigest() for path, digest in self._digests.items()}
+        """The SHA-256 of each file of the result, by its name."""
+        return {path.name: digest.hexdigest() for path, digest in self._digests.items() if path != self.waiting}
 
     def finish(self, text: str) -> None:
         """Give the files their names, and remove what an earlier call left under names that are not used now."""
@@ -113,7 +131,7 @@ def _half(path: Path) -> Path:
     return path.with_name(path.name + ".tmp")
 
 
-def _sift(sources: list[Path], options: DataOptions, files: _Files) -> Counts:
+def _sift(sources: list[Path], options: DataOptions, files: _Files, judge: RowJudge | None) -> Counts:
     """Read all rows once, and write each to where it belongs."""
     counts, sieve, shown_at = Counts(), _Sieve(options), time.monotonic()
     for path in sources:
@@ -122,7 +140,7 @@ def _sift(sources: list[Path], options: DataOptions, files: _Files) -> Counts:
         for line in read_lines(path):
             source.num_rows += 1
             try:
-                reason = _place(line, source, options, sieve, files, counts)
+                reason = _place(line, source, options, sieve, files, counts, judge)
             except BadRow as error:
                 _quarantine(line, path, str(error), files, counts)
             else:
@@ -135,9 +153,15 @@ def _sift(sources: list[Path], options: DataOptions, files: _Files) -> Counts:
 
 
 def _place(
-    line: Line, source: Source, options: DataOptions, sieve: "_Sieve", files: _Files, counts: Counts
+    line: Line,
+    source: Source,
+    options: DataOptions,
+    sieve: "_Sieve",
+    files: _Files,
+    counts: Counts,
+    judge: RowJudge | None,
 ) -> str | None:
-    """Write a row if it is kept; else return the reason. Raises BadRow."""
+    """Write a row if it is kept, or lay it aside for the judge; else return the reason. Raises BadRow."""
     if line.fault:
         raise BadRow(line.fault)
     if line.row.get("messages", ()) is None:
@@ -148,14 +172,44 @@ def _place(
     if reason := sieve.reason_to_drop(conversation, line.row):
         return reason
     row = _row(conversation, line.row, source=f"{source.path.name}:{line.number}")
+    if judge is None:
+        _keep(row, source, options, files, counts)
+        return None
+    if missing := [name for name in judge.columns if name not in line.row]:
+        raise BadRow(f"no column {', '.join(missing)} to show to the judge")
+    shown = {name: line.row[name] for name in judge.columns}
+    files.write(files.waiting, {**row, "columns": shown, "from": counts.sources.index(source)})
+    return None
+
+
+def _keep_by_marks(judge: RowJudge, options: DataOptions, files: _Files, counts: Counts) -> None:
+    """Let the judge mark the rows that wait, and keep those with a mark that is high enough."""
+    waiting, name = files.waiting_rows(), judge.part.name
+    marks = judged(waiting, judge, files.journal)
+    successes: list[bool | None] = []
+    with waiting.open() as rows:
+        for text, mark in zip(rows, marks, strict=True):
+            row = json.loads(text)
+            source = counts.sources[row.pop("from")]
+            del row["columns"]
+            success = row.get("success")
+            successes.append(success if isinstance(success, bool) else None)
+            if mark[name] < options.min_mark:
+                counts.dropped["mark below --min-mark"] += 1
+            else:
+                _keep({**row, "marks": mark}, source, options, files, counts)
+    counts.marks = agreement(marks, successes, name=name)
+
+
+def _keep(row: Row, source: Source, options: DataOptions, files: _Files, counts: Counts) -> None:
     is_held_out = held_out_place(row["task"]) < options.held_out
     files.write(files.held_out if is_held_out else files.kept, row)
     source.num_kept += 1
     counts.num_held_out += is_held_out
     counts.num_trained += not is_held_out
-    counts.replies[num_replies(conversation).bit_length()] += 1
-    counts.chars[num_chars(conversation).bit_length()] += 1
-    return None
+    messages = row["messages"]
+    counts.replies[sum(message["role"] == "assistant" for message in messages).bit_length()] += 1
+    counts.chars[sum(len(message["content"]) for message in messages).bit_length()] += 1
 
 
 def _quarantine(line: Line, path: Path, why: str, files: _Files, counts: Counts) -> None:

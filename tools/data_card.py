@@ -29,6 +29,7 @@ class Counts:
     faults: list[str] = field(default_factory=list)  # the first ones
     replies: Counter[int] = field(default_factory=Counter)  # kept rows, by the bits of their number of replies
     chars: Counter[int] = field(default_factory=Counter)  # kept rows, by the bits of their number of characters
+    marks: list[str] = field(default_factory=list)  # lines about the marks of a judge
     num_trained: int = 0
     num_held_out: int = 0
 
@@ -64,6 +65,8 @@ def card(name: str, counts: Counts, options: DataOptions, *, digests: Mapping[st
         lines += ["", "## Dropped", "", *_table(("reason", "rows"), gone)]
     if counts.faults:
         lines += ["", "The first that cannot be read:", "", *(f"- {_escaped(fault)}" for fault in counts.faults)]
+    if counts.marks:
+        lines += ["", "## Marks", "", *counts.marks]
     lines += ["", "## Lengths of the rows kept", ""]
     lines += _table(("replies", "rows"), _histogram(counts.replies))
     lines += ["", *_table(("characters", "rows"), _histogram(counts.chars))]

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from common.action_format import ToolCalls, action_format
-from common.config_error import require
+from common.config_error import ConfigError, require
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +20,8 @@ class DataOptions:
     near_duplicates: float = (
         0.0  # drop rows this similar to an earlier one (Jaccard, 5-word runs); 0: exact repeats only
     )
+    judge: str = ""  # a YAML file with a judge, which marks the rows that passed all filters; see docs/data.md
+    min_mark: float = 0.0  # drop rows with a lower mark
     held_out: float = 0.0  # fraction of the tasks whose rows go to a second file
 
     def __post_init__(self) -> None:
@@ -41,4 +43,7 @@ class DataOptions:
             require(
                 0 <= value <= 1, f"--{name.replace('_', '-')}", "in [0, 1]", value, "leave it out to keep such rows"
             )
+        require(0 <= self.min_mark <= 1, "--min-mark", "in [0, 1]", self.min_mark, "leave it out to keep all rows")
+        if self.min_mark and not self.judge:
+            raise ConfigError("`--min-mark` has no effect without `--judge`; name the judge, or leave it out")
         require(0 <= self.held_out < 1, "--held-out", "in [0, 1)", self.held_out, "0 writes one file")

@@ -1,4 +1,4 @@
-"""`dataset`: questions from a file of yours, each answered in one turn and scored by a check.
+"""`dataset`: questions from a file of yours, each answered in one turn or in several, and scored by a check.
 
 No class has to be written: a file, the names of its columns and a check are enough. Functions and judges of yours are
 parts of `env.rewards`, as in every environment.
@@ -16,11 +16,13 @@ from typing import Any
 import msgspec
 import regex
 
+from common.imported import imported
 from common.message import Message
 from common.trajectory import Task
 from envhub.asset import asset_path, item_of
 from envhub.dataset.checks import CHECKS, Check, compiled, found_in
 from envhub.dataset.item import HUB, Columns, Item, read_items
+from envhub.dataset.script import answers_to, calls_in
 from envhub.env import Env, EnvError
 from envhub.options import check_choice
 from envhub.task_seed import split_of
@@ -31,17 +33,24 @@ FETCH = "give the path of a .jsonl or .parquet file, with one task in each row, 
 
 
 class DatasetState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    is_over: bool = False  # there is no other state: the first reply is the last
+    place: int = 0  # in the recorded conversation
+    is_over: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetWorld:
-    """One question."""
+    """One question, or one recorded conversation.
+
+    A reply that calls tools gets their results. Any other reply ends the turn of the policy: the user's next message
+    follows, and after the last one the reply is compared with the answer.
+    """
 
     item: Item
     system: str
     pattern: regex.Pattern[str] | None
     check: Check | None  # None: no score, as only parts of `env.rewards` say what a reply is worth
+    has_tools: bool = False  # otherwise a call in a reply is a text like any other
+    tool_function: Callable[..., Any] | None = None  # answers calls; None: the recorded results do
     secrets: tuple[str, ...] = ()  # empty: people wrote the questions, which may contain an answer's words
 
     @property
@@ -53,6 +62,12 @@ class DatasetWorld:
         return (Message("system", self.system), *self.item.prompt) if self.system else self.item.prompt
 
     async def act(self, state: DatasetState, action: str) -> Change[DatasetState]:
+        script = self.item.script
+        if self.has_tools and "<tool_call>" in action:
+            return await self._called(state, action)
+        place = script.after(action, state.place)
+        if (at := script.next_user(place)) is not None:
+            return Change(state=DatasetState(place=at + 1), text=script.rest[at].content)
         reply = action if self.pattern is None else await asyncio.to_thread(_extracted, action, self.pattern)
         try:
             value = 0.0 if self.check is None or reply is None else await self.check.score(reply, self.item.answer)
@@ -60,11 +75,25 @@ class DatasetWorld:
             raise EnvError(f"`env.options.check` cannot be used for a row: {error}") from error
         return Change(state=DatasetState(is_over=True), text="answered", over=True, score=value)
 
+    async def _called(self, state: DatasetState, action: str) -> Change[DatasetState]:
+        try:
+            calls = calls_in(action)
+        except ValueError as error:
+            return Change(state=state, text=str(error), role="tool", valid=False)
+        script = self.item.script
+        text = await answers_to(calls, script=script, place=state.place, function=self.tool_function, row=self.item.row)
+        return Change(state=DatasetState(place=script.after(action, state.place)), text=text, role="tool")
+
     def admissible(self, state: DatasetState) -> None:
         return None
 
     def expert(self, state: DatasetState) -> str:
-        """Return the row's solution, or its answer. Raises NotImplementedError if there is none to imitate."""
+        """Return the recorded reply, the row's solution, or its answer. Raises NotImplementedError without any."""
+        script = self.item.script
+        if recorded := script.recorded_reply(state.place):
+            return recorded
+        if script.next_user(state.place) is not None:
+            raise NotImplementedError(f"no reply is recorded before message {state.place + 2} after the opening")
         right = self.check.reply if self.check else None
         good = self.item.solution or (right(self.item.answer_text) if right else "")
         if not good or _extracted(good, self.pattern) is None:
@@ -84,20 +113,30 @@ def make_dataset_env(
     system: str = "",
     answer_pattern: str = "",
     check: str = "exact",
+    conversation: str = "",
+    tools: str = "",
+    tool_function: str = "",
 ) -> Env:
     """Make an environment of the rows of `train` and `held_out`: .jsonl or .parquet files, or `hub:NAME:SPLIT`.
 
     Without `held_out`, one prompt in eight of `train` is held out. `prompt`, `answer` and `solution` are columns; a
     prompt is a text or a list of messages. `system`: a system message before every prompt. `answer_pattern`: a regular
     expression with one group, whose last match in a reply is compared with the answer; without it, the whole reply is.
-    `check`: how they are compared, a name in `CHECKS`; `none` gives no score, and needs no answers. Raises ValueError
-    if a file, a row or an option is wrong.
+    `check`: how they are compared, a name in `CHECKS`; `none` gives no score, and needs no answers. `conversation`: in
+    place of `prompt`, a column with a recorded conversation, whose replies the policy gives. `tools`: a column with a
+    list of tools. `tool_function`: `module:function` that answers calls; without it, the recorded results do. Raises
+    ValueError if a file, a row or an option is wrong.
     """
     check_choice("check", check, [*CHECKS, NONE])
     compare = CHECKS.get(check)
     if compare:
         compare.require()
-    columns = Columns(prompt=prompt, answer=answer if compare else "", solution=solution)
+    if conversation and prompt != "prompt":
+        raise ValueError(f"`env.options.prompt` {prompt!r} has no effect with conversation; leave one of them out")
+    function = imported("env.options.tool_function", tool_function, Callable) if tool_function else None
+    columns = Columns(
+        prompt=prompt, answer=answer if compare else "", solution=solution, conversation=conversation, tools=tools
+    )
     items = _items(
         _source("train", train),
         _source("held_out", held_out) if held_out else None,
@@ -106,9 +145,17 @@ def make_dataset_env(
     )
     pattern = _pattern(answer_pattern)
     return WorldEnv(
-        f"dataset {train} {held_out} {columns} {system} {answer_pattern} {check}",
+        f"dataset {train} {held_out} {columns} {system} {answer_pattern} {check} {tool_function}",
         state=DatasetState,
-        make_world=partial(make_dataset, items=items, system=system, pattern=pattern, check=compare),
+        make_world=partial(
+            make_dataset,
+            items=items,
+            system=system,
+            pattern=pattern,
+            check=compare,
+            has_tools=bool(tools or tool_function),
+            tool_function=function,
+        ),
         reward="right",
         columns=lambda task, _: columns_of(item_of(task, items)),
     )
@@ -132,8 +179,17 @@ def make_dataset(
     system: str,
     pattern: regex.Pattern[str] | None,
     check: Check | None,
+    has_tools: bool = False,
+    tool_function: Callable[..., Any] | None = None,
 ) -> DatasetWorld:
-    return DatasetWorld(item=item_of(task, items), system=system, pattern=pattern, check=check)
+    return DatasetWorld(
+        item=item_of(task, items),
+        system=system,
+        pattern=pattern,
+        check=check,
+        has_tools=has_tools,
+        tool_function=tool_function,
+    )
 
 
 @functools.lru_cache(maxsize=8)  # each episode makes a new environment

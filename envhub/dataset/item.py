@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 
 from common.message import Message
+from common.tool_call import described_tools, listed_tools
 from envhub.asset import MAX_FILE_BYTES, read_lines
+from envhub.dataset.script import Script, read_script
 from envhub.package import require_package
 
 Row = Mapping[str, Any]  # by column
@@ -22,6 +24,8 @@ class Columns:
     prompt: str
     answer: str
     solution: str
+    conversation: str = ""  # in place of `prompt`
+    tools: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +37,7 @@ class Item:
     is_chat: bool  # the row has a list of messages, not a text
     answer: Any  # None if it is not needed
     solution: str  # a whole good reply; empty if the row has none
+    script: Script  # what follows the prompt, of a recorded conversation
 
     @property
     def answer_text(self) -> str:
@@ -92,20 +97,34 @@ def _hub_rows(name: str) -> list[Row]:
 
 
 def _item(row: Row, columns: Columns) -> Item:
-    prompt = _column(row, columns.prompt)
+    prompt = _column(row, columns.conversation or columns.prompt)
     answer = _column(row, columns.answer) if columns.answer else None
     if columns.answer and answer in (None, "", []):
         raise ValueError(f"column {columns.answer!r} must contain an answer, got {answer!r}")
     solution = _column(row, columns.solution) if columns.solution else ""
     if not isinstance(solution, str):
         raise ValueError(f"column {columns.solution!r} must be a text, got {solution!r}"[:500])
+    if columns.conversation:
+        messages, script = read_script(prompt, columns.conversation)
+    else:
+        messages, script = _messages(prompt, columns.prompt), Script()
+    if columns.tools and (tools := listed_tools(_column(row, columns.tools))):
+        messages = _with_tools(messages, described_tools(tools))
     return Item(
         row=row,
-        prompt=_messages(prompt, columns.prompt),
+        prompt=messages,
         is_chat=not isinstance(prompt, str),
         answer=answer,
         solution=solution,
+        script=script,
     )
+
+
+def _with_tools(messages: tuple[Message, ...], described: str) -> tuple[Message, ...]:
+    """The messages with a paragraph about the tools at the end of the first system message."""
+    if messages[0].role == "system":
+        return (Message("system", f"{messages[0].content}\n\n{described}"), *messages[1:])
+    return (Message("system", described), *messages)
 
 
 def _messages(prompt: Any, name: str) -> tuple[Message, ...]:

@@ -2,6 +2,8 @@
 
 Every request has a timeout, and all attempts at an answer have one deadline. What may pass is tried again after a
 growing wait: lost connections, timeouts, 408, 409, 429 and 5xx, malformed replies. A reply is read up to a limit.
+
+With the url `actors` the run's own policy answers: no server is asked, but the engine of the actor.
 """
 
 import asyncio
@@ -10,10 +12,10 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import aiohttp
 import msgspec
@@ -27,6 +29,7 @@ MAX_QUOTED_CHARS = 300
 MAX_MALFORMED = 3  # answers of a server that samples with temperature 0 will hardly get better
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
+ACTORS = "actors"  # the url of the run's own policy
 _PASSING = (408, 409, 429)  # and 5xx
 
 T = TypeVar("T")
@@ -42,7 +45,7 @@ class _Choice(msgspec.Struct):
     message: _Message
 
 
-class _Usage(msgspec.Struct):
+class Usage(msgspec.Struct):
     total_tokens: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -50,16 +53,41 @@ class _Usage(msgspec.Struct):
 
 class _Completion(msgspec.Struct):
     choices: list[_Choice]
-    usage: _Usage | None = None
+    usage: Usage | None = None
 
 
-class _Passing(Exception):
+class Passing(Exception):
     """An attempt failed in a way that may pass."""
 
     def __init__(self, why: str, *, wait_s: float = 0.0, is_malformed: bool = False) -> None:
         super().__init__(why)
         self.wait_s = wait_s  # the least that the server asks for
         self.is_malformed = is_malformed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answered:
+    """One answer of a model."""
+
+    text: str
+    usage: Usage | None
+    policy_version: int | None = None  # of the run's own policy, when it wrote the last token; None: another model
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading(Generic[T]):
+    """What was read in an answer, and the version of the run's own policy that wrote it; None: another model."""
+
+    value: T
+    policy_version: int | None
+
+
+OwnPolicy = Callable[[bytes], Awaitable[Answered]]
+"""Answers the body of a chat request by the run's own policy. Raises Passing, and EnvError if the request is wrong."""
+
+
+Account = Callable[[int, int, float], tuple[int, int, float]]
+"""Adds requests, tokens and money to what the whole run has spent, and returns the sums. It may wait for Redis."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,14 +115,14 @@ class Secret:
 
 @dataclass(kw_only=True, slots=True)
 class ChatClient:
-    """Asks one server. Counts what it has spent."""
+    """Asks one server. Counts what it has spent, or with an account, what the run has spent."""
 
-    url: str  # up to /v1
+    url: str  # up to /v1, or ACTORS
     secret: Secret
     timeout_s: float  # of one request
     deadline_s: float  # of an answer, with all its attempts and waits; not of the wait for a place among others
     max_concurrent: int
-    max_requests: int  # the budget of this process; 0: no limit
+    max_requests: int  # the budget of the run, without an account of this process; 0: no limit
     max_tokens: int  # the same, by the server's own count
     max_cost: float  # the same, in the currency of the prices
     input_price: float  # of a million tokens of prompts
@@ -102,12 +130,14 @@ class ChatClient:
     num_requests: int = 0
     num_tokens: int = 0
     cost: float = 0.0
+    account: Account | None = None
+    own_policy: OwnPolicy | None = None  # for the url ACTORS; an actor sets it
     _room: asyncio.Semaphore = field(init=False)
 
     def __post_init__(self) -> None:
         self._room = asyncio.Semaphore(self.max_concurrent)
 
-    async def ask(self, body: bytes, *, read: Callable[[str], T]) -> T:
+    async def ask(self, body: bytes, *, read: Callable[[str], T]) -> Reading[T]:
         """Send `body` until `read` accepts the answer, and return what it read; `read` raises ValueError to refuse.
 
         Raises EnvError if the deadline or the budget is over, or the server refuses the request for good.
@@ -121,12 +151,13 @@ class ChatClient:
                     raise
                 raise EnvError(f"no answer from {self.url} within {self.deadline_s:g} s (deadline_s)") from None
 
-    async def _until_read(self, body: bytes, read: Callable[[str], T]) -> T:
+    async def _until_read(self, body: bytes, read: Callable[[str], T]) -> Reading[T]:
         ends_at, wait_s, num_malformed = time.monotonic() + self.deadline_s, FIRST_WAIT_S, 0
         while True:
             try:
-                return self._read(await self._once(body), read)
-            except _Passing as failure:
+                answered = await self._once(body)
+                return Reading(value=self._read(answered.text, read), policy_version=answered.policy_version)
+            except Passing as failure:
                 num_malformed += failure.is_malformed
                 if num_malformed == MAX_MALFORMED:
                     raise EnvError(f"{self.url}: {failure}; {num_malformed} answers were malformed") from None
@@ -143,31 +174,42 @@ class ChatClient:
         try:
             return read(answer)
         except ValueError as error:
-            raise _Passing(self._quoted(str(error)), is_malformed=True) from None
+            raise Passing(self._quoted(str(error)), is_malformed=True) from None
 
-    async def _once(self, body: bytes) -> str:
-        """Return the text of one completion. Raises _Passing, and EnvError if another attempt would not help."""
-        self._check_budget()
-        self.num_requests += 1
+    async def _once(self, body: bytes) -> Answered:
+        """Return one completion, and count it. Raises Passing, and EnvError if another attempt would not help."""
+        await self._begin_request()
         try:
-            status, wait_s, reply = await self._post(body)
+            if self.url == ACTORS:
+                async with asyncio.timeout(self.timeout_s):
+                    answered = await self._own_answer(body)
+            else:
+                answered = self._decoded(*await self._post(body))
         except TimeoutError:
-            raise _Passing(f"no answer within {self.timeout_s:g} s (timeout_s)") from None
+            raise Passing(f"no answer within {self.timeout_s:g} s (timeout_s)") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise _Passing(f"{type(error).__name__}: {self._quoted(str(error))}") from None
+            raise Passing(f"{type(error).__name__}: {self._quoted(str(error))}") from None
+        await self._count(answered.usage)
+        return answered
+
+    async def _own_answer(self, body: bytes) -> Answered:
+        if self.own_policy is None:
+            raise EnvError(f"the url `{ACTORS}` is the policy of an actor, and this process has none; give a server's")
+        return await self.own_policy(body)
+
+    def _decoded(self, status: int, wait_s: float, reply: bytes) -> Answered:
         if status in _PASSING or status >= 500:
-            raise _Passing(f"status {status}: {self._quoted(reply.decode(errors='replace'))}", wait_s=wait_s)
+            raise Passing(f"status {status}: {self._quoted(reply.decode(errors='replace'))}", wait_s=wait_s)
         if status != 200:
             raise EnvError(f"{self.url} refused with status {status}: {self._quoted(reply.decode(errors='replace'))}")
         try:
             completion = msgspec.json.decode(reply, type=_Completion)
-            self._count(completion.usage)
-            return completion.choices[0].message.content
+            return Answered(text=completion.choices[0].message.content, usage=completion.usage)
         except (*MALFORMED, IndexError) as error:
-            raise _Passing(f"the reply is not a chat completion: {error}", is_malformed=True) from None
+            raise Passing(f"the reply is not a chat completion: {error}", is_malformed=True) from None
 
     async def _post(self, body: bytes) -> tuple[int, float, bytes]:
-        """Return status, the seconds to wait that the server asks for, and the reply. Raises _Passing if too large."""
+        """Return status, the seconds to wait that the server asks for, and the reply. Raises Passing if too large."""
         key = self._key()
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         headers |= {"Authorization": f"Bearer {key}"} if key else {}
@@ -183,7 +225,7 @@ class ChatClient:
             async for chunk in response.content.iter_any():
                 reply += chunk
                 if len(reply) > MAX_REPLY_BYTES:
-                    raise _Passing(f"the reply has more than {MAX_REPLY_BYTES} bytes", is_malformed=True)
+                    raise Passing(f"the reply has more than {MAX_REPLY_BYTES} bytes", is_malformed=True)
             return response.status, _seconds(response.headers.get("Retry-After", "")), bytes(reply)
 
     def _key(self) -> str:
@@ -192,26 +234,49 @@ class ChatClient:
         except ConfigError as error:
             raise EnvError(str(error)) from None
 
-    def _count(self, usage: _Usage | None) -> None:
+    @property
+    def has_budget(self) -> bool:
+        """Whether it may spend only so much."""
+        return bool(self.max_requests or self.max_tokens or self.max_cost)
+
+    async def _begin_request(self) -> None:
+        """Count a request. Raises EnvError, and counts none, if the budget is spent."""
+        requests, tokens, cost = await self._add(1, 0, 0.0)
+        try:
+            self._check_budget(requests - 1, tokens, cost)
+        except EnvError:
+            await self._add(-1, 0, 0.0)
+            raise
+
+    async def _add(self, requests: int, tokens: int, cost: float) -> tuple[int, int, float]:
+        """Add to what was spent, and return the sums."""
+        if self.account is not None and self.has_budget:
+            sums = await asyncio.to_thread(self.account, requests, tokens, cost)
+        else:
+            sums = (self.num_requests + requests, self.num_tokens + tokens, self.cost + cost)
+        self.num_requests, self.num_tokens, self.cost = sums
+        return sums
+
+    async def _count(self, usage: Usage | None) -> None:
         if usage is None:
             if self.max_tokens or self.max_cost:
                 raise EnvError(
                     f"{self.url} reports no `usage`, so the budget cannot be kept; limit max_requests instead"
                 )
             return
-        self.num_tokens += max(0, usage.total_tokens)
         prices = self.input_price * max(0, usage.prompt_tokens) + self.output_price * max(0, usage.completion_tokens)
-        self.cost += prices / 1e6
+        await self._add(0, max(0, usage.total_tokens), prices / 1e6)
 
-    def _check_budget(self) -> None:
+    def _check_budget(self, requests: int, tokens: int, cost: float) -> None:
+        whose = "process" if self.account is None else "run"
         for name, spent, most in (
-            ("max_requests", self.num_requests, self.max_requests),
-            ("max_total_tokens", self.num_tokens, self.max_tokens),
-            ("max_cost", self.cost, self.max_cost),
+            ("max_requests", requests, self.max_requests),
+            ("max_total_tokens", tokens, self.max_tokens),
+            ("max_cost", cost, self.max_cost),
         ):
             if most and spent >= most:
                 raise EnvError(
-                    f"the budget of this process is spent: {name} is {most:g}, and it has used {spent:g}; raise it"
+                    f"the budget of this {whose} is spent: {name} is {most:g}, and it has used {spent:g}; raise it"
                 )
 
     def _quoted(self, text: str) -> str:

@@ -25,7 +25,7 @@ def function_measure(key: str, name: str) -> Measure:
     function = imported(key, name, Callable)
 
     async def measure(episode: Episode) -> Values:
-        return numbers(await _called(function, arguments(function, episode)), num_turns=len(episode.turns))
+        return numbers(await called(function, arguments(function, episode)), num_turns=len(episode.turns))
 
     return measure
 
@@ -93,7 +93,7 @@ def _taken(function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any
     return {name: value for name, value in given.items() if name in parameters}
 
 
-async def _called(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+async def called(function: Callable[..., Any], given: dict[str, Any]) -> Any:
     """Return the result of `function`. It is called in a thread, so that it blocks no episode."""
     thread = OwnThread("a reward")
     try:

@@ -1,4 +1,4 @@
-"""A judge: a model behind an OpenAI-compatible URL that marks an episode by a rubric.
+"""A judge: a model behind an OpenAI-compatible URL, or the run's own policy, that marks an episode by a rubric.
 
 `group` has the judges that compare whole groups.
 """
@@ -16,11 +16,12 @@ from weakref import WeakValueDictionary
 
 from common.config_error import ConfigError, require
 from envhub.env import EnvError
-from envhub.rewards.chat_client import ChatClient, Secret
-from envhub.rewards.episode import Episode, Values
+from envhub.rewards.chat_client import ACTORS, ChatClient, Reading, Secret
+from envhub.rewards.episode import Episode, Marked, Values
 from envhub.rewards.rubric import Rubric, read_rubric
 
 PLAIN = {"temperature": 0, "max_tokens": 512}
+VERSION = "policy_version"  # recorded beside the mark of the run's own policy
 
 T = TypeVar("T")
 
@@ -40,11 +41,20 @@ class Judge:
     _asking: WeakValueDictionary[bytes, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     async def __call__(self, episode: Episode) -> Values:
-        """Return the mark of `episode` in [0, 1]. Raises EnvError if the judge gives no mark within the deadline."""
-        return await self.ask(self.rubric.instructions, self._shown(episode), read=self.rubric.read)
+        """Return the mark of `episode` in [0, 1]. Raises EnvError if the judge gives no mark within the deadline.
+
+        Beside the mark of the run's own policy is its version.
+        """
+        reading = await self._reading(self.rubric.instructions, self._shown(episode), read=self.rubric.read)
+        if reading.policy_version is None:
+            return reading.value
+        return Marked(value=reading.value, beside={VERSION: float(reading.policy_version)})
 
     async def ask(self, instructions: str, shown: str, *, read: Callable[[str], T]) -> T:
         """Return the judge's answer, read by `read`. Raises EnvError without a readable answer within the deadline."""
+        return (await self._reading(instructions, shown, read=read)).value
+
+    async def _reading(self, instructions: str, shown: str, *, read: Callable[[str], T]) -> Reading[T]:
         messages = [{"role": "system", "content": instructions}, {"role": "user", "content": shown}]
         body = json.dumps({**self.request, "model": self.model, "messages": messages}).encode()
         digest = hashlib.blake2b(body, digest_size=16).digest()
@@ -53,7 +63,7 @@ class Judge:
         async with lock:
             if digest in self._cache:
                 self._cache.move_to_end(digest)
-                known: T = self._cache[digest]
+                known: Reading[T] = self._cache[digest]
                 return known
             found = await self.client.ask(body, read=read)
             self._cache[digest] = found
@@ -82,8 +92,8 @@ def judge(
     key: str,
     *,
     url: str,
-    model: str,
     rubric: Any,
+    model: str = "",
     columns: Sequence[str] = (),
     key_env: str = "",
     key_file: str = "",
@@ -100,8 +110,11 @@ def judge(
     cache_size: int = 10_000,
 ) -> Judge:
     """Make a judge from the settings of the part `key`. Raises ConfigError if one is malformed."""
-    _check_url(key, url)
-    require(isinstance(model, str) and model != "", f"{key}.model", "a name", model, "the server's name of a model")
+    if url == ACTORS:
+        _check_own(key, model=model, request=request, secrets=(key_env, key_file))
+    else:
+        _check_url(key, url)
+        require(isinstance(model, str) and model != "", f"{key}.model", "a name", model, "the server's name of a model")
     own = isinstance(request, Mapping) and not request.keys() & {"model", "messages", "stream", "n"}
     require(
         own, f"{key}.request", "fields of a request, without model and messages", request, f"{PLAIN} is the default"
@@ -156,6 +169,20 @@ def _check_numbers(
         require(_is_number(value) and value > 0, f"{key}.{name}", "> 0", value, "leave it out for the default")
 
 
+def _check_own(key: str, *, model: Any, request: Any, secrets: tuple[Any, Any]) -> None:
+    """Raise ConfigError for settings that the run's own policy would not read."""
+    cure = f"leave it out: `{ACTORS}` is the run's own policy"
+    require(model == "", f"{key}.model", "empty", model, cure)
+    require(secrets == ("", ""), f"{key}.key_env, {key}.key_file", "empty", secrets, cure)
+    known = isinstance(request, Mapping) and request.keys() == PLAIN.keys()
+    require(known, f"{key}.request", "temperature and max_tokens alone", request, f"{PLAIN} is the default")
+    whole = request["max_tokens"]
+    positive = isinstance(whole, int) and not isinstance(whole, bool) and whole >= 1
+    require(positive, f"{key}.request.max_tokens", "a whole number >= 1", whole, "512 is the default")
+    heat = request["temperature"]
+    require(_is_number(heat) and 0 <= heat <= 1000, f"{key}.request.temperature", "in [0, 1000]", heat, "0 is usual")
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -163,7 +190,10 @@ def _is_number(value: object) -> bool:
 def _check_url(key: str, url: object) -> None:
     parts = urllib.parse.urlsplit(url if isinstance(url, str) else "")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"`{key}.url` must be like http://host:8000/v1, got {url!r}; give the server's address")
+        raise ConfigError(
+            f"`{key}.url` must be like http://host:8000/v1, got {url!r}; give the server's address, or `{ACTORS}` for "
+            "the run's own policy"
+        )
     if parts.username or parts.password:
         raise ConfigError(f"`{key}.url` must have no user and password; name the key by key_env or key_file")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from envhub.rewards.episode import Episode, Marked, Values
-from envhub.rewards.judge import Judge
+from envhub.rewards.judge import VERSION, Judge
 
 MAX_JUDGES = 8
 
@@ -45,8 +45,18 @@ class Panel:
 
     async def __call__(self, episode: Episode) -> Values:
         """Return the mark of all judges. Raises EnvError if one of them gives none within its deadline."""
-        marks = await together(judge(episode) for judge in self.judges.values())
-        return combined(dict(zip(self.judges, marks, strict=True)), self.combine)
+        found = await together(judge(episode) for judge in self.judges.values())
+        marks = {
+            name: each.value if isinstance(each, Marked) else each
+            for name, each in zip(self.judges, found, strict=True)
+        }
+        versions = {
+            f"{name}_{VERSION}": each.beside[VERSION]
+            for name, each in zip(self.judges, found, strict=True)
+            if isinstance(each, Marked)
+        }
+        of_panel = combined(marks, self.combine)
+        return Marked(value=of_panel.value, beside={**of_panel.beside, **versions})
 
 
 async def together(requests: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:

@@ -18,10 +18,11 @@ from common.env_config import LABEL, MixtureEntry
 from common.imported import is_own
 from common.trajectory import MAX_REWARD, MAX_REWARDS
 from envhub.env import EnvError
+from envhub.rewards.chat_client import ACTORS, OwnPolicy
 from envhub.rewards.episode import Episode, Marked, Values
 from envhub.rewards.function import function_measure
 from envhub.rewards.group import COMPARISONS, GroupJudge
-from envhub.rewards.judge import Judge, judge
+from envhub.rewards.judge import VERSION, Judge, judge
 from envhub.rewards.measures import MEASURES, Measure
 from envhub.rewards.panel import COMBINE, MAX_JUDGES, Panel
 
@@ -118,16 +119,38 @@ def check_keys(parts: Mapping[str, Sequence[Part]], *, of_groups: bool = False) 
                 raise ConfigError(f"`{part.key}`: {error}") from None
 
 
+def judge_by(policy: OwnPolicy, parts: Mapping[str, Sequence[Part]]) -> None:
+    """Let `policy` answer for every judge of episodes whose url is `actors`."""
+    for part in (part for of_env in parts.values() for part in of_env):
+        for asked in _judges_of(part):
+            if asked.client.url == ACTORS:
+                asked.client.own_policy = policy
+
+
+def book_on(account: Callable[[str, int, int, float], tuple[int, int, float]], parts: Iterable[Sequence[Part]]) -> None:
+    """Let each judge's budget be one of the run: `account` adds to what its key has spent, and returns the sums."""
+    for part in (part for of_env in parts for part in of_env):
+        for name, asked in _named_judges(part).items():
+            asked.client.account = partial(account, f"{part.key}.judges.{name}" if name else part.key)
+
+
 def _judges_of(part: Part) -> list[Judge]:
+    return list(_named_judges(part).values())
+
+
+def _named_judges(part: Part) -> Mapping[str, Judge]:
+    """The judges of a part, by their names in a panel; "" for one without."""
     if isinstance(part.measure, Panel | GroupJudge):
-        return list(part.measure.judges.values())
-    return [part.measure] if isinstance(part.measure, Judge) else []
+        return part.measure.judges
+    return {"": part.measure} if isinstance(part.measure, Judge) else {}
 
 
 def _recorded_beside(part: Part) -> list[str]:
-    """What a panel records beside its mark; nothing for any other part."""
-    judges = part.measure.judges if isinstance(part.measure, Panel | GroupJudge) else {}
-    return [*judges, "agreement"] if len(judges) > 1 else []
+    """What a judge or a panel records beside its mark."""
+    judges = part.measure.judges if isinstance(part.measure, Panel | GroupJudge) else {"": part.measure}
+    own = [name for name, each in judges.items() if isinstance(each, Judge) and each.client.url == ACTORS]
+    versions = [f"{name}_{VERSION}" if name else VERSION for name in own]
+    return [*judges, "agreement", *versions] if len(judges) > 1 else versions
 
 
 def parts_of(key: str, rewards: Mapping[str, Any]) -> tuple[Part, ...]:
@@ -138,7 +161,9 @@ def parts_of(key: str, rewards: Mapping[str, Any]) -> tuple[Part, ...]:
         raise ConfigError(f"`{key}`: only one part can have success_from, got {' and '.join(scoring)}; remove others")
     beside = {f"{part.name}_{name}" for part in parts for name in _recorded_beside(part)}
     if twice := beside & {part.name for part in parts}:
-        raise ConfigError(f"`{key}.{twice.pop()}`: a panel records something under this name; choose another name")
+        raise ConfigError(
+            f"`{key}.{twice.pop()}`: a judge or a panel records something under this name; choose another name"
+        )
     goals = [part.component for part in parts if part.component is not None]
     if len(goals) != len(set(goals)) or ("" in goals and len(goals) > 1):
         raise ConfigError(f"`{key}`: two parts of kind goal replace the same reward; remove one")
@@ -206,6 +231,12 @@ def _measure(key: str, kind: Any, options: Mapping[str, Any], compare: str | Non
         raise ConfigError(f"`{key}`: {error}; the keys of a {kind} are {known}") from None
     try:
         made = make(**options)
+        judges = made.judges.values() if isinstance(made, Panel) else [made]
+        if compare and any(isinstance(each, Judge) and each.client.url == ACTORS for each in judges):
+            raise ConfigError(
+                f"`{key}.url` must be a server's with compare, got {ACTORS!r}: `slipstream judge` compares groups and "
+                "has no engine; give a server's address, or leave out compare"
+            )
         if compare and isinstance(made, Judge):
             return GroupJudge(judges={"": made}, compare=compare, combine="mean")
         if compare and isinstance(made, Panel):

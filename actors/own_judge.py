@@ -1,0 +1,61 @@
+"""The run's own policy as a judge: answers the chat requests of `envhub.rewards.judge` with the actor's engine.
+
+A request is no episode: it takes no place in `actors.max_episodes`, its tokens are never trained, and it continues
+while the actor refreshes or drains. So an episode that waits for its mark waits for the engine alone.
+"""
+
+import time
+from dataclasses import dataclass
+
+import msgspec
+from transformers import PreTrainedTokenizerBase
+
+from actors.engine import EngineDied, EngineError, Sampler
+from common.chat import Chat, ChatRules
+from common.message import Message
+from common.trajectory import Sampling
+from envhub.env import EnvError
+from envhub.rewards.chat_client import Answered, Passing, Usage
+
+
+class _Request(msgspec.Struct, frozen=True):
+    messages: list[Message]
+    temperature: float
+    max_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnJudge:
+    """Answers with what the policy writes after the judge's prompt, without its thought."""
+
+    sampler: Sampler
+    tokenizer: PreTrainedTokenizerBase
+    rules: ChatRules
+
+    async def __call__(self, body: bytes) -> Answered:
+        """Answer one request. Raises EngineDied, Passing if the engine failed, EnvError if the prompt is too long."""
+        request = msgspec.json.decode(body, type=_Request)
+        chat = Chat(self.tokenizer, rules=self.rules, started_at_s=time.time())
+        prompt = chat.open(tuple(request.messages))
+        room = self.rules.max_tokens - len(prompt)
+        if room < 1:
+            raise EnvError(
+                f"the judge's prompt of {len(prompt)} tokens leaves no room in `model.max_tokens` = "
+                f"{self.rules.max_tokens}; lower max_chars of the judge"
+            )
+        sampling = Sampling(
+            temperature=request.temperature, top_p=1.0, top_k=0, max_turn_tokens=min(request.max_tokens, room)
+        )
+        try:
+            completion = await self.sampler.generate(prompt, sampling)
+        except EngineDied:
+            raise
+        except EngineError as error:
+            raise Passing(f"the actor's engine failed: {error}") from None
+        chat.reply(completion.tokens)
+        num_read, num_written = len(prompt), len(completion.tokens)
+        return Answered(
+            text=chat.answer,
+            usage=Usage(total_tokens=num_read + num_written, prompt_tokens=num_read, completion_tokens=num_written),
+            policy_version=completion.version_spans[-1].policy_version,
+        )

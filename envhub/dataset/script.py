@@ -1,0 +1,136 @@
+"""A recorded conversation as a task: what the user says after each answer, and what the called tools returned."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from common.message import Message
+from common.tool_call import written_call
+from common.wire import MALFORMED
+from envhub.env import EnvError
+from envhub.rewards.function import called
+
+_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+MAX_CALLS = 100  # of one reply
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One call of a tool in a reply."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+
+    @property
+    def key(self) -> str:
+        """Equal for equal calls, however they are written."""
+        return json.dumps([self.name, self.arguments], sort_keys=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Script:
+    """What was recorded after the first message of the user. Its place is the number of messages that are over."""
+
+    rest: tuple[Message, ...] = ()
+    results: tuple[tuple[int, str, str], ...] = ()  # of each recorded call: its place in `rest`, its key, its result
+
+    def next_user(self, place: int) -> int | None:
+        """The place of the user's next message, from `place` on; None if there is none."""
+        later = range(place, len(self.rest))
+        return next((index for index in later if self.rest[index].role == "user"), None)
+
+    def recorded_reply(self, place: int) -> str:
+        """The reply that was recorded at `place`; empty if there is none."""
+        recorded = place < len(self.rest) and self.rest[place].role == "assistant"
+        return self.rest[place].content if recorded else ""
+
+    def result(self, call: Call, place: int) -> str | None:
+        """The recorded result of an equal call: the first from `place` on, else the last one before it."""
+        found = [(index, result) for index, key, result in self.results if key == call.key]
+        later = [result for index, result in found if index >= place]
+        earlier = [result for _, result in found]
+        return later[0] if later else earlier[-1] if earlier else None
+
+    def after(self, reply: str, place: int) -> int:
+        """The place after `reply` and its results, if it is the recorded one; else `place`."""
+        if self.recorded_reply(place).strip() != reply.strip():
+            return place
+        place += 1
+        while place < len(self.rest) and self.rest[place].role == "tool":
+            place += 1
+        return place
+
+
+def calls_in(reply: str) -> list[Call]:
+    """The calls of tools in a reply. Raises ValueError if one is malformed or there are too many."""
+    found = _CALL.findall(reply)
+    if not found and "<tool_call>" in reply:
+        raise ValueError("a call has no end; close it by </tool_call>")
+    if len(found) > MAX_CALLS:
+        raise ValueError(f"{len(found)} calls in one reply, the limit is {MAX_CALLS}")
+    try:
+        return [msgspec.json.decode(text, type=Call) for text in found]
+    except MALFORMED as error:
+        raise ValueError(f'a call must be JSON like {{"name": ..., "arguments": {{...}}}}: {error}'[:500]) from None
+
+
+async def answers_to(
+    calls: Sequence[Call], *, script: Script, place: int, function: Callable[..., Any] | None, row: Mapping[str, Any]
+) -> str:
+    """What the tools return, one text after another: of `function`, or else what was recorded.
+
+    Raises EnvError if the function does not return a text, and whatever it raises.
+    """
+    texts = []
+    for call in calls:
+        if function is None:
+            recorded = script.result(call, place)
+            texts.append(f"no result of this call of {call.name} is recorded" if recorded is None else recorded)
+            continue
+        returned = await called(function, {"name": call.name, "arguments": call.arguments, "row": dict(row)})
+        if not isinstance(returned, str):
+            raise EnvError(f"`env.options.tool_function` must return a text, got {returned!r}"[:500])
+        texts.append(returned)
+    return "\n".join(texts)
+
+
+def read_script(messages: Any, name: str) -> tuple[tuple[Message, ...], Script]:
+    """The opening of the recorded conversation in column `name`, and the rest. Raises ValueError if it is malformed."""
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(f"column {name!r} must be a list of messages with role and content, got {messages!r}"[:500])
+    read = [_message(message, name) for message in messages]
+    first = next((index for index, message in enumerate(read) if message.role == "user"), None)
+    if first is None or any(message.role not in ("system", "user") for message in read[:first]):
+        raise ValueError(f"column {name!r} must begin with a message of the user, after those of the system")
+    rest = tuple(read[first + 1 :])
+    return tuple(read[: first + 1]), Script(rest=rest, results=_results(rest, name))
+
+
+def _message(message: Any, name: str) -> Message:
+    role, content, calls = None, None, list[object]()
+    if isinstance(message, Mapping):
+        role, content, calls = message.get("role"), message.get("content"), message.get("tool_calls") or []
+    if role not in ("system", "user", "assistant", "tool") or not isinstance(content or "", str):
+        raise ValueError(f"column {name!r}: a message must have role and content, got {message!r}"[:500])
+    try:
+        texts = [written_call(call) for call in calls]
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"column {name!r}: {error}") from None
+    return Message(role, "\n".join([*([content] if content else []), *texts]))
+
+
+def _results(rest: Sequence[Message], name: str) -> tuple[tuple[int, str, str], ...]:
+    """Results belong to the calls of the last reply, in their order."""
+    open_calls: list[Call] = []
+    found = []
+    for index, message in enumerate(rest):
+        if message.role == "assistant":
+            open_calls = calls_in(message.content)
+        elif message.role == "tool":
+            if not open_calls:
+                raise ValueError(f"column {name!r}: message {index + 2} after the opening is a result without a call")
+            found.append((index - 1, open_calls.pop(0).key, message.content))
+    return tuple(found)

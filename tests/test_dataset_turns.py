@@ -1,0 +1,195 @@
+"""Data sets with several turns and tools: recorded conversations in which the policy gives the replies."""
+
+import asyncio
+import json
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.config_error import ConfigError
+from common.trajectory import Task
+from envhub.catalogue import make_env
+from envhub.env import EnvError, Observation
+from tests.env_cases import Case
+from tests.test_dataset_env import CHECKS_OF_CONTRACT, as_jsonl
+from tests.test_dataset_env import own as own  # a fixture
+
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    """As OpenAI writes it."""
+    return {"type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+
+
+def text_of(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+TRIP = {
+    "messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Is it warm in Bern?"},
+        {"role": "assistant", "content": None, "tool_calls": [call("weather", town="Bern", day=1)]},
+        {"role": "tool", "content": "21 degrees"},
+        {"role": "assistant", "content": "Yes."},
+        {"role": "user", "content": "And how warm is it in Kiel?"},
+        {"role": "assistant", "content": None, "tool_calls": [call("weather", town="Kiel", day=1)]},
+        {"role": "tool", "content": "12 degrees"},
+        {"role": "assistant", "content": "It is 12 degrees."},
+    ],
+    "tools": [WEATHER],
+    "answer": 12,
+}
+OPTIONS = {"conversation": "messages", "tools": "tools", "check": "number"}
+
+
+@pytest.fixture
+def trip(tmp_path: Path) -> str:
+    return as_jsonl(tmp_path / "trip.jsonl", [TRIP])
+
+
+def options_of(path: str, **options: Any) -> dict[str, Any]:
+    return {"train": path, "held_out": path, **OPTIONS, **options}
+
+
+def played(options: dict[str, Any], *replies: str) -> list[Observation]:
+    async def play() -> list[Observation]:
+        env = make_env("dataset", options)
+        opening = await env.reset(Task(env="dataset", split="train", index=0))
+        return [opening, *[await env.step(reply) for reply in replies]]
+
+    return asyncio.run(play())
+
+
+def said(observation: Observation) -> list[tuple[str, str]]:
+    return [(message.role, message.content) for message in observation.messages]
+
+
+def test_the_user_s_next_message_follows_each_answer_and_the_last_reply_is_scored(trip: str) -> None:
+    opening, first, second = played(options_of(trip), "I guess so.", "It is 12.")
+    assert [role for role, _ in said(opening)] == ["system", "user"]
+    assert opening.messages[0].content.startswith("Be brief.\n\nThese tools can be called:\n")
+    assert '"name": "weather"' in opening.messages[0].content
+    assert "Yes." not in str(said(opening)), "recorded replies are not shown"
+    assert said(first) == [("user", "And how warm is it in Kiel?")]
+    assert (first.rewards, first.terminated) == ({"right": 0.0}, False)
+    assert (second.rewards, second.score, second.success, second.terminated) == ({"right": 1.0}, 1.0, True, True)
+
+
+def test_a_call_gets_its_recorded_result_however_it_is_written(trip: str) -> None:
+    kiel = '<tool_call>{"arguments": {"day": 1, "town": "Kiel"}, "name": "weather"}</tool_call>'
+    _, other, answer = played(options_of(trip), f"I look. {kiel}", text_of("weather", town="Bern", day=1) + kiel)
+    assert said(other) == [("tool", "12 degrees")]
+    assert said(answer) == [("tool", "21 degrees\n12 degrees")]
+    assert not answer.terminated and answer.valid_action
+
+
+@pytest.mark.parametrize(
+    ("reply", "text", "is_valid"),
+    [
+        (text_of("weather", town="Rome"), "no result of this call of weather is recorded", True),
+        ("<tool_call>weather</tool_call>", "a call must be JSON like", False),
+        ("<tool_call>" + "[" * 100_000 + "</tool_call>", "a call must be JSON like", False),
+        ('<tool_call>{"name": "weather"}', "close it by </tool_call>", False),
+        (text_of("weather") * 101, "101 calls in one reply, the limit is 100", False),
+    ],
+)
+def test_a_call_without_a_result_is_answered_and_changes_nothing(
+    trip: str, reply: str, text: str, is_valid: bool
+) -> None:
+    _, refused, first = played(options_of(trip), reply, "Yes.")
+    assert text in refused.messages[0].content
+    assert (refused.valid_action, refused.terminated) == (is_valid, False)
+    assert said(first) == [("user", "And how warm is it in Kiel?")]
+
+
+def test_the_expert_repeats_what_was_recorded(trip: str) -> None:
+    async def play() -> list[str]:
+        env = make_env("dataset", options_of(trip))
+        observation = await env.reset(Task(env="dataset", split="train", index=0))
+        replies = []
+        while not observation.done:
+            replies.append(env.expert())
+            observation = await env.step(replies[-1])
+        assert observation.success
+        return replies
+
+    assert asyncio.run(play()) == [
+        text_of("weather", town="Bern", day=1),
+        "Yes.",
+        text_of("weather", town="Kiel", day=1),
+        "It is 12 degrees.",
+    ]
+
+
+def test_a_function_of_the_user_s_answers_calls(trip: str, own: types.ModuleType) -> None:
+    async def tools(name: str, arguments: dict[str, Any], row: dict[str, Any]) -> str:
+        return f"{name} of {arguments['town']} for {row['answer']}"
+
+    own.tools = tools  # type: ignore[attr-defined]
+    _, result = played(options_of(trip, tool_function="own_rewards:tools"), text_of("weather", town="Rome"))
+    assert said(result) == [("tool", "weather of Rome for 12")]
+
+
+def test_a_function_that_fails_fails_the_attempt(trip: str, own: types.ModuleType) -> None:
+    own.tools = lambda name, arguments, row: 7  # type: ignore[attr-defined]
+    with pytest.raises(EnvError, match=r"tool_function` must return a text, got 7"):
+        played(options_of(trip, tool_function="own_rewards:tools"), text_of("weather"))
+    with pytest.raises(ConfigError, match="no_such"):
+        make_env("dataset", options_of(trip, tool_function="own_rewards:no_such"))
+
+
+def test_the_results_of_equal_calls_come_in_their_order(tmp_path: Path) -> None:
+    look = {"role": "assistant", "content": "", "tool_calls": [call("look")]}
+    messages = [
+        {"role": "user", "content": "Look twice."},
+        look,
+        {"role": "tool", "content": "closed"},
+        look,
+        {"role": "tool", "content": "open"},
+        {"role": "assistant", "content": "open"},
+    ]
+    path = as_jsonl(tmp_path / "look.jsonl", [{"messages": messages, "answer": "open", "tools": [{"name": "look"}]}])
+    _, *looks, end = played(options_of(path, check="exact"), *[text_of("look")] * 3, "open")
+    assert [observation.messages[0].content for observation in looks] == ["closed", "open", "open"]
+    assert end.success
+
+
+@pytest.mark.parametrize("check", CHECKS_OF_CONTRACT, ids=lambda check: check.__name__)
+def test_a_conversation_keeps_the_contract(check: Any, tmp_path: Path) -> None:
+    def row(number: int) -> dict[str, Any]:
+        messages = [
+            {"role": "user", "content": f"Think of {number}."},
+            {"role": "assistant", "content": "Done."},
+            {"role": "user", "content": "Which number is it?"},
+        ]
+        return {"messages": messages, "answer": number}
+
+    path = as_jsonl(tmp_path / "rows.jsonl", [row(number) for number in range(60)])
+    options = {"train": path, "conversation": "messages", "check": "number"}
+    check(Case(name="dataset", max_turns=5, noisy_success=0, options=options, is_spaced=False, share=0.05))
+
+
+@pytest.mark.parametrize(
+    ("messages", "why"),
+    [
+        ("hello", "must be a list of messages"),
+        ([{"role": "assistant", "content": "Hi."}], "must begin with a message of the user"),
+        ([{"role": "user", "content": "Hi."}, {"role": "bot", "content": "Hi."}], "must have role and content"),
+        ([{"role": "user", "content": "Hi."}, {"role": "tool", "content": "12"}], "a result without a call"),
+        ([{"role": "user", "content": "Hi."}, {"role": "assistant", "tool_calls": [7]}], "a function with a name"),
+        ([{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "<tool_call>x</tool_call>"}], "JSON"),
+    ],
+)
+def test_a_malformed_conversation_is_refused_with_its_row(tmp_path: Path, messages: Any, why: str) -> None:
+    path = as_jsonl(tmp_path / "rows.jsonl", [TRIP, {**TRIP, "messages": messages}])
+    with pytest.raises(ValueError, match=f"row 2: .*{why}"):
+        make_env("dataset", options_of(path))
+
+
+def test_a_prompt_beside_a_conversation_is_refused(trip: str) -> None:
+    with pytest.raises(ValueError, match=r"`env.options.prompt` 'question' has no effect with conversation"):
+        make_env("dataset", options_of(trip, prompt="question"))
