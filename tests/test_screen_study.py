@@ -39,22 +39,31 @@ def test_among_equal_tasks_no_screen_gains_anything_and_a_larger_group_gains_its
     for chance in (0.2, 0.5, 0.95):
         alone = np.zeros(len(CHANCES))
         alone[at(chance)] = 1
-        assert signal(alone, 16, 0, standardised=False) / signal(alone, 8, 0, standardised=False) == pytest.approx(
-            (15 / 16) / (7 / 8)
-        )
+        assert signal(alone, 16, 0, own=0.0) / signal(alone, 8, 0, own=0.0) == pytest.approx((15 / 16) / (7 / 8))
         for screen in range(2, 8):
-            assert signal(alone, 8, screen, standardised=False) < signal(alone, 8, 0, standardised=False)
+            assert signal(alone, 8, screen, own=0.0) < signal(alone, 8, 0, own=0.0)
 
 
 def test_among_unequal_tasks_a_screen_gains_and_known_chances_are_the_bound() -> None:
     """Half of the tasks are nearly always solved; the others half of the time."""
     weights = np.zeros(len(CHANCES))
     weights[[at(0.5), -1]] = 0.5
-    plain, screened = (signal(weights, 16, screen, standardised=False) for screen in (0, 4))
+    plain, screened = (signal(weights, 16, screen, own=0.0) for screen in (0, 4))
     assert (
         1.4 < screened / plain < 1.6
     )  # at best 16 of 16 + 4 episodes are of the tasks that teach, instead of 16 of 32
     assert screened < with_known_chances(weights, 4, 16)
+
+
+def test_where_tasks_pull_apart_more_tasks_are_worth_more_than_larger_groups() -> None:
+    """At p = 1/2, A of a pair is 0 or 1/2, each half of the time."""
+    alone = np.zeros(len(CHANCES))
+    alone[at(0.5)] = 1
+    p = float(CHANCES[at(0.5)])
+    first, second = p * (1 - p), p * (1 - p) / 2  # E[A] = 2 p (1 - p) / 2, E[A^2] = 2 p (1 - p) / 4
+    assert signal(alone, 2, 0, own=0.25) == pytest.approx(first**2 / (0.25 * second + first) / 2)
+    assert signal(alone, 4, 0, own=2.0) > signal(alone, 16, 0, own=2.0)
+    assert signal(alone, 4, 0, own=0.0) < signal(alone, 16, 0, own=0.0)
 
 
 def test_the_chances_are_found_again_from_the_groups_that_they_give() -> None:

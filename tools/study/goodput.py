@@ -29,14 +29,13 @@ GOALS = (0.8, 0.88)
 SHARED = ("eval.every=20", "eval.num_tasks=200")
 SYNCHRONOUS = ("replay.target_lag=0", "replay.max_lag=0")
 GRPO = "objective.advantage=group_standardised"
-LARGE = ("replay.group_size=16", "replay.groups_per_step=4")  # as many episodes a step as 8 groups of 8
 ARMS: dict[str, tuple[str, ...]] = {
     "default": (),
     "grpo": (GRPO,),
     "grpo repeats": (GRPO, "env.repeat=0.75"),
     "grpo screened": (GRPO, "replay.screen_size=4"),
-    "grpo large": (GRPO, *LARGE),
-    "grpo large screened": (GRPO, *LARGE, "replay.screen_size=4"),
+    "grpo large screened": (GRPO, "replay.group_size=16", "replay.groups_per_step=4", "replay.screen_size=4"),
+    "grpo small": (GRPO, "replay.group_size=4", "replay.groups_per_step=12"),
     "reused": ("replay.max_uses=2",),
     "ppo": ("conf/objective/ppo.yaml",),
     "shrunk": ("conf/objective/shrunk.yaml",),

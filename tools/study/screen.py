@@ -24,7 +24,7 @@ from tools.study.page import markdown
 
 CHANCES = np.linspace(0.0025, 0.9975, 200)  # the chances of success that a task may have
 ROUNDS = 4000  # of expectation and maximisation
-SIZES = ((4, 0), (8, 0), (16, 0), (32, 0), (8, 4), (16, 2), (16, 3), (16, 4), (16, 8), (32, 4))  # group, screen or 0
+SIZES = ((2, 0), (4, 0), (8, 0), (16, 0), (8, 2), (8, 3), (8, 4), (8, 6), (16, 4), (16, 8))  # group, screen or 0
 
 Weights = Float[np.ndarray, " _chances"]
 
@@ -65,29 +65,30 @@ def episodes_played(size: int, screen: int) -> Float[np.ndarray, " chances"]:
     """The expected episodes of a group."""
     if not screen:
         return np.full(len(CHANCES), float(size))
-    return np.add(screen, (size - screen) * teaching(size, screen).sum(axis=1))
+    passing: Float[np.ndarray, " chances"] = teaching(size, screen).sum(axis=1)
+    return screen + (size - screen) * passing
 
 
-def signal(weights: Weights, size: int, screen: int, *, standardised: bool) -> float:
-    """The squared signal to noise of the gradient that an episode adds, in an arbitrary unit.
+def signal(weights: Weights, size: int, screen: int, *, own: float) -> float:
+    """The squared signal to noise that an episode adds to the gradient of a step, in an arbitrary unit.
 
-    The gradient of an attempt is what all tasks have in common, in proportion to its return, and noise. So with
-    advantages A the signal is the sum of A times return, and the variance of the noise is the sum of A squared:
+    A group's gradient, by centred returns, is A = k (n - k) / n times the difference between the mean gradients of its
+    successes and its failures, and the noise of its episodes. That difference has a part that all tasks share, the
+    signal, and one of the task's own, which is noise too. More tasks average it out; more attempts at one do not.
 
-        centred        k (n - k) / n            k (n - k) / n
-        standardised   sqrt(k (n - k))          n
+        signal to noise = E[A]^2 / (own E[A^2] + E[A]) / E[episodes]
+
+    `own` is the squared size of the task's part in units of the noise of one episode: `tools.study.task_gradients`
+    measures it.
     """
     successes = np.arange(size + 1)
-    products = successes * (size - successes)
-    expected = weights @ teaching(size, screen)
-    played = float(weights @ episodes_played(size, screen))
-    if standardised:
-        return float(expected @ np.sqrt(products)) ** 2 / (size * float(expected.sum())) / played
-    return float(expected @ products) / size / played
+    energy, expected = successes * (size - successes) / size, weights @ teaching(size, screen)
+    first, second = float(expected @ energy), float(expected @ energy**2)
+    return first**2 / (own * second + first) / float(weights @ episodes_played(size, screen))
 
 
 def with_known_chances(weights: Weights, fewest: int, most: int) -> float:
-    """The best signal an episode, not standardised, if each task's chance were known, and its group had any such size.
+    """The best signal an episode with `own` 0, if each task's chance were known and its group had a size to suit it.
 
     Only the sizes `fewest` and `most` occur, as the sum of p (1 - p) (n - 1) is linear in each n. The larger one is for
     tasks whose p (1 - p) is above the best threshold.
@@ -97,27 +98,27 @@ def with_known_chances(weights: Weights, fewest: int, most: int) -> float:
     return max(float(weights @ (spread * (each - 1)) / (weights @ each)) for each in sizes)
 
 
-def table(weights: Weights) -> str:
+def table(weights: Weights, *, own: float) -> str:
     """In Markdown, what each of SIZES gives, compared with groups of 8."""
     rows = []
     for size, screen in SIZES:
         share = float(weights @ teaching(size, screen).sum(axis=1))
         played = float(weights @ episodes_played(size, screen))
         gains = [
-            f"{signal(weights, size, screen, standardised=each) / signal(weights, 8, 0, standardised=each) - 1:+.0%}"
-            for each in (True, False)
+            f"{signal(weights, size, screen, own=each) / signal(weights, 8, 0, own=each) - 1:+.0%}"
+            for each in (0.0, own)
         ]
         name = f"{screen}, then {size}" if screen else str(size)
         rows.append([name, f"{share:.0%}", f"{played / share:.1f}", f"{size * share / played:.2f}", *gains])
-    known = with_known_chances(weights, 4, 16) / signal(weights, 8, 0, standardised=False) - 1
-    rows.append(["4 or 16, chances known", "", "", "", "", f"{known:+.0%}"])
+    known = with_known_chances(weights, 4, 16) / signal(weights, 8, 0, own=0.0) - 1
+    rows.append(["4 or 16, chances known", "", "", "", f"{known:+.0%}", ""])
     head = [
         "group",
         "teach",
         "episodes for one that teaches",
         "trained ÷ finished",
-        "signal an episode",
-        "without ÷ std",
+        "signal, `own` 0",
+        f"`own` {own:g}",
     ]
     return markdown(head, rows)
 
@@ -148,17 +149,20 @@ def main(arguments: Sequence[str]) -> None:
     """Print the table for each quarter of a run, and for all of it."""
     parser = argparse.ArgumentParser(prog="study_screen", description=__doc__)
     parser.add_argument("run", type=Path, help="the folder of a run without a screen, with its archive")
-    run = parser.parse_args(arguments).run
+    parser.add_argument("--own", type=float, default=1.1, help="the share of a task's own gradient: see `signal`")
+    options = parser.parse_args(arguments)
+    run = options.run
     run_dir = RunDir(run.parent, run.name)
     last = Archive(run_dir.trajectories, load_config(str(run_dir.config), []).run.name).last_step
     edges = [round(last * quarter / 4) for quarter in range(5)]
     parts = [counts_of(run_dir, range(before + 1, after + 1)) for before, after in pairwise(edges)]
     chances = [chances_of(counts) for counts in parts]
     for edge, counts, weights in zip(edges[1:], parts, chances, strict=True):
-        print(f"until step {edge}: groups by successes {[round(each) for each in counts]}\n\n{table(weights)}\n")
+        print(f"until step {edge}: groups by successes {[round(each) for each in counts]}\n")
+        print(table(weights, own=options.own))
     # Chances change while the policy learns, so those of the quarters are mixed.
     mixed = np.average(chances, axis=0, weights=[sum(counts) for counts in parts])
-    print(f"all steps\n\n{table(mixed)}")
+    print(f"all steps\n\n{table(mixed, own=options.own)}")
 
 
 if __name__ == "__main__":
