@@ -230,6 +230,9 @@ class SamplingConfig:
 @dataclass(kw_only=True, slots=True)
 class ReplayConfig:
     group_size: int = 8  # sibling attempts at one task
+    screen_size: int = (
+        0  # attempts that a group begins with; it gets the others if their returns differ; 0: all at once
+    )
     groups_per_step: int = 8  # groups that one optimizer step consumes
     target_lag: int = 2  # optimizer steps of work that actors may be ahead; 0 is synchronous
     max_lag: int = 8  # optimizer steps; older tokens are left out of the loss, groups without newer tokens are dropped
@@ -245,6 +248,13 @@ class ReplayConfig:
 
     def __post_init__(self) -> None:
         require(1 <= self.group_size <= 4096, "replay.group_size", "1 to 4096", self.group_size, "8 is the default")
+        require(
+            self.screen_size == 0 or 2 <= self.screen_size < self.group_size,
+            "replay.screen_size",
+            f"0, or 2 to replay.group_size - 1 = {self.group_size - 1}",
+            self.screen_size,
+            "0 plays all attempts at once",
+        )
         require(self.groups_per_step >= 1, "replay.groups_per_step", ">= 1", self.groups_per_step, "try 8")
         require(
             0 < self.keep_fraction <= 1, "replay.keep_fraction", "in (0, 1]", self.keep_fraction, "1 keeps every group"
@@ -493,6 +503,20 @@ def check_sections(config: Config) -> None:
         f">= 2 with objective.advantage {config.objective.advantage}",
         replay.group_size,
         "it compares the members of a group; gae and reinforce_pp do not",
+    )
+    require(
+        replay.screen_size == 0 or config.objective.compares_siblings,
+        "replay.screen_size",
+        f"0 with objective.advantage {config.objective.advantage}",
+        replay.screen_size,
+        "it also learns from groups of equal returns",
+    )
+    require(
+        replay.screen_size == 0 or not config.objective.returns_come_later,
+        "replay.screen_size",
+        "0 with objective.reward_model",
+        replay.screen_size,
+        "attempts are compared before the model has scored them",
     )
     num_shards = config.redis.num_shards
     require(

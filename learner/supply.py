@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from common.config import Config
+from common.config_error import require
 from common.shutdown import Shutdown
 from common.trajectory import Sampling, Task
 from common.versions import Resumption, oldest_within
@@ -74,6 +75,13 @@ class Supply:
         self._every = every
         self.curriculum = Curriculum(config.env, seed=config.run.seed)
         self._judged_envs = judged_envs(config.env.entries())
+        require(
+            not (config.replay.screen_size and self._judged_envs),
+            "replay.screen_size",
+            f"0 where a judge marks whole groups, as in {', '.join(sorted(self._judged_envs))}",
+            config.replay.screen_size,
+            "a screen compares the returns before the judge has marked them",
+        )
         self._taught = deque[bool](maxlen=USEFUL_WINDOW)
         self._dropped_returns: list[float] = []  # of the members of groups dropped for the present step
         self._last_equal_return = 0.0  # mean return of the last group whose members all had the same
@@ -323,6 +331,7 @@ def ticket_of(group_id: int, task: Task, config: Config, *, min_policy_version: 
         group_id=group_id,
         task=task,
         num_members=config.replay.group_size,
+        screen_size=config.replay.screen_size,
         min_policy_version=min_policy_version,
         sampling=Sampling(
             temperature=sampling.temperature,

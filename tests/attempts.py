@@ -77,7 +77,13 @@ def make_buffer(
 
 
 def ticket(
-    group_id: int, *, num_members: int = 2, min_policy_version: int = 0, env: str = "shop", is_judged: bool = False
+    group_id: int,
+    *,
+    num_members: int = 2,
+    min_policy_version: int = 0,
+    env: str = "shop",
+    is_judged: bool = False,
+    screen_size: int = 0,
 ) -> Ticket:
     return Ticket(
         group_id=group_id,
@@ -87,6 +93,7 @@ def ticket(
         sampling=SAMPLING,
         seed=7,
         is_judged=is_judged,
+        screen_size=screen_size,
     )
 
 
@@ -99,6 +106,7 @@ def attempt_at(
     actor: str = "a",
     num_sampled: int = 2,
     stop_reason: StopReason = StopReason.DONE,
+    reward: float = 1.0,
 ) -> Trajectory:
     """Two prompt tokens and `num_sampled` that the policy sampled, in one turn."""
     num_tokens = 2 + num_sampled
@@ -106,7 +114,7 @@ def attempt_at(
         start=2,
         stop=num_tokens,
         state_key="start",
-        rewards={"task": 1.0},
+        rewards={"task": reward},
         finish_reason="stop",
         valid_action=True,
         generate_s=0.1,

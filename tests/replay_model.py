@@ -15,7 +15,9 @@ NO_STEP = 1 << 53
 class ModelGroup:
     """What a group should be."""
 
-    num_members: int
+    num_members: int  # now: those of its screen, until it grows
+    grows_to: int = 0
+    rewards: list[float] = field(default_factory=list)  # of the stored members
     state: str = "queued"
     fence: int = 0  # of the lease that holds it
     attempts: Counter[int] = field(default_factory=Counter)
@@ -54,6 +56,7 @@ class Model:
         self.failed: Counter[str] = Counter()
         self.last_step_made = NO_STEP  # as the newest learner knows
         self.num_set_aside = 0
+        self.earned = 0.0
         self.expired_judgings: list[int] = []  # in the order of their deadlines; not noticed yet
 
     def in_state(self, *states: str) -> list[int]:
@@ -73,10 +76,14 @@ class Model:
             failed=dict(self.failed),
             last_group_id=self.counts["opened"] - 1,
             # Each is as `tests.attempts.attempt_at` makes it: four tokens, one turn, a tenth of a second, and a success
-            # in the shop that earns 1.
+            # in the shop.
             **{
-                name: {"shop": self.work["produced"]} if self.work["produced"] else {}
-                for name in ("episodes", "successes", "returns")
+                name: {"shop": number} if self.work["produced"] else {}
+                for name, number in (
+                    ("episodes", self.work["produced"]),
+                    ("successes", self.work["produced"]),
+                    ("returns", self.earned),
+                )
             },
             tokens={account: 4 * number for account, number in self.work.items() if number},
             turns={account: number for account, number in self.work.items() if number},
@@ -118,13 +125,17 @@ class Model:
         group = self.groups.get(group_id)
         return group is not None and group.state == "leased" and group.fence == fence
 
-    def insert(self, group_id: int, member: int, attempt: int, fence: int, policy_version: int) -> InsertResult:
+    def insert(
+        self, group_id: int, member: int, attempt: int, fence: int, policy_version: int, reward: float = 1.0
+    ) -> InsertResult:
         group = self.groups.get(group_id)
         if group is not None and group.stored.get(member) == (attempt, fence):
             return self._counted("dedup_hits", InsertResult.DUPLICATE)
         if group is None or not self.holds(group_id, fence) or group.missing().get(member) != attempt:
             return self._counted("fenced_inserts", InsertResult.FENCED)
         group.stored[member] = (attempt, fence)
+        group.rewards.append(reward)
+        self.earned += reward
         self.work["produced"] += 1
         group.newest = max(group.newest, policy_version)
         partial = group.partials.pop(member, None)
@@ -132,7 +143,9 @@ class Model:
             self.discarded["superseded"] += 1
         elif partial is not None:
             self.counts["partials_resumed"] += 1
-        if not group.missing() and group.is_judged:
+        if not group.missing() and group.grows_to and len(set(group.rewards)) > 1:
+            group.num_members, group.grows_to, group.state = group.grows_to, 0, "queued"
+        elif not group.missing() and group.is_judged:
             group.state = "judging"
         elif not group.missing():
             self._finish(group)
@@ -244,12 +257,12 @@ class Model:
 
     # --- Learners.
 
-    def open(self, num_groups: int, num_members: int, *, is_judged: bool = False) -> range:
-        """The ids of the new groups."""
+    def open(self, num_groups: int, num_members: int, *, is_judged: bool = False, grows_to: int = 0) -> range:
+        """The ids of the new groups; `num_members` are those of the screen if the groups may grow."""
         first = self.counts["opened"]
         self.counts["opened"] += num_groups
         for group_id in range(first, first + num_groups):
-            self.groups[group_id] = ModelGroup(num_members=num_members, is_judged=is_judged)
+            self.groups[group_id] = ModelGroup(num_members=num_members, is_judged=is_judged, grows_to=grows_to)
         return range(first, first + num_groups)
 
     def claim(
@@ -351,7 +364,9 @@ class Model:
             self.dropped_trajectories["requeued"] += len(group.stored)
             self.work["dropped:requeued"] += len(group.stored)
             self._discard_all(group, "requeued")
-            self.groups[group_id] = ModelGroup(num_members=group.num_members, is_judged=group.is_judged)
+            self.groups[group_id] = ModelGroup(
+                num_members=group.num_members, is_judged=group.is_judged, grows_to=group.grows_to
+            )
             num_requeued += 1
         return num_requeued
 

@@ -154,10 +154,19 @@ class Books(RuleBasedStateMachine):
 
     # --- Learners.
 
-    @rule(num_groups=st.integers(1, 3), num_members=st.integers(1, 3), is_judged=st.booleans(), lost=st.booleans())
-    def open(self, num_groups: int, num_members: int, lost: bool, is_judged: bool = False) -> None:
-        ids = self.model.open(num_groups, num_members, is_judged=is_judged)
-        tickets = [ticket(group_id, num_members=num_members, is_judged=is_judged) for group_id in ids]
+    @rule(
+        num_groups=st.integers(1, 3),
+        num_members=st.integers(1, 3),
+        grows_by=st.sampled_from([0, 0, 1, 2]),
+        is_judged=st.booleans(),
+        lost=st.booleans(),
+    )
+    def open(self, num_groups: int, num_members: int, lost: bool, is_judged: bool = False, grows_by: int = 0) -> None:
+        in_all, screen_size = num_members + grows_by, num_members if grows_by else 0
+        ids = self.model.open(num_groups, num_members, is_judged=is_judged, grows_to=in_all if grows_by else 0)
+        tickets = [
+            ticket(group_id, num_members=in_all, is_judged=is_judged, screen_size=screen_size) for group_id in ids
+        ]
         assert self.losing(lost, lambda: self.learner.open(tickets)) == (0 if lost else num_groups)
 
     @rule(lost=st.booleans())
@@ -221,6 +230,7 @@ class Books(RuleBasedStateMachine):
             model = self.model.groups[group.ticket.group_id]
             assert {t.member: t.attempt for t in group.trajectories} == {m: a for m, (a, _) in model.stored.items()}
             assert group.num_uses == len(model.uses)
+            assert group.ticket.num_members == len(group.trajectories)
             marks = [t.part_values.get("liked") for t in group.trajectories]
             assert marks == [float(m) if model.is_judged else None for m in range(len(marks))]
 
@@ -317,14 +327,23 @@ class Books(RuleBasedStateMachine):
         actor, lease = data.draw(st.sampled_from(self.leases if anyone else held))
         return actor, lease, data.draw(st.sampled_from(sorted(lease.missing)))
 
-    @rule(data=st.data(), policy_version=st.integers(0, 6), lost=st.booleans())
+    @rule(
+        data=st.data(),
+        policy_version=st.integers(0, 6),
+        reward=st.sampled_from([1.0, 1.0, 0.0]),
+        lost=st.booleans(),
+    )
     @precondition(lambda self: self.leases)
-    def insert(self, data: st.DataObject, policy_version: int, lost: bool) -> None:
+    def insert(self, data: st.DataObject, policy_version: int, reward: float, lost: bool) -> None:
         actor, lease, member = self.draw_lease(data)
-        trajectory = attempt_at(lease, member, run_id=self.run_id, policy_version=policy_version, actor=actor)
+        trajectory = attempt_at(
+            lease, member, run_id=self.run_id, policy_version=policy_version, actor=actor, reward=reward
+        )
         result = self.losing(lost, lambda: self.actor.insert(lease, trajectory))
         for _ in range(1 + lost):
-            expected = self.model.insert(trajectory.group_id, member, trajectory.attempt, lease.fence, policy_version)
+            expected = self.model.insert(
+                trajectory.group_id, member, trajectory.attempt, lease.fence, policy_version, reward
+            )
         assert result is expected
 
     @rule(data=st.data(), policy_version=st.integers(0, 6))
@@ -437,6 +456,21 @@ class Books(RuleBasedStateMachine):
             assert self.actor.insert(lease, trajectory) is InsertResult.STORED
             self.model.insert(trajectory.group_id, member, 0, lease.fence, policy_version)
         assert lease.ticket.group_id in self.model.in_state("judging")
+
+    @rule(rewards=st.sampled_from([(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)]), lost=st.booleans())
+    def produce_a_screen(self, rewards: tuple[float, float], lost: bool) -> None:
+        while self.model.in_state("queued"):
+            self.lease("b", lost=False)
+        self.open(1, 2, lost=False, grows_by=1)
+        self.lease("c", lost=False)
+        _, lease = self.leases[-1]
+        for member, reward in enumerate(rewards):
+            trajectory = attempt_at(lease, member, run_id=self.run_id, reward=reward)
+            self.losing(lost, lambda trajectory=trajectory: self.actor.insert(lease, trajectory))
+            for _ in range(1 + lost):
+                self.model.insert(trajectory.group_id, member, 0, lease.fence, 0, reward)
+        state = "ready" if len(set(rewards)) == 1 else "queued"
+        assert lease.ticket.group_id in self.model.in_state(state)
 
     @rule(judge=st.sampled_from("jk"), lost=st.booleans())
     @precondition(lambda self: self.model.in_state("judging"))

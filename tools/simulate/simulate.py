@@ -23,6 +23,13 @@ def simulate(config: Config, *, options: SimulateOptions) -> int:
     `config` is that of the run, with the changes to be tried.
     """
     facts = calibrate(config)
+    require(
+        not config.replay.screen_size,
+        "replay.screen_size",
+        "0 in a simulation",
+        config.replay.screen_size,
+        "groups are simulated with all their members at once",
+    )
     counts = [int(number) for number in options.actors] or [facts.num_actors]
     plans = [plan_of(config, options, facts, num_actors=count) for count in counts]
     outcomes = [World(plan, facts).run() for plan in plans]
