@@ -230,9 +230,7 @@ class SamplingConfig:
 @dataclass(kw_only=True, slots=True)
 class ReplayConfig:
     group_size: int = 8  # sibling attempts at one task
-    screen_size: int = (
-        0  # attempts that a group begins with; it gets the others if their returns differ; 0: all at once
-    )
+    screen_size: int = 0  # attempts that a group begins with; the others follow if their returns differ; 0: all at once
     groups_per_step: int = 8  # groups that one optimizer step consumes
     target_lag: int = 2  # optimizer steps of work that actors may be ahead; 0 is synchronous
     max_lag: int = 8  # optimizer steps; older tokens are left out of the loss, groups without newer tokens are dropped
