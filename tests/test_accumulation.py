@@ -31,14 +31,14 @@ from learner.step import StepBatch, StepModels, StepSettings, train_step
 from tests.tiny_model import FLOAT32, VOCAB_SIZE, random_sequence, save_tiny_model
 
 # The lengths of each step's sequences. In the last step of three ranks two have nothing to do.
-STEPS = [(31, 7, 22, 13, 40, 28, 34), (12, 33, 18, 27), (25,)]
+STEPS = [(31, 7, 22, 13, 40), (12, 33, 18), (25,)]
 # With at most so many tokens; 0 is special. The last computes the prefixes that sequences share once.
 WAYS = {"one sequence at a time": 0, "medium packs": 45, "one pack": 1000, "shared prefixes": 60}
 NORMALISATIONS = [("float32", "tokens"), ("float64", "tokens"), ("float64", "sequences"), ("float64", "constant")]
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 CASES = [(way, normalisation, dtype) for way in WAYS for dtype, normalisation in NORMALISATIONS]
 # Three ranks on two cores wait for one another most of the time.
-CASES_ON = {1: CASES, 2: CASES, 3: [case for case in CASES if case[0] in ("medium packs", "shared prefixes")]}
+CASES_ON = {1: CASES, 2: CASES, 3: [case for case in CASES if case[0] == "medium packs"]}
 LR = 1e-3
 pytestmark = pytest.mark.timeout(1800)  # hundreds of collectives, each of which waits for the slowest rank
 # Nothing is left out, however far the random log-probabilities are from the model's.
@@ -79,12 +79,12 @@ def train_all(path: Path, *, ranks: Ranks) -> None:
 def batch_of(step: int, lengths: tuple[int, ...]) -> list[TokenSequence]:
     """Every two sequences are branches of one trajectory; they come into packs and to ranks of any sort.
 
-    All begin with the same 11 tokens, and the branches of a trajectory with the same 16, most of which are trained.
+    All begin with the same 5 tokens, and the branches of a trajectory with the same 12, most of which are trained.
     """
-    trunk, sequences = random_sequence(16, seed=step).tokens, []
+    trunk, sequences = random_sequence(12, seed=step).tokens, []
     for number, length in enumerate(lengths):
         drawn = random_sequence(length, seed=100 * step + length)
-        branch = np.concatenate([trunk[:11], (trunk[11:] + number // 2) % VOCAB_SIZE, drawn.tokens[16:]])
+        branch = np.concatenate([trunk[:5], (trunk[5:] + number // 2) % VOCAB_SIZE, drawn.tokens[12:]])
         sequences.append(dataclasses.replace(drawn, tokens=branch[:length]))
     return numbered(sequences[start : start + 2] for start in range(0, len(sequences), 2))
 
