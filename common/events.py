@@ -4,7 +4,7 @@ Only one process may write to a run: with two writers in one directory, points a
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,15 @@ class Events:
     """One event file."""
 
     def __init__(
-        self, folder: Path, *, resume_step: int | None = None, descriptions: Mapping[str, str] | None = None
+        self, folder: Path, *, resume_step: int | None = None, describe: Callable[[str], str] = lambda tag: ""
     ) -> None:
         """With `resume_step`, TensorBoard discards the points of later steps that an earlier writer left in `folder`.
 
-        TensorBoard's tab "Scalars" shows the `descriptions` beside the charts of these tags.
+        TensorBoard's tab "Scalars" shows beside a chart what `describe` says of its tag.
         """
         self._writer = EventFileWriter(str(folder), flush_secs=FLUSH_S)
-        self._descriptions = descriptions or {}
+        self._describe = describe
+        self._described = set[str]()
         if resume_step is not None:
             restarted = SessionLog(status=SessionLog.START)
             self._writer.add_event(Event(wall_time=time.time(), step=resume_step + 1, session_log=restarted))
@@ -71,11 +72,16 @@ class Events:
         self._writer.close()
 
     def _scalar(self, tag: str, value: float) -> Any:
-        """A point. TensorBoard's data server reads descriptions only beside tensors."""
-        if tag not in self._descriptions:
+        """A point. TensorBoard's data server reads descriptions only beside tensors, and only with a tag's first."""
+        description = self._describe(tag)
+        if not description:
             return Summary.Value(tag=tag, simple_value=value)
-        described = scalar_metadata.create_summary_metadata(display_name="", description=self._descriptions[tag])
-        return Summary.Value(tag=tag, metadata=described, tensor=TensorProto(dtype=DT_FLOAT, float_val=[value]))
+        tensor = TensorProto(dtype=DT_FLOAT, float_val=[value])
+        if tag in self._described:
+            return Summary.Value(tag=tag, tensor=tensor)
+        self._described.add(tag)
+        described = scalar_metadata.create_summary_metadata(display_name="", description=description)
+        return Summary.Value(tag=tag, metadata=described, tensor=tensor)
 
 
 def _text(tag: str, text: str) -> Any:

@@ -65,19 +65,19 @@ class MetricsWriter:
         tensorboard: Path,
         resume_step: int | None = None,
         place: Callable[[str], Place | None] = shown_as_named,
-        descriptions: Mapping[str, str] | None = None,
+        describe: Callable[[str], str] = lambda tag: "",
     ) -> None:
         """With `resume_step`, records of later steps are removed from both: those steps are made again.
 
-        `place` is where TensorBoard shows a metric, None for nowhere. Its tab "Scalars" shows the `descriptions` beside
-        the charts of these tags.
+        `place` is where TensorBoard shows a metric, None for nowhere. Its tab "Scalars" shows beside a chart what
+        `describe` says of its tag.
 
         Raises ConfigError if `jsonl` cannot be read.
         """
         if resume_step is not None:
             _cut_after(jsonl, resume_step)
         self._place = place
-        self._descriptions = descriptions or {}
+        self._describe = describe
         self._tensorboard = tensorboard
         self._resume_step = resume_step
         self._jsonl = jsonl.open("a", buffering=1)
@@ -108,9 +108,7 @@ class MetricsWriter:
 
     def _events_of(self, run: str) -> Events:
         if run not in self._events:
-            self._events[run] = Events(
-                self._tensorboard / run, resume_step=self._resume_step, descriptions=self._descriptions
-            )
+            self._events[run] = Events(self._tensorboard / run, resume_step=self._resume_step, describe=self._describe)
         return self._events[run]
 
 

@@ -13,8 +13,9 @@ from common.metrics import Metrics
 from common.patience import RedisAway
 from common.printable import printable
 from learner.cost import cost_of
+from learner.descriptions import describe
 from learner.links import Links
-from learner.overview import FLEET, PINNED
+from learner.overview import FLEET
 from learner.report import add_cost, add_fleet
 from replay.diagnosis import Diagnosis, Facts, FaultLog, diagnose
 from replay.observer import Observer
@@ -49,7 +50,7 @@ class FleetWatch:
         self._tokens_trained = tokens_trained
         self._steps = steps
         self._faults = FaultLog()
-        self._events = Events(tensorboard / FLEET, descriptions=PINNED)
+        self._events = Events(tensorboard / FLEET, describe=describe)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="fleet-watch", daemon=True)
         self._thread.start()

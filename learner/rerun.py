@@ -24,6 +24,7 @@ from common.shutdown import Shutdown
 from learner.checkpoint import Progress
 from learner.clock import Clock
 from learner.conditions import THREADS, conditions_of, differences
+from learner.descriptions import describe
 from learner.learner import (
     Learner,
     begin,
@@ -35,7 +36,7 @@ from learner.learner import (
     stop_requested,
     train_on,
 )
-from learner.overview import PINNED, place_of
+from learner.overview import place_of
 from learner.ranks import Ranks, resolve_dtype
 from learner.report import step_metrics
 from learner.step_metrics import StepMetrics
@@ -185,7 +186,7 @@ class _Records:
             tensorboard=run_dir.tensorboard,
             resume_step=step,
             place=place_of,
-            descriptions=PINNED,
+            describe=describe,
         )
 
     def record_step(self, batch: Batch, step: StepMetrics, before: Progress, times_s: dict[str, float]) -> None:

@@ -17,13 +17,14 @@ from common.run_dir import RunDir, write_json
 from learner.advice import MEMORY, StepLoad, advised_actors
 from learner.checkpoint import Progress
 from learner.cost import Cost, cost_of
+from learner.descriptions import describe
 from learner.episode_texts import episode_texts
 from learner.evaluation import Evaluation
 from learner.fence import Fence
 from learner.fleet_watch import FleetWatch
 from learner.links import Links
 from learner.model.flops import Flops
-from learner.overview import COMPARED, PINNED, place_of, settings_of
+from learner.overview import COMPARED, place_of, settings_of
 from learner.publish import PublishStats
 from learner.refusals import Refusals
 from learner.report import add_cost, add_fleet, add_flow, add_produced, add_publishing, slots_used, step_metrics
@@ -98,7 +99,7 @@ class RunRecord:
             tensorboard=run_dir.tensorboard,
             resume_step=step,
             place=place_of,
-            descriptions=PINNED,
+            describe=describe,
         )
         settings = Events(run_dir.tensorboard)
         settings.write_settings(settings_of(config), COMPARED)

@@ -14,6 +14,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from common.events import MAX_TEXT_CHARS, Events
 from common.metrics import Metrics, MetricsFile, MetricsWriter, Place, read_metrics
 from tests.full_disk import largest_file
+from tests.test_loop import points
 
 
 def of(**values: float) -> Metrics:
@@ -150,17 +151,21 @@ def test_settings_are_in_the_tab_that_compares_runs(tmp_path: Path) -> None:
 
 def test_a_description_is_shown_beside_its_chart_alone(tmp_path: Path) -> None:
     writer = MetricsWriter(
-        jsonl=tmp_path / "metrics.jsonl", tensorboard=tmp_path / "tb", descriptions={"reward": "Is it learning?"}
+        jsonl=tmp_path / "metrics.jsonl",
+        tensorboard=tmp_path / "tb",
+        describe=lambda tag: "Is it learning?" if tag == "reward" else "",
     )
     writer.write(1, of(reward=0.5, loss=0.25))
+    writer.write(2, of(reward=0.75))
     writer.close()
+    assert points(tmp_path / "tb", "reward") == [(1, 0.5), (2, 0.75)]
     (file,) = (tmp_path / "tb").glob("events.*")
     values = [migrate_value(value) for event in EventFileLoader(str(file)).Load() for value in event.summary.value]
     described = {
-        value.tag: (value.metadata.summary_description, value.metadata.plugin_data.plugin_name) for value in values
+        value.tag: (value.metadata.summary_description, value.metadata.plugin_data.plugin_name) for value in values[:2]
     }
     assert described == {"reward": ("Is it learning?", "scalars"), "loss": ("", "scalars")}
-    assert [float(value.tensor.float_val[0]) for value in values] == [0.5, 0.25]
+    assert [float(value.tensor.float_val[0]) for value in values] == [0.5, 0.25, 0.75]
 
 
 def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl
 
 from common.metrics import Metrics
 from learner.cost import ActorCost, Cost
+from learner.descriptions import SHOWN, describe
 from learner.overview import FLEET, LINES, PINNED, pinned_link, place_of
 from learner.report import add_cost, add_fleet
 from replay.ledger import ledger_of
@@ -133,3 +134,12 @@ def test_the_link_pins_charts_that_are_there_and_fit_its_question() -> None:
     lines = {place.tag for place in LINES.values()}
     assert tags == list(PINNED) and set(tags) <= set(explained()) | lines
     assert len(query) < 1500 and re.fullmatch(r"[\w%.+=#-]+", query)  # a terminal takes all of it for one link
+
+
+def test_every_chart_describes_itself_in_tensorboard() -> None:
+    """Histograms have no descriptions."""
+    scalars = [name.replace("<>", "x") for name, row in explained().items() if row[1].strip() != "histogram"]
+    charts = {place.tag if (place := place_of(name)) else name for name in scalars if not name.startswith("fit/")}
+    assert [tag for tag in charts if not describe(tag)] == []
+    patterns = {name.replace("*", "x") for name in SHOWN}
+    assert patterns <= charts, "a description of a chart that is not there"

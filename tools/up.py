@@ -339,6 +339,7 @@ def _print_places(config: Config, run_dir: RunDir, tensorboard: Child) -> None:
     rows = {
         "run directory": str(run_dir.path),
         "TensorBoard": f"http://127.0.0.1:{port}",
+        "TensorBoard of all runs": f"tensorboard --logdir {shlex.quote(config.run.root)}",
         "Redis": config.redis.url,
         "logs": str(run_dir.log("*")),
         "in another terminal": f"slipstream top {run_dir.config}",

@@ -36,6 +36,7 @@ from common.connection import PASSWORD_VARIABLE, connect
 from common.events import Events
 from common.run_dir import RunDir
 from learner.checkpoint import Progress
+from learner.descriptions import describe
 from learner.fence import Fence
 from learner.fleet_watch import fleet_metrics
 from learner.links import join_run
@@ -113,7 +114,7 @@ def _write_the_hour(client: redis.Redis, run_dir: RunDir, url: str) -> float:
         decode=str,
     )
     refusals, taken_s = Refusals(links.fleet, links.bulletin), list[float]()
-    events = Events(run_dir.tensorboard / FLEET, descriptions=PINNED)
+    events = Events(run_dir.tensorboard / FLEET, describe=describe)
     observer = Observer([client], RUN_ID, max_lag=config.replay.max_lag)
     for step in range(round(HOUR_S / STEP_S)):
         is_timed = step >= HOUR_S / STEP_S - TIMED_STEPS
