@@ -150,6 +150,7 @@ def _shoot(run_dir: RunDir) -> None:
         page = f"http://127.0.0.1:{port}/#steps/{STEPS}"
         _screenshot(page, "view-step.png", height=900)
         _screenshot(f"{page}/groups/{group}", "view-siblings.png", height=900)
+        _screenshot(f"{page}/groups/{group}/tree", "view-tree.png", height=900)
         _screenshot(f"{page}/groups/{group}/members/0", "view-episode.png", height=900)
 
 

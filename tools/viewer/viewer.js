@@ -173,7 +173,8 @@ function tree(place, members, depth) {
       return el("li", {}, rest, leaf(place, those[0]));
     }
     const mean = those.reduce((sum, member) => sum + member.return, 0) / those.length;
-    return el("li", {}, words(those[0].turns[depth].action, "action"),
+    const { action, valid_action } = those[0].turns[depth];
+    return el("li", {}, words(action, valid_action ? "action" : "action invalid"),
       el("div", { class: "reward" }, `${those.length} members, mean return ${number(mean)}`), tree(place, those, depth + 1));
   });
   const ended = members.filter((each) => each.turns.length <= depth).map((member) => el("li", {}, leaf(place, member)));
