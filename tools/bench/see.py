@@ -77,10 +77,11 @@ def main() -> int:
         with start_private_server(run_dir.redis) as server, connect(server.secret_url) as client:
             os.environ[PASSWORD_VARIABLE] = server.password
             with _beating(client):
-                recorded_s = _write_the_hour(client, run_dir, server.url)
+                recorded_s, cpu_s = _write_the_hour(client, run_dir, server.url)
                 rows = [
                     _at_most("TensorBoard's files of an hour", [_size_mb(run_dir.tensorboard)], "MB", 300),
                     _at_most("metrics of a step, share of a step of 1 s", [recorded_s / STEP_S], "of a step", 0.01),
+                    _at_most("the same, the learner's own CPU time", [cpu_s / STEP_S], "of a step", 0.01),
                     _at_most("CPU of `slipstream top`", [_watched(run_dir)], "of a core", 0.05),
                     _at_most("TensorBoard's page with the overview drawn", _load_times_s(run_dir), "s", 3),
                 ]
@@ -91,8 +92,8 @@ def _at_most(name: str, values: Sequence[float], unit: str, most: float) -> Row:
     return Row.of(name, values, unit=unit, against=[most] * len(values), goal=f"value <= {most:g}")
 
 
-def _write_the_hour(client: redis.Redis, run_dir: RunDir, url: str) -> float:
-    """Write every point of the hour; return the mean seconds that the learner's record of a step takes."""
+def _write_the_hour(client: redis.Redis, run_dir: RunDir, url: str) -> tuple[float, float]:
+    """Write every point of the hour; return the mean seconds of the learner's record of a step, and of its CPU time."""
     config = load_config(None, [f"run.name={RUN_ID}", f"run.root={run_dir.path.parent}", f"redis.url={url}"])
     config.learner.steps = 2 * HOUR_S
     run_dir.config.write_text(dump_config(config))
@@ -113,17 +114,18 @@ def _write_the_hour(client: redis.Redis, run_dir: RunDir, url: str) -> float:
         config=config,
         decode=str,
     )
-    refusals, taken_s = Refusals(links.fleet, links.bulletin), list[float]()
+    refusals, taken_s, cpu_s = Refusals(links.fleet, links.bulletin), list[float](), list[float]()
     events = Events(run_dir.tensorboard / FLEET, describe=describe)
     observer = Observer([client], RUN_ID, max_lag=config.replay.max_lag)
     for step in range(round(HOUR_S / STEP_S)):
         is_timed = step >= HOUR_S / STEP_S - TIMED_STEPS
         batch = _played(groups, step)
         before = Progress(step=step, policy_version=step, highest_published=step, next_group_id=0, tokens_trained=0)
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), time.thread_time()
         record.write_step(batch, _step(), before=before, times_s=TIMES_S, publish=PublishStats(), refusals=refusals)
         if is_timed:  # at a run's own pace, as the fleet is read by the clock
             taken_s.append(time.perf_counter() - started)
+            cpu_s.append(time.thread_time() - cpu)
             time.sleep(STEP_S)
         if step % EVERY_S == 0:
             metrics = fleet_metrics(observer.facts([]), tokens_trained=record.tally.tokens_trained)
@@ -132,7 +134,7 @@ def _write_the_hour(client: redis.Redis, run_dir: RunDir, url: str) -> float:
     record.close()
     for repertoire in links.repertoires:
         repertoire.close()
-    return statistics.mean(taken_s)
+    return statistics.mean(taken_s), statistics.mean(cpu_s)
 
 
 def _played(groups: Groups, step: int) -> Batch:
