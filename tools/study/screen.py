@@ -149,7 +149,7 @@ def main(arguments: Sequence[str]) -> None:
     """Print the table for each quarter of a run, and for all of it."""
     parser = argparse.ArgumentParser(prog="study_screen", description=__doc__)
     parser.add_argument("run", type=Path, help="the folder of a run without a screen, with its archive")
-    parser.add_argument("--own", type=float, default=1.1, help="the share of a task's own gradient: see `signal`")
+    parser.add_argument("--own", type=float, default=0.9, help="how far tasks differ, as task_gradients measures it")
     options = parser.parse_args(arguments)
     run = options.run
     run_dir = RunDir(run.parent, run.name)
