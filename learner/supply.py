@@ -203,7 +203,8 @@ class Supply:
         if self._awaited:
             before = self._buffer.ledger().dropped.get("surplus", 0)
             self._buffer.drop(self._awaited, reason="surplus")  # some may have failed, and are dropped already
-            dropped["surplus"] += self._buffer.ledger().dropped.get("surplus", 0) - before
+            if num_new := self._buffer.ledger().dropped.get("surplus", 0) - before:
+                dropped["surplus"] += num_new
         self._early.clear()
         self._awaited.clear()
 
