@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
@@ -85,10 +85,12 @@ class Supply:
         self._taught = deque[bool](maxlen=USEFUL_WINDOW)
         self._dropped_returns: list[float] = []  # of the members of groups dropped for the present step
         self._last_equal_return = 0.0  # mean return of the last group whose members all had the same
+        self._awaited = set[int]()  # ids of a synchronous step's groups that were opened and not claimed yet
+        self._early = dict[int, Group]()  # by id, claimed ones that wait for groups with lower ids
         replay = config.replay
         # The number of groups that a step's groups are chosen from.
         self._num_candidates = math.ceil(replay.groups_per_step / replay.keep_fraction)
-        self._in_waves = replay.target_lag == 0 and replay.max_uses == 1 and not replay.samples_per_insert
+        self._in_order = replay.target_lag == 0 and replay.max_uses == 1 and not replay.samples_per_insert
         self._reuse = Reuse(
             max_uses=replay.max_uses,
             samples_per_insert=replay.samples_per_insert,
@@ -109,8 +111,8 @@ class Supply:
 
         Consumes ready groups; waits for actors to finish enough of them; produces tickets, so that actors always have
         `target_lag` steps of work ahead. Groups that teach nothing (see `teaches`) are dropped and replaced by others;
-        the surplus of a synchronous step is dropped. Version numbers that the learner's `resumptions` skipped do not
-        count as lag. Raises SupplyDried.
+        the surplus of a synchronous step is dropped, even while it is played. Version numbers that the learner's
+        `resumptions` skipped do not count as lag. Raises SupplyDried.
         """
         replay, started, before = self._config.replay, time.monotonic(), self._buffer.ledger()
         wanted, self._dropped_returns = self._num_candidates, []
@@ -134,10 +136,9 @@ class Supply:
                 last_logged = self._wait(step, started, last_logged, before)
         if len(kept) < wanted:
             return None
-        self._drop(kept[wanted:], "surplus", dropped)
-        candidates = kept[:wanted]
-        self.admit(step, candidates, published_version=published_version)
-        chosen = self._chosen(candidates, dropped)
+        self._drop_surplus(dropped)
+        self.admit(step, kept, published_version=published_version)
+        chosen = self._chosen(kept, dropped)
         return Batch(
             groups=chosen,
             num_dropped=dict(dropped),
@@ -148,15 +149,27 @@ class Supply:
     def _claim(self, step: int, num_missing: int, *, policy_version: int, max_lag: int) -> list[Group]:
         """Groups for the rest of `step`, ordered by id; [] if fewer are ready. `max_lag` is in versions.
 
-        A synchronous learner waits for all groups under way and claims all of them, so that the choice among them
-        depends on no group's speed: the same seed gives the same batches.
+        A synchronous learner takes one group at a time, in the order of ids. Those that are ready before it wait here.
+        So which groups it opens and trains depends on no group's speed: the same seed gives the same batches.
         """
-        num_groups, replay = num_missing, self._config.replay
-        if self._in_waves:
+        if not self._in_order:
+            return self._claim_ready(step, num_missing, policy_version=policy_version, max_lag=max_lag)
+        if not self._is_next_here():
             ledger = self._buffer.ledger()
-            if ledger.queued + ledger.leased + ledger.judging:
-                return []
-            num_groups = max(num_missing, ledger.ready)
+            if ledger.ready:
+                claimed = self._claim_ready(step, ledger.ready, policy_version=policy_version, max_lag=max_lag)
+                self._early |= {group.ticket.group_id: group for group in claimed}
+                self._awaited -= self._early.keys()
+            elif not ledger.queued + ledger.leased + ledger.judging:
+                self._awaited.clear()  # they failed, and were dropped
+        return [self._early.pop(min(self._early))] if self._is_next_here() else []
+
+    def _is_next_here(self) -> bool:
+        """Whether the synchronous step's next group, by id, has been claimed."""
+        return bool(self._early) and min(self._early) < min(self._awaited, default=math.inf)
+
+    def _claim_ready(self, step: int, num_groups: int, *, policy_version: int, max_lag: int) -> list[Group]:
+        replay = self._config.replay
         claimed = self._buffer.claim(
             step,
             num_groups,
@@ -178,11 +191,22 @@ class Supply:
         self._drop(ranked[num_groups:], "low_variance", dropped)
         return sorted(ranked[:num_groups], key=lambda group: group.ticket.group_id)
 
-    def _drop(self, groups: list[Group], reason: str, dropped: Counter[str]) -> None:
+    def _drop(self, groups: Collection[Group], reason: str, dropped: Counter[str]) -> None:
         if groups:
             self._buffer.drop([group.ticket.group_id for group in groups], reason=reason)
             dropped[reason] += len(groups)
             self._dropped_returns += itertools.chain.from_iterable(map(_returns, groups))
+
+    def _drop_surplus(self, dropped: Counter[str]) -> None:
+        """Drop what was opened for a synchronous step that is complete without it. Unfinished ones have no returns."""
+        self._drop(self._early.values(), "surplus", dropped)
+        if self._awaited:
+            before = self._buffer.ledger().dropped.get("surplus", 0)
+            self._buffer.drop(self._awaited, reason="surplus")  # some may have failed, and are dropped already
+            if num_new := self._buffer.ledger().dropped.get("surplus", 0) - before:
+                dropped["surplus"] += num_new
+        self._early.clear()
+        self._awaited.clear()
 
     def _sorted_out(self, claimed: list[Group]) -> tuple[list[Group], dict[str, list[Group]]]:
         """The groups to learn from, and the others by the reason for dropping them; remember how many taught."""
@@ -211,16 +235,23 @@ class Supply:
         steps = min(replay.target_lag + 1, learner.steps - step + 1)
         ledger = self._buffer.ledger()
         in_time = step + steps <= learner.steps  # else the last step would leave groups over
-        useful = self._useful_share() if in_time and (replay.target_lag or self._in_waves) else 1.0
+        useful = self._useful_share() if in_time and (replay.target_lag or self._in_order) else 1.0
         room = self._room(ledger, kept, num_uses=self._num_candidates * steps - len(kept), useful=useful)
+        # A learner before this one opened these.
+        known = range(self._next_group_id, ledger.last_group_id + 1, self._every)
+        self._next_group_id += len(known) * self._every
+        self._await(known)
         if room <= 0:
             return
-        num_known = max(0, math.ceil((ledger.last_group_id + 1 - self._next_group_id) / self._every))
-        self._next_group_id += num_known * self._every  # a learner before this one opened these
         ids = range(self._next_group_id, self._next_group_id + room * self._every, self._every)
         oldest_allowed = max(0, published_version - replay.target_lag)
         self._buffer.open([self._ticket(group_id, min_policy_version=oldest_allowed) for group_id in ids])
         self._next_group_id += room * self._every
+        self._await(ids)
+
+    def _await(self, group_ids: range) -> None:
+        if self._in_order:
+            self._awaited.update(group_ids)
 
     def _ticket(self, group_id: int, *, min_policy_version: int) -> Ticket:
         task, is_repeat = self.curriculum.choose(group_id)
@@ -232,11 +263,12 @@ class Supply:
 
         Each group may be used `max_uses` times, but only once per step, and as often as the rate limiter allows. With
         one use each: queued + leased + judging + ready <= (candidates * min(target_lag + 1, steps left) - kept) / u,
-        where candidates are those of a step, and u, `useful`, is the expected share of groups that teach.
+        where candidates are those of a step, and u, `useful`, is the expected share of groups that teach. The early
+        groups of a synchronous step count too.
         """
         reuse = self._reuse
         wanted = (self._num_candidates - len(kept)) / useful
-        unfinished = ledger.queued + ledger.leased + ledger.judging
+        unfinished = ledger.queued + ledger.leased + ledger.judging + len(self._early)
         uses_left = reuse.max_uses * (unfinished + ledger.ready) - ledger.ready_uses
         still_ready = sum(group.num_uses < reuse.max_uses for group in kept)
         room = math.ceil(

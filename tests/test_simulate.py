@@ -111,7 +111,7 @@ def test_a_step_takes_as_much_longer_as_its_batch_is_larger() -> None:
 @pytest.mark.parametrize(
     ("num_actors", "by_hand"),
     [
-        (100, 100 * (3 + 10) + 10 * 20 + 2 * 8 / 4),
+        (100, 100 * (3 + 10) + 10 * 50 + 2 * 8 / 4),
         (10_000, 10_000 * (3 / 2 + 1 / 2) + 10 / 2 + 2 * 8 / 4),  # 5,000 a second of each kind
     ],
 )

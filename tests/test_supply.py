@@ -323,10 +323,10 @@ def test_the_last_steps_leave_no_group_over(buffer: Views, run_id: str, shutdown
     assert (ledger.claimed, ledger.queued, ledger.leased, ledger.ready) == (24, 0, 0, 0)
 
 
-def test_a_synchronous_step_waits_for_all_groups_under_way_and_takes_the_lowest_ids(
+def test_a_synchronous_step_opens_and_trains_the_same_groups_whichever_are_fast(
     buffer: Views, run_id: str, shutdown: Shutdown
 ) -> None:
-    """Whichever groups are fast: two actors finish them in opposite orders."""
+    """Two actors finish them in opposite orders. The first ones by id are trained."""
 
     def batches(run: Views, run_id: str, *, reverse: bool) -> list[list[int]]:
         def play(_: float = 0.0) -> None:
@@ -346,13 +346,59 @@ def test_a_synchronous_step_waits_for_all_groups_under_way_and_takes_the_lowest_
             found.append([group.ticket.group_id for group in batch.groups])
         ledger = run.learner.ledger()
         assert ledger.balanced and ledger.queued + ledger.leased + ledger.ready == 0
-        assert set(ledger.dropped) == {"zero_variance", "surplus"}, "some waves had more than they needed"
-        return found
+        assert set(ledger.dropped) == {"zero_variance", "surplus"}, "some steps opened more than they needed"
+        return [*found, [ledger.opened]]
 
     other_id = f"{run_id}-other"
     other = make_buffer(buffer.client, other_id)
     other.learner.acquire_epoch()
     assert batches(buffer, run_id, reverse=False) == batches(other, other_id, reverse=True)
+
+
+def test_a_synchronous_step_replaces_a_group_while_later_ones_are_played_and_waits_for_no_surplus(
+    buffer: Views, run_id: str, shutdown: Shutdown
+) -> None:
+    settings = config("replay.target_lag=0", "replay.max_lag=0", "learner.steps=9")
+    leases, under_way = dict[int, Lease](), list[tuple[int, int]]()
+
+    def end_one(_: float = 0.0) -> None:
+        """End the group of the lowest id that is played; groups 0 and 2 teach nothing."""
+        while (lease := buffer.actor.lease("a")) is not None:
+            leases[lease.ticket.group_id] = lease
+        under_way.append((min(leases), max(leases)))
+        lease = leases.pop(min(leases))
+        for member, reward in enumerate((0.0, float(lease.ticket.group_id not in (0, 2)))):
+            buffer.actor.insert(lease, earning(attempt_at(lease, member, run_id=run_id), reward))
+
+    supply = Supply(buffer.learner, settings, first_group_id=0, sleep=end_one)
+    batch = supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
+    assert batch is not None and [group.ticket.group_id for group in batch.groups] == [1, 3]
+    # Two are opened; after group 0 two of three are expected to teach, so two more are; after group 2 one more is.
+    assert under_way == [(0, 1), (1, 3), (2, 3), (3, 4)]
+    assert leases.keys() == {4}
+    assert batch.num_dropped == {"zero_variance": 2, "surplus": 1} == buffer.learner.ledger().dropped
+    ledger = buffer.learner.ledger()
+    assert ledger.queued + ledger.leased + ledger.ready == 0
+
+
+def test_a_synchronous_step_waits_for_no_group_that_has_failed_for_good(
+    buffer: Views, run_id: str, shutdown: Shutdown
+) -> None:
+    settings = config("replay.target_lag=0", "replay.max_lag=0", "learner.steps=9")
+
+    def play(_: float = 0.0) -> None:
+        while (lease := buffer.actor.lease("a")) is not None:
+            if lease.ticket.group_id == 0:
+                for attempt in range(3):
+                    buffer.actor.fail(lease, 0, attempt=attempt, outcome=Outcome.ENV_FAILURE, reason="it broke")
+                continue
+            for member, reward in enumerate((0.0, 1.0)):
+                buffer.actor.insert(lease, earning(attempt_at(lease, member, run_id=run_id), reward))
+
+    supply = Supply(buffer.learner, settings, first_group_id=0, sleep=play)
+    batch = supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
+    assert batch is not None and [group.ticket.group_id for group in batch.groups] == [1, 2]
+    assert buffer.learner.ledger().dropped == {"env_failure": 1}
 
 
 def test_groups_that_grew_too_old_are_dropped_and_replaced(buffer: Views, run_id: str, shutdown: Shutdown) -> None:

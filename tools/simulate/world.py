@@ -64,7 +64,7 @@ class Outcome:
     learner_busy: float  # share of time
     slots_used: float  # share of the actors' episode slots
     wasted_share: float  # of the sampled tokens: of dropped groups, or lost with their actor
-    dropped_share: float  # of the claimed groups
+    dropped_share: float  # of the trained and dropped groups
     dollars_per_hour: float  # of the actors that serve; a lost one costs nothing until its replacement serves
     num_lost_actors: int
     requests_per_s: float  # to the busiest Redis server
@@ -84,6 +84,7 @@ class Group:
     min_version: int
     members: list[Member]
     unfinished: set[int] = field(default_factory=set)
+    dropped: bool = False  # as the surplus of a synchronous step, perhaps while it is played
 
     @property
     def num_tokens(self) -> int:
@@ -115,6 +116,7 @@ class World:
         self._queue = simpy.Store(self._env)
         self._num_leased = 0
         self._ready = deque[Group]()
+        self._open = list[Group]()  # of a synchronous step, in the order of opening, not claimed yet
         self._finished = self._env.event()  # triggered, and replaced, when a group becomes ready
         self._actors = dict[Actor, None]()  # no set: its order would differ from one process to the next
         self._version = 0  # of the learner
@@ -145,8 +147,7 @@ class World:
                 if not claimed:
                     yield self._finished
                 batch += self._sorted_out(claimed)
-            self._drop(batch[plan.groups_per_step :])
-            batch = batch[: plan.groups_per_step]
+            self._drop_surplus()
             self._admit(step, len(batch))
             self._tally.wait_s += self._env.now - began
             self._count(batch)
@@ -166,18 +167,38 @@ class World:
         for _ in range(math.ceil(wanted / self._useful_share()) - outstanding):
             members = [Member(turns=self._random.choice(self._facts.episodes)) for _ in range(plan.group_size)]
             oldest = max(0, self._version - plan.target_lag)
-            self._queue.put(Group(min_version=oldest, members=members, unfinished=set(range(plan.group_size))))
+            group = Group(min_version=oldest, members=members, unfinished=set(range(plan.group_size)))
+            self._queue.put(group)
+            if plan.target_lag == 0:
+                self._open.append(group)
 
     def _useful_share(self) -> float:
         first = self._plan.groups_per_step
         return max((first + sum(self._taught)) / (first + len(self._taught)), 1 / 8)
 
     def _claim(self, num_missing: int) -> list[Group]:
-        """The oldest ready groups; none if fewer than `num_missing` are ready."""
-        in_waves = self._plan.target_lag == 0
-        if len(self._ready) < num_missing or (in_waves and (self._queue.items or self._num_leased)):
+        """The oldest ready groups; none if fewer than `num_missing` are ready. Of a synchronous step the next one."""
+        if self._plan.target_lag == 0:
+            if not self._open or self._open[0] not in self._ready:
+                return []
+            self._ready.remove(self._open[0])
+            return [self._open.pop(0)]
+        if len(self._ready) < num_missing:
             return []
-        return [self._ready.popleft() for _ in range(len(self._ready) if in_waves else num_missing)]
+        return [self._ready.popleft() for _ in range(num_missing)]
+
+    def _drop_surplus(self) -> None:
+        """Drop what was opened for a synchronous step that is complete without it."""
+        self._drop(self._open)
+        for group in self._open:
+            group.dropped = True
+            if group in self._ready:
+                self._ready.remove(group)
+            elif group in self._queue.items:
+                self._queue.items.remove(group)
+            else:
+                self._num_leased -= 1
+        self._open.clear()
 
     def _sorted_out(self, claimed: Sequence[Group]) -> list[Group]:
         """The groups that teach; the others are dropped."""
@@ -260,6 +281,8 @@ class World:
         if killed:
             yield self._env.timeout(self._plan.lease_ttl_s)
         for group in groups:
+            if group.dropped:
+                continue
             for number in group.unfinished if killed else ():
                 member = group.members[number]
                 self._tally.num_wasted += sum(tokens for _, tokens in member.sampled)
@@ -290,7 +313,7 @@ class World:
 
     def _rollout(self, actor: Actor, group: Group, number: int) -> Process:
         member = group.members[number]
-        while member.num_played < len(member.turns):
+        while member.num_played < len(member.turns) and not group.dropped:
             turn = member.turns[member.num_played]
             yield self._env.timeout(self._facts.turn_s)
             version = actor.version
@@ -304,18 +327,22 @@ class World:
             self.num_sampled += turn.num_tokens
             member.sampled.append((version, turn.num_tokens))
             member.num_played += 1
+            if group.dropped:
+                self._tally.num_wasted += turn.num_tokens
             if member.num_played == len(member.turns) and self._random.random() < self._facts.failed_share:
                 self._tally.num_wasted += sum(tokens for _, tokens in member.sampled)
                 member.num_played, member.sampled = 0, []
         self._end(actor, group, number)
 
     def _end(self, actor: Actor, group: Group, number: int) -> None:
-        self._tally.num_episodes += 1
+        self._tally.num_episodes += not group.dropped
         group.unfinished.remove(number)
         actor.num_running -= 1
         self._wake(actor)
         if not group.unfinished:
             del actor.groups[group]
+            if group.dropped:
+                return
             self._num_leased -= 1
             self._ready.append(group)
             self._finished.succeed()
