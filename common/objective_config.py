@@ -12,6 +12,7 @@ NOT_YET = {
     "tree_sibling": "it compares siblings in a tree, and trajectories are not trees; use group_standardised",
 }
 
+DISTILLATION = "distillation"  # the advantage that compares each token with a teacher
 GROUP_RELATIVE = ("group_standardised", "group_centred", "leave_one_out")  # they compare the members of a group
 BATCH_SHRUNK = ("shrunk", "opob")  # they compare with the other members of the group and with the rest of the batch
 WITH_CRITIC = ("gae", "bi_level_gae", "vtrace")  # they need a critic's values
@@ -51,6 +52,7 @@ class ObjectiveConfig:
     max_negative_kl: float = 0.1  # nats per token: sequences further from behaviour train no negatives; 0 is off
     kl_coefficient: float = 0.0  # weight of the divergence from the reference policy; 0 is off
     kl_place: str = "loss"  # where the divergence counts: in the loss, or in the reward of every sampled token
+    reference_model: str = ""  # another model as the reference, a teacher: a folder, or the URL of a vLLM server
     reference_every: int = 0  # steps after which the learner's policy becomes the reference; 0 keeps the first one
     reward_model: str = ""  # a folder of `slipstream reward`; its score is added to the last turn of an episode
     reward_model_weight: float = 1.0  # factor of that score
@@ -63,7 +65,7 @@ class ObjectiveConfig:
     @property
     def compares_siblings(self) -> bool:
         """Whether attempts are compared only with attempts at the same task: then equal returns teach nothing."""
-        return self.advantage not in ("reinforce_pp", *BATCH_SHRUNK, *WITH_CRITIC)
+        return self.advantage not in ("reinforce_pp", DISTILLATION, *BATCH_SHRUNK, *WITH_CRITIC)
 
     @property
     def own_parts(self) -> dict[str, str]:
@@ -87,6 +89,11 @@ class ObjectiveConfig:
         return low if self.mask_low is None else self.mask_low, high if self.mask_high is None else self.mask_high
 
     @property
+    def teacher_url(self) -> str:
+        """The address of the teacher's server; empty if the reference is no server's."""
+        return self.reference_model if self.reference_model.startswith(("http://", "https://")) else ""
+
+    @property
     def returns_come_later(self) -> bool:
         """Whether the returns are incomplete when a group is claimed, because a reward model scores it later.
 
@@ -103,7 +110,10 @@ class ObjectiveConfig:
 
     def _check_words(self) -> None:
         for name, words in (
-            ("advantage", (*GROUP_RELATIVE, "gigpo", "gigpo_centred", "reinforce_pp", *BATCH_SHRUNK, *WITH_CRITIC)),
+            (
+                "advantage",
+                (*GROUP_RELATIVE, "gigpo", "gigpo_centred", "reinforce_pp", DISTILLATION, *BATCH_SHRUNK, *WITH_CRITIC),
+            ),
             ("critic", ("none", "own", "shared")),
             ("allocation", ("last_token", "uniform_positive", "discounted", "per_turn")),
             ("surrogate", ("ppo_clip", "gspo", "cispo", "dppo_tv", "dppo_kl", "policy_gradient")),

@@ -14,16 +14,19 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 from jaxtyping import Float64
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from common import archive
+from common.chat import encoder
 from common.config import Config
 from common.config_error import ConfigError
 from common.long_work import LongWork
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
+from common.tokenizer import load_tokenizer
 from common.trajectory import InvalidTrajectory
 from common.wire import WireError
 from learner import checkpoint
@@ -54,6 +57,7 @@ from learner.score import RewardScorer, load_reward_scorer
 from learner.step import StepBatch, StepModels, StepSettings, train_step
 from learner.step_metrics import StepMetrics, summed_over_ranks
 from learner.supply import Batch
+from learner.teacher import PROBE, Teacher, find_teacher
 from learner.token_advantages import sequences_with_advantages
 from learner.token_record import record_tokens
 from learner.warm_start import WarmStartStep, imitate
@@ -76,6 +80,7 @@ class Learner:
     checkpoints: CheckpointWriter
     proximal: Proximal | None = None  # for objectives that clip around it
     reference: PackedModel | None = None  # for objectives with a KL divergence; set by `begin`
+    teacher: Teacher | None = None  # a reference behind a URL; set by `begin`
     scorer: RewardScorer | None = None  # for objectives with a reward model; set by `begin`
 
     @property
@@ -137,6 +142,9 @@ def begin(learner: Learner) -> None:
         if learner.proximal is not None:
             learner.proximal.begin_at(learner.model)
     _take_reference(learner)
+    if url := learner.config.objective.teacher_url:
+        probe = encoder(load_tokenizer(learner.model.folder))(PROBE)
+        learner.teacher = find_teacher(url, probe=probe, max_tokens=learner.config.model.max_tokens)
     learner.scorer = load_reward_scorer(learner.config, learner.model, ranks=learner.ranks)
 
 
@@ -233,7 +241,7 @@ def _measure(learner: Learner, batch: Batch) -> Measured:
         for trajectory in group.trajectories
         for sequence in sequences_of(trajectory, advantage=0.0)
     ]
-    return measure(
+    measured = measure(
         bare,
         model=learner.model,
         critic=learner.critic,
@@ -242,6 +250,19 @@ def _measure(learner: Learner, batch: Batch) -> Measured:
         objective=config.objective,
         micro_batch_tokens=config.learner.micro_batch_tokens,
     )
+    if learner.teacher is None:
+        return measured
+    return dataclasses.replace(measured, reference_logprobs=_asked_of(learner.teacher, bare, learner.ranks))
+
+
+def _asked_of(teacher: Teacher, sequences: Sequence[TokenSequence], ranks: Ranks) -> npt.NDArray[np.float64]:
+    """The teacher's log-probability of each loss token, the same on every rank: rank 0 asks."""
+    num_tokens = sum(int(sequence.loss_mask.sum()) for sequence in sequences)
+    found = torch.zeros(num_tokens, dtype=torch.float64, device=ranks.device)
+    if ranks.rank == 0:
+        found.copy_(torch.from_numpy(teacher.logprobs(sequences)))
+    dist.broadcast(found, src=0)
+    return found.cpu().numpy()
 
 
 def _behaviour_logprobs(sequences: Sequence[TokenSequence]) -> Float64[Tensor, " tokens"]:

@@ -1,6 +1,7 @@
-"""The reference policy of the objective's KL divergence: frozen, or replaced every `objective.reference_every` steps.
+"""The reference policy of the objective's KL divergence: frozen, replaced every so many steps, or another model.
 
-It is written to disk when it is taken, in a folder named after the step, so that a resumed run uses the same one.
+A copy of the policy is written to disk when it is taken, in a folder named after the step, so that a resumed run uses
+the same one.
 """
 
 import shutil
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from common.config import Config
 from common.config_error import ConfigError
 from common.run_dir import RunDir, sync_path
+from common.tokenizer import load_tokenizer
 from learner.checkpoint import finished_checkpoints, step_of
 from learner.model.export import save_hf
 from learner.model.packed_model import PackedModel, load_model
@@ -31,11 +33,18 @@ def reference_at(model: PackedModel, config: Config, run_dir: RunDir, *, step: i
     Before the first step, and whenever `objective.reference_every` divides the step (GRPO's outer loop,
     https://arxiv.org/abs/2402.03300), it is a copy of `model`, which is written to disk. At other steps it is read from
     there. It costs the memory of the weights once more, and a forward pass per step. Every rank calls it, on one file
-    system. Raises ConfigError if the run never wrote the reference it needs, or if its files are damaged.
+    system. With `objective.reference_model` it is the model in that folder. Raises ConfigError if the run never wrote
+    the reference it needs, if its files are damaged, or if the other model does not fit the policy.
     """
     objective = config.objective
     if not objective.kl_coefficient:
         return None
+    if objective.teacher_url:
+        return None  # a server has it: see `learner.teacher`
+    if objective.reference_model:
+        check_same_tokenizer("objective.reference_model", Path(objective.reference_model), model.folder)
+        teacher = load_model(Path(objective.reference_model), ranks=ranks, settings=model.settings.frozen())
+        return teacher.requires_grad_(False)
     taken_at = reference_step(step, every=objective.reference_every)
     folder = run_dir.reference / f"step_{taken_at:06d}"
     if taken_at == step:
@@ -59,6 +68,16 @@ def reference_step(step: int, *, every: int) -> int:
     ([0, 0, 10, 20], 0)
     """
     return step - step % every if every else 0
+
+
+def check_same_tokenizer(key: str, folder: Path, ours: Path) -> None:
+    """Raise ConfigError unless the model in `folder`, the value of `key`, has the vocabulary of that in `ours`."""
+    theirs, known = (load_tokenizer(each).get_vocab() for each in (folder, ours))
+    if theirs != known:
+        raise ConfigError(
+            f"`{key}` {folder} has another tokenizer than the policy in {ours}, so it would score other text than the "
+            "policy wrote; use a model of the same family"
+        )
 
 
 def _write(model: PackedModel, folder: Path, *, ranks: Ranks) -> None:

@@ -8,14 +8,13 @@ import msgspec
 import numpy as np
 
 from common.config import Config
-from common.config_error import ConfigError
-from common.tokenizer import load_tokenizer
 from common.trajectory import Trajectory
 from learner.measure import Numbers, of_each_token
 from learner.model.packed_model import PackedModel
 from learner.model.reward_model import RewardModel, load_reward_model
 from learner.pack import TokenSequence, sequences_of
 from learner.ranks import Ranks
+from learner.reference import check_same_tokenizer
 from learner.supply import Batch
 
 COMPONENT = "reward_model"
@@ -66,12 +65,7 @@ def load_reward_scorer(config: Config, model: PackedModel, *, ranks: Ranks) -> R
         return None
     folder = Path(config.objective.reward_model)
     reward_model = load_reward_model(folder, ranks=ranks, settings=model.settings)
-    theirs, ours = (load_tokenizer(each).get_vocab() for each in (folder, model.folder))
-    if theirs != ours:
-        raise ConfigError(
-            f"`objective.reward_model` {folder} has another tokenizer than the policy in {model.folder}, so it would "
-            "score other text than the policy wrote; train one from a model of the same family"
-        )
+    check_same_tokenizer("objective.reward_model", folder, model.folder)
     return RewardScorer(
         model=reward_model,
         weight=config.objective.reward_model_weight,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from jaxtyping import Float, Int
 
-from common.objective_config import BATCH_SHRUNK, WITH_CRITIC, ObjectiveConfig
+from common.objective_config import BATCH_SHRUNK, DISTILLATION, WITH_CRITIC, ObjectiveConfig
 from common.trajectory import Trajectory
 from learner.measure import Measured, Numbers
 from learner.objective import allocation
@@ -78,6 +78,8 @@ def sequences_with_advantages(
         return numbered(_advantages_by_turn(_members(groups, episodes), objective))
     if objective.advantage in BATCH_SHRUNK:
         return numbered(_advantages_by_task(_members(groups, episodes), objective))
+    if objective.advantage == DISTILLATION:
+        return numbered(_advantages_by_teacher(episodes))
     if objective.advantage in WITH_CRITIC:
         return numbered(_advantages_by_critic(episodes, objective))
     return numbered(_advantages_by_batch(episodes, objective))
@@ -294,6 +296,23 @@ def _advantages_by_batch(
     for episode, advantages in zip(episodes, _standardised(returns), strict=True):
         sequences.append(sequences_of(episode.trajectory, advantage=_over_all_tokens(episode.trajectory, advantages)))
     return sequences
+
+
+def _advantages_by_teacher(episodes: Sequence[MeasuredTrajectory]) -> list[list[TokenSequence]]:
+    """One advantage per token: how much more likely the teacher finds it than the policy that sampled it.
+
+        advantage[t] = kl_coefficient * (log teacher[t] - log behaviour[t])
+
+    Its mean over tokens of the current policy is -KL(policy || teacher), the reverse divergence. This is on-policy
+    distillation (https://arxiv.org/abs/2306.13649). A token is credited for itself alone: what it makes likely later is
+    left out.
+
+    With a teacher at -0.5 and a policy at -1, the advantage is 0.5.
+    """
+    return [
+        sequences_of(episode.trajectory, advantage=_over_all_tokens(episode.trajectory, -episode.penalties))
+        for episode in episodes
+    ]
 
 
 def _advantages_by_critic(

@@ -61,6 +61,7 @@ ELSEWHERE = {
     "critic_warmup_steps": "test_critic",
     "value_coefficient": "test_critic",
     "reference_every": "test_reference",
+    "reference_model": "test_distillation",
     "reward_model": "test_score",
     "reward_model_weight": "test_score",
 }

@@ -109,6 +109,19 @@ def test_each_stage_begins_with_the_model_of_the_one_before(tmp_path: Path) -> N
     assert "best" in again.stdout
 
 
+def test_the_teacher_of_a_stage_is_a_folder_or_an_earlier_stage_that_trains(tmp_path: Path) -> None:
+    def distil(teacher: str) -> dict[str, Any]:
+        objective = {"advantage": "distillation", "reference_model": teacher, "kl_place": "reward", "kl_coefficient": 1}
+        return {"name": "distil", "kind": "rl", "set": {"objective": objective}}
+
+    read = read_road(written(tmp_path, EXPERT, IMITATE, distil("imitate")), [])
+    check_road(read, first=0)
+    assert read.stages[-1].config.objective.reference_model == str(tmp_path / "r-imitate" / "trained_model")
+    missing = read_road(written(tmp_path, EXPERT, IMITATE, distil("models/none")), [])
+    with pytest.raises(ConfigError, match=r"stage 'distil': `objective.reference_model` must be a folder.*\(imitate"):
+        check_road(missing, first=0)
+
+
 def test_a_stage_that_fails_is_named_and_only_what_is_missing_runs_again(tmp_path: Path) -> None:
     (tmp_path / "fail-r-best").write_text("1")
     failed = walked(tmp_path, BEST)

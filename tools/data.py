@@ -1,4 +1,4 @@
-"""`slipstream data`: filter and split recorded conversations, and report why rows were dropped.
+"""`slipstream data`: filter, mark and split recorded conversations, and report why rows were dropped.
 
     FILE.jsonl              the rows that are kept, in one shape
     FILE.held-out.jsonl     those of the tasks that are held out, with --held-out

@@ -126,6 +126,14 @@ def _check(stage: Stage, road: Road) -> None:
             f"`objective.reward_model` must be a folder, or an earlier stage of the kind reward "
             f"({', '.join(each.name for each in judges) or 'none'}), got {judge!r}"
         )
+    teacher = stage.config.objective.reference_model
+    teachers = [each for each in road.stages if each.kind in TRAINING]
+    known = {str(each.run_dir.trained_model) for each in teachers}
+    if teacher and not (stage.config.objective.teacher_url or Path(teacher).is_dir() or teacher in known):
+        raise ConfigError(
+            f"`objective.reference_model` must be a folder, or an earlier stage that trains a model "
+            f"({', '.join(each.name for each in teachers) or 'none'}), got {teacher!r}"
+        )
     if stage.kind == "rl":
         path = stage.config.model.path
         stage.config.model.path = road.config.model.path  # the stage's own model does not exist yet
@@ -165,6 +173,9 @@ def _stage(
     judges = {stage.name: stage for stage in before if stage.kind == "reward"}
     if config.objective.reward_model in judges:
         config.objective.reward_model = str(judges[config.objective.reward_model].run_dir.trained_model)
+    teachers = {stage.name: stage for stage in trained}
+    if config.objective.reference_model in teachers:
+        config.objective.reference_model = str(teachers[config.objective.reference_model].run_dir.trained_model)
     rows = road.run_dir.path / f"{name}.jsonl"
     collect, fit = _options(given.get("options", {}), kind=str(kind), rows=rows, before=before)
     return Stage(name=str(name), kind=str(kind), config=config, collect=collect, fit=fit, rows=rows)

@@ -183,7 +183,7 @@ VERBS = {
         FitOptions,
     ),
     "data": Verb(
-        "filter and split recorded conversations, and write FILE with a data card",
+        "filter, mark and split recorded conversations, and write FILE with a data card",
         "tools.data:data",
         (),
         lambda given: {"path": given.file, "force": given.force},

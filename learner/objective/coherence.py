@@ -10,7 +10,7 @@ import math
 
 from common.config import Config
 from common.config_error import ConfigError
-from common.objective_config import GROUP_RELATIVE, MASK_BOUNDS, WITH_CRITIC, ObjectiveConfig
+from common.objective_config import DISTILLATION, GROUP_RELATIVE, MASK_BOUNDS, WITH_CRITIC, ObjectiveConfig
 
 # GSPO's ratio is a mean over a whole sequence, so usual clips are a few 1e-4; for single tokens they are around 0.2.
 MAX_SEQUENCE_CLIP = 0.05
@@ -54,6 +54,8 @@ def check_coherence(config: Config) -> None:
     _check_critic(objective, config.learner.steps)
     _check_vtrace(objective, config.replay.max_lag)
     _check_kl(objective)
+    _check_teacher(objective)
+    _check_teacher_url(config)
     _check_anchor(objective)
     _check_clip(objective)
     if config.replay.max_uses > 1:
@@ -102,6 +104,11 @@ def _check_choice(config: Config) -> None:
                 f"`{name}` must be {other} with objective.reward_model, got {value!r}: it chooses by the "
                 "rewards of the environment, before the reward model scores them; leave it out"
             )
+        if chosen and config.objective.advantage == DISTILLATION:
+            raise ConfigError(
+                f"`{name}` must be {other} with objective.advantage {DISTILLATION}, got {value!r}: it chooses by the "
+                "spread of rewards, from which distillation learns nothing; leave it out"
+            )
         if chosen and replay.group_size == 1:
             raise ConfigError(
                 f"`{name}` must be {other} with replay.group_size 1, got {value!r}: it chooses by the spread of a "
@@ -131,14 +138,55 @@ def _check_vtrace(objective: ObjectiveConfig, max_lag: int) -> None:
 
 def _check_kl(objective: ObjectiveConfig) -> None:
     in_reward = objective.kl_place == "reward"
-    if objective.kl_coefficient == 0 and (in_reward or objective.reference_every):
-        name = "kl_place" if in_reward else "reference_every"
+    acts_alone = [name for name in ("reference_every", "reference_model") if getattr(objective, name)]
+    if objective.kl_coefficient == 0 and (in_reward or acts_alone):
+        name = "kl_place" if in_reward else acts_alone[0]
         refuse(
             name,
             getattr(objective, name),
             "it has no effect with objective.kl_coefficient 0",
             "leave it out, or set kl_coefficient above 0",
         )
+
+
+def _check_teacher(objective: ObjectiveConfig) -> None:
+    if objective.reference_model and objective.reference_every:
+        refuse(
+            "reference_every",
+            objective.reference_every,
+            "the learner's policy would replace objective.reference_model",
+            "leave one of them out",
+        )
+    if objective.advantage != DISTILLATION:
+        return
+    if not objective.reference_model or objective.kl_place != "reward" or not objective.kl_coefficient:
+        refuse(
+            "advantage",
+            objective.advantage,
+            "its advantages are the divergence from a teacher alone",
+            "set objective.reference_model to the teacher's folder, kl_place=reward and kl_coefficient=1",
+        )
+    if objective.reward_model:
+        refuse("reward_model", objective.reward_model, "distillation learns from no reward", "leave it out")
+
+
+def _check_teacher_url(config: Config) -> None:
+    """A server gives log-probabilities of its whole distribution, at temperature 1, before the step."""
+    objective, sampling = config.objective, config.sampling
+    if not objective.teacher_url:
+        return
+    if objective.kl_place != "reward":
+        refuse("kl_place", objective.kl_place, "a teacher behind a URL is asked before the step", "choose reward")
+    for name, value, only in (
+        ("temperature", sampling.temperature, 1.0),
+        ("top_p", sampling.top_p, 1.0),
+        ("top_k", sampling.top_k, 0),
+    ):
+        if value != only:
+            raise ConfigError(
+                f"`sampling.{name}` must be {only:g} with a URL as `objective.reference_model`, got {value:g}: a "
+                "server gives log-probabilities of the whole distribution; leave it out, or use a folder"
+            )
 
 
 def _check_reuse(objective: ObjectiveConfig, max_uses: int) -> None:
