@@ -34,6 +34,7 @@ from tools.collect_options import CollectOptions
 from tools.eval_options import EvalOptions
 from tools.evaluate import check_aggregate, evaluate_on
 from tools.state_values import StateValues, check_searches
+from tools.study import prm
 from tools.tiny_model import make_tiny_model
 
 TURNS = 3  # of which two must say the wanted word
@@ -171,6 +172,12 @@ def test_best_of_n_is_the_episode_that_the_model_ranks_first(
     assert best["attempts"] == 6 and best["low"] < best["rate"] < best["high"]
     assert sampled["success"] + 0.2 < best["rate"] and best["rate"] > 0.75 * solved
     assert "best_of" not in greedy
+
+
+def test_best_of_n_between_two_sizes_is_the_line_through_them() -> None:
+    ways = [prm.Way(name="a", size=str(n), tokens=10.0 * n, success=[0.0, n - 1.0]) for n in (1, 2)]
+    assert prm.at_tokens(ways, 15.0).tolist() == [0.0, 0.5]
+    assert prm.at_tokens(ways, 99.0).tolist() == [0.0, 1.0]
 
 
 class Counted(RewardScorer):

@@ -113,7 +113,7 @@ def run_seed(seed: int, plan: Plan, settings: Sequence[str], folder: Path, *, ra
         try:
             trained = folder / f"rows{seed}"
             if not trained.with_suffix(".process.jsonl").exists():
-                _write_rows(runner.run(labelled_episodes(stage, config, plan)), stage, plan, trained)
+                write_labels(runner.run(labelled_episodes(stage, config, plan)), stage, plan, trained)
             folders = {kind: _fitted(kind, trained, config, shared, plan) for kind in ("process", "outcome")}
             values = {kind: StateValues(_scorer(path, model, config, ranks)) for kind, path in folders.items()}
             ways = runner.run(measured(stage, config, plan, values))
@@ -164,7 +164,7 @@ async def _each(
     await asyncio.gather(*map(one, tasks))
 
 
-def _write_rows(collected: Collected, stage: EpisodeSetup, plan: Plan, path: Path) -> None:
+def write_labels(collected: Collected, stage: EpisodeSetup, plan: Plan, path: Path) -> None:
     """Write the rows of both models: labels of every turn; and labels of the last turn, of one episode for each pass.
 
     The episodes of the model of outcome are all that were played, roots and completions, in a random order.
