@@ -7,6 +7,7 @@ environment needs no snapshots, and every finished episode is an ordinary trajec
 import asyncio
 import itertools
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from actors.group import EpisodeSetup
@@ -19,6 +20,8 @@ from common.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
 
+Values = Callable[[Trajectory], Awaitable[float]]  # of the state after the last turn of a record, in [0, 1]
+
 
 @dataclass(kw_only=True, slots=True)
 class Collected:
@@ -26,19 +29,38 @@ class Collected:
 
     trajectories: list[Trajectory] = field(default_factory=list)  # of finished episodes
     num_turns: int = 0  # generated
+    num_sampled: int = 0  # tokens of those turns
     num_failed: int = 0  # stretches that failed for a reason other than the policy
     num_tasks: int = 0  # that are done
+    labels: dict[tuple[int, int], list[float | None]] = field(default_factory=dict)  # of `EpisodeTree.label`
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Playthrough:
+    """One episode, with every state on its way."""
+
+    states: list[State]  # after each turn
+    record: Trajectory
 
 
 class EpisodeTree:
     """The actors.tree_search.Tree of `attempt`'s task. Finished episodes are added to `collected` at once.
 
     Every stretch has its own member number, in the order in which they begin, and so its own seed. `room` limits the
-    stretches that run in the engine at a time.
+    stretches that run in the engine at a time. With `values`, every state has a value.
     """
 
-    def __init__(self, attempt: Attempt, *, setup: EpisodeSetup, room: asyncio.Semaphore, collected: Collected) -> None:
+    def __init__(
+        self,
+        attempt: Attempt,
+        *,
+        setup: EpisodeSetup,
+        room: asyncio.Semaphore,
+        collected: Collected,
+        values: Values | None = None,
+    ) -> None:
         self._attempt, self._setup, self._room, self._collected = attempt, setup, room, collected
+        self._values = values
         self._members = itertools.count()
         self._partials: dict[State, Trajectory] = {}  # of the states that are not over, except the start
         self._reached: set[tuple[str, ...]] = set()
@@ -52,15 +74,20 @@ class EpisodeTree:
 
     @property
     def best(self) -> State:
-        """The unfinished state with the highest return so far; among equal ones, the deepest."""
-        return max(self._partials, key=lambda state: (state.total_reward, len(state.actions)), default=START)
+        """The unfinished state with the highest value and return so far; among equal ones, the deepest."""
+        return max(
+            self._partials,
+            key=lambda state: (state.value or 0.0, state.total_reward, len(state.actions)),
+            default=START,
+        )
 
     async def expand(self, state: State, *, width: int) -> list[State]:
         """Sample `width` actions in `state`, one turn each; return the resulting states that are new to the tree."""
         played = await asyncio.gather(*(self._play(state, num_turns=1) for _ in range(width)))
+        stretches = [stretch for stretch in played if stretch is not None]
+        reached = await asyncio.gather(*(self._state(stretch) for stretch in stretches))
         children = []
-        for stretch in (each for each in played if each is not None):
-            child = self._state(stretch)
+        for stretch, child in zip(stretches, reached, strict=True):
             if child.actions not in self._reached:
                 self._keep(child, stretch)
                 children.append(child)
@@ -71,18 +98,45 @@ class EpisodeTree:
         stretch = await self._play(state, num_turns=max_turns)
         if stretch is None:
             return None
-        reached = self._state(stretch)
+        reached = await self._state(stretch)
         if stretch.is_over:
             self._end(stretch)
         else:
             self._keep(reached, stretch)
         return reached
 
+    async def walk(self) -> Playthrough | None:
+        """Play one episode turn by turn; None if it failed."""
+        states = [START]
+        while True:
+            stretch = await self._play(states[-1], num_turns=1)
+            if stretch is None:
+                return None
+            states.append(await self._state(stretch))
+            self._keep(states[-1], stretch)
+            if stretch.is_over:
+                return Playthrough(states=states[1:], record=stretch.record)
+
+    async def label(self, played: Playthrough, *, num_completions: int, max_turns: int) -> None:
+        """Label each turn of an episode with the share of completions from there that succeed. arXiv 2312.08935.
+
+        After 3 successes in 4 completions, a turn has the label 0.75. The label of the last turn is the episode's own
+        success. Completions that fail for another reason than the policy are left out; without any other, the label is
+        None.
+        """
+        labels: list[float | None] = []
+        for state in played.states[:-1]:
+            ends = await asyncio.gather(*(self.play_out(state, max_turns=max_turns) for _ in range(num_completions)))
+            succeeded = [end.success for end in ends if end is not None]
+            labels.append(sum(succeeded) / len(succeeded) if succeeded else None)
+        labels.append(float(played.states[-1].success))
+        self._collected.labels[played.record.group_id, played.record.member] = labels
+
     async def _play(self, state: State, *, num_turns: int) -> Stretch | None:
         attempt = replace(self._attempt, member=next(self._members))
         partial = self._partials.get(state)
         tape = resumed_tape(attempt, partial) if partial else Tape(attempt=attempt)
-        num_failed = 0
+        num_failed, sampled_before = 0, sum(tape.loss_mask)
         try:
             async with self._room:
                 return await play_stretch(tape, setup=self._setup, num_turns=num_turns)
@@ -100,6 +154,7 @@ class EpisodeTree:
             num_played = len(tape.turns) - len(state.actions) + num_failed
             self._num_turns += num_played
             self._collected.num_turns += num_played
+            self._collected.num_sampled += sum(tape.loss_mask) - sampled_before
             self._collected.num_failed += num_failed
 
     def _keep(self, state: State, stretch: Stretch) -> None:
@@ -113,7 +168,7 @@ class EpisodeTree:
         self._collected.trajectories.append(stretch.record)
         self.has_ended = True
 
-    def _state(self, stretch: Stretch) -> State:
+    async def _state(self, stretch: Stretch) -> State:
         record = stretch.record
         last = record.turns[-1]
         return State(
@@ -122,4 +177,5 @@ class EpisodeTree:
             mean_logprob=float(record.behaviour_logprob_array()[last.start : last.stop].mean()),
             is_over=stretch.is_over,
             success=record.success,
+            value=await self._values(record) if self._values else None,
         )

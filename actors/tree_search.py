@@ -18,6 +18,7 @@ class State:
     mean_logprob: float  # of the tokens of the last action; 0 at the start
     is_over: bool
     success: bool
+    value: float | None = None  # the probability of success from here, by a process reward model; None without one
 
 
 START = State(actions=(), total_reward=0.0, mean_logprob=0.0, is_over=False, success=False)
@@ -40,14 +41,18 @@ class Tree(Protocol):
 async def tree_of_thoughts(tree: Tree, *, width: int, beam: int) -> None:
     """Search breadth first: of all states at one depth, expand the `beam` best. Yao et al. 2023, arXiv 2305.10601.
 
-    The best states have the highest return so far; among equal ones, the most likely last action. Finished episodes do
-    not count towards the `beam`. The search ends when no state is left.
+    The best states have the highest value; without values, the highest return so far; among equal ones, the most likely
+    last action. Finished episodes do not count towards the `beam`. The search ends when no state is left.
     """
     states = [START]
     while states:
         expanded = await asyncio.gather(*(tree.expand(state, width=width) for state in states))
         running = [child for children in expanded for child in children if not child.is_over]
-        states = sorted(running, key=lambda state: (state.total_reward, state.mean_logprob), reverse=True)[:beam]
+        states = sorted(running, key=_worth, reverse=True)[:beam]
+
+
+def _worth(state: State) -> tuple[float, float, float]:
+    return state.value or 0.0, state.total_reward, state.mean_logprob
 
 
 async def dfsdt(tree: Tree, *, width: int, budget: int) -> None:
@@ -78,9 +83,10 @@ async def dfsdt(tree: Tree, *, width: int, budget: int) -> None:
 async def mcts(tree: Tree, *, width: int, budget: int, exploration: float) -> None:
     """Monte Carlo tree search by UCB1. Kocsis & Szepesvari 2006 (UCT); for agents Zhou et al. 2023, arXiv 2310.04406.
 
-    On its first visit, a state is played out once by the policy, and the return counts for every state on the path. On
-    its second visit it is expanded. Finished states are not visited again, nor are states whose descendants are all
-    finished. The search ends after `budget` turns, or when nothing is left.
+    On its first visit, a state is played out once by the policy, and the return counts for every state on the path. A
+    state with a value is not played out: its value counts instead. On its second visit it is expanded. Finished states
+    are not visited again, nor are states whose descendants are all finished. The search ends after `budget` turns, or
+    when nothing is left.
     """
     root = _Node(state=START, parent=None)
     while not root.is_closed and tree.num_turns < budget:
@@ -133,6 +139,8 @@ async def _visit(tree: Tree, node: _Node, *, budget: int) -> None:
         _close(node)
     elif node.visits or node.parent is None:  # its expansion gave no new states
         _close(node)
+    elif node.state.value is not None:
+        _count(node, node.state.value)
     elif tree.num_turns < budget:
         end = await tree.play_out(node.state, max_turns=budget - tree.num_turns)
         if end is None:

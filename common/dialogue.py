@@ -21,6 +21,7 @@ class Branch:
 
     tokens: list[int] = field(default_factory=list)
     loss_mask: list[bool] = field(default_factory=list)  # True on the assistant's tokens that are to be learned
+    reply_stops: dict[int, int] = field(default_factory=dict)  # where each reply ends, by the index of its message
 
     def add(self, tokens: list[int], *, learnt: bool) -> None:
         self.tokens += tokens
@@ -76,6 +77,7 @@ class Tokeniser:
             following = messages[reply + 1].role if reply + 1 < len(messages) else "user"
             written = self._encode(self._form.write(messages[reply].content, before=following))
             branches[-1].add(written, learnt=reply >= learn_from and reply not in unlearnt)
+            branches[-1].reply_stops[reply] = len(branches[-1].tokens)
             chat.reply(written)
             if reply != replies[-1]:
                 prompt = chat.extend(tuple(messages[reply + 1 : replies[place + 1]]))

@@ -1,4 +1,4 @@
-"""Training on recorded conversations: imitation (SFT), preferences (DPO), and reward models.
+"""Training on recorded conversations: imitation (SFT), preferences (DPO), reward models, and process reward models.
 
 Every gradient is that of a weighted sum of the model's outputs at the loss tokens. The result does not depend on the
 number of micro-batches or ranks:
@@ -8,14 +8,13 @@ number of micro-batches or ranks:
              that on the side that is not preferred
     reward   weight sigmoid(-margin), and minus that      output: the score at the last token
              on the side that is not preferred
+    prm      weight label - sigmoid(score)                output: the score at the last token of each labelled turn
 
 A margin needs both sides of a pair, which may lie in different micro-batches. So a separate forward pass measures the
-margins before the backward pass.
+margins, or scores, before the backward pass.
 """
 
 import dataclasses
-import hashlib
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,12 +24,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from common.config import Config
-from common.config_error import ConfigError
 from common.metrics import Metrics, MetricsWriter
 from common.run_dir import RunDir, write_json
 from common.shutdown import Shutdown
@@ -38,20 +35,27 @@ from learner import checkpoint
 from learner.checkpoint import Progress
 from learner.checkpoint_writer import CheckpointWriter
 from learner.examples import Example, Goal
+from learner.fit_identity import check_identity, identity_of
 from learner.fit_options import FitOptions
+from learner.fit_turns import calibration_table, held_out_metrics, label_metrics, labels_of
 from learner.learner import stop_requested
 from learner.measure import of_each_token
 from learner.model.export import save_adapters, save_hf
 from learner.model.gradient import Update, apply_gradient, backward
 from learner.model.optimizer import make_optimizer, make_schedule
 from learner.model.packed_model import ModelSettings, PackedModel, expect_backward, load_kind
-from learner.model.reward_model import RewardModel, save_reward_model
+from learner.model.reward_model import OUTCOME, PROCESS, RewardModel, save_reward_model
 from learner.objective.preference import Margins, dpo_margins, preference_loss, preference_slope
+from learner.objective.turn_labels import turn_slope
 from learner.pack import Packed, TokenSequence, count_loss_tokens, micro_batches
 from learner.ranks import Ranks, resolve_dtype
 from learner.step_metrics import summed_over_ranks
 
+CALIBRATION = "calibration.json"  # of a process reward model, on the held-out rows
+
 log = logging.getLogger(__name__)
+OfTokens = npt.NDArray[np.float64]
+Weights = Sequence[Sequence[float | OfTokens]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +106,7 @@ def fit(
     A run that was stopped continues from its checkpoint. Every rank passes all of the examples, in the same order.
     Raises ConfigError if the run was started with other examples or settings.
     """
-    _check_identity(run_dir.path / "fit.json", _identity(goal, examples, config, options), ranks=ranks)
+    check_identity(run_dir.path / "fit.json", identity_of(goal, examples, config, options), ranks=ranks)
     num_steps = options.epochs * -(-len(examples) // options.batch_rows)
     fitted = _load(goal, config, options, ranks=ranks, num_steps=num_steps)
     # Before a checkpoint is read: until then the model is the reference policy.
@@ -116,7 +120,16 @@ def fit(
         log.info("resumed from %s", newest.name)
     writer = _writer(run_dir, fitted.progress) if ranks.rank == 0 else None
     try:
-        finished = _train(fitted, training, validation, checkpoints, writer, num_steps=num_steps, shutdown=shutdown)
+        finished = _train(
+            fitted,
+            training,
+            validation,
+            checkpoints,
+            writer,
+            run_dir.path / CALIBRATION,
+            num_steps=num_steps,
+            shutdown=shutdown,
+        )
         checkpoints.wait()
     finally:
         checkpoints.close()
@@ -127,47 +140,11 @@ def fit(
     return finished
 
 
-def _identity(goal: Goal, examples: Sequence[Example], config: Config, options: FitOptions) -> dict[str, object]:
-    """The data and settings that a run's checkpoints depend on."""
-    digest = hashlib.sha256()
-    for example in examples:
-        for side in example:
-            for sequence in side:
-                digest.update(sequence.tokens.tobytes() + sequence.loss_mask.tobytes())
-    return {
-        "goal": goal,
-        "model.path": config.model.path,
-        "--data": digest.hexdigest(),
-        "--epochs": options.epochs,
-        "--batch-rows": options.batch_rows,
-        "--beta": options.beta,
-        "run.seed": config.run.seed,
-    }
-
-
-def _check_identity(path: Path, identity: dict[str, object], *, ranks: Ranks) -> None:
-    if path.exists():
-        try:
-            before = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"{path} is damaged: {error}; restore it from a copy, or choose another `run.name`"
-            ) from error
-        others = [name for name, value in identity.items() if before.get(name) != value]
-        if others:
-            raise ConfigError(
-                f"the run in {path.parent} was started with another {' and '.join(others)}; choose another `run.name`"
-            )
-    dist.barrier()  # every rank has looked before rank 0 writes
-    if ranks.rank == 0:
-        write_json(path, identity)
-
-
 def _load(goal: Goal, config: Config, options: FitOptions, *, ranks: Ranks, num_steps: int) -> Fit:
     torch.manual_seed(config.run.seed)
     resolve_dtype(config, ranks.device)
     model = load_kind(
-        RewardModel if goal == "reward" else PackedModel,
+        RewardModel if goal in ("reward", "prm") else PackedModel,
         config.model.path,
         ranks=ranks,
         settings=dataclasses.replace(ModelSettings.of(config), temperature=1.0),
@@ -202,13 +179,14 @@ def _train(
     validation: Material,
     checkpoints: CheckpointWriter,
     writer: MetricsWriter | None,
+    table: Path,
     *,
     num_steps: int,
     shutdown: Shutdown,
 ) -> bool:
     every = fitted.config.learner.checkpoint_every
     if fitted.progress.step == 0:
-        _write_held_out(fitted, validation, writer)
+        _write_held_out(fitted, validation, writer, table)
     while (step := fitted.progress.step) < num_steps:
         places, ends_epoch = _batch_at(
             step, len(training.examples), batch_rows=fitted.options.batch_rows, seed=fitted.config.run.seed
@@ -217,7 +195,7 @@ def _train(
         if writer:
             _log_means(writer.write(step + 1, metrics), f"step {step + 1} of {num_steps}")
         if ends_epoch:
-            _write_held_out(fitted, validation, writer)
+            _write_held_out(fitted, validation, writer, table)
         stopping = stop_requested(shutdown, fitted.ranks)
         if stopping or (step + 1) % every == 0 or step + 1 == num_steps:
             checkpoints.begin(
@@ -256,11 +234,19 @@ def _step(fitted: Fit, batch: Material) -> Metrics:
     return _with_update(metrics, update, num_tokens=num_tokens)
 
 
-def _weights(fitted: Fit, batch: Material) -> tuple[Metrics, Sequence[Sequence[float]], float]:
-    """The metrics of the margins, the weight of each side of each example, and the divisor of all weights."""
+def _weights(fitted: Fit, batch: Material) -> tuple[Metrics, Weights, float]:
+    """The metrics, the weights of each side of each example, and the divisor of all weights.
+
+    A side has one weight, or one for each of its loss tokens.
+    """
     if fitted.goal == "sft":
         num_loss_tokens = sum(count_loss_tokens(side) for example in batch.examples for side in example)
         return Metrics(), [(1.0,)] * len(batch.examples), num_loss_tokens
+    if fitted.goal == "prm":
+        scores, labels = _outputs(fitted, batch.examples), labels_of(batch.examples)
+        of_sides = iter(np.split(turn_slope(scores, labels), _side_starts(batch.examples)[1:]))
+        weights = [[next(of_sides) for _ in example] for example in batch.examples]
+        return label_metrics(scores, labels), weights, len(labels)
     margins = _margins(fitted, batch)
     slopes = preference_slope(margins) * (fitted.options.beta if fitted.goal == "dpo" else 1.0)
     metrics = Metrics()
@@ -268,13 +254,19 @@ def _weights(fitted: Fit, batch: Material) -> tuple[Metrics, Sequence[Sequence[f
     return metrics, [(slope, -slope) for slope in slopes.tolist()], len(batch.examples)
 
 
-def _with_weights(examples: Sequence[Example], weights: Sequence[Sequence[float]]) -> list[TokenSequence]:
+def _with_weights(examples: Sequence[Example], weights: Weights) -> list[TokenSequence]:
     return [
-        dataclasses.replace(sequence, advantages=np.full(sequence.num_tokens, weight, dtype=np.float32))
+        dataclasses.replace(sequence, advantages=_at_loss_tokens(sequence, weight))
         for example, sides in zip(examples, weights, strict=True)
         for side, weight in zip(example, sides, strict=True)
         for sequence in side
     ]
+
+
+def _at_loss_tokens(sequence: TokenSequence, weight: float | OfTokens) -> npt.NDArray[np.float32]:
+    weights = np.zeros(sequence.num_tokens, dtype=np.float32)
+    weights[sequence.loss_mask] = weight
+    return weights
 
 
 def _margins(fitted: Fit, batch: Material) -> Margins:
@@ -292,16 +284,24 @@ def _differences(fitted: Fit, pairs: Material) -> Margins:
 
 def _sums(fitted: Fit, examples: Sequence[Example]) -> npt.NDArray[np.float64]:
     """The outputs of each side of each example, summed over its loss tokens, one side after the other. Collective."""
-    sides = [side for example in examples for side in example]
-    outputs = of_each_token(
+    return np.add.reduceat(_outputs(fitted, examples), _side_starts(examples))
+
+
+def _outputs(fitted: Fit, examples: Sequence[Example]) -> npt.NDArray[np.float64]:
+    """The output of each loss token, one side after the other. Collective."""
+    return of_each_token(
         {"outputs": fitted.outputs},
-        [sequence for side in sides for sequence in side],
+        [sequence for example in examples for side in example for sequence in side],
         micro_batch_tokens=fitted.config.learner.micro_batch_tokens,
         ranks=fitted.ranks,
         share_prefixes=fitted.model.shares_prefixes,
     )["outputs"]
-    starts = np.cumsum([0, *(count_loss_tokens(side) for side in sides[:-1])])
-    return np.add.reduceat(outputs, starts)
+
+
+def _side_starts(examples: Sequence[Example]) -> npt.NDArray[np.int64]:
+    """The number of loss tokens before each side."""
+    sides = [side for example in examples for side in example]
+    return np.cumsum([0, *(count_loss_tokens(side) for side in sides[:-1])])
 
 
 def _backward(fitted: Fit, sequences: Sequence[TokenSequence], *, divisor: float) -> float:
@@ -323,14 +323,22 @@ def _backward(fitted: Fit, sequences: Sequence[TokenSequence], *, divisor: float
     return summed_over_ranks({"outputs": torch.stack(sums).sum()})["outputs"]
 
 
-def _write_held_out(fitted: Fit, validation: Material, writer: MetricsWriter | None) -> None:
-    """Measure the loss on held-out examples, and record it at the last step. Collective."""
+def _write_held_out(fitted: Fit, validation: Material, writer: MetricsWriter | None, table: Path) -> None:
+    """Measure the loss on held-out examples, and record it at the last step. Collective.
+
+    The calibration of a process reward model is written to `table`.
+    """
     if not validation.examples:
         return
     metrics = Metrics()
     if fitted.goal == "sft":
         num_loss_tokens = sum(count_loss_tokens(side) for example in validation.examples for side in example)
         metrics.add("fit/held_out_loss", -float(_sums(fitted, validation.examples).sum()), num_loss_tokens)
+    elif fitted.goal == "prm":
+        scores, labels = _outputs(fitted, validation.examples), labels_of(validation.examples)
+        metrics = held_out_metrics(scores, labels)
+        if writer:
+            write_json(table, {"step": fitted.progress.step, **calibration_table(scores, labels)})
     else:
         margins = _margins(fitted, validation)
         metrics.add("fit/held_out_loss", float(preference_loss(margins).sum()), len(margins))
@@ -361,7 +369,8 @@ def _log_means(means: dict[str, float], when: str) -> None:
 
 def _export(fitted: Fit, run_dir: RunDir) -> None:
     if isinstance(fitted.model, RewardModel):
-        save_reward_model(fitted.model, run_dir.trained_model, ranks=fitted.ranks)
+        kind = PROCESS if fitted.goal == "prm" else OUTCOME
+        save_reward_model(fitted.model, run_dir.trained_model, kind=kind, ranks=fitted.ranks)
     else:
         save_hf(fitted.model, run_dir.trained_model, ranks=fitted.ranks)
         if fitted.config.model.lora.rank:

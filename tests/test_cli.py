@@ -103,7 +103,7 @@ def test_the_own_options_of_a_verb_are_in_its_help_alone(capsys: pytest.CaptureF
             main([verb, "--help"])
         said = " ".join(capsys.readouterr().out.split())
         shown = "pairs of conversations, in one optimizer step (default: 32)" in said
-        assert shown is (verb in ("sft", "dpo", "reward"))
+        assert shown is (verb in ("sft", "dpo", "reward", "prm"))
 
 
 def test_the_printed_configuration_can_be_fed_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

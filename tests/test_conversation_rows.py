@@ -114,7 +114,7 @@ def test_a_row_in_no_known_shape_says_why(row: dict[str, Any], complaint: str) -
 def test_a_message_without_loss_is_read_and_not_learnt_from(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"conversations": AGENT_INSTRUCT}) + "\n")
-    (sample,), _, _ = read_samples(FitOptions(data=str(path), held_out=0), pairs=False)
+    (sample,), _, _ = read_samples(FitOptions(data=str(path), held_out=0), goal="sft")
     (side,) = sample.sides
     tokenizer = byte_tokenizer(CHATML)
     (branch,) = Tokeniser(tokenizer).branches(side.messages, learn_from=side.learn_from, unlearnt=side.unlearnt)

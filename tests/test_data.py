@@ -108,7 +108,7 @@ def test_all_rows_of_a_prompt_are_held_out_or_none_and_sft_reads_what_was_writte
     tasks, apart = {row["task"] for row in kept}, {row["task"] for row in held_out}
     assert len(kept) + len(held_out) == 180 and len(tasks) + len(apart) == 60
     assert 5 <= len(apart) <= 35 and not tasks & apart
-    taught, _, _ = read_samples(FitOptions(data=str(tmp_path / "out.jsonl"), held_out=0), pairs=False)
+    taught, _, _ = read_samples(FitOptions(data=str(tmp_path / "out.jsonl"), held_out=0), goal="sft")
     assert len(taught) == len(kept)
 
 

@@ -28,7 +28,7 @@ from learner.ranks import Ranks, join_ranks, leave_ranks
 from tools.tiny_model import make_tiny_model
 
 WORDS = [f"w{number}" for number in range(40)]
-GOALS: tuple[Goal, ...] = ("sft", "dpo", "reward")
+GOALS: tuple[Goal, ...] = ("sft", "dpo", "reward", "prm")
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +40,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def branch(rng: np.random.Generator, length: int) -> Branch:
-    """Random tokens, of which every other stretch of three is learnt from."""
+    """Random tokens, of which every other stretch of three is learnt from: a reply, whose number is where it ends."""
     return Branch(
-        tokens=rng.integers(8, 48, length).tolist(), loss_mask=[place // 3 % 2 == 1 for place in range(length)]
+        tokens=rng.integers(8, 48, length).tolist(),
+        loss_mask=[place // 3 % 2 == 1 for place in range(length)],
+        reply_stops={stop: stop for stop in range(6, length + 1, 6)},
     )
 
 
@@ -51,10 +53,10 @@ def examples(goal: Goal, number: int, *, seed: int = 0) -> list[Example]:
     rng = np.random.default_rng(seed)
     made = []
     for place in range(number):
-        sides = [[branch(rng, int(rng.integers(6, 30)))] for _ in range(1 if goal == "sft" else 2)]
+        sides = [[branch(rng, int(rng.integers(6, 30)))] for _ in range(2 if goal in ("dpo", "reward") else 1)]
         if place == number - 1:
             sides[0].append(branch(rng, 11))
-        example = example_of(sides, goal)
+        example = example_of(sides, goal, labels={stop: stop / 30 for stop in (6, 12, 24)})  # the fourth has none
         assert example is not None
         made.append(example)
     return made
@@ -111,7 +113,7 @@ def plainly(goal: Goal, folder: Path, made: list[Example]) -> tuple[float, dict[
         total = torch.zeros(())
         for sequence in side:
             ids, places = torch.tensor(sequence.tokens).long()[None], np.flatnonzero(sequence.loss_mask)
-            if goal == "reward":
+            if goal in ("reward", "prm"):
                 hidden = model.model(input_ids=ids).last_hidden_state[0]
                 total = total + (hidden[places] @ head[0]).sum()
             else:
@@ -119,7 +121,17 @@ def plainly(goal: Goal, folder: Path, made: list[Example]) -> tuple[float, dict[
                 total = total + logprobs[places - 1, ids[0, places]].sum()
         return total
 
-    if goal == "sft":
+    if goal == "prm":
+        labelled = [
+            (sequence, place)
+            for sides in made
+            for (sequence,) in sides
+            for place in np.flatnonzero(sequence.loss_mask).tolist()
+        ]
+        scores = [said([replace(each, loss_mask=np.arange(each.num_tokens) == place)]) for each, place in labelled]
+        labels = torch.tensor([(place + 1) / 30 for _, place in labelled])
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(torch.stack(scores), labels)
+    elif goal == "sft":
         count = sum(int(sequence.loss_mask.sum()) for (side,) in made for sequence in side)
         loss = -torch.stack([said(side) for (side,) in made]).sum() / count
     else:

@@ -32,6 +32,20 @@ BEST = {"name": "best", "kind": "rejection", "options": {"num_tasks": 4, "best_o
 EXPLORE = {"name": "explore", "kind": "rl", "set": {"objective": {"reward_model": "judge"}, "learner": {"steps": 3}}}
 
 
+LABEL = {"name": "label", "kind": "collect", "options": {"num_tasks": 2, "completions": 3}}
+PROCESS = {"name": "process", "kind": "prm", "options": {"data": "label", "hard": True}}
+GUIDED = {
+    "name": "guided",
+    "kind": "rejection",
+    "options": {"num_tasks": 4, "search": "tree_of_thoughts", "reward_model": "process", "min_return": 1},
+}
+BY_TURN = {
+    "name": "by-turn",
+    "kind": "rl",
+    "set": {"objective": {"reward_model": "process", "allocation": "per_turn"}, "learner": {"steps": 3}},
+}
+
+
 def written(folder: Path, *stages: object, **more: object) -> str:
     shared = {"run": {"name": "r", "root": str(folder)}, "env": {"name": "shop"}, "eval": {"num_tasks": 100}}
     path = folder / "road.yaml"
@@ -120,6 +134,22 @@ def test_the_teacher_of_a_stage_is_a_folder_or_an_earlier_stage_that_trains(tmp_
     missing = read_road(written(tmp_path, EXPERT, IMITATE, distil("models/none")), [])
     with pytest.raises(ConfigError, match=r"stage 'distil': `objective.reference_model` must be a folder.*\(imitate"):
         check_road(missing, first=0)
+
+
+def test_a_process_reward_model_is_trained_on_labels_and_guides_later_stages(tmp_path: Path) -> None:
+    done = walked(tmp_path, LABEL, PROCESS, GUIDED, BY_TURN)
+    assert done.returncode == 0, done.stderr
+    stages = ["label: collect", "process: prm", "guided: collect", "guided: sft", "r: eval", "by-turn: up", "r: eval"]
+    assert calls(tmp_path) == ["base: prepare", "r: eval", *stages]
+    model = str(tmp_path / "r-process" / "trained_model")
+    road = read_road(str(tmp_path / "road.yaml"), []).stages
+    assert road[2].collect is not None and road[2].collect.reward_model == model
+    assert road[3].config.objective.reward_model == model
+    check_road(read_road(str(tmp_path / "road.yaml"), []), first=0)
+    with pytest.raises(
+        ConfigError, match=r"`reward_model` must be a folder, or an earlier stage .* \(none\), got 'process'"
+    ):
+        check_road(read_road(written(tmp_path, GUIDED), []), first=0)
 
 
 def test_a_stage_that_fails_is_named_and_only_what_is_missing_runs_again(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A reward model's word becomes one more reward of each episode, the same that transformers would give."""
 
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -10,10 +11,12 @@ from transformers import AutoModelForSequenceClassification
 
 from common.config import Config, TinyModelConfig, load_config
 from common.config_error import ConfigError
+from common.tokenizer import load_tokenizer
 from common.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
 from learner.model.packed_model import PackedModel, load_kind, load_model
-from learner.model.reward_model import RewardModel, save_reward_model
+from learner.model.reward_model import PROCESS, RewardModel, save_reward_model
 from learner.objective.coherence import check_coherence
+from learner.objective.turn_labels import progress
 from learner.ranks import Ranks
 from learner.score import COMPONENT, load_reward_scorer
 from learner.supply import Batch
@@ -45,6 +48,15 @@ def scorer_folder(policy: PackedModel, tmp_path_factory: pytest.TempPathFactory,
         model.score.weight.to_local().copy_(torch.randn(1, 32))
     folder = tmp_path_factory.mktemp("reward_model") / "trained_model"
     save_reward_model(model, folder, ranks=ranks)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def process_folder(policy: PackedModel, scorer_folder: Path, ranks: Ranks) -> Path:
+    model = load_reward_scorer(config_for(policy, scorer_folder), policy, ranks=ranks)
+    assert model is not None
+    folder = scorer_folder.with_name("process")
+    save_reward_model(model.model, folder, kind=PROCESS, ranks=ranks)
     return folder
 
 
@@ -108,6 +120,67 @@ def test_every_episode_earns_what_transformers_says_of_its_last_branch(
         assert after.total_reward == pytest.approx(expected, rel=1e-4) and expected != 0
         assert after.tokens == before.tokens
     assert scorer.scored(scored) == scored  # scoring twice gives the same rewards
+
+
+def test_every_turn_earns_its_progress_by_what_transformers_says_at_its_last_token(
+    policy: PackedModel, process_folder: Path, ranks: Ranks
+) -> None:
+    config = config_for(policy, process_folder, "objective.reward_model_weight=0.5", "objective.allocation=per_turn")
+    scorer = load_reward_scorer(config, policy, ranks=ranks)
+    assert scorer is not None
+    episodes = [episode(0), episode(1), episode(2, branches=(0, 7)), episode(3)]
+    batch = Batch(groups=[group_of(episodes)], num_dropped={}, next_group_id=1)
+    scored = scorer.scored(batch)
+    theirs = AutoModelForSequenceClassification.from_pretrained(process_folder, dtype=torch.float32).eval()
+    for before, after in zip(episodes, scored.groups[0].trajectories, strict=True):
+        values = []
+        for turn in before.turns:
+            start = max(start for start in before.branch_starts if start < turn.stop)
+            ids = torch.tensor(before.token_array()[start : turn.stop].copy()).long()[None]
+            values.append(torch.sigmoid(theirs(input_ids=ids).logits).item())
+        first, last = after.turns
+        assert first.rewards == {"task": 0.0, COMPONENT: pytest.approx(0.5 * values[0], rel=1e-4)}
+        assert last.rewards == {"task": 0.0, COMPONENT: pytest.approx(0.5 * (values[1] - values[0]), rel=1e-3)}
+        assert after.total_reward == pytest.approx(0.5 * values[1], rel=1e-4)
+    assert scorer.scored(scored) == scored
+    # Of four siblings, the advantage at the second turn compares its own reward, and at the first the return.
+    tokens = sequences_with_advantages(scored.groups, objective=config.objective)
+    to_go = [progress(values)[1] for values in scorer.values(episodes)]
+    second = {sequence.trajectory: float(sequence.advantages[-1]) for sequence in tokens}
+    assert np.argsort([second[place] for place in range(4)]).tolist() == np.argsort(to_go).tolist()
+
+
+def test_a_model_of_the_process_needs_an_objective_that_reads_turns(
+    policy: PackedModel, process_folder: Path, scorer_folder: Path, ranks: Ranks
+) -> None:
+    with pytest.raises(ConfigError, match=r"is a process reward model, .* set objective\.allocation=per_turn"):
+        load_reward_scorer(config_for(policy, process_folder), policy, ranks=ranks)
+    for fitting in ("objective.allocation=per_turn", "objective.advantage=gigpo"):
+        assert load_reward_scorer(config_for(policy, process_folder, fitting), policy, ranks=ranks)
+        assert load_reward_scorer(config_for(policy, scorer_folder, fitting), policy, ranks=ranks)
+
+
+def test_a_score_that_is_not_finite_ends_the_run_and_is_never_a_reward(
+    policy: PackedModel, scorer_folder: Path, ranks: Ranks
+) -> None:
+    scorer = load_reward_scorer(config_for(policy, scorer_folder), policy, ranks=ranks)
+    assert scorer is not None
+    with torch.no_grad():
+        scorer.model.score.weight.to_local().fill_(float("nan"))
+    with pytest.raises(ConfigError, match="has a score that is not finite; train it again"):
+        scorer.scored(Batch(groups=[group_of([episode(0)])], num_dropped={}, next_group_id=1))
+
+
+def test_a_reward_model_with_another_chat_template_is_refused(
+    policy: PackedModel, scorer_folder: Path, tmp_path: Path, ranks: Ranks
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(scorer_folder, other)
+    tokenizer = load_tokenizer(other)
+    tokenizer.chat_template += "{# another #}"
+    tokenizer.save_pretrained(other)
+    with pytest.raises(ConfigError, match="has another chat template than the policy"):
+        load_reward_scorer(config_for(policy, other), policy, ranks=ranks)
 
 
 def test_attempts_with_equal_returns_are_kept_and_scored_apart(

@@ -27,10 +27,12 @@ class HandMade:
         rewards: dict[str, float] | None = None,
         logprobs: dict[str, float] | None = None,
         endings: dict[str, list[str]] | None = None,
+        values: dict[str, float] | None = None,
     ) -> None:
         self._samples = {state: itertools.cycle(letters) for state, letters in samples.items()}
         self._endings = {state: itertools.cycle(paths) for state, paths in (endings or {}).items()}
         self._ends, self._rewards, self._logprobs = ends, rewards or {}, logprobs or {}
+        self._values = values or {}
         self._reached: set[str] = set()
         self.num_turns = 0
         self.done: list[str] = []  # "aa" is an expansion there, "aa>b" an episode from there to "aab"
@@ -58,6 +60,7 @@ class HandMade:
             mean_logprob=self._logprobs.get(path, -1.0),
             is_over=path in self._ends,
             success=self._ends.get(path, False),
+            value=self._values.get(path),
         )
 
 
@@ -77,6 +80,27 @@ def test_tree_of_thoughts_goes_on_from_the_best_at_each_depth_and_breaks_ties_by
     # has 0.5 as bc has, and is likelier. cc is a success and takes no place.
     assert searched(tree, tree_of_thoughts(tree, width=3, beam=2)) == ["", "b", "c", "ca", "bb"]
     assert tree.num_turns == 15
+
+
+def test_tree_of_thoughts_goes_on_from_the_most_valuable_state_whatever_it_has_earned() -> None:
+    tree = HandMade(
+        {"": "abc", "a": "xy", "c": "xy"},
+        rewards={"b": 0.5},
+        values={"a": 0.3, "b": 0.2, "c": 0.9},
+        ends={f"{at}{letter}": False for at in "ac" for letter in "xy"},
+    )
+    assert searched(tree, tree_of_thoughts(tree, width=3, beam=2)) == ["", "c", "a"]
+
+
+def test_mcts_counts_a_value_in_the_place_of_an_episode() -> None:
+    tree = HandMade(
+        {"": "ab", "a": "xy", "b": "xy"},
+        values={"a": 0.1, "b": 0.9},
+        ends={f"{at}{letter}": False for at in "ab" for letter in "xy"},
+    )
+    # a and b are visited without an episode; then b, with the higher value, is expanded before a.
+    assert searched(tree, mcts(tree, width=2, budget=6, exploration=0.1))[:2] == ["", "b"]
+    assert not any(">" in step for step in tree.done)
 
 
 def test_tree_of_thoughts_counts_an_action_once_and_lives_with_one_that_failed() -> None:

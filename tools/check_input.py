@@ -163,6 +163,11 @@ def check_collect(config: Config, options: CollectOptions) -> None:
                 f"`--search` must be none for `env.name` {part.name}, got {options.search!r}: this "
                 "environment controls its own episodes, and a search must continue them from the middle"
             )
+        if part.name in DRIVING and options.completions:
+            raise ConfigError(
+                f"`--completions` must be 0 for `env.name` {part.name}, got {options.completions}: this environment "
+                "controls its own episodes, and a completion must continue them from the middle"
+            )
         if part.name in DRIVING and options.expert:
             raise ConfigError(f"`--expert` is not possible for `env.name` {part.name}: it has no expert; leave it out")
 

@@ -47,7 +47,17 @@ JOINING = (
 )
 FIXED_POLICY = ("eval", "collect")  # verbs that play with the run's trained model, not with its initial model
 OF_RUNS = ("report", "view")  # verbs that read directories of runs, which are named without `run.name=`
-LOADING_MODELS = ("up", "learner", "sft", "dpo", "reward", "eval", "collect", "road")  # model.path may be a Hub id
+LOADING_MODELS = (
+    "up",
+    "learner",
+    "sft",
+    "dpo",
+    "reward",
+    "prm",
+    "eval",
+    "collect",
+    "road",
+)  # model.path may be a Hub id
 MOVING_WEIGHTS = ("up", "learner", "actors", "relay")
 
 

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -33,7 +34,8 @@ from tools.fixed_policy import fixed_model_folder, start_fixed_policy
 from tools.prepare import NoisyExpert, expert_episodes, load_tokenizer
 from tools.replay.export import row_of
 from tools.retrace import retrace
-from tools.row_files import check_free, write_rows
+from tools.row_files import Row, check_free, write_rows
+from tools.state_values import StateValues, check_searches, reward_model_beside
 
 PROGRESS_S = 5.0  # between two lines of progress
 STATE = "collected"
@@ -49,7 +51,13 @@ def collect(config: Config, *, path: Path, force: bool, options: CollectOptions)
     check_collect(config, options)
     if options.expert:
         return _collect_expert(config, options, path=path)
-    return collect_on(start_fixed_policy(config, name="collect"), config, options, path=path)
+    if options.completions and path.suffix != ".jsonl":
+        raise ConfigError(
+            f"with `--completions` the file name must end in .jsonl, got {path}: it has a column `turn_labels`"
+        )
+    with reward_model_beside(config, options.reward_model) as values:
+        check_searches(values)
+        return collect_on(start_fixed_policy(config, name="collect"), config, options, path=path, values=values)
 
 
 def _collect_expert(config: Config, options: CollectOptions, *, path: Path) -> int:
@@ -95,7 +103,14 @@ def _retrace(config: Config, options: CollectOptions, tokenizer: PreTrainedToken
     return 0
 
 
-def collect_on(stage: EpisodeSetup, config: Config, options: CollectOptions, *, path: Path) -> int:
+def collect_on(
+    stage: EpisodeSetup,
+    config: Config,
+    options: CollectOptions,
+    *,
+    path: Path,
+    values: StateValues | None = None,
+) -> int:
     """Play on `stage` and write the finished trajectories. Return 0, 130 after Ctrl-C, or 1 if the engine died.
 
     In all three cases the trajectories that have finished are written. Raises ConfigError if every episode failed.
@@ -105,7 +120,7 @@ def collect_on(stage: EpisodeSetup, config: Config, options: CollectOptions, *, 
     )  # before playing: it raises for a chat template that it cannot read
     collected, exit_code = Collected(), 0
     try:
-        asyncio.run(_collect(stage, config, options, collected))
+        asyncio.run(_collect(stage, config, options, collected, values))
     except KeyboardInterrupt:
         exit_code = 130
         report_on_stderr("stopped; writing the finished trajectories")
@@ -113,8 +128,11 @@ def collect_on(stage: EpisodeSetup, config: Config, options: CollectOptions, *, 
         exit_code = 1
         report_on_stderr(f"{error}; writing the finished trajectories")
     trajectories = _chosen(collected.trajectories, search=options.search)
+    if options.completions:
+        trajectories = [each for each in trajectories if (each.group_id, each.member) in collected.labels]
     if trajectories:
-        write_rows(path, (row_of(trajectory, transcriber, state=STATE, step=None) for trajectory in trajectories))
+        rows = (row_of(trajectory, transcriber, state=STATE, step=None) for trajectory in trajectories)
+        write_rows(path, map(partial(_labelled, collected=collected), rows) if options.completions else rows)
         print(f"{path}: {_described(trajectories)}; {collected.num_turns} turns were generated")
     elif not exit_code:
         raise ConfigError("every episode failed; see the warnings above")
@@ -127,16 +145,27 @@ def collect_on(stage: EpisodeSetup, config: Config, options: CollectOptions, *, 
     return exit_code
 
 
-async def _collect(stage: EpisodeSetup, config: Config, options: CollectOptions, collected: Collected) -> None:
+def _labelled(row: Row, collected: Collected) -> Row:
+    """The row with a label for each message of the assistant's; null for those in the opening of the task."""
+    labels = collected.labels[row["group_id"], row["member"]]
+    replies = [message for message in row["messages"] or () if message["role"] == "assistant"]
+    return row | {"turn_labels": [None] * (len(replies) - len(labels)) + labels}
+
+
+async def _collect(
+    stage: EpisodeSetup, config: Config, options: CollectOptions, collected: Collected, values: StateValues | None
+) -> None:
     """Play every task, `actors.max_episodes` at a time."""
     room = asyncio.Semaphore(config.actors.max_episodes)
     tasks_at_a_time = asyncio.Semaphore(config.actors.max_episodes)
 
     async def play(group_id: int, task: Task) -> None:
         async with tasks_at_a_time:
-            attempt = _attempt(config, stage, task, group_id=group_id)
-            tree = EpisodeTree(attempt, setup=stage, room=room, collected=collected)
-            await _play(tree, config, options)
+            attempt = attempt_at(config, stage, task, group_id=group_id)
+            tree = EpisodeTree(
+                attempt, setup=stage, room=room, collected=collected, values=values.of_state if values else None
+            )
+            await play_task(tree, config, options)
             collected.num_tasks += 1
 
     groups = _groups(options, list(stage.envs))
@@ -162,7 +191,8 @@ def _groups(options: CollectOptions, labels: Sequence[str]) -> dict[int, Task]:
     }
 
 
-def _attempt(config: Config, stage: EpisodeSetup, task: Task, *, group_id: int) -> Attempt:
+def attempt_at(config: Config, stage: EpisodeSetup, task: Task, *, group_id: int) -> Attempt:
+    """The identity of the episodes of a task that is played without a run."""
     sampling = config.sampling
     return Attempt(
         run_id=stage.run_id,
@@ -182,9 +212,16 @@ def _attempt(config: Config, stage: EpisodeSetup, task: Task, *, group_id: int) 
     )
 
 
-async def _play(tree: EpisodeTree, config: Config, options: CollectOptions) -> None:
+async def play_task(tree: EpisodeTree, config: Config, options: CollectOptions) -> None:
     """Play one task. If a search finishes no episode, one is played out from the best state that it has found."""
     max_turns = config.env.max_turns
+    if options.completions:
+        played = await asyncio.gather(*(tree.walk() for _ in range(config.replay.group_size)))
+        whole = [each for each in played if each is not None]
+        await asyncio.gather(
+            *(tree.label(each, num_completions=options.completions, max_turns=max_turns) for each in whole)
+        )
+        return
     if options.search == "none":
         await asyncio.gather(*(tree.play_out(START, max_turns=max_turns) for _ in range(config.replay.group_size)))
         return

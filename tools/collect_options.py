@@ -17,6 +17,8 @@ class CollectOptions:
     beam: int = 2  # tree_of_thoughts: states that it expands at each depth
     budget: int = 60  # dfsdt, mcts: the most turns that are generated for one task
     exploration: float = 1.4  # mcts: the constant of UCB1, for returns between 0 and 1
+    reward_model: str = ""  # tree_of_thoughts, mcts: a folder of `slipstream prm`, whose probabilities guide the search
+    completions: int = 0  # label each turn with the share of N episodes from there that succeed, for `slipstream prm`
     expert: bool = False  # the environment's expert plays each task once, instead of the model
     noise: float = 0.0  # expert: the probability of a random admissible action instead of the expert's
     retrace: str = ""  # expert: a file of rows; each is played again up to a random turn, and the expert finishes it
@@ -47,6 +49,21 @@ class CollectOptions:
             "none with --expert",
             self.search,
             "an expert plays one episode of each task",
+        )
+        require(
+            not self.reward_model or self.search in ("tree_of_thoughts", "mcts"),
+            "--reward-model",
+            "empty without --search tree_of_thoughts or mcts",
+            self.reward_model,
+            "it guides a search; `slipstream eval --attempts` chooses among whole episodes",
+        )
+        require(self.completions >= 0, "--completions", ">= 0", self.completions, "0 labels nothing")
+        require(
+            self.completions == 0 or (self.search == "none" and not self.expert),
+            "--completions",
+            "0 with --search or --expert",
+            self.completions,
+            "labels are of the policy's own episodes",
         )
         require(0 <= self.noise < 1, "--noise", "in [0, 1)", self.noise, "0 is the expert alone")
         require(self.expert or self.noise == 0, "--noise", "0 without --expert", self.noise, "add --expert")

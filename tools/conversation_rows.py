@@ -1,4 +1,4 @@
-"""Reads rows of recorded conversations in every published shape, for `slipstream sft`, `dpo`, `reward` and `data`.
+"""Reads rows of recorded conversations in every published shape, for the verbs that fit models and `data`.
 
 | rows                                                     | published as                                              |
 |----------------------------------------------------------|-----------------------------------------------------------|
@@ -13,7 +13,7 @@ Calls of tools are written as text, and `tools` is described in the system messa
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class Conversation:
     messages: tuple[Message, ...]
     learn_from: int = 0
     unlearnt: frozenset[int] = frozenset()
+    labels: tuple[tuple[int, float], ...] = ()  # of messages by their index, in [0, 1]: see `labelled`
 
     def is_learnt(self, index: int) -> bool:
         """Whether the message at `index` is learnt from."""
@@ -131,6 +132,27 @@ def conversation_of(row: Row) -> Conversation:
         return _with_tools(row, Conversation(messages=prompt + completion, learn_from=len(prompt), unlearnt=moved))
     hint = "; rows with only a prompt are tasks: see docs/dataset.md" if "prompt" in row else ""
     raise BadRow(f"neither `messages` nor `prompt` and `completion`, but {', '.join(row) or 'nothing'}{hint}")
+
+
+def labelled(row: Row, conversation: Conversation, *, hard: bool) -> Conversation:
+    """The conversation with `turn_labels`: a number in [0, 1], or null, for each message of the assistant's.
+
+    If `hard`, a label above 0 is 1. Raises BadRow.
+    """
+    given = row.get("turn_labels")
+    first = conversation.learn_from
+    replies = [index for index, each in enumerate(conversation.messages) if each.role == "assistant" and index >= first]
+    if not isinstance(given, list) or len(given) != len(replies):
+        raise BadRow(
+            f"`turn_labels` must be a list with a number in [0, 1], or null, for each of the {len(replies)} messages "
+            f"of the assistant's, got {given!r:.80}"
+        )
+    known = [(index, label) for index, label in zip(replies, given, strict=True) if label is not None]
+    for _, label in known:
+        if not isinstance(label, int | float) or not 0 <= label <= 1:
+            raise BadRow(f"a label in `turn_labels` must be a number in [0, 1], or null, got {label!r:.80}")
+    labels = tuple((index, float(label > 0 if hard else label)) for index, label in known)
+    return replace(conversation, labels=labels)
 
 
 def messages_of(row: Row, column: str) -> tuple[Message, ...]:

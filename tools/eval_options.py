@@ -1,8 +1,9 @@
-"""The options of `slipstream eval`: how often it plays each task, and what it compares."""
+"""The options of `slipstream eval`: how often it plays each task, what chooses an attempt, and what it compares."""
 
 from dataclasses import dataclass
 
 from common.config_error import require
+from learner.objective.turn_labels import AGGREGATES
 
 MAX_ATTEMPTS = 1000
 
@@ -11,11 +12,27 @@ MAX_ATTEMPTS = 1000
 class EvalOptions:
     attempts: int = 1  # sampled episodes of each task; from 2 on, pass@k is reported
     compare: tuple[str, ...] = ()  # values of env.action_format to compare on the same tasks, with the same model
+    reward_model: str = ""  # attempts: a folder of `slipstream prm` or `reward`, which chooses one attempt of each task
+    aggregate: str = "last"  # prm: what ranks an attempt: the last, min or product of its turns' probabilities
     by: str = "type"  # the column of a task by whose values success is reported too, where the environment has it
 
     def __post_init__(self) -> None:
         require(
             1 <= self.attempts <= MAX_ATTEMPTS, "--attempts", f"1 to {MAX_ATTEMPTS}", self.attempts, "1 is the default"
+        )
+        require(
+            self.attempts > 1 or not self.reward_model,
+            "--reward-model",
+            "empty without --attempts from 2 on",
+            self.reward_model,
+            "it chooses among attempts",
+        )
+        require(
+            self.aggregate in AGGREGATES,
+            "--aggregate",
+            f"one of {', '.join(AGGREGATES)}",
+            self.aggregate,
+            "last is the default",
         )
         require(
             len(set(self.compare)) == len(self.compare) != 1,

@@ -24,6 +24,7 @@ class Played:
     num_invalid: int  # turns whose action was invalid
     num_tokens: int  # of all its sequences, prompts included
     num_written: int  # tokens that the policy sampled
+    value: float | None = None  # by which a reward model ranks it; None without one
 
 
 def report(episodes: Sequence[Played]) -> dict[str, Any]:
@@ -36,6 +37,8 @@ def report(episodes: Sequence[Played]) -> dict[str, Any]:
     more: dict[str, Any] = {}
     if num_attempts > 1:
         more["pass_at"] = {str(size): _passed(tasks, size) for size in sizes}
+    if all(episode.value is not None for episode in episodes):
+        more["best_of"] = _best_of(tasks)
     kinds = sorted({episode.kind for episode in episodes} - {""})
     if kinds:
         more["by_type"] = {kind: _of_kind([each for each in episodes if each.kind == kind]) for kind in kinds}
@@ -118,6 +121,14 @@ def _passed(tasks: Mapping[int, Sequence[Played]], size: int) -> dict[str, float
     )
     low, high = wilson(rate, len(tasks))
     return {"rate": rate, "low": low, "high": high}
+
+
+def _best_of(tasks: Mapping[int, Sequence[Played]]) -> dict[str, float]:
+    """Success of the attempt of each task with the highest value; among equal ones, of the first."""
+    best = [max(attempts, key=lambda each: each.value or 0.0) for attempts in tasks.values()]
+    rate = _mean([float(each.success) for each in best])
+    low, high = wilson(rate, len(best))
+    return {"attempts": max(map(len, tasks.values())), "rate": rate, "low": low, "high": high}
 
 
 def _of_kind(episodes: Sequence[Played]) -> dict[str, float]:

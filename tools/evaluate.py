@@ -15,9 +15,11 @@ from common.config_error import ConfigError
 from common.log import log_to_stderr
 from common.long_work import LongWork, report_on_stderr
 from common.trajectory import Sampling, Task, Trajectory
+from learner.objective.turn_labels import aggregated
 from tools.eval_options import EvalOptions
 from tools.eval_report import Played, compared, report
 from tools.fixed_policy import start_fixed_policy
+from tools.state_values import StateValues, reward_model_beside
 from tools.table import print_rows
 
 DEFAULT_NUM_TASKS = 100
@@ -33,28 +35,39 @@ def evaluate(config: Config, *, options: EvalOptions) -> int:
     """
     log_to_stderr(logging.WARNING)
     formats = options.compare or (config.env.action_format,)
-    return evaluate_on(start_fixed_policy(config, name="eval", formats=formats), config, options)
+    with reward_model_beside(config, options.reward_model) as values:
+        check_aggregate(values, options.aggregate)
+        return evaluate_on(start_fixed_policy(config, name="eval", formats=formats), config, options, values=values)
 
 
-def evaluate_on(stage: EpisodeSetup, config: Config, options: EvalOptions) -> int:
+def evaluate_on(stage: EpisodeSetup, config: Config, options: EvalOptions, *, values: StateValues | None = None) -> int:
     """Play the tasks on `stage`, and print the results. Raises ConfigError if every episode failed."""
-    asyncio.run(_evaluate(config, stage, options))
+    asyncio.run(_evaluate(config, stage, options, values))
     return 0
 
 
-async def _evaluate(config: Config, stage: EpisodeSetup, options: EvalOptions) -> None:
+def check_aggregate(values: StateValues | None, how: str) -> None:
+    """Raise ConfigError for a model of outcome, which has one score for an episode, unless `how` is last."""
+    if values and how != "last" and not values.scorer.model.is_process:
+        raise ConfigError(
+            f"`--aggregate` must be last for a reward model of outcome, which has one score for an episode, got {how}; "
+            "leave it out, or give a folder of `slipstream prm`"
+        )
+
+
+async def _evaluate(config: Config, stage: EpisodeSetup, options: EvalOptions, values: StateValues | None) -> None:
     formats = {
         name: dataclasses.replace(stage, action_format=action_format(name, config.env.formats))
         for name in options.compare or (config.env.action_format,)
     }
-    ways = (("sampled", config.sampling.temperature, options.attempts), ("greedy", 0.0, 1))
+    ways = (("sampled", config.sampling.temperature, options.attempts, values), ("greedy", 0.0, 1, None))
     tables = []
     try:
-        for sampling, temperature, num_attempts in ways:
+        for sampling, temperature, num_attempts, judge in ways:
             for label in stage.envs:
                 played = {}
                 for name, setup in formats.items():
-                    played[name] = await _play_all(label, temperature, num_attempts, config, setup, options)
+                    played[name] = await _play_all(label, temperature, num_attempts, config, setup, options, judge)
                     about = {"env": label, "sampling": sampling} | ({"format": name} if options.compare else {})
                     print(json.dumps({**about, **report(played[name])}), flush=True)
                 tables.append((f"{label}, {sampling}", *compared(played)))
@@ -66,7 +79,13 @@ async def _evaluate(config: Config, stage: EpisodeSetup, options: EvalOptions) -
 
 
 async def _play_all(
-    label: str, temperature: float, num_attempts: int, config: Config, setup: EpisodeSetup, options: EvalOptions
+    label: str,
+    temperature: float,
+    num_attempts: int,
+    config: Config,
+    setup: EpisodeSetup,
+    options: EvalOptions,
+    values: StateValues | None,
 ) -> list[Played]:
     """Play every held-out task of an environment. Raises ConfigError if every episode failed."""
     room = asyncio.Semaphore(config.actors.max_episodes)
@@ -75,7 +94,7 @@ async def _play_all(
     ]
     work = LongWork(f"episodes of {label}", len(tasks) * num_attempts, report=report_on_stderr)
     episodes = [
-        _play(task, member, temperature, config, setup, room, options, work)
+        _play(task, member, temperature, config, setup, room, options, work, values)
         for task in tasks
         for member in range(num_attempts)
     ]
@@ -94,6 +113,7 @@ async def _play(
     room: asyncio.Semaphore,
     options: EvalOptions,
     work: LongWork,
+    values: StateValues | None,
 ) -> Played | None:
     """Play one episode; return None if its environment or engine failed."""
     attempt = Attempt(
@@ -125,13 +145,15 @@ async def _play(
         return None
     finally:
         work.done()
-    return _played(trajectory, kind=str(tape.columns.get(options.by, "")))
+    value = aggregated(await values.of_turns(trajectory), options.aggregate) if values else None
+    return _played(trajectory, kind=str(tape.columns.get(options.by, "")), value=value)
 
 
-def _played(trajectory: Trajectory, *, kind: str) -> Played:
+def _played(trajectory: Trajectory, *, kind: str, value: float | None) -> Played:
     return Played(
         index=trajectory.task.index,
         kind=kind,
+        value=value,
         success=trajectory.success,
         score=trajectory.score,
         num_turns=len(trajectory.turns),

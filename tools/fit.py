@@ -1,4 +1,4 @@
-"""`slipstream sft`, `dpo` and `reward`: train a model on recorded conversations, in one process or one per rank."""
+"""`slipstream sft`, `dpo`, `reward`, `prm`: train a model on conversations, in one process or one per rank."""
 
 import logging
 import os
@@ -34,7 +34,7 @@ def fit_model(config: Config, *, goal: "Goal", options: FitOptions) -> int:
     log_to_stderr()
     shutdown, run_dir = Shutdown(), RunDir(config.run.root, config.run.name)
     with shutdown.nothing_to_lose():
-        trained, held_out, left_out = read_samples(options, pairs=goal != "sft")
+        trained, held_out, left_out = read_samples(options, goal=goal)
         if "RANK" in os.environ:
             die_with_parent(os.getppid())  # torchrun
         else:
@@ -111,7 +111,7 @@ def _example(sample: Sample, tokeniser: Tokeniser, goal: "Goal", left_out: Count
     except ValueError as error:
         left_out[str(error)] += 1
         return None
-    example = example_of(sides, goal)
+    example = example_of(sides, goal, labels=dict(sample.sides[0].labels))
     if example is None:
-        left_out["no assistant message to learn from"] += 1
+        left_out["no label" if goal == "prm" else "no assistant message to learn from"] += 1
     return example

@@ -3,7 +3,7 @@
 `tools.conversation_rows` reads the shapes of conversations. Pairs are rows of TRL's format, `chosen` and `rejected`
 with or without `prompt` (https://huggingface.co/docs/trl/dataset_formats). The rows of `slipstream collect` and
 `replay export` have `messages`, a return and a group. Pairs are made of them: in each group, the row with the highest
-return is preferred to the row with the lowest.
+return is preferred to the row with the lowest. Rows with `turn_labels` teach a process reward model.
 """
 
 import contextlib
@@ -14,11 +14,24 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.config_error import ConfigError
 from common.message import Message
 from learner.fit_options import FitOptions
-from tools.conversation_rows import COLUMNS, BadRow, Conversation, Row, conversation_of, messages_of, read_lines
+from tools.conversation_rows import (
+    COLUMNS,
+    BadRow,
+    Conversation,
+    Row,
+    conversation_of,
+    labelled,
+    messages_of,
+    read_lines,
+)
+
+if TYPE_CHECKING:
+    from learner.examples import Goal
 
 UNREAD = "without messages (see `fidelity`)"
 
@@ -33,7 +46,7 @@ class Sample:
     sides: tuple[Conversation, ...]
 
 
-def read_samples(options: FitOptions, *, pairs: bool) -> tuple[list[Sample], list[Sample], Counter[str]]:
+def read_samples(options: FitOptions, *, goal: "Goal") -> tuple[list[Sample], list[Sample], Counter[str]]:
     """Return the samples to train on, the samples held out, and the number of rows left out, by reason.
 
     Raises ConfigError with the line of the first bad row.
@@ -44,7 +57,13 @@ def read_samples(options: FitOptions, *, pairs: bool) -> tuple[list[Sample], lis
     left_out: Counter[str] = Counter()
     try:
         rows = _numbered_rows(path)
-        samples = _pairs(rows, left_out) if pairs else _conversations(rows, options, left_out)
+        match goal:
+            case "sft":
+                samples = _conversations(rows, options, left_out)
+            case "prm":
+                samples = _labelled(rows, options, left_out)
+            case _:
+                samples = _pairs(rows, left_out)
     except BadRow as error:
         raise ConfigError(f"`--data` {path}, {error}") from None
     held_out = [sample for sample in samples if held_out_place(sample.task) < options.held_out]
@@ -86,6 +105,19 @@ def _conversations(rows: Iterable[tuple[int, Row]], options: FitOptions, left_ou
                 samples.append(_sample(number, row, earned, (conversation_of(row),)))
     once = list(_without_repeats(samples, left_out))
     return list(_best_of_groups(once, options.best_of_group, left_out)) if options.best_of_group else once
+
+
+def _labelled(rows: Iterable[tuple[int, Row]], options: FitOptions, left_out: Counter[str]) -> list[Sample]:
+    """Samples of turns with labels."""
+    samples = []
+    for number, row in rows:
+        with _naming(number):
+            if "messages" in row and row["messages"] is None:
+                left_out[UNREAD] += 1
+            else:
+                conversation = labelled(row, conversation_of(row), hard=options.hard)
+                samples.append(_sample(number, row, 0.0, (conversation,)))
+    return list(_without_repeats(samples, left_out))
 
 
 def _best_of_groups(samples: Sequence[Sample], number: int, left_out: Counter[str]) -> Iterator[Sample]:

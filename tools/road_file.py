@@ -26,9 +26,10 @@ from tools.check_input import check_collect, check_env, check_input, check_model
 from tools.collect_options import CollectOptions
 from tools.options import options_from
 
-KINDS = ("collect", "rejection", "sft", "dpo", "reward", "rl")
+KINDS = ("collect", "rejection", "sft", "dpo", "reward", "prm", "rl")
 COLLECTING = ("collect", "rejection")  # kinds that write rows
-FITTING = ("rejection", "sft", "dpo", "reward")
+FITTING = ("rejection", "sft", "dpo", "reward", "prm")
+JUDGING = ("reward", "prm")  # kinds whose model is named as objective.reward_model, or as the option reward_model
 TRAINING = ("rejection", "sft", "dpo", "rl")  # kinds whose model the next stage begins with
 BASE = "base"
 KEYS = {"road": ("config", "set", "stages"), "stage": ("name", "kind", "options", "set")}
@@ -119,13 +120,17 @@ def _check(stage: Stage, road: Road) -> None:
             f"`data` must be a file of conversations, or an earlier stage that collects ({earlier}), got "
             f"{stage.fit.data!r}"
         )
-    judge = stage.config.objective.reward_model
-    judges = [each for each in road.stages if each.kind == "reward"]
-    if judge and not Path(judge).is_dir() and judge not in {str(each.run_dir.trained_model) for each in judges}:
-        raise ConfigError(
-            f"`objective.reward_model` must be a folder, or an earlier stage of the kind reward "
-            f"({', '.join(each.name for each in judges) or 'none'}), got {judge!r}"
-        )
+    judges = [each for each in road.stages if each.kind in JUDGING]
+    trained = {str(each.run_dir.trained_model) for each in judges}
+    for key, judge in (
+        ("objective.reward_model", stage.config.objective.reward_model),
+        ("reward_model", stage.collect.reward_model if stage.collect else ""),
+    ):
+        if judge and not Path(judge).is_dir() and judge not in trained:
+            raise ConfigError(
+                f"`{key}` must be a folder, or an earlier stage of the kind reward or prm "
+                f"({', '.join(each.name for each in judges) or 'none'}), got {judge!r}"
+            )
     teacher = stage.config.objective.reference_model
     teachers = [each for each in road.stages if each.kind in TRAINING]
     known = {str(each.run_dir.trained_model) for each in teachers}
@@ -170,7 +175,7 @@ def _stage(
     if kind == "rl" and "eval" not in settings:
         imposed.append("eval.num_tasks=0")  # the road evaluates the model after the stage
     config = _without_password(load_config(None, [*overrides, *imposed], presets=[*presets, settings]))
-    judges = {stage.name: stage for stage in before if stage.kind == "reward"}
+    judges = {stage.name: stage for stage in before if stage.kind in JUDGING}
     if config.objective.reward_model in judges:
         config.objective.reward_model = str(judges[config.objective.reward_model].run_dir.trained_model)
     teachers = {stage.name: stage for stage in trained}
@@ -195,6 +200,9 @@ def _options(
         values["data"] = str(rows)
     elif values.get("data") in collected:
         values["data"] = str(collected[values["data"]].rows)
+    judges = {stage.name: stage for stage in before if stage.kind in JUDGING}
+    if values.get("reward_model") in judges:
+        values["reward_model"] = str(judges[values["reward_model"]].run_dir.trained_model)
     of_fit = {name: value for name, value in values.items() if name in FitOptions.__slots__}
     of_collect = {name: value for name, value in values.items() if name not in of_fit}
     if kind == "rejection":

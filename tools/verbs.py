@@ -182,6 +182,13 @@ VERBS = {
         lambda given: {"goal": given.verb},
         FitOptions,
     ),
+    "prm": Verb(
+        "train a process reward model, which begins as model.path, on the labels of turns in --data",
+        "tools.fit:fit_model",
+        FIT,
+        lambda given: {"goal": given.verb},
+        FitOptions,
+    ),
     "data": Verb(
         "filter, mark and split recorded conversations, and write FILE with a data card",
         "tools.data:data",
@@ -198,7 +205,7 @@ VERBS = {
     "eval": Verb(
         "measure success on held-out tasks, with a run's trained model or model.path; compare formats of actions",
         "tools.evaluate:evaluate",
-        (*FIXED_MODEL, "eval.num_tasks"),
+        (*FIXED_MODEL, "eval.num_tasks", "learner.micro_batch_tokens"),
         own=EvalOptions,
     ),
     "export": Verb(
@@ -210,7 +217,7 @@ VERBS = {
     "collect": Verb(
         "play train tasks with a run's trained model or model.path, and write the trajectories to FILE",
         "tools.collect:collect",
-        (*FIXED_MODEL, "replay.group_size"),
+        (*FIXED_MODEL, "replay.group_size", "learner.micro_batch_tokens"),
         lambda given: {"path": given.file, "force": given.force},
         CollectOptions,
     ),

@@ -1,4 +1,4 @@
-"""The reward model: one score for a whole conversation, computed at its last token."""
+"""The reward model: one score for a conversation, at its last token; or, of the process, one for each turn."""
 
 import json
 from collections.abc import Iterator
@@ -19,6 +19,7 @@ from learner.pack import Packed
 from learner.ranks import Ranks
 
 SCORE = "score.weight"  # the name in transformers
+OUTCOME, PROCESS = "reward", "process_reward"  # the label in config.json of what the score means
 
 
 class ScoreHead(nn.Module):
@@ -36,8 +37,11 @@ class ScoreHead(nn.Module):
 class RewardModel(PackedModel):
     """The policy's architecture with a score head instead of the output embedding.
 
-    Unlike a critic, it reads the state after a token: `loss_mask` marks the last token of each conversation.
+    Unlike a critic, it reads the state after a token: `loss_mask` marks the last token of each conversation. If it is
+    one of the process, it marks the last token of each turn, and the score is the log-odds of success from there.
     """
+
+    is_process = False
 
     def __init__(self, causal_lm: PreTrainedModel, *, folder: Path, settings: ModelSettings) -> None:
         super().__init__(causal_lm, folder=folder, settings=settings)
@@ -54,7 +58,7 @@ class RewardModel(PackedModel):
         yield SCORE, self.score.weight
 
 
-def save_reward_model(model: RewardModel, folder: Path, *, ranks: Ranks) -> None:
+def save_reward_model(model: RewardModel, folder: Path, *, kind: str = OUTCOME, ranks: Ranks) -> None:
     """Write a folder that transformers' AutoModelForSequenceClassification loads. Every rank calls it."""
     save_hf(model, folder, ranks=ranks)
     if ranks.rank == 0:
@@ -63,7 +67,7 @@ def save_reward_model(model: RewardModel, folder: Path, *, ranks: Ranks) -> None
         name = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(config["model_type"])
         if name:  # otherwise the folder still has the trunk and `score.weight`
             config["architectures"] = [name]
-        config |= {"id2label": {"0": "reward"}, "label2id": {"reward": 0}}
+        config |= {"id2label": {"0": kind}, "label2id": {kind: 0}}
         path.write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -78,6 +82,7 @@ def load_reward_model(folder: Path, *, ranks: Ranks, settings: ModelSettings) ->
     head = model.score.weight
     assert isinstance(head, DTensor)
     head.to_local().copy_(distribute_tensor(weight.to(ranks.device), ranks.mesh, head.placements).to_local())
+    model.is_process = list((model.causal_lm.config.id2label or {}).values()) == [PROCESS]
     return model.requires_grad_(False)
 
 
@@ -89,6 +94,6 @@ def _read_score(folder: Path) -> Tensor:
                 if len(weight) == 1:
                     return weight
     raise ConfigError(
-        f"`objective.reward_model` {folder} has no {SCORE} with one output; it must be a folder that `slipstream "
-        "reward` wrote, or a sequence classifier with one label"
+        f"the reward model {folder} has no {SCORE} with one output; it must be a folder that `slipstream reward` or "
+        "`slipstream prm` wrote, or a sequence classifier with one label"
     )

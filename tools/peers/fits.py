@@ -136,7 +136,7 @@ def our_options(plan: FitPlan) -> FitOptions:
 def our_first(plan: FitPlan, ranks: Ranks) -> tuple[float, dict[str, Tensor]]:
     """The loss of the first batch, and its gradients by the names of transformers, by the parts of `learner.fit`."""
     config, options, goal = load_config(None, our_settings(plan)), our_options(plan), cast("Goal", plan.goal)
-    samples, _, left_out = read_samples(options, pairs=goal != "sft")
+    samples, _, left_out = read_samples(options, goal=goal)
     (examples,) = fit_verb._examples(config, goal, [samples], left_out, data=options.data)
     if len(examples) != len(plan.rows):
         raise ValueError(f"{len(examples)} of {len(plan.rows)} rows became examples: {left_out}")

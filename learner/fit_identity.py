@@ -1,0 +1,54 @@
+"""What the checkpoints of a fit depend on, recorded so that a run is not continued with something else."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch.distributed as dist
+
+from common.config import Config
+from common.config_error import ConfigError
+from common.run_dir import write_json
+from learner.examples import Example, Goal
+from learner.fit_options import FitOptions
+from learner.ranks import Ranks
+
+
+def identity_of(goal: Goal, examples: Sequence[Example], config: Config, options: FitOptions) -> dict[str, object]:
+    """The data and settings that a run's checkpoints depend on."""
+    digest = hashlib.sha256()
+    for example in examples:
+        for side in example:
+            for sequence in side:
+                digest.update(sequence.tokens.tobytes() + sequence.loss_mask.tobytes())
+                if sequence.returns is not None:
+                    digest.update(sequence.returns.tobytes())
+    return {
+        "goal": goal,
+        "model.path": config.model.path,
+        "--data": digest.hexdigest(),
+        "--epochs": options.epochs,
+        "--batch-rows": options.batch_rows,
+        "--beta": options.beta,
+        "run.seed": config.run.seed,
+    }
+
+
+def check_identity(path: Path, identity: dict[str, object], *, ranks: Ranks) -> None:
+    """Record `identity` in `path`. Every rank calls it. Raises ConfigError if another is recorded there."""
+    if path.exists():
+        try:
+            before = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{path} is damaged: {error}; restore it from a copy, or choose another `run.name`"
+            ) from error
+        others = [name for name, value in identity.items() if before.get(name) != value]
+        if others:
+            raise ConfigError(
+                f"the run in {path.parent} was started with another {' and '.join(others)}; choose another `run.name`"
+            )
+    dist.barrier()  # every rank has looked before rank 0 writes
+    if ranks.rank == 0:
+        write_json(path, identity)
