@@ -72,6 +72,7 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tools.plain_words
+	! git grep -nE '^(<<<<<<<|>>>>>>>) '  # of a merge that was not finished
 
 format: setup
 	$(BIN)/ruff format .
