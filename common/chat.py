@@ -26,7 +26,7 @@ from common.message import Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from common.config import ModelConfig
+    from common.model_config import ModelConfig
 
 SUMMARISE = (
     "Summarise what you have done and seen, and what remains to be done. You will keep the task and your summary; all "

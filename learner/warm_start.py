@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.config import OptimConfig, WarmStartConfig
+from common.learner_config import OptimConfig, WarmStartConfig
 from common.trajectory import Trajectory
 from learner.model.gradient import apply_gradient, backward
 from learner.model.optimizer import make_optimizer, make_schedule

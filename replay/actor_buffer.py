@@ -11,7 +11,7 @@ from typing import Any
 
 import redis
 
-from common.config import ReplayConfig
+from common.replay_config import ReplayConfig
 from common.trajectory import Outcome, Trajectory
 from common.wire import WireError, encode
 from replay.bulk import packed

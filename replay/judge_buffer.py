@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 import redis
 
-from common.config import ReplayConfig
+from common.replay_config import ReplayConfig
 from common.trajectory import Outcome, Trajectory
 from common.wire import WireError, encode
 from replay.failures import Failure, cut_reason

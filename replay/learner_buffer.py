@@ -13,7 +13,7 @@ from typing import Any
 
 import redis
 
-from common.config import ReplayConfig
+from common.replay_config import ReplayConfig
 from common.trajectory import InvalidTrajectory, Outcome, Trajectory
 from common.wire import WireError, decode, encode
 from replay.failures import Failure, Quarantined, cut_reason, read_failures

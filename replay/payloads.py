@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import redis
 
-from common.config import ReplayConfig
+from common.replay_config import ReplayConfig
 from common.trajectory import InvalidTrajectory, Outcome, Trajectory, check, decode_trajectory, encode_trajectory
 from common.wire import WireError, compressed
 from replay.bulk import Bulk, Payload

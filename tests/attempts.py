@@ -3,7 +3,7 @@
 import msgspec
 import redis
 
-from common.config import ReplayConfig
+from common.replay_config import ReplayConfig
 from common.trajectory import (
     OUTCOME_OF,
     Provenance,

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 import redis
 
-from common.config import Config, ReplayConfig, dump_config, load_config
+from common.config import Config, dump_config, load_config
 from common.message import Message
+from common.replay_config import ReplayConfig
 from replay.fleet import Fleet, RunFacts
 from replay.ticket import InsertResult
 from tests.attempts import Views, ticket

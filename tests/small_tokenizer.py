@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from common.config import TinyModelConfig
 from common.env_config import EnvConfig
+from common.model_config import TinyModelConfig
 from tools.prepare import vocabulary_texts
 from tools.tiny_model import make_tiny_model
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import fully_shard
 from transformers import AttentionInterface, AutoModelForCausalLM, Starcoder2Config, Starcoder2ForCausalLM
 
-from common.config import OptimConfig
+from common.learner_config import OptimConfig
 from common.objective_config import ObjectiveConfig
 from learner.model.attention import packed_attention
 from learner.model.kernel import PACKED_ATTENTION

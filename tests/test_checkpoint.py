@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.optim.lr_scheduler import LambdaLR
 
-from common.config import OptimConfig
+from common.learner_config import OptimConfig
 from common.objective_config import ObjectiveConfig
 from common.versions import Resumption
 from learner.checkpoint import Progress, latest_checkpoint, load, take_snapshot, write

@@ -17,8 +17,9 @@ import numpy as np
 import psutil
 import pytest
 
-from common.config import Config, TinyModelConfig, dump_config
+from common.config import Config, dump_config
 from common.metrics import read_metrics
+from common.model_config import TinyModelConfig
 from common.run_dir import RunDir
 from common.trajectory import Trajectory, pack_logprobs, pack_tokens
 from learner.checkpoint import MANIFEST

@@ -24,9 +24,10 @@ from actors.scripted_engine import Schedule, ScriptedEngine
 from actors.stretch import play_stretch
 from actors.tape import Tape
 from actors.tree_search import START
-from common.config import Config, TinyModelConfig, load_config
+from common.config import Config, load_config
 from common.config_error import ConfigError
 from common.connection import PASSWORD_VARIABLE
+from common.model_config import TinyModelConfig
 from common.tokenizer import load_tokenizer
 from common.trajectory import Sampling, StopReason, Task, Trajectory, check
 from envhub.catalogue import make_env

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch._dynamo.backends.registry import lookup_backend
 
-from common.config import LoraConfig, load_config
+from common.config import load_config
 from common.config_error import ConfigError
+from common.model_config import LoraConfig
 from learner.clock import Clock
 from learner.learner import train_on
 from learner.model import compiler

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from common.config import TinyModelConfig, load_config
+from common.config import load_config
 from common.dialogue import Tokeniser
 from common.message import Message
+from common.model_config import TinyModelConfig
 from common.transcript import Fidelity, Transcriber
 from tools.prepare import demonstrate, vocabulary_texts
 from tools.tiny_model import make_tiny_model

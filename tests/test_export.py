@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3MoeConfig,
 from actors.orders import EngineSettings
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
-from common.config import LoraConfig, TinyModelConfig
+from common.model_config import LoraConfig, TinyModelConfig
 from common.trajectory import Sampling
 from learner.model.export import save_hf
 from learner.model.lora import adapters_of

@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from common.config import Config, TinyModelConfig, load_config
+from common.config import Config, load_config
 from common.config_error import ConfigError
 from common.dialogue import Branch
 from common.metrics import read_metrics
+from common.model_config import TinyModelConfig
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from learner import fit as fit_module

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from common.config import TinyModelConfig
 from common.metrics import read_metrics
+from common.model_config import TinyModelConfig
 from tools.cli import main
 from tools.tiny_model import make_tiny_model
 

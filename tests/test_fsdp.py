@@ -12,7 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from common.config import LoraConfig, OptimConfig, load_config
+from common.config import load_config
+from common.learner_config import OptimConfig
+from common.model_config import LoraConfig
 from common.objective_config import ObjectiveConfig
 from learner.checkpoint import Progress, latest_checkpoint, load
 from learner.checkpoint_writer import CheckpointWriter

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
-from common.config import OptimConfig
+from common.learner_config import OptimConfig
 from learner.model.gradient import apply_gradient
 from learner.model.logprobs import TokenLogprobs
 from learner.model.optimizer import make_optimizer, make_schedule

@@ -26,8 +26,8 @@ from actors.rollout import Allowance, rollout
 from actors.tape import Attempt, Tape
 from actors.vllm_engine import EngineProcess, VllmEngine
 from common.action_format import FORMATS
-from common.config import TinyModelConfig
 from common.env_config import EnvConfig
+from common.model_config import TinyModelConfig
 from common.trajectory import LogprobArray, MaskArray, Outcome, Provenance, Sampling, Task, Trajectory, check
 from envhub.catalogue import make_env
 from learner.model.packed_model import PackedModel, full_layout, full_tensors, load_model

@@ -13,7 +13,8 @@ from safetensors import safe_open
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoModelForCausalLM
 
-from common.config import LoraConfig, OptimConfig
+from common.learner_config import OptimConfig
+from common.model_config import LoraConfig
 from learner.checkpoint import Progress, load
 from learner.checkpoint_writer import CheckpointWriter
 from learner.model.export import save_adapters, save_hf

@@ -15,8 +15,9 @@ import torch
 from actors.episode_tree import Collected, EpisodeTree
 from actors.group import EpisodeSetup
 from actors.tree_search import START
-from common.config import Config, TinyModelConfig, load_config
+from common.config import Config, load_config
 from common.config_error import ConfigError
+from common.model_config import TinyModelConfig
 from common.tokenizer import load_tokenizer
 from common.trajectory import Task, Trajectory
 from learner.measure import Numbers

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.config import LoraConfig, OptimConfig, load_config
+from common.config import load_config
+from common.learner_config import OptimConfig
+from common.model_config import LoraConfig
 from learner import checkpoint
 from learner.checkpoint import Progress
 from learner.checkpoint_writer import CheckpointWriter

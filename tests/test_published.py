@@ -10,7 +10,7 @@ import torch
 from actors import staged_weights
 from actors.engine import WeightsRefused
 from actors.staged_weights import ModelFolder
-from common.config import LoraConfig
+from common.model_config import LoraConfig
 from common.weights import Manifest, buffer_bytes, sealed
 from learner.model.lora import adapters_of
 from learner.model.packed_model import PackedModel, full_tensors, load_model

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from common.action_format import action_format
-from common.config import Config, TinyModelConfig, load_config
+from common.config import Config, load_config
 from common.config_error import ConfigError
 from common.connection import PASSWORD_VARIABLE
+from common.model_config import TinyModelConfig
 from common.trajectory import Task
 from common.transcript import Transcriber
 from envhub.catalogue import make_env

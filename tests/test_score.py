@@ -9,8 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from common.config import Config, TinyModelConfig, load_config
+from common.config import Config, load_config
 from common.config_error import ConfigError
+from common.model_config import TinyModelConfig
 from common.tokenizer import load_tokenizer
 from common.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
 from learner.model.packed_model import PackedModel, load_kind, load_model

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from common.config import OptimConfig, load_config
+from common.config import load_config
 from common.config_error import ConfigError
+from common.learner_config import OptimConfig
 from common.objective_config import ObjectiveConfig
 from common.run_dir import RunDir
 from learner.model.optimizer import make_optimizer, make_schedule

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from common.config import ReplayConfig
 from common.connection import connect
+from common.replay_config import ReplayConfig
 from replay.server import start_server
 from tests.attempts import Views, ticket
 from tools.study.durations import Cell, OldRule, measure

@@ -16,7 +16,7 @@ from actors.engine import WeightsRefused
 from actors.orders import EngineSettings
 from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
-from common.config import TinyModelConfig
+from common.model_config import TinyModelConfig
 from common.weights import Offer, layout
 from learner.publish import Publisher
 from learner.publisher.messages import PublisherSettings

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from common.config import ModelConfig, TinyModelConfig
 from common.config_error import ConfigError
 from common.env_config import EnvConfig
+from common.model_config import ModelConfig, TinyModelConfig
 from common.trajectory import Task
 from envhub.shop.shop import ShopEnv
 from tests.small_tokenizer import shop_tokenizer

@@ -13,8 +13,9 @@ import torch
 
 from actors.host_parts import checked_tokenizer
 from common.chat import encoder
-from common.config import Config, TinyModelConfig
+from common.config import Config
 from common.config_error import ConfigError
+from common.model_config import TinyModelConfig
 from common.model_folder import model_files
 from common.tokenizer import load_tokenizer, tokenizer_root
 from learner.model.skeleton import skeleton_of

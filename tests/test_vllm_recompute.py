@@ -12,7 +12,7 @@ import torch
 from actors.engine import EngineDied
 from actors.vllm_engine import VllmEngine
 from common.chunk_server import ChunkServer
-from common.config import LoraConfig
+from common.model_config import LoraConfig
 from common.trajectory import VersionSpan
 from learner.model.lora import adapters_of
 from learner.model.packed_model import load_model

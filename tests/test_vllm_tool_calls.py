@@ -13,7 +13,7 @@ from transformers import Qwen3ForCausalLM
 
 from actors.tape import Tape
 from actors.vllm_engine import VllmEngine
-from common.config import TinyModelConfig
+from common.model_config import TinyModelConfig
 from common.tokenizer import load_tokenizer
 from common.trajectory import Trajectory, check
 from envhub.catalogue import make_any_env

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.config import WarmStartConfig
+from common.learner_config import WarmStartConfig
 from common.trajectory import Trajectory, pack_logprobs, pack_mask, pack_tokens
 from learner.model.packed_model import PackedModel, load_model
 from learner.pack import pack, sequences_of

@@ -19,8 +19,8 @@ from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
 from common.chunk_server import ChunkServer, ServerLimits
 from common.chunks import ChunkRequest
-from common.config import TinyModelConfig
 from common.delta import encode_delta
+from common.model_config import TinyModelConfig
 from common.probe import TOLERANCES, Probe
 from common.trajectory import Sampling, VersionSpan
 from common.weights import Adapted, Offer, buffer_bytes, layout, sealed

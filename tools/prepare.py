@@ -22,10 +22,11 @@ from actors.tape import Attempt, Tape
 from common import archive
 from common.action_format import PREDICTION, ActionFormat, format_of, predicts
 from common.chat import reply_form
-from common.config import Config, ModelConfig, differences, dump_config, load_config
+from common.config import Config, differences, dump_config, load_config
 from common.config_error import ConfigError
 from common.env_config import EnvConfig
 from common.long_work import LongWork, report_on_stderr
+from common.model_config import ModelConfig
 from common.printable import printable_block
 from common.run_dir import RunDir, write_whole
 from common.tokenizer import load_tokenizer as tokenizer_of

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from common.config import Config, LoraConfig
+from common.config import Config
+from common.model_config import LoraConfig
 from learner.model.logprobs import TokenLogprobs
 from learner.model.optimizer import make_optimizer, make_schedule
 from learner.model.packed_model import PackedModel, load_kind, merged_shards, named_shards

@@ -16,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from common.config import LoraConfig
 from common.config_error import ConfigError
+from common.model_config import LoraConfig
 from learner.model.folder_tensors import stored_in_parts
 
 _NAME = "default"  # peft supports several named adapters; this is its default name for a single one

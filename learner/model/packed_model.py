@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from common.config import Config, LoraConfig
+from common.config import Config
+from common.model_config import LoraConfig
 from common.weights import TensorEntry, layout
 from learner.model.attention import (
     CannotPack,

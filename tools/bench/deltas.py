@@ -8,8 +8,8 @@ import xxhash
 from torch.nn.utils import clip_grad_norm_
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from common.config import OptimConfig
 from common.delta import apply_delta, encode_delta
+from common.learner_config import OptimConfig
 from common.weights import buffer_bytes, layout
 from learner.model.optimizer import BETAS, EPS
 from tools.bench.benchmark import DOCS, Row

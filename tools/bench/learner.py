@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from common.config import OptimConfig
+from common.learner_config import OptimConfig
 from common.log import log_to_stderr
 from common.objective_config import ObjectiveConfig
 from learner.clock import Clock

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import redis
 
-from common.config import ReplayConfig
+from common.replay_config import ReplayConfig
 from common.trajectory import (
     Outcome,
     Provenance,

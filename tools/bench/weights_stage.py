@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from actors.receive import ReceiverInfo
-from common.config import WeightsConfig
 from common.connection import connect
+from common.learner_config import WeightsConfig
 from common.weights import layout
 from learner.publish import Publisher
 from learner.publisher.messages import PublisherSettings

@@ -19,8 +19,8 @@ from actors.receive import ReceiverInfo
 from actors.vllm_engine import EngineProcess, VllmEngine
 from common.chunk_server import ChunkServer, ServerLimits
 from common.chunks import ChunkRequest
-from common.config import LoraConfig
 from common.config_error import ConfigError
+from common.model_config import LoraConfig
 from common.probe import Probe
 from common.trajectory import Sampling
 from common.weights import Adapted, Offer, buffer_bytes, layout, sealed

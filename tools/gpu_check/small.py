@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from common.config import OptimConfig
+from common.learner_config import OptimConfig
 from common.objective_config import ObjectiveConfig
 from learner.model.optimizer import make_optimizer, make_schedule
 from learner.model.packed_model import ModelSettings, PackedModel, load_model, named_shards

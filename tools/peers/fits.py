@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from common.config import TinyModelConfig, load_config
+from common.config import load_config
+from common.model_config import TinyModelConfig
 from common.run_dir import write_whole
 from learner import fit as ours
 from learner.examples import Goal

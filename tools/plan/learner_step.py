@@ -24,8 +24,9 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 
-from common.config import Config, LoraConfig, load_config  # noqa: E402
+from common.config import Config, load_config  # noqa: E402
 from common.config_error import ConfigError  # noqa: E402
+from common.model_config import LoraConfig  # noqa: E402
 from common.weights import buffer_bytes  # noqa: E402
 from learner.clock import Clock  # noqa: E402
 from learner.model.attention import CannotPack  # noqa: E402

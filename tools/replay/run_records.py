@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from common.chat import ChatRules
-from common.config import Config, ModelConfig
+from common.config import Config
 from common.config_error import ConfigError
 from common.connection import RedisUnreachable
+from common.model_config import ModelConfig
 from common.printable import printable
 from common.run_dir import RunDir
 from common.trajectory import InvalidTrajectory, Trajectory, decode_trajectory

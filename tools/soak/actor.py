@@ -16,8 +16,8 @@ import msgspec
 import redis
 import xxhash
 
-from common.config import ReplayConfig
 from common.connection import connect
+from common.replay_config import ReplayConfig
 from common.shutdown import Shutdown
 from common.trajectory import (
     OUTCOME_OF,

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import redis
 
-from common.config import Config, ReplayConfig, load_config
+from common.config import Config, load_config
 from common.connection import connect
+from common.replay_config import ReplayConfig
 from common.shutdown import Shutdown
 from common.trajectory import Trajectory
 from learner.objective.lag import BUCKETS, bucket_of
