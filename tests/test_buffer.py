@@ -56,7 +56,7 @@ def test_every_verb_sent_twice_has_one_effect(buffer: Views, redis_client: redis
         assert buffer.audit() == []
         return first
 
-    tickets = [part for group_id in (0, 1, 2, 3) for part in (group_id, 1, msgspec.msgpack.encode(group_id), 0)]
+    tickets = [part for group_id in (0, 1, 2, 3) for part in (group_id, 1, msgspec.msgpack.encode(group_id), 0, 0)]
     assert twice("open", 1, 3, *tickets) == 4
     assert buffer.learner.ledger().opened == 4
     fence, *_ = twice("lease", "a", "request-1", 60_000)  # type: ignore[misc]

@@ -1,4 +1,3 @@
-import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -111,7 +110,7 @@ def test_a_resumed_learner_continues_bit_for_bit(tmp_path: Path, tiny: Path, ran
 def test_a_checkpoint_before_the_first_step_resumes_too(tmp_path: Path, tiny: Path, ranks: Ranks) -> None:
     steady, resumed = make_learner(tiny, ranks), make_learner(tiny, ranks)
     resumed.load(steady.save(tmp_path, 0))
-    assert dataclasses.asdict(resumed.train(0)) == dataclasses.asdict(steady.train(0))
+    assert resumed.train(0) == steady.train(0)
     torch.testing.assert_close(resumed.weights(), steady.weights(), rtol=0, atol=0)
 
 
