@@ -93,6 +93,7 @@ class Config:
 
 def check_sections(config: Config) -> None:
     """Run the checks that need two sections. Raises ConfigError."""
+    _check_turns(config)
     replay, learner = config.replay, config.learner
     slowest_lag = replay.target_lag + (learner.publish_every - 1) + (replay.max_uses - 1)
     require(
@@ -102,6 +103,48 @@ def check_sections(config: Config) -> None:
         replay.max_lag,
         "a lower value would leave out tokens that these settings allow",
     )
+    kept_bytes = 4 * config.sampling.top_k * config.model.max_tokens
+    require(
+        kept_bytes <= replay.max_trajectory_bytes // 2,
+        "sampling.top_k",
+        f"at most replay.max_trajectory_bytes / 8 / model.max_tokens = "
+        f"{replay.max_trajectory_bytes // 8 // config.model.max_tokens}",
+        config.sampling.top_k,
+        "an episode records the kept set of every token; or raise replay.max_trajectory_bytes",
+    )
+    require(
+        replay.group_size >= 2 or not config.objective.compares_siblings,
+        "replay.group_size",
+        f">= 2 with objective.advantage {config.objective.advantage}",
+        replay.group_size,
+        "it compares the members of a group; gae and reinforce_pp do not",
+    )
+    require(
+        replay.screen_size == 0 or config.objective.compares_returns_alone,
+        "replay.screen_size",
+        f"0 with this objective (advantage {config.objective.advantage}, allocation {config.objective.allocation})",
+        replay.screen_size,
+        "it may learn from attempts that earned the same; group_standardised compares their returns alone",
+    )
+    num_shards = config.redis.num_shards
+    require(
+        replay.groups_per_step % num_shards == 0,
+        "replay.groups_per_step",
+        f"a multiple of {num_shards}",
+        replay.groups_per_step,
+        "a step takes the same number from each shard",
+    )
+    require(
+        learner.micro_batch_tokens >= config.model.max_tokens,
+        "learner.micro_batch_tokens",
+        f">= model.max_tokens = {config.model.max_tokens}",
+        learner.micro_batch_tokens,
+        "the longest episode must fit into one forward pass",
+    )
+
+
+def _check_turns(config: Config) -> None:
+    """Raise ConfigError unless turns fit into the context, and their format into the rest."""
     require(
         config.sampling.max_turn_tokens < config.model.max_tokens,
         "sampling.max_turn_tokens",
@@ -131,51 +174,6 @@ def check_sections(config: Config) -> None:
             config.warm_start.episodes,
             "an expert writes actions as text; begin with a model that calls tools",
         )
-    kept_bytes = 4 * config.sampling.top_k * config.model.max_tokens
-    require(
-        kept_bytes <= replay.max_trajectory_bytes // 2,
-        "sampling.top_k",
-        f"at most replay.max_trajectory_bytes / 8 / model.max_tokens = "
-        f"{replay.max_trajectory_bytes // 8 // config.model.max_tokens}",
-        config.sampling.top_k,
-        "an episode records the kept set of every token; or raise replay.max_trajectory_bytes",
-    )
-    require(
-        replay.group_size >= 2 or not config.objective.compares_siblings,
-        "replay.group_size",
-        f">= 2 with objective.advantage {config.objective.advantage}",
-        replay.group_size,
-        "it compares the members of a group; gae and reinforce_pp do not",
-    )
-    require(
-        replay.screen_size == 0 or config.objective.compares_siblings,
-        "replay.screen_size",
-        f"0 with objective.advantage {config.objective.advantage}",
-        replay.screen_size,
-        "it also learns from groups of equal returns",
-    )
-    require(
-        replay.screen_size == 0 or not config.objective.returns_come_later,
-        "replay.screen_size",
-        "0 with objective.reward_model",
-        replay.screen_size,
-        "attempts are compared before the model has scored them",
-    )
-    num_shards = config.redis.num_shards
-    require(
-        replay.groups_per_step % num_shards == 0,
-        "replay.groups_per_step",
-        f"a multiple of {num_shards}",
-        replay.groups_per_step,
-        "a step takes the same number from each shard",
-    )
-    require(
-        learner.micro_batch_tokens >= config.model.max_tokens,
-        "learner.micro_batch_tokens",
-        f">= model.max_tokens = {config.model.max_tokens}",
-        learner.micro_batch_tokens,
-        "the longest episode must fit into one forward pass",
-    )
 
 
 def config_file(name: str) -> Path:

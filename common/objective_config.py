@@ -12,6 +12,7 @@ NOT_YET = {
     "tree_sibling": "it compares siblings in a tree, and trajectories are not trees; use group_standardised",
 }
 
+GIGPO = ("gigpo", "gigpo_centred")  # they also compare turns that began in one state
 DISTILLATION = "distillation"  # the advantage that compares each token with a teacher
 GROUP_RELATIVE = ("group_standardised", "group_centred", "leave_one_out")  # they compare the members of a group
 BATCH_SHRUNK = ("shrunk", "opob")  # they compare with the other members of the group and with the rest of the batch
@@ -87,6 +88,12 @@ class ObjectiveConfig:
         """The lowest and the highest ratio that the mask keeps; without a mask, every ratio is kept."""
         low, high = MASK_BOUNDS.get(self.correction, (0.0, math.inf))
         return low if self.mask_low is None else self.mask_low, high if self.mask_high is None else self.mask_high
+
+    @property
+    def compares_returns_alone(self) -> bool:
+        """Whether a group teaches exactly if its attempts' returns differ, which are known when they are stored."""
+        by_turn = self.advantage in GIGPO or self.allocation == "per_turn"
+        return self.compares_siblings and not (by_turn or self.returns_come_later or "advantage" in self.own_parts)
 
     @property
     def teacher_url(self) -> str:

@@ -28,7 +28,7 @@ SHOWN = {
     "mismatch/ratio_max": "Largest ratio of current to behaviour probability of a token. Healthy: below 10.",
     "mismatch/effective_sample_size": "(sum of ratios)^2 / sum of squares / tokens. Below 0.5: the data are too old.",
     "optim/loss": "The loss. Near 0 and noisy; alone it tells nothing about progress.",
-    "optim/reference_kl": "KL divergence to the policy that RL began with, nats a token; 0 if there is none.",
+    "optim/reference_kl": "KL divergence to the policy that RL began with, nats a token; 0 without a reference.",
     "optim/grad_norm": "Norm of the gradient before clipping. Healthy: steady.",
     "optim/lr": "Learning rate, with the guard's scale. 0: the guard refused the step.",
     "optim/skipped": "1: nothing was updated, as the gradient was not finite or the guard refused it.",

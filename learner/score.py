@@ -9,6 +9,7 @@ import numpy as np
 
 from common.config import Config
 from common.config_error import ConfigError
+from common.objective_config import GIGPO
 from common.tokenizer import load_tokenizer
 from common.trajectory import Trajectory, pack_mask
 from learner.measure import Numbers, of_each_token
@@ -20,7 +21,7 @@ from learner.ranks import Ranks
 from learner.supply import Batch
 
 COMPONENT = "reward_model"
-BY_TURN = ("gigpo", "gigpo_centred", "bi_level_gae")  # advantages that read the rewards of turns without an allocation
+BY_TURN = (*GIGPO, "bi_level_gae")  # advantages that read the rewards of turns without an allocation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -66,7 +66,7 @@ def test_processes_share_a_budget_and_a_new_one_has_no_budget_of_its_own(
             marks(judge, "d")
     assert len(server.requests) == 3
     marks(process(redis_client, run_id, server, **{name: 2 * most for name, most in settings.items()}), "d")
-    assert len(server.requests) == 4, "a resumed run with a larger budget goes on"
+    assert len(server.requests) == 4, "a resumed run with a larger budget continues"
     marks(process(redis_client, f"{run_id}-other", server, **settings), "e")  # another run has its own
 
 

@@ -159,7 +159,7 @@ def test_a_screen_is_refused_where_a_judge_marks_whole_groups_and_the_first_retu
         (["replay.screen_size=8"], "`replay.screen_size` must be 0, or 2 to replay.group_size - 1 = 7, got 8"),
         (
             ["replay.screen_size=4", "objective.advantage=shrunk"],
-            "`replay.screen_size` must be 0 with objective.advantage shrunk, got 4; it also learns from",
+            "`replay.screen_size` must be 0 with this objective (advantage shrunk, allocation last_token), got 4",
         ),
     ],
 )

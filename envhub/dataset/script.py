@@ -38,12 +38,12 @@ class Script:
     results: tuple[tuple[int, str, str], ...] = ()  # of each recorded call: its place in `rest`, its key, its result
 
     def next_user(self, place: int) -> int | None:
-        """The place of the user's next message, from `place` on; None if there is none."""
+        """The place of the user's next message, at `place` or later; None after the last one."""
         later = range(place, len(self.rest))
         return next((index for index in later if self.rest[index].role == "user"), None)
 
     def recorded_reply(self, place: int) -> str:
-        """The reply that was recorded at `place`; empty if there is none."""
+        """The reply that was recorded at `place`; empty without a recorded one."""
         recorded = place < len(self.rest) and self.rest[place].role == "assistant"
         return self.rest[place].content if recorded else ""
 
