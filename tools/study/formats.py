@@ -5,12 +5,9 @@ start is in the format. Every result is a file; a cell with a result is not run 
 """
 
 import argparse
-import multiprocessing
-import os
 import statistics
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +15,10 @@ import msgspec
 
 from common.config import Config, load_config
 from common.run_dir import write_whole
-from common.shutdown import die_with_parent
 from common.trajectory import Trajectory
 from learner.evaluation import num_held_out
-from learner.ranks import Ranks, join_ranks
 from tools.bench.benchmark import today
+from tools.study.cells import ranks, run_cells
 from tools.study.page import BEGIN, END, markdown, with_table
 from tools.study.run import held_out_before, run, warm_start
 
@@ -128,7 +124,8 @@ def main(arguments: Sequence[str]) -> None:
     ]
     options.folder.mkdir(parents=True, exist_ok=True)
     if not options.page_only:
-        _run_all([cell for cell in cells if not cell.result.exists()], num_workers=options.workers)
+        missing = [cell for cell in cells if not cell.result.exists()]
+        run_cells(missing, warm=_warm, warm_name=lambda cell: cell.warm_name, run=_run, workers=options.workers)
     config = cells[0].config()
     study = Study(
         command=" ".join(["python -m tools.study.formats", *(word for word in arguments if word != "--page-only")]),
@@ -191,30 +188,13 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_intermixed_args(arguments)
 
 
-def _run_all(cells: Sequence[Cell], *, num_workers: int) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_workers, mp_context=spawn, initializer=_join, initargs=(os.getpid(),)) as pool:
-        list(pool.map(_warm, {cell.warm_name: cell for cell in cells}.values()))
-        done = [pool.submit(_run, cell) for cell in cells]
-        for number, future in enumerate(as_completed(done), start=1):
-            print(f"{number} of {len(cells)}: {future.result()}", flush=True)
-
-
-_ranks: list[Ranks] = []  # of this worker process, which is the only rank of its group
-
-
-def _join(parent_pid: int) -> None:
-    die_with_parent(parent_pid)
-    _ranks.append(join_ranks(timeout_s=60))
-
-
 def _warm(cell: Cell) -> None:
-    warm_start(cell.warm_config(), ranks=_ranks[0])
+    warm_start(cell.warm_config(), ranks=ranks())
 
 
 def _run(cell: Cell) -> str:
-    before = held_out_before(cell.config(), ranks=_ranks[0])
-    made = run(cell.config(), lag=0, ranks=_ranks[0])
+    before = held_out_before(cell.config(), ranks=ranks())
+    made = run(cell.config(), lag=0, ranks=ranks())
     result = _result(cell, before, made.held_out_episodes, steps=len(made.steps))
     write_whole(cell.result, msgspec.json.encode(result).decode())
     return f"{cell.name}: held-out success {result.success_before:.3f} to {result.success:.3f}"

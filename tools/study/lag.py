@@ -5,11 +5,8 @@ start and visit the same tasks. Every result is a file; a cell with a result is 
 """
 
 import argparse
-import multiprocessing
-import os
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,10 +14,9 @@ import msgspec
 
 from common.config import Config, load_config
 from common.run_dir import write_whole
-from common.shutdown import die_with_parent
 from learner.evaluation import num_held_out
-from learner.ranks import Ranks, join_ranks
 from tools.bench.benchmark import today
+from tools.study.cells import ranks, run_cells
 from tools.study.page import Result, Study, write
 from tools.study.run import run, warm_start
 
@@ -80,11 +76,11 @@ class Cell:
 
     def warm_config(self) -> Config:
         """The configuration of the run that makes the initial model of all cells of this seed."""
-        return self._loaded(self._warm_name)
+        return self._loaded(self.warm_name)
 
     @property
     def warm_model(self) -> Path:
-        return self.folder / self._warm_name / "trained_model"
+        return self.folder / self.warm_name / "trained_model"
 
     def _decay(self) -> tuple[str, ...]:
         """The setting for an average that lags by half of the lag; one with decay d lags by d / (1 - d) steps."""
@@ -92,7 +88,7 @@ class Cell:
         return (f"objective.proximal_decay={behind / (behind + 1):.4f}",) if self.arm == "decoupled_half" else ()
 
     @property
-    def _warm_name(self) -> str:
+    def warm_name(self) -> str:
         return f"warm-seed{self.seed}"
 
     def _loaded(self, name: str, *settings: str, presets: Sequence[str] = ()) -> Config:
@@ -122,7 +118,8 @@ def main(arguments: Sequence[str]) -> None:
     ]
     options.folder.mkdir(parents=True, exist_ok=True)
     if not options.page_only:
-        _run_all([cell for cell in cells if not cell.result.exists()], num_workers=options.workers)
+        missing = [cell for cell in cells if not cell.result.exists()]
+        run_cells(missing, warm=_warm, warm_name=lambda cell: cell.warm_name, run=_run, workers=options.workers)
     results = [msgspec.json.decode(cell.result.read_bytes(), type=Result) for cell in cells if cell.result.exists()]
     config = cells[0].config()
     study = Study(
@@ -150,30 +147,12 @@ def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_intermixed_args(arguments)
 
 
-def _run_all(cells: Sequence[Cell], *, num_workers: int) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_workers, mp_context=spawn, initializer=_join, initargs=(os.getpid(),)) as pool:
-        warm = {cell.seed: cell for cell in cells}
-        list(pool.map(_warm, warm.values()))
-        done = [pool.submit(_run, cell) for cell in cells]
-        for number, future in enumerate(as_completed(done), start=1):
-            print(f"{number} of {len(cells)}: {future.result()}", flush=True)
-
-
-_ranks: list[Ranks] = []  # of this worker process, which is the only rank of its group
-
-
-def _join(parent_pid: int) -> None:
-    die_with_parent(parent_pid)
-    _ranks.append(join_ranks(timeout_s=60))
-
-
 def _warm(cell: Cell) -> None:
-    warm_start(cell.warm_config(), ranks=_ranks[0])
+    warm_start(cell.warm_config(), ranks=ranks())
 
 
 def _run(cell: Cell) -> str:
-    made = run(cell.config(), lag=cell.lag, ranks=_ranks[0])
+    made = run(cell.config(), lag=cell.lag, ranks=ranks())
     result = Result.of(made, arm=cell.arm, lag=cell.lag, seed=cell.seed)
     write_whole(cell.result, msgspec.json.encode(result).decode())
     return f"{cell.name}: held-out success {made.held_out:.3f}"
