@@ -55,6 +55,7 @@ SHOWN = {
     "fleet/cost_dollars": "Dollars that the actors have cost so far; only with actors.price_per_hour.",
     "fleet/dollars_per_hour": "Dollars an hour of the actors that serve now, spot and reserved.",
     "fleet/dollars_per_hour_of_spot": "Dollars an hour of the spot instances among them.",
+    "fleet/dollars_per_hour_of_reserved": "Dollars an hour of the reserved instances among them.",
     "fleet/wasted_tokens_*": "Tokens so far that were not trained on, for this reason.",
     "perf/step_s": "Seconds from one step's record to the next.",
     "perf/trained_tokens_per_s": "Tokens a second that the learner trains on, prompts included.",

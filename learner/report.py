@@ -130,6 +130,7 @@ def add_cost(metrics: Metrics, cost: Cost) -> None:
         metrics.add("fleet/cost_dollars", cost.dollars)
         metrics.add("fleet/dollars_per_hour", cost.dollars_per_hour)
         metrics.add("fleet/dollars_per_hour_of_spot", cost.spot_dollars_per_hour)
+        metrics.add("fleet/dollars_per_hour_of_reserved", cost.dollars_per_hour - cost.spot_dollars_per_hour)
         metrics.add("fleet/dollars_per_million_tokens", cost.dollars_per_million_tokens)
     for reason, tokens in cost.wasted_tokens.items():
         metrics.add(f"fleet/wasted_tokens_{reason}", tokens)

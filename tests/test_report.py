@@ -349,6 +349,15 @@ def member(
     )
 
 
+def test_what_spot_and_reserved_actors_cost_an_hour_is_shown_apart() -> None:
+    spot = member("spot", price_per_hour=2.0, served_s=1800)
+    reserved = msgspec.structs.replace(member("own", price_per_hour=3.0, served_s=1800), instance_kind="reserved")
+    metrics, alive = Metrics(), [spot, reserved]
+    add_cost(metrics, cost_of(alive, alive=alive, ledger=ledger_of(books()), tokens_trained=500_000))
+    shown = {name.removeprefix("fleet/dollars_per_hour"): mean for name, mean in metrics.means().items()}
+    assert (shown[""], shown["_of_spot"], shown["_of_reserved"]) == (5.0, 2.0, 3.0)
+
+
 def test_the_cost_is_the_price_of_everyone_who_ever_served() -> None:
     """Half an hour at 2 $ and a quarter at 4 $ make 2 $, for half a million tokens."""
     metrics = Metrics()
@@ -366,6 +375,7 @@ def test_the_cost_is_the_price_of_everyone_who_ever_served() -> None:
         "fleet/cost_dollars": 2.0,
         "fleet/dollars_per_hour": 2.0,
         "fleet/dollars_per_hour_of_spot": 2.0,
+        "fleet/dollars_per_hour_of_reserved": 0.0,
         "fleet/dollars_per_million_tokens": 4.0,
         "fleet/wasted_tokens_too_old": 70.0,
         "fleet/wasted_tokens_poison": 8.0,
