@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
+from common.config import Config
 from common.env_config import MixtureEntry
 from common.imported import imported, is_own
 from envhub.adapters.browsergym import BrowserGymEnv
@@ -43,6 +44,8 @@ from envhub.sqldb.sqldb import make_sqldb_env
 from envhub.swe.swe import make_swe_env
 from envhub.tools.tools import make_tools_env
 from envhub.web.web import make_web_env
+
+NUM_HELD_OUT = 32  # twice that are about 2 % of the episodes between two evaluations
 
 ENVS: dict[str, Callable[..., Env]] = {
     "shop": ShopEnv,
@@ -113,6 +116,13 @@ _MEMBERS = ("replay_only", "reset", "step", "close", "snapshot", "restore", "adm
 def without_held_out(entries: Mapping[str, MixtureEntry]) -> list[str]:
     """Return the labels of the environments whose options give them no held-out tasks."""
     return [label for label, entry in entries.items() if not _has_held_out(entry.name, entry.options)]
+
+
+def num_held_out(config: Config) -> int:
+    """The number of held-out tasks of each evaluation; 0 if the run has none."""
+    if config.eval.num_tasks is not None:
+        return config.eval.num_tasks
+    return 0 if without_held_out(config.env.entries()) else NUM_HELD_OUT
 
 
 def _has_held_out(name: str, options: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from common.config import Config
 from common.long_work import LongWork
 from common.shutdown import Shutdown
 from common.trajectory import Sampling, Task
-from envhub.catalogue import without_held_out
+from envhub.catalogue import num_held_out
 from learner.checkpoint import Progress
 from learner.supply import SupplyDried, failures_since
 from learner.tally import EvalResult
@@ -18,20 +18,12 @@ from replay.ledger import Ledger
 from replay.ticket import Group, Ticket
 
 STREAM = "eval"
-DEFAULT_NUM_TASKS = 32  # twice that are about 2 % of the episodes between two evaluations
 POLL_S = 0.05
 ANY_LAG = 1 << 31
 MAX_CLAIM = 64  # groups per claim, so that one claim does not block the server for long
 _STEP = 1  # evaluation groups belong to no optimizer step: any number will do, and they are settled once counted
 
 log = logging.getLogger(__name__)
-
-
-def num_held_out(config: Config) -> int:
-    """The number of held-out tasks of each evaluation; 0 if the run has none."""
-    if config.eval.num_tasks is not None:
-        return config.eval.num_tasks
-    return 0 if without_held_out(config.env.entries()) else DEFAULT_NUM_TASKS
 
 
 class Evaluation:

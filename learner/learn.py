@@ -20,11 +20,11 @@ from common.model_folder import model_files
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
 from common.tokenizer import load_tokenizer, tokenizer_root
+from envhub.catalogue import num_held_out
 from envhub.own_modules import own_modules
 from learner.checkpoint import Progress
 from learner.clock import Clock
 from learner.conditions import conditions_of
-from learner.evaluation import num_held_out
 from learner.lead import Lead
 from learner.learner import Learner, begin, begin_checkpoint, export, imitate_expert, load_learner, scored, train_on
 from learner.links import Links, join_run
@@ -71,39 +71,7 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
     if supplies and config.env.repeat:
         supplies.load_tasks(run_dir)
     try:
-        _publish(learner, lead)
-        if not resumed and not _warm_up(learner, lead, shutdown):
-            return False
-        begin(learner)
-        if durable_step is not None and durable_step < learner.progress.step:
-            durable_step = learner.progress.step
-            _checkpoint(learner, lead)
-        if learner.progress.step == 0:
-            _evaluate_start(learner, lead, shutdown)
-            if durable_step is None:
-                _checkpoint(learner, lead)
-        if learner.progress.step >= config.learner.steps:
-            log.info("the run is already finished: %d of %d steps", learner.progress.step, config.learner.steps)
-        if lead:
-            lead.train_from_here()
-        clock, standstill = Clock(ranks.device), Standstill()
-        while learner.progress.step < config.learner.steps:
-            metrics = _step(learner, lead, supplies, clock, shutdown)
-            if metrics is None:
-                break
-            if learner.progress.step > config.objective.critic_warmup_steps:
-                standstill.after(learner.progress.step, metrics)
-        finished = learner.progress.step >= config.learner.steps
-        # The checkpoint that it resumed from is not written again: a crash while doing so would leave none.
-        if (
-            not finished
-            and learner.progress.step % config.learner.checkpoint_every
-            and (learner.progress.step != durable_step)
-        ):
-            _checkpoint(learner, lead)
-        learner.checkpoints.wait()
-        if finished:
-            finished = _finish(learner, lead, shutdown)
+        return _trained(learner, lead, supplies, shutdown, durable_step=durable_step)
     except FencedOut:
         raise  # another learner has taken over the run: do not set its state
     except BaseException:
@@ -114,7 +82,44 @@ def learn(config: Config, run_dir: RunDir, *, ranks: Ranks, shutdown: Shutdown) 
         learner.checkpoints.close()
         if lead:
             lead.close()
-    return finished
+
+
+def _trained(
+    learner: Learner, lead: Lead | None, supplies: Supplies | None, shutdown: Shutdown, *, durable_step: int | None
+) -> bool:
+    """Train from the first publish to the export; return whether the run is finished.
+
+    `durable_step` is the step of the checkpoint that it resumed from; None for a new run.
+    """
+    config = learner.config
+    _publish(learner, lead)
+    if durable_step is None and not _warm_up(learner, lead, shutdown):
+        return False
+    begin(learner)
+    if durable_step is not None and durable_step < learner.progress.step:
+        durable_step = learner.progress.step
+        _checkpoint(learner, lead)
+    if learner.progress.step == 0:
+        _evaluate_start(learner, lead, shutdown)
+        if durable_step is None:
+            _checkpoint(learner, lead)
+    if learner.progress.step >= config.learner.steps:
+        log.info("the run is already finished: %d of %d steps", learner.progress.step, config.learner.steps)
+    if lead:
+        lead.train_from_here()
+    clock, standstill = Clock(learner.ranks.device), Standstill()
+    while learner.progress.step < config.learner.steps:
+        metrics = _step(learner, lead, supplies, clock, shutdown)
+        if metrics is None:
+            break
+        if learner.progress.step > config.objective.critic_warmup_steps:
+            standstill.after(learner.progress.step, metrics)
+    step, finished = learner.progress.step, learner.progress.step >= config.learner.steps
+    # The checkpoint that it resumed from is not written again: a crash while doing so would leave none.
+    if not finished and step % config.learner.checkpoint_every and step != durable_step:
+        _checkpoint(learner, lead)
+    learner.checkpoints.wait()
+    return finished and _finish(learner, lead, shutdown)
 
 
 def _recover(learner: Learner, *, resumed: bool) -> None:

@@ -9,9 +9,9 @@ import redis
 
 from common.config import Config, load_config
 from common.config_error import ConfigError
-from envhub.catalogue import ADAPTERS, ASSETS, DRIVING, ENVS, HELD_OUT_BY_OPTION, REMOTE
+from envhub.catalogue import ADAPTERS, ASSETS, DRIVING, ENVS, HELD_OUT_BY_OPTION, REMOTE, num_held_out
 from learner.checkpoint import Progress
-from learner.evaluation import Evaluation, RegularEvaluation, num_held_out
+from learner.evaluation import Evaluation, RegularEvaluation
 from replay.ticket import InsertResult
 from tests.attempts import Views, attempt_at, make_buffer
 from tools.check_input import check_held_out

@@ -3,6 +3,9 @@
 TRL needs an environment of its own, so only `make bench-peers` runs it.
 """
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -18,6 +21,7 @@ from tools.prepare import demonstrate, load_tokenizer, model_folder, prepare
 from tools.study.goodput import TASK, Point, Result
 from tools.study.page import BEGIN, END
 
+ROOT = Path(__file__).parents[1]
 NUM_DEMONSTRATIONS = 40
 # Enough of a warm start for groups with unequal returns: the loop by hand replaces the others for ever.
 SHORT = ["warm_start.episodes=1000", "replay.groups_per_step=2", "eval.num_tasks=4", "eval.every=1"]
@@ -84,3 +88,45 @@ def test_cpu_time_between_two_moments_is_interpolated() -> None:
     meter = Meter(readings=readings)
     assert np.isclose(meter.cpu_between(5.0, 25.0), 30.0)
     assert meter.peak_memory_bytes == 3
+
+
+# Imports `modules` where only `distributions`, and what they need, are installed.
+IMPORTS = """
+import importlib, re, sys
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+distributions, modules = sys.argv[1].split(), sys.argv[2].split()
+def plain(name): return re.sub("[-_.]+", "-", name).lower()
+allowed = set()
+def allow(name):
+    if plain(name) not in allowed:
+        allowed.add(plain(name))
+        try:
+            for needed in requires(name) or ():
+                if "extra ==" not in needed:
+                    allow(re.match(r"[A-Za-z0-9_.-]+", needed)[0])
+        except PackageNotFoundError:
+            pass
+for distribution in distributions: allow(distribution)
+lacking = {top for top, found in packages_distributions().items() if not allowed & {plain(each) for each in found}}
+class Lacking:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in lacking - {"slipstream"} and name.partition(".")[0] not in OURS:
+            raise ModuleNotFoundError(f"No module named {name!r}")
+OURS = {"actors", "common", "envhub", "learner", "replay", "tools"}
+sys.meta_path.insert(0, Lacking)
+for module in modules: importlib.import_module(module)
+"""
+
+
+def test_the_environment_of_trl_has_all_that_our_side_of_it_imports() -> None:
+    pins = (ROOT / "requirements" / "peers-trl.txt").read_text().splitlines()
+    distributions = [pin.partition("==")[0] for pin in pins if "==" in pin] + ["torch"]
+    program = (ROOT / "tools" / "peers" / "trl_grpo.py").read_text()
+    modules = re.findall(r"^from ((?:common|envhub|learner|tools)\.\S+) import", program, re.MULTILINE)
+    assert "tools.peers.episode" in modules
+    command = [sys.executable, "-c", IMPORTS, " ".join(distributions), " ".join(modules)]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stderr
+    short = [sys.executable, "-c", IMPORTS, "torch transformers numpy", " ".join(modules)]
+    assert "No module named 'omegaconf'" in subprocess.run(short, cwd=ROOT, capture_output=True, text=True).stderr

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
 from common.config import Config, load_config
-from learner.evaluation import num_held_out
+from envhub.catalogue import num_held_out
 from learner.model.optimizer import make_optimizer, make_schedule
 from learner.objective.advantage import standardised_advantages
 from tools.peers.episode import Episode, Episodes, returns_differ

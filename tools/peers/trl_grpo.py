@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from trl import GRPOConfig, GRPOTrainer
 
 from common.config import Config, load_config
-from learner.evaluation import num_held_out
+from envhub.catalogue import num_held_out
 from tools.peers.episode import Episode, Episodes, returns_differ
 from tools.peers.peer_run import PeerRun, Success
 

@@ -19,8 +19,8 @@ from common import archive
 from common.config import Config
 from common.run_dir import RunDir
 from common.trajectory import Trajectory
+from envhub.catalogue import num_held_out
 from learner.clock import Clock
-from learner.evaluation import num_held_out
 from learner.learner import Learner, begin, load_learner, train_on
 from learner.model.export import save_hf
 from learner.model.packed_model import full_tensors
