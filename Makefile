@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: setup setup-gpu setup-browser quickstart road test check format lock clean docs pictures image-root
 .PHONY: bench-actors bench-data bench-envs bench-fits bench-fleet bench-learner bench-peers bench-prefixes bench-replay
 .PHONY: bench-see bench-weights families gpu-check soak chaos drill
-.PHONY: study-durations study-formats study-goodput study-lag study-markets study-prm study-simulator
+.PHONY: study-durations study-formats study-goodput study-lag study-markets study-overlap study-prm study-simulator
 .PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-ledger test-spot
 
 setup: $(STAMP)
@@ -147,6 +147,10 @@ study-goodput: setup
 # What the simulator predicts for three fleets, beside what they do: some ten minutes of quiet cores.
 study-simulator: setup
 	$(BIN)/python -m tools.study.simulator
+
+# A step while actors generate, beside one that waits for them, on scripted engines: some ten minutes of quiet cores.
+study-overlap: setup
+	$(BIN)/python -m tools.study.overlap
 
 # Fleets in three simulated spot markets, one of which follows the prices: some minutes, all simulated.
 study-markets: setup
