@@ -37,8 +37,11 @@ class OptimConfig:
 @dataclass(kw_only=True, slots=True)
 class LearnerConfig:
     steps: int = 100  # optimizer steps of reinforcement learning
-    ranks: int = 1  # FSDP processes that `slipstream up` starts, each on a GPU of its own if there are GPUs
-    devices: list[str] = field(default_factory=list)  # their GPUs; empty: the first ones, see docs/install.md
+    ranks: int = 1  # FSDP processes, each on a GPU of its own if there are GPUs
+    devices: list[str] = field(default_factory=list)  # their GPUs on this host; empty: the first ones, docs/install.md
+    hosts: int = 1  # hosts that the ranks are divided over; all of them must see the same `run.root`
+    host_rank: int = 0  # which of them this one is; host 0 has rank 0, the publisher and the run's records
+    rendezvous: str = ""  # with several hosts: ADDRESS:PORT of host 0, where the ranks find each other
     micro_batch_tokens: int = 2048  # the most packed tokens in one forward pass; docs/learner.md on shared prefixes
     logprob_chunk_tokens: int = 1024  # tokens whose logits are in memory at one time
     publish_every: int = 1  # optimizer steps between publishes
@@ -53,6 +56,7 @@ class LearnerConfig:
         for name in (
             "steps",
             "ranks",
+            "hosts",
             "micro_batch_tokens",
             "logprob_chunk_tokens",
             "publish_every",
@@ -61,13 +65,36 @@ class LearnerConfig:
         ):
             value = getattr(self, name)
             require(value >= 1, f"learner.{name}", ">= 1", value, "leave it out for the default")
+        hosts = self.hosts
         require(
-            not self.devices or self.ranks <= len(self.devices),
+            self.ranks % hosts == 0, "learner.ranks", f"a multiple of learner.hosts = {hosts}", self.ranks, "raise it"
+        )
+        require(
+            0 <= self.host_rank < hosts, "learner.host_rank", f"in [0, {hosts - 1}]", self.host_rank, "count from 0"
+        )
+        require(
+            not self.rendezvous or (hosts > 1 and _is_address(self.rendezvous)),
+            "learner.rendezvous",
+            "ADDRESS:PORT of host 0 with several learner.hosts, else empty",
+            self.rendezvous,
+            "use an address that the other hosts can connect to, and a free port, such as 10.0.0.1:29500",
+        )
+        require(
+            not self.devices or self.ranks_per_host <= len(self.devices),
             "learner.ranks",
-            f"<= {len(self.devices)}, the number of learner.devices",
+            f"<= {len(self.devices) * hosts}, the number of learner.devices on all hosts",
             self.ranks,
             "each rank needs a GPU of its own",
         )
+
+    @property
+    def ranks_per_host(self) -> int:
+        return self.ranks // self.hosts
+
+
+def _is_address(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 1 << 16
 
 
 @dataclass(kw_only=True, slots=True)

@@ -78,6 +78,11 @@ class Shutdown:
         """75 after SIGTERM, SIGUSR1 or a notice, 130 after Ctrl-C, else 0."""
         return _EXIT_CODES.get(self.signal or 0, 0)
 
+    @property
+    def stopped_code(self) -> int:
+        """The exit code of a rank that stopped early: 75 too if only ranks on other hosts got the signal."""
+        return self.exit_code or EXIT_PREEMPTED
+
 
 def die_with_parent(parent_pid: int) -> None:
     """Make the kernel send SIGTERM to this process when its parent `parent_pid` ends for any reason (Linux only).

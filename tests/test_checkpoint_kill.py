@@ -21,12 +21,15 @@ from common.config import Config, dump_config
 from common.metrics import read_metrics
 from common.model_config import TinyModelConfig
 from common.run_dir import RunDir
+from common.shutdown import EXIT_PREEMPTED
 from common.trajectory import Trajectory, pack_logprobs, pack_tokens
 from learner.checkpoint import MANIFEST
 from replay.archive import ArchivedStep, ArchiveWriter
 from replay.ticket import Group, Lease
 from tests.attempts import attempt_at, ticket
 from tests.processes import DEADLINE_S, MARK, Process, marked
+from tests.redis_nodes import free_port
+from tools.child import EXIT_BAD_INPUT
 from tools.tiny_model import make_tiny_model
 
 RUN = "original"
@@ -99,21 +102,44 @@ def an_attempt(lease: Lease, member: int) -> Trajectory:
 
 
 @contextlib.contextmanager
-def learner(root: Path, name: str, *settings: str, slow: bool) -> Iterator[Process]:
-    """A learner that trains run `name` on the archive; whatever is left of it in the end is killed."""
+def learner(root: Path, name: str, *settings: str, slow: bool, mark: str = "") -> Iterator[Process]:
+    """A learner that trains run `name` on the archive; whatever is left of it in the end is killed.
+
+    `mark` tells the processes of one of several hosts from the others.
+    """
     arguments = ["--replay-archive", RUN, f"run.root={root}", f"run.name={name}", *SETTINGS, *settings]
-    environment = {MARK: name} | ({"PYTHONPATH": str(root / "slow" / "disk")} if slow else {})
+    environment = {MARK: mark or name} | ({"PYTHONPATH": str(root / "slow" / "disk")} if slow else {})
     process = Process(
         name,
         [sys.executable, "-m", "tools.cli", "learner", *arguments],
-        log=RunDir(root, name).log("test"),
+        log=RunDir(root, name).log(mark or "test"),
         environment=environment,
     )
     try:
         yield process
     finally:
-        send(signal.SIGKILL, marked(name))
+        send(signal.SIGKILL, marked(mark or name))
         process.kill()
+
+
+@contextlib.contextmanager
+def two_hosts(root: Path, name: str) -> Iterator[list[Process]]:
+    """A learner with a rank on each of two hosts, which are on this machine."""
+    shared = ["learner.ranks=2", "learner.hosts=2", f"learner.rendezvous=127.0.0.1:{free_port()}"]
+    with contextlib.ExitStack() as hosts:
+        yield [
+            hosts.enter_context(
+                learner(
+                    root,
+                    name,
+                    *shared,
+                    f"learner.host_rank={number}",
+                    slow=False,
+                    mark=f"{name}-{number}",
+                )
+            )
+            for number in range(2)
+        ]
 
 
 def send(number: signal.Signals, processes: Sequence[psutil.Process]) -> None:
@@ -261,6 +287,43 @@ def test_killed_in_checkpoints_on_one_rank_and_on_two_it_has_the_same_losses(roo
     assert len(found) == NUM_STEPS
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert weights(root, name) != weights(root, "steady")  # else two ranks had no part in it
+
+
+@pytest.mark.timeout(1800)
+def test_two_hosts_stop_together_at_a_signal_end_together_when_one_is_lost_and_resume(root: Path) -> None:
+    name = "two_hosts"
+    run_dir = RunDir(root, name)
+    with two_hosts(root, name) as hosts:
+        wait_until(lambda: bool(whole_checkpoints(run_dir)), hosts)
+        hosts[1].send(signal.SIGTERM)
+        assert [host.wait() for host in hosts] == [EXIT_PREEMPTED, EXIT_PREEMPTED]
+    stopped = max(whole_checkpoints(run_dir))
+    assert stopped == len(losses(root, name)) < NUM_STEPS - 4
+    with two_hosts(root, name) as hosts:
+        wait_until(lambda: max(whole_checkpoints(run_dir)) > stopped, hosts)
+        send(signal.SIGKILL, marked(f"{name}-1"))
+        assert hosts[0].wait() not in (0, None), hosts[0].last_words()
+    newest = max(whole_checkpoints(run_dir))
+    assert stopped < newest < NUM_STEPS and f"resumed from step_{stopped:06d}" in hosts[0].said()
+    with two_hosts(root, name) as hosts:
+        assert [host.wait() for host in hosts] == [0, 0], "\n".join(host.last_words() for host in hosts)
+    assert f"resumed from step_{newest:06d}" in hosts[0].said()
+    assert losses(root, name) == pytest.approx(losses(root, "steady"), rel=1e-4, abs=1e-6)
+    assert weights(root, name) != weights(root, "steady")  # else the second host had no part in it
+
+
+def test_several_hosts_need_an_address_to_meet_at(root: Path) -> None:
+    with learner(root, "nowhere", "learner.ranks=2", "learner.hosts=2", "learner.host_rank=1", slow=False) as alone:
+        assert alone.wait() == EXIT_BAD_INPUT
+    assert "`learner.rendezvous` is empty, with `learner.hosts` 2; name an address of host 0" in alone.said()
+
+
+def wait_until(holds: Callable[[], bool], processes: Sequence[Process]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        if time.monotonic() > deadline or any(process.exit_code is not None for process in processes):
+            pytest.fail("\n".join(process.last_words() for process in processes))
+        time.sleep(0.02)
 
 
 def past(step: int, is_there: Callable[[RunDir], bool]) -> Callable[[RunDir], bool]:

@@ -174,6 +174,29 @@ def test_slurm_gets_options_that_it_knows_and_a_script_that_bash_reads(write: An
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
+def test_a_learner_on_several_hosts_is_a_slurm_job_of_as_many_nodes(tmp_path: Path) -> None:
+    """By stand-ins for slipstream and for Slurm's srun, which starts its command once for each node."""
+    config = configured("learner.hosts=2", "learner.ranks=4")
+    script = learner_script(config, hosts(), SETTINGS)
+    assert "#SBATCH --nodes=2" in script and "#SBATCH --ntasks=2" in script
+    assert "#SBATCH --nodes=1" in actors_script(config, hosts(), SETTINGS)
+    stand_in(tmp_path, "slipstream", f'echo "$@" >> {tmp_path}/began')
+    stand_in(tmp_path, "srun", 'shift 2; for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@"; done')
+    stand_in(tmp_path, "hostname", "echo 10.0.0.1 fe80::1")
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "20007"}
+    subprocess.run(["bash", "-c", script], env=environment, check=True, timeout=DEADLINE_S)
+    own = "weights.host=10.0.0.1 learner.rendezvous=10.0.0.1:20007"
+    assert (tmp_path / "began").read_text().splitlines() == [
+        f"learner {SETTINGS} {own} learner.host_rank={number}" for number in range(2)
+    ]
+
+
+@pytest.mark.parametrize("engine", sorted(set(ENGINES) - {"slurm"}))
+def test_other_engines_refuse_a_learner_on_several_hosts(engine: str) -> None:
+    with pytest.raises(ConfigError, match=f"`learner.hosts` must be 1 on {engine}, got 2: only Slurm's scripts"):
+        launch(configured("learner.hosts=2", "learner.ranks=2"), engine=engine, dry_run=True, options=hosts())
+
+
 @pytest.mark.parametrize(("code", "is_queued_again"), [(EXIT_PREEMPTED, True), (0, False), (1, False)])
 def test_a_slurm_job_hands_its_signal_on_and_is_queued_again_only_if_it_left(
     tmp_path: Path, code: int, is_queued_again: bool

@@ -121,6 +121,7 @@ def test_the_host_has_slots_for_versions_and_a_copy_of_what_is_trained() -> None
     assert host.publishing_bytes == 4 * 20 * GIB
     assert host.checkpoint_bytes == 2 * 3 * 5 * GIB
     assert host.peak_bytes == 110 * GIB
+    assert host_memory(settings("learner.ranks=4", "learner.hosts=2"), STEP) == host  # of each of them
     assert host_memory(settings("weights.anchor_every=1"), STEP).publishing_bytes == 3 * 20 * GIB
 
 

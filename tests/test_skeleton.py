@@ -14,6 +14,7 @@ from common.config_error import ConfigError
 from learner.model.export import save_hf
 from learner.model.packed_model import PackedModel, full_tensors, load_model
 from learner.ranks import Ranks, join_ranks, leave_ranks
+from learner.shared_folder import check_shared
 from tests.small_tokenizer import CHATML, merging_tokenizer
 from tests.tiny_model import FLOAT32, save_scaling_model, save_tiny_model
 
@@ -61,6 +62,10 @@ def be_one_of_two(rank: int, port: int, path: Path) -> None:
         load(path / "weightless", ranks)
     with pytest.raises(ConfigError, match=r"absent has no config\.json"):  # on a host that lacks the folder
         load(path / ("small" if rank == 0 else "absent"), ranks)
+    check_shared(path, ranks=ranks)
+    with pytest.raises(ConfigError, match=r"rank 1 does not see the folder .* of rank 0, but one of its own"):
+        check_shared(path / ("small" if rank == 0 else "wide"), ranks=ranks)  # as if each host had a disk of its own
+    assert not list(path.rglob("seen_by_all_ranks_*"))
     (path / f"rank_{rank}.json").write_text(json.dumps({"loading": loading, "exporting": exporting}))
     leave_ranks()
 

@@ -56,13 +56,14 @@ def visible_devices() -> list[str]:
 def split_devices(config: Config, visible: Sequence[str]) -> Split:
     """Split the `visible` GPUs of one host between learner and actors; settings that name GPUs come first.
 
-    By default the learner gets the first `learner.ranks`, and the actors the others. If there are no others, they share
-    the learner's GPUs, which needs a limit on the actors' memory. Raises ConfigError if the GPUs are too few.
+    By default the learner gets the first `learner.ranks`, or this host's part of them, and the actors the others. If
+    there are no others, they share the learner's GPUs, which needs a limit on the actors' memory. Raises ConfigError if
+    the GPUs are too few.
     """
     learner, actors = list(config.learner.devices), list(config.actors.devices)
     if not visible and not learner:
         return Split(learner=[], actors=actors)
-    ranks = config.learner.ranks
+    ranks = config.learner.ranks_per_host
     if not learner:
         free = [device for device in visible if device not in actors]
         learner = (free if len(free) >= ranks else list(visible))[:ranks]
@@ -74,7 +75,7 @@ def split_devices(config: Config, visible: Sequence[str]) -> Split:
 
 
 def _check(split: Split, config: Config) -> None:
-    ranks, actors = config.learner.ranks, config.actors
+    ranks, actors = config.learner.ranks_per_host, config.actors
     if len(split.learner) < ranks:
         raise ConfigError(
             f"`learner.ranks` must be <= {len(split.learner)}, the GPUs for the learner ({', '.join(split.learner)}), "

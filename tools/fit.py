@@ -37,11 +37,14 @@ def fit_model(config: Config, *, goal: "Goal", options: FitOptions) -> int:
         trained, held_out, left_out = read_samples(options, goal=goal)
         if "RANK" in os.environ:
             die_with_parent(os.getppid())  # torchrun
+        elif config.learner.host_rank:
+            become_torchrun(goal, config, run_dir, *as_arguments(options))  # host 0 prepares the run
         else:
             _prepare(config, run_dir, options, goal=goal)
         examples, measured = _examples(config, goal, (trained, held_out), left_out, data=options.data)
         from learner.fit import fit  # after the quick checks, as it imports torch
         from learner.ranks import join_ranks, leave_ranks
+        from learner.shared_folder import check_shared
 
         ranks = join_ranks(timeout_s=RANK_TIMEOUT_S)
     if ranks.rank == 0:
@@ -50,6 +53,8 @@ def fit_model(config: Config, *, goal: "Goal", options: FitOptions) -> int:
                 log.info("%d rows are left out: %s", number, reason)
         log.info("training on %d examples, %d are held out", len(examples), len(measured))
     try:
+        if config.learner.hosts > 1:
+            check_shared(run_dir.path, ranks=ranks)
         finished = fit(
             goal, examples, measured, config=config, options=options, run_dir=run_dir, ranks=ranks, shutdown=shutdown
         )
@@ -57,7 +62,7 @@ def fit_model(config: Config, *, goal: "Goal", options: FitOptions) -> int:
         leave_ranks()
     if finished and ranks.rank == 0:
         print(run_dir.trained_model)
-    return 0 if finished else shutdown.exit_code
+    return 0 if finished else shutdown.stopped_code
 
 
 def _prepare(config: Config, run_dir: RunDir, options: FitOptions, *, goal: "Goal") -> None:

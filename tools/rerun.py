@@ -37,6 +37,8 @@ def rerun(config: Config) -> int:
     with shutdown.nothing_to_lose():
         if "RANK" in os.environ:
             die_with_parent(os.getppid())  # torchrun, which prepared the run before it became torchrun
+        elif config.learner.host_rank:
+            become_torchrun("learner", config, run_dir)  # host 0 prepares the run
         else:
             _prepare(config, run_dir, archive, original, original_config)
         from learner.ranks import (
@@ -46,11 +48,14 @@ def rerun(config: Config) -> int:
         )  # after the quick checks, as these import torch
         from learner.rerun import train_again
         from learner.rerun_check import check_rerun
+        from learner.shared_folder import check_shared
 
         ranks = join_ranks(timeout_s=RANK_TIMEOUT_S)
     try:
+        if config.learner.hosts > 1:
+            check_shared(run_dir.path, ranks=ranks)
         if not train_again(config, run_dir, archive, original.demonstrations, ranks=ranks, shutdown=shutdown):
-            return shutdown.exit_code
+            return shutdown.stopped_code
         if ranks.rank > 0:
             return 0
         resolve_dtype(original_config, ranks.device)

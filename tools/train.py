@@ -8,6 +8,7 @@ from typing import NoReturn
 from common.config import Config
 from common.config_error import ConfigError
 from common.connection import check_servers
+from common.learner_config import LearnerConfig
 from common.log import log_to_stderr
 from common.printable import printable_block
 from common.run_dir import RunDir
@@ -17,24 +18,30 @@ from tools.child import EXIT_BAD_INPUT
 from tools.devices import VARIABLE
 
 RANK_TIMEOUT_S = 1800.0
+STOP_TIMEOUT_S = 600  # from the signal to stop: ranks write a checkpoint; torchrun would kill them after 30 s
+
+log = logging.getLogger(__name__)
 
 
 def train(config: Config) -> int:
     """Train the run; return the exit code. 0: it is finished. 75 or 130: stopped by a signal, after a checkpoint."""
     if not config.redis.url:
         raise ConfigError("`redis.url` is empty; name a Redis server, or use `slipstream up`, which starts one")
-    if config.learner.devices:  # before torch looks for GPUs
+    if config.learner.devices and "RANK" not in os.environ:  # before torch looks for GPUs; ranks inherit their host's
         os.environ[VARIABLE] = ",".join(config.learner.devices)
     log_to_stderr()
     shutdown, run_dir = Shutdown(), RunDir(config.run.root, config.run.name)
     with shutdown.nothing_to_lose():
         if "RANK" in os.environ:
             die_with_parent(os.getppid())  # torchrun, which prepared the run before it became torchrun
+        elif config.learner.host_rank:
+            become_torchrun("learner", config, run_dir)  # host 0 prepares the run
         else:
             _prepare(config, run_dir)
         from learner.learn import learn  # after the quick checks, as it imports torch
         from learner.ranks import join_ranks, leave_ranks
         from learner.refusals import AllRefuse
+        from learner.shared_folder import check_shared
         from learner.standstill import NothingLearned
         from learner.supply import SupplyDried
         from replay.archive import ArchiveError
@@ -42,8 +49,10 @@ def train(config: Config) -> int:
 
         ranks = join_ranks(timeout_s=RANK_TIMEOUT_S)
     try:
+        if config.learner.hosts > 1:
+            check_shared(run_dir.path, ranks=ranks)
         if not learn(config, run_dir, ranks=ranks, shutdown=shutdown):
-            return shutdown.exit_code
+            return shutdown.stopped_code
         if ranks.rank == 0:
             logging.info("the run is finished; the trained model is in %s", run_dir.trained_model)
         return 0
@@ -73,17 +82,39 @@ def _prepare(config: Config, run_dir: RunDir) -> None:
 
 
 def become_torchrun(verb: str, config: Config, run_dir: RunDir, *options: str) -> NoReturn:
-    """Replace this process by torchrun, which starts `verb` once per rank and forwards signals."""
+    """Replace this process by torchrun, which starts `verb` once per rank of this host and forwards signals.
+
+    Ranks of other hosts are waited for. They read the configuration that host 0 wrote into the run's directory.
+    """
+    learner = config.learner
     command = [
         sys.executable,
         "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={config.learner.ranks}",
+        "tools.torchrun",
+        *(_place(learner) if learner.hosts > 1 else ["--standalone"]),
+        f"--nproc-per-node={learner.ranks_per_host}",
         "-m",
         "tools.cli",
         verb,
         str(run_dir.config),
         *options,
     ]
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(STOP_TIMEOUT_S))
     os.execv(command[0], command)
+
+
+def _place(learner: LearnerConfig) -> list[str]:
+    """The options of torchrun on one of several hosts. Raises ConfigError."""
+    if not learner.rendezvous:
+        raise ConfigError(
+            f"`learner.rendezvous` is empty, with `learner.hosts` {learner.hosts}; name an address of host 0 and a "
+            "free port there, the same on every host, such as learner.rendezvous=10.0.0.1:29500"
+        )
+    log.info("waiting for the %d hosts of the learner at %s", learner.hosts, learner.rendezvous)
+    address, _, port = learner.rendezvous.rpartition(":")
+    return [
+        f"--nnodes={learner.hosts}",
+        f"--node-rank={learner.host_rank}",
+        f"--master-addr={address}",
+        f"--master-port={port}",
+    ]

@@ -89,6 +89,11 @@ def _checked(config: Config, *, resume: bool) -> RunDir:
             f"run {config.run.name!r} is a re-run of {config.run.rerun_of!r} and needs no actors; continue it by "
             f"`slipstream learner --resume {config.run.name}`"
         )
+    if config.learner.hosts > 1:
+        raise ConfigError(
+            f"`learner.hosts` must be 1 for processes on one machine, got {config.learner.hosts}; start `slipstream "
+            "learner` on each host (docs/running.md), or by `slipstream launch slurm`"
+        )
     split_devices(config, visible_devices())
     check_input(config)
     return run_dir

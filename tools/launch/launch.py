@@ -36,6 +36,11 @@ def launch(config: Config, *, engine: str, dry_run: bool, options: LaunchOptions
     """Print the plan; unless `dry_run`, write its files and run its commands until one fails. Return the exit code."""
     if not config.redis.url:
         raise ConfigError("`redis.url` is empty; name a server that every host can reach, as redis://host:6379")
+    if config.learner.hosts > 1 and engine != "slurm":
+        raise ConfigError(
+            f"`learner.hosts` must be 1 on {engine}, got {config.learner.hosts}: only Slurm's scripts start a learner "
+            "on several hosts; elsewhere start `slipstream learner` on each host (docs/running.md)"
+        )
     plan = ENGINES[engine](config, options)
     folder = _folder(config)
     for name, text in plan.files.items():

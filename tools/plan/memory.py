@@ -62,8 +62,8 @@ def engine_memory(config: Config, step: MeasuredStep, *, gpu_bytes: int) -> Engi
 
 
 def host_memory(config: Config, step: MeasuredStep) -> HostMemory:
-    """The memory of the learner's host, if all ranks are on it."""
-    ranks = config.learner.ranks
+    """The memory of the learner's host; with several `learner.hosts`, of the one with rank 0."""
+    ranks = config.learner.ranks_per_host
     return HostMemory(
         loading_bytes=step.loading_host_bytes,
         publishing_bytes=num_slots(anchor_every=config.weights.anchor_every) * step.published_bytes,

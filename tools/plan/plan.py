@@ -83,9 +83,12 @@ def measure(config: Config) -> MeasuredStep:
 
 def _check_hosts(config: Config, options: PlanOptions) -> None:
     """Raise ConfigError if the learner's host, or a host of actors, has too few GPUs."""
-    ranks, actors = config.learner.ranks, config.actors
-    if ranks > options.gpus:
-        raise ConfigError(f"`learner.ranks` must be <= --gpus = {options.gpus}, got {ranks}; lower it, or add GPUs")
+    learner, actors = config.learner, config.actors
+    if learner.ranks_per_host > options.gpus:
+        raise ConfigError(
+            f"`learner.ranks` must be <= --gpus = {options.gpus} for each of {learner.hosts} `learner.hosts`, got "
+            f"{learner.ranks}; lower it, or add GPUs"
+        )
     if 0 < options.actor_gpus < actors.count * actors.tensor_parallel:
         raise ConfigError(
             f"--actor-gpus must be >= actors.count * actors.tensor_parallel = {actors.count * actors.tensor_parallel}, "
@@ -138,8 +141,8 @@ def _host_rows(config: Config, step: MeasuredStep) -> dict[str, str]:
     return {
         "loading (rank 0 reads the folder)": gib(host.loading_bytes),
         "publishing": gib(host.publishing_bytes),
-        "a checkpoint that is being written, all ranks": gib(host.checkpoint_bytes),
-        "offloaded, all ranks": gib(host.offloaded_bytes),
+        "a checkpoint that is being written, its ranks": gib(host.checkpoint_bytes),
+        "offloaded, its ranks": gib(host.offloaded_bytes),
         "at the peak": gib(host.peak_bytes),
         "bytes of a publish": f"{gib(step.published_bytes)} to an actor without the version before; else a delta",
     }
