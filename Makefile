@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu setup-browser quickstart road test check format lock clean docs pictures image-root
 .PHONY: bench-actors bench-data bench-envs bench-fits bench-fleet bench-learner bench-peers bench-prefixes bench-replay
-.PHONY: bench-see bench-weights families gpu-check soak chaos drill
+.PHONY: bench-rewards bench-see bench-weights families gpu-check soak chaos drill
 .PHONY: study-durations study-formats study-goodput study-lag study-markets study-overlap study-prm study-simulator
 .PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-ledger test-spot
 
@@ -115,6 +115,10 @@ families: setup
 # Measure `slipstream data` on as many rows as AgentInstruct and Agent-FLAN have, made at random.
 bench-data: setup
 	$(BIN)/python -m tools.bench.data
+
+# Measure a served reward model with 64 requests at a time, beside one at a time and beside the model in the process.
+bench-rewards: setup
+	$(BIN)/python -m tools.bench.rewards
 
 # What it costs to watch an hour of 300 actors: TensorBoard's files and page, `top`, the learner's record.
 bench-see: setup setup-browser

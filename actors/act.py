@@ -23,8 +23,9 @@ from common.actors_config import ActorsConfig
 from common.config import Config
 from common.patience import RedisAway
 from common.shutdown import EXIT_PREEMPTED, Shutdown
+from common.tokenizer import text_root
 from common.trajectory import Provenance
-from envhub.rewards.part import judge_by, reward_parts
+from envhub.rewards.part import judge_by, read_as, reward_parts
 from replay.actor_buffer import ActorBuffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunState
@@ -199,6 +200,7 @@ def make_setup(
     """The setup of every episode of `run` on this actor. Raises ConfigError for a malformed part of a reward."""
     allowance, parts = Allowance.of(run), reward_parts(run.env.entries())
     judge_by(OwnJudge(sampler=engine, tokenizer=tokenizer, rules=allowance.rules), parts)
+    read_as(text_root(tokenizer), parts)
     return EpisodeSetup(
         run_id=run.run.name,
         actor=name,

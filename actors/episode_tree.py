@@ -20,7 +20,8 @@ from common.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
 
-Values = Callable[[Trajectory], Awaitable[float]]  # of the state after the last turn of a record, in [0, 1]
+# Of the state after the last turn of a record, in [0, 1]. It may raise EpisodeFailed.
+Values = Callable[[Trajectory], Awaitable[float]]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -84,10 +85,8 @@ class EpisodeTree:
     async def expand(self, state: State, *, width: int) -> list[State]:
         """Sample `width` actions in `state`, one turn each; return the resulting states that are new to the tree."""
         played = await asyncio.gather(*(self._play(state, num_turns=1) for _ in range(width)))
-        stretches = [stretch for stretch in played if stretch is not None]
-        reached = await asyncio.gather(*(self._state(stretch) for stretch in stretches))
         children = []
-        for stretch, child in zip(stretches, reached, strict=True):
+        for child, stretch in (each for each in played if each is not None):
             if child.actions not in self._reached:
                 self._keep(child, stretch)
                 children.append(child)
@@ -95,10 +94,10 @@ class EpisodeTree:
 
     async def play_out(self, state: State, *, max_turns: int) -> State | None:
         """Play one episode from `state` to its end, or for `max_turns`; None if it failed."""
-        stretch = await self._play(state, num_turns=max_turns)
-        if stretch is None:
+        played = await self._play(state, num_turns=max_turns)
+        if played is None:
             return None
-        reached = await self._state(stretch)
+        reached, stretch = played
         if stretch.is_over:
             self._end(stretch)
         else:
@@ -109,11 +108,12 @@ class EpisodeTree:
         """Play one episode turn by turn; None if it failed."""
         states = [START]
         while True:
-            stretch = await self._play(states[-1], num_turns=1)
-            if stretch is None:
+            played = await self._play(states[-1], num_turns=1)
+            if played is None:
                 return None
-            states.append(await self._state(stretch))
-            self._keep(states[-1], stretch)
+            state, stretch = played
+            states.append(state)
+            self._keep(state, stretch)
             if stretch.is_over:
                 return Playthrough(states=states[1:], record=stretch.record)
 
@@ -132,14 +132,16 @@ class EpisodeTree:
         labels.append(float(played.states[-1].success))
         self._collected.labels[played.record.group_id, played.record.member] = labels
 
-    async def _play(self, state: State, *, num_turns: int) -> Stretch | None:
+    async def _play(self, state: State, *, num_turns: int) -> tuple[State, Stretch] | None:
+        """Play from `state`; return where that led, or None if the environment, the engine or the values failed."""
         attempt = replace(self._attempt, member=next(self._members))
         partial = self._partials.get(state)
         tape = resumed_tape(attempt, partial) if partial else Tape(attempt=attempt)
         num_failed, sampled_before = 0, sum(tape.loss_mask)
         try:
             async with self._room:
-                return await play_stretch(tape, setup=self._setup, num_turns=num_turns)
+                stretch = await play_stretch(tape, setup=self._setup, num_turns=num_turns)
+            return await self._state(stretch), stretch  # without a place in the engine: values may be slow
         except EpisodeFailed as failure:
             num_failed = 1
             log.warning(

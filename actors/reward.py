@@ -13,6 +13,7 @@ from actors.engine import EngineDied
 from actors.rollout import EpisodeFailed
 from actors.tape import Exchange, Tape
 from common.message import Message
+from common.reward_protocol import ScoredEpisode
 from common.trajectory import StopReason, Trajectory
 from envhub.env import EnvError
 from envhub.isolation.offspring import begin_episode, end_offspring
@@ -131,6 +132,7 @@ def _episode(trajectory: Trajectory, tape: Tape, scoring: Scoring) -> Episode:
         success=trajectory.success,
         stop_reason=trajectory.stop_reason.value,
         completion_ids=trajectory.token_array()[trajectory.turns[0].start : trajectory.turns[-1].stop].tolist(),
+        scored=ScoredEpisode.of(trajectory),
     )
 
 

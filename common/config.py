@@ -94,6 +94,7 @@ class Config:
 def check_sections(config: Config) -> None:
     """Run the checks that need two sections. Raises ConfigError."""
     _check_turns(config)
+    _check_reward_model(config)
     replay, learner = config.replay, config.learner
     slowest_lag = replay.target_lag + (learner.publish_every - 1) + (replay.max_uses - 1)
     require(
@@ -141,6 +142,18 @@ def check_sections(config: Config) -> None:
         learner.micro_batch_tokens,
         "the longest episode must fit into one forward pass",
     )
+
+
+def _check_reward_model(config: Config) -> None:
+    """Raise ConfigError if a part of a reward has the name of the reward that the learner adds."""
+    for label, entry in config.env.entries().items():
+        require(
+            not config.objective.reward_model or "reward_model" not in entry.rewards,
+            "objective.reward_model",
+            f"empty with a part `reward_model` of {label}",
+            config.objective.reward_model,
+            "the learner's score would replace that part; leave one of them out, or give the part another name",
+        )
 
 
 def _check_turns(config: Config) -> None:

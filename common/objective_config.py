@@ -208,6 +208,13 @@ class ObjectiveConfig:
             value = getattr(self, name)
             require(0 <= value < math.inf, f"objective.{name}", ">= 0", value, "0 is off")
         require(
+            not self.reward_model.startswith(("http://", "https://")),
+            "objective.reward_model",
+            "a folder",
+            self.reward_model,
+            "a model that `slipstream serve-rewards` serves is a part of env.rewards: {part: reward_model, url: ...}",
+        )
+        require(
             math.isfinite(self.reward_model_weight),
             "objective.reward_model_weight",
             "a number",

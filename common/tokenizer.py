@@ -79,3 +79,9 @@ def tokenizer_root(tokenizer: PreTrainedTokenizerBase) -> str:
         "ends": sorted(end_tokens(tokenizer)),
     }
     return xxhash.xxh3_128_hexdigest(json.dumps(known, sort_keys=True).encode())
+
+
+def text_root(tokenizer: PreTrainedTokenizerBase) -> str:
+    """xxh3-128 in hex over the vocabulary and the chat template: what a model that reads conversations depends on."""
+    known = [sorted(tokenizer.get_vocab().items()), tokenizer.chat_template]
+    return xxhash.xxh3_128_hexdigest(json.dumps(known).encode())

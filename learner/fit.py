@@ -29,6 +29,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from common.config import Config
 from common.metrics import Metrics, MetricsWriter
+from common.reward_protocol import OUTCOME, PROCESS
 from common.run_dir import RunDir, write_json
 from common.shutdown import Shutdown
 from learner import checkpoint
@@ -44,7 +45,7 @@ from learner.model.export import save_adapters, save_hf
 from learner.model.gradient import Update, apply_gradient, backward
 from learner.model.optimizer import make_optimizer, make_schedule
 from learner.model.packed_model import ModelSettings, PackedModel, expect_backward, load_kind
-from learner.model.reward_model import OUTCOME, PROCESS, RewardModel, save_reward_model
+from learner.model.reward_model import RewardModel, save_reward_model
 from learner.objective.preference import Margins, dpo_margins, preference_loss, preference_slope
 from learner.objective.turn_labels import turn_slope
 from learner.pack import Packed, TokenSequence, count_loss_tokens, micro_batches

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -9,19 +10,19 @@ import numpy as np
 
 from common.config import Config
 from common.config_error import ConfigError
-from common.objective_config import GIGPO
+from common.objective_config import GIGPO, ObjectiveConfig
+from common.reward_protocol import ScoredEpisode
 from common.tokenizer import load_tokenizer
-from common.trajectory import Trajectory, pack_mask
+from common.trajectory import Trajectory
 from learner.measure import Numbers, of_each_token
 from learner.model.packed_model import ModelSettings, PackedModel
 from learner.model.reward_model import RewardModel, load_reward_model
 from learner.objective.turn_labels import probability, progress
-from learner.pack import TokenSequence, sequences_of
+from learner.pack import TokenSequence
 from learner.ranks import Ranks
 from learner.supply import Batch
 
 COMPONENT = "reward_model"
-BY_TURN = (*GIGPO, "bi_level_gae")  # advantages that read the rewards of turns without an allocation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +40,7 @@ class RewardScorer:
         A model of outcome rewards the last turn with its score, one of the process each turn with its `progress`.
         """
         trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
-        values = self.values(trajectories)
+        values = self.values([ScoredEpisode.of(trajectory) for trajectory in trajectories])
         rewards = iter([self.weight * (progress(each) if self.model.is_process else each) for each in values])
         groups = [
             msgspec.structs.replace(
@@ -49,24 +50,24 @@ class RewardScorer:
         ]
         return msgspec.structs.replace(batch, groups=groups)
 
-    def values(self, trajectories: Sequence[Trajectory]) -> list[Numbers]:
+    def values(self, episodes: Sequence[ScoredEpisode]) -> list[Numbers]:
         """The probability of success after each turn of each episode; of a model of outcome, its one score.
 
         A model of outcome reads only the last branch of an episode, at the last token that the policy sampled, as
         `slipstream reward` trains it. Every rank calls it. Raises ConfigError for a score that is not finite.
         """
         is_process = self.model.is_process
-        read = [_turn_ends(each) if is_process else [_end_of(each)] for each in trajectories]
+        ends = [episode.turn_stops if is_process else episode.turn_stops[-1:] for episode in episodes]
         found = of_each_token(
             {"scores": self.model},
-            [sequence for sequences in read for sequence in sequences],
+            [branch for episode, stops in zip(episodes, ends, strict=True) for branch in branches(episode, stops)],
             micro_batch_tokens=self.micro_batch_tokens,
             ranks=self.ranks,
             share_prefixes=self.model.shares_prefixes,
         )["scores"]
         if not np.isfinite(found).all():
             raise ConfigError(f"the reward model {self.model.folder} has a score that is not finite; train it again")
-        stops = np.cumsum([len(trajectory.turns) if is_process else 1 for trajectory in trajectories])
+        stops = np.cumsum([len(each) for each in ends])
         return np.split(probability(found) if is_process else found, stops[:-1])
 
 
@@ -87,29 +88,43 @@ def load_reward_scorer(config: Config, model: PackedModel, *, ranks: Ranks) -> R
         micro_batch_tokens=config.learner.micro_batch_tokens,
         ranks=ranks,
     )
-    if scorer.model.is_process and objective.allocation != "per_turn" and objective.advantage not in BY_TURN:
+    if scorer.model.is_process and not reads_turns(objective):
         raise ConfigError(
             f"`objective.reward_model` {objective.reward_model} is a process reward model, which rewards every turn, "
             f"but objective.advantage {objective.advantage} with objective.allocation {objective.allocation} adds the "
-            f"turns up; set objective.allocation=per_turn, or use an advantage that reads turns ({', '.join(BY_TURN)})"
+            f"turns up; set objective.allocation=per_turn, or use an advantage that reads turns: bi_level_gae, or gigpo "
+            "with same_state_weight above 0"
         )
     return scorer
+
+
+def reads_turns(objective: ObjectiveConfig) -> bool:
+    """Whether the advantages depend on which turn earned a reward, and not on the return alone."""
+    by_state = objective.advantage in GIGPO and objective.same_state_weight > 0
+    return objective.allocation == "per_turn" or by_state or objective.advantage == "bi_level_gae"
 
 
 def load_scorer(
     folder: Path,
     *,
-    policy: Path,
+    policy: Path | None,
     settings: ModelSettings,
     weight: float = 1.0,
     micro_batch_tokens: int,
     ranks: Ranks,
 ) -> RewardScorer:
-    """Load the reward model in `folder` for episodes of the model in the folder `policy`. Every rank calls it.
+    """Load the reward model in `folder` for episodes of the model in the folder `policy`; of any policy if None.
 
-    Raises ConfigError if it is no reward model, or has another tokenizer or chat template than the policy.
+    Every rank calls it. Raises ConfigError if it is no reward model, or has another tokenizer or chat template than
+    the policy.
     """
     model = load_reward_model(folder, ranks=ranks, settings=settings)
+    if policy is not None:
+        _check_tokenizer(folder, policy)
+    return RewardScorer(model=model, weight=weight, micro_batch_tokens=micro_batch_tokens, ranks=ranks)
+
+
+def _check_tokenizer(folder: Path, policy: Path) -> None:
     theirs, ours = (load_tokenizer(each) for each in (folder, policy))
     for what, differs in (
         ("tokenizer", theirs.get_vocab() != ours.get_vocab()),
@@ -120,7 +135,6 @@ def load_scorer(
                 f"the reward model {folder} has another {what} than the policy in {policy}, so it would score other "
                 "text than it was trained on; train one from a model of the same family"
             )
-    return RewardScorer(model=model, weight=weight, micro_batch_tokens=micro_batch_tokens, ranks=ranks)
 
 
 def rewarded(trajectory: Trajectory, rewards: Numbers) -> Trajectory:
@@ -133,22 +147,23 @@ def rewarded(trajectory: Trajectory, rewards: Numbers) -> Trajectory:
     return msgspec.structs.replace(trajectory, turns=[*trajectory.turns[:first], *last])
 
 
-def _turn_ends(trajectory: Trajectory) -> list[TokenSequence]:
-    """The branches in which turns end, with only the last token of each turn in the loss mask."""
-    at_ends = np.zeros(trajectory.num_tokens, dtype=np.bool_)
-    at_ends[[turn.stop - 1 for turn in trajectory.turns]] = True
-    marked = msgspec.structs.replace(trajectory, loss_mask=pack_mask(at_ends.tolist()), kept=None)
-    return [branch for branch in sequences_of(marked, advantage=0.0) if branch.loss_mask.any()]
-
-
-def _end_of(trajectory: Trajectory) -> TokenSequence:
-    """The last branch, with only its last token in the loss mask."""
-    branch = sequences_of(trajectory, advantage=0.0)[-1]
-    at_end = np.arange(branch.num_tokens) == branch.num_tokens - 1
-    return TokenSequence(
-        tokens=branch.tokens,
-        loss_mask=at_end,
-        behaviour_logprobs=branch.behaviour_logprobs,
-        advantages=branch.advantages,
-        kept=None,
-    )
+def branches(episode: ScoredEpisode, ends: Sequence[int]) -> list[TokenSequence]:
+    """The branches in which turns end, up to the last of `ends` in each; only the token before each end is marked."""
+    tokens, marked, found = episode.token_array(), np.array(ends) - 1, []
+    for start, stop in pairwise([*episode.branch_starts, len(tokens)]):
+        places = marked[(marked >= start) & (marked < stop)] - start
+        if len(places):
+            num_tokens = int(places[-1]) + 1
+            nothing = np.zeros(num_tokens, dtype=np.float32)
+            mask = np.zeros(num_tokens, dtype=np.bool_)
+            mask[places] = True
+            found.append(
+                TokenSequence(
+                    tokens=tokens[start : start + num_tokens],
+                    loss_mask=mask,
+                    behaviour_logprobs=nothing,
+                    advantages=nothing,
+                    kept=None,
+                )
+            )
+    return found

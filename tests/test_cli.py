@@ -71,6 +71,7 @@ OPERANDS = {
     "envs": ["serve"],
     "data": ["rows.jsonl"],
     "road": ["conf/roads/shop.yaml"],
+    "serve-rewards": ["folder"],
 }
 
 

@@ -335,7 +335,7 @@ def test_episodes_whose_environment_failed_are_left_out_and_reported(
         rows = rows_of(config, guessing, tmp_path, search=search, budget=12)
         assert {row["group_id"] for row in rows} == {0, 3}
         said = capsys.readouterr().err
-        assert " episodes are left out: their environment or engine failed" in said
+        assert " episodes are left out: environment, engine or reward model failed" in said
         assert (
             "BreaksDown/train/1 member 0 failed and is left out: env_failure: RuntimeError: the database is gone"
             in caplog.text

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,23 +19,29 @@ from actors.tree_search import START
 from common.config import Config, load_config
 from common.config_error import ConfigError
 from common.model_config import TinyModelConfig
+from common.reward_protocol import ScoredEpisode
 from common.tokenizer import load_tokenizer
-from common.trajectory import Task, Trajectory
+from common.trajectory import Task
+from learner.fit_options import FitOptions
 from learner.measure import Numbers
 from learner.model.packed_model import ModelSettings
 from learner.model.reward_model import save_reward_model
+from learner.pack import TokenSequence
 from learner.ranks import Ranks
-from learner.score import RewardScorer, load_scorer
+from learner.score import RewardScorer, branches, load_scorer
 from tests.episodes import attempt_on
 from tests.guess import WORDS
-from tests.test_collect import setup_of
+from tests.small_tokenizer import CHATML, FORGETS_THOUGHTS, byte_tokenizer
+from tests.test_collect import GUESS, settings, setup_of, thinking
 from tests.test_fit_verb import slipstream
 from tools.cli import main
 from tools.collect import collect_on
 from tools.collect_options import CollectOptions
 from tools.eval_options import EvalOptions
 from tools.evaluate import check_aggregate, evaluate_on
-from tools.state_values import StateValues, check_searches
+from tools.fit import _examples
+from tools.fit_rows import read_samples
+from tools.state_values import StateValues, check_searches, scored_here
 from tools.study import prm
 from tools.tiny_model import make_tiny_model
 
@@ -141,10 +148,14 @@ def test_the_model_and_its_calibration_are_those_of_held_out_turns(model: Path) 
 
 
 @pytest.fixture
-def values(model: Path, config: Config, ranks: Ranks) -> StateValues:
-    settings = ModelSettings.of(config).frozen()
-    policy = Path(config.model.path)
-    return StateValues(load_scorer(model, policy=policy, settings=settings, micro_batch_tokens=1024, ranks=ranks))
+def scorer(model: Path, config: Config, ranks: Ranks) -> RewardScorer:
+    settings, policy = ModelSettings.of(config).frozen(), Path(config.model.path)
+    return load_scorer(model, policy=policy, settings=settings, micro_batch_tokens=1024, ranks=ranks)
+
+
+@pytest.fixture
+def values(scorer: RewardScorer) -> StateValues:
+    return scored_here(scorer)
 
 
 def test_a_guided_search_solves_more_tasks_in_as_many_turns(
@@ -181,24 +192,75 @@ def test_best_of_n_between_two_sizes_is_the_line_through_them() -> None:
     assert prm.at_tokens(ways, 99.0).tolist() == [0.0, 1.0]
 
 
+def test_the_study_labels_turns_and_measures_every_way_to_choose(
+    config: Config, values: StateValues, tmp_path: Path
+) -> None:
+    stage, plan = stage_on(config, tmp_path), prm.Plan(train_tasks=2, held_out_tasks=6)
+    alone = replace(config, replay=replace(config.replay, group_size=plan.train_episodes))
+    prm.write_labels(asyncio.run(prm.labelled_episodes(stage, alone, plan)), stage, plan, tmp_path / "rows")
+    labels = {
+        kind: [json.loads(line)["turn_labels"] for line in (tmp_path / f"rows.{kind}.jsonl").read_text().splitlines()]
+        for kind in ("process", "outcome")
+    }
+    assert [len(each) for each in labels["process"]] == [TURNS] * 2
+    assert {label * plan.completions % 1 for each in labels["process"] for label in each} == {0}
+    assert len(labels["outcome"]) == plan.epochs * 2
+    assert all(each[:-1] == [None] * (TURNS - 1) and each[-1] in (0, 1) for each in labels["outcome"])
+    ways = asyncio.run(prm.measured(stage, alone, plan, {"process": values, "outcome": values}))
+    result = prm.Seed(seed=0, calibration={}, ways=ways)
+    means = {(way.name, way.size): statistics.fmean(way.success) for way in ways}
+    best = [means["best of all (needs the answer)", str(size)] for size in prm.SIZES]
+    assert best == sorted(best) and best[0] < best[-1] and {len(way.success) for way in ways} == {6}
+    for size, most in zip(prm.SIZES, best, strict=True):
+        assert means["one episode", str(size)] <= means["process model, last", str(size)] <= most
+        assert means["outcome model", str(size)] == means["process model, last", str(size)]  # the same model
+    guided, plain = ([way.tokens for way in result.of(name)] for name in (prm.GUIDED, prm.UNGUIDED))
+    assert len(guided) == len(plain) == len(prm.BEAMS) and min(guided + plain) > result.of("one episode")[0].tokens
+    table = prm.tables([result, result])
+    assert f"| likelihood | {100 * means['likelihood', '1']:.1f} (" in table and "| 3 x 2 | " in table
+
+
+@pytest.mark.parametrize("template", [CHATML, FORGETS_THOUGHTS], ids=["history stands", "history is rewritten"])
+def test_a_turn_is_scored_after_the_very_tokens_after_which_it_was_labelled(template: str, tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer(template)
+    tokenizer.save_pretrained(tmp_path / "model")
+    config = settings(*GUESS, f"model.path={tmp_path}/model")
+    stage, plan = setup_of(config, thinking, tmp_path, tokenizer=tokenizer), prm.Plan(train_tasks=3)
+    found = asyncio.run(prm.labelled_episodes(stage, config, plan))
+    prm.write_labels(found, stage, plan, tmp_path / "rows")
+    path = str(tmp_path / "rows.process.jsonl")
+    samples, _, left_out = read_samples(FitOptions(data=path, held_out=0.0), goal="prm")
+    (examples,) = _examples(config, "prm", [samples], left_out, data=path)
+    labelled = {prefix for example in examples for (side,) in example for prefix in prefixes(side)}
+    roots = [each for each in found.trajectories if (each.group_id, each.member) in found.labels]
+    episodes = [ScoredEpisode.of(each) for each in roots]
+    scored = {prefix for each in episodes for branch in branches(each, each.turn_stops) for prefix in prefixes(branch)}
+    assert labelled == scored and len(scored) > len(roots)
+    assert (len(roots[0].branch_starts) > 1) == (template == FORGETS_THOUGHTS)
+
+
+def prefixes(sequence: TokenSequence) -> list[tuple[int, ...]]:
+    """The tokens up to each marked one."""
+    return [tuple(sequence.tokens[: place + 1].tolist()) for place in np.flatnonzero(sequence.loss_mask)]
+
+
 class Counted(RewardScorer):
     """A scorer that keeps the sizes of its batches."""
 
     batches: ClassVar[list[int]] = []
 
-    def values(self, trajectories: Sequence[Trajectory]) -> list[Numbers]:
-        self.batches.append(len(trajectories))
-        return super().values(trajectories)
+    def values(self, episodes: Sequence[ScoredEpisode]) -> list[Numbers]:
+        self.batches.append(len(episodes))
+        return super().values(episodes)
 
 
 def test_waiting_episodes_are_scored_in_one_batch_and_an_error_reaches_each(
-    config: Config, values: StateValues, tmp_path: Path
+    config: Config, scorer: RewardScorer, tmp_path: Path
 ) -> None:
-    scorer = values.scorer
     counted = Counted(model=scorer.model, weight=1.0, micro_batch_tokens=scorer.micro_batch_tokens, ranks=scorer.ranks)
 
     async def asked() -> list[Numbers]:
-        found, service = Collected(), StateValues(counted)
+        found, service = Collected(), scored_here(counted)
         attempt = replace(attempt_on(), task=Task(env=config.env.name, split="train", index=0))
         tree = EpisodeTree(attempt, setup=stage_on(config, tmp_path), room=asyncio.Semaphore(4), collected=found)
         await asyncio.gather(*(tree.play_out(START, max_turns=TURNS) for _ in range(10)))
@@ -219,18 +281,18 @@ def test_waiting_episodes_are_scored_in_one_batch_and_an_error_reaches_each(
 
 
 def test_what_a_model_of_outcome_cannot_do_is_refused(
-    config: Config, values: StateValues, tmp_path: Path, ranks: Ranks
+    config: Config, scorer: RewardScorer, tmp_path: Path, ranks: Ranks
 ) -> None:
-    outcome = tmp_path / "outcome"
-    save_reward_model(values.scorer.model, outcome, ranks=ranks)
+    folder = tmp_path / "outcome"
+    save_reward_model(scorer.model, folder, ranks=ranks)
     settings, policy = ModelSettings.of(config).frozen(), Path(config.model.path)
-    scorer = load_scorer(outcome, policy=policy, settings=settings, micro_batch_tokens=1024, ranks=ranks)
-    check_searches(values)
-    with pytest.raises(ConfigError, match="a search needs a value of every state; give a folder of `slipstream prm`"):
-        check_searches(StateValues(scorer))
-    check_aggregate(StateValues(scorer), "last")
+    outcome = scored_here(load_scorer(folder, policy=policy, settings=settings, micro_batch_tokens=1024, ranks=ranks))
+    check_searches(scored_here(scorer))
+    with pytest.raises(ConfigError, match="a search needs a value of every state; give a model of `slipstream prm`"):
+        check_searches(outcome)
+    check_aggregate(outcome, "last")
     with pytest.raises(ConfigError, match="`--aggregate` must be last for a reward model of outcome"):
-        check_aggregate(StateValues(scorer), "min")
+        check_aggregate(outcome, "min")
 
 
 def test_options_without_effect_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

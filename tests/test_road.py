@@ -150,6 +150,8 @@ def test_a_process_reward_model_is_trained_on_labels_and_guides_later_stages(tmp
         ConfigError, match=r"`reward_model` must be a folder, or an earlier stage .* \(none\), got 'process'"
     ):
         check_road(read_road(written(tmp_path, GUIDED), []), first=0)
+    served = GUIDED | {"options": GUIDED["options"] | {"reward_model": "http://127.0.0.1:7366"}}  # type: ignore[operator]
+    check_road(read_road(written(tmp_path, served), []), first=0)
 
 
 def test_a_stage_that_fails_is_named_and_only_what_is_missing_runs_again(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """A reward model's word becomes one more reward of each episode, the same that transformers would give."""
 
+import dataclasses
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,21 +14,25 @@ from transformers import AutoModelForSequenceClassification
 
 from common.config import Config, load_config
 from common.config_error import ConfigError
-from common.model_config import TinyModelConfig
+from common.model_config import LoraConfig, TinyModelConfig
+from common.objective_config import BATCH_SHRUNK, DISTILLATION, GIGPO, GROUP_RELATIVE, WITH_CRITIC, ObjectiveConfig
+from common.reward_protocol import PROCESS, ScoredEpisode
 from common.tokenizer import load_tokenizer
 from common.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
+from learner.measure import Measured
 from learner.model.packed_model import PackedModel, load_kind, load_model
-from learner.model.reward_model import PROCESS, RewardModel, save_reward_model
+from learner.model.reward_model import RewardModel, save_reward_model
 from learner.objective.coherence import check_coherence
 from learner.objective.turn_labels import progress
 from learner.ranks import Ranks
-from learner.score import COMPONENT, load_reward_scorer
+from learner.score import COMPONENT, load_reward_scorer, reads_turns, rewarded
 from learner.supply import Batch
 from learner.token_advantages import sequences_with_advantages, teaches
 from tests.even_game import group_of
 from tests.tiny_model import FLOAT32, a_trajectory
 from tools.tiny_model import make_tiny_model
 
+OWN = "tests.test_score:halves"
 WORDS = " ".join(f"w{number}" for number in range(60))
 
 
@@ -146,7 +153,7 @@ def test_every_turn_earns_its_progress_by_what_transformers_says_at_its_last_tok
     assert scorer.scored(scored) == scored
     # Of four siblings, the advantage at the second turn compares its own reward, and at the first the return.
     tokens = sequences_with_advantages(scored.groups, objective=config.objective)
-    to_go = [progress(values)[1] for values in scorer.values(episodes)]
+    to_go = [progress(values)[1] for values in scorer.values([ScoredEpisode.of(each) for each in episodes])]
     second = {sequence.trajectory: float(sequence.advantages[-1]) for sequence in tokens}
     assert np.argsort([second[place] for place in range(4)]).tolist() == np.argsort(to_go).tolist()
 
@@ -159,6 +166,71 @@ def test_a_model_of_the_process_needs_an_objective_that_reads_turns(
     for fitting in ("objective.allocation=per_turn", "objective.advantage=gigpo"):
         assert load_reward_scorer(config_for(policy, process_folder, fitting), policy, ranks=ranks)
         assert load_reward_scorer(config_for(policy, scorer_folder, fitting), policy, ranks=ranks)
+
+
+OBJECTIVES: list[dict[str, Any]] = [
+    {"advantage": advantage, "allocation": allocation, **more}
+    for advantage in (*GROUP_RELATIVE, *GIGPO, "reinforce_pp", *BATCH_SHRUNK, *WITH_CRITIC, DISTILLATION, OWN)
+    for allocation in ("last_token", "uniform_positive", "discounted", "per_turn")
+    for more in (
+        {},
+        {"critic": "own"},
+        {"critic": "shared"},
+        {"critic": "own", "surrogate": "policy_gradient", "correction": "none"},
+        {"same_state_weight": 0.0},
+    )
+]
+
+
+def test_a_model_of_the_process_is_accepted_exactly_where_the_order_of_its_values_teaches() -> None:
+    """In all objectives: two episodes whose last probability is the same, and that of the first turn is not."""
+    num_accepted, num_refused = 0, 0
+    for settings in OBJECTIVES:
+        try:
+            config = dataclasses.replace(Config(), objective=ObjectiveConfig(reward_model="folder", **settings))
+            check_coherence(config)
+        except ConfigError:
+            continue
+        differs = not np.allclose(learned(config, 0.2), learned(config, 0.8), atol=1e-5)
+        assert differs == reads_turns(config.objective), settings
+        num_accepted += differs
+        num_refused += not differs
+    assert num_accepted >= 10 and num_refused >= 10
+
+
+def learned(config: Config, first: float) -> np.ndarray:
+    """The advantages of four siblings, of which the first has the probability `first` after its first turn."""
+    members = [
+        rewarded(in_known_states(episode(number, branches=branches)), progress(np.array([value, 0.6 - number / 10])))
+        for number, (value, branches) in enumerate([(first, (0,)), (0.3, (0, 7)), (0.5, (0,)), (0.6, (0,))])
+    ]
+    measured = Measured(values=np.zeros(16), current_logprobs=np.full(16, -1.0))
+    found = sequences_with_advantages([group_of(members)], objective=config.objective, measured=measured)
+    return np.concatenate([each.advantages for each in found])
+
+
+def in_known_states(trajectory: Trajectory) -> Trajectory:
+    turns = [msgspec.structs.replace(turn, state_key=f"s{place}") for place, turn in enumerate(trajectory.turns)]
+    return msgspec.structs.replace(trajectory, turns=turns)
+
+
+def halves(returns: Sequence[float]) -> list[float]:
+    """An advantage of the user's."""
+    return [each / 2 for each in returns]
+
+
+def test_the_scores_beside_a_policy_with_adapters_are_those_beside_a_whole_one(
+    policy: PackedModel, process_folder: Path, ranks: Ranks
+) -> None:
+    per_turn, episodes = "objective.allocation=per_turn", [ScoredEpisode.of(episode(0)), ScoredEpisode.of(episode(1))]
+    adapted = dataclasses.replace(FLOAT32, lora=LoraConfig(rank=4))
+    beside = load_model(policy.folder, ranks=ranks, settings=adapted)
+    found = []
+    for model in (policy, beside):
+        scorer = load_reward_scorer(config_for(policy, process_folder, per_turn), model, ranks=ranks)
+        assert scorer is not None
+        found.append(np.concatenate(scorer.values(episodes)))
+    assert found[0].tolist() == found[1].tolist()
 
 
 def test_a_score_that_is_not_finite_ends_the_run_and_is_never_a_reward(

@@ -158,6 +158,8 @@ def _parents(verb: str) -> list[_Parser]:
         operand.add_argument("file", type=Path, metavar="FILE", help="where to write the rows, .jsonl or .parquet")
     if verb == "road":
         operand.add_argument("road", metavar="road.yaml", help="the stages: see docs/road.md")
+    if verb == "serve-rewards":
+        operand.add_argument("folder", type=Path, metavar="FOLDER", help="of `slipstream prm` or `slipstream reward`")
     if verb == "envs":
         operand.add_argument("service", choices=("serve",), help="what to do with the environments")
     return [operand, _settings()]

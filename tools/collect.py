@@ -140,7 +140,8 @@ def collect_on(
         report_on_stderr(f"nothing is written to {path}: no episode has finished")
     if collected.num_failed:
         report_on_stderr(
-            f"{collected.num_failed} episodes are left out: their environment or engine failed, see the warnings above"
+            f"{collected.num_failed} episodes are left out: environment, engine or reward model failed, see the "
+            "warnings above"
         )
     return exit_code
 

@@ -17,7 +17,9 @@ class CollectOptions:
     beam: int = 2  # tree_of_thoughts: states that it expands at each depth
     budget: int = 60  # dfsdt, mcts: the most turns that are generated for one task
     exploration: float = 1.4  # mcts: the constant of UCB1, for returns between 0 and 1
-    reward_model: str = ""  # tree_of_thoughts, mcts: a folder of `slipstream prm`, whose probabilities guide the search
+    reward_model: str = (
+        ""  # tree_of_thoughts, mcts: a folder of `slipstream prm`, or the URL of its server; it guides the search
+    )
     completions: int = 0  # label each turn with the share of N episodes from there that succeed, for `slipstream prm`
     expert: bool = False  # the environment's expert plays each task once, instead of the model
     noise: float = 0.0  # expert: the probability of a random admissible action instead of the expert's

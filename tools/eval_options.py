@@ -12,7 +12,9 @@ MAX_ATTEMPTS = 1000
 class EvalOptions:
     attempts: int = 1  # sampled episodes of each task; from 2 on, pass@k is reported
     compare: tuple[str, ...] = ()  # values of env.action_format to compare on the same tasks, with the same model
-    reward_model: str = ""  # attempts: a folder of `slipstream prm` or `reward`, which chooses one attempt of each task
+    reward_model: str = (
+        ""  # attempts: a folder of `slipstream prm` or `reward`, or a server's URL; it chooses one attempt of each task
+    )
     aggregate: str = "last"  # prm: what ranks an attempt: the last, min or product of its turns' probabilities
     by: str = "type"  # the column of a task by whose values success is reported too, where the environment has it
 

@@ -48,10 +48,10 @@ def evaluate_on(stage: EpisodeSetup, config: Config, options: EvalOptions, *, va
 
 def check_aggregate(values: StateValues | None, how: str) -> None:
     """Raise ConfigError for a model of outcome, which has one score for an episode, unless `how` is last."""
-    if values and how != "last" and not values.scorer.model.is_process:
+    if values and how != "last" and not values.is_process:
         raise ConfigError(
             f"`--aggregate` must be last for a reward model of outcome, which has one score for an episode, got {how}; "
-            "leave it out, or give a folder of `slipstream prm`"
+            "leave it out, or give a model of `slipstream prm`"
         )
 
 
@@ -115,7 +115,7 @@ async def _play(
     work: LongWork,
     values: StateValues | None,
 ) -> Played | None:
-    """Play one episode; return None if its environment or engine failed."""
+    """Play one episode; return None if its environment, the engine or the server of the reward model failed."""
     attempt = Attempt(
         run_id="eval",
         task=task,
@@ -140,12 +140,12 @@ async def _play(
                 parse=setup.parse,
             )
             trajectory = await rewarded(trajectory, tape, scoring=setup.scoring)
+        value = aggregated(await values.of_turns(trajectory), options.aggregate) if values else None
     except EpisodeFailed as failure:
         log.warning("%s: %s", task.task_id, failure)
         return None
     finally:
         work.done()
-    value = aggregated(await values.of_turns(trajectory), options.aggregate) if values else None
     return _played(trajectory, kind=str(tape.columns.get(options.by, "")), value=value)
 
 

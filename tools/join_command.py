@@ -1,6 +1,5 @@
 """`slipstream join-command`: print the one command that a new host of actors must be given."""
 
-import ipaddress
 import os
 import shlex
 import sys
@@ -14,6 +13,7 @@ from common.imported import is_own
 from replay.roles import Role, user_of
 from tools.acl_options import FleetOption
 from tools.host_command import host_settings
+from tools.loopback import is_loopback
 
 
 def join_command(config: Config, *, options: FleetOption) -> int:
@@ -65,13 +65,6 @@ def _needs(config: Config, url: SplitResult) -> list[str]:
     if own:
         needs.append(f"install on the host, the same as on the learner's: {', '.join(own)}")
     for key, host in (("redis.url", url.hostname or ""), ("weights.host", config.weights.host)):
-        if _is_loopback(host):
+        if is_loopback(host):
             needs.append(f"warning: `{key}` is {host}: only hosts that share this machine's network can join")
     return needs
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -126,7 +126,8 @@ def _check(stage: Stage, road: Road) -> None:
         ("objective.reward_model", stage.config.objective.reward_model),
         ("reward_model", stage.collect.reward_model if stage.collect else ""),
     ):
-        if judge and not Path(judge).is_dir() and judge not in trained:
+        is_served = key == "reward_model" and judge.startswith(("http://", "https://"))
+        if judge and not is_served and not Path(judge).is_dir() and judge not in trained:
             raise ConfigError(
                 f"`{key}` must be a folder, or an earlier stage of the kind reward or prm "
                 f"({', '.join(each.name for each in judges) or 'none'}), got {judge!r}"

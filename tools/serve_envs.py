@@ -1,7 +1,6 @@
 """`slipstream envs serve`: serve environments to actors on other hosts, and to clients of other projects."""
 
 import asyncio
-import ipaddress
 import logging
 
 from common.config import Config
@@ -12,6 +11,7 @@ from envhub.catalogue import ENVS, env_maker
 from envhub.remote.env_secret import SECRET_VARIABLE, read_secret
 from envhub.serving.env_pool import EnvPool, WorkerFailed
 from envhub.serving.env_server import EnvServer
+from tools.loopback import is_loopback
 from tools.serve_options import ServeOptions
 
 POLL_S = 0.1
@@ -47,7 +47,7 @@ async def _serve(config: Config, options: ServeOptions, names: list[str], secret
     server = EnvServer(pool, names=names, lease_s=options.lease_s, secret=secret)
     async with pool.running(), server.listening(options.host, options.port) as url:
         log.info("serving %s at %s", ", ".join(names), url)
-        if not secret and not _is_loopback(options.host):
+        if not secret and not is_loopback(options.host):
             log.warning(
                 "no authentication: any client that can connect may use the server; set %s or --key-file",
                 SECRET_VARIABLE,
@@ -55,10 +55,3 @@ async def _serve(config: Config, options: ServeOptions, names: list[str], secret
         while not shutdown.requested.is_set():  # noqa: ASYNC110 - a signal handler sets it
             await asyncio.sleep(POLL_S)
         log.info("stopping; closing %d episodes", pool.num_episodes)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

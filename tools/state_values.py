@@ -1,92 +1,170 @@
-"""Scores episodes in batches with a reward model beside an engine, for `slipstream eval` and `collect`."""
+"""Values of episodes by a reward model, for `slipstream eval` and `collect`: beside their engine, or behind a URL."""
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from actors.rollout import EpisodeFailed
 from common.config import Config
 from common.config_error import ConfigError
-from common.trajectory import Trajectory
+from common.reward_protocol import PROCESS, ScoredEpisode
+from common.tokenizer import text_root
+from common.trajectory import StopReason, Trajectory
+from envhub.env import EnvError
+from envhub.rewards.reward_client import DEADLINE_S, RewardClient
 from tools.fixed_policy import fixed_model_folder
+from tools.prepare import load_tokenizer
 
 if TYPE_CHECKING:
     from learner.score import RewardScorer
 
 RANK_TIMEOUT_S = 600.0
+START_S = 20.0  # a server must answer within this time when a verb starts; later it may be away for DEADLINE_S
+URL = ("http://", "https://")
 Numbers = npt.NDArray[np.float64]
 
 
-class StateValues:
+class Batches:
     """Answers many callers at a time: all that wait while a batch is scored are the next batch."""
 
-    def __init__(self, scorer: "RewardScorer") -> None:
-        self.scorer = scorer
-        self._waiting: list[tuple[Trajectory, asyncio.Future[Numbers]]] = []
-        self._scoring = asyncio.Lock()
+    def __init__(self, score: Callable[[Sequence[ScoredEpisode]], list[Numbers]]) -> None:
+        """`score` runs in a thread, one batch at a time."""
+        self._score = score
+        self._waiting: list[tuple[ScoredEpisode, asyncio.Future[Numbers]]] = []
+        self._scoring: asyncio.Task[None] | None = None
 
-    async def of_turns(self, record: Trajectory) -> Numbers:
-        """The probability of success after each turn; of a model of outcome, its one score. Raises ConfigError."""
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    async def values(self, episode: ScoredEpisode) -> Numbers:
+        """The values of an episode. Raises what `score` raises for its batch."""
         answer: asyncio.Future[Numbers] = asyncio.get_running_loop().create_future()
-        self._waiting.append((record, answer))
-        async with self._scoring:
-            if not answer.done():
-                await self._score_waiting()
-        return answer.result()
-
-    async def of_state(self, record: Trajectory) -> float:
-        """The probability of success after the last turn."""
-        return float((await self.of_turns(record))[-1])
+        self._waiting.append((episode, answer))
+        if self._scoring is None or self._scoring.done():  # a task of its own: callers may be cancelled
+            self._scoring = asyncio.create_task(self._score_waiting())
+        return await answer
 
     async def _score_waiting(self) -> None:
-        batch, self._waiting = self._waiting, []
-        try:
-            found = await asyncio.to_thread(self.scorer.values, [record for record, _ in batch])
-        except ConfigError as error:
-            for _, answer in batch:
-                answer.set_exception(error)
-            return
-        for (_, answer), values in zip(batch, found, strict=True):
-            answer.set_result(values)
+        while self._waiting:
+            batch, self._waiting = [each for each in self._waiting if not each[1].done()], []
+            if not batch:
+                continue
+            loop = asyncio.get_running_loop()
+            scored = loop.run_in_executor(None, self._score, [episode for episode, _ in batch])
+            await asyncio.wait([scored])
+            error = scored.exception()
+            for place, (_, answer) in enumerate(batch):
+                if answer.done():  # its caller was cancelled
+                    continue
+                if error is not None:
+                    answer.set_exception(error)
+                else:
+                    answer.set_result(scored.result()[place])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateValues:
+    """A reward model that anybody may ask."""
+
+    name: str  # its folder or URL
+    is_process: bool
+    of_episode: Callable[[ScoredEpisode], Awaitable[Numbers]]
+
+    async def of_turns(self, record: Trajectory) -> Numbers:
+        """The probability of success after each turn; of a model of outcome, its one score.
+
+        Raises ConfigError for a score that is not finite, and EpisodeFailed if a server gives no values.
+        """
+        return await self.of_episode(ScoredEpisode.of(record))
+
+    async def of_state(self, record: Trajectory) -> float:
+        """The probability of success after the last turn. Raises what `of_turns` raises."""
+        return float((await self.of_turns(record))[-1])
+
+
+def scored_here(scorer: "RewardScorer") -> StateValues:
+    """The values of a model in this process."""
+    return StateValues(
+        name=str(scorer.model.folder), is_process=scorer.model.is_process, of_episode=Batches(scorer.values).values
+    )
 
 
 @contextlib.contextmanager
-def reward_model_beside(config: Config, folder: str) -> Iterator[StateValues | None]:
-    """The reward model in `folder` for the model that `config` plays with; None if `folder` is empty.
+def reward_model_beside(config: Config, place: str) -> Iterator[StateValues | None]:
+    """The reward model at `place`, a folder or a URL, for the model that `config` plays with; None if that is empty.
 
     Raises ConfigError if it is no reward model, or of another tokenizer.
     """
-    if not folder:
+    if not place:
         yield None
-        return
+    elif place.startswith(URL):
+        yield _served(config, place)
+    else:
+        with scorer_in(config, Path(place), policy=fixed_model_folder(config)) as scorer:
+            yield scored_here(scorer)
+
+
+@contextlib.contextmanager
+def scorer_in(config: Config, folder: Path, *, policy: Path | None) -> Iterator["RewardScorer"]:
+    """The reward model in `folder`, in this process. Raises ConfigError as `learner.score.load_scorer`."""
     from learner.model.packed_model import ModelSettings  # they import torch
     from learner.ranks import join_ranks, leave_ranks, resolve_dtype
     from learner.score import load_scorer
 
-    policy = fixed_model_folder(config)
     ranks = join_ranks(timeout_s=RANK_TIMEOUT_S)
     try:
         resolve_dtype(config, ranks.device)
-        scorer = load_scorer(
-            Path(folder),
+        yield load_scorer(
+            folder,
             policy=policy,
             settings=ModelSettings.of(config).frozen(),
             micro_batch_tokens=config.learner.micro_batch_tokens,
             ranks=ranks,
         )
-        yield StateValues(scorer)
     finally:
         leave_ranks()
 
 
+def _served(config: Config, url: str) -> StateValues:
+    reads = text_root(load_tokenizer(fixed_model_folder(config), config.model))
+    try:
+        client = RewardClient(url=url, reads=reads, deadline_s=START_S)
+        card = asyncio.run(client.card())
+    except (ValueError, EnvError) as error:
+        raise ConfigError(f"`--reward-model` {url} cannot be asked: {error}") from None
+    if card.reads != reads:
+        raise ConfigError(
+            f"`--reward-model` {url} serves a model of another tokenizer, chat template or "
+            "`model.template_arguments` than the policy's; train one from a model of the same family"
+        )
+    if card.max_tokens < config.model.max_tokens:
+        raise ConfigError(
+            f"`--reward-model` {url} must read `model.max_tokens` = {config.model.max_tokens} tokens, and it reads "
+            f"{card.max_tokens}; start the server with a larger model.max_tokens"
+        )
+
+    client.deadline_s = DEADLINE_S
+
+    async def values(episode: ScoredEpisode) -> Numbers:
+        try:
+            return np.array((await client.values(episode)).values)
+        except EnvError as error:
+            raise EpisodeFailed(StopReason.INFRA_ERROR, str(error)) from None
+
+    return StateValues(name=url, is_process=card.kind == PROCESS, of_episode=values)
+
+
 def check_searches(values: StateValues | None) -> None:
     """Raise ConfigError for a model of outcome: it cannot score a state in the middle of an episode."""
-    if values is not None and not values.scorer.model.is_process:
+    if values is not None and not values.is_process:
         raise ConfigError(
-            f"`--reward-model` {values.scorer.model.folder} scores whole episodes, and a search needs a value of every "
-            "state; give a folder of `slipstream prm`"
+            f"`--reward-model` {values.name} scores whole episodes, and a search needs a value of every "
+            "state; give a model of `slipstream prm`"
         )

@@ -19,6 +19,7 @@ from tools.launch.market_options import MarketOptions
 from tools.options import options_of
 from tools.plan.plan_options import PlanOptions
 from tools.report.report_options import ReportOptions
+from tools.rewards_options import RewardsOptions
 from tools.serve_options import ServeOptions
 from tools.simulate.simulate_options import SimulateOptions
 from tools.top_options import TopOptions
@@ -226,6 +227,13 @@ VERBS = {
         "tools.serve_envs:serve_envs",
         ("env.step_timeout_s",),
         own=ServeOptions,
+    ),
+    "serve-rewards": Verb(
+        "serve the reward model in FOLDER to collect, eval and actors, which then share one copy; it scores in batches",
+        "tools.serve_rewards:serve_rewards",
+        ("model", "learner.micro_batch_tokens"),
+        lambda given: {"folder": given.folder},
+        RewardsOptions,
     ),
     "plan": Verb(
         "print the memory that a run needs on GPUs and hosts, its speed and its cost; no GPU is needed",

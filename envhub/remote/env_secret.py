@@ -1,4 +1,4 @@
-"""The secret that an environment server may require of its clients: from a file or an environment variable."""
+"""The secret that a server of ours may require of its clients: from a file or an environment variable."""
 
 import os
 from pathlib import Path
@@ -6,17 +6,17 @@ from pathlib import Path
 SECRET_VARIABLE = "SLIPSTREAM_ENVS_KEY"
 
 
-def read_secret(file: str, *, option: str) -> str:
-    """Return the secret in `file`, the value of `option`, else that of the environment variable, else "".
+def read_secret(file: str, *, option: str, variable: str = SECRET_VARIABLE) -> str:
+    """Return the secret in `file`, the value of `option`, else that of the environment `variable`, else "".
 
     Raises ValueError if the file cannot be read or the secret cannot be sent in a header. No error message contains it.
     """
     try:
-        secret = Path(file).read_text().strip() if file else os.environ.get(SECRET_VARIABLE, "")
+        secret = Path(file).read_text().strip() if file else os.environ.get(variable, "")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"`{option}` {file} cannot be read: {error}; write the secret to that file") from None
     if not (secret.isascii() and secret.isprintable()) or " " in secret or (file and not secret):
-        where = f"`{option}` {file}" if file else SECRET_VARIABLE
+        where = f"`{option}` {file}" if file else variable
         raise ValueError(
             f"{where} must contain printable ASCII without spaces, got {len(secret)} characters; choose another secret"
         )

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from common.reward_protocol import ScoredEpisode
 from common.trajectory import Task
 
 
@@ -36,6 +37,7 @@ class Episode:
     success: bool
     stop_reason: str  # done, max_turns or max_tokens
     completion_ids: Sequence[int]  # the tokens from the first reply to the last
+    scored: ScoredEpisode | None = None  # all tokens, for a reward model; None if there are only texts
 
     @property
     def goal(self) -> float:

@@ -25,6 +25,7 @@ from envhub.rewards.group import COMPARISONS, GroupJudge
 from envhub.rewards.judge import VERSION, Judge, judge
 from envhub.rewards.measures import MEASURES, Measure
 from envhub.rewards.panel import COMBINE, MAX_JUDGES, Panel
+from envhub.rewards.reward_model import ServedRewardModel, reward_model
 
 CONDITIONS: dict[str, Callable[[Episode], bool]] = {
     "always": lambda episode: True,
@@ -33,7 +34,7 @@ CONDITIONS: dict[str, Callable[[Episode], bool]] = {
     "goal": lambda episode: episode.goal > 0,
 }
 _KEYS = ("part", "weight", "min", "max", "only_if", "success_from")  # all others are options of the measure
-_WITH_DEADLINE = ("judge", "panel")  # measures that limit their own time
+_WITH_DEADLINE = ("judge", "panel", "reward_model")  # measures that limit their own time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +55,8 @@ class Part:
     async def values(self, episode: Episode, *, timeout_s: float) -> Values:
         """Return what the part measures, within its limits; None if it does not apply to this episode.
 
-        Raises EnvError, ValueError, or what a function of the user's raises, if it fails; EnvError too if it is no
-        judge and takes over `timeout_s`.
+        Raises EnvError, ValueError, or what a function of the user's raises, if it fails; EnvError too if it has no
+        deadline of its own and takes over `timeout_s`.
         """
         if isinstance(self.measure, GroupJudge) or not CONDITIONS[self.only_if](episode):
             return None
@@ -125,6 +126,13 @@ def judge_by(policy: OwnPolicy, parts: Mapping[str, Sequence[Part]]) -> None:
         for asked in _judges_of(part):
             if asked.client.url == ACTORS:
                 asked.client.own_policy = policy
+
+
+def read_as(root: str, parts: Mapping[str, Sequence[Part]]) -> None:
+    """Let every served reward model compare its tokenizer with `root`, `common.tokenizer.text_root` of the policy."""
+    for part in (part for of_env in parts.values() for part in of_env):
+        if isinstance(part.measure, ServedRewardModel):
+            part.measure.client.reads = root
 
 
 def book_on(account: Callable[[str, int, int, float], tuple[int, int, float]], parts: Iterable[Sequence[Part]]) -> None:
@@ -217,6 +225,7 @@ def _measure(key: str, kind: Any, options: Mapping[str, Any], compare: str | Non
     makers: dict[str, Callable[..., Measure]] = MEASURES | {
         "judge": partial(judge, key),
         "panel": partial(_panel, key),
+        "reward_model": reward_model,
     }
     if kind not in makers:
         near = difflib.get_close_matches(str(kind), makers, n=1)

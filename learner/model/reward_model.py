@@ -13,13 +13,13 @@ from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
 from common.config_error import ConfigError
+from common.reward_protocol import OUTCOME, PROCESS
 from learner.model.export import save_hf
 from learner.model.packed_model import ModelSettings, PackedModel, load_kind
 from learner.pack import Packed
 from learner.ranks import Ranks
 
 SCORE = "score.weight"  # the name in transformers
-OUTCOME, PROCESS = "reward", "process_reward"  # the label in config.json of what the score means
 
 
 class ScoreHead(nn.Module):

@@ -40,7 +40,7 @@ from tools.collect_options import CollectOptions
 from tools.fixed_policy import start_fixed_policy
 from tools.replay.export import row_of
 from tools.row_files import write_rows
-from tools.state_values import StateValues
+from tools.state_values import StateValues, scored_here
 from tools.study.page import markdown, with_table
 from tools.study.run import warm_start
 
@@ -97,7 +97,9 @@ def main(arguments: Sequence[str]) -> None:
             write_whole(file, msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
         results.append(msgspec.json.decode(file.read_bytes(), type=Seed))
     if options.page:
-        table = f"{tables(results)}\n`python -m tools.study.prm`, {today()}.\n"
+        cells = {"command": "python -m tools.study.prm", "date": today(), "seeds": results}
+        write_whole(options.page.with_suffix(".json"), msgspec.json.encode(cells).decode() + "\n")
+        table = f"{tables(results)}\n[All cells](prm.json). `python -m tools.study.prm`, {today()}.\n"
         write_whole(options.page, with_table(options.page.read_text(), table))
     print(tables(results))
 
@@ -115,7 +117,7 @@ def run_seed(seed: int, plan: Plan, settings: Sequence[str], folder: Path, *, ra
             if not trained.with_suffix(".process.jsonl").exists():
                 write_labels(runner.run(labelled_episodes(stage, config, plan)), stage, plan, trained)
             folders = {kind: _fitted(kind, trained, config, shared, plan) for kind in ("process", "outcome")}
-            values = {kind: StateValues(_scorer(path, model, config, ranks)) for kind, path in folders.items()}
+            values = {kind: scored_here(_scorer(path, model, config, ranks)) for kind, path in folders.items()}
             ways = runner.run(measured(stage, config, plan, values))
         finally:
             runner.run(stage.engine.close())
