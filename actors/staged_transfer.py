@@ -135,6 +135,7 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         initialize_layerwise_reload(twin)
         untouched = _load(twin, tensors)
         finalize_layerwise_reload(twin, self.model_config)
+        check_experts(twin)
         repack_embeddings(twin)
         forget_reload(twin)
         return StagedWeights(policy_version=version, tensors={}, twin=twin, untouched=untouched)
@@ -231,6 +232,18 @@ def forget_experts(twin: torch.nn.Module) -> None:
     for module in twin.modules():
         if isinstance(module, FusedMoEMethodBase):
             module.moe_kernel = None
+
+
+def check_experts(twin: torch.nn.Module) -> None:
+    """Raise WeightsUnfit if a reload has not packed the experts again: a forward pass would end the engine.
+
+    Some of vLLM's loaders, such as that of gpt-oss, copy experts past its reload, into tensors without memory.
+    """
+    if any(isinstance(module, FusedMoEMethodBase) and module.moe_kernel is None for module in twin.modules()):
+        raise WeightsUnfit(
+            f"vLLM's {type(twin).__name__} cannot load experts while it runs: its loader copies them past vLLM's reload; "
+            "train another model, or use a version of vLLM that reloads this one"
+        )
 
 
 def _load(model: Any, tensors: dict[str, torch.Tensor]) -> list[str]:

@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 
 from actors.engine import WeightsUnfit
-from common.model_folder import folder_root, has_weights, tensor_shapes
+from common.model_folder import folder_root, has_weights, tensor_shapes, weight_files
 from common.weights import DOWN, UP, Manifest, TensorEntry
 
 # An engine's process computes with one thread. Half of the cores stay with those that generate.
@@ -29,6 +29,17 @@ def tensor_of(entry: TensorEntry, buffer: torch.Tensor) -> torch.Tensor:
     """The tensor `entry` as a view of the flat `buffer`, without a copy."""
     flat = buffer[entry.offset : entry.offset + entry.num_bytes]
     return flat.view(TORCH_DTYPES[entry.dtype]).view(entry.shape)
+
+
+def part_of(name: str) -> str:
+    """The part of a model that a tensor belongs to: up to the number of its layer, or all but its last name.
+
+    >>> part_of("model.layers.61.mlp.gate.weight"), part_of("lm_head.weight")
+    ('model.layers.61', 'lm_head')
+    """
+    names = name.split(".")
+    number = next((place for place, each in enumerate(names) if each.isdigit()), len(names) - 2)
+    return ".".join(names[: number + 1])
 
 
 class ModelFolder:
@@ -43,7 +54,11 @@ class ModelFolder:
         self._root = ""  # computed when the first adapters arrive
 
     def check(self, manifest: Manifest) -> None:
-        """Raise WeightsUnfit unless `manifest` describes exactly the folder's tensors, or adapters of this folder."""
+        """Raise WeightsUnfit unless `manifest` has the folder's tensors, or adapters of this folder.
+
+        Parts that are missing as a whole keep their weights: a folder may have some that transformers leaves out, such
+        as layers that predict further tokens (`mtp.`).
+        """
         if manifest.adapted is None:
             self._check_whole(manifest)
             return
@@ -87,7 +102,14 @@ class ModelFolder:
             expected.pop("lm_head.weight", None)
         if offered == expected:
             return
-        wrong = sorted(name for name in offered.keys() | expected.keys() if offered.get(name) != expected.get(name))
+        parts = {part_of(name) for name in offered}
+        wrong = sorted(
+            name
+            for name in offered.keys() | expected.keys()
+            if offered.get(name) != expected.get(name) and (name in offered or part_of(name) in parts)
+        )
+        if not wrong:
+            return
         raise WeightsUnfit(
             f"version {manifest.policy_version} does not fit the model: {len(wrong)} tensors differ, the first is "
             f"{wrong[0]} (offered {offered.get(wrong[0])}, expected {expected.get(wrong[0])}); does the learner train "
@@ -96,7 +118,7 @@ class ModelFolder:
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor in the folder, mapped into memory and read when it is used."""
-        for file in sorted(self._folder.glob("*.safetensors")):
+        for file in weight_files(self._folder):
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118
                     yield name, opened.get_tensor(name)

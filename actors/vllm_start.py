@@ -44,8 +44,12 @@ def start_vllm(settings: EngineSettings) -> LLMEngine:
     if not on_gpu:
         # OpenMP may have read OMP_NUM_THREADS too early, when torch was imported. This sets it for this thread.
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    arguments = _arguments(settings, on_gpu=on_gpu)
     with no_own_code(settings.model_path):
-        llm = LLMEngine.from_engine_args(_arguments(settings, on_gpu=on_gpu))
+        if not on_gpu and arguments.create_model_config().is_hybrid:
+            # vLLM caches the states of layers only at the ends of prefills in parts, which CPU_OPTIONS exclude.
+            arguments.enable_prefix_caching = False
+        llm = LLMEngine.from_engine_args(arguments)
     llm.collective_rpc("init_weight_transfer_engine", args=(asdict(settings.receiver),))
     llm.set_weight_version(str(settings.policy_version))
     return llm
@@ -66,6 +70,7 @@ def _arguments(settings: EngineSettings, *, on_gpu: bool) -> EngineArgs:
         logprobs_mode="processed_logprobs",  # of the distribution from which tokens are sampled
         max_logprobs=MAX_KEPT_TOKENS,
         enable_prefix_caching=True,
+        language_model_only=True,  # a vision-language model gets no images
         async_scheduling=False,  # otherwise a batch is in flight between steps, and a commit would label it wrongly
         disable_log_stats=True,
         weight_transfer_config=WeightTransferConfig(backend=BACKEND),

@@ -11,6 +11,8 @@ import msgspec
 import xxhash
 
 from common.chunks import Blob, ChunkRequest
+from common.config_error import ConfigError
+from common.wire import MALFORMED
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
 MAX_FILES = 4096
@@ -25,6 +27,12 @@ class ModelFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     name: Annotated[str, msgspec.Meta(pattern=_FILE_NAME)]
     blob: Blob  # its root is xxh3-128 of the file's bytes
+
+
+class _Index(msgspec.Struct):
+    """Which file has each tensor."""
+
+    weight_map: dict[str, str]
 
 
 def model_files(folder: Path, *, with_weights: bool) -> list[ModelFile]:
@@ -101,7 +109,7 @@ def tensor_shapes(folder: Path) -> dict[str, list[int]]:
 
     Raises ValueError if there are neither.
     """
-    shapes = {name: tensor["shape"] for file in _weight_files(folder) for name, tensor, _ in _tensors(file)}
+    shapes = {name: tensor["shape"] for file in weight_files(folder) for name, tensor, _ in _tensors(file)}
     if not shapes and (folder / SHAPES).is_file():
         shapes = msgspec.json.decode((folder / SHAPES).read_bytes(), type=dict[str, list[int]])
     if not shapes:
@@ -109,9 +117,23 @@ def tensor_shapes(folder: Path) -> dict[str, list[int]]:
     return shapes
 
 
+def check_not_quantised(folder: Path) -> None:
+    """Raise ConfigError for weights in fewer bits than they are trained in, by the folder's config.json."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return  # others say what is wrong with it
+    for part in (config, config.get("text_config")) if isinstance(config, dict) else ():
+        if isinstance(part, dict) and isinstance(quantised := part.get("quantization_config"), dict):
+            raise ConfigError(
+                f"`model.path` {folder} has quantised weights ({quantised.get('quant_method', 'unknown')}), which "
+                "cannot be trained; use a folder in bfloat16: docs/models.md, Quantised weights, says how to write one"
+            )
+
+
 def has_weights(folder: Path) -> bool:
     """Whether the folder contains weights: one that was pulled for whole-weight training does not."""
-    return bool(_weight_files(folder))
+    return bool(weight_files(folder))
 
 
 def folder_root(folder: Path) -> str:
@@ -122,7 +144,7 @@ def folder_root(folder: Path) -> str:
     """
     tensors = {
         name: [tensor["dtype"], tensor["shape"], xxhash.xxh3_64_intdigest(data)]
-        for file in _weight_files(folder)
+        for file in weight_files(folder)
         for name, tensor, data in _tensors(file)
     }
     if not tensors:
@@ -130,8 +152,24 @@ def folder_root(folder: Path) -> str:
     return xxhash.xxh3_128_hexdigest(json.dumps(tensors, sort_keys=True).encode())
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.safetensors"))
+def weight_files(folder: Path) -> list[Path]:
+    """The files that transformers and vLLM read: those that the index names, else `model.safetensors`, else all.
+
+    A folder may have others beside them, such as the same weights in their maker's own format. Raises ValueError for an
+    index that cannot be read, or that names a missing file.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
+        except MALFORMED as error:
+            raise ValueError(f"{index} is not an index of safetensors files: {error}; download it again") from error
+        files = sorted(folder / Path(name).name for name in names)
+        if missing := [file.name for file in files if not file.is_file()]:
+            raise ValueError(f"{index} names {missing[0]}, which {folder} does not have; download it again")
+        return files
+    whole = folder / "model.safetensors"
+    return [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, dict[str, Any], memoryview]]:

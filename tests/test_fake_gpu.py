@@ -45,6 +45,25 @@ EXPERTS = DENSE | {
     "mlp_only_layers": [],
     "tie_word_embeddings": True,
 }
+STATES = DENSE | {
+    "model_type": "qwen3_5_text",
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+}
+SINKS = DENSE | {
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
 LORA = {"model": {"lora": {"rank": 8}}}
 EVERY_MODEL = {  # that an objective can need besides the policy
     "objective": {
@@ -67,6 +86,8 @@ STEPS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "adapters on 1": (DENSE, LORA, 1),
     "adapters on 8": (DENSE, LORA, 8),
     "windows on 8": (DENSE | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, {}, 8),
+    "states on 8": (STATES, {}, 8),
+    "sinks on 8": (SINKS, {}, 8),
     "every model on 8": (DENSE, EVERY_MODEL, 8),
     "offloaded on 8": (DENSE, {"learner": {"cpu_offload": True}}, 8),
 }
@@ -119,7 +140,17 @@ def test_weights_and_moments_are_float32_on_the_gpu_and_what_is_published_is_bfl
         assert step.dtypes["weights"] == step.dtypes["moments"] == kept, name
         rounded = ["torch.bfloat16 on cpu" if kept is on_host else "torch.bfloat16 on cuda"]
         assert step.dtypes["published"] == (on_gpu if name.startswith("adapters") else rounded), name
-        assert "flash" in step.attention, name
+        assert ("memory-efficient" if architecture_of(name) is SINKS else "flash") in step.attention, name
+        assert ("parts that carry a state" in step.attention) == (architecture_of(name) is STATES), name
+
+
+def architecture_of(name: str) -> dict[str, Any]:
+    return STEPS[name][0]
+
+
+def test_a_layer_with_a_state_keeps_no_keys_and_pairs_no_tokens(steps: dict[str, MeasuredStep]) -> None:
+    states, dense = steps["states on 8"], steps["dense on 8"]
+    assert (states.kv_token_bytes, states.flops_per_pair) == (dense.kv_token_bytes / 2, dense.flops_per_pair / 2)
 
 
 def test_each_rank_has_its_part_of_the_weights(steps: dict[str, MeasuredStep]) -> None:

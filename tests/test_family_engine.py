@@ -200,13 +200,14 @@ def test_a_family_with_sliding_windows_is_exact_in_every_cell(tmp_path: Path, ra
     assert {column: float(cell) < EXACT for column, cell in cells.items()} == dict.fromkeys(COLUMNS[1:], True)
 
 
-def test_the_table_of_the_page_has_the_newest_row_of_each_family(tmp_path: Path) -> None:
+def test_the_table_of_the_page_has_the_newest_row_of_each_family_and_keeps_the_others(tmp_path: Path) -> None:
     page, cells = tmp_path / "page.md", dict.fromkeys(COLUMNS, "1e-06")
     refusal = (
         "version 0 is refused by its probe: the engine's log-probabilities differ from the learner's by 6.2 nats a "
         "token, by 9 at most (allowed: 0.002 and 0.02); 95 of 95 tokens differ"
     )
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    former = f"Measured on 2025-12-31.\n\n| qwen3 | old |{' 1 |' * 6}\n| mistral | yes |{' 2e-06 |' * 6}"
+    page.write_text(f"before\n{BEGIN}\n{former}\n{END}\nafter\n")
     rows = [
         {"family": "qwen3", "date": "2026-01-01", **cells, "pack": "0.5"},
         {"family": "qwen3", "date": "2026-01-02", **cells},
@@ -216,7 +217,8 @@ def test_the_table_of_the_page_has_the_newest_row_of_each_family(tmp_path: Path)
     write_table(page, rows)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith(f"{END}\nafter\n") and "old" not in text
-    (_, _, llama, qwen3) = [line for line in text.splitlines() if line.startswith("|")]
+    (_, _, llama, qwen3, mistral) = [line for line in text.splitlines() if line.startswith("|")]
     assert qwen3 == "| qwen3 | 1e-06 | 1e-06 | 1e-06 | 1e-06 | 1e-06 | 1e-06 | 1e-06 |"
     assert "| refused: 6.2 nats a token | 1e-06 |" in llama and "| a / bccc" in llama and len(llama) < 250
-    assert "Measured on 2026-01-01 to 2026-01-02" in text
+    assert mistral == former.splitlines()[-1]
+    assert "Measured on 2025-12-31 to 2026-01-02" in text

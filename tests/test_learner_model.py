@@ -14,9 +14,9 @@ from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
 from common.kept_sets import kept_sets
 from learner.model.export import save_hf
+from learner.model.kernel import sequence_bounds
 from learner.model.packed_model import (
     PackedModel,
-    _sequence_bounds,
     expect_backward,
     full_tensors,
     load_kind,
@@ -178,9 +178,9 @@ def test_full_tensors_after_a_pass_without_gradient_are_the_float32_weights(fold
     torch.testing.assert_close(dict(full_tensors(model)), load_file(folder / "model.safetensors"), rtol=0, atol=0)
 
 
-def test_flash_attentions_varlen_kernels_get_the_sequence_bounds() -> None:
+def test_flash_attentions_varlen_kernels_get_thesequence_bounds() -> None:
     """By the names that transformers hands on to them; the kernels themselves need a GPU."""
-    bounds = _sequence_bounds(pack([random_sequence(length, seed=length) for length in (3, 5)]))
+    bounds = sequence_bounds(pack([random_sequence(length, seed=length) for length in (3, 5)]))
     known = inspect.signature(_flash_attention_forward).parameters
     names = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
     assert names <= known.keys()

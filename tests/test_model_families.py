@@ -15,15 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from common.config_error import ConfigError
+from common.model_config import LoraConfig
 from learner.model.attention import CannotPack
 from learner.model.kernel import PACKED_ATTENTION
-from learner.model.packed_model import PackedModel, check_packing, load_model
+from learner.model.lora import adapters_of
+from learner.model.packed_model import PackedModel, check_packing, full_tensors, load_model, whole
+from learner.model.skeleton import auto_class
 from learner.pack import TokenSequence, pack
 from learner.ranks import Ranks
 from tests.tiny_model import FLOAT32, VOCAB_SIZE, random_sequence
@@ -129,6 +133,11 @@ EXACT = {
     "olmo": Family(model_type="olmo"),
     "olmo2": Family(model_type="olmo2"),
     "granite": Family(model_type="granite"),
+    # logits that are scaled
+    "granite, scaled logits": Family(model_type="granite", settings={"logits_scaling": 2.0}),
+    "cohere": Family(model_type="cohere", settings={"logit_scale": 0.5}),
+    "cohere2": Family(model_type="cohere2", settings={"sliding_window": WINDOW, "logit_scale": 0.5}),
+    "minicpm3": Family(model_type="minicpm3", settings=LATENT | {"dim_model_base": 16}),
     "smollm3": Family(model_type="smollm3"),
     "glm": Family(model_type="glm"),
     "glm4": Family(model_type="glm4"),
@@ -164,6 +173,8 @@ EXACT = {
     "minimax_m2": Family(model_type="minimax_m2", settings=EXPERTS),
     "glm4_moe": Family(model_type="glm4_moe", settings=ROUTED),
     "dots1": Family(model_type="dots1", settings=ROUTED),
+    # a sink in the attention of each head
+    "gpt_oss": Family(model_type="gpt_oss", settings=EXPERTS | rope("default") | WINDOWED),
     # keys and values from a latent vector
     "deepseek_v2": Family(model_type="deepseek_v2", settings=ROUTED | LATENT),
     "deepseek_v3": Family(model_type="deepseek_v3", settings=ROUTED | LATENT, without=("head_dim",)),
@@ -172,6 +183,79 @@ EXACT = {
     "gpt_bigcode": Family(model_type="gpt_bigcode", settings=LIKE_GPT2),
     "opt": Family(model_type="opt", settings={"ffn_dim": 48, "word_embed_proj_dim": 32}),
     "biogpt": Family(model_type="biogpt"),
+}
+
+# Layers with a state take each sequence alone.
+MAMBA = {
+    "mamba_n_heads": 4,
+    "mamba_d_state": 8,
+    "mamba_d_head": 16,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 16,
+}
+CONVOLVED = {"layer_types": ["conv", "full_attention"]}
+STATEFUL = {
+    "qwen3_next": Family(model_type="qwen3_next", settings=EXPERTS | LINEAR),
+    "qwen3_5": Family(model_type="qwen3_5_text", settings=LINEAR),
+    "qwen3_5_moe": Family(model_type="qwen3_5_moe_text", settings=EXPERTS | LINEAR),
+    "kimi_linear": Family(model_type="kimi_linear", settings=ROUTED | LATENT | LINEAR),
+    "olmo_hybrid": Family(model_type="olmo_hybrid", settings=LINEAR | {"num_key_value_heads": 2}),
+    "lfm2": Family(model_type="lfm2", settings=CONVOLVED),
+    "lfm2_moe": Family(model_type="lfm2_moe", settings=EXPERTS | CONVOLVED),
+    "jamba": Family(
+        model_type="jamba",
+        settings={"num_experts": 2, "mamba_d_state": 8, "attn_layer_period": 2, "attn_layer_offset": 1},
+    ),
+    "bamba": Family(model_type="bamba", settings=MAMBA | {"attn_layer_indices": [1]}),
+    "granitemoehybrid": Family(
+        model_type="granitemoehybrid",
+        settings=EXPERTS | MAMBA | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 16},
+    ),
+    "falcon_h1": Family(model_type="falcon_h1", settings=MAMBA | {"mamba_d_ssm": 64}),
+    "nemotron_h": Family(
+        model_type="nemotron_h",
+        settings={
+            "layers_block_type": ["mamba", "attention"],
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 8,
+            "n_groups": 1,
+            "chunk_size": 16,
+        },
+    ),
+}
+
+# Vision-language models: the configuration of their text has COMMON, and `settings` are those beside it.
+IMAGES = {"hidden_size": 32, "intermediate_size": 48, "patch_size": 14}
+QWEN_IMAGES = IMAGES | {"depth": 1, "num_heads": 2, "out_hidden_size": 32}
+QWEN_IDS = {"image_token_id": 3, "video_token_id": 4, "vision_start_token_id": 5, "vision_end_token_id": 6}
+SEEING = {
+    "gemma3": Family(
+        model_type="gemma3",
+        settings={
+            "text_config": COMMON | WINDOWED,
+            "vision_config": IMAGES | {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28},
+            "mm_tokens_per_image": 4,
+            "image_token_index": 3,
+        },
+    ),
+    "qwen2_5_vl": Family(
+        model_type="qwen2_5_vl",
+        settings=QWEN_IDS
+        | {
+            "text_config": COMMON | rope("default", mrope_section=[2, 3, 3]),
+            "vision_config": QWEN_IMAGES | {"fullatt_block_indexes": [0]},
+        },
+    ),
+    "qwen3_5": Family(
+        model_type="qwen3_5",
+        settings=QWEN_IDS
+        | {
+            "text_config": COMMON | LINEAR | rope("default", mrope_section=[2, 3, 3], partial_rotary_factor=1.0),
+            "vision_config": QWEN_IMAGES | {"num_position_embeddings": 16},
+        },
+    ),
 }
 
 STATE, OWN_CODE = "carry a state from token to token", "its attention is its own code"
@@ -192,20 +276,20 @@ REFUSED = {
     ),
     # more in the attention than scores of queries and keys
     "gemma2": (Family(model_type="gemma2", settings={"sliding_window": WINDOW}), "its attention needs softcap"),
-    "gpt_oss": (
-        Family(model_type="gpt_oss", settings=EXPERTS | rope("default") | WINDOWED),
-        "its attention needs s_aux",
-    ),
     "doge": (Family(model_type="doge"), "its attention needs attention_mask"),
     "llama4": (
         Family(model_type="llama4_text", settings=EXPERTS | {"attention_chunk_size": 8, "intermediate_size_mlp": 48}),
         "attends within chunks of a sequence",
     ),
-    # logits that are scaled or capped
-    "granite, scaled logits": (Family(model_type="granite", settings={"logits_scaling": 4.0}), DIFFERS),
-    "cohere": (Family(model_type="cohere"), DIFFERS),
-    "cohere2": (Family(model_type="cohere2", settings={"sliding_window": WINDOW}), DIFFERS),
-    "minicpm3": (Family(model_type="minicpm3", settings=LATENT), DIFFERS),
+    "deepseek_v32": (
+        Family(
+            model_type="deepseek_v32",
+            settings=ROUTED | LATENT | {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 4},
+            without=("head_dim",),
+        ),
+        "tokens that an index of its own chooses",
+    ),
+    # logits that are capped
     "nanochat": (Family(model_type="nanochat"), DIFFERS),
     # attention that cannot be replaced, or that does not get the sequence bounds
     "bloom": (Family(model_type="bloom", settings={"n_head": 2, "n_layer": 2}), OWN_CODE),
@@ -235,33 +319,18 @@ REFUSED = {
         STATE,
     ),
     "falcon_mamba": (Family(model_type="falcon_mamba", settings={"state_size": 8}), STATE),
-    "jamba": (
-        Family(
-            model_type="jamba",
-            settings={
-                "num_experts": 2,
-                "mamba_d_state": 8,
-                "use_mamba_kernels": False,
-                "attn_layer_period": 2,
-                "attn_layer_offset": 1,
-            },
-        ),
-        STATE,
-    ),
     "rwkv": (Family(model_type="rwkv", settings={"attention_hidden_size": 32}), STATE),
     "recurrent_gemma": (Family(model_type="recurrent_gemma", settings={"attention_window_size": 16}), STATE),
-    "qwen3_next": (Family(model_type="qwen3_next", settings=EXPERTS | LINEAR), STATE),
-    "qwen3_5": (Family(model_type="qwen3_5_text", settings=LINEAR), STATE),
-    "lfm2": (Family(model_type="lfm2", settings={"layer_types": ["conv", "full_attention"]}), DIFFERS),
 }
 
 
 def save(family: Family, folder: Path) -> Path:
     """Write a model with random weights, biases and norms included, large enough that nothing of it goes unseen."""
     torch.manual_seed(0)
-    settings = {name: value for name, value in COMMON.items() if name not in family.without} | family.settings
+    common = {} if "text_config" in family.settings else COMMON
+    settings = {name: value for name, value in common.items() if name not in family.without} | family.settings
     config = AutoConfig.for_model(family.model_type, **settings)
-    causal_lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    causal_lm = auto_class(config).from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         for parameter in causal_lm.parameters():
             if parameter.ndim > 1:
@@ -278,16 +347,24 @@ def load(folder: Path, ranks: Ranks, *, max_tokens: int = CONTEXT) -> PackedMode
 
 def alone(folder: Path, sequence: TokenSequence) -> Tensor:
     """By transformers, from a model that has seen no other sequence."""
-    causal_lm = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
-    tokens = torch.from_numpy(sequence.tokens).long()
+    causal_lm = plain(folder)
     with torch.no_grad():
-        table = causal_lm(tokens[None], use_cache=False).logits[0].log_softmax(-1)
+        return plain_logprobs(causal_lm, sequence)
+
+
+def plain(folder: Path) -> PreTrainedModel:
+    config = AutoConfig.from_pretrained(folder)
+    return auto_class(config).from_pretrained(folder, attn_implementation="eager")
+
+
+def plain_logprobs(causal_lm: PreTrainedModel, sequence: TokenSequence) -> Tensor:
+    tokens = torch.from_numpy(sequence.tokens).long()
+    table: Tensor = causal_lm(input_ids=tokens[None], use_cache=False).logits[0].log_softmax(-1)
     return table[:-1].gather(1, tokens[1:, None]).squeeze(1)
 
 
 def assert_exact(model: PackedModel, folder: Path, lengths: tuple[int, ...]) -> None:
-    """With the prefix that all sequences share computed once, and with all tokens computed."""
-    assert model.shares_prefixes
+    """With all tokens computed, and with the prefix that all sequences share computed once, if the model can."""
     drawn = [random_sequence(length, seed=length, prompt=1) for length in lengths]
     num_shared = min(lengths) - 2
     sequences = [
@@ -296,7 +373,7 @@ def assert_exact(model: PackedModel, folder: Path, lengths: tuple[int, ...]) -> 
     ]
     expected = {each.tokens.tobytes(): alone(folder, each) for each in sequences}
     assert torch.cat(list(expected.values())).std() > 0.5
-    for share_prefixes in (False, True):
+    for share_prefixes in (False, True)[: 1 + model.shares_prefixes]:
         packed = pack(sequences, share_prefixes=share_prefixes)
         assert share_prefixes == (sum(packed.computed_lengths) == sum(lengths) - (len(lengths) - 1) * num_shared)
         with torch.no_grad():
@@ -310,7 +387,73 @@ def test_packed_sequences_get_the_logprobs_that_the_family_gives_each_alone(
     name: str, tmp_path: Path, ranks: Ranks
 ) -> None:
     folder = save(EXACT[name], tmp_path)
-    assert_exact(load(folder, ranks), folder, LENGTHS)
+    model = load(folder, ranks)
+    assert model.shares_prefixes and not model.carries_state
+    assert_exact(model, folder, LENGTHS)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_layers_with_a_state_take_each_sequence_alone_and_share_no_prefix(
+    name: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    folder = save(STATEFUL[name], tmp_path)
+    model = load(folder, ranks)
+    assert model.carries_state and not model.shares_prefixes
+    assert_exact(model, folder, LENGTHS)
+    siblings = [random_sequence(9, seed=0)] * 2
+    with pytest.raises(ValueError, match="cannot share prefixes"):
+        model(pack(siblings, share_prefixes=True))
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "lfm2"])
+def test_adapters_of_layers_with_a_state_learn(name: str, tmp_path: Path, ranks: Ranks) -> None:
+    adapted = load_adapted(save(STATEFUL[name], tmp_path), ranks)
+    adapted(pack([random_sequence(length, seed=length) for length in LENGTHS])).logprobs.sum().backward()
+    assert any(kind in name for name in adapters_of(adapted.causal_lm) for kind in ("linear_attn.", "conv."))
+    assert all(whole(adapter.up.grad).any() for adapter in adapters_of(adapted.causal_lm).values())
+
+
+def load_adapted(folder: Path, ranks: Ranks) -> PackedModel:
+    settings = dataclasses.replace(FLOAT32, max_tokens=CONTEXT, lora=LoraConfig(rank=2))
+    return load_model(folder, ranks=ranks, settings=settings)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_gradients_through_states_are_the_sum_of_those_of_each_sequence(
+    recompute: bool, tmp_path: Path, ranks: Ranks
+) -> None:
+    folder = save(STATEFUL["qwen3_5"], tmp_path)
+    settings = dataclasses.replace(FLOAT32, max_tokens=CONTEXT, activation_checkpointing=recompute)
+    model, causal_lm = load_model(folder, ranks=ranks, settings=settings), plain(folder)
+    sequences = [random_sequence(length, seed=length, prompt=1) for length in LENGTHS]
+    loss = model(pack(sequences)).logprobs.sum()
+    with torch.no_grad():
+        model(pack(sequences[2:]))  # other rows than those that the backward pass needs
+    loss.backward()
+    torch.stack([plain_logprobs(causal_lm, each).sum() for each in sequences]).sum().backward()
+    expected = dict(causal_lm.named_parameters())
+    for name, parameter in model.causal_lm.named_parameters():
+        gradient = expected[name].grad
+        assert gradient is not None and gradient.abs().max() > 0, name
+        torch.testing.assert_close(whole(parameter.grad), gradient, rtol=1e-3, atol=1e-4 * float(gradient.abs().max()))
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_a_vision_language_folder_is_trained_for_text_and_published_with_what_reads_images(
+    name: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    folder = save(SEEING[name], tmp_path)
+    model = load(folder, ranks)
+    assert_exact(model, folder, LENGTHS)
+    frozen = {name for name, parameter in model.causal_lm.named_parameters() if not parameter.requires_grad}
+    assert frozen == {name for name, _ in model.causal_lm.named_parameters() if "vis" in name or "projector" in name}
+    assert frozen
+    stored = load_file(folder / "model.safetensors")
+    published = dict(full_tensors(model))
+    assert published.keys() == stored.keys()
+    assert all(torch.equal(published[name], tensor) for name, tensor in stored.items())
+    adapted = adapters_of(load_adapted(folder, ranks).causal_lm)
+    assert adapted.keys() <= {name for name, _ in model.causal_lm.named_parameters()} - frozen
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -409,5 +552,7 @@ def test_the_check_sees_that_a_long_sequence_changes_a_short_one(tmp_path: Path,
 def test_the_docs_list_every_family_of_these_tables_as_it_is() -> None:
     lists = DOCS.read_text().split("\n**Exact**")[1].split("\nAn architecture that is on neither list")[0]
     listed = [set(re.findall(r"`([\w-]+)`", part)) for part in lists.split("\n**Refused**")]
-    exact = {family.model_type for family in (*EXACT.values(), *LONGROPES.values())}
+    exact = {
+        family.model_type for family in (*EXACT.values(), *LONGROPES.values(), *STATEFUL.values(), *SEEING.values())
+    }
     assert listed == [exact, {family.model_type for family, _ in REFUSED.values()} - exact]

@@ -1,12 +1,14 @@
 """The root hash of a model's folder."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from common.model_folder import folder_root
+from common.config_error import ConfigError
+from common.model_folder import check_not_quantised, folder_root, tensor_shapes
 
 TENSORS = {"a": torch.arange(12.0).view(3, 4), "b": torch.ones(5, dtype=torch.bfloat16), "empty": torch.zeros(0)}
 
@@ -38,6 +40,35 @@ def test_the_root_is_of_the_tensors_and_not_of_the_files(tmp_path: Path) -> None
 )
 def test_any_change_of_a_tensor_changes_the_root(tmp_path: Path, changed: dict[str, torch.Tensor]) -> None:
     assert saved(tmp_path / "first", TENSORS) != saved(tmp_path / "second", TENSORS | changed)
+
+
+def test_only_the_files_that_the_index_names_are_weights(tmp_path: Path) -> None:
+    root = saved(tmp_path / "plain", TENSORS)
+    folder = tmp_path / "indexed"
+    saved(folder, TENSORS)
+    save_file({"layers.0.wq": torch.ones(2)}, folder / "consolidated.safetensors")
+    assert folder_root(folder) != root
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(TENSORS, "model-0.safetensors")}))
+    assert folder_root(folder) == root
+    assert tensor_shapes(folder).keys() == TENSORS.keys()
+    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+    with pytest.raises(ValueError, match=r"names model-1\.safetensors, which .* does not have"):
+        folder_root(folder)
+    index.write_text("[]")
+    with pytest.raises(ValueError, match="not an index of safetensors files"):
+        folder_root(folder)
+    index.unlink()
+    (folder / "model-0.safetensors").rename(folder / "model.safetensors")
+    assert folder_root(folder) == root
+
+
+@pytest.mark.parametrize("place", ["", "text_config"])
+def test_quantised_weights_are_refused(place: str, tmp_path: Path) -> None:
+    quantised = {"quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps({place: quantised} if place else quantised))
+    with pytest.raises(ConfigError, match=r"has quantised weights \(mxfp4\).*docs/models.md"):
+        check_not_quantised(tmp_path)
 
 
 def test_a_folder_without_weights_and_a_file_that_is_none_are_refused(tmp_path: Path) -> None:

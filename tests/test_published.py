@@ -6,9 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from actors import staged_weights
-from actors.engine import WeightsRefused
+from actors.engine import WeightsRefused, WeightsUnfit
 from actors.staged_weights import ModelFolder
 from common.model_config import LoraConfig
 from common.weights import Manifest, buffer_bytes, sealed
@@ -77,6 +78,26 @@ def test_the_actor_merges_adapters_to_the_learners_weights_bit_for_bit(
         merged = folder.tensors(manifest, buffer)
         for name, tensor in full_tensors(adapted):
             assert torch.equal(merged[name].to(dtype), tensor.to(dtype))
+
+
+def test_a_part_that_only_the_folder_has_is_left_out_but_not_a_tensor_of_a_published_part(
+    model: PackedModel, tmp_path: Path
+) -> None:
+    manifest, _ = published(model)
+    folder = save_tiny_model(tmp_path)
+    save_file({"mtp.layers.0.norm.weight": torch.ones(3)}, folder / "further.safetensors")
+    (folder / "model.safetensors").rename(folder / "most.safetensors")  # without an index every file counts
+    known = ModelFolder(folder, dtype=torch.bfloat16, tied=True)
+    known.check(manifest)
+    names = [entry.name for entry in manifest.tensors]
+    for missing in ("model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.q_norm.weight"):
+        fewer = [entry for entry in manifest.tensors if entry.name != missing]
+        assert missing in names
+        with pytest.raises(WeightsUnfit, match=f"1 tensors differ, the first is {missing}"):
+            known.check(msgspec.structs.replace(manifest, tensors=fewer))
+    foreign = msgspec.structs.replace(manifest.tensors[0], name="visual.weight")
+    with pytest.raises(WeightsUnfit, match=r"the first is visual\.weight"):
+        known.check(msgspec.structs.replace(manifest, tensors=[*manifest.tensors, foreign]))
 
 
 def test_adapters_of_another_folder_or_of_other_layers_are_refused(adapted: PackedModel, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from common.config import Config
 from common.config_error import ConfigError
 from common.env_config import EnvConfig, MixtureEntry
 from common.imported import is_own
+from common.model_folder import check_not_quantised
 from common.run_dir import RunDir
 from common.trajectory import Task
 from envhub.catalogue import DRIVING, make_any_env, without_held_out
@@ -178,6 +179,7 @@ def check_model_folder(folder: Path, *, max_tokens: int) -> None:
         raise ConfigError(f"`model.path` {folder} is not a directory; name one, or a model of the Hub as MAKER/NAME")
     if not (folder / "config.json").is_file():
         raise ConfigError(f"`model.path` {folder} is not a Hugging Face model folder: it has no config.json")
+    check_not_quantised(folder)
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(f"`model.path` {folder} has no *.safetensors; save the weights with save_pretrained")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):

@@ -9,7 +9,10 @@ If a prefix of several sequences is computed once, its keys and values are copie
 sequence are those of its other tokens, at its end. PyTorch's flash attention takes such sequences on a GPU, as does
 attention of one sequence after the other on a CPU, with a mask of [queries, keys].
 
-No kernel that makes a [tokens, tokens] matrix ever runs on a GPU: with 32,768 tokens it would take 4 GiB for each head.
+A sink (gpt-oss) is a further, learned score in the softmax of each head, without a value. Here it is a first key of
+every sequence, with a mask of [queries, keys] on any device.
+
+No kernel that makes a [tokens, tokens] matrix for each head ever runs on a GPU: with 32,768 tokens one takes 4 GiB.
 """
 
 import contextlib
@@ -33,6 +36,7 @@ FLASH_TAKES_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 # A sequence joins a batch of longer ones if it has at least this fraction of the longest length: a trade-off between
 # padding and number of kernels. With 64 sequences of 60 to 180 tokens, 0.6 took about 10 % longer than 0.8 to 0.95.
 MIN_LENGTH_RATIO = 0.8
+SINK_DIMS = 8  # that heads are wider with a sink: kernels of GPUs take multiples of 8
 MAX_SHARED_ERROR = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of all numbers together, relative: see the check
 
 
@@ -120,14 +124,15 @@ def packed_attention(
     max_length_q: int = 0,
     scaling: float,
     sliding_window: int | None = None,
+    s_aux: Float[Tensor, " heads"] | None = None,
     is_causal: bool | None = None,
     **others: object,
 ) -> tuple[Float[Tensor, "1 tokens heads value_dim"], None]:
     """The attention function that a Hugging Face model calls in each layer, with the signature of transformers.
 
     `rows`, and the same as `cu_seq_lens_q` and `max_length_q`, come from the caller of the model. Raises CannotPack for
-    a model whose layers do not pass them on, or that needs a feature missing here, such as attention sinks (`s_aux`) or
-    capped scores (`softcap`).
+    a model whose layers do not pass them on, or that needs a feature missing here, such as capped scores (`softcap`).
+    `s_aux` are the sinks of the heads.
     """
     if rows is None:
         raise CannotPack("its layers do not pass the sequence bounds on to the attention")
@@ -138,7 +143,7 @@ def packed_attention(
     shared = rows.shared
     if shared is not None:
         key, value = _copied(key, shared.places), _copied(value, shared.places)
-    if cu_seq_lens_q is not None and flash_runs(query, value):
+    if cu_seq_lens_q is not None and s_aux is None and flash_runs(query, value):
         window = (-1 if sliding_window is None else sliding_window - 1, 0)  # tokens before and after that a token sees
         num_groups = query.shape[1] // key.shape[1]
         if num_groups > 1 and not FLASH_TAKES_GROUPS:
@@ -160,14 +165,15 @@ def packed_attention(
     lengths = [length for row in rows.rows for length in row.lengths]
     if query.device.type == "cpu" and (shared or sliding_window is None or sliding_window >= max(lengths)):
         key_lengths = shared.lengths if shared else lengths
-        return _one_by_one(query, key, value, lengths, key_lengths, scaling, sliding_window), None
+        return _one_by_one(query, key, value, lengths, key_lengths, scaling, sliding_window, s_aux), None
     if shared:
-        raise CannotPack(f"on {query.device.type} in {query.dtype}, no kernel takes keys that sequences share")
+        sinks = "" if s_aux is None else " and has sinks"
+        raise CannotPack(f"on {query.device.type} in {query.dtype}, no kernel takes keys that sequences share{sinks}")
     # Split, not sliced: the backward pass of a slice would fill zeros for the whole pack.
     sizes = [row.num_tokens for row in rows.rows]
     parts = [torch.split_with_sizes(packed[0], sizes, dim=1) for packed in (query, key, value)]
     of_rows = [
-        _attend(_batched(queries, row), _batched(keys, row), _batched(values, row), row, scaling, sliding_window)
+        _attend(_batched(queries, row), _batched(keys, row), _batched(values, row), row, scaling, sliding_window, s_aux)
         for queries, keys, values, row in zip(*parts, rows.rows, strict=True)
     ]
     return torch.cat(of_rows)[None], None
@@ -197,6 +203,7 @@ def _one_by_one(
     key_lengths: Sequence[int],
     scaling: float,
     sliding_window: int | None,
+    sinks: Float[Tensor, " heads"] | None,
 ) -> Float[Tensor, "1 tokens heads value_dim"]:
     # Split along the axis where a sequence is contiguous in memory, as in the projections before and after. Along the
     # other axis, the gradients of the parts would be joined by strided copies.
@@ -210,17 +217,58 @@ def _one_by_one(
         window = sliding_window if sliding_window and sliding_window < num_keys else None
         causal = window is None and num_queries == num_keys
         sees = None if causal else _sees(num_queries, num_keys, window, query.device)
-        of_sequence = F.scaled_dot_product_attention(
-            queries.transpose(1, 2),
-            keys.transpose(1, 2),
-            values.transpose(1, 2),
-            attn_mask=sees,
-            is_causal=causal,
-            scale=scaling,
-            enable_gqa=query.shape[1] != key.shape[1],
+        of_sequence = _scaled(
+            queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), sees, scaling, sinks
         )
         attended.append(of_sequence.transpose(1, 2))
     return torch.cat(attended, dim=1)
+
+
+def _scaled(
+    query: Float[Tensor, "rows heads queries head_dim"],
+    key: Float[Tensor, "rows kv_heads keys head_dim"],
+    value: Float[Tensor, "rows kv_heads keys value_dim"],
+    sees: Bool[Tensor, "queries keys"] | None,
+    scaling: float,
+    sinks: Float[Tensor, " heads"] | None,
+) -> Float[Tensor, "rows heads queries value_dim"]:
+    """PyTorch's attention. `sees` is None if there are as many keys as queries, and every token sees those before it.
+
+    With `sinks` there is a further key, before the others, that every query sees: see `_with_sink`.
+    """
+    value_dim = value.shape[-1]
+    if sinks is not None:
+        sees = _sees(query.shape[2], key.shape[2], None, query.device) if sees is None else sees
+        sees = F.pad(sees, (1, 0), value=True)
+        query, key, value = _with_sink(query, key, value, sinks / scaling)
+    attended = F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=sees,
+        is_causal=sees is None,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return attended if sinks is None else attended[..., :value_dim]
+
+
+def _with_sink(
+    query: Float[Tensor, "rows heads queries head_dim"],
+    key: Float[Tensor, "rows kv_heads keys head_dim"],
+    value: Float[Tensor, "rows kv_heads keys value_dim"],
+    unscaled: Float[Tensor, " heads"],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All three with a first key whose product with each query of a head is `unscaled`, and whose value is 0.
+
+    Queries have `unscaled` in a dimension of its own, where that key has 1 and the others 0. So the gradient of a sink
+    passes through any kernel, and with fewer heads of keys the heads still have different sinks.
+    """
+    of_queries = F.pad(unscaled.to(query.dtype)[:, None, None], (0, SINK_DIMS - 1))
+    query = torch.cat([query, of_queries.expand(*query.shape[:3], SINK_DIMS)], dim=-1)
+    first = F.pad(key.new_ones(1), (key.shape[-1], SINK_DIMS - 1))
+    key = torch.cat([first.expand(*key.shape[:2], 1, -1), F.pad(key, (0, SINK_DIMS))], dim=2)
+    return query, key, F.pad(value, (0, SINK_DIMS, 1, 0))
 
 
 def _batched(packed: Float[Tensor, "heads tokens head_dim"], row: Rows) -> Float[Tensor, "rows heads longest head_dim"]:
@@ -238,21 +286,15 @@ def _attend(
     row: Rows,
     scaling: float,
     sliding_window: int | None,
+    sinks: Float[Tensor, " heads"] | None,
 ) -> Float[Tensor, "tokens heads value_dim"]:
     window = None if sliding_window is None or sliding_window >= row.longest else sliding_window
     on_gpu = query.device.type == "cuda"
     if on_gpu:  # the memory-efficient kernel takes as many heads of keys as of queries
         key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for each in (key, value))
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION) if on_gpu else contextlib.nullcontext():
-        attended = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=None if window is None else _sees(row.longest, row.longest, window, query.device),
-            is_causal=window is None,
-            scale=scaling,
-            enable_gqa=query.shape[1] != key.shape[1],
-        ).transpose(1, 2)
+        sees = None if window is None else _sees(row.longest, row.longest, window, query.device)
+        attended = _scaled(query, key, value, sees, scaling, sinks).transpose(1, 2)
     if row.equal:
         return attended.flatten(0, 1)
     return torch.cat([tokens[:length] for tokens, length in zip(attended, row.lengths, strict=True)])
@@ -271,7 +313,7 @@ def _sees(
 
 
 @torch.enable_grad()  # frozen models are loaded without
-def check_kernel(device: torch.device, dtype: torch.dtype, *, head_dim: int) -> str:
+def check_kernel(device: torch.device, dtype: torch.dtype, *, head_dim: int, with_sinks: bool = False) -> str:
     """Run the attention of a short pack forward and backward; return the name of the kernel that ran.
 
     Raises CannotPack if no kernel without a [tokens, tokens] matrix runs.
@@ -291,6 +333,7 @@ def check_kernel(device: torch.device, dtype: torch.dtype, *, head_dim: int) -> 
             cu_seq_lens_q=bounds,
             max_length_q=max(lengths),
             scaling=head_dim**-0.5,
+            s_aux=torch.ones(2, device=device, dtype=dtype) if with_sinks else None,
         )
         attended.sum().backward()
     except (RuntimeError, TypeError) as error:  # TypeError: another version's function has other parameters
@@ -298,15 +341,16 @@ def check_kernel(device: torch.device, dtype: torch.dtype, *, head_dim: int) -> 
             f"no kernel of PyTorch {torch.__version__} computes attention with heads of {head_dim} in {dtype} on "
             f"{device} ({' '.join(str(error).split())}); use bfloat16, or install flash-attn"
         ) from error
-    if flash_runs(query, value):
+    if flash_runs(query, value) and not with_sinks:
         return "PyTorch's flash attention, for the whole pack"
     if device.type == "cuda":
-        return "PyTorch's memory-efficient attention, for rows of similar length"
+        of_what = "rows of similar length, with a mask" if with_sinks else "rows of similar length"
+        return f"PyTorch's memory-efficient attention, for {of_what}"
     return "PyTorch's attention for CPUs, for one sequence after the other"
 
 
 @torch.enable_grad()  # frozen models are loaded without
-def check_shared_keys(device: torch.device, dtype: torch.dtype, *, head_dim: int) -> None:
+def check_shared_keys(device: torch.device, dtype: torch.dtype, *, head_dim: int, with_sinks: bool = False) -> None:
     """Raise CannotPack unless keys that sequences share give the attention, and the gradients, of copied sequences."""
     # Longer than the blocks of a kernel. The third shares a part of what the second has by itself.
     lengths, shared = (150, 190, 200, 3), (0, 130, 170, 0)
@@ -332,6 +376,7 @@ def check_shared_keys(device: torch.device, dtype: torch.dtype, *, head_dim: int
             cu_seq_lens_q=of_queries,
             max_length_q=longest,
             scaling=head_dim**-0.5,
+            s_aux=torch.ones(2, device=device, dtype=dtype) if with_sinks else None,
         )
         own = attended if way == "shared" else attended[:, prefixes.computed]
         found[way] = [own, *torch.autograd.grad(own.square().sum(), tensors)]

@@ -17,6 +17,13 @@ from learner.model.packed_model import PackedModel, full_layout, full_tensors, n
 from learner.ranks import Ranks
 
 MAX_FILE_BYTES = 5 << 30
+# Of a folder, if it has them: settings of generation, and how a vision-language model reads images.
+COPIED = (
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
 
 
 def save_hf(model: PackedModel, folder: str | Path, *, ranks: Ranks, max_file_bytes: int = MAX_FILE_BYTES) -> None:
@@ -33,9 +40,9 @@ def save_hf(model: PackedModel, folder: str | Path, *, ranks: Ranks, max_file_by
         _write_weights(folder, tensors, _cut(full_layout(model), max_file_bytes))
         model.causal_lm.config.save_pretrained(folder)
         load_tokenizer(model.folder).save_pretrained(folder)
-        generation = model.folder / "generation_config.json"
-        if generation.is_file():
-            shutil.copy(generation, folder)
+        for name in COPIED:
+            if (model.folder / name).is_file():
+                shutil.copy(model.folder / name, folder)
     for _ in tensors:  # gathering is collective
         pass
 

@@ -8,6 +8,8 @@ from transformers import PretrainedConfig
 
 from learner.model.kernel import head_dim_of
 from learner.model.packed_model import PackedModel
+from learner.model.skeleton import unused_parameters
+from learner.model.states import num_attending
 
 # Dense bfloat16, in 1e12 operations per second, by a part of the device's name; the first match counts.
 PEAK_TFLOPS = {
@@ -28,7 +30,8 @@ class Flops:
 
         flops = 6 * parameters * tokens + 12 * layers * heads * head_dim * token pairs
 
-    `parameters` are those that a token is multiplied with: see `flops_of`.
+    `parameters` are those that a token is multiplied with: see `flops_of`. `layers` are those with attention; what a
+    linear one does with its state is not counted.
 
     PaLM, appendix B, https://arxiv.org/abs/2204.02311. A token attends to itself and those before it in its sequence,
     so n tokens are n (n + 1) / 2 pairs. A shared prefix counts once, because it is computed once. Recomputation
@@ -56,13 +59,16 @@ def flops_of(model: PackedModel, *, device: torch.device, num_ranks: int) -> Flo
     """
     config = model.causal_lm.config.get_text_config()
     heads, head_dim = config.num_attention_heads, head_dim_of(model.causal_lm)
-    parameters = sum(_used(name, parameter, config) for name, parameter in model.named_parameters())
+    unused = {f"causal_lm.{name}" for name in unused_parameters(model.causal_lm)}
+    parameters = sum(
+        _used(name, parameter, config) for name, parameter in model.named_parameters() if name not in unused
+    )
     if not config.tie_word_embeddings:  # looked up, not multiplied
         parameters -= model.causal_lm.get_input_embeddings().weight.numel()
     peak = _known_peak(device)
     return Flops(
         per_token=6.0 * parameters,
-        per_pair=12.0 * config.num_hidden_layers * heads * head_dim,
+        per_pair=12.0 * num_attending(model.causal_lm) * heads * head_dim,
         peak=1e12 * peak * num_ranks if peak else None,
     )
 

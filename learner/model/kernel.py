@@ -5,25 +5,39 @@ from importlib.util import find_spec
 import torch
 from transformers import PreTrainedModel
 
-from learner.model.attention import CannotPack, check_kernel, check_shared_keys
+from learner.model.attention import CannotPack, PackRows, SharedKeys, check_kernel, check_shared_keys, rows_of
+from learner.model.states import stateful_kinds
+from learner.pack import Packed
 
 PACKED_ATTENTION = "slipstream_packed"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def attention_for(device: torch.device, dtype: str) -> str:
+def attention_for(causal_lm: PreTrainedModel, device: torch.device, dtype: str) -> str:
     """The name under which transformers finds the attention: flash-attn's where it is installed, else ours."""
-    # flash-attn's kernels support only half precision.
-    if device.type == "cuda" and dtype == "bfloat16" and find_spec("flash_attn") is not None:
+    # flash-attn's kernels support only half precision, and no sinks.
+    half = device.type == "cuda" and dtype == "bfloat16"
+    if half and find_spec("flash_attn") is not None and not has_sinks(causal_lm):
         return "flash_attention_2"
     return PACKED_ATTENTION
 
 
+def has_sinks(causal_lm: PreTrainedModel) -> bool:
+    """Whether its softmax of attention has a further, learned score for each head, as in gpt-oss."""
+    return any(name.endswith(".sinks") for name, _ in causal_lm.named_parameters())
+
+
 def checked_kernel(causal_lm: PreTrainedModel, device: torch.device, dtype: str) -> str:
-    """The name of the kernel that will compute the attention. Raises CannotPack if none runs."""
-    if causal_lm.config._attn_implementation != PACKED_ATTENTION:
-        return "flash-attn, for the whole pack"
-    return check_kernel(device, DTYPES[dtype], head_dim=head_dim_of(causal_lm))
+    """What will compute the attention, and layers that carry a state. Raises CannotPack if no kernel runs."""
+    kernel = "flash-attn, for the whole pack"
+    if causal_lm.config._attn_implementation == PACKED_ATTENTION:
+        kernel = check_kernel(device, DTYPES[dtype], head_dim=head_dim_of(causal_lm), with_sinks=has_sinks(causal_lm))
+    kinds = stateful_kinds(causal_lm)
+    if not kinds:
+        return kernel
+    return (
+        f"{kernel}; {len(kinds)} parts that carry a state ({', '.join(sorted(set(kinds)))}), for rows of similar length"
+    )
 
 
 def refuses_shared_keys(causal_lm: PreTrainedModel, device: torch.device, dtype: str) -> str:
@@ -31,7 +45,7 @@ def refuses_shared_keys(causal_lm: PreTrainedModel, device: torch.device, dtype:
     if causal_lm.config._attn_implementation != PACKED_ATTENTION:
         return "the flash-attn package is installed; without it, PyTorch's flash attention would share their keys"
     try:
-        check_shared_keys(device, DTYPES[dtype], head_dim=head_dim_of(causal_lm))
+        check_shared_keys(device, DTYPES[dtype], head_dim=head_dim_of(causal_lm), with_sinks=has_sinks(causal_lm))
     except (CannotPack, RuntimeError, TypeError) as error:  # TypeError: see `check_kernel`
         return " ".join(str(error).split())
     return ""
@@ -44,3 +58,19 @@ def head_dim_of(causal_lm: PreTrainedModel) -> int:
     config = causal_lm.config.get_text_config()
     sizes = [size for size in found if isinstance(size, int)]
     return max(sizes, default=int(config.hidden_size // config.num_attention_heads))
+
+
+def sequence_bounds(packed: Packed) -> dict[str, object]:
+    """The bounds of the sequences, as arguments for our attention and for flash-attn's varlen kernels."""
+    prefixes, lengths = packed.prefixes, packed.computed_lengths
+    keys = None
+    if prefixes:
+        keys = SharedKeys(places=prefixes.places, bounds=packed.bounds, lengths=packed.lengths)
+    bounds = prefixes.bounds if prefixes else packed.bounds
+    return {
+        "rows": PackRows(rows=rows_of(lengths), shared=keys),
+        "cu_seq_lens_q": bounds,
+        "cu_seq_lens_k": bounds,
+        "max_length_q": max(lengths),
+        "max_length_k": max(lengths),
+    }

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from common.config_error import ConfigError
 from common.model_config import LoraConfig
 from learner.model.folder_tensors import stored_in_parts
+from learner.model.skeleton import unused_parameters
 
 _NAME = "default"  # peft supports several named adapters; this is its default name for a single one
 
@@ -52,6 +53,7 @@ def add_adapters(causal_lm: PreTrainedModel, config: LoraConfig) -> None:
         lora_alpha=config.alpha,
         lora_dropout=0.0,
         target_modules=targets,
+        exclude_modules=_reading_images(causal_lm) or None,
         task_type="CAUSAL_LM",
         base_model_name_or_path=causal_lm.config.name_or_path,
     )
@@ -98,6 +100,12 @@ def _linear_layers(causal_lm: PreTrainedModel) -> list[str] | str:
     head = causal_lm.get_output_embeddings()
     linear = [name for name, module in causal_lm.named_modules() if type(module) is nn.Linear and module is not head]
     return sorted({name.rpartition(".")[2] for name in linear} - experts)
+
+
+def _reading_images(causal_lm: PreTrainedModel) -> list[str]:
+    """The names of the linear layers that no text passes through: an adapter there would never learn."""
+    unused = unused_parameters(causal_lm)
+    return [name for name, _ in causal_lm.named_modules() if f"{name}.weight" in unused]
 
 
 def _adapted(causal_lm: PreTrainedModel) -> list[tuple[str, peft.tuners.lora.LoraLayer]]:

@@ -17,26 +17,28 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
+from transformers import AttentionInterface, AutoConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from common.config import Config
 from common.model_config import LoraConfig
 from common.weights import TensorEntry, layout
-from learner.model.attention import (
-    CannotPack,
-    PackRows,
-    SharedKeys,
-    packed_attention,
-    rows_of,
-)
+from learner.model.attention import CannotPack, packed_attention
 from learner.model.compiler import check_compiler, compile_layers
 from learner.model.folder_tensors import folder_name, is_of_adapter, stored, stored_buffers
-from learner.model.kernel import DTYPES, PACKED_ATTENTION, attention_for, checked_kernel, refuses_shared_keys
+from learner.model.kernel import (
+    DTYPES,
+    PACKED_ATTENTION,
+    attention_for,
+    checked_kernel,
+    refuses_shared_keys,
+    sequence_bounds,
+)
 from learner.model.logprobs import TokenLogprobs, chunked_logprobs, predictions
 from learner.model.lora import adapters_of, add_adapters
 from learner.model.rope import fix_frequencies
-from learner.model.skeleton import fill, refused_together, skeleton_of, tensors_of
+from learner.model.skeleton import auto_class, fill, refused_together, skeleton_of, tensors_of
+from learner.model.states import decoder_layers, separate_states, stateful_kinds
 from learner.pack import Packed, index_of
 from learner.prefixes import prefixes_of
 from learner.ranks import Ranks
@@ -93,13 +95,21 @@ class PackedModel(nn.Module):
         self.causal_lm: PreTrainedModel = causal_lm
         self.folder = folder  # that it was loaded from
         self.settings = settings
+        self.carries_state = bool(stateful_kinds(causal_lm))  # from token to token: see `learner.model.states`
         self.shares_prefixes = False  # whether it takes packs whose shared prefixes are computed once
         self.one_rank_holds_all = False  # one rank, without offloading: see `expect_backward`
         self.syncs_gradients = True  # FSDP takes the gradients after the next backward pass
 
     @property
     def vocab_size(self) -> int:
-        return int(self.causal_lm.config.vocab_size)
+        return int(self.causal_lm.config.get_text_config().vocab_size)
+
+    @property
+    def logits_divisor(self) -> float:
+        """What the model itself divides its logits by (Granite), or multiplies them by (Cohere); 1 for most models."""
+        config = self.causal_lm.config.get_text_config()
+        divisor, factor = (getattr(config, name, None) or 1.0 for name in ("logits_scaling", "logit_scale"))
+        return float(divisor / factor)
 
     def heads(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters outside the causal LM that are trained and saved with it."""
@@ -133,7 +143,7 @@ class PackedModel(nn.Module):
             position_ids=position_ids[None],
             attention_mask=None,
             use_cache=False,
-            **_sequence_bounds(packed),
+            **sequence_bounds(packed),
         ).last_hidden_state[0]
         return hidden
 
@@ -153,7 +163,7 @@ class PackedModel(nn.Module):
             head.bias,
             targets,
             kept=kept,
-            temperature=self.settings.temperature,
+            temperature=self.settings.temperature * self.logits_divisor,
             chunk_tokens=self.settings.chunk_tokens,
             entropy_gradient=entropy_gradient,
         )
@@ -198,7 +208,8 @@ def packed_skeleton(kind: type[M], folder: Path, *, device: torch.device, settin
     AttentionInterface.register(PACKED_ATTENTION, packed_attention)
     causal_lm = skeleton_of(folder)
     fix_frequencies(causal_lm, max_tokens=settings.max_tokens)
-    causal_lm.set_attn_implementation(attention_for(device, settings.dtype))
+    separate_states(causal_lm)
+    causal_lm.set_attn_implementation(attention_for(causal_lm, device, settings.dtype))
     if settings.lora.rank:
         add_adapters(causal_lm, settings.lora)
     # Always in evaluation mode: with dropout, the log-probabilities would differ from those of the actors.
@@ -208,7 +219,7 @@ def packed_skeleton(kind: type[M], folder: Path, *, device: torch.device, settin
 def shard(model: PackedModel, *, ranks: Ranks) -> None:
     """Let each of `ranks` have a part of every parameter: compiles, checkpoints and shards as the settings say."""
     causal_lm, settings = model.causal_lm, model.settings
-    layers = _decoder_layers(causal_lm)
+    layers = decoder_layers(causal_lm)
     if settings.compile:  # before activation checkpointing and FSDP, so that they wrap the compiled code
         compile_layers(layers)
     if settings.activation_checkpointing:
@@ -251,7 +262,8 @@ def check_packing(model: PackedModel) -> str:
     sequence, a bias inside the attention. The last sequences have the highest positions below `max_tokens`, and sliding
     windows are made narrow, to detect what only long sequences show. Afterwards only the weights of `model` are usable.
 
-    Returns why the model cannot compute a shared prefix once: its log-probabilities differ. "" if it can.
+    Returns why the model cannot compute a shared prefix once, because it carries a state or its log-probabilities
+    differ; "" if it can.
     """
     causal_lm, max_tokens = model.causal_lm, model.settings.max_tokens or 0
     lengths, shared = (7, 6, 5, 6), (0, 4, 0, 4)
@@ -275,10 +287,10 @@ def check_packing(model: PackedModel) -> str:
         trajectory_tokens=torch.tensor(lengths) - 1,
     )
     _narrow_windows(causal_lm)
-    model.shares_prefixes = True
+    model.shares_prefixes = not model.carries_state
     with torch.no_grad(), model.at_temperature(1.0):
         found = model(packed).logprobs
-        found_shared = model(dataclasses.replace(packed, prefixes=prefixes)).logprobs
+        found_shared = model(dataclasses.replace(packed, prefixes=prefixes)).logprobs if model.shares_prefixes else None
         causal_lm.set_attn_implementation("eager")
         alone = zip(torch.split_with_sizes(tokens, lengths), torch.split_with_sizes(position_ids, lengths), strict=True)
         expected = torch.cat([_plain_logprobs(causal_lm, *sequence) for sequence in alone])
@@ -288,6 +300,8 @@ def check_packing(model: PackedModel) -> str:
             f"{type(causal_lm).__name__} gives other log-probabilities for packed sequences than for single ones, by "
             f"{difference:.3g} nats"
         )
+    if found_shared is None:
+        return "its layers carry a state from token to token"
     of_shared = float((found_shared - expected).abs().max())
     return "" if of_shared <= 1e-3 else f"the model's log-probabilities would differ by {of_shared:.3g} nats"
 
@@ -350,10 +364,12 @@ def whole(shard: Tensor) -> Tensor:
 
 def _read(folder: Path, settings: ModelSettings) -> tuple[dict[str, Tensor], str]:
     """Every tensor of the model, and why it cannot compute a shared prefix once: see `check_packing`."""
-    causal_lm = AutoModelForCausalLM.from_pretrained(
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    causal_lm = auto_class(config).from_pretrained(
         folder, dtype=torch.float32, attn_implementation=PACKED_ATTENTION, trust_remote_code=False
     )
     fix_frequencies(causal_lm, max_tokens=settings.max_tokens)
+    separate_states(causal_lm)
     refused = check_packing(PackedModel(causal_lm, folder=folder, settings=settings).eval())
     if settings.lora.rank:
         add_adapters(causal_lm, settings.lora)
@@ -365,27 +381,6 @@ def _agreed(mine: bool, ranks: Ranks) -> bool:
     every = torch.tensor(int(mine), device=ranks.device)
     dist.all_reduce(every, op=dist.ReduceOp.MIN)
     return bool(every)
-
-
-def _sequence_bounds(packed: Packed) -> dict[str, object]:
-    """The bounds of the sequences, as arguments for our attention and for flash-attn's varlen kernels."""
-    prefixes, lengths = packed.prefixes, packed.computed_lengths
-    keys = None
-    if prefixes:
-        keys = SharedKeys(places=prefixes.places, bounds=packed.bounds, lengths=packed.lengths)
-    bounds = prefixes.bounds if prefixes else packed.bounds
-    return {
-        "rows": PackRows(rows=rows_of(lengths), shared=keys),
-        "cu_seq_lens_q": bounds,
-        "cu_seq_lens_k": bounds,
-        "max_length_q": max(lengths),
-        "max_length_k": max(lengths),
-    }
-
-
-def _decoder_layers(causal_lm: PreTrainedModel) -> list[nn.Module]:
-    unsplit = set(causal_lm._no_split_modules or [])
-    return [module for module in causal_lm.modules() if type(module).__name__ in unsplit]
 
 
 def _narrow_windows(causal_lm: PreTrainedModel) -> None:

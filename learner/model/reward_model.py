@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 
 from common.config_error import ConfigError
 from common.reward_protocol import OUTCOME, PROCESS
+from common.model_folder import weight_files
 from learner.model.export import save_hf
 from learner.model.packed_model import ModelSettings, PackedModel, load_kind
 from learner.pack import Packed
@@ -46,7 +47,7 @@ class RewardModel(PackedModel):
     def __init__(self, causal_lm: PreTrainedModel, *, folder: Path, settings: ModelSettings) -> None:
         super().__init__(causal_lm, folder=folder, settings=settings)
         causal_lm.get_output_embeddings().weight = None  # a tied weight stays as the input embedding
-        self.score = ScoreHead(causal_lm.config.hidden_size)
+        self.score = ScoreHead(causal_lm.config.get_text_config().hidden_size)
 
     def forward(self, packed: Packed) -> Float[Tensor, " loss_tokens"]:  # type: ignore[override]
         """The score at each loss token."""
@@ -87,7 +88,7 @@ def load_reward_model(folder: Path, *, ranks: Ranks, settings: ModelSettings) ->
 
 
 def _read_score(folder: Path) -> Tensor:
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         with safe_open(path, framework="pt") as file:
             if SCORE in file.keys():  # noqa: SIM118 - not a mapping
                 weight: Tensor = file.get_tensor(SCORE).float()

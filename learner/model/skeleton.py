@@ -12,11 +12,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from common.config_error import ConfigError
+from common.model_folder import check_not_quantised
 from common.tokenizer import no_own_code
 from learner.model.attention import CannotPack
+from learner.model.states import num_attending, stateful_kinds
 from learner.ranks import Ranks
 from learner.share import share
 
@@ -47,19 +55,51 @@ def skeleton_of(folder: Path) -> PreTrainedModel:
     """
     if not (folder / "config.json").is_file():
         raise ConfigError(f"`model.path` {folder} has no config.json; it must be a Hugging Face folder")
+    check_not_quantised(folder)
     with no_own_code(folder), torch.device("meta"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         # Every architecture supports eager attention; it is replaced after the check that it can be.
-        causal_lm = AutoModelForCausalLM.from_config(
+        causal_lm = auto_class(config).from_config(
             config, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
         )
-    if causal_lm._is_stateful:
-        raise CannotPack("its layers carry a state from token to token, which would continue into the next sequence")
+    if causal_lm._is_stateful and not (stateful_kinds(causal_lm) and num_attending(causal_lm)):
+        raise CannotPack(
+            "all its layers carry a state from token to token, which would continue into the next sequence"
+        )
     if not causal_lm._can_set_attn_implementation():
         raise CannotPack("its attention is its own code, and transformers cannot replace it")
-    if causal_lm.config.get_text_config().to_dict().get("attention_chunk_size"):
+    settings = causal_lm.config.get_text_config().to_dict()
+    if settings.get("attention_chunk_size"):
         raise CannotPack("it attends within chunks of a sequence (attention_chunk_size)")
+    if settings.get("index_topk"):
+        raise CannotPack("each token attends to tokens that an index of its own chooses (index_topk)")
+    _freeze_unused(causal_lm)
     return causal_lm
+
+
+def auto_class(config: PretrainedConfig) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
+    """The class of transformers that loads a folder of `config` with all its tensors, those for images too."""
+    reads_images = type(config) in AutoModelForImageTextToText._model_mapping
+    kind: type[AutoModelForCausalLM | AutoModelForImageTextToText]
+    kind = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
+    return kind
+
+
+def unused_parameters(causal_lm: PreTrainedModel) -> set[str]:
+    """The names of the parameters that no text passes through: those of encoders of images. Empty for most models."""
+    used = {
+        id(parameter)
+        for module in (causal_lm.get_decoder(), causal_lm.get_output_embeddings())
+        for parameter in module.parameters()
+    }
+    return {name for name, parameter in causal_lm.named_parameters() if id(parameter) not in used}
+
+
+def _freeze_unused(causal_lm: PreTrainedModel) -> None:
+    """Train a vision-language model as a language model: what reads images stays as it is, and is published so."""
+    unused = unused_parameters(causal_lm)
+    for name, parameter in causal_lm.named_parameters():
+        parameter.requires_grad_(name not in unused)
 
 
 @contextmanager

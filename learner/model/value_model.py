@@ -35,7 +35,7 @@ class ValueModel(PackedModel):
     def __init__(self, causal_lm: PreTrainedModel, *, folder: Path, settings: ModelSettings) -> None:
         super().__init__(causal_lm, folder=folder, settings=settings)
         causal_lm.get_output_embeddings().weight = None  # a tied weight stays as the input embedding
-        self.value_head = ValueHead(causal_lm.config.hidden_size)
+        self.value_head = ValueHead(causal_lm.config.get_text_config().hidden_size)
 
     def forward(self, packed: Packed) -> Float[Tensor, " loss_tokens"]:  # type: ignore[override]
         """The value of each loss token, in the critic's unit: see `learner.objective.return_scale`."""
@@ -49,7 +49,7 @@ class SharedTrunk(PackedModel):
 
     def __init__(self, causal_lm: PreTrainedModel, *, folder: Path, settings: ModelSettings) -> None:
         super().__init__(causal_lm, folder=folder, settings=settings)
-        self.value_head = ValueHead(causal_lm.config.hidden_size)
+        self.value_head = ValueHead(causal_lm.config.get_text_config().hidden_size)
 
     def forward(self, packed: Packed, *, entropy_gradient: bool = False) -> TokenLogprobs:
         """The log-probabilities of the loss tokens, and their `values`."""

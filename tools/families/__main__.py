@@ -1,7 +1,7 @@
 """Measures which families of models train exactly: `python -m tools.families [FAMILY ...] [--write]`.
 
 Each row takes the start of one vLLM engine. A row is appended to build/families.jsonl; `--write` puts the newest row of
-each family into the table of docs/models.md.
+each family into the table of docs/models.md; families without one keep their row there.
 """
 
 import argparse
@@ -55,18 +55,21 @@ def main(arguments: list[str]) -> int:
 
 
 def write_table(page: Path, rows: list[dict[str, str]]) -> None:
-    """Replace the table in `page` by one of the newest row of each family."""
+    """Replace the table in `page` by one of the newest row of each family; the page's row where `rows` have none."""
+    before, rest = page.read_text().split(BEGIN)
+    old, after = rest.split(END)
+    kept = {line.split(" | ")[0].removeprefix("| "): line for line in old.splitlines() if line.startswith("| ")}
     newest = {row["family"]: row for row in rows if row["family"] in FAMILIES}
     lines = [f"| family | {' | '.join(COLUMNS)} |", f"|{'---|' * (1 + len(COLUMNS))}"]
     for name in FAMILIES:
         if row := newest.get(name):
             lines.append(f"| {name} | {' | '.join(shown(row[column]) for column in COLUMNS)} |")
-    dates = sorted({row["date"] for row in newest.values()})
+        elif name in kept:
+            lines.append(kept[name])
+    dates = sorted({row["date"] for row in newest.values()} | set(re.findall(r"\d{4}-\d\d-\d\d", old)))
     caption = (
         f"Measured on {' to '.join(dict.fromkeys((dates[0], dates[-1])))} with `make families`, on a CPU, in float32."
     )
-    before, rest = page.read_text().split(BEGIN)
-    _, after = rest.split(END)
     page.write_text("\n".join([f"{before}{BEGIN}", caption, "", *lines, f"{END}{after}"]))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, PreTrainedModel
 
 from actors.engine import EngineDied, WeightsRefused
 from actors.orders import EngineSettings
@@ -28,6 +28,7 @@ from learner.model.export import save_hf
 from learner.model.lora import adapters_of
 from learner.model.packed_model import ModelSettings, PackedModel, load_model, name_of, named_shards
 from learner.model.probe import probe_of
+from learner.model.skeleton import auto_class
 from learner.pack import TokenSequence, pack
 from learner.publisher.published import adapted_folder, published_layout, published_tensors
 from learner.ranks import Ranks
@@ -166,25 +167,25 @@ def score(model: PackedModel, sequences: list[TokenSequence]) -> torch.Tensor:
 def _difference_of_packing(model: PackedModel, folder: Path) -> float:
     """Packed sequences by the learner, against each alone by transformers."""
     sequences = [sequence(length, seed=length) for length in LENGTHS]
-    return _apart(
-        model,
-        AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", trust_remote_code=False),
-        sequences,
-    )
+    return _apart(model, _by_transformers(folder), sequences)
 
 
 def _difference_of_export(model: PackedModel, folder: Path, ranks: Ranks) -> float:
     save_hf(model, folder, ranks=ranks)
-    exported = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", trust_remote_code=False)
-    return _apart(model, exported, [sequence(length, seed=length) for length in LENGTHS])
+    return _apart(model, _by_transformers(folder), [sequence(length, seed=length) for length in LENGTHS])
+
+
+def _by_transformers(folder: Path) -> PreTrainedModel:
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    return auto_class(config).from_pretrained(folder, attn_implementation="eager", trust_remote_code=False)
 
 
 @torch.no_grad()
-def _apart(model: PackedModel, causal_lm: torch.nn.Module, sequences: list[TokenSequence]) -> float:
+def _apart(model: PackedModel, causal_lm: PreTrainedModel, sequences: list[TokenSequence]) -> float:
     found, expected = score(model, sequences), []
     for each in sequences:
         tokens = torch.from_numpy(each.tokens).long()
-        table = causal_lm(tokens[None], use_cache=False).logits[0].float().log_softmax(-1)
+        table = causal_lm(input_ids=tokens[None], use_cache=False).logits[0].float().log_softmax(-1)
         expected.append(table[:-1].gather(1, tokens[1:, None]).squeeze(1))
     return float((found - torch.cat(expected)).abs().max())
 

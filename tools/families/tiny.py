@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
+from learner.model.skeleton import auto_class
 from learner.pack import TokenSequence
 from tools.tiny_model import END_OF_TURN, tiny_tokenizer
 
@@ -63,6 +64,21 @@ LINEAR: Mapping[str, Any] = {
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
     "layer_types": ["linear_attention", "full_attention"],
+}
+IMAGES: Mapping[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "patch_size": 14}
+QWEN_IMAGES: Mapping[str, Any] = {**IMAGES, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
+QWEN_IDS: Mapping[str, Any] = {
+    "image_token_id": 3,
+    "video_token_id": 4,
+    "vision_start_token_id": 5,
+    "vision_end_token_id": 6,
+}
+MAMBA: Mapping[str, Any] = {
+    "mamba_n_heads": 4,
+    "mamba_d_state": 16,
+    "mamba_d_head": 32,
+    "mamba_expand": 2,
+    "mamba_n_groups": 1,
 }
 LIKE_GPT2: Mapping[str, Any] = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": MAX_TOKENS}
 
@@ -132,10 +148,65 @@ FAMILIES = {
     "ernie4_5_moe": _family("ernie4_5_moe", {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 32}),
     "deepseek_v2": _family("deepseek_v2", ROUTED, LATENT),
     "deepseek_v3": _family("deepseek_v3", ROUTED, LATENT, CORRECTED, without=("head_dim",)),
-    "gpt_oss": _family("gpt_oss", EXPERTS, WINDOWED, rope("default")),
+    "gpt_oss": _family(
+        "gpt_oss",
+        EXPERTS,
+        WINDOWED,
+        rope("yarn", factor=4.0, original_max_position_embeddings=40, beta_fast=32.0, beta_slow=1.0, truncate=False),
+    ),
     "qwen3_next": _family("qwen3_next", EXPERTS, LINEAR),
     "qwen3_5_text": _family("qwen3_5_text", LINEAR),
-    "lfm2": _family("lfm2", {"layer_types": ["conv", "full_attention"]}),
+    "qwen3_5_moe_text": _family("qwen3_5_moe_text", EXPERTS, LINEAR),
+    "lfm2": _family("lfm2", {"layer_types": ["conv", "full_attention"], "conv_dim": 64}),  # vLLM reads it, as released
+    "granitemoehybrid": _family(
+        "granitemoehybrid",
+        EXPERTS,
+        MAMBA,
+        {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 32, "position_embedding_type": "rope"},
+    ),
+    "gemma3, with images": _family(
+        "gemma3",
+        {
+            "text_config": WINDOWED,
+            "vision_config": {**IMAGES, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28},
+            "mm_tokens_per_image": 4,
+            "image_token_index": 3,
+        },
+    ),
+    "qwen2_5_vl": _family(
+        "qwen2_5_vl",
+        QWEN_IDS,
+        {
+            "text_config": rope("default", mrope_section=[4, 6, 6]),
+            "vision_config": {**QWEN_IMAGES, "fullatt_block_indexes": [0]},
+        },
+    ),
+    "qwen3_5, with images": _family(
+        "qwen3_5",
+        QWEN_IDS,
+        {
+            "text_config": {**LINEAR, **rope("default", mrope_section=[4, 6, 6], partial_rotary_factor=1.0)},
+            "vision_config": {**QWEN_IMAGES, "num_position_embeddings": 16},
+        },
+    ),
+    "deepseek_v32": _family(
+        "deepseek_v32",
+        ROUTED,
+        LATENT,
+        CORRECTED,
+        {"index_n_heads": 2, "index_head_dim": 32, "index_topk": 8},
+        without=("head_dim",),
+    ),
+    "phi3, rope longrope": _family(
+        "phi3",
+        rope(
+            "longrope",
+            original_max_position_embeddings=32,
+            short_factor=[1.0 + 0.1 * place for place in range(16)],
+            long_factor=[1.5 + place for place in range(16)],
+        ),
+        {"original_max_position_embeddings": 32},
+    ),
     "falcon": _family("falcon", without=("head_dim",)),
     "llama4_text": _family("llama4_text", EXPERTS, {"attention_chunk_size": 8, "intermediate_size_mlp": 96}),
 }
@@ -150,9 +221,11 @@ def save_tiny(family: Family, folder: Path) -> Path:
     ends = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(END_OF_TURN) for name in ("pad", "bos", "eos")}
     known = {"vocab_size": -(-len(tokenizer) // 64) * 64} | ends | dict(COMMON)
     settings = {name: value for name, value in known.items() if name not in family.without} | dict(family.settings)
+    if "text_config" in family.settings:
+        settings = {**family.settings, "text_config": known | family.settings["text_config"]}
     torch.manual_seed(0)
     config = AutoConfig.for_model(family.model_type, **settings)
-    causal_lm = AutoModelForCausalLM.from_config(
+    causal_lm = auto_class(config).from_config(
         config, dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
     )
     randomise(causal_lm)

@@ -16,7 +16,8 @@ from tools.gpu_check import small
 from tools.gpu_check.findings import Findings
 
 NUM_SEQUENCES = 40
-FAMILIES = ("qwen3", "gemma3_text", "qwen3_moe")  # grouped queries; with a sliding window; with experts
+# Grouped queries; with a sliding window; with experts; with sinks; with layers that carry a state.
+FAMILIES = ("qwen3", "gemma3_text", "qwen3_moe", "gpt_oss", "qwen3_5_text")
 REDUCED = ("gemma3_text",)
 MAX_FLOAT32_NATS = 1e-3  # of one token; the learner refuses a model at this
 MAX_BFLOAT16_NATS = 0.1  # mean over tokens: these weights are large, and bfloat16 has two digits

@@ -43,6 +43,7 @@ from learner.model.packed_model import (  # noqa: E402
 )
 from learner.model.proximal import Proximal  # noqa: E402
 from learner.model.skeleton import fill, tensors_of  # noqa: E402
+from learner.model.states import num_attending  # noqa: E402
 from learner.model.value_model import SharedTrunk, ValueModel  # noqa: E402
 from learner.pack import Packed  # noqa: E402
 from learner.publisher.published import published_layout, published_tensors  # noqa: E402
@@ -126,7 +127,7 @@ def _measured(skeletons: _Skeletons, packs: list[Packed], *, config: Config, fak
         flops_per_token=flops.per_token,
         flops_per_pair=flops.per_pair,
         num_kv_heads=kv_heads,
-        kv_token_bytes=2 * 2 * config_of_text.num_hidden_layers * kv_heads * head_dim_of(model.causal_lm),
+        kv_token_bytes=2 * 2 * num_attending(model.causal_lm) * kv_heads * head_dim_of(model.causal_lm),
         attention=kernel,
         dtypes=_dtypes(model, optimizer) | {"published": sorted(published)},
         weights_bytes=weights,
@@ -172,7 +173,7 @@ def _loaded(model: M, ranks: Ranks) -> M:
     for head in (module for module in model.children() if module is not model.causal_lm):
         for name, parameter in head.named_parameters():  # it has values: they would be on no fake device
             setattr(head, name, nn.Parameter(torch.empty(parameter.shape, device=ranks.device)))
-    model.shares_prefixes = True  # as on any GPU where PyTorch's flash attention runs
+    model.shares_prefixes = not model.carries_state  # as on any GPU where PyTorch's flash attention runs
     shard(model, ranks=ranks)
     fill(model.causal_lm, tensors, ranks=ranks, cpu_offload=model.settings.cpu_offload)
     return model

@@ -1,7 +1,8 @@
 """What a run needs of GPUs and hosts, from a step on a fake GPU; what does not fit, and what to change.
 
 The learner's numbers are measured on the fake GPU. An engine's are computed: its weights, split evenly over its GPUs,
-and the keys and values of full attention in every layer. RESERVES are estimates.
+and the keys and values of full attention in every layer that attends; what other layers keep of a sequence is left out.
+RESERVES are estimates.
 """
 
 from dataclasses import dataclass
