@@ -1,8 +1,10 @@
-"""Chat templates with the rules of eight families, and tokenizers with their special tokens.
+"""Chat templates with the rules of eleven families, and tokenizers with their special tokens.
 
 They are written for these tests, from what the families' model cards and templates are documented to do. Each keeps the
 rules that matter to a conversation by tokens: what is trimmed, merged, dropped, refused and dated.
 """
+
+# ruff: noqa: RUF001  DeepSeek's special tokens have such characters
 
 import json
 from dataclasses import dataclass
@@ -258,6 +260,84 @@ DEEPSEEK = """{{ bos_token }}
 {%- if add_generation_prompt %}<|Assistant|><think>
 {% endif %}"""
 
+# The tools are in the system message, and a call is shown without the mark `functools` that the policy writes first.
+PHI4_MINI = """{% if messages[0].role == 'system' %}{% set system, rest = messages[0].content | trim, messages[1:] %}
+{% else %}{% set system, rest = 'You are a helpful assistant.', messages %}{% endif %}
+<|system|>
+{{ system }}
+{%- for tool in tools or [] %}
+
+{{ tool | tojson }}
+{%- endfor %}<|end|>
+{%- for message in rest %}
+<|{{ message.role }}|>
+{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+{%- if not loop.last %},{% endif %}
+{%- endfor %}<|end|>
+{%- endfor %}
+{{- '<|assistant|>\\n' if add_generation_prompt else '' }}"""
+
+# Nothing opens the answer to a result: `<|Assistant|>` only follows a user's message.
+DEEPSEEK_V3 = """{{ bos_token }}
+{%- for message in messages if message.role == 'system' %}{{ message.content }}{% endfor %}
+{%- for tool in tools or [] %}
+
+{{ tool | tojson }}
+{%- endfor %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}<｜User｜>{{ message.content }}<｜Assistant｜>
+{%- elif message.role == 'tool' %}
+{%- if loop.previtem.role != 'tool' %}<｜tool▁outputs▁begin｜>{% endif %}
+<｜tool▁output▁begin｜>{{ message.content }}<｜tool▁output▁end｜>
+{%- if loop.last or loop.nextitem.role != 'tool' %}<｜tool▁outputs▁end｜>{% endif %}
+{%- elif message.role == 'assistant' %}{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+{{- '<｜tool▁calls▁begin｜>' if loop.first else '\n' }}<｜tool▁call▁begin｜>{{ call.type }}<｜tool▁sep｜>
+{{- call.function.name }}
+```json
+{{ call.function.arguments | tojson }}
+```<｜tool▁call▁end｜>
+{%- if loop.last %}<｜tool▁calls▁end｜>{% endif %}
+{%- endfor %}<｜end▁of▁sentence｜>
+{%- endif %}
+{%- endfor %}"""
+
+# Results of tools are a message of the user's, each between two tags; every message ends with a line break.
+GRANITE4 = """{% if messages[0].role == 'system' %}{% set system, rest = messages[0].content, messages[1:] %}
+{% else %}{% set system, rest = 'You are a helpful assistant.', messages %}{% endif %}
+<|start_of_role|>system<|end_of_role|>{{ system }}
+{%- if tools %}
+
+<tools>
+{%- for tool in tools %}
+
+{{ tool | tojson }}
+{%- endfor %}
+
+</tools>
+{%- endif %}<|end_of_text|>
+{% for message in rest %}
+{% if message.role == 'tool' %}
+{% if loop.first or loop.previtem.role != 'tool' %}<|start_of_role|>user<|end_of_role|>{% endif %}
+
+<tool_response>
+{{ message.content }}
+</tool_response>
+{%- if loop.last or loop.nextitem.role != 'tool' %}<|end_of_text|>
+{% endif %}
+{% else %}
+<|start_of_role|>{{ message.role }}<|end_of_role|>{{ message.content or '' }}
+{%- for call in message.tool_calls or [] %}
+{{ '\n' if message.content or not loop.first else '' }}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|end_of_text|>
+{% endif %}
+{% endfor %}
+{% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}"""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
@@ -322,19 +402,51 @@ FAMILIES = {
 }
 
 
+# Those whose templates the tests of calls need, beside the eight above.
+CALLERS = FAMILIES | {
+    "phi4-mini": Family(
+        template=PHI4_MINI,
+        special=("<|endoftext|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>"),
+    ),
+    "deepseek-v3": Family(
+        template=DEEPSEEK_V3,
+        special=(
+            "<｜end▁of▁sentence｜>",
+            "<｜end▁of▁sentence｜>",
+            "<｜begin▁of▁sentence｜>",
+            "<｜User｜>",
+            "<｜Assistant｜>",
+            "<｜tool▁calls▁begin｜>",
+            "<｜tool▁calls▁end｜>",
+            "<｜tool▁call▁begin｜>",
+            "<｜tool▁call▁end｜>",
+            "<｜tool▁sep｜>",
+            "<｜tool▁outputs▁begin｜>",
+            "<｜tool▁outputs▁end｜>",
+            "<｜tool▁output▁begin｜>",
+            "<｜tool▁output▁end｜>",
+        ),
+    ),
+    "granite4": Family(
+        template=GRANITE4,
+        special=("<|end_of_text|>", "<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"),
+    ),
+}
+
+
 def family_tokenizer(name: str, folder: Path, arguments: dict[str, object] | None = None) -> PreTrainedTokenizerBase:
     """A tokenizer of bytes that merges "ab" and " a", with the special tokens and the chat template of a family.
 
     It is saved to `folder` and loaded as a run loads it.
     """
-    family = FAMILIES[name]
+    family = CALLERS[name]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {text: index for index, text in enumerate([*alphabet, "ab", "Ġa"])}
     model = Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b"), ("Ġ", "a")]))
     model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     model.decoder = decoders.ByteLevel()
     model.add_special_tokens([AddedToken(text, special=True) for text in dict.fromkeys(family.special)])
-    begins = [text for text in family.special if text.startswith(("<s>", "<bos>", "<|begin"))]
+    begins = [text for text in family.special if text.startswith(("<s>", "<bos>", "<|begin", "<｜begin"))]
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=model,
         chat_template=family.template,

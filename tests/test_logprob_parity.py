@@ -252,12 +252,11 @@ def recomputed(models: list[PackedModel], trajectory: Trajectory) -> LogprobArra
     """The log-probability of each sampled token by the learner's model of its own version, and 0 elsewhere."""
     versions, mask = policy_versions(trajectory), trajectory.loss_mask_array()
     logprobs = np.zeros(trajectory.num_tokens, dtype=np.float32)
-    packed = pack(sequences_of(trajectory, advantage=0.0))
+    packs = [pack([sequence]) for sequence in sequences_of(trajectory, advantage=0.0)]  # one would sort the branches
     for version in sorted(set(versions[mask].tolist())):
         by_version = np.zeros_like(logprobs)
         with torch.no_grad():
-            found = models[version](packed)
-        by_version[mask] = found.logprobs.numpy()
+            by_version[mask] = torch.cat([models[version](packed).logprobs for packed in packs]).numpy()
         logprobs[versions == version] = by_version[versions == version]
     return logprobs
 

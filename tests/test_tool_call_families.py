@@ -1,4 +1,6 @@
-"""Chat templates of five families, 20 turns of tool calls: vLLM's parser of the family reads them, no token drifts."""
+"""Chat templates of eight families, 20 turns of tool calls: vLLM's parser of the family reads them, no token drifts."""
+
+# ruff: noqa: RUF001  DeepSeek's special tokens have such characters
 
 import asyncio
 import json
@@ -24,6 +26,10 @@ TURNS = 20
 LONG = replace(ALLOWANCE, max_turns=TURNS, max_tokens=20_000, step_timeout_s=60.0)
 JSON = '<tool_call>\n{"name":"look","arguments":{"at":"ab a"}}\n</tool_call>'
 GLM = "\n{}\n<tool_call>look\n<arg_key>at</arg_key>\n<arg_value>ab a</arg_value>\n</tool_call>"
+DEEPSEEK = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n"
+    '{"at":"ab a"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +65,16 @@ CASES = {
     # Its template adds the empty thought that the policy did not write.
     "glm without a thought": Case(
         family="glm", parser="glm45", text=GLM.format(""), end="<|observation|>", num_branches=TURNS - 1
+    ),
+    "deepseek-v3": Case(family="deepseek-v3", parser="deepseek_v3", text=DEEPSEEK, end="<｜end▁of▁sentence｜>"),
+    "granite4": Case(family="granite4", parser="granite4", text=JSON, end="<|end_of_text|>"),
+    # Its template leaves out the mark before the call.
+    "phi4-mini": Case(
+        family="phi4-mini",
+        parser="phi4_mini_json",
+        text='functools[{"name":"look","arguments":{"at":"ab a"}}]',
+        end="<|end|>",
+        num_branches=TURNS - 1,
     ),
 }
 

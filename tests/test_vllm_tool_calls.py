@@ -1,11 +1,12 @@
-"""Tool calls that vLLM samples and parses: every log-probability is that of a forward pass."""
+"""Tool calls and thoughts that vLLM samples and parses: every log-probability is what the learner computes."""
 
 import asyncio
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 import torch
@@ -17,17 +18,24 @@ from common.model_config import TinyModelConfig
 from common.tokenizer import load_tokenizer
 from common.trajectory import Trajectory, check
 from envhub.catalogue import make_any_env
+from learner.model.packed_model import PackedModel, load_model
+from learner.ranks import Ranks
 from tests.episodes import ALLOWANCE, attempt_on, rollout_of
+from tests.test_logprob_parity import recomputed, save_changed, versions_of_turns
+from tests.tiny_model import FLOAT32
 from tests.tool_parsing import LOOK
-from tests.vllm_engines import MAX_TOKENS, TOLERANCE, Policies, forward_logprobs, started
+from tests.vllm_engines import MAX_TOKENS, TOLERANCE, Offers, Policies, server, started
 from tools.tiny_model import make_tiny_model
 
-# Each is one token, so that a model that knows nothing writes calls. The template writes them with other spaces.
+__all__ = ["server"]  # a fixture
+
+# Each is one token, so that a model that knows nothing writes calls and thoughts. The template writes other spaces.
 CALL = '<tool_call>{"name":"look","arguments":{"at":"sky"}}</tool_call>'
-CALLS = [CALL, '<tool_call>{"name":']
+MARKS = [CALL, '<tool_call>{"name":', "<think>", "</think>"]
 TEMPLATE = (
     "{% for tool in tools or [] %}<|system|>{{ tool['function']['name'] }}<|end|>{% endfor %}"
     "{% for message in messages %}<|{{ message['role'] }}|>"
+    "{% if message.get('reasoning_content') %}<think>{{ message['reasoning_content'] }}</think>{% endif %}"
     "{{ message['content'] }}{% for call in message.get('tool_calls') or [] %}"
     '<tool_call>{"name": {{ call["function"]["name"] | tojson }}, "arguments": '
     "{{ call['function']['arguments'] | tojson }}}</tool_call>{% endfor %}<|end|>{% endfor %}"
@@ -35,78 +43,149 @@ TEMPLATE = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Versions:
+    """The policies, and the same as the learner holds them; version 0 is the folder's."""
+
+    policies: Policies
+    learners: list[PackedModel]
+
+
 @pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    folder = tmp_path_factory.mktemp("model") / "tiny"
+def versions(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Versions:
+    root = tmp_path_factory.mktemp("model")
+    folder = root / "tiny"
     make_tiny_model(folder, texts=["look sky go hm no"], config=TinyModelConfig(), max_tokens=MAX_TOKENS, seed=3)
     tokenizer = load_tokenizer(folder)
-    tokenizer.add_tokens(CALLS)
+    tokenizer.add_tokens(MARKS)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
-    model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    assert len(tokenizer) <= model.config.vocab_size
-    return Policies(folder=folder, models={0: model})
+    save_changed(folder, root / "changed", seed=1)
+    folders = [folder, root / "changed"]
+    models = [Qwen3ForCausalLM.from_pretrained(each, dtype=torch.float32).eval() for each in folders]
+    assert len(tokenizer) <= models[0].config.vocab_size
+    return Versions(
+        policies=Policies(folder=folder, models=dict(enumerate(models))),
+        learners=[load_model(each, ranks=ranks, settings=FLOAT32) for each in folders],
+    )
 
 
 @pytest.fixture(scope="module")
-def engine(policies: Policies) -> Iterator[VllmEngine]:
-    engine = started(policies, kv_policy="keep", tool_parser="hermes")
+def engine(versions: Versions) -> Iterator[VllmEngine]:
+    engine = started(versions.policies, kv_policy="recompute", tool_parser="hermes", reasoning_parser="qwen3")
     yield engine
     asyncio.run(engine.close())
 
 
 async def explores(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
     """An agent that answers every call, and asks on where there is none."""
+    return {"calls": float(await _explores(client, n=1, drops_thoughts=False))}
+
+
+async def delegates(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    """An agent with two sub-agents at the same time, of which one drops thoughts and chooses among two answers."""
+    calls = await asyncio.gather(
+        _explores(client, n=1, drops_thoughts=False), _explores(client, n=2, drops_thoughts=True)
+    )
+    return {"calls": float(sum(calls))}
+
+
+async def _explores(client: openai.AsyncOpenAI, *, n: int, drops_thoughts: bool) -> int:
     messages: list[Any] = [{"role": "user", "content": "go"}]
     num_calls = 0
     for _ in range(4):
-        response = await client.chat.completions.create(model="policy", messages=messages, tools=[LOOK])
-        message = response.choices[0].message
-        calls = message.tool_calls or []
+        response = await client.chat.completions.create(model="policy", messages=messages, tools=[LOOK], n=n)
+        message = response.choices[-1].message.model_dump(exclude_none=True)
+        if drops_thoughts:
+            message.pop("reasoning_content", None)
+        calls = message.get("tool_calls", [])
         messages.append(message)
         messages += [
-            {"role": "tool", "tool_call_id": call.id, "content": json.loads(call.function.arguments)["at"]}
+            {"role": "tool", "tool_call_id": call["id"], "content": json.loads(call["function"]["arguments"])["at"]}
             for call in calls
         ] or [{"role": "user", "content": "no"}]
         num_calls += len(calls)
-    return {"calls": float(num_calls)}
+    return num_calls
 
 
-def branch_of(trajectory: Trajectory, place: int) -> int:
-    """Where the branch of the token at `place` begins."""
-    return max(start for start in trajectory.branch_starts if start < place)
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What the trajectories of a test have in them."""
+
+    tokens: int
+    calls: int
+    invalid: int
+    thoughts: int
+    branches: int
+    crossings: int  # calls in which the weights changed
+    worst: float  # nats between a recorded log-probability and the learner's
 
 
-def test_tool_calls_have_the_log_probabilities_of_a_forward_pass(engine: VllmEngine, policies: Policies) -> None:
-    tokenizer = load_tokenizer(policies.folder)
-
-    async def episode(index: int) -> Trajectory:
-        return await rollout_of(
-            make_any_env("agent", {"agent": "tests.test_vllm_tool_calls:explores"}),  # type: ignore[arg-type]
-            engine,
-            tape=Tape(attempt=attempt_on(index, max_turn_tokens=24, seed=index)),
-            tokenizer=tokenizer,
-            allowance=replace(ALLOWANCE, max_tokens=MAX_TOKENS, step_timeout_s=60.0),
-            parse=engine.parse,
-        )
-
-    async def episodes() -> list[Trajectory]:
-        return await asyncio.gather(*map(episode, range(16)))
-
-    trajectories = asyncio.run(episodes())
+def counts_of(trajectories: list[Trajectory], versions: Versions) -> Counts:
+    tokenizer = load_tokenizer(versions.policies.folder)
+    thought = tokenizer.convert_tokens_to_ids("</think>")
     worst, num_tokens = 0.0, 0
     for trajectory in trajectories:
-        check(trajectory, vocab_size=16)
-        tokens, logprobs = trajectory.token_array().tolist(), trajectory.behaviour_logprob_array()
-        for turn in trajectory.turns:
-            start = branch_of(trajectory, turn.start)
-            expected = forward_logprobs(policies.models[0], tokens[start : turn.start], tokens[turn.start : turn.stop])
-            differences = torch.tensor(logprobs[turn.start : turn.stop]) - expected
-            worst, num_tokens = max(worst, float(differences.abs().max())), num_tokens + len(differences)
-    num_calls = sum(trajectory.total_reward for trajectory in trajectories)
-    num_invalid = sum(not turn.valid_action for trajectory in trajectories for turn in trajectory.turns)
-    num_branches = sum(len(trajectory.branch_starts) - 1 for trajectory in trajectories)
-    print(f"{num_tokens} tokens, {num_calls:.0f} calls, {num_invalid} malformed, {num_branches} branches: {worst:.1e}")
-    assert num_calls >= 5 and num_invalid >= 5
-    assert worst < TOLERANCE
-    assert num_branches == 0  # the template writes calls with other spaces, and they are continued as sampled
+        check(trajectory, vocab_size=len(tokenizer))
+        differences = np.abs(recomputed(versions.learners, trajectory) - trajectory.behaviour_logprob_array())
+        checked = trajectory.loss_mask_array()
+        worst, num_tokens = max(worst, float(differences[checked].max())), num_tokens + int(checked.sum())
+    turns = [
+        (turn, trajectory.token_array()[turn.start : turn.stop])
+        for trajectory in trajectories
+        for turn in trajectory.turns
+    ]
+    assert num_tokens == sum(len(tokens) for _, tokens in turns)  # every sampled token is trained once
+    return Counts(
+        tokens=num_tokens,
+        calls=int(sum(trajectory.total_reward for trajectory in trajectories)),
+        invalid=sum(not turn.valid_action for turn, _ in turns),
+        thoughts=sum(thought in tokens for _, tokens in turns),
+        branches=sum(len(trajectory.branch_starts) - 1 for trajectory in trajectories),
+        crossings=sum(count > 1 for trajectory in trajectories for count in versions_of_turns(trajectory)),
+        worst=worst,
+    )
+
+
+async def episode(agent: str, index: int, engine: VllmEngine, versions: Versions) -> Trajectory:
+    return await rollout_of(
+        make_any_env("agent", {"agent": f"tests.test_vllm_tool_calls:{agent}"}),  # type: ignore[arg-type]
+        engine,
+        tape=Tape(attempt=attempt_on(index, max_turn_tokens=24, seed=index)),
+        tokenizer=load_tokenizer(versions.policies.folder),
+        allowance=replace(ALLOWANCE, max_tokens=MAX_TOKENS, max_turns=12, step_timeout_s=60.0),
+        parse=engine.parse,
+    )
+
+
+def test_tool_calls_have_the_log_probabilities_of_the_learner(engine: VllmEngine, versions: Versions) -> None:
+    async def episodes() -> list[Trajectory]:
+        return await asyncio.gather(*(episode("explores", index, engine, versions) for index in range(16)))
+
+    found = counts_of(asyncio.run(episodes()), versions)
+    print(found)
+    assert found.calls >= 3 and found.invalid >= 3 and found.thoughts >= 5 and found.branches >= 5
+    assert found.worst < TOLERANCE
+
+
+def test_so_they_have_in_sub_agents_branches_and_calls_in_which_the_weights_change(
+    engine: VllmEngine, versions: Versions, server: Offers
+) -> None:
+    weights = {name: value.detach() for name, value in versions.policies.models[1].named_parameters()}
+
+    async def episodes() -> list[Trajectory]:
+        await engine.stage(server.offer_of(weights, policy_version=1))
+        playing = [asyncio.create_task(episode("delegates", index, engine, versions)) for index in range(16)]
+        generated = engine.load().generated_tokens
+        while engine.load().generated_tokens < generated + 300:  # noqa: ASYNC110 - the engine's thread counts
+            await asyncio.sleep(0.005)
+        while engine.load().num_running < 8:  # noqa: ASYNC110 - so that the commit falls into calls
+            await asyncio.sleep(0.001)
+        await engine.commit(1)
+        return await asyncio.gather(*playing)
+
+    found = counts_of(asyncio.run(episodes()), versions)
+    print(found)
+    assert found.calls >= 3 and found.invalid >= 3 and found.thoughts >= 5
+    assert found.branches >= 16 and found.crossings >= 1
+    assert found.worst < TOLERANCE

@@ -188,7 +188,10 @@ class Endpoint:
         except EnvError as error:
             return error
         whole = shown(reply.tokens)
-        calls = _tool_calls(prompt, reply.tokens, [] if parsed is None else parsed.tool_calls)
+        found = [] if parsed is None else parsed.tool_calls
+        if isinstance(body, ChatRequest) and body.parallel_tool_calls is False:
+            found = found[:1]
+        calls = _tool_calls(prompt, reply.tokens, found)
         answer = Answer(
             text=whole if parsed is None else parsed.content,
             reasoning="" if parsed is None else parsed.reasoning,

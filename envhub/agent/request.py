@@ -1,7 +1,8 @@
 """Decodes and checks what an agent sends: the bodies of OpenAI's `/v1/chat/completions` and `/v1/completions`.
 
-Three things can happen to a field. It is used. It is ignored with one warning, because the run decides about sampling.
-Or the request is refused, because the agent would rely on something that it does not get.
+Four things can happen to a field. It is used. It changes nothing here. It is ignored with one warning, because the run
+decides about sampling. Or the request is refused, because the agent would rely on something that it does not get; so is
+one with a field that is unknown.
 """
 
 import json
@@ -18,7 +19,33 @@ ROLES = {"system": "system", "developer": "system", "user": "user", "assistant":
 PASSED_ON = ("content", "reasoning_content", "tool_calls", "tool_call_id", "name")  # of a message, to the template
 MAX_STOPS = 16
 # Fields that change nothing of what is sampled, so that no warning is needed.
-INERT = {"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+INERT = {
+    "model",
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "prediction",
+}
+# Fields about which the run decides, in `sampling` and `model.template_arguments`: they are ignored with a warning.
+OF_THE_RUN = {
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "reasoning_effort",
+    "reasoning",
+    "verbosity",
+}
 # Fields that would change an answer in a way that this endpoint cannot, by what an agent may leave in them.
 REFUSED: dict[str, tuple[Any, ...]] = {
     "response_format": (None, {"type": "text"}),
@@ -31,6 +58,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "echo": (None, False),
     "suffix": (None, ""),
     "best_of": (None, 1),
+    "web_search_options": (None,),
+    "moderation": (None,),
 }
 
 log = logging.getLogger(__name__)
@@ -40,7 +69,7 @@ Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True):
-    stream: bool = False
+    stream: bool | None = False
     stream_options: dict[str, Any] | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=128)] | None = None
     stop: str | list[str] | None = None
@@ -83,6 +112,7 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
     messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     max_completion_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
@@ -146,7 +176,14 @@ def decoded(
             raise ValueError(f"{name}={_short(fields[name])} is not supported by this endpoint; leave it out")
     if isinstance(request, _Request) and len(request.stops) > MAX_STOPS:
         raise ValueError(f"stop must have at most {MAX_STOPS} texts, got {len(request.stops)}")
-    _warn_of_ignored(fields, known={*kind.__struct_fields__, *refused, *inert}, sampling=sampling)
+    known = {*kind.__struct_fields__, *refused, *inert, *OF_THE_RUN}
+    unknown = sorted(name for name in fields.keys() - known if fields[name] is not None)
+    if unknown:
+        raise ValueError(
+            f"{unknown[0][:100]!r} is no field that this endpoint knows; leave it out, or set what it means for the "
+            "whole run, in `sampling` or `model.template_arguments`"
+        )
+    _warn_of_ignored(fields, sampling=sampling)
     return request
 
 
@@ -160,16 +197,16 @@ def decoded_reward(body: bytes) -> float | dict[str, float]:
         ) from error
 
 
-def _warn_of_ignored(fields: Mapping[str, Any], *, known: set[str], sampling: Sampling) -> None:
+def _warn_of_ignored(fields: Mapping[str, Any], *, sampling: Sampling) -> None:
     of_the_run = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
-    for name in fields.keys() - known - _warned:
+    for name in (fields.keys() & OF_THE_RUN) - _warned:
         if fields[name] is None or (name in of_the_run and fields[name] == of_the_run[name]):
             continue
         _warned.add(name)
         log.warning(
             "an agent's requests set %s=%s, which is ignored: the run's `sampling` decides what is sampled; this "
             "warning is shown once",
-            name[:100],
+            name,
             _short(fields[name]),
         )
 

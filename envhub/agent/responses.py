@@ -23,10 +23,9 @@ INERT = {
     "service_tier",
     "safety_identifier",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
-    "include",
-    "parallel_tool_calls",
-    "reasoning",
+    "access_programs",
     "stream_options",
 }
 # Fields that would change an answer in a way that this endpoint cannot, by what an agent may leave in them.
@@ -40,6 +39,10 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "truncation": (None, "disabled"),
     "max_tool_calls": (None,),
     "top_logprobs": (None, 0),
+    "include": (None, [], ["reasoning.encrypted_content"]),  # thoughts are sent whole
+    "context_management": (None, []),
+    "moderation": (None,),
+    "image": (None,),
 }
 MESSAGE_PARTS = {"input_text", "output_text", "text"}
 
@@ -60,8 +63,9 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
     instructions: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     max_output_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    stream: bool = False
+    stream: bool | None = False
 
     def as_chat(self) -> ChatRequest:
         """Return the same request to chat completions. Raises ValueError for items and tools that it does not have."""
@@ -75,6 +79,7 @@ class ResponsesRequest(msgspec.Struct, frozen=True, kw_only=True):
             messages=messages,
             tools=tools,
             tool_choice=self.tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls,
             max_tokens=self.max_output_tokens,
             stream=self.stream,
         )
@@ -154,7 +159,7 @@ def response_body(request: ResponsesRequest, answer: Answer, *, num_prompt_token
         "instructions": request.instructions,
         "tools": request.tools or [],
         "tool_choice": request.tool_choice or "auto",
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
         "metadata": {},
         "output": list(_items(answer)),
         "usage": {
