@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
 from common.config_error import ConfigError
-from common.reward_protocol import OUTCOME, PROCESS
 from common.model_folder import weight_files
+from common.reward_protocol import OUTCOME, PROCESS
 from learner.model.export import save_hf
 from learner.model.packed_model import ModelSettings, PackedModel, load_kind
 from learner.pack import Packed
