@@ -241,8 +241,8 @@ def check_experts(twin: torch.nn.Module) -> None:
     """
     if any(isinstance(module, FusedMoEMethodBase) and module.moe_kernel is None for module in twin.modules()):
         raise WeightsUnfit(
-            f"vLLM's {type(twin).__name__} cannot load experts while it runs: its loader copies them past vLLM's reload; "
-            "train another model, or use a version of vLLM that reloads this one"
+            f"vLLM's {type(twin).__name__} cannot load experts while it runs: its loader copies them past vLLM's "
+            "reload; train another model, or use a version of vLLM that reloads this one"
         )
 
 

@@ -92,7 +92,7 @@ def load_reward_scorer(config: Config, model: PackedModel, *, ranks: Ranks) -> R
         raise ConfigError(
             f"`objective.reward_model` {objective.reward_model} is a process reward model, which rewards every turn, "
             f"but objective.advantage {objective.advantage} with objective.allocation {objective.allocation} adds the "
-            f"turns up; set objective.allocation=per_turn, or use an advantage that reads turns: bi_level_gae, or gigpo "
+            "turns up; set objective.allocation=per_turn, or use an advantage that reads turns: bi_level_gae, or gigpo "
             "with same_state_weight above 0"
         )
     return scorer
