@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from actors.engine import Engine, EngineDied
-from actors.resume import resumed_tape
+from actors.resume import forked_tape, resumed_tape
 from actors.reward import Scoring, rewarded
 from actors.rollout import Allowance, EpisodeFailed, fresh_env, rollout
+from actors.siblings import ParentLost, Siblings
 from actors.tape import Attempt, Tape
 from common.action_format import ActionFormat
 from common.env_config import MixtureEntry
@@ -71,12 +72,13 @@ async def rollout_group(lease: Lease, *, setup: EpisodeSetup, buffer: ActorBuffe
     lease to expire, which counts the attempt: a task that kills its actors must not kill all of them.
     """
     unstored: Unstored = {}
+    siblings = Siblings(lease)
     settle_rest = _give_back
     try:
         async with asyncio.TaskGroup() as members:
             for member, attempt in lease.missing.items():
                 members.create_task(
-                    _play_member(lease, member, attempt, unstored, setup, buffer),
+                    _play_member(lease, member, attempt, unstored, siblings, setup, buffer),
                     name=f"member {member} of group {lease.ticket.group_id}, environment {lease.ticket.task.env!r}",
                 )
     except ExceptionGroup as errors:
@@ -117,9 +119,10 @@ def _hand_in(lease: Lease, unstored: Unstored, buffer: ActorBuffer) -> int:
 def _store_so_far(lease: Lease, made: Tape | Trajectory, buffer: ActorBuffer) -> bool:
     """Store the whole turns of a member; return whether they are stored.
 
-    False if there is no whole turn yet, the server has no memory left, or the lease is lost.
+    False if there is no whole turn yet, turns of a parent are not replayed yet, the server has no memory left, or the
+    lease is lost.
     """
-    if not made.turns:
+    if not all(turn.rewards for turn in made.turns) or not made.turns:
         return False
     try:
         result = buffer.insert(lease, made) if isinstance(made, Trajectory) else buffer.hand_in(lease, made.partial())
@@ -130,10 +133,13 @@ def _store_so_far(lease: Lease, made: Tape | Trajectory, buffer: ActorBuffer) ->
 
 
 def _num_sampled_here(lease: Lease, made: Tape | Trajectory) -> int:
-    """The sampled tokens of an attempt, without those of the partial that it continues."""
+    """The sampled tokens of an attempt, without those of the partial that it continues, or of its parent."""
     identity = made.attempt if isinstance(made, Tape) else made
-    earlier = lease.partials.get(identity.member) if _resumes(lease, identity.member, identity.attempt) else None
-    return _num_sampled(made.turns) - (_num_sampled(earlier.turns) if earlier else 0)
+    if _resumes(lease, identity.member, identity.attempt):
+        earlier = lease.partials[identity.member].turns
+    else:
+        earlier = made.turns[: made.fork.num_turns] if made.fork else []
+    return _num_sampled(made.turns) - _num_sampled(earlier)
 
 
 def _num_sampled(turns: Iterable[Turn]) -> int:
@@ -146,9 +152,15 @@ def _resumes(lease: Lease, member: int, attempt: int) -> bool:
 
 
 async def _play_member(
-    lease: Lease, member: int, attempt: int | None, unstored: Unstored, setup: EpisodeSetup, buffer: ActorBuffer
+    lease: Lease,
+    member: int,
+    attempt: int | None,
+    unstored: Unstored,
+    siblings: Siblings,
+    setup: EpisodeSetup,
+    buffer: ActorBuffer,
 ) -> None:
-    """Play one member until it is stored or has no attempt left.
+    """Play one member until it is stored or has no attempt left, or its group has none.
 
     Waits until the engine serves a policy version that is new enough for the ticket.
     """
@@ -156,16 +168,28 @@ async def _play_member(
     try:
         await setup.engine.serving(lease.ticket.min_policy_version)
         while attempt is not None:
-            attempt = await _play_once(lease, member, attempt, unstored, setup, buffer)
+            attempt = await _play_once(lease, member, attempt, unstored, siblings, setup, buffer)
+    except ParentLost:
+        log.info("group %d: member %d is not played: its parent is not stored", lease.ticket.group_id, member)
     finally:
+        siblings.end(member)
         setup.episodes.num_running -= 1
 
 
 async def _play_once(
-    lease: Lease, member: int, attempt: int, unstored: Unstored, setup: EpisodeSetup, buffer: ActorBuffer
+    lease: Lease,
+    member: int,
+    attempt: int,
+    unstored: Unstored,
+    siblings: Siblings,
+    setup: EpisodeSetup,
+    buffer: ActorBuffer,
 ) -> int | None:
-    """Play and insert one attempt; return the number of the next attempt if it failed without the policy's fault."""
-    tape = _tape(lease, member, attempt, setup)
+    """Play and insert one attempt; return the number of the next attempt if it failed without the policy's fault.
+
+    Raises ParentLost.
+    """
+    tape = await _tape(lease, member, attempt, siblings, setup)
     unstored[member] = tape
     try:
         async with fresh_env(setup.envs, tape.attempt.task, timeout_s=setup.allowance.step_timeout_s) as env:
@@ -189,6 +213,7 @@ async def _play_once(
             unstored[member] = trajectory
         if await _insert(lease, trajectory, buffer):
             setup.episodes.kept_tokens += _num_sampled_here(lease, trajectory)
+            siblings.add(trajectory)
     except EpisodeFailed as failure:
         del unstored[member]
         log.warning("%s member %d: %s: %s", lease.ticket.task.task_id, member, failure.outcome.value, failure)
@@ -218,8 +243,11 @@ async def _insert(lease: Lease, trajectory: Trajectory, buffer: ActorBuffer) -> 
     return result is not InsertResult.FENCED
 
 
-def _tape(lease: Lease, member: int, attempt: int, setup: EpisodeSetup) -> Tape:
-    """The tape of an attempt: empty, or as a preempted actor left it."""
+async def _tape(lease: Lease, member: int, attempt: int, siblings: Siblings, setup: EpisodeSetup) -> Tape:
+    """The tape of an attempt: empty, as a preempted actor left it, or with the first turns of its parent.
+
+    Waits until the parent is stored. Raises ParentLost.
+    """
     identity = Attempt(
         run_id=setup.run_id,
         task=lease.ticket.task,
@@ -233,4 +261,7 @@ def _tape(lease: Lease, member: int, attempt: int, setup: EpisodeSetup) -> Tape:
     )
     if _resumes(lease, member, attempt):
         return resumed_tape(identity, lease.partials[member])
+    if forked := await siblings.parent_of(member):
+        parent, fork = forked
+        return forked_tape(identity, parent, fork)
     return Tape(attempt=identity)

@@ -1,4 +1,4 @@
-"""Resumes an episode of a preempted actor: replays its recorded actions in a fresh environment.
+"""Continues an episode from its record, of a preempted actor or of a sibling, in a fresh environment.
 
 Nothing is sampled or encoded again: tokens, log-probabilities and versions stay as recorded. The environment must get
 into the same state again, and not every environment can restore a snapshot. So the recorded actions are replayed, and
@@ -7,11 +7,13 @@ every answer must equal the recorded one: its tokens, its rewards and the state_
 
 from functools import partial
 
+import msgspec
+
 from actors.actions import Actions
 from actors.answer import answer, in_tokens, state_key
 from actors.tape import Attempt, Exchange, Tape
 from common.chat import Chat, Extension
-from common.trajectory import Trajectory
+from common.trajectory import Fork, Trajectory
 from envhub.env import Env
 
 
@@ -30,11 +32,34 @@ def resumed_tape(attempt: Attempt, record: Trajectory) -> Tape:
         branch_starts=list(record.branch_starts),
         version_spans=list(record.version_spans),
         turns=list(record.turns),
+        fork=record.fork,
         prompt_stop=record.num_tokens,
         score=record.score,
         success=record.success,
         started_at_s=record.started_at_s,
         earlier_s=record.duration_s,
+    )
+
+
+def forked_tape(attempt: Attempt, parent: Trajectory, fork: Fork) -> Tape:
+    """The tape of an attempt that begins with the first turns of a finished sibling, `parent`.
+
+    Rewards are left open until they are replayed: parts of `env.rewards` may have changed those of the parent.
+    """
+    stop = parent.turns[fork.num_turns].start
+    num_sampled = int(parent.loss_mask_array()[:stop].sum())
+    return Tape(
+        attempt=attempt,
+        tokens=parent.token_array()[:stop].tolist(),
+        logprobs=parent.behaviour_logprob_array()[:stop].tolist(),
+        loss_mask=parent.loss_mask_array()[:stop].tolist(),
+        kept=[] if parent.kept is None else [parent.kept.between(0, num_sampled)],
+        branch_starts=[start for start in parent.branch_starts if start < stop],
+        version_spans=[span for span in parent.version_spans if span.stop <= stop],
+        turns=[msgspec.structs.replace(turn, rewards={}) for turn in parent.turns[: fork.num_turns]],
+        fork=fork,
+        prompt_stop=stop,
+        started_at_s=parent.started_at_s,  # a prompt may show the date
     )
 
 
@@ -52,6 +77,9 @@ async def replay(
         tokens = tape.tokens[turn.start : turn.stop]
         if chat.is_summarising:
             summary = chat.reply(tokens)
+            if not turn.rewards:
+                nothing = dict.fromkeys(tape.turns[number - 1].rewards, 0.0)
+                tape.turns[number] = msgspec.structs.replace(turn, rewards=nothing)
             tape.exchanges.append(Exchange(reply=summary, action=summary, answer=()))
             _check_prompt(tape, in_tokens(chat.extend, ()), number=number, prompt_stop=prompt_stop)
             continue
@@ -65,10 +93,14 @@ async def replay(
         tape.exchanges.append(Exchange(reply=reply, action=action.text, answer=shown))
         if observation.done:
             raise ReplayMismatch(f"the episode ends with turn {number}, and the recorded one continued")
-        if observation.rewards != turn.rewards:
+        if not turn.rewards:
+            rewards = {name: float(reward) for name, reward in observation.rewards.items()}
+            tape.turns[number] = msgspec.structs.replace(turn, rewards=rewards)
+        elif observation.rewards != turn.rewards:
             raise ReplayMismatch(f"the rewards of turn {number} are {observation.rewards}, recorded {turn.rewards}")
         if (action.valid and observation.valid_action) != turn.valid_action:
             raise ReplayMismatch(f"the action of turn {number} was recorded as {_valid(turn.valid_action)}")
+        tape.score, tape.success = float(observation.score), bool(observation.success)
         _check_prompt(tape, in_tokens(chat.extend, shown), number=number, prompt_stop=prompt_stop)
 
 

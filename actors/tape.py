@@ -13,6 +13,7 @@ from common.kept_sets import KeptSets, joined
 from common.message import Message
 from common.trajectory import (
     OUTCOME_OF,
+    Fork,
     Provenance,
     Sampling,
     StopReason,
@@ -77,6 +78,7 @@ class Tape:
     branch_starts: list[int] = field(default_factory=lambda: [0])
     version_spans: list[VersionSpan] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
+    fork: Fork | None = None  # the turns that it has from a sibling
     prompt_stop: int = 0  # where the last prompt ends; later tokens belong to an unfinished turn
     opening: tuple[Message, ...] = ()  # the first messages; empty if the environment renders prompts itself
     exchanges: list[Exchange] = field(default_factory=list)  # of the turns; empty in the same case
@@ -235,6 +237,7 @@ class Tape:
             group_id=attempt.group_id,
             member=attempt.member,
             attempt=attempt.attempt,
+            fork=self.fork,
             actor=attempt.actor,
             turns=self.turns,
             tokens=pack_tokens(self.tokens[:stop]),

@@ -127,6 +127,13 @@ def check_sections(config: Config) -> None:
         replay.screen_size,
         "it may learn from attempts that earned the same; group_standardised compares their returns alone",
     )
+    require(
+        replay.num_trees == 0 or replay.max_fork_turn < config.env.max_turns,
+        "replay.max_fork_turn",
+        f"< env.max_turns = {config.env.max_turns} with replay.num_trees",
+        replay.max_fork_turn,
+        "a fork has a turn of its own",
+    )
     num_shards = config.redis.num_shards
     require(
         replay.groups_per_step % num_shards == 0,

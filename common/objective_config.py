@@ -9,10 +9,11 @@ from common.imported import is_own
 # Names from the literature that are not values here: why, and what to use instead.
 NOT_YET = {
     "aipo": "use cispo with ratio_low 0, as in conf/objective/aipo.yaml",
-    "tree_sibling": "it compares siblings in a tree, and trajectories are not trees; use group_standardised",
+    "tree_sibling": "use tree, with replay.num_trees",
 }
 
 GIGPO = ("gigpo", "gigpo_centred")  # they also compare turns that began in one state
+TREE = "tree"  # the advantage that compares attempts where they fork from each other
 DISTILLATION = "distillation"  # the advantage that compares each token with a teacher
 GROUP_RELATIVE = ("group_standardised", "group_centred", "leave_one_out")  # they compare the members of a group
 BATCH_SHRUNK = ("shrunk", "opob")  # they compare with the other members of the group and with the rest of the batch
@@ -25,7 +26,7 @@ MASK_BOUNDS = {"token_mask": (0.5, 5.0), "sequence_mask": (0.5, 2.0), "geometric
 
 @dataclass(kw_only=True, slots=True)
 class ObjectiveConfig:
-    advantage: str = "group_standardised"  # or group_centred, leave_one_out, gigpo, shrunk, gae, module:function, ...
+    advantage: str = "group_standardised"  # or group_centred, leave_one_out, gigpo, tree, gae, module:function, ...
     allocation: str = "last_token"  # how rewards go to tokens: last_token, uniform_positive, discounted, per_turn
     allocation_discount: float = 0.95  # discounted: a turn's part of the return, divided by the next turn's
     gamma: float = 1.0  # discount of a reward: gigpo for each turn before it, others for each sampled token before it
@@ -119,7 +120,16 @@ class ObjectiveConfig:
         for name, words in (
             (
                 "advantage",
-                (*GROUP_RELATIVE, "gigpo", "gigpo_centred", "reinforce_pp", DISTILLATION, *BATCH_SHRUNK, *WITH_CRITIC),
+                (
+                    *GROUP_RELATIVE,
+                    "gigpo",
+                    "gigpo_centred",
+                    TREE,
+                    "reinforce_pp",
+                    DISTILLATION,
+                    *BATCH_SHRUNK,
+                    *WITH_CRITIC,
+                ),
             ),
             ("critic", ("none", "own", "shared")),
             ("allocation", ("last_token", "uniform_positive", "discounted", "per_turn")),

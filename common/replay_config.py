@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from common.config_error import require
 from common.kept_sets import MAX_TOP_K
 
+MAX_TREE_SIZE = 16  # attempts: a token that all of them share weighs this much more than one of a single attempt
+
 
 @dataclass(kw_only=True, slots=True)
 class SamplingConfig:
@@ -44,6 +46,8 @@ class SamplingConfig:
 class ReplayConfig:
     group_size: int = 8  # sibling attempts at one task
     screen_size: int = 0  # attempts that a group begins with; the others follow if their returns differ; 0: all at once
+    num_trees: int = 0  # attempts of a group that begin at the start; the others fork from them; 0: all, and no trees
+    max_fork_turn: int = 4  # a fork begins after 1 to this many turns, drawn before the group is played
     groups_per_step: int = 8  # groups that one optimizer step consumes
     target_lag: int = 2  # optimizer steps of work that actors may be ahead; 0 is synchronous
     max_lag: int = 8  # optimizer steps; older tokens are left out of the loss, groups without newer tokens are dropped
@@ -65,6 +69,22 @@ class ReplayConfig:
             f"0, or 2 to replay.group_size - 1 = {self.group_size - 1}",
             self.screen_size,
             "0 plays all attempts at once",
+        )
+        least = max(2, math.ceil(self.group_size / MAX_TREE_SIZE))
+        require(
+            self.num_trees == 0 or least <= self.num_trees < self.group_size,
+            "replay.num_trees",
+            f"0, or {least} to replay.group_size - 1 = {self.group_size - 1}",
+            self.num_trees,
+            f"trees are compared with each other, and have at most {MAX_TREE_SIZE} attempts; 0 is without trees",
+        )
+        require(self.max_fork_turn >= 1, "replay.max_fork_turn", ">= 1", self.max_fork_turn, "4 is the default")
+        require(
+            self.num_trees == 0 or self.screen_size == 0,
+            "replay.screen_size",
+            "0 with replay.num_trees",
+            self.screen_size,
+            "it would let the returns of attempts decide whether others fork from them, which biases the gradient",
         )
         require(self.groups_per_step >= 1, "replay.groups_per_step", ">= 1", self.groups_per_step, "try 8")
         require(

@@ -133,6 +133,13 @@ class Turn(_Record, frozen=True, kw_only=True):
     env_s: float
 
 
+class Fork(_Record, frozen=True, kw_only=True):
+    """Where an attempt leaves a sibling: it begins with the sibling's first turns, token by token."""
+
+    parent: Annotated[int, msgspec.Meta(ge=0, lt=4096)]  # the sibling's member
+    num_turns: Annotated[int, msgspec.Meta(ge=1, le=MAX_TURNS)]  # that both have
+
+
 class Provenance(_Record, frozen=True, kw_only=True):
     """The host that made the trajectory, and its price."""
 
@@ -150,6 +157,7 @@ class Trajectory(_Record, frozen=True, kw_only=True):
     group_id: int
     member: int  # 0 .. group_size - 1
     attempt: int  # 0 at first; +1 each time this member is redone
+    fork: Fork | None  # None: it began at the start of the task
     actor: str
     turns: Annotated[list[Turn], msgspec.Meta(max_length=MAX_TURNS)]
     tokens: bytes  # int32
@@ -177,6 +185,23 @@ class Trajectory(_Record, frozen=True, kw_only=True):
     @property
     def num_tokens(self) -> int:
         return len(self.tokens) // 4
+
+    @property
+    def own_start(self) -> int:
+        """Where its own tokens begin: a fork has those before from its parent."""
+        if self.fork is None:
+            return 0
+        own = self.own_turns
+        return own[0].start if own else self.num_tokens
+
+    @property
+    def num_own_tokens(self) -> int:
+        return self.num_tokens - self.own_start
+
+    @property
+    def own_turns(self) -> list[Turn]:
+        """The turns that it does not have from a parent."""
+        return self.turns[self.fork.num_turns if self.fork else 0 :]
 
     @property
     def total_reward(self) -> float:
@@ -242,6 +267,7 @@ def check(trajectory: Trajectory, *, vocab_size: int) -> None:
     _check_arrays(trajectory, num_tokens, vocab_size)
     logprobs = trajectory.behaviour_logprob_array()
     _check_numbers(trajectory, logprobs)
+    _check_fork(trajectory)
     stretches = _sampled_stretches(trajectory.turns, num_tokens)
     sampled = _marked(stretches, num_tokens)
     if trajectory.loss_mask != np.packbits(sampled, bitorder="little").tobytes():
@@ -290,6 +316,19 @@ def _check_numbers(trajectory: Trajectory, logprobs: LogprobArray) -> None:
     if num_turns > MAX_TURNS or num_spans > MAX_SPANS:
         raise InvalidTrajectory(
             f"{num_turns} turns and {num_spans} version spans, the limits are {MAX_TURNS} and {MAX_SPANS}"
+        )
+
+
+def _check_fork(trajectory: Trajectory) -> None:
+    """Parents have lower numbers than their forks. Only a partial may have no turn of its own yet."""
+    fork, num_turns = trajectory.fork, len(trajectory.turns)
+    if fork is None:
+        return
+    most = num_turns if trajectory.outcome is Outcome.PREEMPTED else num_turns - 1
+    if not (0 <= fork.parent < trajectory.member and 1 <= fork.num_turns <= most):
+        raise InvalidTrajectory(
+            f"fork {fork} does not fit member {trajectory.member} with {num_turns} turns: its parent must have a lower "
+            "number, and it must have a turn of its own"
         )
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 import zstandard
 
-SCHEMA = 4
+SCHEMA = 5
 MAX_FRAME_BYTES = 64 << 20
 
 _HEADER = struct.Struct("<2sBBI")

@@ -187,7 +187,7 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
     if learner.proximal is not None:
         learner.proximal.after_step(learner.model)
     if measured.reference_logprobs is not None:  # the divergence is in the reward, not in the loss
-        divergence = k1(torch.from_numpy(measured.reference_logprobs), q_logprobs=_behaviour_logprobs(sequences))
+        divergence = k1(torch.from_numpy(measured.reference_logprobs), q_logprobs=_behaviour_logprobs(batch))
         metrics = dataclasses.replace(metrics, reference_kl=float(divergence.mean()))
     if critic is not None and not metrics.skipped:
         critic.scale = critic.scale.after(_returns(sequences))
@@ -196,7 +196,8 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         step=before.step + 1,
         policy_version=before.policy_version + 1,
         next_group_id=batch.next_group_id,
-        tokens_trained=before.tokens_trained + sum(sequence.num_tokens for sequence in sequences),
+        tokens_trained=before.tokens_trained
+        + sum(t.num_own_tokens for group in batch.groups for t in group.trajectories),
     )
     every = config.objective.reference_every
     if every and reference_step(before.step + 1, every=every) == before.step + 1:
@@ -265,8 +266,10 @@ def _asked_of(teacher: Teacher, sequences: Sequence[TokenSequence], ranks: Ranks
     return found.cpu().numpy()
 
 
-def _behaviour_logprobs(sequences: Sequence[TokenSequence]) -> Float64[Tensor, " tokens"]:
-    found = [sequence.behaviour_logprobs[sequence.loss_mask] for sequence in sequences]
+def _behaviour_logprobs(batch: Batch) -> Float64[Tensor, " tokens"]:
+    """Of each sampled token of each attempt, as `_measure` orders them."""
+    trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
+    found = [trajectory.behaviour_logprob_array()[trajectory.loss_mask_array()] for trajectory in trajectories]
     return torch.from_numpy(np.concatenate(found)).double()
 
 

@@ -118,10 +118,12 @@ def sequences_of(
     advantage: float | LogprobArray,
     old_values: LogprobArray | None = None,
     returns: LogprobArray | None = None,
+    trained_from: int = 0,
 ) -> list[TokenSequence]:
     """One sequence for each branch of a trajectory.
 
-    `advantage` is one number for all tokens or one for each; `old_values` and `returns` have one for each token.
+    `advantage` is one number for all tokens or one for each; `old_values` and `returns` have one for each token. Tokens
+    before `trained_from` are not trained, and a branch of only such tokens is left out: a sibling has them too.
 
     Raises ValueError if a branch begins with a sampled token: there is no prompt that it was sampled from.
     """
@@ -131,22 +133,26 @@ def sequences_of(
     advantages = np.broadcast_to(np.asarray(advantage, dtype=np.float32), tokens.shape)
     stops = [*trajectory.branch_starts[1:], trajectory.num_tokens]
     sequences, num_sampled = [], np.concatenate([[0], loss_mask.cumsum()])
+    own_mask = loss_mask & (np.arange(len(tokens)) >= trained_from)
     for start, stop in zip(trajectory.branch_starts, stops, strict=True):
         if loss_mask[start]:
             raise ValueError(
                 f"group {trajectory.group_id}, member {trajectory.member}: token {start} is the first of a sequence "
                 "and has loss_mask True; a sampled token needs a prompt before it"
             )
+        if stop <= trained_from:
+            continue
         sequences.append(
             TokenSequence(
                 tokens=tokens[start:stop],
-                loss_mask=loss_mask[start:stop],
+                loss_mask=own_mask[start:stop],
                 behaviour_logprobs=behaviour_logprobs[start:stop],
                 advantages=advantages[start:stop],
                 old_values=None if old_values is None else old_values[start:stop],
                 returns=None if returns is None else returns[start:stop],
                 policy_versions=policy_versions[start:stop],
-                kept=trajectory.kept and trajectory.kept.between(int(num_sampled[start]), int(num_sampled[stop])),
+                kept=trajectory.kept
+                and trajectory.kept.between(int(num_sampled[max(start, trained_from)]), int(num_sampled[stop])),
             )
         )
     return sequences

@@ -38,8 +38,8 @@ def step_metrics(
     metrics.add_histogram("trained/return", [trajectory.total_reward for trajectory in trajectories])
     metrics.add_histogram("trained/tokens", [float(trajectory.num_tokens) for trajectory in trajectories])
     for trajectory in trajectories:
-        metrics.add("replay/consumed_tokens", trajectory.num_tokens)
-        metrics.add("replay/consumed_turns", len(trajectory.turns))
+        metrics.add("replay/consumed_tokens", trajectory.num_own_tokens)
+        metrics.add("replay/consumed_turns", len(trajectory.own_turns))
         metrics.add("replay/consumed_s", trajectory.duration_s)
     _add_times(metrics, trajectories, step, times_s, flops, tally)
     return metrics
@@ -83,7 +83,7 @@ def add_flow(metrics: Metrics, batch: Batch, before: Ledger, now: Ledger) -> Non
     metrics.add("replay/dropped_tokens", wasted, dropped)
     metrics.add("replay/dropped_turns", _dropped(now.turns) - _dropped(before.turns), dropped)
     metrics.add("replay/dropped_s", (_dropped(now.duration_ms) - _dropped(before.duration_ms)) / 1000, dropped)
-    fresh = sum(t.num_tokens for group in batch.groups for t in group.trajectories if group.num_uses == 1)
+    fresh = sum(t.num_own_tokens for group in batch.groups for t in group.trajectories if group.num_uses == 1)
     metrics.add("perf/goodput", fresh, fresh + wasted)
 
 
@@ -198,13 +198,15 @@ def _lags(before: Progress, versions: list[int]) -> list[int]:
 def _add_choices(metrics: Metrics, batch: Batch) -> None:
     """Add how many turns share their state in the group, how diverse the states are, and the sizes of kept sets."""
     for group in batch.groups:
-        states = Counter(turn.state_key for trajectory in group.trajectories for turn in trajectory.turns)
+        states = Counter(turn.state_key for trajectory in group.trajectories for turn in trajectory.own_turns)
         num_shared = sum(count for state, count in states.items() if state and count > 1)
         metrics.add("learner/shared_state_fraction", num_shared, states.total())
         num_known = states.total() - states[""]
         if num_known:
             metrics.add("learner/distinct_state_fraction", len(states.keys() - {""}), num_known)
         for trajectory in group.trajectories:
+            if group.ticket.num_trees:
+                metrics.add("trained/forks", float(trajectory.fork is not None))
             if trajectory.kept is not None:
                 counts = trajectory.kept.count_array()
                 metrics.add("mismatch/kept_tokens", int(counts.sum()), len(counts))
@@ -259,14 +261,14 @@ def _add_times(
     flops: Flops,
     tally: Tally,
 ) -> None:
-    num_tokens = sum(trajectory.num_tokens for trajectory in trajectories)
+    num_tokens = sum(trajectory.num_own_tokens for trajectory in trajectories)
     elapsed_s = sum(times_s.values())
     tally.tokens_trained += num_tokens
     tally.seconds += elapsed_s
     metrics.add("perf/trained_tokens_per_s", num_tokens / elapsed_s)
     metrics.add("perf/learner_busy", 1 - times_s["wait"] / elapsed_s)
     metrics.add("perf/step_s", elapsed_s)
-    metrics.add("learner/computed_fraction", step.num_computed_tokens / num_tokens)
+    metrics.add("learner/computed_fraction", step.num_computed_tokens / sum(t.num_tokens for t in trajectories))
     utilisation = flops.utilisation(step.num_computed_tokens, num_pairs=step.num_pairs, elapsed_s=elapsed_s)
     if utilisation is not None:
         metrics.add("perf/mfu", utilisation)

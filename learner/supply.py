@@ -364,6 +364,8 @@ def ticket_of(group_id: int, task: Task, config: Config, *, min_policy_version: 
         task=task,
         num_members=config.replay.group_size,
         screen_size=config.replay.screen_size,
+        num_trees=config.replay.num_trees,
+        max_fork_turn=config.replay.max_fork_turn if config.replay.num_trees else 0,
         min_policy_version=min_policy_version,
         sampling=Sampling(
             temperature=sampling.temperature,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from jaxtyping import Float, Int
 
-from common.objective_config import BATCH_SHRUNK, DISTILLATION, WITH_CRITIC, ObjectiveConfig
+from common.objective_config import BATCH_SHRUNK, DISTILLATION, TREE, WITH_CRITIC, ObjectiveConfig
 from common.trajectory import Trajectory
 from learner.measure import Measured, Numbers
 from learner.objective import allocation
@@ -28,8 +28,10 @@ from learner.objective.advantage import (
 from learner.objective.baseline import gradient_energy, shrunk_advantages
 from learner.objective.gae import bi_level_gae, gae
 from learner.objective.kl import k1
+from learner.objective.tree import TurnCredit, tree_advantages
 from learner.objective.vtrace import vtrace
 from learner.pack import TokenSequence, numbered, sequences_of
+from learner.tree import leaves_of
 from replay.ticket import Group
 
 GROUP_RELATIVE = {
@@ -76,6 +78,8 @@ def sequences_with_advantages(
         return numbered(_advantages_by_group(_members(groups, episodes), objective))
     if objective.advantage in TURN_RELATIVE:
         return numbered(_advantages_by_turn(_members(groups, episodes), objective))
+    if objective.advantage == TREE:
+        return numbered(_advantages_by_tree(groups, _members(groups, episodes), objective))
     if objective.advantage in BATCH_SHRUNK:
         return numbered(_advantages_by_task(_members(groups, episodes), objective))
     if objective.advantage == DISTILLATION:
@@ -264,6 +268,40 @@ def _turn_advantages(
         same_state_weight=objective.same_state_weight,
         compared=compared,
     )
+
+
+def _advantages_by_tree(
+    groups: Sequence[Group], episodes: Sequence[Sequence[MeasuredTrajectory]], objective: ObjectiveConfig
+) -> list[list[TokenSequence]]:
+    """One advantage for each turn, compared at the node where its segment begins; its weight in the loss multiplies it.
+
+    Penalties are subtracted from the returns. A token that several attempts share is trained in one of them. Weights
+    are scaled so that the loss stays a mean: over its tokens, or with normalisation `constant` over its attempts.
+    """
+    trajectories, credits = list[Trajectory](), list[TurnCredit]()
+    for group, members in zip(groups, episodes, strict=True):
+        returns = [member.trajectory.total_reward - float(member.penalties.sum()) for member in members]
+        leaves = leaves_of(group.trajectories, returns)
+        credits += tree_advantages(leaves, num_trees=group.ticket.num_trees or len(leaves))
+        trajectories += group.trajectories
+    tokens = [_turn_tokens(trajectory) for trajectory in trajectories]
+    total_weight = sum(float((credit.weights * each).sum()) for credit, each in zip(credits, tokens, strict=True))
+    num_trained = sum(int(each[credit.weights > 0].sum()) for credit, each in zip(credits, tokens, strict=True))
+    scale = num_trained / total_weight
+    if objective.normalisation == "constant":
+        scale = len(trajectories) / sum(credit.weights[0] for credit in credits)
+    sequences: list[list[TokenSequence]] = []
+    for trajectory, credit, each in zip(trajectories, credits, tokens, strict=True):
+        of_sampled = np.repeat(scale * credit.weights * credit.advantages, each)
+        first = int(np.flatnonzero(credit.weights)[0])
+        sequences.append(
+            sequences_of(
+                trajectory,
+                advantage=_over_all_tokens(trajectory, of_sampled),
+                trained_from=trajectory.turns[first].start,
+            )
+        )
+    return sequences
 
 
 def _advantages_by_task(

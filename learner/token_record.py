@@ -1,12 +1,12 @@
 """Writes what a step did with each sampled token, for `slipstream view`."""
 
 import logging
-from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
 
 from common.run_dir import RunDir
+from common.trajectory import Trajectory
 from learner.checkpoint import Progress
 from learner.pack import TokenSequence
 from learner.step_metrics import TrainedTokens
@@ -34,7 +34,7 @@ def record_tokens(
     disk without room costs the record, not the run.
     """
     trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
-    firsts, room, found = _first_tokens(sequences), MAX_TOKENS, list[SequenceTokens]()
+    firsts, room, found = _first_tokens(sequences, trajectories), MAX_TOKENS, list[SequenceTokens]()
     for members, tokens in zip(bins, trained, strict=True):
         ratios, fates = tokens.ratios.cpu().numpy(), tokens.fates.cpu().numpy()
         start = 0
@@ -64,10 +64,16 @@ def record_tokens(
         log.warning("step %d: what became of its tokens is not recorded for the viewer: %s", before.step + 1, error)
 
 
-def _first_tokens(sequences: Sequence[TokenSequence]) -> list[int]:
-    """Of each sequence, how many sampled tokens its trajectory has in the branches before it."""
-    counts, firsts = defaultdict[int, int](int), []
+def _first_tokens(sequences: Sequence[TokenSequence], trajectories: Sequence[Trajectory]) -> list[int]:
+    """Of each sequence, how many sampled tokens its trajectory has before those that this sequence trains.
+
+    A sibling may train the first ones: see `learner.tree`.
+    """
+    counts, firsts = dict[int, int](), []
     for sequence in sequences:
-        firsts.append(counts[sequence.trajectory])
-        counts[sequence.trajectory] += int(sequence.loss_mask.sum())
+        trajectory = trajectories[sequence.trajectory]
+        num_sampled = sum(turn.stop - turn.start for turn in trajectory.turns)
+        first = counts.setdefault(sequence.trajectory, num_sampled - sequence.trajectory_tokens)
+        firsts.append(first)
+        counts[sequence.trajectory] = first + int(sequence.loss_mask.sum())
     return firsts

@@ -16,11 +16,13 @@ from common.trajectory import Outcome, Trajectory
 from common.wire import WireError, encode
 from replay.bulk import packed
 from replay.failures import Failure, cut_reason
+from replay.forks import planned_forks
 from replay.keys import key, shard_name
 from replay.payloads import Entry, LostPayload, Payloads, record_of, result_of
 from replay.ticket import InsertResult, Lease, Ticket, decode_ticket
 from replay.verbs import ACTORS, Verbs
 
+STORED = -1  # stands for the next attempt in the reply of `lease`
 ORPHAN_TTL_S = 120  # a payload that its actor never committed expires after this
 
 log = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ class ActorBuffer:
         reply = self._verbs.call("lease", actor, uuid.uuid4().hex, ttl_ms)
         if reply is None:
             return None
-        fence, encoded_ticket, group_id, num_members, num_queued, *missing = reply
+        fence, encoded_ticket, group_id, num_members, num_queued, *rest = reply
         try:
             ticket = decode_ticket(encoded_ticket, int(group_id), num_members=num_members)
         except WireError as error:
@@ -65,14 +67,16 @@ class ActorBuffer:
             )
             self._verbs.call("condemn", int(group_id), fence)
             return None
-        members, attempts, records = missing[::3], missing[1::3], missing[2::3]
+        rows = list(zip(rest[::3], rest[1::3], rest[2::3], strict=True))
+        missing = {member: attempt for member, attempt, _ in rows if attempt != STORED}
         return Lease(
             ticket=ticket,
             fence=int(fence),
-            missing=dict(zip(members, attempts, strict=True)),
-            partials=self._read_partials(ticket, dict(zip(members, records, strict=True))),
+            missing=missing,
+            partials=self._read_partials(ticket, {member: record for member, _, record in rows if member in missing}),
             ttl_s=self._lease_ttl_s,
             num_queued=num_queued,
+            stored=self._read_parents(ticket, {member: record for member, _, record in rows if member not in missing}),
         )
 
     def heartbeat(self, actor: str, leases: Iterable[Lease]) -> set[int]:
@@ -159,6 +163,17 @@ class ActorBuffer:
         if isinstance(sent, Exception) and not isinstance(sent, redis.OutOfMemoryError):
             raise sent
         return InsertResult(committed.decode())
+
+    def _read_parents(self, ticket: Ticket, records: dict[int, bytes]) -> dict[int, Trajectory]:
+        """The stored members that others fork from. Without an unusable one, its forks begin at the start."""
+        forks = planned_forks(ticket)
+        parents = {fork.parent for member, fork in forks.items() if member not in records}
+        entries = [Entry(ticket, member, record) for member, record in records.items() if member in parents]
+        found = self._payloads.read("blob", entries, outcome=Outcome.POLICY) if entries else []
+        for entry, parent in zip(entries, found, strict=True):
+            if not isinstance(parent, Trajectory):
+                log.error("group %d: no member can fork from member %d: %s", ticket.group_id, entry.member, parent)
+        return {parent.member: parent for parent in found if isinstance(parent, Trajectory)}
 
     def _read_partials(self, ticket: Ticket, records: dict[int, bytes]) -> dict[int, Trajectory]:
         """The partials by member. An unusable one is discarded, and its member starts from the beginning."""

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from common.trajectory import InvalidTrajectory, Outcome, Sampling, Task, Trajectory
+from common.trajectory import MAX_TURNS, InvalidTrajectory, Outcome, Sampling, Task, Trajectory
 from common.wire import WireError, decode
 
 
@@ -25,6 +25,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     is_judged: bool = False  # a judge marks the whole group before it is ready
     is_repeat: bool = False  # of a task that was chosen by how earlier attempts at it ended
     screen_size: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0  # 0: all members at once
+    num_trees: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0  # members that begin at the start; 0: all, and no trees
+    max_fork_turn: Annotated[int, msgspec.Meta(ge=0, le=MAX_TURNS)] = 0  # the most turns that two members share
 
     def check_owns(self, trajectory: Trajectory, *, run_id: str, outcome: Outcome) -> None:
         """Raise InvalidTrajectory unless `trajectory` is an attempt at this task, sampled as ordered, with `outcome`.
@@ -37,6 +39,13 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise InvalidTrajectory(f"(run_id, group_id, task, sampling) is {found}, the ticket's is {expected}")
         if not 0 <= trajectory.member < self.num_members:
             raise InvalidTrajectory(f"member is {trajectory.member}, expected 0 to {self.num_members - 1}")
+        if trajectory.fork is not None and not (
+            trajectory.member >= self.num_trees > 0 and trajectory.fork.num_turns <= self.max_fork_turn
+        ):
+            raise InvalidTrajectory(
+                f"member {trajectory.member} is a {trajectory.fork}, in a group of {self.num_trees} trees whose "
+                f"members share up to {self.max_fork_turn} turns"
+            )
         if trajectory.outcome is not outcome:
             raise InvalidTrajectory(
                 f"outcome is {trajectory.outcome.value}, expected {outcome.value}: insert() takes outcome policy, "
@@ -68,6 +77,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     partials: dict[int, Trajectory]  # missing member -> the whole turns that an earlier actor handed in
     ttl_s: float
     num_queued: int = 0  # groups that were still queued after it
+    stored: dict[int, Trajectory] = {}  # members that missing ones fork from, as an earlier actor stored them
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -84,6 +84,8 @@ def ticket(
     env: str = "shop",
     is_judged: bool = False,
     screen_size: int = 0,
+    num_trees: int = 0,
+    max_fork_turn: int = 0,
 ) -> Ticket:
     return Ticket(
         group_id=group_id,
@@ -94,6 +96,8 @@ def ticket(
         seed=7,
         is_judged=is_judged,
         screen_size=screen_size,
+        num_trees=num_trees,
+        max_fork_turn=max_fork_turn,
     )
 
 
@@ -127,6 +131,7 @@ def attempt_at(
         group_id=lease.ticket.group_id,
         member=member,
         attempt=lease.missing[member],
+        fork=None,
         actor=actor,
         turns=[turn],
         tokens=pack_tokens([5] * num_tokens),

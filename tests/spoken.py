@@ -73,6 +73,7 @@ def spoken(
         group_id=group_id,
         member=member,
         attempt=attempt,
+        fork=None,
         actor=actor,
         turns=turns,
         tokens=pack_tokens(tokens),

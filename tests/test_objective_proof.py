@@ -20,7 +20,7 @@ from torch import Tensor
 
 from common.config import Config, load_config
 from common.config_error import ConfigError
-from common.objective_config import BATCH_SHRUNK, GROUP_RELATIVE, WITH_CRITIC, ObjectiveConfig
+from common.objective_config import BATCH_SHRUNK, GROUP_RELATIVE, TREE, WITH_CRITIC, ObjectiveConfig
 from common.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
 from learner.bounds import check_objective
 from learner.loss import policy_loss
@@ -66,7 +66,7 @@ ELSEWHERE = {
     "reward_model_weight": "test_score",
 }
 WORDS = {
-    "advantage": (*GROUP_RELATIVE, *BATCH_SHRUNK, "gigpo", "gigpo_centred", "reinforce_pp", *WITH_CRITIC),
+    "advantage": (*GROUP_RELATIVE, *BATCH_SHRUNK, "gigpo", "gigpo_centred", TREE, "reinforce_pp", *WITH_CRITIC),
     "allocation": ("last_token", "uniform_positive", "discounted", "per_turn"),
     "surrogate": ("ppo_clip", "gspo", "cispo", "dppo_tv", "dppo_kl", "policy_gradient"),
     "correction": ("none", "token_mask", "sequence_mask", "geometric_mask", "truncated_is", "decoupled"),

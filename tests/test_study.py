@@ -12,10 +12,12 @@ import torch
 
 from actors.engine import Completion, Sampler
 from common.config import load_config
+from common.run_dir import RunDir
 from common.trajectory import Sampling
 from learner.model.packed_model import full_tensors, load_model
 from learner.pack import TokenSequence, pack
 from learner.ranks import Ranks
+from replay.token_record import read_tokens
 from tests.processes import GUESS
 from tests.tiny_model import FLOAT32, VOCAB_SIZE, save_tiny_model
 from tools.prepare import prepare
@@ -178,15 +180,35 @@ def test_a_preset_trains(preset: Path, guess_run: Path, ranks: Ranks) -> None:
     for step in steps:
         trained = [trajectory for group in step.batch.groups for trajectory in group.trajectories]
         assert len(trained) == 16
-        assert step.metrics.num_loss_tokens == sum(int(each.loss_mask_array().sum()) for each in trained)
+        assert step.metrics.num_loss_tokens == sum(
+            int(each.loss_mask_array()[each.own_start :].sum()) for each in trained
+        )
         assert math.isfinite(step.metrics.loss) and math.isfinite(step.metrics.grad_norm)
         assert not step.metrics.skipped
     assert learner.progress.step == learner.progress.policy_version == 3
     assert learner.progress.next_group_id == steps[-1].batch.next_group_id
     assert learner.progress.tokens_trained == sum(
-        each.num_tokens for step in steps for group in step.batch.groups for each in group.trajectories
+        each.num_own_tokens for step in steps for group in step.batch.groups for each in group.trajectories
     )
     assert any(not torch.equal(before[name], tensor) for name, tensor in full_tensors(learner.model))
+
+
+def test_trees_train_with_a_divergence_in_the_reward_and_the_record_names_the_tokens_that_were_trained(
+    guess_run: Path, ranks: Ranks
+) -> None:
+    settings = ["run.name=trees", "objective.kl_coefficient=0.01", "objective.kl_place=reward"]
+    config = load_config(str(guess_run), settings, presets=[str(REPOSITORY / "conf/objective/tree.yaml")])
+    with asyncio.Runner() as runner:
+        step = practice(config, lag=0, ranks=ranks, runner=runner).step()
+    assert math.isfinite(step.metrics.reference_kl)
+    recorded = read_tokens(RunDir(config.run.root, "trees").tokens, step=1, policy_version=0)
+    members = [member for group in step.batch.groups for member in group.trajectories]
+    assert any(member.fork for member in members)
+    for member in members:
+        (part,) = recorded[member.group_id, member.member]
+        sampled = member.loss_mask_array()
+        assert part.first == int(sampled[: member.own_start].sum())
+        assert len(part.fates) == int(sampled[member.own_start :].sum())
 
 
 @pytest.mark.timeout(900)

@@ -107,7 +107,7 @@ def test_no_field_may_be_missing_on_the_wire(field: str) -> None:
     ("changes", "complaint"),
     [
         # The arrays.
-        ({"schema": 1}, "schema is 1, expected 4"),
+        ({"schema": 1}, "schema is 1, expected 5"),
         ({"tokens": b""}, "tokens have 0 bytes, expected a positive multiple of 4"),
         ({"tokens": WHOLE.tokens[:-1]}, "tokens have 39 bytes"),
         ({"tokens": WHOLE.tokens[:-4]}, "10 behaviour_logprobs for 9 tokens"),

@@ -42,6 +42,11 @@ def check_input(config: Config) -> None:
                 f"`env.name` {part.name} has no expert: a warm start has nothing to imitate, and a tiny model no "
                 "vocabulary; set `model.path`, and `warm_start.episodes` to 0"
             )
+        if part.name in DRIVING and config.replay.num_trees:
+            raise ConfigError(
+                f"`replay.num_trees` must be 0 with `env.name` {part.name}, got {config.replay.num_trees}: it plays "
+                "its episodes itself, so none can begin with the turns of another; leave it out"
+            )
         if part.name == "verifiers" and config.model.template_arguments:
             raise ConfigError(
                 f"`model.template_arguments` has no effect in `env.name` {part.name}: it renders its prompts itself; "

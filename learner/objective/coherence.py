@@ -10,7 +10,8 @@ import math
 
 from common.config import Config
 from common.config_error import ConfigError
-from common.objective_config import DISTILLATION, GROUP_RELATIVE, MASK_BOUNDS, WITH_CRITIC, ObjectiveConfig
+from common.objective_config import DISTILLATION, GROUP_RELATIVE, MASK_BOUNDS, TREE, WITH_CRITIC, ObjectiveConfig
+from common.replay_config import ReplayConfig
 
 # GSPO's ratio is a mean over a whole sequence, so usual clips are a few 1e-4; for single tokens they are around 0.2.
 MAX_SEQUENCE_CLIP = 0.05
@@ -62,6 +63,7 @@ def check_coherence(config: Config) -> None:
         _check_reuse(objective, config.replay.max_uses)
     _check_effect(objective)
     _check_choice(config)
+    _check_trees(config)
     if config.replay.max_lag > 0:
         _check_proximal(objective, config.replay.max_lag)
         _check_negatives(objective, config.replay.max_lag)
@@ -114,6 +116,38 @@ def _check_choice(config: Config) -> None:
                 f"`{name}` must be {other} with replay.group_size 1, got {value!r}: it chooses by the spread of a "
                 "group's returns, which is always 0 for one return; leave it out, or use groups of 2 or more"
             )
+
+
+def _check_trees(config: Config) -> None:
+    """Attempts that share tokens need the advantage that counts these once, and it needs such attempts."""
+    objective, replay = config.objective, config.replay
+    if objective.advantage == TREE and not replay.num_trees:
+        refuse(
+            "advantage",
+            TREE,
+            "replay.num_trees is 0, so no attempt forks from another, and it is leave_one_out",
+            "set replay.num_trees to 2 or more, or choose leave_one_out",
+        )
+    if objective.advantage != TREE and replay.num_trees:
+        raise ConfigError(
+            f"`replay.num_trees` must be 0 with objective.advantage {objective.advantage}, got {replay.num_trees}: it "
+            "would train the tokens that attempts share once for each of them, and compare them with themselves; "
+            "choose objective.advantage tree, or leave it out"
+        )
+    if replay.num_trees and objective.normalisation == "sequences":
+        refuse(
+            "normalisation",
+            objective.normalisation,
+            "with replay.num_trees a fork trains only its own tokens, and each of these would weigh the more, the "
+            "later the fork begins",
+            "choose tokens or constant",
+        )
+    default = ReplayConfig().max_fork_turn
+    if not replay.num_trees and replay.max_fork_turn != default:
+        raise ConfigError(
+            f"`replay.max_fork_turn` must be {default} without replay.num_trees, got {replay.max_fork_turn}: nothing "
+            "forks; leave it out"
+        )
 
 
 def _check_vtrace(objective: ObjectiveConfig, max_lag: int) -> None:

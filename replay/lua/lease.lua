@@ -1,6 +1,6 @@
 -- lease: (actor, request, ttl_ms) -> {fence, ticket, group id, num_members, number of groups that are still queued, then
--- for each missing member: member, attempt, record of its partial or ''} of the oldest queued group; false if no group is
--- queued. A request that is repeated because its reply was lost gets the same lease again.
+-- for each missing member: member, attempt, record of its partial or ''; for each stored one: member, -1, its record} of the
+-- oldest queued group; false if no group is queued. A request that is repeated because its reply was lost gets the same lease again.
 cap_leases('leased', ARGV[3])
 expire_leases()
 local request = base .. ':lease_request:' .. ARGV[2]
@@ -29,10 +29,9 @@ local group = group_key(id)
 local lease = redis.call('HMGET', group, 'fence', 'ticket')
 lease[3], lease[4], lease[5] = id, size_of(id), redis.call('ZCARD', base .. ':queued')
 for member = 0, lease[4] - 1 do
-  if redis.call('HEXISTS', group, 'member:' .. member) == 0 then
-    lease[#lease + 1] = member
-    lease[#lease + 1] = tonumber(redis.call('HGET', group, 'attempt:' .. member) or '0')
-    lease[#lease + 1] = redis.call('HGET', group, 'partial:' .. member) or ''
-  end
+  local stored = redis.call('HGET', group, 'member:' .. member)
+  lease[#lease + 1] = member
+  lease[#lease + 1] = stored and -1 or tonumber(redis.call('HGET', group, 'attempt:' .. member) or '0')
+  lease[#lease + 1] = stored or redis.call('HGET', group, 'partial:' .. member) or ''
 end
 return lease

@@ -65,6 +65,7 @@ def a_trajectory(*, seed: int = 0, num_tokens: int = NUM_TOKENS) -> Trajectory:
         group_id=0,
         member=0,
         attempt=0,
+        fork=None,
         actor="actor",
         turns=turns,
         tokens=np.minimum(rng.zipf(1.3, num_tokens), VOCAB_SIZE - 1).astype("<i4").tobytes(),

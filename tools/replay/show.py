@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from common.config import Config
 from common.printable import printable
 from common.trajectory import Trajectory
@@ -94,6 +96,7 @@ def member_facts(trajectory: Trajectory) -> dict[str, Any]:
         "success": trajectory.success,
         "num_turns": len(trajectory.turns),
         "num_tokens": trajectory.num_tokens,
+        "fork": trajectory.fork and msgspec.to_builtins(trajectory.fork),
         "oldest_policy_version": trajectory.oldest_policy_version,
         "newest_policy_version": trajectory.newest_policy_version,
         "stop_reason": trajectory.stop_reason.value,

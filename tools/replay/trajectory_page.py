@@ -38,10 +38,17 @@ def _head(facts: dict[str, Any]) -> Text:
         f"at most {sampling['max_turn_tokens']} tokens per turn{among}",
         f"{facts['duration_s']:.2f} s by {facts['actor']} on {facts['host']} ({facts['instance_kind']}, "
         f"${facts['price_per_hour']:g} per hour)",
+        *_fork(facts),
         *_parts(facts),
     ):
         page.append(printable(line) + "\n")
     return page
+
+
+def _fork(facts: dict[str, Any]) -> list[str]:
+    """The turns that it has from a sibling, if it has any."""
+    fork = facts["fork"]
+    return [f"its first {fork['num_turns']} turns are those of member {fork['parent']}"] if fork else []
 
 
 def _parts(facts: dict[str, Any]) -> list[str]:

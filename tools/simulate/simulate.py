@@ -30,6 +30,13 @@ def simulate(config: Config, *, options: SimulateOptions) -> int:
         config.replay.screen_size,
         "groups are simulated with all their members at once",
     )
+    require(
+        not config.replay.num_trees,
+        "replay.num_trees",
+        "0 in a simulation",
+        config.replay.num_trees,
+        "groups are simulated with all their members at once",
+    )
     counts = [int(number) for number in options.actors] or [facts.num_actors]
     plans = [plan_of(config, options, facts, num_actors=count) for count in counts]
     outcomes = [World(plan, facts).run() for plan in plans]

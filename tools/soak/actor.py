@@ -120,6 +120,7 @@ def an_attempt(
         group_id=lease.ticket.group_id,
         member=member,
         attempt=attempt,
+        fork=None,
         actor=work.name,
         turns=[turn],
         tokens=pack_tokens(tokens),

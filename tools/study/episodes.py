@@ -3,13 +3,15 @@
 import asyncio
 import math
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from transformers import PreTrainedTokenizerBase
 
+from actors.resume import forked_tape
 from actors.reward import Scoring, rewarded
 from actors.rollout import Allowance, fresh_env, rollout
+from actors.siblings import parent_among
 from actors.tape import Attempt, Tape
 from common.action_format import format_of
 from common.config import Config
@@ -18,6 +20,7 @@ from envhub.rewards.part import reward_parts
 from learner.curriculum import Curriculum
 from learner.objective.advantage import returns_differ
 from learner.supply import Batch, spread, ticket_of
+from replay.forks import planned_forks
 from replay.ticket import Group, Ticket
 from tools.study.sampler import LockstepSampler
 
@@ -45,6 +48,7 @@ class Harvest:
 
     batch: Batch
     success: float  # over all episodes, including those of groups that are not in the batch
+    num_sampled: int  # tokens of all episodes; those that attempts share count once
 
 
 def harvest(setup: StudySetup, *, first_group_id: int, policy_version: int) -> Harvest:
@@ -80,7 +84,11 @@ def harvest(setup: StudySetup, *, first_group_id: int, policy_version: int) -> H
         num_dropped={"zero_variance": len(played) - len(useful), "surplus": len(useful) - len(chosen)},
         next_group_id=first_group_id + len(played),
     )
-    return Harvest(batch=batch, success=sum(each.success for each in episodes) / len(episodes))
+    return Harvest(
+        batch=batch,
+        success=sum(each.success for each in episodes) / len(episodes),
+        num_sampled=sum(int(each.loss_mask_array()[each.own_start :].sum()) for each in episodes),
+    )
 
 
 def _is_useful(group: Group, config: Config) -> bool:
@@ -93,25 +101,38 @@ def held_out(setup: StudySetup, *, num_tasks: int) -> list[Trajectory]:
     config, room = setup.config, setup.sampler.num_slots
     tasks = [Task(env=config.env.name, split="held_out", index=index) for index in range(num_tasks)]
     sampling = ticket_of(0, tasks[0], config, min_policy_version=0).sampling
-    attempts = [_attempt(task, config, sampling, group_id=task.index, member=0) for task in tasks]
+    tapes = [Tape(attempt=_attempt(task, config, sampling, group_id=task.index, member=0)) for task in tasks]
     return [
         trajectory
         for start in range(0, num_tasks, room)
-        for trajectory in setup.runner.run(_play_all(attempts[start : start + room], setup))
+        for trajectory in setup.runner.run(_play_all(tapes[start : start + room], setup))
     ]
 
 
 def _rolled_out(tickets: Sequence[Ticket], setup: StudySetup) -> list[Group]:
-    attempts = [
-        _attempt(ticket.task, setup.config, ticket.sampling, group_id=ticket.group_id, member=member)
-        for ticket in tickets
-        for member in range(ticket.num_members)
-    ]
-    played = iter(setup.runner.run(_play_all(attempts, setup)))
+    """Play all members of the groups; those that fork from others after these."""
+    played: list[dict[int, Trajectory]] = [{} for _ in tickets]
+    while tapes := [
+        tape for ticket, stored in zip(tickets, played, strict=True) for tape in _ready(ticket, stored, setup)
+    ]:
+        for tape, trajectory in zip(tapes, setup.runner.run(_play_all(tapes, setup)), strict=True):
+            played[tape.attempt.group_id - tickets[0].group_id][tape.attempt.member] = trajectory
     return [
-        Group(ticket=ticket, num_uses=1, trajectories=[next(played) for _ in range(ticket.num_members)])
-        for ticket in tickets
+        Group(ticket=ticket, num_uses=1, trajectories=[stored[member] for member in range(ticket.num_members)])
+        for ticket, stored in zip(tickets, played, strict=True)
     ]
+
+
+def _ready(ticket: Ticket, stored: Mapping[int, Trajectory], setup: StudySetup) -> list[Tape]:
+    """The tapes of the members that can be played now: those without a parent, and those whose parent is `stored`."""
+    forks, tapes = planned_forks(ticket), []
+    for member in range(ticket.num_members):
+        if member in stored or (member in forks and forks[member].parent not in stored):
+            continue
+        attempt = _attempt(ticket.task, setup.config, ticket.sampling, group_id=ticket.group_id, member=member)
+        forked = parent_among(stored, member, forks=forks)
+        tapes.append(forked_tape(attempt, *forked) if forked else Tape(attempt=attempt))
+    return tapes
 
 
 def _attempt(task: Task, config: Config, sampling: Sampling, *, group_id: int, member: int) -> Attempt:
@@ -128,15 +149,15 @@ def _attempt(task: Task, config: Config, sampling: Sampling, *, group_id: int, m
     )
 
 
-async def _play_all(attempts: Sequence[Attempt], setup: StudySetup) -> list[Trajectory]:
+async def _play_all(tapes: Sequence[Tape], setup: StudySetup) -> list[Trajectory]:
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_play(attempt, setup)) for attempt in attempts]
+        tasks = [group.create_task(_play(tape, setup)) for tape in tapes]
     return [task.result() for task in tasks]
 
 
-async def _play(attempt: Attempt, setup: StudySetup) -> Trajectory:
+async def _play(tape: Tape, setup: StudySetup) -> Trajectory:
     """Play one episode. Raises EpisodeFailed if the environment fails, as a study does not redo episodes."""
-    env_config, tape = setup.config.env, Tape(attempt=attempt)
+    env_config, attempt = setup.config.env, tape.attempt
     scoring = Scoring(
         parts=reward_parts(env_config.entries()),
         tokenizer=setup.tokenizer,

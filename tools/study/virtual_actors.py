@@ -184,6 +184,7 @@ class VirtualActors:
             group_id=ticket.group_id,
             member=ending.member,
             attempt=ending.lease.missing[ending.member],
+            fork=None,
             actor="virtual",
             turns=[turn],
             tokens=pack_tokens([0] * num_tokens),

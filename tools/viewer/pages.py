@@ -140,7 +140,7 @@ class Pages:
                 "texts": self._transcriber.pieces(trajectory, turn.start, turn.stop),
                 "logprobs": [round(value, 4) for value in logprobs[turn.start : turn.stop].tolist()],
                 "versions": own,
-            } | {name: values[turn.start : turn.stop].tolist() for name, values in loss.values.items()}
+            } | loss.of_turn(turn.start, turn.stop)
         sampled = {span.policy_version for span in trajectory.version_spans}
         lags = {str(version): recorded.lag_of(version) for version in sorted(sampled)}
         return facts | {"lags": lags, "has_loss": bool(loss.values), "loss_note": loss.note}
@@ -185,6 +185,11 @@ class TokenLoss:
 
     values: dict[str, npt.NDArray[np.float32]]
     note: str
+
+    def of_turn(self, start: int, stop: int) -> dict[str, list[float]]:
+        """The numbers of a turn's tokens; none if it was trained in another attempt, or is not recorded."""
+        found = {name: values[start:stop] for name, values in self.values.items()}
+        return {name: values.tolist() for name, values in found.items() if not np.isnan(values).any()}
 
 
 def _member(trajectory: Trajectory, recorded: RecordedStep) -> dict[str, Any]:

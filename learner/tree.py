@@ -1,0 +1,43 @@
+"""The attempts of a group as leaves of trees, as their records say."""
+
+from collections.abc import Sequence
+
+from common.trajectory import Fork, Trajectory
+from learner.objective.tree import Leaf
+
+
+def leaves_of(trajectories: Sequence[Trajectory], returns: Sequence[float]) -> list[Leaf]:
+    """Return a leaf for each member of a group, in their order.
+
+    A fork whose parent has other tokens there is no fork of it: it begins at the start then. So is one whose parent is
+    over at that turn.
+    """
+    forks: list[Fork | None] = []
+    for trajectory in trajectories:
+        fork = _first_place(trajectory.fork, forks)
+        if fork is not None and not _shares(trajectory, trajectories[fork.parent], fork.num_turns):
+            fork = None
+        forks.append(fork)
+    return [
+        Leaf(total=total, num_turns=len(trajectory.turns), fork=fork)
+        for trajectory, total, fork in zip(trajectories, returns, forks, strict=True)
+    ]
+
+
+def _first_place(fork: Fork | None, before: Sequence[Fork | None]) -> Fork | None:
+    """The same place in the first member that sampled it: a fork may name a member that has it from a parent."""
+    while fork is not None and (earlier := before[fork.parent]) is not None and fork.num_turns <= earlier.num_turns:
+        fork = Fork(parent=earlier.parent, num_turns=fork.num_turns)
+    return fork
+
+
+def _shares(trajectory: Trajectory, parent: Trajectory, num_turns: int) -> bool:
+    """Whether both have the same tokens and log-probabilities before turn `num_turns`, and the parent has that turn."""
+    if num_turns >= len(parent.turns):
+        return False
+    stop = 4 * trajectory.turns[num_turns].start
+    return (
+        trajectory.tokens[:stop] == parent.tokens[:stop]
+        and trajectory.behaviour_logprobs[:stop] == parent.behaviour_logprobs[:stop]
+        and trajectory.turns[num_turns].start == parent.turns[num_turns].start
+    )
