@@ -57,7 +57,7 @@ def num_attending(causal_lm: PreTrainedModel) -> int:
 
 
 def separate_states(causal_lm: PreTrainedModel) -> None:
-    """Let the layers that carry a state begin anew with each sequence of a pack, whose `rows` the layers receive.
+    """Let the layers that carry a state begin again with each sequence of a pack, whose `rows` the layers receive.
 
     Without `rows` they compute what they did before. Call it before anything else wraps a layer's forward pass: each
     layer notes the rows when it is called, also when it is recomputed in the backward pass.
