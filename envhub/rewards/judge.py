@@ -6,17 +6,16 @@
 import asyncio
 import hashlib
 import json
-import math
-import urllib.parse
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from common.config_error import ConfigError, require
+from common.config_error import require
 from envhub.env import EnvError
-from envhub.rewards.chat_client import ACTORS, ChatClient, Reading, Secret
+from envhub.rewards.chat_client import ACTORS, ChatClient, Reading
+from envhub.rewards.client_settings import check_model, check_request, check_whole, client_of, is_number
 from envhub.rewards.episode import Episode, Marked, Values
 from envhub.rewards.rubric import Rubric, read_rubric
 
@@ -113,36 +112,22 @@ def judge(
     if url == ACTORS:
         _check_own(key, model=model, request=request, secrets=(key_env, key_file))
     else:
-        _check_url(key, url)
-        require(isinstance(model, str) and model != "", f"{key}.model", "a name", model, "the server's name of a model")
-    own = isinstance(request, Mapping) and not request.keys() & {"model", "messages", "stream", "n"}
-    require(
-        own, f"{key}.request", "fields of a request, without model and messages", request, f"{PLAIN} is the default"
-    )
+        check_model(key, model)
+    check_request(key, request, PLAIN)
     is_list = isinstance(columns, list | tuple) and all(isinstance(name, str) for name in columns)
     require(is_list, f"{key}.columns", "a list of names", columns, "columns of the task that the judge may see")
-    both = isinstance(key_env, str) and isinstance(key_file, str) and not (key_env and key_file)
-    require(both, f"{key}.key_env, {key}.key_file", "at most one name", "two", "remove one")
-    whole = {
-        "max_chars": (max_chars, 1000),
-        "max_concurrent": (max_concurrent, 1),
-        "max_requests": (max_requests, 0),
-        "max_total_tokens": (max_total_tokens, 0),
-        "cache_size": (cache_size, 0),
-    }
-    amounts = {"max_cost": max_cost, "input_price": input_price, "output_price": output_price}
-    _check_numbers(key, whole=whole, amounts=amounts, seconds={"timeout_s": timeout_s, "deadline_s": deadline_s})
-    priced = not max_cost or input_price + output_price > 0
-    require(priced, f"{key}.max_cost", "0 without input_price and output_price", max_cost, "give the prices")
+    check_whole(key, {"max_chars": (max_chars, 1000), "cache_size": (cache_size, 0)})
     return Judge(
-        client=ChatClient(
+        client=client_of(
+            key,
             url=url,
-            secret=Secret(variable=key_env, file=key_file),
+            key_env=key_env,
+            key_file=key_file,
+            max_concurrent=max_concurrent,
             timeout_s=timeout_s,
             deadline_s=deadline_s,
-            max_concurrent=max_concurrent,
             max_requests=max_requests,
-            max_tokens=max_total_tokens,
+            max_total_tokens=max_total_tokens,
             max_cost=max_cost,
             input_price=input_price,
             output_price=output_price,
@@ -156,19 +141,6 @@ def judge(
     )
 
 
-def _check_numbers(
-    key: str, *, whole: Mapping[str, tuple[Any, int]], amounts: Mapping[str, Any], seconds: Mapping[str, Any]
-) -> None:
-    """Raise ConfigError unless each number has its type and range; `whole` has each value with the least allowed."""
-    for name, (value, least) in whole.items():
-        is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        require(is_whole, f"{key}.{name}", f"a whole number >= {least}", value, "leave it out for the default")
-    for name, amount in amounts.items():
-        require(_is_number(amount) and amount >= 0, f"{key}.{name}", ">= 0", amount, "leave it out for no limit")
-    for name, value in seconds.items():
-        require(_is_number(value) and value > 0, f"{key}.{name}", "> 0", value, "leave it out for the default")
-
-
 def _check_own(key: str, *, model: Any, request: Any, secrets: tuple[Any, Any]) -> None:
     """Raise ConfigError for settings that the run's own policy would not read."""
     cure = f"leave it out: `{ACTORS}` is the run's own policy"
@@ -180,22 +152,7 @@ def _check_own(key: str, *, model: Any, request: Any, secrets: tuple[Any, Any]) 
     positive = isinstance(whole, int) and not isinstance(whole, bool) and whole >= 1
     require(positive, f"{key}.request.max_tokens", "a whole number >= 1", whole, "512 is the default")
     heat = request["temperature"]
-    require(_is_number(heat) and 0 <= heat <= 1000, f"{key}.request.temperature", "in [0, 1000]", heat, "0 is usual")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _check_url(key: str, url: object) -> None:
-    parts = urllib.parse.urlsplit(url if isinstance(url, str) else "")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(
-            f"`{key}.url` must be like http://host:8000/v1, got {url!r}; give the server's address, or `{ACTORS}` for "
-            "the run's own policy"
-        )
-    if parts.username or parts.password:
-        raise ConfigError(f"`{key}.url` must have no user and password; name the key by key_env or key_file")
+    require(is_number(heat) and 0 <= heat <= 1000, f"{key}.request.temperature", "in [0, 1000]", heat, "0 is usual")
 
 
 def cut_in_the_middle(text: str, max_chars: int) -> str:
