@@ -13,9 +13,9 @@ from learner.fit_options import FitOptions
 from tests.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 from tools.bench.data import published_rows
 from tools.cli import main
-from tools.data import repetition
 from tools.fit_rows import read_samples
 from tools.near_duplicates import NearDuplicates
+from tools.row_sieve import repetition
 
 Row = dict[str, Any]
 
@@ -165,8 +165,9 @@ def test_texts_are_near_duplicates_where_they_share_most_runs_of_words() -> None
         """Whether a text with `changed` words at the end replaced is found."""
         near = NearDuplicates(similarity=similarity)
         others = [f"x{index}" for index in range(changed)]
-        assert not near.add([Message("user", " ".join(words))])
-        return near.add([Message("system", "other rules"), Message("user", " ".join(words[: 400 - changed] + others))])
+        assert near.add([Message("user", " ".join(words))]) is not None
+        other = [Message("system", "other rules"), Message("user", " ".join(words[: 400 - changed] + others))]
+        return near.add(other) is None
 
     # A text with n of 400 words replaced shares (396 - n) of (396 + n) runs: 0.95 for 10, 0.6 for 100, 0.33 for 200.
     assert found(0.8, 0) and found(0.8, 10)
@@ -176,7 +177,7 @@ def test_texts_are_near_duplicates_where_they_share_most_runs_of_words() -> None
 
 def test_short_texts_are_compared_as_a_whole() -> None:
     near = NearDuplicates(similarity=0.8)
-    assert [near.add([Message("user", text)]) for text in ("yes", "no", "", "yes", "")] == [
+    assert [near.add([Message("user", text)]) is None for text in ("yes", "no", "", "yes", "")] == [
         False,
         False,
         False,

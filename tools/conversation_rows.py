@@ -63,20 +63,20 @@ class Line:
     text: str = ""  # of a line that cannot be read
 
 
-def read_lines(path: Path) -> Iterator[Line]:
-    """Yield the rows of a .jsonl or .parquet file, a few in memory at a time. Raises ConfigError."""
+def read_lines(path: Path, *, skip: int = 0) -> Iterator[Line]:
+    """Yield the rows of a .jsonl or .parquet file after the first `skip`, a few in memory. Raises ConfigError."""
     match path.suffix:
         case ".jsonl":
-            yield from _jsonl(path)
+            yield from _jsonl(path, skip)
         case ".parquet":
-            yield from _parquet(path)
+            yield from _parquet(path, skip)
         case ".json":
             raise ConfigError(f"{path}: .json is read as a whole; convert it: jq -c '.[]' {path.name} > rows.jsonl")
         case _:
             raise ConfigError(f"{path}: the name must end in .jsonl or .parquet")
 
 
-def _jsonl(path: Path) -> Iterator[Line]:
+def _jsonl(path: Path, skip: int) -> Iterator[Line]:
     with path.open("rb") as file:
         number = 0
         while text := file.readline(MAX_LINE_BYTES):
@@ -86,6 +86,8 @@ def _jsonl(path: Path) -> Iterator[Line]:
                 rest = file.readline(MAX_LINE_BYTES)
                 is_whole = rest.endswith(b"\n") or len(rest) < MAX_LINE_BYTES
                 text = text[:0]
+            if number <= skip:
+                continue
             yield (
                 _line(number, text)
                 if text
@@ -104,7 +106,7 @@ def _line(number: int, text: bytes) -> Line:
     return Line(number=number, row=row)
 
 
-def _parquet(path: Path) -> Iterator[Line]:
+def _parquet(path: Path, skip: int) -> Iterator[Line]:
     import pyarrow as pa  # only .parquet files need pyarrow
     import pyarrow.parquet as pq
 
@@ -112,7 +114,9 @@ def _parquet(path: Path) -> Iterator[Line]:
     try:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(BATCH_ROWS):
-                for row in batch.to_pylist():
+                num_skipped = min(max(0, skip - num_read), batch.num_rows)
+                num_read += num_skipped
+                for row in batch.slice(num_skipped).to_pylist():
                     num_read += 1
                     yield Line(number=num_read, row=row)
     except (pa.ArrowException, OSError) as error:

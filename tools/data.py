@@ -1,49 +1,56 @@
-"""`slipstream data`: filter, mark and split recorded conversations, and report why rows were dropped.
+"""`slipstream data`: filter, mark, copy in other words and split recorded conversations, and report what was dropped.
 
     FILE.jsonl              the rows that are kept, in one shape
     FILE.held-out.jsonl     those of the tasks that are held out, with --held-out
     FILE.quarantine.jsonl   rows that cannot be read, with file, line and reason, if there are any
     FILE.md                 the data card
     FILE.marks.jsonl        the answers of a judge, with --judge; it stays, so that nothing is asked twice
+    FILE.paraphrases.jsonl  the same for --paraphrase
 
-All others appear at the end, or none. One row is in memory at a time; with a judge, also a mark of each.
+All others appear at the end, or none. One row is in memory at a time; with a judge, also a mark of each. A call that
+was killed, or failed, is continued by the same command: see `data_files`.
 """
 
+import contextlib
+import dataclasses
 import hashlib
 import json
-import math
+import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-import numpy as np
 import xxhash
 
-from common.action_format import action_format
 from common.config import Config
 from common.config_error import ConfigError
-from common.run_dir import write_whole
 from tools.conversation_rows import BadRow, Conversation, Line, Row, conversation_of, read_lines
-from tools.data_card import Counts, Source, card
+from tools.data_card import Counts, Source, card, count
+from tools.data_files import DataFiles, SourceState, progress_file
 from tools.data_options import DataOptions
-from tools.fit_rows import UNREAD, held_out_place, return_of
+from tools.fit_rows import UNREAD, held_out_place
 from tools.judge_rows import RowJudge, agreement, judged, read_judge
-from tools.near_duplicates import NearDuplicates, shingle_hashes
-from tools.printable import json_line
+from tools.options import as_arguments
+from tools.paraphrase import Paraphraser, Paraphrases, read_paraphraser
 from tools.row_files import check_free
+from tools.row_noise import noisy
+from tools.row_sieve import Sieve
+from tools.wording import Refused
 
 PROGRESS_S = 5.0
+SAVE_S = 2.0
 NUM_FAULTS = 10  # shown on the card
 MAX_SHOWN = 2000  # characters of a row in quarantine
 KEPT_COLUMNS = ("return", "score", "success", "group_id", "member", "run_id", "id")  # beside those of `_row`
 KEPT_TYPES = (str, int, float)
 
 
-def data(_config: Config, *, path: Path, force: bool, options: DataOptions) -> int:
+def data(config: Config, *, path: Path, force: bool, options: DataOptions) -> int:
     """Write the rows that are kept, and the data card; return 0. Raises ConfigError."""
-    check_free(path, force=force)
+    check_free(path, force=force or progress_file(path).exists())
     if path.suffix != ".jsonl":
         raise ConfigError(f"the file name must end in .jsonl, got {path}")
     sources = [Path(name) for name in options.data]
@@ -52,180 +59,222 @@ def data(_config: Config, *, path: Path, force: bool, options: DataOptions) -> i
     for source in sources:
         if not source.is_file():
             raise ConfigError(f"`--data` {source} is not a file; name .jsonl or .parquet files of conversations")
+    seed = config.run.seed
     judge = read_judge(Path(options.judge)) if options.judge else None
+    paraphraser = (
+        read_paraphraser(Path(options.paraphrase), format_name=options.action_format, seed=seed)
+        if options.paraphrase
+        else None
+    )
     started = time.monotonic()
     try:
-        with _Files(path) as files:
-            counts = _sift(sources, options, files, judge)
-            if judge and files.is_waiting:
-                _keep_by_marks(judge, options, files, counts)
-            if not counts.num_trained:
-                why = ", ".join(f"{number} {reason}" for reason, number in counts.dropped.items()) or "no rows"
-                raise ConfigError(f"nothing is written to {path}: {why}, {counts.num_malformed} cannot be read")
-            files.finish(card(path.name, counts, options, digests=files.digests()))
+        with DataFiles(path) as files:
+            check_free(path, force=force or files.is_whole)
+            saved = files.continued(
+                *_settings(options, judge, paraphraser, seed), [SourceState.of(source) for source in sources]
+            )
+            num_before = saved.counts.num_rows
+            if num_before:
+                print(f"{files.state}: continuing after {num_before} rows", file=sys.stderr, flush=True)
+            call = _Call(
+                options=options,
+                files=files,
+                counts=saved.counts,
+                judge=judge,
+                paraphraser=paraphraser,
+                seed=seed,
+            )
+            if not saved.card:
+                call.write(sources)
+            files.finish()
     except OSError as error:
-        raise ConfigError(f"cannot read the files or write {path}: {error}; free space, or choose another") from error
-    seconds = time.monotonic() - started
-    held_out = f", {counts.num_held_out} in {files.held_out.name}" if counts.num_held_out else ""
-    print(
-        f"{path}: {counts.num_trained} of {counts.num_rows} rows are kept{held_out}, {counts.dropped.total()} dropped, "
-        f"{counts.num_malformed} cannot be read; {counts.num_rows / max(seconds, 1e-9):.0f} rows/s; see {files.card}"
-    )
+        raise ConfigError(
+            f"cannot read the files or write {path}: {error}; free space, or choose another; the same command continues"
+        ) from error
+    except KeyboardInterrupt:
+        print(f"{path} is unfinished; the same command continues", file=sys.stderr)
+        raise
+    _report(path, files, saved.counts, rate=(saved.counts.num_rows - num_before) / (time.monotonic() - started))
     return 0
 
 
-class _Files:
-    """The files of a result, written beside their names until `finish`. Without it nothing of them stays."""
-
-    def __init__(self, path: Path) -> None:
-        self.kept = path
-        self.held_out = path.with_suffix(".held-out.jsonl")
-        self.quarantine = path.with_suffix(".quarantine.jsonl")
-        self.card = path.with_suffix(".md")
-        self.journal = path.with_suffix(".marks.jsonl")
-        self.waiting = path.with_suffix(".waiting.jsonl")  # for a judge; it never gets this name
-        self._opened: dict[Path, TextIO] = {}
-        self._digests: dict[Path, Any] = {}
-
-    def __enter__(self) -> "_Files":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for path, file in self._opened.items():
-            file.close()
-            _half(path).unlink(missing_ok=True)
-
-    def write(self, path: Path, record: dict[str, Any]) -> None:
-        if path not in self._opened:
-            self._opened[path], self._digests[path] = _half(path).open("w"), hashlib.sha256()
-        line = json_line(record) + "\n"
-        self._opened[path].write(line)
-        self._digests[path].update(line.encode())
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether rows wait for a judge."""
-        return self.waiting in self._opened
-
-    def waiting_rows(self) -> Path:
-        """The file with the rows that wait for a judge, all written."""
-        self._opened[self.waiting].flush()
-        return _half(self.waiting)
-
-    def digests(self) -> dict[str, str]:
-        """The SHA-256 of each file of the result, by its name."""
-        return {path.name: digest.hexdigest() for path, digest in self._digests.items() if path != self.waiting}
-
-    def finish(self, text: str) -> None:
-        """Give the files their names, and remove what an earlier call left under names that are not used now."""
-        for path in (self.held_out, self.quarantine, self.kept):
-            if path in self._opened:
-                self._opened[path].close()
-                _half(path).replace(path)
-            else:
-                path.unlink(missing_ok=True)
-        write_whole(self.card, text)
+def _report(path: Path, files: DataFiles, counts: Counts, *, rate: float) -> None:
+    held_out = f", {counts.num_held_out} in {files.held_out.name}" if counts.num_held_out else ""
+    copies = f", and {sum(counts.copies.values())} copies in other words" if counts.copies else ""
+    print(
+        f"{path}: {counts.num_trained} of {counts.num_rows} rows are kept{held_out}{copies}, {counts.num_dropped} "
+        f"dropped, {counts.num_malformed} cannot be read; {rate:.0f} rows/s; see {files.card}"
+    )
 
 
-def _half(path: Path) -> Path:
-    return path.with_name(path.name + ".tmp")
+def _settings(
+    options: DataOptions, judge: RowJudge | None, paraphraser: Paraphraser | None, seed: int
+) -> tuple[list[str], list[str]]:
+    """The settings by which rows are read, and those by which rows that wait for a model are kept."""
+    early = as_arguments(dataclasses.replace(options, data=(), judge="", min_mark=0.0, paraphrase=""))
+    late = []
+    if options.noise:
+        early.append(f"run.seed={seed}")
+    if judge:
+        early.append(f"a judge shown {', '.join(judge.columns) or 'no columns'}")
+        late += [f"judge {_short(judge.settings)}", f"--min-mark={options.min_mark}"]
+    if paraphraser:
+        early.append("--paraphrase")
+        late.append(f"paraphrase {_short(paraphraser.settings)}")
+    return early, late
 
 
-def _sift(sources: list[Path], options: DataOptions, files: _Files, judge: RowJudge | None) -> Counts:
-    """Read all rows once, and write each to where it belongs."""
-    counts, sieve, shown_at = Counts(), _Sieve(options), time.monotonic()
-    for path in sources:
-        source = Source(path=path)
-        counts.sources.append(source)
-        for line in read_lines(path):
-            source.num_rows += 1
-            try:
-                reason = _place(line, source, options, sieve, files, counts, judge)
-            except BadRow as error:
-                _quarantine(line, path, str(error), files, counts)
-            else:
-                if reason:
-                    counts.dropped[reason] += 1
-            if time.monotonic() - shown_at > PROGRESS_S:
-                shown_at = time.monotonic()
-                print(f"{path}: {source.num_rows} rows are read, {source.num_kept} kept", file=sys.stderr, flush=True)
-    return counts
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _place(
-    line: Line,
-    source: Source,
-    options: DataOptions,
-    sieve: "_Sieve",
-    files: _Files,
-    counts: Counts,
-    judge: RowJudge | None,
-) -> str | None:
-    """Write a row if it is kept, or lay it aside for the judge; else return the reason. Raises BadRow."""
-    if line.fault:
-        raise BadRow(line.fault)
-    if line.row.get("messages", ()) is None:
-        return UNREAD
-    if "chosen" in line.row:
-        raise BadRow("a pair (`chosen`), which `slipstream dpo` and `reward` read as it is")
-    conversation = conversation_of(line.row)
-    if reason := sieve.reason_to_drop(conversation, line.row):
-        return reason
-    row = _row(conversation, line.row, source=f"{source.path.name}:{line.number}")
-    if judge is None:
-        _keep(row, source, options, files, counts)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Call:
+    """One call of `slipstream data`, or what continues one."""
+
+    options: DataOptions
+    files: DataFiles
+    counts: Counts
+    judge: RowJudge | None
+    paraphraser: Paraphraser | None
+    seed: int
+
+    def write(self, sources: Sequence[Path]) -> None:
+        """Read all rows, let models answer, and save the result as a whole. Raises ConfigError."""
+        try:
+            self._sift(sources)
+        except ConfigError:  # a file that cannot be read will be another when it can
+            self.files.discard()
+            raise
+        if self.files.is_waiting:
+            self._keep_waiting()
+        counts = self.counts
+        if not counts.num_trained:
+            self.files.discard()
+            why = ", ".join(f"{number} {reason}" for reason, number in counts.dropped.items()) or "no rows"
+            raise ConfigError(f"nothing is written to {self.files.kept}: {why}, {counts.num_malformed} cannot be read")
+        _, late = _settings(self.options, self.judge, self.paraphraser, self.seed)
+        text = card(self.files.kept.name, counts, self.options, digests=self.files.digests())
+        self.files.save(late=late, card=text)
+
+    def _sift(self, sources: Sequence[Path]) -> None:
+        """Read the rows that were not read before, write each to where it belongs, and save that now and then."""
+        sieve, counts = Sieve(self.options, self.files), self.counts
+        shown_at = saved_at = time.monotonic()
+        for place, path in enumerate(sources):
+            if place < len(counts.sources) - 1:
+                continue
+            if place == len(counts.sources):
+                counts.sources.append(Source(path=str(path)))
+            source = counts.sources[place]
+            for line in read_lines(path, skip=source.num_rows):
+                source.num_rows += 1
+                try:
+                    reason = self._place(line, source, sieve)
+                except BadRow as error:
+                    _quarantine(line, path, str(error), self.files, counts)
+                else:
+                    if reason:
+                        count(counts.dropped, reason)
+                if time.monotonic() - saved_at > SAVE_S:
+                    self.files.save()
+                    saved_at = time.monotonic()
+                if time.monotonic() - shown_at > PROGRESS_S:
+                    shown_at = time.monotonic()
+                    print(
+                        f"{path}: {source.num_rows} rows are read, {source.num_kept} kept", file=sys.stderr, flush=True
+                    )
+        self.files.save()
+
+    def _place(self, line: Line, source: Source, sieve: Sieve) -> str | None:
+        """Write a row if it is kept, or lay it aside for a model; else return the reason. Raises BadRow."""
+        if line.fault:
+            raise BadRow(line.fault)
+        if line.row.get("messages", ()) is None:
+            return UNREAD
+        if "chosen" in line.row:
+            raise BadRow("a pair (`chosen`), which `slipstream dpo` and `reward` read as it is")
+        conversation = conversation_of(line.row)
+        if reason := sieve.reason_to_drop(conversation, line.row):
+            return reason
+        row = _row(conversation, line.row, source=f"{Path(source.path).name}:{line.number}")
+        if self.judge is None and self.paraphraser is None:
+            self._keep(row, source, paraphrases=None)
+            return None
+        columns = self.judge.columns if self.judge else []
+        if missing := [name for name in columns if name not in line.row]:
+            raise BadRow(f"no column {', '.join(missing)} to show to the judge")
+        shown = {name: line.row[name] for name in columns}
+        self.files.write(self.files.waiting, {**row, "columns": shown, "from": len(self.counts.sources) - 1})
         return None
-    if missing := [name for name in judge.columns if name not in line.row]:
-        raise BadRow(f"no column {', '.join(missing)} to show to the judge")
-    shown = {name: line.row[name] for name in judge.columns}
-    files.write(files.waiting, {**row, "columns": shown, "from": counts.sources.index(source)})
-    return None
+
+    def _keep_waiting(self) -> None:
+        """Let the models answer for the rows that wait, and keep those with a mark that is high enough."""
+        waiting, counts = self.files.waiting_rows(), self.counts
+        marks = judged(waiting, self.judge, self.files.marks) if self.judge else None
+        paraphrases = Paraphrases(self.paraphraser, self.files.paraphrases) if self.paraphraser else None
+        name, successes = self.judge.part.name if self.judge else "", list[bool | None]()
+        with contextlib.closing(paraphrases) if paraphrases else contextlib.nullcontext(), waiting.open() as rows:
+            if paraphrases:
+                paraphrases.ask_for(self._trained(waiting, marks))
+            for number, text in enumerate(rows):
+                row = json.loads(text)
+                source = counts.sources[row.pop("from")]
+                del row["columns"]
+                success = row.get("success")
+                successes.append(success if isinstance(success, bool) else None)
+                if marks and marks[number][name] < self.options.min_mark:
+                    count(counts.dropped, "mark below --min-mark")
+                else:
+                    self._keep(row | ({"marks": marks[number]} if marks else {}), source, paraphrases=paraphrases)
+        if marks:
+            counts.marks = agreement(marks, successes, name=name)
+
+    def _trained(self, waiting: Path, marks: Sequence[Mapping[str, float]] | None) -> Iterator[list[dict[str, Any]]]:
+        """Yield the messages of the rows that will be kept and not held out."""
+        with waiting.open() as rows:
+            for number, text in enumerate(rows):
+                row = json.loads(text)
+                is_kept = not marks or not self.judge or marks[number][self.judge.part.name] >= self.options.min_mark
+                if is_kept and held_out_place(row["task"]) >= self.options.held_out:
+                    yield row["messages"]
+
+    def _keep(self, row: Row, source: Source, *, paraphrases: Paraphrases | None) -> None:
+        counts, messages = self.counts, row["messages"]
+        is_held_out = held_out_place(row["task"]) < self.options.held_out
+        self.files.write(self.files.held_out if is_held_out else self.files.kept, row)
+        source.num_kept += 1
+        counts.num_held_out += is_held_out
+        counts.num_trained += not is_held_out
+        count(counts.replies, sum(message["role"] == "assistant" for message in messages).bit_length())
+        count(counts.chars, sum(len(message["content"]) for message in messages).bit_length())
+        if is_held_out:
+            return
+        if self.options.noise:
+            dice = random.Random(f"{self.seed}/{row['source']}")
+            self._copy(row, "noise", noisy(messages, share=self.options.noise, dice=dice))
+        if paraphrases:
+            try:
+                self._copy(row, "paraphrase", paraphrases.of(messages))
+            except Refused as error:
+                count(counts.uncopied, f"paraphrase: {error}")
+
+    def _copy(self, row: Row, kind: str, messages: list[dict[str, Any]] | None) -> None:
+        """Write a copy of a row that is kept, with other messages; None: there was nothing to change."""
+        if messages is None:
+            count(self.counts.uncopied, f"{kind}: nothing to change")
+        else:
+            count(self.counts.copies, kind)
+            self.files.write(self.files.kept, {**row, "messages": messages, "perturbed": kind})
 
 
-def _keep_by_marks(judge: RowJudge, options: DataOptions, files: _Files, counts: Counts) -> None:
-    """Let the judge mark the rows that wait, and keep those with a mark that is high enough."""
-    waiting, name = files.waiting_rows(), judge.part.name
-    marks = judged(waiting, judge, files.journal)
-    successes: list[bool | None] = []
-    with waiting.open() as rows:
-        for text, mark in zip(rows, marks, strict=True):
-            row = json.loads(text)
-            source = counts.sources[row.pop("from")]
-            del row["columns"]
-            success = row.get("success")
-            successes.append(success if isinstance(success, bool) else None)
-            if mark[name] < options.min_mark:
-                counts.dropped["mark below --min-mark"] += 1
-            else:
-                _keep({**row, "marks": mark}, source, options, files, counts)
-    counts.marks = agreement(marks, successes, name=name)
-
-
-def _keep(row: Row, source: Source, options: DataOptions, files: _Files, counts: Counts) -> None:
-    is_held_out = held_out_place(row["task"]) < options.held_out
-    files.write(files.held_out if is_held_out else files.kept, row)
-    source.num_kept += 1
-    counts.num_held_out += is_held_out
-    counts.num_trained += not is_held_out
-    messages = row["messages"]
-    counts.replies[sum(message["role"] == "assistant" for message in messages).bit_length()] += 1
-    counts.chars[sum(len(message["content"]) for message in messages).bit_length()] += 1
-
-
-def _quarantine(line: Line, path: Path, why: str, files: _Files, counts: Counts) -> None:
-    counts.malformed[why.partition(", got")[0]] += 1
+def _quarantine(line: Line, path: Path, why: str, files: DataFiles, counts: Counts) -> None:
+    why = why.encode(errors="replace").decode()  # a row may name half a surrogate pair, which no file can hold
+    count(counts.malformed, why.partition(", got")[0])
     shown = line.text or repr(line.row)[:MAX_SHOWN]
     files.write(files.quarantine, {"file": str(path), "line": line.number, "why": why, "row": shown})
     if len(counts.faults) < NUM_FAULTS:
         counts.faults.append(f"{path}, line {line.number}: {why}")
-
-
-def num_replies(conversation: Conversation) -> int:
-    return sum(message.role == "assistant" for message in conversation.messages)
-
-
-def num_chars(conversation: Conversation) -> int:
-    return sum(len(message.content) for message in conversation.messages)
 
 
 def _row(conversation: Conversation, row: Row, *, source: str) -> Row:
@@ -248,56 +297,3 @@ def _prompt_task(conversation: Conversation) -> str:
             break
         prompt.update(f"{message.role}\0{message.content}\0".encode(errors="replace"))
     return f"prompt/{prompt.hexdigest()}"
-
-
-class _Sieve:
-    """Decides which conversations are kept. It remembers a hash of each, and what finds near-duplicates."""
-
-    def __init__(self, options: DataOptions) -> None:
-        self._options = options
-        self._format = action_format(options.action_format) if options.action_format else None
-        self._seen = set[int]()
-        self._near = NearDuplicates(similarity=options.near_duplicates) if options.near_duplicates else None
-
-    def reason_to_drop(self, conversation: Conversation, row: Row) -> str:
-        """Why it is dropped; empty if it is kept. Raises BadRow for a return that is no number."""
-        options, count = self._options, num_replies(conversation)
-        if not any(map(conversation.is_learnt, range(len(conversation.messages)))):
-            return "no assistant message to learn from"
-        if conversation.messages[0].role == "assistant":
-            return "the first message is the assistant's"
-        if options.successes and row.get("success") is not True:
-            return "no success"
-        if options.min_return > -math.inf and return_of(row, needed=True) < options.min_return:
-            return "return below --min-return"
-        if count < options.min_replies or (options.max_replies and count > options.max_replies):
-            return "too few or too many replies"
-        if options.max_chars and num_chars(conversation) > options.max_chars:
-            return "longer than --max-chars"
-        return self._reason_in_text(conversation)
-
-    def _reason_in_text(self, conversation: Conversation) -> str:
-        replies = [
-            message.content for index, message in enumerate(conversation.messages) if conversation.is_learnt(index)
-        ]
-        if self._format and not all(self._format.parse(reply).valid for reply in replies):
-            return f"a reply is not in the format {self._options.action_format}"
-        if self._options.max_repetition < 1 and repetition(replies) > self._options.max_repetition:
-            return "repeats itself"
-        digest = xxhash.xxh3_64_intdigest(
-            "\0".join(f"{message.role}\0{message.content}" for message in conversation.messages).encode(
-                errors="replace"
-            )
-        )
-        if digest in self._seen:
-            return "identical to another row"
-        self._seen.add(digest)
-        if self._near and self._near.add(conversation.messages):
-            return "nearly identical to another row"
-        return ""
-
-
-def repetition(replies: Sequence[str]) -> float:
-    """The share of the runs of five words in `replies` that came before in them. "a b a b a b a b": 1/2."""
-    runs = shingle_hashes(replies)
-    return 1 - len(np.unique(runs)) / len(runs)

@@ -1,10 +1,9 @@
 """The data card of `slipstream data`: what was read, what was kept, and why the rest was not."""
 
 import dataclasses
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TypeVar
 
 from tools.data_options import DataOptions
 from tools.options import as_arguments
@@ -14,7 +13,7 @@ from tools.options import as_arguments
 class Source:
     """The counts of one file."""
 
-    path: Path
+    path: str
     num_rows: int = 0
     num_kept: int = 0
 
@@ -24,12 +23,14 @@ class Counts:
     """What has become of the rows so far."""
 
     sources: list[Source] = field(default_factory=list)
-    dropped: Counter[str] = field(default_factory=Counter)
-    malformed: Counter[str] = field(default_factory=Counter)  # by the kind of fault
+    dropped: dict[str, int] = field(default_factory=dict)  # by reason
+    malformed: dict[str, int] = field(default_factory=dict)  # by the kind of fault
     faults: list[str] = field(default_factory=list)  # the first ones
-    replies: Counter[int] = field(default_factory=Counter)  # kept rows, by the bits of their number of replies
-    chars: Counter[int] = field(default_factory=Counter)  # kept rows, by the bits of their number of characters
+    replies: dict[int, int] = field(default_factory=dict)  # kept rows, by the bits of their number of replies
+    chars: dict[int, int] = field(default_factory=dict)  # kept rows, by the bits of their number of characters
     marks: list[str] = field(default_factory=list)  # lines about the marks of a judge
+    copies: dict[str, int] = field(default_factory=dict)  # rows with other words, by kind
+    uncopied: dict[str, int] = field(default_factory=dict)  # rows that got no such copy, by reason
     num_trained: int = 0
     num_held_out: int = 0
 
@@ -39,21 +40,33 @@ class Counts:
 
     @property
     def num_malformed(self) -> int:
-        return self.malformed.total()
+        return sum(self.malformed.values())
+
+    @property
+    def num_dropped(self) -> int:
+        return sum(self.dropped.values())
+
+
+T = TypeVar("T")
+
+
+def count(counts: dict[T, int], key: T) -> None:
+    """Count one more of `key`. A plain dict, unlike a Counter, is saved and read again as it is."""
+    counts[key] = counts.get(key, 0) + 1
 
 
 def card(name: str, counts: Counts, options: DataOptions, *, digests: Mapping[str, str]) -> str:
     """The card as Markdown. The same data and options give the same card."""
-    read = [[str(source.path), f"{source.num_rows:,}", f"{source.num_kept:,}"] for source in counts.sources]
-    gone = [[reason, f"{number:,}"] for reason, number in counts.dropped.most_common()]
-    gone += [[f"cannot be read: {fault}", f"{number:,}"] for fault, number in counts.malformed.most_common()]
+    read = [[source.path, f"{source.num_rows:,}", f"{source.num_kept:,}"] for source in counts.sources]
+    gone = [[reason, f"{number:,}"] for reason, number in _most_first(counts.dropped)]
+    gone += [[f"cannot be read: {fault}", f"{number:,}"] for fault, number in _most_first(counts.malformed)]
     shown = dataclasses.replace(options, data=("",)) if options.data else options
     settings = [argument for argument in as_arguments(shown) if not argument.startswith("--data=")]
     lines = [
         f"# {name}",
         "",
         f"{counts.num_rows:,} rows were read: {counts.num_trained:,} are kept, {counts.num_held_out:,} held out, "
-        f"{counts.dropped.total():,} dropped, and {counts.num_malformed:,} cannot be read.",
+        f"{counts.num_dropped:,} dropped, and {counts.num_malformed:,} cannot be read.",
         "",
         f"Made by `slipstream data {' '.join([name, *settings])}`.",
         "",
@@ -67,6 +80,10 @@ def card(name: str, counts: Counts, options: DataOptions, *, digests: Mapping[st
         lines += ["", "The first that cannot be read:", "", *(f"- {_escaped(fault)}" for fault in counts.faults)]
     if counts.marks:
         lines += ["", "## Marks", "", *counts.marks]
+    if counts.copies or counts.uncopied:
+        made = [[kind, f"{number:,}"] for kind, number in _most_first(counts.copies)]
+        without = [[f"no copy: {reason}", f"{number:,}"] for reason, number in _most_first(counts.uncopied)]
+        lines += ["", "## Copies in other words, beside the rows kept", "", *_table(("copies", "rows"), made + without)]
     lines += ["", "## Lengths of the rows kept", ""]
     lines += _table(("replies", "rows"), _histogram(counts.replies))
     lines += ["", *_table(("characters", "rows"), _histogram(counts.chars))]
@@ -74,7 +91,11 @@ def card(name: str, counts: Counts, options: DataOptions, *, digests: Mapping[st
     return "\n".join(lines) + "\n"
 
 
-def _histogram(bits: Counter[int]) -> list[list[str]]:
+def _most_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: -item[1])
+
+
+def _histogram(bits: Mapping[int, int]) -> list[list[str]]:
     """Counts by powers of two: values of b bits lie between 2^(b-1) and 2^b - 1."""
     return [[f"{1 << (size - 1):,} to {(1 << size) - 1:,}", f"{bits[size]:,}"] for size in sorted(bits) if size]
 

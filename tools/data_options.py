@@ -23,6 +23,8 @@ class DataOptions:
     judge: str = ""  # a YAML file with a judge, which marks the rows that passed all filters; see docs/data.md
     min_mark: float = 0.0  # drop rows with a lower mark
     held_out: float = 0.0  # fraction of the tasks whose rows go to a second file
+    noise: float = 0.0  # add a copy of each row, with typing errors in this share of the words of its observations
+    paraphrase: str = ""  # a YAML file with a model, which writes a copy of each row in other words; see docs/data.md
 
     def __post_init__(self) -> None:
         require(not math.isnan(self.min_return), "--min-return", "a number", self.min_return, "leave it out")
@@ -47,3 +49,4 @@ class DataOptions:
         if self.min_mark and not self.judge:
             raise ConfigError("`--min-mark` has no effect without `--judge`; name the judge, or leave it out")
         require(0 <= self.held_out < 1, "--held-out", "in [0, 1)", self.held_out, "0 writes one file")
+        require(0 <= self.noise <= 1, "--noise", "in [0, 1]", self.noise, "0 adds no copies")

@@ -23,6 +23,7 @@ NUM_BANDS = NUM_HASHES // ROWS
 WINDOW = 1 << 17  # texts
 NUM_SLOTS = 1 << 18  # of each band
 SEED = 1
+_BANDS = np.arange(NUM_BANDS)
 
 
 class NearDuplicates:
@@ -36,20 +37,27 @@ class NearDuplicates:
         self._newest = np.full((NUM_BANDS, NUM_SLOTS), -1, dtype=np.int32)  # the newest text of each slot
         self._num_texts = 0
 
-    def add(self, messages: Iterable[Message]) -> bool:
-        """Whether the text of `messages` is nearly that of an earlier one; if not, it is remembered."""
+    def add(self, messages: Iterable[Message]) -> npt.NDArray[np.uint32] | None:
+        """Remember the text of `messages`, and return its minima; None if it is nearly that of an earlier one."""
         shingles = shingle_hashes(message.content for message in messages if message.role != "system")
-        minima = ((shingles * self._factors) >> np.uint64(32)).astype(np.uint32).min(axis=1)
-        bands, slots = np.arange(NUM_BANDS), self._slots(minima)
-        candidates = np.unique(self._newest[bands, slots])
+        minima: npt.NDArray[np.uint32] = ((shingles * self._factors) >> np.uint64(32)).astype(np.uint32).min(axis=1)
+        slots = self._slots(minima)
+        candidates = np.unique(self._newest[_BANDS, slots])
         agreeing = (self._minima[candidates[candidates >= 0]] == minima).sum(axis=1)
         if (agreeing >= self._num_equal).any():
-            return True
+            return None
+        self._remember(minima, slots)
+        return minima
+
+    def restore(self, minima: npt.NDArray[np.uint32]) -> None:
+        """Remember a text again, by the minima that `add` returned."""
+        self._remember(minima, self._slots(minima))
+
+    def _remember(self, minima: npt.NDArray[np.uint32], slots: npt.NDArray[np.int64]) -> None:
         place = self._num_texts % WINDOW
         self._minima[place] = minima
-        self._newest[bands, slots] = place
+        self._newest[_BANDS, slots] = place
         self._num_texts += 1
-        return False
 
     def _slots(self, minima: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
         """The slot of each band, by the hash of its minima."""
