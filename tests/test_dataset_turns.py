@@ -2,19 +2,26 @@
 
 import asyncio
 import json
+import re
+import subprocess
+import sys
 import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from common.action_format import format_of
+from common.config import load_config
 from common.config_error import ConfigError
 from common.trajectory import Task
 from envhub.catalogue import make_env
 from envhub.env import EnvError, Observation
 from tests.env_cases import Case
-from tests.test_dataset_env import CHECKS_OF_CONTRACT, as_jsonl
+from tests.test_dataset_env import CHECKS_OF_CONTRACT, REPOSITORY, as_jsonl
 from tests.test_dataset_env import own as own  # a fixture
+from tools.prepare import NoisyExpert, expert_episodes, vocabulary_texts
+from tools.tiny_model import tiny_tokenizer
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
@@ -106,6 +113,47 @@ def test_a_call_without_a_result_is_answered_and_changes_nothing(
     assert said(first) == [("user", "And how warm is it in Kiel?")]
 
 
+def spaced(text: str) -> str:
+    """What a word-level tokenizer makes of `text`."""
+    return " ".join(re.findall(r"[A-Za-z0-9]+|[^\sA-Za-z0-9]", text))
+
+
+def test_a_word_level_tokenizer_s_spaces_change_neither_calls_nor_the_place_in_the_record(tmp_path: Path) -> None:
+    replies = [
+        text_of("weather_of", town="New York", on_day="2026-05-01"),
+        text_of("weather_of", town="Bern"),
+        "It is 21 degrees; the day before: 12.",
+    ]
+    messages = [
+        {"role": "user", "content": "How warm is it?"},
+        {"role": "assistant", "content": replies[0]},
+        {"role": "tool", "content": "12"},
+        {"role": "assistant", "content": replies[1]},
+        {"role": "tool", "content": "21"},
+        {"role": "assistant", "content": replies[2]},
+    ]
+    path = as_jsonl(tmp_path / "spaced.jsonl", [{"messages": messages, "answer": 12, "tools": [WEATHER]}])
+
+    async def play() -> list[str]:
+        env = make_env("dataset", options_of(path))
+        observation, seen = await env.reset(Task(env="dataset", split="train", index=0)), []
+        while not observation.done:
+            assert spaced(env.expert()) == spaced(replies[len(seen)]), "the record continues"
+            observation = await env.step(spaced(env.expert()))
+            seen.append(observation.messages[-1].content)
+        assert observation.success
+        return seen
+
+    assert asyncio.run(play())[:2] == ["12", "21"]
+
+
+def test_a_function_gets_the_names_of_arguments_without_a_tokenizer_s_spaces(trip: str, own: types.ModuleType) -> None:
+    own.tools = lambda name, arguments, row: json.dumps([name, arguments])  # type: ignore[attr-defined]
+    reply = spaced(text_of("weather_of", on_day="  two  spaces ", town={"old_name": 1}))
+    _, result = played(options_of(trip, tool_function="own_rewards:tools"), reply)
+    assert json.loads(said(result)[0][1]) == ["weather_of", {"on_day": " two spaces ", "town": {"old_name": 1}}]
+
+
 def test_the_expert_repeats_what_was_recorded(trip: str) -> None:
     async def play() -> list[str]:
         env = make_env("dataset", options_of(trip))
@@ -156,6 +204,23 @@ def test_the_results_of_equal_calls_come_in_their_order(tmp_path: Path) -> None:
     _, *looks, end = played(options_of(path, check="exact"), *[text_of("look")] * 3, "open")
     assert [observation.messages[0].content for observation in looks] == ["closed", "open", "open"]
     assert end.success
+
+
+def test_a_tiny_model_can_call_the_tools_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = (REPOSITORY / "docs" / "dataset.md").read_text().split("### Calls that are learned")[1]
+    make, settings = re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)[:2]
+    (tmp_path / "make_stock.py").write_text(make)
+    (tmp_path / "stock.yaml").write_text(settings)
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([sys.executable, "make_stock.py"], check=True, timeout=60)
+    config = load_config(str(REPOSITORY / "conf" / "quickstart.yaml"), [], presets=["stock.yaml"])
+    tokenizer = tiny_tokenizer(vocabulary_texts(config.env, 40), config.model.max_tokens)
+    tasks = {index: Task(env="dataset", split="train", index=index) for index in range(20)}
+    plain = format_of(config.env)
+    played = list(
+        expert_episodes(config, tokenizer, tasks, sampler=lambda env, _: NoisyExpert(env, tokenizer, plain, 0.0))
+    )
+    assert [(episode.success, len(episode.turns)) for episode in played] == [(True, 4)] * 20
 
 
 @pytest.mark.parametrize("check", CHECKS_OF_CONTRACT, ids=lambda check: check.__name__)

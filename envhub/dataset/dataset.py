@@ -22,7 +22,7 @@ from common.trajectory import Task
 from envhub.asset import asset_path, item_of
 from envhub.dataset.checks import CHECKS, Check, compiled, found_in
 from envhub.dataset.item import HUB, Columns, Item, read_items
-from envhub.dataset.script import answers_to, calls_in
+from envhub.dataset.script import answers_to, calls_in, has_call
 from envhub.env import Env, EnvError
 from envhub.options import check_choice
 from envhub.task_seed import split_of
@@ -63,7 +63,7 @@ class DatasetWorld:
 
     async def act(self, state: DatasetState, action: str) -> Change[DatasetState]:
         script = self.item.script
-        if self.has_tools and "<tool_call>" in action:
+        if self.has_tools and has_call(action):
             return await self._called(state, action)
         place = script.after(action, state.place)
         if (at := script.next_user(place)) is not None:

@@ -14,7 +14,9 @@ from common.wire import MALFORMED
 from envhub.env import EnvError
 from envhub.rewards.function import called
 
-_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+# A word-level tokenizer puts spaces around punctuation.
+_OPENING = re.compile(r"<\s*tool\s*_\s*call\s*>")
+_CLOSING = re.compile(r"<\s*/\s*tool\s*_\s*call\s*>")
 MAX_CALLS = 100  # of one reply
 
 
@@ -26,8 +28,8 @@ class Call(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Equal for equal calls, however they are written."""
-        return json.dumps([self.name, self.arguments], sort_keys=True)
+        """Equal for equal calls, however they are written. White space does not count: tokenizers may change it."""
+        return bare(json.dumps([self.name, self.arguments], sort_keys=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +58,7 @@ class Script:
 
     def after(self, reply: str, place: int) -> int:
         """The place after `reply` and its results, if it is the recorded one; else `place`."""
-        if self.recorded_reply(place).strip() != reply.strip():
+        if bare(self.recorded_reply(place)) != bare(reply):
             return place
         place += 1
         while place < len(self.rest) and self.rest[place].role == "tool":
@@ -64,17 +66,40 @@ class Script:
         return place
 
 
+def bare(text: str) -> str:
+    """`text` without white space."""
+    return "".join(text.split())
+
+
+def has_call(reply: str) -> bool:
+    """Whether a reply calls a tool, perhaps malformed."""
+    return _OPENING.search(reply) is not None
+
+
 def calls_in(reply: str) -> list[Call]:
     """The calls of tools in a reply. Raises ValueError if one is malformed or there are too many."""
-    found = _CALL.findall(reply)
-    if not found and "<tool_call>" in reply:
+    _, *written = _OPENING.split(reply)
+    parts = [_CLOSING.split(text, maxsplit=1) for text in written]
+    if any(len(part) == 1 for part in parts):
         raise ValueError("a call has no end; close it by </tool_call>")
-    if len(found) > MAX_CALLS:
-        raise ValueError(f"{len(found)} calls in one reply, the limit is {MAX_CALLS}")
+    if len(parts) > MAX_CALLS:
+        raise ValueError(f"{len(parts)} calls in one reply, the limit is {MAX_CALLS}")
     try:
-        return [msgspec.json.decode(text, type=Call) for text in found]
-    except MALFORMED as error:
+        return [_call(part[0]) for part in parts]
+    except (*MALFORMED, ValueError) as error:
         raise ValueError(f'a call must be JSON like {{"name": ..., "arguments": {{...}}}}: {error}'[:500]) from None
+
+
+def _call(text: str) -> Call:
+    """Raises ValueError, and what msgspec raises."""
+    found = json.loads(text, object_pairs_hook=lambda pairs: {_joined(name): value for name, value in pairs})
+    call = msgspec.convert(found, Call)
+    return msgspec.structs.replace(call, name=_joined(call.name))
+
+
+def _joined(name: str) -> str:
+    """The name of a tool or an argument, without the spaces of a word-level tokenizer."""
+    return "_".join(part.strip() for part in name.split("_"))
 
 
 async def answers_to(
