@@ -133,13 +133,14 @@ def test_a_search_goes_on_when_the_server_is_killed_and_started_again(
         found: list[list[dict[str, Any]]] = []
         with reward_model_beside(config, url) as values:
             paths = (tmp_path / "b.jsonl", tmp_path / "c.jsonl")
+            stages = [stage_on(config, tmp_path) for _ in paths]  # one after another: each writes the tokenizer
             collectors = [
                 threading.Thread(
-                    target=lambda path=path: found.append(  # type: ignore[misc]
-                        collected(stage_on(config, tmp_path), config, path, values, **SEARCH)
+                    target=lambda stage=stage, path=path: found.append(  # type: ignore[misc]
+                        collected(stage, config, path, values, **SEARCH)
                     )
                 )
-                for path in paths
+                for stage, path in zip(stages, paths, strict=True)
             ]
             for collector in collectors:
                 collector.start()
