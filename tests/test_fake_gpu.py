@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import yaml
 
+from common.weights import ALIGN_BYTES
 from tools.plan.measured_step import MeasuredStep
 
 REPOSITORY = Path(__file__).parents[1]
@@ -161,7 +162,7 @@ def test_each_rank_has_its_part_of_the_weights(steps: dict[str, MeasuredStep]) -
             # FSDP splits the first dimension: what it does not divide goes to the first ranks, of which this is one.
             assert step.trained_bytes == step.weights_bytes - buffer_bytes_of(architecture), name
             assert part <= step.trained_bytes <= 1.5 * part, name
-            assert step.published_bytes == 2 * step.num_parameters, name
+            assert 0 <= step.published_bytes - 2 * step.num_parameters < 10 * ALIGN_BYTES, name  # of short tensors
 
 
 def buffer_bytes_of(architecture: Mapping[str, Any]) -> int:

@@ -32,12 +32,15 @@ from learner.ranks import Ranks, join_ranks, leave_ranks
 from learner.step import StepBatch, StepModels, StepSettings, train_step
 from tests import even_game
 from tests.even_game import load_player
+from tests.test_model_families import SEEING, save
 from tests.tiny_model import FLOAT32, random_sequence, save_tiny_model
 
 OPTIM = OptimConfig(lr=1e-3)
 # The lengths of each step's sequences: two ranks get shares of unlike size, and in the last step one gets nothing.
 STEPS = [(31, 7, 22, 13, 40, 9, 28), (12, 33, 18), (25,)]
-KINDS = ["tied", "untied", "adapters"]
+# The last one has layers that carry a state, and frozen ones for images that no rank runs.
+KINDS = ["tied", "untied", "adapters", "hybrid"]
+COMPILED = {"compiled": "tied", "compiled_hybrid": "hybrid"}
 GAMES = {  # what else than weights a rank keeps its shards of
     "own_critic": ["objective.advantage=gae", "objective.critic=own", "objective.critic_warmup_steps=1"],
     "shared_critic": ["objective.advantage=gae", "objective.critic=shared", "objective.critic_warmup_steps=1"],
@@ -50,7 +53,10 @@ def results(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Path:
     """What one rank and two ranks found, each in a folder of its own."""
     path = tmp_path_factory.mktemp("results")
     for name in KINDS:
-        save_tiny_model(path / f"{name}_model", tie=name != "untied")
+        if name == "hybrid":
+            save(SEEING["qwen3_5"], path / "hybrid_model")
+        else:
+            save_tiny_model(path / f"{name}_model", tie=name != "untied")
         train(path / f"{name}_model", path / f"{name}_on_one", ranks=ranks)
     for game in GAMES:
         play(path / "untied_model", path / f"{game}_on_one", game=game, ranks=ranks)
@@ -70,7 +76,8 @@ def be_one_of_two(rank: int, port: int, path: Path) -> None:
     for game in GAMES:
         play(path / "untied_model", path / f"{game}_on_two", game=game, ranks=ranks)
     compiler.BACKEND = "aot_eager"  # this process's own
-    train(path / "tied_model", path / "compiled_on_two", ranks=ranks, compile=True)
+    for name, kind in COMPILED.items():
+        train(path / f"{kind}_model", path / f"{name}_on_two", ranks=ranks, compile=True)
     resume(path / "tied_model", path / "tied_on_one", path / "resumed_on_two", ranks=ranks)
     explode(path / "tied_model", path / f"explosion_{rank}.json", ranks=ranks)
     judge(path / "tied_model", path / f"values_{rank}.json", ranks=ranks)
@@ -203,9 +210,9 @@ def judge(model_folder: Path, out: Path, *, ranks: Ranks) -> None:
     out.write_text(json.dumps({"found": values.tolist(), "expected": (states[0].float() @ weight).tolist()}))
 
 
-@pytest.mark.parametrize("name", [*KINDS, "compiled"])
+@pytest.mark.parametrize("name", [*KINDS, *COMPILED])
 def test_two_ranks_equal_one_in_losses_gradients_and_weights(results: Path, name: str) -> None:
-    one, two = results / f"{'tied' if name == 'compiled' else name}_on_one", results / f"{name}_on_two"
+    one, two = results / f"{COMPILED.get(name, name)}_on_one", results / f"{name}_on_two"
     for file in ("gradients_0", "gradients_1", "gradients_2", "weights"):
         assert_tensors_close(two / f"{file}.safetensors", one / f"{file}.safetensors")
     found, expected = (json.loads((folder / "measured.json").read_text()) for folder in (two, one))

@@ -199,7 +199,6 @@ STATEFUL = {
     "qwen3_next": Family(model_type="qwen3_next", settings=EXPERTS | LINEAR),
     "qwen3_5": Family(model_type="qwen3_5_text", settings=LINEAR),
     "qwen3_5_moe": Family(model_type="qwen3_5_moe_text", settings=EXPERTS | LINEAR),
-    "kimi_linear": Family(model_type="kimi_linear", settings=ROUTED | LATENT | LINEAR),
     "olmo_hybrid": Family(model_type="olmo_hybrid", settings=LINEAR | {"num_key_value_heads": 2}),
     "lfm2": Family(model_type="lfm2", settings=CONVOLVED),
     "lfm2_moe": Family(model_type="lfm2_moe", settings=EXPERTS | CONVOLVED),

@@ -26,6 +26,7 @@ SHORTER = (  # what a table shows of a refusal
         r"refused: \1 nats a token",
     ),
     (r"^the engine process failed: (.*)", r"vLLM does not start: \1"),
+    (r"^\d+ validation errors? for \w+ (?:Value error, )?(.*?)(?:\. Please check.*)?$", r"vLLM does not start: \1"),
 )
 MAX_SHOWN_CHARS = 110
 

@@ -58,7 +58,6 @@ def measure(family: Family, root: Path, *, ranks: Ranks, dtype: str = "float32")
             if version:
                 move(model, seed=version)
             cells[column] = _cell(partial(served, engine, server, model, version, dtype))
-        cells["export"] = _cell(partial(_difference_of_export, model, root / "export", ranks))
         adapted = load_model(folder, ranks=ranks, settings=model_settings(dtype, lora_rank=4))
         move(adapted, seed=3)
         cells["LoRA"] = _cell(partial(served, engine, server, adapted, 3, dtype))
@@ -71,7 +70,8 @@ def measure(family: Family, root: Path, *, ranks: Ranks, dtype: str = "float32")
         if engine is not None:
             asyncio.run(engine.close())
         server.close()
-    return cells
+    move(model, seed=4)  # the export is of the weights now, not of those in the folder
+    return cells | {"export": _cell(partial(_difference_of_export, model, root / "export", ranks))}
 
 
 class Versions:

@@ -201,11 +201,11 @@ FAMILIES = {
         "phi3",
         rope(
             "longrope",
-            original_max_position_embeddings=32,
+            original_max_position_embeddings=8,
             short_factor=[1.0 + 0.1 * place for place in range(16)],
             long_factor=[1.5 + place for place in range(16)],
         ),
-        {"original_max_position_embeddings": 32},
+        {"original_max_position_embeddings": 8},
     ),
     "falcon": _family("falcon", without=("head_dim",)),
     "llama4_text": _family("llama4_text", EXPERTS, {"attention_chunk_size": 8, "intermediate_size_mlp": 96}),
