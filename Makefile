@@ -215,7 +215,7 @@ test-engines: setup
 	$(BIN)/pytest tests/engines
 
 # Test the adapters with the packages that they adapt, each set in a separate environment, as their pins conflict.
-test-adapters: $(addprefix test-adapters-,games mcp1 mcp2 textworld alfworld browser freebase trackers openenv verifiers agents)
+test-adapters: $(addprefix test-adapters-,games mcp1 mcp2 textworld alfworld browser freebase trackers openenv verifiers agents langgraph)
 
 # Two environments for two programs that talk to each other: theirs, and ours without their packages.
 test-adapters-openenv: setup
@@ -223,10 +223,13 @@ test-adapters-openenv: setup
 	build/adapters-openenv/bin/pip install $(PIP_FLAGS) -r requirements/adapters-openenv.txt
 	OPENENV_PYTHON=build/adapters-openenv/bin/python $(BIN)/pytest tests/adapters/openenv
 
-test-adapters-agents: setup
-	test -x build/adapters-agents/bin/python || $(PYTHON) -m venv build/adapters-agents
-	build/adapters-agents/bin/pip install $(PIP_FLAGS) -r requirements/adapters-agents.txt
-	AGENTS_PYTHON=build/adapters-agents/bin/python $(BIN)/pytest tests/adapters/agents
+# Frameworks of agents, each in an environment on top of ours, so that actors can run there too.
+test-adapters-agents test-adapters-langgraph: test-adapters-%: setup
+	test -x build/adapters-$*/bin/python || $(PYTHON) -m venv build/adapters-$*
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
+	  > $$(echo build/adapters-$*/lib/python3.*/site-packages)/ours.pth
+	build/adapters-$*/bin/pip install $(PIP_FLAGS) -r requirements/adapters-$*.txt
+	AGENTS_PYTHON=build/adapters-$*/bin/python $(BIN)/pytest tests/adapters/agents/test_$*.py
 
 test-adapters-verifiers: setup
 	test -x build/adapters-verifiers/bin/python || $(PYTHON) -m venv build/adapters-verifiers

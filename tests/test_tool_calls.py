@@ -134,6 +134,18 @@ async def drops_thoughts(task: dict[str, Any], client: openai.AsyncOpenAI) -> di
     return {"calls": 0.0}
 
 
+async def takes_one_call(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    """An agent that does one thing at a time."""
+    messages: Messages = [{"role": "user", "content": "go"}]
+    response = await client.chat.completions.create(
+        model="gpt-4o", messages=messages, tools=[LOOK], parallel_tool_calls=False
+    )
+    (call,) = response.choices[0].message.tool_calls or []
+    messages += [response.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "look ab"}]
+    await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK], parallel_tool_calls=False)
+    return {"calls": 1.0}
+
+
 async def forbids_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
     messages: Messages = [{"role": "user", "content": "go"}]
     response = await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK], tool_choice="none")
@@ -250,6 +262,12 @@ def test_without_a_parser_a_call_stays_text() -> None:
 
 def test_calls_are_not_looked_for_where_the_agent_forbids_them() -> None:
     assert play("forbids_tools", Writer([CALL]), parsing()).turns[0].valid_action
+
+
+def test_an_agent_without_parallel_calls_gets_the_first_one_and_the_sampled_tokens_stay() -> None:
+    writer = Writer([f"{CALL}\n{CALL}", "ab."])
+    trajectory = play("takes_one_call", writer, parsing())
+    assert turns_of(trajectory) == writer.written and trajectory.branch_starts == [0]
 
 
 def test_a_call_that_the_agent_changes_begins_a_branch() -> None:

@@ -1,0 +1,49 @@
+"""Lets an agent on another framework play on our endpoint, as a process in the framework's environment."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from actors.rollout import fresh_env
+from actors.tape import Tape
+from common.env_config import MixtureEntry
+from common.trajectory import Trajectory, check
+from tests.episodes import attempt_on, rollout_of
+from tests.test_tool_calls import LONG, TOKENIZER, Writer
+from tests.tool_parsing import parsing
+
+PYTHON = os.environ["AGENTS_PYTHON"]
+
+
+async def starts_it(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
+    """The agent as a process, which gets the endpoint as OpenAI's own."""
+    endpoint = {"OPENAI_BASE_URL": str(client.base_url), "OPENAI_API_KEY": client.api_key}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | endpoint
+    process = await asyncio.create_subprocess_exec(
+        PYTHON, *task["words"], stdout=asyncio.subprocess.PIPE, env=environment
+    )
+    printed, _ = await process.communicate()
+    assert process.returncode == 0
+    return float(json.loads(printed))
+
+
+def play(script: str, words: list[str], writer: Writer, reasoning_parser: str, folder: Path) -> Trajectory:
+    """Play one episode of the agent in `script`, beside this file; `words` are its arguments."""
+    tasks = folder / "tasks.jsonl"
+    tasks.write_text(json.dumps({"words": [str(Path(__file__).with_name(script)), *words]}) + "\n")
+    options = {"agent": "tests.adapters.agents.playing:starts_it", "train": str(tasks), "held_out": str(tasks)}
+
+    async def played() -> Trajectory:
+        tape = Tape(attempt=attempt_on(max_turn_tokens=400))
+        entry = MixtureEntry(name="agent", options=options)
+        async with fresh_env({"shop": entry}, tape.attempt.task, timeout_s=60.0) as env:
+            parse = parsing(reasoning_parser=reasoning_parser)
+            return await rollout_of(env, writer.engine(), tape=tape, tokenizer=TOKENIZER, allowance=LONG, parse=parse)
+
+    trajectory = asyncio.run(played())
+    check(trajectory, vocab_size=len(TOKENIZER))
+    return trajectory

@@ -1,0 +1,26 @@
+"""An agent on LangGraph plays on our endpoint, with a tool. `make test-adapters-langgraph`.
+
+The package lies in an environment of its own, AGENTS_PYTHON, and this process has none of it.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from tests.adapters.agents.playing import play
+from tests.test_tool_calls import CALL, Writer, turns_of
+
+
+@pytest.mark.parametrize("words", [[], ["stream"]])
+@pytest.mark.parametrize("text", [CALL, f"I look. {CALL}", f"{CALL}\n{CALL}"])
+def test_its_tool_calls_keep_their_sampled_tokens(words: list[str], text: str, tmp_path: Path) -> None:
+    writer = Writer([text, "ab."])
+    trajectory = play("looks_langgraph.py", words, writer, "", tmp_path)
+    assert turns_of(trajectory) == writer.written and trajectory.branch_starts == [0]
+    assert trajectory.total_reward == 1.0
+
+
+def test_it_drops_thoughts(tmp_path: Path) -> None:
+    writer = Writer([f"<think>ab?</think>{CALL}", "<think>ab!</think>ab."])
+    trajectory = play("looks_langgraph.py", [], writer, "qwen3", tmp_path)
+    assert turns_of(trajectory) == writer.written and len(trajectory.branch_starts) == 2
