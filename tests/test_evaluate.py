@@ -217,7 +217,7 @@ def test_attempts_end_where_the_majority_is_certain_and_go_on_where_they_disagre
 
 
 def test_a_revision_is_shown_the_attempt_before_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The policy says the wanted word only where it reads an attempt that said another one."""
+    """The policy writes the wanted word only where it reads an attempt that failed."""
     prompts = set[str]()
 
     def write(prompt: str, seed: int) -> str:

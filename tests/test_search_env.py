@@ -26,7 +26,8 @@ def any_action(case: Case) -> Script:
 
     def write(tokens: list[int], seed: int | None) -> list[int]:
         listed = str(TOKENIZER.decode(tokens)).rpartition(f"{ADMISSIBLE} ")[2].split(END)[0].split("; ")
-        return ids(TOKENIZER, random.Random(seed).choice(case.samples or listed) + END)
+        lasting = [action for action in listed if action != "done"]  # which ends an episode of `web`
+        return ids(TOKENIZER, random.Random(seed).choice(case.samples or lasting) + END)
 
     return write
 

@@ -91,4 +91,4 @@ def certainty(attempts: Sequence[Played]) -> float:
     counts = [count for _, count in Counter(each.end for each in attempts).most_common(2)]
     first, second = (*counts, 0, 0)[:2]
     tosses = first + second + 1
-    return sum(math.comb(tosses, heads) for heads in range(first + 1)) / 2**tosses
+    return sum(math.comb(tosses, heads) for heads in range(first + 1)) / (1 << tosses)

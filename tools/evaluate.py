@@ -123,8 +123,8 @@ class _Test:
         """Play a task as often as the options want: one attempt after another only if they depend on each other."""
         members = range(self.options.attempts)
         if self.options.are_alike:
-            ended = await asyncio.gather(*(self._play(task, member, room, work) for member in members))
-            return [each.played for each in ended if each]
+            alike = await asyncio.gather(*(self._play(task, member, room, work) for member in members))
+            return [each.played for each in alike if each is not None]
         attempts: list[_Ended] = []
         for member in members:
             if self.options.certainty and certainty([each.played for each in attempts]) >= self.options.certainty:

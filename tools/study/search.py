@@ -22,6 +22,7 @@ from actors.group import EpisodeSetup
 from common.config import Config, load_config
 from common.run_dir import write_whole
 from common.trajectory import Task
+from learner.evaluation import num_held_out
 from learner.ranks import join_ranks, leave_ranks
 from tools.bench.benchmark import today
 from tools.collect import attempt_at, play_task
@@ -36,11 +37,17 @@ TASK = "conf/quickstart.yaml"
 SHARED = ("model.max_tokens=768", "eval.num_tasks=60")
 ENVS = {
     "shop": ("env.name=shop", "env.options={profile: small}", "env.max_turns=8"),
-    "grid": ("env.name=grid", "env.options={game: maze, profile: small, size: 7}", "env.max_turns=14"),
+    "grid": (
+        "env.name=grid",
+        "env.options={game: maze, profile: small, size: 5}",
+        "env.max_turns=8",
+        "warm_start.episodes=800",
+    ),
     "household": (
         "env.name=household",
         "env.options={profile: small, task_types: [pick_and_place]}",
-        "env.max_turns=12",
+        "env.max_turns=10",
+        "warm_start.episodes=800",
     ),
 }
 SEEDS = (0, 1, 2)
@@ -117,7 +124,7 @@ async def played(arm: str, stage: EpisodeSetup, config: Config, *, budget: int) 
             await play_task(EpisodeTree(attempt, setup=stage, room=room, collected=collected), config, options)
             return _on_task(collected, in_order=arm != CHAIN)
 
-    return await asyncio.gather(*map(on, range(config.eval.num_tasks)))
+    return await asyncio.gather(*map(on, range(num_held_out(config))))
 
 
 def _on_task(collected: Collected, *, in_order: bool) -> OnTask:
