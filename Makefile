@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: setup setup-gpu setup-browser quickstart road test check format lock clean docs pictures image-root
 .PHONY: bench-actors bench-data bench-envs bench-fits bench-fleet bench-learner bench-peers bench-prefixes bench-replay
 .PHONY: bench-rewards bench-see bench-weights families gpu-check soak chaos drill
-.PHONY: study-durations study-formats study-goodput study-lag study-markets study-overlap study-prm study-simulator
+.PHONY: study-durations study-formats study-goodput study-lag study-markets study-overlap study-prm study-search study-simulator
 .PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-ledger test-spot
 
 setup: $(STAMP)
@@ -163,6 +163,10 @@ study-markets: setup
 # A search guided by a process reward model beside best-of-n, at equal tokens: half an hour; continues where it stopped.
 study-prm: setup
 	$(BIN)/python -m tools.study.prm --page docs/studies/prm.md
+
+# Searches beside independent episodes in three environments, at equal tokens: an hour; continues where it stopped.
+study-search: setup
+	$(BIN)/python -m tools.study.search --page docs/studies/search.md
 
 # The quickstart beside TRL and a loop by hand, all from the same weights: 15 whole runs, one after another. TRL has
 # an environment of its own, and runs only here: `make test` tests the loop by hand and the page.

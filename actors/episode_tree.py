@@ -1,16 +1,18 @@
 """The episodes of one task as a tree of turns, for a search. Shared tokens are never sampled or encoded twice.
 
-A state is reached by replaying its turns in a fresh environment, just as a preempted episode is resumed. So the
-environment needs no snapshots, and every finished episode is an ordinary trajectory.
+A state is reached by restoring its snapshot in a fresh environment. Without snapshots its turns are replayed, just as a
+preempted episode is resumed. Every finished episode is an ordinary trajectory in both cases.
 """
 
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from actors.group import EpisodeSetup
+from actors.hint import FAILED, hint_of
 from actors.resume import resumed_tape
 from actors.rollout import EpisodeFailed
 from actors.stretch import Stretch, play_stretch
@@ -34,6 +36,7 @@ class Collected:
     num_failed: int = 0  # stretches that failed for a reason other than the policy
     num_tasks: int = 0  # that are done
     labels: dict[tuple[int, int], list[float | None]] = field(default_factory=dict)  # of `EpisodeTree.label`
+    sampled_by: list[int] = field(default_factory=list)  # `num_sampled` when each of the `trajectories` had ended
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +66,7 @@ class EpisodeTree:
         self._attempt, self._setup, self._room, self._collected = attempt, setup, room, collected
         self._values = values
         self._members = itertools.count()
-        self._partials: dict[State, Trajectory] = {}  # of the states that are not over, except the start
+        self._stretches: dict[State, Stretch] = {}  # by the state in which they end; none ends at the start
         self._reached: set[tuple[str, ...]] = set()
         self._num_turns = 0
         self.has_ended = False  # whether an episode of this task has finished
@@ -77,7 +80,7 @@ class EpisodeTree:
     def best(self) -> State:
         """The unfinished state with the highest value and return so far; among equal ones, the deepest."""
         return max(
-            self._partials,
+            (state for state in self._stretches if not state.is_over),
             key=lambda state: (state.value or 0.0, state.total_reward, len(state.actions)),
             default=START,
         )
@@ -85,11 +88,13 @@ class EpisodeTree:
     async def expand(self, state: State, *, width: int) -> list[State]:
         """Sample `width` actions in `state`, one turn each; return the resulting states that are new to the tree."""
         played = await asyncio.gather(*(self._play(state, num_turns=1) for _ in range(width)))
+        reached = [each for each in played if each is not None]
+        counts = Counter(child.actions for child, _ in reached)
         children = []
-        for child, stretch in (each for each in played if each is not None):
+        for child, stretch in reached:
             if child.actions not in self._reached:
-                self._keep(child, stretch)
-                children.append(child)
+                children.append(replace(child, share=counts[child.actions] / len(reached)))
+                self._keep(children[-1], stretch)
         return children
 
     async def play_out(self, state: State, *, max_turns: int) -> State | None:
@@ -103,6 +108,19 @@ class EpisodeTree:
         else:
             self._keep(reached, stretch)
         return reached
+
+    async def revise(self, ends: Sequence[State]) -> State | None:
+        """Play one episode from the start to its end, and show it the failed ones that ended in `ends`.
+
+        None if it failed for another reason than the policy.
+        """
+        hint = hint_of([self._stretches[end].exchanges for end in ends], outcome=FAILED)
+        played = await self._play(START, num_turns=self._setup.allowance.max_turns, hint=hint)
+        if played is None:
+            return None
+        end, stretch = played
+        self._keep(end, stretch)
+        return end
 
     async def walk(self) -> Playthrough | None:
         """Play one episode turn by turn; None if it failed."""
@@ -132,15 +150,16 @@ class EpisodeTree:
         labels.append(float(played.states[-1].success))
         self._collected.labels[played.record.group_id, played.record.member] = labels
 
-    async def _play(self, state: State, *, num_turns: int) -> tuple[State, Stretch] | None:
+    async def _play(self, state: State, *, num_turns: int, hint: str = "") -> tuple[State, Stretch] | None:
         """Play from `state`; return where that led, or None if the environment, the engine or the values failed."""
         attempt = replace(self._attempt, member=next(self._members))
-        partial = self._partials.get(state)
-        tape = resumed_tape(attempt, partial) if partial else Tape(attempt=attempt)
+        before = self._stretches.get(state)
+        tape = resumed_tape(attempt, before.record) if before else Tape(attempt=attempt)
         num_failed, sampled_before = 0, sum(tape.loss_mask)
         try:
             async with self._room:
-                stretch = await play_stretch(tape, setup=self._setup, num_turns=num_turns)
+                begin = before.saved if before else None
+                stretch = await play_stretch(tape, setup=self._setup, num_turns=num_turns, begin=begin, hint=hint)
             return await self._state(stretch), stretch  # without a place in the engine: values may be slow
         except EpisodeFailed as failure:
             num_failed = 1
@@ -161,13 +180,13 @@ class EpisodeTree:
 
     def _keep(self, state: State, stretch: Stretch) -> None:
         self._reached.add(state.actions)
+        self._stretches[state] = stretch
         if stretch.is_over:
             self._end(stretch)
-        else:
-            self._partials[state] = stretch.record
 
     def _end(self, stretch: Stretch) -> None:
         self._collected.trajectories.append(stretch.record)
+        self._collected.sampled_by.append(self._collected.num_sampled)
         self.has_ended = True
 
     async def _state(self, stretch: Stretch) -> State:

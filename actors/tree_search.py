@@ -1,10 +1,11 @@
-"""Three search algorithms over the turns of an episode, independent of engines and environments.
+"""Searches over the turns of an episode and over whole episodes, independent of engines and environments.
 
 The result of a search is every episode that finished in its tree, not only the best one.
 """
 
 import asyncio
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,6 +20,7 @@ class State:
     is_over: bool
     success: bool
     value: float | None = None  # the probability of success from here, by a process reward model; None without one
+    share: float = 1.0  # of the actions that were sampled together with its last one: how many were the same
 
 
 START = State(actions=(), total_reward=0.0, mean_logprob=0.0, is_over=False, success=False)
@@ -36,6 +38,12 @@ class Tree(Protocol):
 
     async def play_out(self, state: State, *, max_turns: int) -> State | None:
         """Play one episode from `state` to its end, or for `max_turns`; None if it failed."""
+
+    async def revise(self, ends: Sequence[State]) -> State | None:
+        """Play one episode from the start to its end, and show it the failed ones that ended in `ends`.
+
+        None if it failed for another reason than the policy.
+        """
 
 
 async def tree_of_thoughts(tree: Tree, *, width: int, beam: int) -> None:
@@ -80,31 +88,54 @@ async def dfsdt(tree: Tree, *, width: int, budget: int) -> None:
                 tries.pop()
 
 
+async def graph_of_thoughts(tree: Tree, *, width: int, beam: int, budget: int) -> None:
+    """Revise whole episodes: rounds of `width` attempts, each of which is shown the `beam` best ones before.
+
+    Besta et al. 2023, arXiv 2308.09687, where a thought is an attempt: one that is shown a single earlier attempt
+    refines it, one that is shown several merges them. A width and a beam of 1 are sequential revision. The best ones
+    have the highest value, then the highest return; among equal ones, they are the newest. The search ends with the
+    round in which an attempt succeeds, in which all fail for another reason than the policy, or that reaches `budget`
+    turns.
+    """
+    ends: list[State] = []  # the newest first
+    while tree.num_turns < budget:
+        shown = sorted(ends, key=lambda end: (end.value or 0.0, end.total_reward), reverse=True)[:beam]
+        played = await asyncio.gather(*(tree.revise(shown) for _ in range(width)))
+        finished = [end for end in played if end is not None]
+        if not finished or any(end.success for end in finished):
+            return
+        ends = [*reversed(finished), *ends]
+
+
 async def mcts(tree: Tree, *, width: int, budget: int, exploration: float) -> None:
-    """Monte Carlo tree search by UCB1. Kocsis & Szepesvari 2006 (UCT); for agents Zhou et al. 2023, arXiv 2310.04406.
+    """Monte Carlo tree search by PUCT, over sampled actions. Silver et al. 2017, doi 10.1038/nature24270.
 
     On its first visit, a state is played out once by the policy, and the return counts for every state on the path. A
     state with a value is not played out: its value counts instead. On its second visit it is expanded. Finished states
     are not visited again, nor are states whose descendants are all finished. The search ends after `budget` turns, or
     when nothing is left.
+
+    The prior of an action is its share of the actions that were sampled in the state: what remains of the policy's
+    probability when the actions are samples of the policy themselves. Hubert et al. 2021, arXiv 2104.06303.
     """
     root = _Node(state=START, parent=None)
     while not root.is_closed and tree.num_turns < budget:
-        node = _selected(root, exploration)
+        node = root
+        while node.children:
+            node = node.best_child(exploration)
         if node.visits or node is root:
             children = await tree.expand(node.state, width=min(width, budget - tree.num_turns))
             node.children = [_Node(state=child, parent=node) for child in children]
-        await _visit(tree, node.children[0] if node.children else node, budget=budget)
+        await _visit(tree, node.best_child(exploration) if node.children else node, budget=budget)
 
 
-def ucb1(mean_return: float, *, visits: int, parent_visits: int, exploration: float) -> float:
-    """The UCB1 score of a child: mean + c sqrt(ln N / n), infinite before the first visit. Auer et al. 2002.
+def puct(value: float, *, share: float, visits: int, parent_visits: int, exploration: float) -> float:
+    """The score of a child: Q + c P sqrt(N) / (1 + n), with the prior P of its action.
 
-    Mean 0.5 of n = 2 visits of N = 10 with c = 1.4: 0.5 + 1.4 * sqrt(2.302585 / 2) = 2.002176.
+    Value 0.5, share 0.6, n = 2 visits of N = 9, c = 1.4: 0.5 + 1.4 * 0.6 * 3 / 3 = 1.34. An N of 0 counts as 1, so that
+    the prior decides the first visit.
     """
-    if not visits:
-        return math.inf
-    return mean_return + exploration * math.sqrt(math.log(parent_visits) / visits)
+    return value + exploration * share * math.sqrt(max(1, parent_visits)) / (1 + visits)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -118,18 +149,26 @@ class _Node:
     returns: float = 0.0  # the sum over its visits
     is_closed: bool = False  # nothing is left to play here
 
-    def bound(self, parent_visits: int, exploration: float) -> float:
-        mean_return = self.returns / max(1, self.visits)
-        return ucb1(mean_return, visits=self.visits, parent_visits=parent_visits, exploration=exploration)
+    @property
+    def mean_return(self) -> float:
+        """Over its visits; before the first one that of its parent, so that the sign of returns does not matter."""
+        if self.visits or self.parent is None:
+            return self.returns / max(1, self.visits)
+        return self.parent.mean_return
 
+    def best_child(self, exploration: float) -> "_Node":
+        """The open child with the highest score; among equal ones, the first."""
 
-def _selected(root: _Node, exploration: float) -> _Node:
-    """Walk down from `root` to the open child with the highest score; among equal ones, the first."""
-    node = root
-    while node.children:
-        open_children = [child for child in node.children if not child.is_closed]
-        node = max(open_children, key=lambda child: child.bound(node.visits, exploration))
-    return node
+        def score(child: "_Node") -> float:
+            return puct(
+                child.mean_return,
+                share=child.state.share,
+                visits=child.visits,
+                parent_visits=self.visits,
+                exploration=exploration,
+            )
+
+        return max((child for child in self.children if not child.is_closed), key=score)
 
 
 async def _visit(tree: Tree, node: _Node, *, budget: int) -> None:

@@ -19,6 +19,7 @@ from actors.act import make_setup
 from actors.engine import Completion
 from actors.episode_tree import Collected, EpisodeTree
 from actors.group import EpisodeSetup
+from actors.hint import INTRODUCTION
 from actors.resume import resumed_tape
 from actors.scripted_engine import Schedule, ScriptedEngine
 from actors.stretch import play_stretch
@@ -119,7 +120,8 @@ def wavering(config: Config, *, right: float, first_task: int = 0) -> Script:
 
     def write(tokens: list[int], seed: int | None) -> list[int]:
         text = str(TOKENIZER.decode(tokens))
-        plan = next(plan for opening, plan in plans.items() if f"\n{opening}{END}" in text)
+        shown = text.split(f"\n\n{INTRODUCTION}")[0] + END  # without the attempts before
+        plan = next(plan for opening, plan in plans.items() if f"\n{opening}{END}" in shown)
         left = iter(plan)
         action = next(left)
         for said in said_by_policy(tokens):

@@ -15,7 +15,7 @@ from common.action_format import FORMATS
 from common.message import Message
 from common.trajectory import Outcome, Task
 from envhub.catalogue import make_env
-from envhub.env import Env
+from envhub.env import Env, Observation
 from envhub.remote.env_client import EnvClient
 from envhub.remote.env_protocol import MAX_OPTIONS_BYTES
 from tests import test_env_contract as contract
@@ -23,7 +23,10 @@ from tests.env_cases import Case, do_all, some_actions
 from tests.env_hosts import TASK, EnvHost, env_host, far, play_and_close
 from tests.episodes import engine_of, expert, rollout_of
 from tests.small_tokenizer import shop_tokenizer
+from tests.test_collect import settings, told
+from tests.test_search_env import any_action, search
 
+SHOP_CASE = Case(name="shop", max_turns=40, noisy_success=0.6)
 CONTRACT: list[Callable[[Case], None]] = [
     contract.test_the_same_task_and_actions_give_the_same_episode_on_every_instance,
     contract.test_reset_leaves_nothing_of_the_episode_before,
@@ -194,3 +197,22 @@ def test_tools_and_admissible_actions_of_a_far_environment_are_those_of_a_near_o
     near = asyncio.run(listed(make_env("grid", {})))
     assert "Possible actions: " in near[-1].content and asyncio.run(listed(far(host.url, "grid"))) == near
     assert asyncio.run(tools(far(host.url, "tools"))) == asyncio.run(tools(make_env("tools", {}))) != ()
+
+
+def test_a_search_restores_the_snapshots_of_a_remote_environment(
+    host: EnvHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn costs one step at the server, and the episodes are those of a search in a local environment."""
+    steps, step = list[str](), EnvClient.step
+
+    async def counted(env: EnvClient, action: str) -> Observation:
+        steps.append(action)
+        return await step(env, action)
+
+    monkeypatch.setattr(EnvClient, "step", counted)
+    limits = ("env.max_turns=3", "env.show_admissible=true")
+    near = search(settings("env.name=shop", *limits), any_action(SHOP_CASE), tmp_path)
+    remote = ("env.name=remote", f"env.options.url={host.url}", "env.options.env=shop")
+    there = search(settings(*remote, *limits), any_action(SHOP_CASE), tmp_path)
+    assert [told(each) for each in there.trajectories] == [told(each) for each in near.trajectories]
+    assert len(steps) == there.num_turns > 6

@@ -4,25 +4,41 @@ import itertools
 import json
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from actors.act import make_setup
+from actors.hint import INTRODUCTION
 from actors.scripted_engine import Schedule, ScriptedEngine
 from common.config import load_config
 from common.config_error import ConfigError
 from common.headline import wilson
 from common.tokenizer import load_tokenizer
 from tests.episodes import ids
-from tests.small_tokenizer import CHATML, byte_tokenizer
+from tests.small_tokenizer import CHATML, END, byte_tokenizer
+from tools.eval_attempt import WAYS, Played, certainty, chosen
 from tools.eval_options import EvalOptions
-from tools.eval_report import Played, compared, pass_at, report, spread
-from tools.evaluate import evaluate_on
+from tools.eval_report import compared, pass_at, report, spread
+from tools.evaluate import check_revisable, evaluate_on
 
 
-def played(index: int, *, success: bool, tokens: int = 10, invalid: int = 0, kind: str = "") -> Played:
+def played(
+    index: int,
+    *,
+    success: bool,
+    tokens: int = 10,
+    invalid: int = 0,
+    kind: str = "",
+    end: str = "",
+    mean_logprob: float = -1.0,
+    value: float | None = None,
+) -> Played:
     return Played(
+        end=end,
+        mean_logprob=mean_logprob,
+        value=value,
         index=index,
         kind=kind,
         success=success,
@@ -92,6 +108,41 @@ def test_the_interval_of_a_mean_holds_it_as_often_as_it_says() -> None:
     assert 0.92 <= held / 400 <= 0.98
 
 
+def test_each_way_chooses_by_its_own_number_and_a_tie_by_likelihood_or_place() -> None:
+    attempts = [
+        played(0, success=True, end="a", mean_logprob=-0.5, value=0.2),
+        played(0, success=False, end="b", mean_logprob=-0.4, value=0.9),
+        played(0, success=True, end="a", mean_logprob=-0.7, value=0.9),
+    ]
+    assert {way: attempts.index(choose(attempts)) for way, choose in WAYS.items()} == {
+        "likelihood": 1,
+        "majority": 0,
+        "reward_model": 1,
+    }
+    assert WAYS["majority"](attempts[:2]) is attempts[1]  # one of each: the likelier
+
+
+def test_a_choice_is_the_mean_over_whole_parts_of_the_attempts() -> None:
+    attempts = [played(0, success=place in (0, 3), tokens=place, mean_logprob=-place) for place in range(5)]
+    assert chosen(attempts, way="likelihood", size=2) == (0.5, 3.0)  # 0 of (0, 1), 2 of (2, 3); 4 is left over
+    assert chosen(attempts, way="likelihood", size=8) == (1.0, 10.0)
+    episodes = [*attempts, played(1, success=True), played(1, success=True)]
+    best = report(episodes)["best_of"]
+    assert list(best) == ["likelihood", "majority"] and list(best["majority"]) == ["1", "2", "5"]
+    assert best["likelihood"]["2"]["rate"] == 0.75 and best["likelihood"]["2"]["tokens_written"] == 11.5
+    assert list(report(episodes, EvalOptions(attempts=5, certainty=0.9))["best_of"]["majority"]) == ["5"]
+    assert "pass_at" not in report(episodes, EvalOptions(attempts=5, certainty=0.9))
+
+
+@pytest.mark.parametrize("ends", ["", "a", "aa", "aaaa", "aabb", "aaab", "abc", "aaabbc"])
+def test_the_certainty_of_a_majority_is_the_share_of_the_posterior_above_one_half(ends: str) -> None:
+    first, second = [*sorted((ends.count(end) for end in set(ends)), reverse=True), 0, 0][:2]
+    chances = [(place + 0.5) / 20_000 for place in range(20_000)]
+    density = [chance**first * (1 - chance) ** second for chance in chances]
+    share = sum(density[10_000:]) / sum(density)
+    assert certainty([played(0, success=True, end=end) for end in ends]) == pytest.approx(share, abs=1e-6)
+
+
 OWN = {"call": {"write": "CALL {action} END"}}
 SETTINGS = [
     "env.name=tests.guess:GuessEnv",
@@ -102,16 +153,27 @@ SETTINGS = [
 ]
 
 
-def evaluated(options: EvalOptions, folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[list[dict], str]:
-    """Evaluate a policy that always writes as the format `call` wants it; return the lines of JSON, and the rest."""
+def evaluated(
+    options: EvalOptions,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    write: Callable[[str, int], str] | None = None,
+) -> tuple[list[dict], str]:
+    """Evaluate a policy that always writes as the format `call` wants it; return the lines of JSON, and the rest.
+
+    `write` gives its text for a prompt and a seed instead.
+    """
     tokenizer = byte_tokenizer(CHATML)
     tokenizer.save_pretrained(folder)
     config = load_config(None, SETTINGS)
     config.env.formats = OWN
     answer = ids(tokenizer, "CALL red END" + tokenizer.eos_token)
-    engine = ScriptedEngine(
-        lambda tokens, seed: answer, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=2048
-    )
+
+    def script(tokens: list[int], seed: int | None) -> list[int]:
+        return ids(tokenizer, write(tokenizer.decode(tokens), seed or 0) + tokenizer.eos_token) if write else answer
+
+    engine = ScriptedEngine(script, policy_version=0, schedule=Schedule(token_time_s=0.0), max_tokens=2048)
     setup = make_setup(engine, name="eval", run=config, actors=config.actors, tokenizer=load_tokenizer(folder))
     assert evaluate_on(setup, config, options) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -140,6 +202,61 @@ def test_an_evaluation_of_one_format_prints_no_table(tmp_path: Path, capsys: pyt
     results, table = evaluated(EvalOptions(), tmp_path, capsys)
     assert [line["sampling"] for line in results] == ["sampled", "greedy"] and table == ""
     assert all("format" not in line for line in results)
+
+
+def test_attempts_end_where_the_majority_is_certain_and_go_on_where_they_disagree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = EvalOptions(attempts=8, certainty=0.95)
+    sampled, greedy = evaluated(options, tmp_path, capsys, write=lambda prompt, seed: "red")[0]
+    assert (sampled["num_episodes"], greedy["num_episodes"]) == (6 * 4, 6)
+    spent = sampled["best_of"]["majority"]["4"]["tokens_written"]
+    assert spent == 4 * sampled["tokens_written"]
+    (sampled, _), _ = evaluated(options, tmp_path, capsys, write=lambda prompt, seed: str(seed))
+    assert sampled["num_episodes"] == 6 * 8
+
+
+def test_a_revision_is_shown_the_attempt_before_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The policy writes the wanted word only where it reads an attempt that failed."""
+    prompts = set[str]()
+
+    def write(prompt: str, seed: int) -> str:
+        opening = prompt.split(END)[0]
+        prompts.add(opening)
+        return opening.split("say ")[1].split()[0] if "> nothing" in opening else "nothing"
+
+    results, _ = evaluated(EvalOptions(attempts=3, revise=True), tmp_path, capsys, write=write)
+    sampled, greedy = results
+    assert {place: each["rate"] for place, each in sampled["by_attempt"].items()} == {"1": 0.0, "2": 1.0, "3": 0.0}
+    assert "pass_at" not in sampled and "by_attempt" not in greedy
+    shown = [opening.partition(INTRODUCTION)[2] for opening in prompts if INTRODUCTION in opening]
+    assert all(text.count("Attempt 1:") == 1 and "Attempt 2:" not in text for text in shown)
+    assert any(text.count("> nothing\nagain") == 3 for text in shown) and "failed" not in "".join(shown)
+
+
+def test_a_revision_of_an_environment_that_writes_its_prompts_itself_is_refused() -> None:
+    config = load_config(None, ["env.name=verifiers"])
+    check_revisable(config, EvalOptions(attempts=2))
+    with pytest.raises(
+        ConfigError, match=r"`--revise` is not possible for `env.name` verifiers: this environment writes"
+    ):
+        check_revisable(config, EvalOptions(attempts=2, revise=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"revise": True}, "revise"),
+        ({"certainty": 0.9}, "certainty"),
+        ({"attempts": 4, "certainty": 0.5}, "certainty"),
+        ({"attempts": 4, "certainty": 1.0}, "certainty"),
+        ({"attempts": 4, "certainty": math.nan}, "certainty"),
+        ({"attempts": 4, "certainty": 0.9, "revise": True}, "certainty"),
+    ],
+)
+def test_options_of_attempts_without_effect_are_refused(given: dict, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"`--{name}` must be"):
+        EvalOptions(**given)
 
 
 @pytest.mark.parametrize(

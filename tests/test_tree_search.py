@@ -2,13 +2,14 @@
 
 import asyncio
 import itertools
-import math
-from collections.abc import Coroutine
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from actors.tree_search import State, dfsdt, mcts, tree_of_thoughts, ucb1
+from actors.tree_search import State, dfsdt, graph_of_thoughts, mcts, puct, tree_of_thoughts
 
 
 class HandMade:
@@ -16,7 +17,8 @@ class HandMade:
 
     `samples` has the actions sampled in a state, repeated in that order; `endings` the rest of an episode from a state;
     `ends` the final states, and whether they succeed; `rewards` the reward of the last action before a state. The
-    default reward is 0, the default log-probability -1. A sample of "!" failed.
+    default reward is 0, the default log-probability -1. A sample of "!" failed. `attempts` are the whole episodes of
+    revisions, in that order.
     """
 
     def __init__(
@@ -28,23 +30,25 @@ class HandMade:
         logprobs: dict[str, float] | None = None,
         endings: dict[str, list[str]] | None = None,
         values: dict[str, float] | None = None,
+        attempts: Sequence[str] = (),
     ) -> None:
         self._samples = {state: itertools.cycle(letters) for state, letters in samples.items()}
         self._endings = {state: itertools.cycle(paths) for state, paths in (endings or {}).items()}
         self._ends, self._rewards, self._logprobs = ends, rewards or {}, logprobs or {}
-        self._values = values or {}
+        self._values, self._attempts = values or {}, iter(attempts)
         self._reached: set[str] = set()
         self.num_turns = 0
-        self.done: list[str] = []  # "aa" is an expansion there, "aa>b" an episode from there to "aab"
+        self.done: list[str] = []  # "aa" an expansion there, "aa>b" an episode from there to "aab", "a+b: c" a revision
 
     async def expand(self, state: State, *, width: int) -> list[State]:
         at = "".join(state.actions)
         self.done.append(at)
         self.num_turns += width
         sampled = [at + next(self._samples[at]) for _ in range(width)]
-        new = [path for path in dict.fromkeys(sampled) if path not in self._reached and not path.endswith("!")]
+        counts = Counter(path for path in sampled if not path.endswith("!"))
+        new = [path for path in counts if path not in self._reached]
         self._reached.update(new)
-        return [self._state(path) for path in new]
+        return [replace(self._state(path), share=counts[path] / counts.total()) for path in new]
 
     async def play_out(self, state: State, *, max_turns: int) -> State | None:
         at = "".join(state.actions)
@@ -52,6 +56,12 @@ class HandMade:
         self.done.append(f"{at}>{rest}")
         self.num_turns += len(rest)
         return None if rest.endswith("!") else self._state(at + rest)
+
+    async def revise(self, ends: Sequence[State]) -> State | None:
+        path = next(self._attempts)
+        self.done.append(f"{'+'.join(''.join(end.actions) for end in ends)}: {path}")
+        self.num_turns += len(path)
+        return None if path.endswith("!") else self._state(path)
 
     def _state(self, path: str) -> State:
         return State(
@@ -149,11 +159,16 @@ def test_a_success_that_is_not_the_end_does_not_stop_dfsdt() -> None:
     assert searched(tree, dfsdt(tree, width=1, budget=9)) == ["", "a"]
 
 
-def test_ucb1_is_what_auer_et_al_say() -> None:
-    assert ucb1(0.5, visits=2, parent_visits=10, exploration=1.4) == pytest.approx(2.0021764)
-    assert ucb1(0.25, visits=4, parent_visits=4, exploration=1.0) == pytest.approx(0.8387050)
-    assert ucb1(0.75, visits=3, parent_visits=9, exploration=0.0) == 0.75
-    assert ucb1(0.0, visits=0, parent_visits=9, exploration=0.0) == math.inf
+def test_puct_is_what_silver_et_al_say() -> None:
+    assert puct(0.5, share=0.6, visits=2, parent_visits=9, exploration=1.4) == pytest.approx(1.34)
+    assert puct(0.25, share=1.0, visits=0, parent_visits=4, exploration=1.0) == pytest.approx(2.25)
+    assert puct(0.75, share=0.5, visits=3, parent_visits=9, exploration=0.0) == 0.75
+    assert puct(0.0, share=0.2, visits=0, parent_visits=0, exploration=1.0) == pytest.approx(0.2)
+
+
+def test_mcts_visits_first_what_the_policy_does_most_often() -> None:
+    tree = HandMade({"": "baa"}, ends={}, endings={"a": ["x"], "b": ["x"]})
+    assert searched(tree, mcts(tree, width=3, budget=4, exploration=1.4)) == ["", "a>x"]
 
 
 def test_mcts_plays_out_each_child_once_before_it_looks_deeper_and_ends_where_all_is_over() -> None:
@@ -163,8 +178,8 @@ def test_mcts_plays_out_each_child_once_before_it_looks_deeper_and_ends_where_al
         rewards={"aa": 1.0},
         endings={"a": ["b"], "b": ["a"]},
     )
-    # Both have earned 0 in one visit: a comes first. aa brings 1, so a has 0.5 + 1.4 sqrt(ln 3 / 2) = 1.538 against
-    # 1.4 sqrt(ln 3) = 1.467 of b, and ab is seen; then a is closed, and what is left is b.
+    # Both have earned 0 in one visit: a comes first. aa brings 1, so a has 0.5 + 0.7 sqrt(3) / 3 = 0.904 against
+    # 0.7 sqrt(3) / 2 = 0.606 of b, and ab is seen; then a is closed, and what is left is b.
     assert searched(tree, mcts(tree, width=2, budget=60, exploration=1.4)) == ["", "a>b", "b>a", "a", "b"]
     assert tree.num_turns == 8
 
@@ -177,11 +192,10 @@ DEEP = {
 }
 
 
-def test_without_exploration_mcts_stays_where_it_has_earned() -> None:
+def test_with_little_exploration_mcts_stays_where_it_has_earned() -> None:
     tree = HandMade(**DEEP)  # type: ignore[arg-type]
-    searched(tree, mcts(tree, width=2, budget=12, exploration=0.0))
-    # a has earned 0 and b 0.5, so the rest is below b: ba with 0.5, bb, not visited before, with 0.5, and ba again,
-    # which is no worse.
+    searched(tree, mcts(tree, width=2, budget=12, exploration=1.0))
+    # a has earned 0 and b 0.5, so the rest is below b: ba, then bb, which was visited less, then ba again.
     assert tree.done == ["", "a>aa", "b>aa", "b", "ba>a", "bb>a", "ba"]
     assert tree.num_turns == 12
 
@@ -189,9 +203,19 @@ def test_without_exploration_mcts_stays_where_it_has_earned() -> None:
 def test_with_much_exploration_mcts_goes_where_it_was_least() -> None:
     tree = HandMade(**DEEP)  # type: ignore[arg-type]
     searched(tree, mcts(tree, width=2, budget=12, exploration=10.0))
-    # After a, b and ba: b has 0.5 + 10 sqrt(ln 3 / 2) = 7.911, and a 10 sqrt(ln 3) = 10.481.
+    # After a, b and ba: b has 0.5 + 5 sqrt(3) / 3 = 3.387, and a 5 sqrt(3) / 2 = 4.330.
     assert tree.done == ["", "a>aa", "b>aa", "b", "ba>a", "a", "aa>a"]
     assert tree.num_turns == 12
+
+
+def test_mcts_does_the_same_when_every_end_earns_less() -> None:
+    def done(less: float) -> list[str]:
+        paths = map("".join, itertools.product("ab", repeat=3))
+        rewards = {path: (0.5 if path in ("baa", "bba") else 0.0) - less for path in paths}
+        tree = HandMade(**DEEP | {"rewards": rewards})  # type: ignore[arg-type]
+        return searched(tree, mcts(tree, width=2, budget=14, exploration=0.5))
+
+    assert done(0.0) == done(4.0)
 
 
 @pytest.mark.parametrize("budget", range(1, 15))
@@ -211,3 +235,33 @@ def test_mcts_gives_up_where_everything_fails() -> None:
 def test_a_state_whose_actions_are_none_of_them_new_is_not_come_to_again() -> None:
     tree = HandMade({"": "a", "a": "!"}, ends={}, endings={"a": ["x"]})
     assert searched(tree, mcts(tree, width=2, budget=60, exploration=1.4)) == ["", "a>x", "a"]
+
+
+def test_a_revision_is_shown_the_best_attempt_before_and_the_newest_of_equal_ones() -> None:
+    tree = HandMade(
+        {},
+        attempts=["aa", "ab", "ba", "bb", "cc"],
+        rewards={"ba": 0.5},
+        ends={"aa": False, "ab": False, "ba": False, "bb": False, "cc": True},
+    )
+    done = searched(tree, graph_of_thoughts(tree, width=1, beam=1, budget=60))
+    assert done == [": aa", "aa: ab", "ab: ba", "ba: bb", "ba: cc"]
+
+
+def test_attempts_of_one_round_are_shown_the_same_ones_and_merge_them() -> None:
+    tree = HandMade(
+        {},
+        attempts=["a", "b", "c", "d", "e", "f"],
+        values={"a": 0.1, "b": 0.3, "c": 0.2, "d": 0.9},
+        ends=dict.fromkeys("abcdef", False),
+    )
+    done = searched(tree, graph_of_thoughts(tree, width=2, beam=2, budget=5))
+    assert done == [": a", ": b", "b+a: c", "b+a: d", "d+b: e", "d+b: f"]
+    assert tree.num_turns == 6  # the round that reaches the budget is played to its end
+
+
+def test_revision_ends_where_a_round_fails_for_another_reason_than_the_policy() -> None:
+    tree = HandMade({}, attempts=["a", "b!", "c!", "d"], ends={"a": False, "d": True})
+    assert searched(tree, graph_of_thoughts(tree, width=2, beam=1, budget=60)) == [": a", ": b!", "a: c!", "a: d"]
+    tree = HandMade({}, attempts=["a!", "b!"], ends={})
+    assert searched(tree, graph_of_thoughts(tree, width=2, beam=1, budget=60)) == [": a!", ": b!"]

@@ -18,7 +18,7 @@ from actors.episode_tree import Collected, EpisodeTree
 from actors.group import EpisodeSetup
 from actors.rollout import EpisodeFailed
 from actors.tape import Attempt
-from actors.tree_search import START, dfsdt, mcts, tree_of_thoughts
+from actors.tree_search import START, dfsdt, graph_of_thoughts, mcts, tree_of_thoughts
 from common.action_format import format_of
 from common.chat import ChatRules
 from common.config import Config
@@ -237,6 +237,8 @@ async def _search(tree: EpisodeTree, options: CollectOptions) -> None:
             await tree_of_thoughts(tree, width=options.width, beam=options.beam)
         case "dfsdt":
             await dfsdt(tree, width=options.width, budget=options.budget)
+        case "graph_of_thoughts":
+            await graph_of_thoughts(tree, width=options.width, beam=options.beam, budget=options.budget)
         case _:
             await mcts(tree, width=options.width, budget=options.budget, exploration=options.exploration)
 

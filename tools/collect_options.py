@@ -5,21 +5,19 @@ from dataclasses import dataclass
 
 from common.config_error import require
 
-SEARCHES = ("none", "tree_of_thoughts", "dfsdt", "mcts")
+SEARCHES = ("none", "tree_of_thoughts", "dfsdt", "mcts", "graph_of_thoughts")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectOptions:
     num_tasks: int = 100  # train tasks to play, in each environment
     first_task: int = 0  # index of the first of them
-    search: str = "none"  # none plays replay.group_size episodes per task; or tree_of_thoughts, dfsdt, mcts
-    width: int = 3  # actions that a search tries in one state
-    beam: int = 2  # tree_of_thoughts: states that it expands at each depth
-    budget: int = 60  # dfsdt, mcts: the most turns that are generated for one task
-    exploration: float = 1.4  # mcts: the constant of UCB1, for returns between 0 and 1
-    reward_model: str = (
-        ""  # tree_of_thoughts, mcts: a folder of `slipstream prm`, or the URL of its server; it guides the search
-    )
+    search: str = "none"  # none plays replay.group_size episodes per task; or tree_of_thoughts, dfsdt, mcts, ...
+    width: int = 3  # actions that a search tries in one state; graph_of_thoughts: attempts in one round
+    beam: int = 2  # tree_of_thoughts: states expanded at each depth; graph_of_thoughts: attempts shown to a new one
+    budget: int = 60  # dfsdt, mcts, graph_of_thoughts: turns that are generated for one task
+    exploration: float = 1.4  # mcts: the constant of PUCT, for returns between 0 and 1
+    reward_model: str = ""  # a folder of `slipstream prm`, or the URL of its server; it guides a search, but not dfsdt
     completions: int = 0  # label each turn with the share of N episodes from there that succeed, for `slipstream prm`
     expert: bool = False  # the environment's expert plays each task once, instead of the model
     noise: float = 0.0  # expert: the probability of a random admissible action instead of the expert's
@@ -53,9 +51,9 @@ class CollectOptions:
             "an expert plays one episode of each task",
         )
         require(
-            not self.reward_model or self.search in ("tree_of_thoughts", "mcts"),
+            not self.reward_model or self.search not in ("none", "dfsdt"),
             "--reward-model",
-            "empty without --search tree_of_thoughts or mcts",
+            "empty without --search tree_of_thoughts, mcts or graph_of_thoughts",
             self.reward_model,
             "it guides a search; `slipstream eval --attempts` chooses among whole episodes",
         )

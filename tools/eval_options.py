@@ -10,7 +10,9 @@ MAX_ATTEMPTS = 1000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalOptions:
-    attempts: int = 1  # sampled episodes of each task; from 2 on, pass@k is reported
+    attempts: int = 1  # sampled episodes of each task; from 2 on, pass@k is reported, and how well attempts are chosen
+    certainty: float = 0.0  # attempts: end them where the majority is this certain, such as 0.95; 0 plays all
+    revise: bool = False  # attempts: show each one to the next, which tries again (sequential revision)
     compare: tuple[str, ...] = ()  # values of env.action_format to compare on the same tasks, with the same model
     reward_model: str = (
         ""  # attempts: a folder of `slipstream prm` or `reward`, or a server's URL; it chooses one attempt of each task
@@ -22,12 +24,31 @@ class EvalOptions:
         require(
             1 <= self.attempts <= MAX_ATTEMPTS, "--attempts", f"1 to {MAX_ATTEMPTS}", self.attempts, "1 is the default"
         )
+        for name, given in (
+            ("--reward-model", self.reward_model),
+            ("--certainty", self.certainty),
+            ("--revise", self.revise),
+        ):
+            require(
+                self.attempts > 1 or not given,
+                name,
+                "left out without --attempts from 2 on",
+                given,
+                "it concerns several attempts",
+            )
         require(
-            self.attempts > 1 or not self.reward_model,
-            "--reward-model",
-            "empty without --attempts from 2 on",
-            self.reward_model,
-            "it chooses among attempts",
+            self.certainty == 0 or 0.5 < self.certainty < 1,
+            "--certainty",
+            "0, or above 0.5 and below 1",
+            self.certainty,
+            "0.95 ends after 4 attempts that agree",
+        )
+        require(
+            not (self.revise and self.certainty),
+            "--certainty",
+            "0 with --revise",
+            self.certainty,
+            "attempts that were shown each other agree for that reason",
         )
         require(
             self.aggregate in AGGREGATES,
@@ -43,3 +64,8 @@ class EvalOptions:
             ",".join(self.compare),
             "leave it out for env.action_format alone",
         )
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether the attempts at a task are independent, and their number fixed."""
+        return not self.revise and not self.certainty

@@ -6,39 +6,31 @@ Attempts at one task are alike, so an interval is over tasks: each task gives on
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from common.headline import Z, wilson
+from tools.eval_attempt import WAYS, Played, chosen
+from tools.eval_options import EvalOptions
+
+USUAL = EvalOptions()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Played:
-    """One episode of an evaluation."""
+def report(episodes: Sequence[Played], options: EvalOptions = USUAL) -> dict[str, Any]:
+    """Return the numbers of one format, environment and way of sampling, from at least one episode.
 
-    index: int  # of the task
-    kind: str  # of the task; "" if unknown
-    success: bool
-    score: float
-    num_turns: int
-    num_invalid: int  # turns whose action was invalid
-    num_tokens: int  # of all its sequences, prompts included
-    num_written: int  # tokens that the policy sampled
-    value: float | None = None  # by which a reward model ranks it; None without one
-
-
-def report(episodes: Sequence[Played]) -> dict[str, Any]:
-    """Return the numbers of one format, environment and way of sampling, from at least one episode."""
+    If attempts depend on each other, what fewer of them would have achieved is not known: only all of them count.
+    """
     tasks = _by_task(episodes)
     success = _mean([_rate(attempts) for attempts in tasks.values()])
     low, high = wilson(success, len(tasks))
-    num_attempts = min(map(len, tasks.values()))
-    sizes = [1 << place for place in range(num_attempts.bit_length())]
+    fewest, most = (number(map(len, tasks.values())) for number in (min, max))
     more: dict[str, Any] = {}
-    if num_attempts > 1:
-        more["pass_at"] = {str(size): _passed(tasks, size) for size in sizes}
-    if all(episode.value is not None for episode in episodes):
-        more["best_of"] = _best_of(tasks)
+    if fewest > 1 and options.are_alike:
+        more["pass_at"] = {str(size): _passed(tasks, size) for size in _powers(fewest)}
+    if most > 1:
+        more["best_of"] = _best_of(tasks, sizes=sorted({*_powers(fewest), most}) if options.are_alike else [most])
+    if options.revise:
+        more["by_attempt"] = {str(place + 1): _at(tasks, place) for place in range(most)}
     kinds = sorted({episode.kind for episode in episodes} - {""})
     if kinds:
         more["by_type"] = {kind: _of_kind([each for each in episodes if each.kind == kind]) for kind in kinds}
@@ -123,12 +115,30 @@ def _passed(tasks: Mapping[int, Sequence[Played]], size: int) -> dict[str, float
     return {"rate": rate, "low": low, "high": high}
 
 
-def _best_of(tasks: Mapping[int, Sequence[Played]]) -> dict[str, float]:
-    """Success of the attempt of each task with the highest value; among equal ones, of the first."""
-    best = [max(attempts, key=lambda each: each.value or 0.0) for attempts in tasks.values()]
-    rate = _mean([float(each.success) for each in best])
-    low, high = wilson(rate, len(best))
-    return {"attempts": max(map(len, tasks.values())), "rate": rate, "low": low, "high": high}
+def _powers(most: int) -> list[int]:
+    return [1 << place for place in range(most.bit_length())]
+
+
+def _best_of(tasks: Mapping[int, Sequence[Played]], *, sizes: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """By way to choose and number of attempts: success of the choice, and the tokens that were written for a task."""
+    has_values = all(each.value is not None for attempts in tasks.values() for each in attempts)
+    ways = [way for way in WAYS if has_values or way != "reward_model"]
+    return {way: {str(size): _choice(tasks, way=way, size=size) for size in sizes} for way in ways}
+
+
+def _choice(tasks: Mapping[int, Sequence[Played]], *, way: str, size: int) -> dict[str, float]:
+    results = [chosen(attempts, way=way, size=size) for attempts in tasks.values()]
+    rate = _mean([success for success, _ in results])
+    low, high = wilson(rate, len(tasks))
+    return {"rate": rate, "low": low, "high": high, "tokens_written": _mean([tokens for _, tokens in results])}
+
+
+def _at(tasks: Mapping[int, Sequence[Played]], place: int) -> dict[str, float]:
+    """Success of the attempts at one place, over the tasks that have it."""
+    found = [attempts[place].success for attempts in tasks.values() if place < len(attempts)]
+    rate = _mean(found)
+    low, high = wilson(rate, len(found))
+    return {"rate": rate, "low": low, "high": high}
 
 
 def _of_kind(episodes: Sequence[Played]) -> dict[str, float]:

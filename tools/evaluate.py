@@ -6,18 +6,21 @@ import json
 import logging
 
 from actors.group import EpisodeSetup
-from actors.reward import rewarded
-from actors.rollout import EpisodeFailed, fresh_env, rollout
-from actors.tape import Attempt, Tape
+from actors.hint import hint_of
+from actors.rollout import EpisodeFailed
+from actors.stretch import play_stretch
+from actors.tape import Attempt, Exchange, Tape
 from common.action_format import action_format
 from common.config import Config
 from common.config_error import ConfigError
 from common.log import log_to_stderr
 from common.long_work import LongWork, report_on_stderr
-from common.trajectory import Sampling, Task, Trajectory
+from common.trajectory import Sampling, Task
+from envhub.catalogue import DRIVING
 from learner.objective.turn_labels import aggregated
+from tools.eval_attempt import Played, certainty
 from tools.eval_options import EvalOptions
-from tools.eval_report import Played, compared, report
+from tools.eval_report import compared, report
 from tools.fixed_policy import start_fixed_policy
 from tools.state_values import StateValues, reward_model_beside
 from tools.table import print_rows
@@ -34,6 +37,7 @@ def evaluate(config: Config, *, options: EvalOptions) -> int:
     table of them follows.
     """
     log_to_stderr(logging.WARNING)
+    check_revisable(config, options)
     formats = options.compare or (config.env.action_format,)
     with reward_model_beside(config, options.reward_model) as values:
         check_aggregate(values, options.aggregate)
@@ -44,6 +48,16 @@ def evaluate_on(stage: EpisodeSetup, config: Config, options: EvalOptions, *, va
     """Play the tasks on `stage`, and print the results. Raises ConfigError if every episode failed."""
     asyncio.run(_evaluate(config, stage, options, values))
     return 0
+
+
+def check_revisable(config: Config, options: EvalOptions) -> None:
+    """Raise ConfigError for `--revise` where an environment writes its prompts itself."""
+    for part in config.env.entries().values():
+        if options.revise and part.name in DRIVING:
+            raise ConfigError(
+                f"`--revise` is not possible for `env.name` {part.name}: this environment writes its prompts itself, "
+                "and earlier attempts cannot be shown in them; leave it out"
+            )
 
 
 def check_aggregate(values: StateValues | None, how: str) -> None:
@@ -60,16 +74,18 @@ async def _evaluate(config: Config, stage: EpisodeSetup, options: EvalOptions, v
         name: dataclasses.replace(stage, action_format=action_format(name, config.env.formats))
         for name in options.compare or (config.env.action_format,)
     }
-    ways = (("sampled", config.sampling.temperature, options.attempts, values), ("greedy", 0.0, 1, None))
+    greedy = dataclasses.replace(options, attempts=1, reward_model="", certainty=0.0, revise=False)
+    ways = (("sampled", config.sampling.temperature, options, values), ("greedy", 0.0, greedy, None))
     tables = []
     try:
-        for sampling, temperature, num_attempts, judge in ways:
+        for sampling, temperature, asked, judge in ways:
             for label in stage.envs:
                 played = {}
                 for name, setup in formats.items():
-                    played[name] = await _play_all(label, temperature, num_attempts, config, setup, options, judge)
+                    test = _Test(config=config, setup=setup, temperature=temperature, options=asked, values=judge)
+                    played[name] = await test.play_all(label)
                     about = {"env": label, "sampling": sampling} | ({"format": name} if options.compare else {})
-                    print(json.dumps({**about, **report(played[name])}), flush=True)
+                    print(json.dumps({**about, **report(played[name], asked)}), flush=True)
                 tables.append((f"{label}, {sampling}", *compared(played)))
     finally:
         await stage.engine.close()
@@ -78,86 +94,88 @@ async def _evaluate(config: Config, stage: EpisodeSetup, options: EvalOptions, v
         print_rows(head, rows)
 
 
-async def _play_all(
-    label: str,
-    temperature: float,
-    num_attempts: int,
-    config: Config,
-    setup: EpisodeSetup,
-    options: EvalOptions,
-    values: StateValues | None,
-) -> list[Played]:
-    """Play every held-out task of an environment. Raises ConfigError if every episode failed."""
-    room = asyncio.Semaphore(config.actors.max_episodes)
-    tasks = [
-        Task(env=label, split="held_out", index=index) for index in range(config.eval.num_tasks or DEFAULT_NUM_TASKS)
-    ]
-    work = LongWork(f"episodes of {label}", len(tasks) * num_attempts, report=report_on_stderr)
-    episodes = [
-        _play(task, member, temperature, config, setup, room, options, work, values)
-        for task in tasks
-        for member in range(num_attempts)
-    ]
-    played = [episode for episode in await asyncio.gather(*episodes) if episode is not None]
-    if not played:
-        raise ConfigError("every episode failed; see the warnings above")
-    return played
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Test:
+    """How the tasks of an evaluation are played."""
+
+    config: Config
+    setup: EpisodeSetup
+    temperature: float
+    options: EvalOptions
+    values: StateValues | None
+
+    async def play_all(self, label: str) -> list[Played]:
+        """Play every held-out task of an environment. Raises ConfigError if every episode failed."""
+        num_tasks = self.config.eval.num_tasks or DEFAULT_NUM_TASKS
+        tasks = [Task(env=label, split="held_out", index=index) for index in range(num_tasks)]
+        room = asyncio.Semaphore(self.config.actors.max_episodes)
+        work = LongWork(f"episodes of {label}", num_tasks * self.options.attempts, report=report_on_stderr)
+        played = [
+            each
+            for attempts in await asyncio.gather(*(self._attempts(task, room, work) for task in tasks))
+            for each in attempts
+        ]
+        if not played:
+            raise ConfigError("every episode failed; see the warnings above")
+        return played
+
+    async def _attempts(self, task: Task, room: asyncio.Semaphore, work: LongWork) -> list[Played]:
+        """Play a task as often as the options want: one attempt after another only if they depend on each other."""
+        members = range(self.options.attempts)
+        if self.options.are_alike:
+            alike = await asyncio.gather(*(self._play(task, member, room, work) for member in members))
+            return [each.played for each in alike if each is not None]
+        attempts: list[_Ended] = []
+        for member in members:
+            if self.options.certainty and certainty([each.played for each in attempts]) >= self.options.certainty:
+                work.done(len(members) - member)
+                break
+            shown = [attempts[-1].exchanges] if self.options.revise and attempts else []
+            if (ended := await self._play(task, member, room, work, hint=hint_of(shown))) is not None:
+                attempts.append(ended)
+        return [each.played for each in attempts]
+
+    async def _play(
+        self, task: Task, member: int, room: asyncio.Semaphore, work: LongWork, *, hint: str = ""
+    ) -> "_Ended | None":
+        """Play one episode; return None if its environment, the engine or the server of the reward model failed."""
+        tape = Tape(attempt=self._attempt(task, member))
+        try:
+            async with room:
+                stretch = await play_stretch(
+                    tape, setup=self.setup, num_turns=self.setup.allowance.max_turns, hint=hint
+                )
+            value = None
+            if self.values:
+                value = aggregated(await self.values.of_turns(stretch.record), self.options.aggregate)
+        except EpisodeFailed as failure:
+            log.warning("%s: %s", task.task_id, failure)
+            return None
+        finally:
+            work.done()
+        action = stretch.actions[-1] if stretch.exchanges else None
+        kind = str(tape.columns.get(self.options.by, ""))
+        played = Played.of(stretch.record, action=action, kind=kind, value=value)
+        return _Ended(played=played, exchanges=stretch.exchanges)
+
+    def _attempt(self, task: Task, member: int) -> Attempt:
+        max_turn_tokens = self.config.sampling.max_turn_tokens
+        return Attempt(
+            run_id="eval",
+            task=task,
+            group_id=task.index,
+            member=member,
+            attempt=0,
+            actor="eval",
+            sampling=Sampling(temperature=self.temperature, top_p=1.0, top_k=0, max_turn_tokens=max_turn_tokens),
+            seed=self.config.run.seed,
+            provenance=self.setup.provenance,
+        )
 
 
-async def _play(
-    task: Task,
-    member: int,
-    temperature: float,
-    config: Config,
-    setup: EpisodeSetup,
-    room: asyncio.Semaphore,
-    options: EvalOptions,
-    work: LongWork,
-    values: StateValues | None,
-) -> Played | None:
-    """Play one episode; return None if its environment, the engine or the server of the reward model failed."""
-    attempt = Attempt(
-        run_id="eval",
-        task=task,
-        group_id=task.index,
-        member=member,
-        attempt=0,
-        actor="eval",
-        sampling=Sampling(temperature=temperature, top_p=1.0, top_k=0, max_turn_tokens=config.sampling.max_turn_tokens),
-        seed=config.run.seed,
-        provenance=setup.provenance,
-    )
-    tape = Tape(attempt=attempt)
-    try:
-        async with room, fresh_env(setup.envs, task, timeout_s=setup.allowance.step_timeout_s) as env:
-            trajectory = await rollout(
-                tape,
-                env=env,
-                sampler=setup.engine,
-                tokenizer=setup.tokenizer,
-                action_format=setup.action_format,
-                allowance=setup.allowance,
-                parse=setup.parse,
-            )
-            trajectory = await rewarded(trajectory, tape, scoring=setup.scoring)
-        value = aggregated(await values.of_turns(trajectory), options.aggregate) if values else None
-    except EpisodeFailed as failure:
-        log.warning("%s: %s", task.task_id, failure)
-        return None
-    finally:
-        work.done()
-    return _played(trajectory, kind=str(tape.columns.get(options.by, "")), value=value)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Ended:
+    """A finished attempt, and what it did, for the next one."""
 
-
-def _played(trajectory: Trajectory, *, kind: str, value: float | None) -> Played:
-    return Played(
-        index=trajectory.task.index,
-        kind=kind,
-        value=value,
-        success=trajectory.success,
-        score=trajectory.score,
-        num_turns=len(trajectory.turns),
-        num_invalid=sum(not turn.valid_action for turn in trajectory.turns),
-        num_tokens=trajectory.num_tokens,
-        num_written=sum(turn.stop - turn.start for turn in trajectory.turns),
-    )
+    played: Played
+    exchanges: tuple[Exchange, ...]

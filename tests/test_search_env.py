@@ -1,0 +1,98 @@
+"""A search by snapshots and a search by replays find the same episodes, in every environment that has snapshots."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from actors.actions import ADMISSIBLE
+from actors.episode_tree import Collected
+from actors.tree_search import tree_of_thoughts
+from common.config import Config
+from envhub.env import EnvError, Observation
+from envhub.shop.shop import ShopEnv
+from envhub.world import WorldEnv
+from tests.env_cases import CASES, Case
+from tests.episodes import Script, ids
+from tests.small_tokenizer import END
+from tests.test_collect import SHOP, TOKENIZER, settings, told, tree_on, wavering
+
+ONE_OF_EACH = {case.name: case for case in reversed(CASES)}
+
+
+def any_action(case: Case) -> Script:
+    """Writes one of the actions that the prompt lists, or of the case's samples."""
+
+    def write(tokens: list[int], seed: int | None) -> list[int]:
+        listed = str(TOKENIZER.decode(tokens)).rpartition(f"{ADMISSIBLE} ")[2].split(END)[0].split("; ")
+        lasting = [action for action in listed if action != "done"]  # which ends an episode of `web`
+        return ids(TOKENIZER, random.Random(seed).choice(case.samples or lasting) + END)
+
+    return write
+
+
+def search(config: Config, script: Script, folder: Path, *, width: int = 3) -> Collected:
+    tree, collected = tree_on(config, script, folder)
+    asyncio.run(tree_of_thoughts(tree, width=width, beam=2))
+    return collected
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The actions that any environment of ours received."""
+    received, step = list[str](), WorldEnv.step
+
+    async def counted(env: WorldEnv, action: str) -> Observation:
+        received.append(action)
+        return await step(env, action)
+
+    monkeypatch.setattr(WorldEnv, "step", counted)
+    return received
+
+
+@pytest.mark.parametrize("case", ONE_OF_EACH.values(), ids=str)
+def test_snapshots_and_replays_lead_to_the_same_episodes(
+    case: Case, tmp_path: Path, steps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(
+        f"env.name={case.name}",
+        *(f"env.options.{name}={value}" for name, value in case.options.items()),
+        "env.max_turns=3",
+        f"env.show_admissible={not case.samples}",
+        "model.max_tokens=65536",
+        "learner.micro_batch_tokens=65536",
+        "sampling.max_turn_tokens=512",
+    )
+    restored = search(config, any_action(case), tmp_path)
+    assert len(steps) == restored.num_turns  # a turn costs one step, however deep it is
+    monkeypatch.setattr(WorldEnv, "replay_only", True)
+    steps.clear()
+    replayed = search(config, any_action(case), tmp_path)
+    assert len(steps) > replayed.num_turns
+    assert [told(each) for each in replayed.trajectories] == [told(each) for each in restored.trajectories]
+    assert [each.turns[-1].state_key for each in replayed.trajectories] == [
+        each.turns[-1].state_key for each in restored.trajectories
+    ]
+    assert (restored.num_failed, replayed.num_failed) == (0, 0) and restored.trajectories
+
+
+@pytest.mark.parametrize("fault", ["raises", "is of another state"])
+def test_a_snapshot_that_cannot_be_used_fails_the_branch_and_says_why(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    restore = ShopEnv.restore
+
+    def broken(env: ShopEnv, state: bytes) -> Observation:
+        if fault == "raises":
+            raise EnvError("the disk is full")
+        restore(env, state)
+        env.state_key = lambda: "another"  # type: ignore[method-assign]
+        return restore(env, state)
+
+    monkeypatch.setattr(ShopEnv, "restore", broken)
+    config = settings(*SHOP)
+    found = search(config, wavering(config, right=1.0), tmp_path, width=1)
+    assert found.trajectories == [] and found.num_failed == 1
+    expected = {"raises": "the disk is full", "is of another state": "restored to another state"}[fault]
+    assert f"env_failure: {expected}" in caplog.text or expected in caplog.text
