@@ -22,7 +22,7 @@ from actors.group import EpisodeSetup
 from common.config import Config, load_config
 from common.run_dir import write_whole
 from common.trajectory import Task
-from learner.evaluation import num_held_out
+from envhub.catalogue import num_held_out
 from learner.ranks import join_ranks, leave_ranks
 from tools.bench.benchmark import today
 from tools.collect import attempt_at, play_task
