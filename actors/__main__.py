@@ -7,12 +7,15 @@ import logging
 import os
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+
+import redis
 
 from actors.act import act, make_setup
 from actors.engine import Engine, EngineDied
 from actors.event_loop import run as run_loop
+from actors.group import EpisodeSetup
 from actors.host_parts import check_environments, checked_tokenizer, model_folder
 from actors.join import checked_key, run_config, wait_for_run
 from actors.model_cache import ModelUnavailable
@@ -28,11 +31,12 @@ from common.curve import load_key
 from common.log import log_to_stderr
 from common.printable import printable_block
 from common.shutdown import LEAVE_S, Shutdown
-from envhub.rewards.part import book_on
+from envhub.rewards.part import actors_judge, book_on
 from replay.actor_buffer import ActorBuffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, UnknownRun
 from replay.judge_account import JudgeAccount
+from replay.judge_buffer import JudgeBuffer
 from replay.keys import shard_name
 
 log = logging.getLogger("actors")
@@ -96,6 +100,7 @@ def main(name: str, settings: list[str], begin: Callable[[], StartEngine] = begi
                 fleet=fleet,
                 actors=mine.actors,
                 shutdown=shutdown,
+                judge_buffers=buffers_to_judge(setup, shards, run, vocab_size=facts.vocab_size),
             )
         finally:
             await engine.close()
@@ -105,6 +110,18 @@ def main(name: str, settings: list[str], begin: Callable[[], StartEngine] = begi
     except EngineDied as error:
         log.error("the engine died, and the actor ends; its supervisor starts another one: %s", error)
         return 1
+
+
+def buffers_to_judge(
+    setup: EpisodeSetup, shards: Sequence[redis.Redis], run: Config, *, vocab_size: int
+) -> list[JudgeBuffer]:
+    """The buffers whose groups this actor judges: one for each shard; none if the run's own policy is no judge."""
+    if setup.scoring is None or not actors_judge(setup.scoring.parts.values()):
+        return []
+    return [
+        JudgeBuffer(client, run.run.name, run.replay, vocab_size=vocab_size, shard=shard)
+        for shard, client in enumerate(shards)
+    ]
 
 
 def own_config(settings: list[str]) -> Config:

@@ -6,12 +6,14 @@ import functools
 import logging
 import random
 import socket
+from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 from actors.beat import Leases, Pulse, keep_beating
 from actors.engine import Engine, EngineDied
 from actors.group import Episodes, EpisodeSetup, rollout_group
+from actors.judge import JudgeSetup, keep_judging
 from actors.own_judge import OwnJudge
 from actors.pace import Pace
 from actors.pin import Pin
@@ -25,10 +27,11 @@ from common.patience import RedisAway
 from common.shutdown import EXIT_PREEMPTED, Shutdown
 from common.tokenizer import text_root
 from common.trajectory import Provenance
-from envhub.rewards.part import judge_by, read_as, reward_parts
+from envhub.rewards.part import group_parts, judge_by, read_as, reward_parts
 from replay.actor_buffer import ActorBuffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunState
+from replay.judge_buffer import JudgeBuffer
 from replay.ticket import Lease
 
 IDLE_S = 0.02
@@ -48,22 +51,25 @@ async def act(
     fleet: Fleet,
     actors: ActorsConfig,
     shutdown: Shutdown,
+    judge_buffers: Sequence[JudgeBuffer] = (),
 ) -> int:
     """Produce trajectories until the run is over or this actor is asked to leave; return the exit code.
 
     Consumes leases from the buffers; waits for room in the engine; produces inserted trajectories. Unblocked by tickets
-    that the learner opens. Raises EngineDied after it has given its groups back; then the process must end.
+    that the learner opens. With `judge_buffers` it also judges complete groups. Raises EngineDied after it has given
+    its groups back; then the process must end.
     """
     leases, counts, pin, pace, run_failed = Leases(), RefreshCounts(), Pin(), Pace(), False
     newest = bulletin.stored if actors.transport == "disk" else bulletin.latest
     refreshing = asyncio.create_task(keep_fresh(setup.engine, newest, counts, pin, pace))
+    judging = asyncio.create_task(_keep_judging(setup, judge_buffers, pace, shutdown))
     pulse = Pulse(setup, counts=counts, actors=actors, shutdown=shutdown)
     beating = asyncio.create_task(
         keep_beating(pulse, actor=setup.actor, buffers=buffers, fleet=fleet, leases=leases, pace=pace)
     )
     try:
         while not shutdown.requested.is_set() and not beating.done():
-            _raise_first_error(refreshing, *leases.tasks())
+            _raise_first_error(refreshing, judging, *leases.tasks())
             if pin.stuck:
                 _give_back_what_waits(setup, leases)
             if not await _lease_one(setup, buffers, leases, pin, pace, actors):
@@ -78,7 +84,7 @@ async def act(
             raise
         log.warning("Redis is unreachable: abandoning %d leases and exiting: %s", len(leases.playing), error)
     finally:
-        background = [refreshing, beating, *leases.tasks()]
+        background = [refreshing, beating, judging, *leases.tasks()]
         for task in background:
             task.cancel()
         # A cancelled group gives its missing members back before its task ends.
@@ -90,6 +96,28 @@ async def act(
     if shutdown.requested.is_set():
         return EXIT_PREEMPTED
     return EXIT_RUN_FAILED if run_failed else 0
+
+
+async def _keep_judging(setup: EpisodeSetup, buffers: Sequence[JudgeBuffer], pace: Pace, shutdown: Shutdown) -> None:
+    """Judge complete groups of `buffers` until this actor is asked to leave; others then judge those it gives back.
+
+    It takes another group if the engine has room, and weights that may play it.
+    """
+    if not buffers:
+        return
+
+    def may_judge(oldest: int) -> bool:
+        return setup.engine.policy_version >= oldest and setup.engine.load().kv_use <= MAX_KV_USE
+
+    parts = setup.scoring.parts if setup.scoring else {}
+    judge = JudgeSetup(
+        name=setup.actor,
+        buffers=buffers,
+        parts={env: group_parts(of_env) for env, of_env in parts.items()},
+        pace=pace,
+        may_judge=may_judge,
+    )
+    await keep_judging(judge, is_done=shutdown.requested.is_set)
 
 
 async def _drain(setup: EpisodeSetup, leases: Leases, actors: ActorsConfig) -> None:
@@ -198,8 +226,8 @@ def make_setup(
     engine: Engine, *, name: str, run: Config, actors: ActorsConfig, tokenizer: PreTrainedTokenizerBase
 ) -> EpisodeSetup:
     """The setup of every episode of `run` on this actor. Raises ConfigError for a malformed part of a reward."""
-    allowance, parts = Allowance.of(run), reward_parts(run.env.entries())
-    judge_by(OwnJudge(sampler=engine, tokenizer=tokenizer, rules=allowance.rules), parts)
+    allowance, parts, episodes = Allowance.of(run), reward_parts(run.env.entries()), Episodes()
+    judge_by(OwnJudge(sampler=engine, tokenizer=tokenizer, rules=allowance.rules, episodes=episodes), parts)
     read_as(text_root(tokenizer), parts)
     return EpisodeSetup(
         run_id=run.run.name,
@@ -212,7 +240,7 @@ def make_setup(
         provenance=Provenance(
             host=socket.gethostname(), instance_kind=actors.instance_kind, price_per_hour=actors.price_per_hour
         ),
-        episodes=Episodes(),
+        episodes=episodes,
         parse=engine.parse if run.model.tool_parser or run.model.reasoning_parser else None,
         scoring=Scoring(
             parts=parts,

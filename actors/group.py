@@ -31,7 +31,7 @@ class Episodes:
     """Counters of an actor's episodes."""
 
     num_running: int = 0  # without those that wait for their reward
-    kept_tokens: int = 0  # tokens sampled by this actor, in stored trajectories and in partials
+    kept_tokens: int = 0  # sampled by this actor: in stored trajectories, in partials, and as answers of a judge
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:

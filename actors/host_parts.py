@@ -10,7 +10,7 @@ from common.config import Config
 from common.config_error import ConfigError
 from common.tokenizer import load_tokenizer, tokenizer_root
 from envhub.own_modules import file_of, own_modules
-from envhub.rewards.part import check_keys, reward_parts
+from envhub.rewards.part import actors_judge, check_keys, reward_parts
 from replay.bulletin import Bulletin
 from replay.fleet import RunFacts
 
@@ -67,4 +67,7 @@ def check_environments(run: Config, facts: RunFacts) -> None:
                 f"the module {name} on this host, {file_of(name)}, differs from the learner's; copy the learner's file "
                 "to this host, or give both the same image or wheel"
             )
-    check_keys(reward_parts(run.env.entries()))
+    parts = reward_parts(run.env.entries())
+    check_keys(parts)
+    if actors_judge(parts.values()):
+        check_keys(parts, of_groups=True)

@@ -1,19 +1,21 @@
-"""`slipstream judge`: marks the complete groups of a run, for the parts of `env.rewards` that compare siblings.
+"""Marks the complete groups of a run, for the parts of `env.rewards` that compare siblings.
 
-It needs Redis and the judges' servers. It has no engine, no environment and no tokenizer: actors store what a judge
-sees. Actors continue meanwhile: a group that waits for its marks has no lease of theirs and no place in an engine.
+`slipstream judge` is a process that does so. It needs Redis and the judges' servers. It has no engine, no environment
+and no tokenizer: actors store what a judge sees. Actors continue meanwhile: a group that waits for its marks has no
+lease of theirs and no place in an engine. If the run's own policy is a judge, each actor does the same beside its
+episodes, and there is no such process.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from actors.join import run_config, wait_for_run
+from actors.pace import Pace
 from actors.relay import is_over
 from common.config import Config
 from common.config_error import ConfigError
@@ -23,13 +25,13 @@ from common.shutdown import LEAVE_S, Shutdown
 from common.trajectory import Trajectory
 from envhub.env import EnvError
 from envhub.rewards.group import GroupJudge, read_shown
-from envhub.rewards.part import Part, book_on, check_keys, group_parts, reward_parts
+from envhub.rewards.part import Part, actors_judge, book_on, check_keys, group_parts, reward_parts
 from replay.fleet import Fleet
 from replay.judge_account import JudgeAccount
 from replay.judge_buffer import JudgeBuffer, Judging
 from replay.verdict import Marks, Verdict
 
-MAX_GROUPS = 32  # judged at a time; `max_concurrent` of a judge limits the requests
+MAX_GROUPS = 32  # judged at a time by a process; `max_concurrent` of a judge limits the requests
 POLL_S = 0.2
 RENEW_S = 1.0
 RETRY_S = 10.0  # after a judging that failed, with all the attempts of its requests
@@ -41,12 +43,15 @@ Compared = list[tuple[Part, GroupJudge]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgeSetup:
-    """What a judge process works with."""
+    """What a judge process works with, or an actor that judges."""
 
     name: str
     buffers: Sequence[JudgeBuffer]  # one for each shard
     parts: dict[str, Compared]  # by `Task.env`
     retry_s: float = RETRY_S
+    pace: Pace = field(default_factory=Pace)
+    may_judge: Callable[[int], bool] = lambda oldest: True
+    """Whether it can judge one more group now, whose oldest allowed policy version this is."""
 
 
 def judge(config: Config) -> int:
@@ -61,6 +66,11 @@ def judge(config: Config) -> int:
         facts = wait_for_run(fleet, config.actors.join_timeout_s)
         run = run_config(facts)
         all_parts = reward_parts(run.env.entries())
+        if actors_judge(all_parts.values()):
+            raise ConfigError(
+                f"the actors of run {run.run.name!r} judge its groups, as the run's own policy is one of the judges "
+                "(`url: actors`); start `slipstream actors` instead"
+            )
         check_keys(all_parts, of_groups=True)
     book_on(JudgeAccount(connect(config.redis.url, ending=shutdown.requested), run.run.name).add, all_parts.values())
     parts = {env: group_parts(of_env) for env, of_env in all_parts.items()}
@@ -98,30 +108,49 @@ def any_waits(setup: JudgeSetup) -> bool:
 async def keep_judging(setup: JudgeSetup, *, is_done: Callable[[], bool]) -> None:
     """Judge groups until `is_done`, several at a time.
 
-    Consumes complete groups that wait for a judge, and waits for the judges' servers. Produces verdicts, each of which
-    makes a group ready. A group is given back if this process leaves before its verdict. Raises RedisAway.
+    Consumes complete groups that wait for a judge, and waits for the judges. Produces verdicts, each of which makes a
+    group ready. A group is given back if this ends or is cancelled before its verdict: no judging counts as failed.
+    Raises RedisAway, and EngineDied if the run's own policy is a judge.
     """
     judging: dict[asyncio.Task[None], tuple[JudgeBuffer, Judging]] = {}
     renewing = asyncio.create_task(_keep_renewing(setup, judging))
+    oldest = 0  # allowed version of the group that was seen last: those after it are seldom older
     try:
         while not await asyncio.to_thread(is_done):
             for buffer in setup.buffers:
-                while len(judging) < MAX_GROUPS and (leased := await asyncio.to_thread(buffer.lease, setup.name)):
+                while len(judging) < MAX_GROUPS and setup.may_judge(oldest):
+                    leased = await _leased(buffer, setup.name)
+                    if leased is None:
+                        break
+                    oldest = leased.ticket.min_policy_version
+                    if not setup.may_judge(oldest):
+                        await asyncio.to_thread(buffer.release, leased)
+                        break
                     judging[asyncio.create_task(_judge(setup, buffer, leased))] = (buffer, leased)
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(setup.pace.every(POLL_S))
             for task in [task for task in judging if task.done()]:
-                del judging[task]
                 if not task.cancelled():
-                    task.result()
+                    task.result()  # if it raises, the group is still among those that are given back
+                del judging[task]
             if renewing.done():
                 renewing.result()
     finally:
-        renewing.cancel()
-        for task, (buffer, leased) in judging.items():
+        for task in (renewing, *judging):
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-            buffer.release(leased)
+        await asyncio.gather(renewing, *judging, return_exceptions=True)
+        for buffer, leased in judging.values():
+            await asyncio.to_thread(buffer.release, leased)
+
+
+async def _leased(buffer: JudgeBuffer, judge: str) -> Judging | None:
+    """Lease a group; if this is cancelled meanwhile, give it back."""
+    leasing = asyncio.create_task(asyncio.to_thread(buffer.lease, judge))
+    try:
+        return await asyncio.shield(leasing)
+    except asyncio.CancelledError:
+        if leased := await leasing:
+            await asyncio.to_thread(buffer.release, leased)
+        raise
 
 
 async def _judge(setup: JudgeSetup, buffer: JudgeBuffer, leased: Judging) -> None:
@@ -168,4 +197,4 @@ async def _keep_renewing(setup: JudgeSetup, judging: dict[asyncio.Task[None], tu
             for task, leased in mine.items():
                 if leased.ticket.group_id not in valid_ids:
                     task.cancel()
-        await asyncio.sleep(RENEW_S)
+        await asyncio.sleep(setup.pace.every(RENEW_S))

@@ -5,12 +5,13 @@ while the actor refreshes or drains. So an episode that waits for its mark waits
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from actors.engine import EngineDied, EngineError, Sampler
+from actors.group import Episodes
 from common.chat import Chat, ChatRules
 from common.message import Message
 from common.trajectory import Sampling
@@ -31,6 +32,7 @@ class OwnJudge:
     sampler: Sampler
     tokenizer: PreTrainedTokenizerBase
     rules: ChatRules
+    episodes: Episodes = field(default_factory=Episodes)  # what the judge writes counts as kept: it is of use
 
     async def __call__(self, body: bytes) -> Answered:
         """Answer one request. Raises EngineDied, Passing if the engine failed, EnvError if the prompt is too long."""
@@ -54,8 +56,10 @@ class OwnJudge:
             raise Passing(f"the actor's engine failed: {error}") from None
         chat.reply(completion.tokens)
         num_read, num_written = len(prompt), len(completion.tokens)
+        self.episodes.kept_tokens += num_written
         return Answered(
             text=chat.answer,
+            is_cut=completion.finish_reason == "length",
             usage=Usage(total_tokens=num_read + num_written, prompt_tokens=num_read, completion_tokens=num_written),
             policy_version=completion.version_spans[-1].policy_version,
         )

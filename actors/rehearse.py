@@ -1,4 +1,4 @@
-"""Renders the first messages of every environment before an engine starts.
+"""Renders the first messages of every environment, and of a judge that is the policy, before an engine starts.
 
 A chat template may refuse system messages, or two messages of a user in a row. Without this check, every attempt at
 every task would fail.
@@ -6,6 +6,7 @@ every task would fail.
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from common.message import Message
 from common.trajectory import Task
 from envhub.catalogue import DRIVING
 from envhub.env import EnvError, Observation
+from envhub.rewards.part import own_judges, reward_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,10 +31,11 @@ log = logging.getLogger(__name__)
 
 
 def check_template(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Raise ConfigError if the chat template refuses the conversation of an environment.
+    """Raise ConfigError if the chat template refuses the conversation of an environment, or the prompt of a judge.
 
     An environment that cannot start is only logged: its episodes report and count the failure.
     """
+    _check_judges(run, tokenizer)
     for label, part in run.env.entries().items():
         if part.name in DRIVING:
             continue  # it renders its prompts itself
@@ -42,6 +45,22 @@ def check_template(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
             log.warning("environment %s did not start, so its first prompt is not checked: %s", label, error)
             continue
         _check(run, part.name, first, tokenizer)
+
+
+def _check_judges(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Raise ConfigError if the run's own policy is a judge, and its template or context has no room for a rubric."""
+    for part in (part for of_env in reward_parts(run.env.entries()).values() for part in of_env):
+        for judge in own_judges(part):
+            messages = (Message("system", judge.rubric.instructions), Message("user", "a"))
+            try:
+                num_tokens = len(Chat(tokenizer, rules=ChatRules.of(run.model)).open(messages))
+            except (TemplateError, TypeError, ValueError) as error:
+                raise _refused(run, tokenizer, f"the prompt of the judge `{part.key}`", messages, error) from error
+            if num_tokens >= run.model.max_tokens:
+                raise ConfigError(
+                    f"`{part.key}.rubric` must be shorter than `model.max_tokens` = {run.model.max_tokens}, got a "
+                    f"prompt of {num_tokens} tokens without an episode; shorten it, or raise `model.max_tokens`"
+                )
 
 
 async def _first_observation(run: Config, label: str) -> Observation:
@@ -78,11 +97,17 @@ def _check(run: Config, name: str, first: Observation, tokenizer: "PreTrainedTok
     except ConfigError:
         raise
     except (TemplateError, TypeError, ValueError) as error:  # TypeError: a template that misses a field of a message
-        roles = ", ".join([*(message.role for message in messages), "assistant", result.role])
-        cure = "choose a model whose template accepts it"
-        if run.model.roles != "alternate":
-            cure = f"set model.roles=alternate, or {cure}"
-        raise ConfigError(
-            f"the chat template in {tokenizer.name_or_path} refuses the conversation of `env.name` {name}, whose roles "
-            f"are {roles}: {error}; {cure}"
-        ) from error
+        spoken = (*messages, Message("assistant", "a"), result)
+        raise _refused(run, tokenizer, f"the conversation of `env.name` {name}", spoken, error) from error
+
+
+def _refused(
+    run: Config, tokenizer: "PreTrainedTokenizerBase", what: str, messages: Sequence[Message], error: Exception
+) -> ConfigError:
+    cure = "choose a model whose template accepts it"
+    if run.model.roles != "alternate":
+        cure = f"set model.roles=alternate, or {cure}"
+    return ConfigError(
+        f"the chat template in {tokenizer.name_or_path} refuses {what}, whose roles are "
+        f"{', '.join(message.role for message in messages)}: {error}; {cure}"
+    )

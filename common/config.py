@@ -17,7 +17,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationE
 
 from common.actors_config import ActorsConfig
 from common.config_error import ConfigError, require
-from common.env_config import TOOLS, EnvConfig
+from common.env_config import MAX_PAIRED, TOOLS, EnvConfig
 from common.learner_config import EvalConfig, LearnerConfig, OptimConfig, WarmStartConfig, WeightsConfig
 from common.model_config import ModelConfig
 from common.objective_config import ObjectiveConfig
@@ -95,6 +95,7 @@ def check_sections(config: Config) -> None:
     """Run the checks that need two sections. Raises ConfigError."""
     _check_turns(config)
     _check_reward_model(config)
+    _check_judges(config)
     replay, learner = config.replay, config.learner
     slowest_lag = replay.target_lag + (learner.publish_every - 1) + (replay.max_uses - 1)
     require(
@@ -160,6 +161,26 @@ def _check_reward_model(config: Config) -> None:
             f"empty with a part `reward_model` of {label}",
             config.objective.reward_model,
             "the learner's score would replace that part; leave one of them out, or give the part another name",
+        )
+
+
+def _check_judges(config: Config) -> None:
+    """Raise ConfigError unless groups can be judged as a whole as `env.rewards` says."""
+    replay, comparisons = config.replay, config.env.comparisons()
+    require(
+        not (replay.screen_size and comparisons),
+        "replay.screen_size",
+        f"0 with a judge of whole groups, as in {', '.join(comparisons)}",
+        replay.screen_size,
+        "a screen compares the returns before the judge has marked them",
+    )
+    for key, compare in comparisons.items():
+        require(
+            compare != "pairwise" or 2 <= replay.group_size <= MAX_PAIRED,
+            f"{key}.compare",
+            f"listwise with replay.group_size = {replay.group_size}",
+            compare,
+            f"pairwise needs 2 to {MAX_PAIRED} members: it asks twice about each two",
         )
 
 

@@ -11,11 +11,10 @@ from collections.abc import Callable, Collection, Sequence
 import msgspec
 
 from common.config import Config
-from common.config_error import require
 from common.shutdown import Shutdown
 from common.trajectory import Sampling, Task
 from common.versions import Resumption, oldest_within
-from envhub.rewards.part import judged_envs
+from envhub.rewards.part import actors_judge, judged_envs, reward_parts
 from learner.curriculum import Curriculum
 from learner.refusals import Refusals
 from learner.token_advantages import teaches
@@ -30,6 +29,7 @@ POLL_S = 0.02
 EXPLAIN_EVERY_S = 10.0
 USEFUL_WINDOW = 64  # claimed groups; the share of them that taught is expected of the next ones
 FEWEST_USEFUL = 1 / 8  # never open more than this many times the groups that are needed
+IS_JUDGE_RUNNING = "is `slipstream judge` running? See its log"
 ARE_ACTORS_RUNNING = "are actors running, and do their episodes end?"
 
 log = logging.getLogger(__name__)
@@ -75,13 +75,6 @@ class Supply:
         self._every = every
         self.curriculum = Curriculum(config.env, seed=config.run.seed)
         self._judged_envs = judged_envs(config.env.entries())
-        require(
-            not (config.replay.screen_size and self._judged_envs),
-            "replay.screen_size",
-            f"0 where a judge marks whole groups, as in {', '.join(sorted(self._judged_envs))}",
-            config.replay.screen_size,
-            "a screen compares the returns before the judge has marked them",
-        )
         self._taught = deque[bool](maxlen=USEFUL_WINDOW)
         self._dropped_returns: list[float] = []  # of the members of groups dropped for the present step
         self._last_equal_return = 0.0  # mean return of the last group whose members all had the same
@@ -323,7 +316,9 @@ class Supply:
             reasons.append(refused)
         reasons += failures_since(before, ledger, self._buffer.failures())
         if ledger.judging:
-            reasons.append(f"{ledger.judging} groups wait for their judge: is `slipstream judge` running? See its log")
+            own = actors_judge(reward_parts(self._config.env.entries()).values())
+            judge = "the actors judge them: are any running? See their logs" if own else IS_JUDGE_RUNNING
+            reasons.append(f"{ledger.judging} groups wait for their judge: {judge}")
         if not reasons:
             reasons.append(ARE_ACTORS_RUNNING)
         judging = f"{ledger.judging} judging, " if ledger.judging else ""

@@ -80,7 +80,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     num_episodes: Count  # running now
     max_episodes: Count  # the most that it runs at a time
     generated_tokens: Count  # since its start
-    kept_tokens: Count  # those of them in stored trajectories and in partials
+    kept_tokens: Count  # those of them in stored trajectories, in partials, and in answers of a judge
     tokens_per_s: Amount  # generated since the heartbeat before
     kv_use: Amount  # fraction of KV blocks in use, in [0, 1]
     state: MemberState

@@ -268,6 +268,10 @@ def test_a_template_that_refuses_the_conversation_is_named_with_its_cure_before_
     assert f"the chat template in {tmp_path} refuses the conversation of `env.name` shop" in str(refusal.value)
     assert "system, user, assistant, user: System role not supported; set model.roles=alternate" in str(refusal.value)
     check_template(load_config(None, [*tags, "model.roles=alternate"]), refusing)
+    judge = "env.rewards.clear={part: judge, url: actors, rubric: {text: x, scale: [0, 1], criteria: {a: b}}}"
+    with pytest.raises(ConfigError, match=r"refuses the prompt of the judge `env\.rewards\.clear`.*set model\.roles="):
+        check_template(load_config(None, [judge]), refusing)
+    check_template(load_config(None, [judge, "model.roles=alternate"]), refusing)
 
 
 @pytest.mark.parametrize(

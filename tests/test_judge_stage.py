@@ -320,6 +320,10 @@ def test_a_judge_process_names_what_is_missing(
     run.fleet.describe_run(msgspec.structs.replace(facts, config_yaml=dump_config(config)))
     keyless = run.judge("keyless")
     assert keyless.wait() == 2 and "`env.rewards.better`: key_env names" in keyless.said()
+    config.env.rewards = better("actors", model="")
+    run.fleet.describe_run(msgspec.structs.replace(facts, config_yaml=dump_config(config)))
+    useless = run.judge("useless")
+    assert useless.wait() == 2 and "judge its groups, as the run's own policy is one of the judges" in useless.said()
 
 
 def test_groups_from_before_a_resume_without_the_judge_become_ready_without_marks(

@@ -14,13 +14,15 @@ from actors.own_judge import OwnJudge
 from actors.reward import Scoring
 from common.chat import ChatRules
 from common.config_error import ConfigError
-from common.trajectory import Sampling
+from common.trajectory import Sampling, VersionSpan
 from envhub.env import EnvError
 from envhub.rewards import chat_client
+from envhub.rewards.group import GroupJudge
 from envhub.rewards.part import judge_by, parts_of
 from tests.episodes import ALLOWANCE, engine_of
 from tests.small_tokenizer import CHATML, merging_tokenizer
 from tests.test_group import TURNS, Actor, buffer_with_a_group, trained
+from tests.test_group_judge import shown
 from tests.test_judge import judge_at
 from tests.test_rewards import episode_of, turn_of
 
@@ -37,19 +39,27 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 class Marker:
     """A policy of version 4 that answers every prompt with `answer`, or raises it."""
 
-    def __init__(self, *answers: str | Exception) -> None:
+    def __init__(self, *answers: str | Exception, num_before_commit: int = 1 << 30) -> None:
+        """After `num_before_commit` answers, version 5 overtakes each in its middle."""
         self.answers = list(answers)
+        self.num_before_commit = num_before_commit
         self.prompts: list[str] = []
         self.samplings: list[Sampling] = []
 
     async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
         self.prompts.append(str(TOKENIZER.decode(tokens)))
         self.samplings.append(sampling)
+        number = len(self.prompts)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
         engine = engine_of(lambda *_: list(TOKENIZER.encode(answer + TOKENIZER.eos_token)), max_tokens=8192)
-        return await engine.generate(tokens, sampling)
+        completion = await engine.generate(tokens, sampling)
+        if number <= self.num_before_commit:
+            return completion
+        spans = [VersionSpan(start=0, stop=2, policy_version=4)]
+        spans.append(VersionSpan(start=2, stop=len(completion.tokens), policy_version=5))
+        return dataclasses.replace(completion, version_spans=spans)
 
 
 def marked(policy: Marker, *, max_tokens: int = 4096, **settings: Any) -> Any:
@@ -103,6 +113,41 @@ def test_in_a_panel_each_mark_of_the_policy_has_its_version() -> None:
     assert found.beside["a_policy_version"] == found.beside["b_policy_version"] == 4
 
 
+def compared(policy: Marker, *replies: str, **settings: Any) -> list[tuple[float, dict[str, float]]]:
+    parts = parts_of("env.rewards", {"clear": {**OWN, **settings}})
+    judge_by(OwnJudge(sampler=policy, tokenizer=TOKENIZER, rules=ChatRules(max_tokens=8192)), {"shop": parts})
+    assert isinstance(parts[0].measure, GroupJudge)
+    return [(mark.value, dict(mark.beside)) for mark in asyncio.run(parts[0].measure(shown(*replies)))]
+
+
+def test_the_policy_marks_a_group_and_the_version_that_ended_the_verdict_is_recorded() -> None:
+    policy = Marker('{"1": 2, "2": 2}', num_before_commit=0)
+    found = compared(policy, "hello", "bye", "bye", compare="listwise")
+    assert found == [(0.2, {"policy_version": 5.0})] * 3
+    (prompt,) = policy.prompts
+    assert "has 2 attempts at the same task" in prompt and "hello" in prompt and prompt.count("bye") == 1
+
+
+def test_of_verdicts_on_pairs_the_oldest_version_is_recorded() -> None:
+    policy = Marker('{"better": "1"}', num_before_commit=3)
+    assert compared(policy, "a", "b", "c", compare="pairwise") == [(0.5, {"policy_version": 4.0})] * 3
+    assert len(policy.prompts) == 6
+
+
+def test_a_policy_and_another_judge_compare_a_group_together() -> None:
+    one = {"url": "actors", "rubric": RUBRIC}
+    settings = {"part": "panel", "judges": {"a": one, "b": {**one, "max_chars": 5000}}, "compare": "listwise"}
+    parts = parts_of("env.rewards", {"liked": settings})
+    policy = Marker('{"1": 2, "2": 2}', '{"1": 4, "2": 4}')
+    judge_by(OwnJudge(sampler=policy, tokenizer=TOKENIZER, rules=ChatRules(max_tokens=8192)), {"shop": parts})
+    assert isinstance(parts[0].measure, GroupJudge)
+    for mark in asyncio.run(parts[0].measure(shown("a", "b"))):
+        assert mark.value == pytest.approx(0.3)
+        assert mark.beside == pytest.approx(
+            {"a": 0.2, "b": 0.4, "agreement": 0.8, "a_policy_version": 4, "b_policy_version": 4}
+        )
+
+
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
@@ -111,7 +156,6 @@ def test_in_a_panel_each_mark_of_the_policy_has_its_version() -> None:
         ({"request": {"temperature": 0}}, "request.*temperature and max_tokens alone"),
         ({"request": {"temperature": 0, "max_tokens": 0}}, "request.max_tokens.*>= 1"),
         ({"request": {"temperature": -1, "max_tokens": 9}}, "request.temperature"),
-        ({"compare": "listwise"}, "a server's with compare"),
     ],
 )
 def test_settings_that_the_policy_would_not_read_are_refused(settings: dict[str, Any], why: str) -> None:

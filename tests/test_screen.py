@@ -144,14 +144,6 @@ def test_the_supply_opens_groups_with_the_configured_screen_and_counts_short_one
     assert (useful, list(rejected)) == ([], ["zero_variance"])
 
 
-def test_a_screen_is_refused_where_a_judge_marks_whole_groups_and_the_first_returns_say_little(buffer: Views) -> None:
-    judge = "{part: judge, url: 'http://127.0.0.1:1/v1', model: m, compare: listwise, rubric: "
-    judge += "{text: x, scale: [0, 1], criteria: {a: b}}}"
-    judged = load_config(None, [*SCREENED, f"env.rewards.better={judge}"])
-    with pytest.raises(ConfigError, match=r"must be 0 where a judge marks whole groups, as in shop, got 2"):
-        Supply(buffer.learner, judged, first_group_id=0)
-
-
 @pytest.mark.parametrize(
     ("overrides", "complaint"),
     [
@@ -160,6 +152,10 @@ def test_a_screen_is_refused_where_a_judge_marks_whole_groups_and_the_first_retu
         (
             ["replay.screen_size=4", "objective.advantage=shrunk"],
             "`replay.screen_size` must be 0 with this objective (advantage shrunk, allocation last_token), got 4",
+        ),
+        (
+            ["replay.screen_size=4", "env.rewards.better={part: judge, compare: listwise}"],
+            "`replay.screen_size` must be 0 with a judge of whole groups, as in env.rewards.better, got 4; a screen",
         ),
     ],
 )

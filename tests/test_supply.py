@@ -539,6 +539,9 @@ def test_groups_that_wait_for_a_judge_take_up_room_and_are_named_when_the_supply
     assert buffer.learner.ledger().judging == 2
     with pytest.raises(SupplyDried, match=r"2 groups wait for their judge: is `slipstream judge` running"):
         supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
+    supply._config.env.rewards["better"] |= {"url": "actors", "model": ""}
+    with pytest.raises(SupplyDried, match=r"2 groups wait for their judge: the actors judge them: are any running\?"):
+        supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
     assert buffer.learner.ledger().queued == 0, "nothing is opened in their place"
     while (judging := buffer.judge.lease("j")) is not None:
         buffer.judge.store(judging, verdict_on(judging, 0.25, 0.75))

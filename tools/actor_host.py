@@ -20,6 +20,7 @@ from common.config_error import ConfigError
 from common.connection import connect, connect_or_explain
 from common.run_dir import RunDir
 from common.shutdown import LEAVE_S, Shutdown
+from envhub.rewards.part import reward_parts
 from replay.fleet import Fleet
 from tools.child import Child, print_failure
 from tools.devices import VARIABLE, visible_devices
@@ -36,6 +37,7 @@ def host_actors(config: Config) -> int:
     """
     if not config.redis.url:
         raise ConfigError("`redis.url` is empty; name the Redis server of the run, as redis.url=redis://host:6379")
+    reward_parts(config.env.entries())  # the run's own count, but this file is usually the same
     connect_or_explain(config.redis.url).close()
     shutdown = Shutdown()
     if config.actors.notices != "none":

@@ -15,6 +15,7 @@ from common.config_error import ConfigError
 from common.connection import RedisUnreachable, connect_or_explain, connect_shards
 from common.metrics import read_metrics
 from common.run_dir import RunDir
+from envhub.rewards.part import reward_parts
 from replay.diagnosis import Diagnosis, diagnose
 from replay.observer import Observer
 from replay.redis_version import warning_of
@@ -95,6 +96,14 @@ def _shared_memory(_config: Config) -> str:
     return found if free >= MIN_SHARED_BYTES else f"MISSING: {found}, 0.25 GiB needed; in a container, raise --shm-size"
 
 
+def _rewards(config: Config) -> str:
+    try:
+        names = [part.name for parts in reward_parts(config.env.entries()).values() for part in parts]
+    except ConfigError as error:
+        return f"FAULT: {error}"
+    return f"parts: {', '.join(names)}" if names else "those of the environment"
+
+
 def _gpu(_config: Config) -> str:
     import torch  # it takes seconds, and only this verb needs it
 
@@ -138,5 +147,6 @@ CHECKS: dict[str, Callable[[Config], str]] = {
     "redis": _redis,
     "memory": _memory,
     "disk": _disk,
+    "rewards": _rewards,
     "shared memory": _shared_memory,
 }

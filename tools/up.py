@@ -23,7 +23,7 @@ from common.headline import headline, wilson
 from common.metrics import MetricsFile, read_metrics
 from common.run_dir import RunDir, write_whole
 from common.shutdown import LEAVE_S, Shutdown
-from envhub.rewards.part import judged_envs
+from envhub.rewards.part import actors_judge, judged_envs, reward_parts
 from learner.overview import pinned_link
 from replay.diagnosis import FAULT_S, FaultLog, diagnose
 from replay.fleet import Fleet, RunState, UnknownRun
@@ -130,7 +130,7 @@ def mark_as_starting(config: Config) -> None:
 
 
 def _children(config: Config, run_dir: RunDir, environment: dict[str, str]) -> list[Child]:
-    """The processes to start, in this order: learner, actors, a judge if the rewards need one, TensorBoard."""
+    """The processes to start, in this order: learner, actors, a judge if the rewards need its process, TensorBoard."""
     python, settings = sys.executable, str(run_dir.config)
     secrets = {"OMP_NUM_THREADS": "1", **environment}
     devices = split_devices(config, visible_devices())
@@ -159,7 +159,7 @@ def _children(config: Config, run_dir: RunDir, environment: dict[str, str]) -> l
                     environment=secrets,
                 )
             ]
-            if judged_envs(config.env.entries())
+            if judged_envs(config.env.entries()) and not actors_judge(reward_parts(config.env.entries()).values())
             else []
         ),
         Child(

@@ -27,6 +27,7 @@ from tools.track.track_options import TrackOptions
 from tools.viewer.view_options import ViewOptions
 
 RUN = ("run.name", "run.root", "redis.url")
+REWARDS = ("env.rewards", "env.mixture")
 RELAY = (
     *RUN,
     "actors.join_timeout_s",
@@ -79,7 +80,7 @@ VERBS = {
     "actors": Verb(
         "start actors.count actors that roll out episodes for a run",
         "tools.actor_host:host_actors",
-        (*RELAY, "actors", "weights.disk"),
+        (*RELAY, *REWARDS, "actors", "weights.disk"),
     ),
     "judge": Verb(
         "compare the members of complete groups, for judges in env.rewards with `compare`",
@@ -238,13 +239,13 @@ VERBS = {
     "plan": Verb(
         "print the memory that a run needs on GPUs and hosts, its speed and its cost; no GPU is needed",
         "tools.plan.plan:plan",
-        ("model", "learner", "actors", "objective", "replay", "weights.anchor_every"),
+        ("model", "learner", "actors", "objective", "replay", "weights.anchor_every", *REWARDS),
         own=PlanOptions,
     ),
     "doctor": Verb(
         "check this machine: packages, Redis, memory, shared memory, GPU; and the run `run.name`, if it exists",
         "tools.doctor:doctor",
-        RUN,
+        (*RUN, *REWARDS),
     ),
 }
 

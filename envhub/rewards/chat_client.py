@@ -20,6 +20,7 @@ from typing import Generic, TypeVar
 import aiohttp
 import msgspec
 
+from common.chat import THOUGHT_MARKS
 from common.config_error import ConfigError
 from common.wire import MALFORMED
 from envhub.env import EnvError
@@ -43,6 +44,7 @@ class _Message(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     message: _Message
+    finish_reason: str | None = None
 
 
 class Usage(msgspec.Struct):
@@ -69,8 +71,9 @@ class Passing(Exception):
 class Answered:
     """One answer of a model."""
 
-    text: str
+    text: str  # without a thought before it
     usage: Usage | None
+    is_cut: bool = False  # it had more to say than `max_tokens` of the request
     policy_version: int | None = None  # of the run's own policy, when it wrote the last token; None: another model
 
 
@@ -156,7 +159,7 @@ class ChatClient:
         while True:
             try:
                 answered = await self._once(body)
-                return Reading(value=self._read(answered.text, read), policy_version=answered.policy_version)
+                return Reading(value=self._read(answered, read), policy_version=answered.policy_version)
             except Passing as failure:
                 num_malformed += failure.is_malformed
                 if num_malformed == MAX_MALFORMED:
@@ -170,9 +173,13 @@ class ChatClient:
             await asyncio.sleep(this_wait_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
-    def _read(self, answer: str, read: Callable[[str], T]) -> T:
+    def _read(self, answer: Answered, read: Callable[[str], T]) -> T:
+        # Of a number that is cut off the beginning is a number too, and another one.
+        if answer.is_cut and not answer.text.rstrip().endswith("}"):
+            why = f"its answer was cut off at `max_tokens` of `request`: {self._quoted(answer.text)}"
+            raise Passing(why, is_malformed=True)
         try:
-            return read(answer)
+            return read(answer.text)
         except ValueError as error:
             raise Passing(self._quoted(str(error)), is_malformed=True) from None
 
@@ -204,7 +211,9 @@ class ChatClient:
             raise EnvError(f"{self.url} refused with status {status}: {self._quoted(reply.decode(errors='replace'))}")
         try:
             completion = msgspec.json.decode(reply, type=_Completion)
-            return Answered(text=completion.choices[0].message.content, usage=completion.usage)
+            choice = completion.choices[0]
+            text = _without_thought(choice.message.content)
+            return Answered(text=text, usage=completion.usage, is_cut=choice.finish_reason == "length")
         except (*MALFORMED, IndexError) as error:
             raise Passing(f"the reply is not a chat completion: {error}", is_malformed=True) from None
 
@@ -283,6 +292,13 @@ class ChatClient:
         """The beginning of a text of the server, which may repeat the key."""
         key = self._key()
         return repr((text.replace(key, "***") if key else text)[:MAX_QUOTED_CHARS])
+
+
+def _without_thought(text: str) -> str:
+    """What follows the thought; its opening mark may be in the prompt, where a chat template wrote it."""
+    for _, closing in THOUGHT_MARKS:
+        text = text.rpartition(closing)[2]
+    return text
 
 
 def _seconds(retry_after: str) -> float:

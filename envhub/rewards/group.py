@@ -15,15 +15,16 @@ from typing import Any
 
 import msgspec
 
+from common.env_config import MAX_PAIRED
 from common.trajectory import Trajectory
 from common.wire import MALFORMED
 from envhub.env import EnvError
+from envhub.rewards.chat_client import Reading
 from envhub.rewards.episode import Episode, Marked
-from envhub.rewards.judge import Judge, columns_of, cut_in_the_middle
+from envhub.rewards.judge import VERSION, Judge, columns_of, cut_in_the_middle
 from envhub.rewards.panel import combined, together
 
 COMPARISONS = ("listwise", "pairwise")
-MAX_CALLS = 10_000  # of a pairwise judge for one group
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,11 +70,21 @@ class GroupJudge:
         return {name for judge in self.judges.values() for name in judge.columns}
 
     async def __call__(self, members: Sequence[Shown]) -> list[Marked]:
-        """Return a mark in [0, 1] for each member. Raises EnvError if a judge gives no marks within the deadline."""
-        marks = await together(_One(judge=judge, compare=self.compare)(members) for judge in self.judges.values())
+        """Return a mark in [0, 1] for each member. Raises EnvError if a judge gives no marks within the deadline.
+
+        Beside the marks of the run's own policy is its version.
+        """
+        found = await together(_One(judge=judge, compare=self.compare)(members) for judge in self.judges.values())
+        versions = {
+            f"{name}_{VERSION}" if name else VERSION: float(each.policy_version)
+            for name, each in zip(self.judges, found, strict=True)
+            if each.policy_version is not None
+        }
+        members_marks = list(zip(*(each.value for each in found), strict=True))
         if len(self.judges) == 1:
-            return [Marked(value=mark, beside={}) for mark in marks[0]]
-        return [combined(dict(zip(self.judges, each, strict=True)), self.combine) for each in zip(*marks, strict=True)]
+            return [Marked(value=mark, beside=versions) for (mark,) in members_marks]
+        marked = [combined(dict(zip(self.judges, each, strict=True)), self.combine) for each in members_marks]
+        return [Marked(value=each.value, beside={**each.beside, **versions}) for each in marked]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +94,7 @@ class _One:
     judge: Judge
     compare: str
 
-    async def __call__(self, members: Sequence[Shown]) -> list[float]:
+    async def __call__(self, members: Sequence[Shown]) -> Reading[list[float]]:
         # The order of hashes: each place is as likely for the best as for the worst, and a repeated judging asks the
         # same.
         texts = sorted({member.text for member in members}, key=lambda text: hashlib.blake2b(text.encode()).digest())
@@ -91,13 +102,15 @@ class _One:
         distinct = [conversations[text] for text in texts]
         reference = {name: members[0].columns[name] for name in self.judge.columns}
         if self.compare == "listwise":
-            marks = dict(zip(texts, await self._listed(distinct, reference), strict=True))
-            return [marks[member.text] for member in members]
-        wins = await self._pairs(distinct, reference)
+            listed = await self._listed(distinct, reference)
+            marks = dict(zip(texts, listed.value, strict=True))
+            return Reading(value=[marks[member.text] for member in members], policy_version=listed.policy_version)
+        paired = await self._pairs(distinct, reference)
         places = [texts.index(member.text) for member in members]
-        return [_mean_win(place, places[:at] + places[at + 1 :], wins) for at, place in enumerate(places)]
+        wins = [_mean_win(place, places[:at] + places[at + 1 :], paired.value) for at, place in enumerate(places)]
+        return Reading(value=wins, policy_version=paired.policy_version)
 
-    async def _listed(self, distinct: list[list[dict[str, str]]], reference: Mapping[str, Any]) -> list[float]:
+    async def _listed(self, distinct: list[list[dict[str, str]]], reference: Mapping[str, Any]) -> Reading[list[float]]:
         rubric, number = self.judge.rubric, len(distinct)
         return await self.judge.ask(
             rubric.instructions_for_list(number),
@@ -107,13 +120,16 @@ class _One:
 
     async def _pairs(
         self, distinct: list[list[dict[str, str]]], reference: Mapping[str, Any]
-    ) -> dict[tuple[int, int], float]:
-        """How often the first of two won against the second: 1, 0.5 or 0 in each order, and the mean of both orders."""
-        rubric, orders = self.judge.rubric, list(itertools.permutations(range(len(distinct)), 2))
-        if len(orders) > MAX_CALLS:
+    ) -> Reading[dict[tuple[int, int], float]]:
+        """How often the first of two won against the second: 1, 0.5 or 0 in each order, and the mean of both orders.
+
+        The policy version is the oldest that was asked.
+        """
+        if len(distinct) > MAX_PAIRED:
             raise EnvError(
-                f"{len(orders)} comparisons in a group, the limit is {MAX_CALLS}; compare: listwise asks once"
+                f"{len(distinct)} members in a group, pairs are of {MAX_PAIRED} at most; compare: listwise asks once"
             )
+        rubric, orders = self.judge.rubric, list(itertools.permutations(range(len(distinct)), 2))
         answers = await together(
             self.judge.ask(
                 rubric.instructions_for_pair,
@@ -122,8 +138,13 @@ class _One:
             )
             for first, second in orders
         )
-        won = dict(zip(orders, answers, strict=True))
-        return {(first, second): (won[first, second] + 1 - won[second, first]) / 2 for first, second in orders}
+        won = {order: answer.value for order, answer in zip(orders, answers, strict=True)}
+        return Reading(
+            value={(first, second): (won[first, second] + 1 - won[second, first]) / 2 for first, second in orders},
+            policy_version=min(
+                (answer.policy_version for answer in answers if answer.policy_version is not None), default=None
+            ),
+        )
 
     def _text(self, conversations: list[list[dict[str, str]]], reference: Mapping[str, Any]) -> str:
         """The request's JSON: what all conversations begin with, once, and then each by its number."""

@@ -44,16 +44,13 @@ class Judge:
 
         Beside the mark of the run's own policy is its version.
         """
-        reading = await self._reading(self.rubric.instructions, self._shown(episode), read=self.rubric.read)
+        reading = await self.ask(self.rubric.instructions, self._shown(episode), read=self.rubric.read)
         if reading.policy_version is None:
             return reading.value
         return Marked(value=reading.value, beside={VERSION: float(reading.policy_version)})
 
-    async def ask(self, instructions: str, shown: str, *, read: Callable[[str], T]) -> T:
+    async def ask(self, instructions: str, shown: str, *, read: Callable[[str], T]) -> Reading[T]:
         """Return the judge's answer, read by `read`. Raises EnvError without a readable answer within the deadline."""
-        return (await self._reading(instructions, shown, read=read)).value
-
-    async def _reading(self, instructions: str, shown: str, *, read: Callable[[str], T]) -> Reading[T]:
         messages = [{"role": "system", "content": instructions}, {"role": "user", "content": shown}]
         body = json.dumps({**self.request, "model": self.model, "messages": messages}).encode()
         digest = hashlib.blake2b(body, digest_size=16).digest()

@@ -101,7 +101,7 @@ def reward_parts(envs: Mapping[str, MixtureEntry]) -> dict[str, tuple[Part, ...]
 
 
 def group_parts(parts: Iterable[Part]) -> list[tuple[Part, GroupJudge]]:
-    """Return the parts that compare whole groups, each with its judge. Those are computed by `slipstream judge`."""
+    """Return the parts that compare whole groups, each with its judge. Those are computed when a group is complete."""
     return [(part, part.measure) for part in parts if isinstance(part.measure, GroupJudge)]
 
 
@@ -110,10 +110,23 @@ def judged_envs(envs: Mapping[str, MixtureEntry]) -> set[str]:
     return {label for label, parts in reward_parts(envs).items() if group_parts(parts)}
 
 
+def actors_judge(parts: Iterable[Sequence[Part]]) -> bool:
+    """Whether the actors of a run judge all its groups, as the run's own policy is one of the judges.
+
+    Otherwise `slipstream judge` does, which has no engine.
+    """
+    return any(own_judges(part) for of_env in parts for part, _ in group_parts(of_env))
+
+
+def own_judges(part: Part) -> list[Judge]:
+    """Return the judges of `part` that are the run's own policy."""
+    return [asked for asked in _named_judges(part).values() if asked.client.url == ACTORS]
+
+
 def check_keys(parts: Mapping[str, Sequence[Part]], *, of_groups: bool = False) -> None:
     """Raise ConfigError unless this host has the key of every judge of episodes, or of groups, that needs one."""
     for part in (part for of_env in parts.values() for part in of_env):
-        for asked in _judges_of(part) if isinstance(part.measure, GroupJudge) == of_groups else []:
+        for asked in _named_judges(part).values() if isinstance(part.measure, GroupJudge) == of_groups else []:
             try:
                 asked.client.secret.read()
             except ConfigError as error:
@@ -121,11 +134,10 @@ def check_keys(parts: Mapping[str, Sequence[Part]], *, of_groups: bool = False) 
 
 
 def judge_by(policy: OwnPolicy, parts: Mapping[str, Sequence[Part]]) -> None:
-    """Let `policy` answer for every judge of episodes whose url is `actors`."""
+    """Let `policy` answer for every judge whose url is `actors`."""
     for part in (part for of_env in parts.values() for part in of_env):
-        for asked in _judges_of(part):
-            if asked.client.url == ACTORS:
-                asked.client.own_policy = policy
+        for asked in own_judges(part):
+            asked.client.own_policy = policy
 
 
 def read_as(root: str, parts: Mapping[str, Sequence[Part]]) -> None:
@@ -140,10 +152,6 @@ def book_on(account: Callable[[str, int, int, float], tuple[int, int, float]], p
     for part in (part for of_env in parts for part in of_env):
         for name, asked in _named_judges(part).items():
             asked.client.account = partial(account, f"{part.key}.judges.{name}" if name else part.key)
-
-
-def _judges_of(part: Part) -> list[Judge]:
-    return list(_named_judges(part).values())
 
 
 def _named_judges(part: Part) -> Mapping[str, Judge]:
@@ -240,12 +248,6 @@ def _measure(key: str, kind: Any, options: Mapping[str, Any], compare: str | Non
         raise ConfigError(f"`{key}`: {error}; the keys of a {kind} are {known}") from None
     try:
         made = make(**options)
-        judges = made.judges.values() if isinstance(made, Panel) else [made]
-        if compare and any(isinstance(each, Judge) and each.client.url == ACTORS for each in judges):
-            raise ConfigError(
-                f"`{key}.url` must be a server's with compare, got {ACTORS!r}: `slipstream judge` compares groups and "
-                "has no engine; give a server's address, or leave out compare"
-            )
         if compare and isinstance(made, Judge):
             return GroupJudge(judges={"": made}, compare=compare, combine="mean")
         if compare and isinstance(made, Panel):

@@ -10,6 +10,7 @@ import msgspec
 
 from common.config import Config, dump_config
 from common.config_error import ConfigError
+from envhub.rewards.part import reward_parts
 from tools.child import EXIT_BAD_INPUT
 from tools.devices import split_devices
 from tools.plan.measured_step import MeasuredStep
@@ -34,6 +35,7 @@ def plan(config: Config, options: PlanOptions) -> int:
 
     Of the model only its config.json is read.
     """
+    reward_parts(config.env.entries())
     if not config.model.path:
         print("`model.path` is empty: the tiny model of `model.tiny` fits on any GPU, and on none")
         return 0
