@@ -19,7 +19,7 @@ from actors.act import make_setup
 from actors.engine import Completion
 from actors.episode_tree import Collected, EpisodeTree
 from actors.group import EpisodeSetup
-from actors.hint import INTRODUCTION
+from actors.hint import FAILED, INTRODUCTION, REQUEST
 from actors.resume import resumed_tape
 from actors.scripted_engine import Schedule, ScriptedEngine
 from actors.stretch import play_stretch
@@ -275,6 +275,27 @@ def test_two_thoughts_before_one_action_are_one_child(tmp_path: Path) -> None:
     assert len(asyncio.run(plain.expand(START, width=3))) == 3
     tagged, _ = tree_on(settings(*GUESS, "env.action_format=action_tag"), write, tmp_path)
     assert [child.actions for child in asyncio.run(tagged.expand(START, width=3))] == [("red",)]
+
+
+def test_a_revision_is_shown_every_action_and_answer_of_the_attempts_before(tmp_path: Path) -> None:
+    openings = []
+
+    def write(tokens: list[int], seed: int | None) -> list[int]:
+        openings.append(str(TOKENIZER.decode(tokens)).split(END)[0])
+        return ids(TOKENIZER, "nothing" + END)
+
+    tree, collected = tree_on(settings(*GUESS), write, tmp_path)
+
+    async def revise() -> None:
+        first = await tree.revise([])
+        assert first is not None and not first.success
+        assert await tree.revise([first, first]) is not None
+
+    asyncio.run(revise())
+    assert INTRODUCTION not in openings[0] and openings[:3] == [openings[0]] * 3
+    attempt = "\n".join(["> nothing\nagain"] * 3 + [FAILED])
+    assert openings[-1].endswith(f"\n\n{INTRODUCTION}\nAttempt 1:\n{attempt}\nAttempt 2:\n{attempt}\n{REQUEST}")
+    assert len(collected.trajectories) == 2 and tree.num_turns == 6
 
 
 def test_an_end_that_was_come_to_before_is_no_other_row_but_in_independent_episodes(
