@@ -328,8 +328,8 @@ def test_an_actor_process_judges_and_books_on_the_account_of_the_run(
     redis_client: redis.Redis, redis_url: str, run_id: str, tmp_path: Path
 ) -> None:
     env, folder = "tests.guess:GuessEnv", tmp_path / "model"
-    config = load_config(None, [f"run.name={run_id}", f"env.name={env}", f"model.max_tokens={MAX_TOKENS}"])
-    config.learner.micro_batch_tokens = MAX_TOKENS
+    sizes = [f"model.max_tokens={MAX_TOKENS}", f"learner.micro_batch_tokens={MAX_TOKENS}"]
+    config = load_config(None, [f"run.name={run_id}", f"env.name={env}", *sizes])
     config.env.rewards = {"better": {**BETTER, "max_requests": 100}}
     TOKENIZER.save_pretrained(folder)
     (folder / "model.safetensors").touch()  # the scripted engine reads no weights

@@ -71,7 +71,7 @@ class Passing(Exception):
 class Answered:
     """One answer of a model."""
 
-    text: str  # without a thought before it
+    text: str
     usage: Usage | None
     is_cut: bool = False  # it had more to say than `max_tokens` of the request
     policy_version: int | None = None  # of the run's own policy, when it wrote the last token; None: another model
@@ -179,7 +179,7 @@ class ChatClient:
             why = f"its answer was cut off at `max_tokens` of `request`: {self._quoted(answer.text)}"
             raise Passing(why, is_malformed=True)
         try:
-            return read(answer.text)
+            return read(_without_thought(answer.text))
         except ValueError as error:
             raise Passing(self._quoted(str(error)), is_malformed=True) from None
 
@@ -212,8 +212,8 @@ class ChatClient:
         try:
             completion = msgspec.json.decode(reply, type=_Completion)
             choice = completion.choices[0]
-            text = _without_thought(choice.message.content)
-            return Answered(text=text, usage=completion.usage, is_cut=choice.finish_reason == "length")
+            is_cut = choice.finish_reason == "length"
+            return Answered(text=choice.message.content, usage=completion.usage, is_cut=is_cut)
         except (*MALFORMED, IndexError) as error:
             raise Passing(f"the reply is not a chat completion: {error}", is_malformed=True) from None
 
