@@ -11,6 +11,7 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: bench-actors bench-data bench-envs bench-fits bench-fleet bench-learner bench-peers bench-prefixes bench-replay
 .PHONY: bench-rewards bench-see bench-weights families gpu-check soak chaos drill
 .PHONY: study-durations study-formats study-goodput study-lag study-markets study-overlap study-prm study-search study-simulator
+.PHONY: study-tree-noise study-trees
 .PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-ledger test-spot
 
 setup: $(STAMP)
@@ -167,6 +168,14 @@ study-prm: setup
 # Searches beside independent episodes in three environments, at equal tokens: an hour; continues where it stopped.
 study-search: setup
 	$(BIN)/python -m tools.study.search --page docs/studies/search.md
+
+# The noise of the gradient with attempts that fork, beside chains, in a toy without a model: some seconds.
+study-tree-noise: setup
+	$(BIN)/python -m tools.study.tree_noise --page docs/search.md
+
+# Training on attempts that fork, beside chains, at equal sampled tokens: 24 runs; continues where it was stopped.
+study-trees: setup
+	$(BIN)/python -m tools.study.trees
 
 # The quickstart beside TRL and a loop by hand, all from the same weights: 15 whole runs, one after another. TRL has
 # an environment of its own, and runs only here: `make test` tests the loop by hand and the page.

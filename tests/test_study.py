@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import math
+import random
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +24,10 @@ from tests.tiny_model import FLOAT32, VOCAB_SIZE, save_tiny_model
 from tools.prepare import prepare
 from tools.study import formats as study_formats
 from tools.study import lag as study_lag
+from tools.study import tree_noise
+from tools.study import trees as study_trees
 from tools.study.plot import Line, Point, svg
-from tools.study.run import StudyStep, practice
+from tools.study.run import StudyStep, practice, warm_start
 from tools.study.sampler import LockstepSampler
 from tools.study.slots import choose
 
@@ -270,6 +273,40 @@ def test_a_short_study_of_formats_writes_its_table_and_runs_nothing_twice(tmp_pa
     kept.write_text(kept.read_text().replace('"seed":0', '"seed":99'))
     study_formats.main(arguments)
     assert json.loads((tmp_path / "docs/formats.json").read_text())["results"][0]["seed"] == 99
+
+
+def test_a_short_study_of_trees_samples_as_many_tokens_with_trees_as_without(ranks: Ranks, tmp_path: Path) -> None:
+    settings = (
+        *("env.name=tests.guess:GuessEnv", "warm_start.episodes=8", "eval.num_tasks=4"),
+        *(
+            "model.tiny.hidden_size=32",
+            "model.tiny.num_layers=1",
+            "model.tiny.num_heads=1",
+            "model.tiny.num_kv_heads=1",
+        ),
+        *("replay.group_size=4", "replay.groups_per_step=2", "sampling.max_turn_tokens=4"),
+    )
+    results = []
+    for arm in ("chains", "2 trees"):
+        cell = study_trees.Cell(task="shop", arm=arm, seed=0, folder=tmp_path, tokens=900, settings=settings)
+        warm_start(cell.warm_config(), ranks=ranks)
+        results.append(study_trees.run_cell(cell, ranks=ranks))
+    assert results[0].forks == 0 < results[1].forks
+    for result in results:
+        assert len(result.points) == 1 + len(study_trees.MARKS)
+        assert 900 <= result.points[-1].tokens < 1400
+    assert "| shop | 2 trees |" in study_trees.table(results)
+
+
+@pytest.mark.parametrize("arm", tree_noise.ARMS.values(), ids=tree_noise.ARMS.keys())
+def test_the_noise_of_trees_is_around_the_gradient(arm: tree_noise.Arm) -> None:
+    total = tree_noise.RETURNS["the first two turns decide"]
+    true, draw = tree_noise.policy_gradient(total), random.Random(1)
+    assert np.allclose(true, [1 / 8, 1 / 8, 0, 0, 0, 0, 0, 0])
+    found = [tree_noise.estimate(arm, total, group_id=group_id, draw=draw) for group_id in range(400)]
+    gradients = np.array([each.gradient for each in found])
+    error = gradients.std(axis=0) / len(found) ** 0.5
+    assert (abs(gradients.mean(axis=0) - true) < 4 * error + 1e-12).all()
 
 
 def test_a_plot_has_a_line_for_each_arm_and_a_whisker_for_each_point() -> None:
