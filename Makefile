@@ -8,10 +8,10 @@ PIP_FLAGS := --disable-pip-version-check --quiet
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu setup-browser quickstart road test check format lock clean docs pictures image-root
-.PHONY: bench-actors bench-data bench-envs bench-fits bench-fleet bench-learner bench-peers bench-prefixes bench-replay
-.PHONY: bench-rewards bench-see bench-weights families gpu-check soak chaos drill
-.PHONY: study-durations study-formats study-goodput study-lag study-markets study-overlap study-prm study-search study-simulator
-.PHONY: study-tree-noise study-trees
+.PHONY: bench-actors bench-agents bench-data bench-envs bench-fits bench-fleet bench-learner bench-peers bench-prefixes
+.PHONY: bench-replay bench-rewards bench-see bench-weights families gpu-check soak chaos drill
+.PHONY: study-agents study-durations study-formats study-goodput study-lag study-markets study-overlap study-prm
+.PHONY: study-search study-simulator study-tree-noise study-trees
 .PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-ledger test-spot
 
 setup: $(STAMP)
@@ -98,6 +98,10 @@ bench-replay: setup
 # A learner and up to 10,000 simulated actors on one Redis server, and on four.
 bench-fleet: setup
 	$(BIN)/python -m tools.bench.fleet
+
+# Measure 64 agents on the endpoint beside the built-in loop.
+bench-agents: setup
+	$(BIN)/python -m tools.bench.agents
 
 # Measure steps per second with 64 concurrent episodes of each environment.
 bench-envs: setup
@@ -243,6 +247,10 @@ test-adapters-agents test-adapters-langgraph: test-adapters-%: setup
 	  > $$(echo build/adapters-$*/lib/python3.*/site-packages)/ours.pth
 	build/adapters-$*/bin/pip install $(PIP_FLAGS) -r requirements/adapters-$*.txt
 	AGENTS_PYTHON=build/adapters-$*/bin/python $(BIN)/pytest tests/adapters/agents/test_$*.py
+
+# Train an agent of each on vLLM, and kill an actor meanwhile.
+study-agents: test-adapters-agents test-adapters-langgraph
+	$(BIN)/python -m tools.study.agents
 
 test-adapters-verifiers: setup
 	test -x build/adapters-verifiers/bin/python || $(PYTHON) -m venv build/adapters-verifiers

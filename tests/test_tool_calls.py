@@ -13,12 +13,18 @@ from actors.rollout import fresh_env
 from actors.scripted_engine import Schedule, ScriptedEngine
 from actors.tape import Tape
 from common.action_format import ToolCalls
-from common.env_config import MixtureEntry
+from common.env_config import EnvConfig, MixtureEntry
 from common.trajectory import Trajectory, check
+from envhub.catalogue import make_any_env
 from envhub.shop.shop import ShopEnv
+from tests.adapters.agents import shop_openai
 from tests.episodes import ALLOWANCE, attempt_on, ids, rollout_of
 from tests.small_tokenizer import merging_tokenizer
 from tests.tool_parsing import HERMES, LOOK, QWEN_XML, Parsing, parsing
+from tools.bench import agents as bench
+from tools.prepare import vocabulary_texts
+from tools.study.tiny_caller import CLOSING, OPENING, add_calls
+from tools.tiny_model import tiny_tokenizer
 
 TOKENIZER = merging_tokenizer(HERMES)
 LONG = replace(ALLOWANCE, max_tokens=1500, step_timeout_s=60.0)
@@ -348,3 +354,37 @@ def test_every_garbage_is_answered() -> None:
         for text in garbage:
             answer = asyncio.run(parse(text, tokens=[1], prompt=[1], tools=[LOOK]))
             assert answer.tool_calls or answer.content == text or not text.strip()
+
+
+# --- Tiny models that call a tool, for the study of agents and the benchmark.
+
+
+def test_an_agent_of_the_study_shops_with_a_tiny_model_by_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = tiny_tokenizer(vocabulary_texts(EnvConfig(max_turns=8), 60), 512)
+    add_calls(tokenizer)
+    shop = ShopEnv()
+    monkeypatch.setattr(shop_openai, "ShopEnv", lambda profile: shop)
+    engine = ScriptedEngine(
+        lambda prompt, seed: ids(tokenizer, f"{OPENING}{shop.expert()}{CLOSING}{tokenizer.eos_token}"),
+        policy_version=4,
+        schedule=Schedule(token_time_s=0.0),
+        max_tokens=512,
+    )
+    env = make_any_env("agent", {"agent": "tests.adapters.agents.shop_openai:play"})
+    trajectory = asyncio.run(
+        rollout_of(env, engine, tokenizer=tokenizer, allowance=LONG, parse=parsing(tokenizer=tokenizer))  # type: ignore[arg-type]
+    )
+    assert trajectory.success and len(trajectory.turns) > 2 and trajectory.branch_starts == [0]
+    assert all(turn.valid_action for turn in trajectory.turns)
+
+
+def test_the_agents_of_the_benchmark_play_the_episodes_of_the_built_in_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "NUM_EPISODES", 2)
+    monkeypatch.setattr(bench, "NUM_THOUGHT_WORDS", 3)
+    monkeypatch.setattr(bench, "SCHEDULE", Schedule(token_time_s=0.0))
+    script = asyncio.run(bench._script())
+
+    async def tokens(one: Any) -> list[bytes]:
+        return [(await one(task, script, script.engine())).tokens for task in script.tasks]
+
+    assert asyncio.run(tokens(bench._as_agent)) == asyncio.run(tokens(bench._built_in))

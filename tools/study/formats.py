@@ -23,7 +23,7 @@ from tools.study.page import BEGIN, END, markdown, with_table
 from tools.study.run import held_out_before, run, warm_start
 
 TASK = "conf/quickstart.yaml"
-STEPS, HELD_OUT_TASKS = 60, 300
+STEPS, HELD_OUT_TASKS = 30, 200
 SHARED = (
     "objective.advantage=group_standardised",
     "replay.target_lag=0",
@@ -147,10 +147,14 @@ def write(study: Study, folder: Path) -> None:
 
 def table(study: Study) -> str:
     """Return the results in Markdown: mean ± standard deviation over seeds, and the number of seeds."""
-    head = ["format", "seeds", "success before, %", "after, %", "valid actions, %", "tokens written", "turns"]
+    first = next(iter(ARMS))
+    head = ["format", "seeds", "success before, %", "after, %", f"less that of {first}, by seed"]
+    head += ["invalid actions, %", "tokens a turn", "turns"]
+    base = {result.seed: result.success for result in study.results if result.arm == first}
     rows = []
     for arm in ARMS:
         results = [result for result in study.results if result.arm == arm]
+        gains = [100 * (result.success - base[result.seed]) for result in results if result.seed in base]
         if results:
             rows.append(
                 [
@@ -158,8 +162,9 @@ def table(study: Study) -> str:
                     str(len(results)),
                     _spread([100 * result.success_before for result in results]),
                     _spread([100 * result.success for result in results]),
-                    _spread([100 * result.valid_actions for result in results]),
-                    _spread([result.tokens_written for result in results]),
+                    "" if arm == first else ", ".join(f"{gain:+.1f}" for gain in gains),
+                    _spread([100 * (1 - result.valid_actions) for result in results]),
+                    _spread([result.tokens_written / result.turns for result in results]),
                     _spread([result.turns for result in results]),
                 ]
             )
