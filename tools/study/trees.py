@@ -18,7 +18,7 @@ import msgspec
 
 from common.config import Config, load_config
 from common.run_dir import write_whole
-from learner.evaluation import num_held_out
+from envhub.catalogue import num_held_out
 from learner.ranks import Ranks
 from tools.bench.benchmark import today
 from tools.study.cells import ranks, run_cells
