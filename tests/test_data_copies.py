@@ -196,6 +196,8 @@ def test_answers_are_paid_once_and_a_budget_counts_over_several_calls(
     assert len(server.requests) == 6 + 2, "one that was not answered, and the one that was cut off"
     assert [row.get("perturbed") for row in read(tmp_path / "out.jsonl")] == [None, "paraphrase"] * 6
     assert run(rows, timeout_s=9) == "" and len(server.requests) == 8
+    longer = {"temperature": 0.7, "max_tokens": 9000, "seed": 0}
+    assert run(rows, request=longer) == "" and len(server.requests) == 8, "answers that were not cut off stay"
     journal.write_text("garbage\n" + journal.read_text())
     assert "line 1 is damaged" in run(rows)
 

@@ -208,7 +208,9 @@ class Paraphrases:
         self._file.flush()
 
     def _digest(self, body: bytes) -> str:
-        return hashlib.blake2b(self._paraphraser.client.url.encode() + b"\0" + body, digest_size=16).hexdigest()
+        """A name for a request. An answer that was not cut off does not depend on `max_tokens`."""
+        asked = {**json.loads(body), "max_tokens": None, "url": self._paraphraser.client.url}
+        return hashlib.blake2b(json.dumps(asked, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def _known(self) -> dict[str, int]:
         """Where the answers are. The client then has spent what the journal says.
