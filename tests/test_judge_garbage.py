@@ -167,7 +167,8 @@ def test_every_answer_of_every_kind_of_judge_ends_in_a_mark_or_in_a_retry_that_i
         answers.set(garbage(good))
         with pytest.raises(EnvError, match=r"3 answers were malformed"):
             marked(part)
-        assert num_counted(part) == answers.num_asked == 3, name
+        # A second request of a pair may have begun when the first gave up: then it is counted, and cut off.
+        assert 3 <= answers.num_asked <= num_counted(part) <= 2 + num_needed, name
 
 
 @pytest.mark.parametrize("kind", ["url", "own"])
