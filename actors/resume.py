@@ -11,6 +11,7 @@ from actors.actions import Actions
 from actors.answer import answer, in_tokens, state_key
 from actors.tape import Attempt, Exchange, Tape
 from common.chat import Chat, Extension
+from common.kept_sets import no_sets
 from common.trajectory import Trajectory
 from envhub.env import Env
 
@@ -26,7 +27,7 @@ def resumed_tape(attempt: Attempt, record: Trajectory) -> Tape:
         tokens=record.token_array().tolist(),
         logprobs=record.behaviour_logprob_array().tolist(),
         loss_mask=record.loss_mask_array().tolist(),
-        kept=[] if record.kept is None else [record.kept],
+        kept=[record.kept or no_sets(int(record.loss_mask_array().sum()))],
         branch_starts=list(record.branch_starts),
         version_spans=list(record.version_spans),
         turns=list(record.turns),

@@ -19,6 +19,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from actors.answer_parser import AnswerParser
 from actors.candidates import num_candidates
+from actors.choices import widest
 from actors.orders import (
     Abort,
     Answer,
@@ -187,6 +188,9 @@ class Server:
         return generations if scores is None else self._judge(scores)
 
     def _num_candidates(self, generate: Generate) -> int:
+        choices = generate.restriction.choices if generate.restriction else []
+        if choices:  # one more than could be sampled, so that a mask that was not applied is noticed
+            return min(widest(choices, ends=self._stop_token_ids) + 1, self._vocab_size)
         return num_candidates(generate.sampling, vocab_size=self._vocab_size)
 
     def _report_load(self, generations: list[Ended | Failed]) -> None:
@@ -216,6 +220,7 @@ class Server:
             seed=generate.seed,
             stop_token_ids=self._stop_token_ids,
             num_candidates=self._num_candidates(generate),
+            restriction=generate.restriction,
         )
         try:
             self._llm.add_request(str(generate.call), self._prompt(generate.tokens), params)

@@ -12,13 +12,16 @@ import numpy as np
 import torch
 import vllm
 from vllm import EngineArgs, SamplingParams
+from vllm.config import StructuredOutputsConfig
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from actors.candidates import CandidatesCut, kept_of_candidates
+from actors.choices import structural_tag
+from actors.engine import Restriction
 from actors.orders import Ended, EngineSettings, Failed
 from actors.staged_transfer import BACKEND, WORKER_EXTENSION
 from common.chat import end_tokens
@@ -61,7 +64,8 @@ def _arguments(settings: EngineSettings, *, on_gpu: bool) -> EngineArgs:
         max_model_len=settings.max_tokens,
         max_num_seqs=settings.max_episodes + 1,  # and the probe of new weights
         tensor_parallel_size=settings.tensor_parallel,
-        skip_tokenizer_init=True,  # tokens in, tokens out
+        skip_tokenizer_init=not settings.restricts,  # tokens in, tokens out; structured outputs need one
+        structured_outputs_config=StructuredOutputsConfig(backend="xgrammar"),
         generation_config="vllm",  # otherwise the folder's temperature, top-p and top-k would override ours
         logprobs_mode="processed_logprobs",  # of the distribution from which tokens are sampled
         max_logprobs=MAX_KEPT_TOKENS,
@@ -103,9 +107,16 @@ def engine_name() -> str:
 
 
 def sampling_params(
-    sampling: Sampling, *, num_tokens: int, seed: int | None, stop_token_ids: list[int], num_candidates: int
+    sampling: Sampling,
+    *,
+    num_tokens: int,
+    seed: int | None,
+    stop_token_ids: list[int],
+    num_candidates: int,
+    restriction: Restriction | None = None,
 ) -> SamplingParams:
     """vLLM's parameters for one request of at most `num_tokens`, with `num_candidates` for each sampled token."""
+    choices, stops = (restriction.choices, restriction.stops) if restriction else ([], [])
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -115,7 +126,10 @@ def sampling_params(
         stop_token_ids=stop_token_ids,
         logprobs=num_candidates,  # in addition to the sampled token's
         flat_logprobs=True,
-        detokenize=False,
+        structured_outputs=StructuredOutputsParams(structural_tag=structural_tag(choices)) if choices else None,
+        stop=stops,
+        detokenize=bool(stops),
+        skip_special_tokens=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 

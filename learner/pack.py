@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from common.kept_sets import KeptSets, joined
+from common.kept_sets import KeptSets, joined, no_sets
 from common.trajectory import LogprobArray, MaskArray, TokenArray, Trajectory
 from common.versions import VersionArray
 from learner.objective.ratio import Sequences
@@ -65,6 +65,7 @@ class Packed:
     lags: Int[Tensor, " tokens"] | None = None
     # The ids that each loss token was sampled from, padded with -1; None if that was the whole vocabulary.
     kept: Int[Tensor, "loss_tokens width"] | None
+    has_kept: Bool[Tensor, " loss_tokens"] | None = None  # whether a loss token has such ids; None: all have, or none
     lengths: tuple[int, ...]  # tokens of each sequence; on the host, so that no kernel waits for them
     trajectories: Int[Tensor, " sequences"]  # of each sequence, by its number in the batch
     trajectory_tokens: Int[Tensor, " sequences"]  # loss tokens of that whole trajectory
@@ -211,7 +212,7 @@ def pack(sequences: Sequence[TokenSequence], *, share_prefixes: bool = False) ->
         **per_token | {"tokens": per_token["tokens"].long()},
         **index_of(per_token["loss_mask"], lengths),
         position_ids=torch.cat([torch.arange(length) for length in lengths]),
-        kept=_kept_ids([sequence for sequence in ordered if sequence.loss_mask.any()]),
+        **_kept_ids(ordered),
         lengths=lengths,
         trajectories=torch.tensor([sequence.trajectory for sequence in ordered]),
         trajectory_tokens=torch.tensor([sequence.trajectory_tokens for sequence in ordered]),
@@ -310,21 +311,16 @@ def _joined(arrays: Sequence[npt.NDArray[np.generic]]) -> Tensor:
     return torch.from_numpy(np.concatenate(arrays))
 
 
-def _kept_ids(sequences: Sequence[TokenSequence]) -> Tensor | None:
-    """The kept ids of all loss tokens, padded to equal width. Raises ValueError if only some sequences have sets."""
-    kept = [sequence.kept for sequence in sequences if sequence.kept is not None]
-    if not kept:
-        return None
-    if len(kept) != len(sequences):
-        raise ValueError(
-            f"only {len(kept)} of {len(sequences)} sequences in a pack have kept sets: they were sampled with "
-            "different `sampling.top_k` or `sampling.top_p` and cannot be trained together; drop the others"
-        )
-    sets = joined(kept)
+def _kept_ids(sequences: Sequence[TokenSequence]) -> dict[str, Tensor | None]:
+    """The kept ids of all loss tokens, padded to equal width, and which tokens have some."""
+    sets = joined([each.kept or no_sets(int(each.loss_mask.sum())) for each in sequences])
     counts = sets.count_array()
+    if not counts.any():
+        return {"kept": None, "has_kept": None}
     ids = np.full((len(counts), counts.max()), -1, dtype=np.int32)
     ids[np.arange(ids.shape[1]) < counts[:, None]] = sets.id_array()
-    return torch.from_numpy(ids)
+    has_kept = None if counts.all() else torch.from_numpy(counts > 0)
+    return {"kept": torch.from_numpy(ids), "has_kept": has_kept}
 
 
 _NOTHING = TokenSequence(

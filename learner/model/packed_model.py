@@ -118,7 +118,7 @@ class PackedModel(nn.Module):
     def forward(self, packed: Packed, *, entropy_gradient: bool = False) -> TokenLogprobs:
         """The log-probabilities of the loss tokens, computed in chunks: see `chunked_logprobs`."""
         hidden, targets = predictions(self.hidden_states(packed), packed)
-        return self.logprobs(hidden, targets, packed.kept, entropy_gradient=entropy_gradient)
+        return self.logprobs(hidden, targets, packed, entropy_gradient=entropy_gradient)
 
     def hidden_states(self, packed: Packed) -> Float[Tensor, "computed hidden"]:
         """The decoder's last hidden state of every token of the pack that is computed: see `Packed.among_computed`."""
@@ -141,18 +141,19 @@ class PackedModel(nn.Module):
         self,
         hidden: Float[Tensor, "loss_tokens hidden"],
         targets: Int[Tensor, " loss_tokens"],
-        kept: Int[Tensor, "loss_tokens width"] | None,
+        packed: Packed,
         *,
         entropy_gradient: bool,
     ) -> TokenLogprobs:
-        """The log-probability of each of `targets`, from the output embedding."""
+        """The log-probability of each of `targets`, the loss tokens of `packed`, from the output embedding."""
         head = self.causal_lm.get_output_embeddings()
         return chunked_logprobs(
             hidden,
             head.weight,
             head.bias,
             targets,
-            kept=kept,
+            kept=packed.kept,
+            has_kept=packed.has_kept,
             temperature=self.settings.temperature,
             chunk_tokens=self.settings.chunk_tokens,
             entropy_gradient=entropy_gradient,

@@ -187,6 +187,11 @@ def _check_teacher_url(config: Config) -> None:
                 f"`sampling.{name}` must be {only:g} with a URL as `objective.reference_model`, got {value:g}: a "
                 "server gives log-probabilities of the whole distribution; leave it out, or use a folder"
             )
+    if config.env.enforce_admissible:
+        raise ConfigError(
+            "`env.enforce_admissible` must be false with a URL as `objective.reference_model`: a server gives "
+            "log-probabilities of the whole distribution; use a folder"
+        )
 
 
 def _check_reuse(objective: ObjectiveConfig, max_uses: int) -> None:
