@@ -41,6 +41,7 @@ class TokenSequence:
     policy_versions: VersionArray | None = None  # that sampled each token; 0 elsewhere; None if no episode was played
     lags: VersionArray | None = None  # optimizer steps since that version; 0 elsewhere; None if not counted
     kept: KeptSets | None  # of the loss tokens; None if the policy sampled from the whole vocabulary
+    temperature: float | None = None  # that the tokens were sampled at; None: that of the model's settings
 
     @property
     def num_tokens(self) -> int:
@@ -66,6 +67,8 @@ class Packed:
     # The ids that each loss token was sampled from, padded with -1; None if that was the whole vocabulary.
     kept: Int[Tensor, "loss_tokens width"] | None
     has_kept: Bool[Tensor, " loss_tokens"] | None = None  # whether a loss token has such ids; None: all have, or none
+    # That the loss tokens were sampled at: one for all, or one for each. None: that of the model's settings.
+    temperature: Float[Tensor, " loss_tokens"] | float | None = None
     lengths: tuple[int, ...]  # tokens of each sequence; on the host, so that no kernel waits for them
     trajectories: Int[Tensor, " sequences"]  # of each sequence, by its number in the batch
     trajectory_tokens: Int[Tensor, " sequences"]  # loss tokens of that whole trajectory
@@ -148,6 +151,7 @@ def sequences_of(
                 returns=None if returns is None else returns[start:stop],
                 policy_versions=policy_versions[start:stop],
                 kept=trajectory.kept and trajectory.kept.between(int(num_sampled[start]), int(num_sampled[stop])),
+                temperature=trajectory.sampling.temperature,
             )
         )
     return sequences
@@ -213,6 +217,7 @@ def pack(sequences: Sequence[TokenSequence], *, share_prefixes: bool = False) ->
         **index_of(per_token["loss_mask"], lengths),
         position_ids=torch.cat([torch.arange(length) for length in lengths]),
         **_kept_ids(ordered),
+        temperature=_temperature(ordered),
         lengths=lengths,
         trajectories=torch.tensor([sequence.trajectory for sequence in ordered]),
         trajectory_tokens=torch.tensor([sequence.trajectory_tokens for sequence in ordered]),
@@ -323,6 +328,18 @@ def _kept_ids(sequences: Sequence[TokenSequence]) -> dict[str, Tensor | None]:
     return {"kept": torch.from_numpy(ids), "has_kept": has_kept}
 
 
+def _temperature(sequences: Sequence[TokenSequence]) -> Tensor | float | None:
+    """The temperature of the loss tokens: one number if all share it. Raises ValueError if only some have one."""
+    trained = [sequence for sequence in sequences if sequence.loss_mask.any()]
+    found = {sequence.temperature for sequence in trained}
+    if len(found) < 2:
+        return found.pop() if found else None
+    if None in found:
+        raise ValueError("only some sequences of a pack have a temperature; pack the others by themselves")
+    counts = torch.tensor([int(sequence.loss_mask.sum()) for sequence in trained])
+    return torch.tensor([sequence.temperature for sequence in trained]).repeat_interleave(counts)
+
+
 _NOTHING = TokenSequence(
     tokens=np.zeros(1, dtype=np.int32),
     loss_mask=np.zeros(1, dtype=np.bool_),
@@ -334,4 +351,4 @@ _NOTHING = TokenSequence(
     kept=None,
 )
 # Fields that are not one number per token, or that a pack does not need.
-_NOT_PACKED = ("kept", "policy_versions", "trajectory", "trajectory_tokens")
+_NOT_PACKED = ("kept", "policy_versions", "temperature", "trajectory", "trajectory_tokens")

@@ -205,6 +205,7 @@ def _add_choices(metrics: Metrics, batch: Batch) -> None:
         if num_known:
             metrics.add("learner/distinct_state_fraction", len(states.keys() - {""}), num_known)
         for trajectory in group.trajectories:
+            metrics.add("trained/temperature", trajectory.sampling.temperature)
             if trajectory.kept is not None:
                 counts = trajectory.kept.count_array()
                 metrics.add("mismatch/kept_tokens", int(counts.sum()), int(np.count_nonzero(counts)))

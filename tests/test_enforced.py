@@ -29,7 +29,6 @@ from common.model_config import TinyModelConfig
 from common.trajectory import Sampling, StopReason, Trajectory, VersionSpan, check
 from envhub.shop.shop import ShopEnv
 from learner.model.packed_model import PackedModel, load_model
-from learner.objective.coherence import check_coherence
 from learner.pack import pack, sequences_of
 from learner.ranks import Ranks
 from tests.chat_templates import family_tokenizer
@@ -301,14 +300,6 @@ def test_a_format_without_marks_is_refused(name: str) -> None:
     config.env.action_format = name
     with pytest.raises(ConfigError, match=r"`env\.enforce_admissible` must be false with env\.action_format tools or"):
         check_env(config.env)
-
-
-def test_a_teacher_behind_a_url_is_refused_as_it_cannot_mask() -> None:
-    url = "objective.reference_model=http://127.0.0.1:1/v1"
-    keys = [url, "objective.kl_place=reward", "objective.kl_coefficient=1"]
-    check_coherence(load_config(None, keys))
-    with pytest.raises(ConfigError, match=r"`env\.enforce_admissible` must be false with a URL as"):
-        check_coherence(load_config(None, [*keys, "env.enforce_admissible=true"]))
 
 
 # --- Exactness: a policy that samples among the choices, and the learner's log-probabilities of the same.

@@ -52,7 +52,7 @@ def chunked_logprobs(
     *,
     kept: Int[Tensor, "loss_tokens width"] | None = None,
     has_kept: Bool[Tensor, " loss_tokens"] | None = None,
-    temperature: float,
+    temperature: Float[Tensor, " loss_tokens"] | float,
     chunk_tokens: int,
     entropy_gradient: bool = False,
 ) -> TokenLogprobs:
@@ -61,7 +61,8 @@ def chunked_logprobs(
         logits[i] = head_weight @ hidden[i] + head_bias        in float32
         logprob[i] = logits[i, target[i]] / T - log(sum(exp(logits[i] / T)))
 
-    Actors record the log-probability after temperature, so logits are divided by it here as well. Logits exist for
+    Actors record the log-probability after temperature, so logits are divided by it here as well; `temperature` is one
+    for all targets or one for each. Logits exist for
     `chunk_tokens` tokens at a time; the backward pass recomputes those of all chunks but the last. Two tokens with
     logits (ln 3, 0) have probabilities (3/4, 1/4) at T = 1, and (0.634, 0.366) at T = 2. `entropy_gradient` costs one
     more tensor of [chunk_tokens, vocab] in the backward pass.
@@ -73,7 +74,7 @@ def chunked_logprobs(
 
     Raises ValueError unless `temperature` > 0: a greedy policy has no log-probabilities to train on.
     """
-    if temperature <= 0:
+    if not isinstance(temperature, Tensor) and temperature <= 0:
         raise ValueError(f"temperature must be > 0, got {temperature}; only sampled trajectories can be trained on")
     # At least float32: bfloat16 logits are wrong in the second digit.
     dtype = torch.promote_types(hidden.dtype, torch.float32)
@@ -88,8 +89,9 @@ def chunked_logprobs(
         run = _logprobs if start == last_start else _recomputed_logprobs
         chunk_kept = None if kept is None else kept[chunk]
         chunk_has_kept = None if has_kept is None else has_kept[chunk]
+        chunk_temperature = temperature[chunk, None] if isinstance(temperature, Tensor) else temperature
         chunk_logprobs, chunk_entropies = run(
-            hidden[chunk], weight, bias, targets[chunk], chunk_kept, chunk_has_kept, temperature, entropy_gradient
+            hidden[chunk], weight, bias, targets[chunk], chunk_kept, chunk_has_kept, chunk_temperature, entropy_gradient
         )
         logprobs.append(chunk_logprobs)
         entropies.append(chunk_entropies)
@@ -103,7 +105,7 @@ def _logprobs(
     targets: Tensor,
     kept: Tensor | None,
     has_kept: Tensor | None,
-    temperature: float,
+    temperature: Tensor | float,
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     states = hidden.to(weight.dtype)
@@ -111,7 +113,8 @@ def _logprobs(
         logits = product_of_bfloat16(states, weight)
         logits = (logits if bias is None else logits + bias).div_(temperature)
     else:  # divide the states, not the logits: they are smaller
-        logits = F.linear(states / temperature, weight, None if bias is None else bias / temperature)
+        logits = F.linear(states / temperature, weight)
+        logits = logits if bias is None else logits + bias / temperature
     of_targets = logits.gather(1, targets[:, None]).squeeze(1)
     if kept is None:
         normaliser, entropies = _softmax_sums(logits, None, entropy_gradient)

@@ -56,7 +56,7 @@ class ModelSettings:
     """How a model is loaded, and how it computes; the model keeps them."""
 
     dtype: str  # of the forward pass, float32 or bfloat16; logits and heads are always float32
-    temperature: float  # of the actors' sampling: logits are divided by it
+    temperature: float  # logits are divided by it, unless a pack says at which temperature it was sampled
     chunk_tokens: int  # tokens whose logits exist at one time
     max_tokens: int | None = None  # of the longest sequence; some models need it, see `learner.model.rope`
     activation_checkpointing: bool = False  # recompute activations in the backward pass
@@ -107,7 +107,10 @@ class PackedModel(nn.Module):
 
     @contextmanager
     def at_temperature(self, temperature: float) -> Iterator[None]:
-        """Within the block, forward passes use this temperature instead of that of the settings."""
+        """Within the block, forward passes use this temperature instead of that of the settings.
+
+        A pack that has its own keeps it.
+        """
         settings = self.settings
         self.settings = dataclasses.replace(settings, temperature=temperature)
         try:
@@ -154,7 +157,7 @@ class PackedModel(nn.Module):
             targets,
             kept=packed.kept,
             has_kept=packed.has_kept,
-            temperature=self.settings.temperature,
+            temperature=self.settings.temperature if packed.temperature is None else packed.temperature,
             chunk_tokens=self.settings.chunk_tokens,
             entropy_gradient=entropy_gradient,
         )
