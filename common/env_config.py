@@ -1,12 +1,14 @@
 """The environments that a run learns in."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from common.config_error import require
 
 TOOLS = "tools"  # the action format in which actions are calls of tools
+RUN_NOVELTY = "run_novelty"  # the part of a reward that counts the states of the whole run
 LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")  # it becomes a part of metric names
 
 
@@ -82,6 +84,12 @@ class EnvConfig:
             self.aside_weight,
             "with a weight of 0 its success would never be measured again",
         )
+
+    @property
+    def counts_visits(self) -> bool:
+        """Whether a part of a reward needs to know how often the run has visited a state."""
+        parts = [part for entry in self.entries().values() for part in entry.rewards.items()]
+        return any(isinstance(keys, Mapping) and keys.get("part", name) == RUN_NOVELTY for name, keys in parts)
 
     def entries(self) -> dict[str, MixtureEntry]:
         """The environments by `Task.env`: those of the mixture, or the only one."""
