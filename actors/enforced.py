@@ -5,6 +5,7 @@ closing mark. Those are two requests to the engine. The tokens of the first have
 the vocabulary. Those of the second have the tokens that continue an action.
 """
 
+import asyncio
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from actors.answer import boundary
 from actors.choices import widest
-from actors.engine import Completion, Restriction, Sampler
+from actors.engine import Completion, Restriction, Sampler, Scorer
 from actors.tape import Attempt
 from common.action_format import ActionFormat, marks_of
 from common.chat import Chat, encoder, end_tokens
@@ -29,13 +30,23 @@ class Enforcer:
     """Generates the turns of one episode."""
 
     def __init__(
-        self, sampler: Sampler, tokenizer: PreTrainedTokenizerBase, action_format: ActionFormat, *, max_tokens: int
+        self,
+        sampler: Sampler,
+        tokenizer: PreTrainedTokenizerBase,
+        action_format: ActionFormat,
+        *,
+        max_tokens: int,
+        rank: str = "",
     ) -> None:
-        """`max_tokens` is the size of the context. Raises EnvError for a format without marks."""
+        """`max_tokens` is the size of the context. With `rank` the likeliest action is taken, see `_likeliest`.
+
+        Raises EnvError for a format without marks.
+        """
         marks = marks_of(action_format)
         if marks is None:
             raise EnvError("`env.enforce_admissible` needs an action format with marks, or plain")
         self._sampler, self._tokenizer, self._format, self._max_tokens = sampler, tokenizer, action_format, max_tokens
+        self._rank = rank
         self._encode, self._ends = encoder(tokenizer), end_tokens(tokenizer)
         self._opening = marks.opening.rstrip()
         self._gap = marks.opening[len(self._opening) :]  # between the opening mark and the action
@@ -61,6 +72,8 @@ class Enforcer:
             wrote_more = written is not None and not all(choices or [[]])
             if left <= 0 or wrote_more:
                 return replace(found, finish_reason="length")
+            if choices and self._rank and left > 1:
+                return _joined(found, await self._likeliest([*prompt, *found.tokens], choices))
             more = await self._sampler.generate(
                 [*prompt, *found.tokens],
                 msgspec.structs.replace(attempt.sampling, max_turn_tokens=left),
@@ -71,6 +84,21 @@ class Enforcer:
             if choices or more.finish_reason == "length" or more.tokens[-1] in self._ends:
                 break
         return found
+
+    async def _likeliest(self, prompt: list[int], choices: list[list[int]]) -> Completion:
+        """The choice, with an end of turn, that is likeliest as a whole, unmasked: by "total", or "mean" of a token.
+
+            total = sum of log p(token), mean = total / tokens
+
+        Long actions have a low total. Raises the errors of the sampler.
+        """
+        assert isinstance(self._sampler, Scorer)  # an engine
+        end, room = min(self._ends), self._max_tokens - 1
+        scored = await asyncio.gather(
+            *(self._sampler.score([*prompt, *choice, end][:room], len(prompt)) for choice in choices)
+        )
+        per = len if self._rank == "mean" else lambda logprobs: 1
+        return max(scored, key=lambda each: sum(each.logprobs) / per(each.logprobs))
 
     def _written(self, answer: str) -> str | None:
         """What of an action is in `answer`; None before the opening mark."""

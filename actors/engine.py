@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from common.kept_sets import KeptSets
 from common.tool_call import ParsedAnswer
@@ -90,6 +90,17 @@ class Sampler(Protocol):
         """Continue `tokens`. Cancelling the awaiting task aborts the request.
 
         Raises EngineError if only this request failed, EngineDied if every other one would fail too.
+        """
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Says how likely given tokens are."""
+
+    async def score(self, tokens: list[int], start: int) -> Completion:
+        """Return tokens[start:] as if they had been generated, each with its log-probability at temperature 1.
+
+        Nothing is cut off or restricted. Raises EngineError, EngineDied.
         """
 
 

@@ -55,6 +55,7 @@ class Allowance:
     rules: ChatRules = field(default_factory=ChatRules)
     shows_admissible: bool = False  # whether each prompt lists the admissible actions
     enforces_admissible: bool = False  # whether actions are sampled among them
+    rank: str = ""  # with that: take the likeliest action instead, by the "total" of its log-probability or the "mean"
 
     @classmethod
     def of(cls, config: Config) -> "Allowance":
@@ -170,7 +171,9 @@ async def _play(
     actions = Actions.of(observation, action_format, parse=parse, lists=env if allowance.shows_admissible else None)
     enforcer = None
     if allowance.enforces_admissible:
-        enforcer = Enforcer(sampler, chat.tokenizer, action_format, max_tokens=allowance.max_tokens)
+        enforcer = Enforcer(
+            sampler, chat.tokenizer, action_format, max_tokens=allowance.max_tokens, rank=allowance.rank
+        )
     tape.opening = with_instructions(await actions.listed(tuple(observation.messages)), action_format)
     tape.exchanges, tape.columns = [], observation.columns
     opening = in_tokens(partial(chat.open, tools=actions.tools), tape.opening)

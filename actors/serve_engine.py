@@ -48,6 +48,7 @@ from actors.vllm_start import (
     probe_params,
     prompt_logprobs,
     sampling_params,
+    scored,
     start_vllm,
     stop_token_ids,
 )
@@ -180,7 +181,10 @@ class Server:
                 scores = prompt_logprobs(output)
                 continue
             generate = self._running.pop(int(output.request_id))
-            ended = over(output, num_candidates=self._num_candidates(generate), vocab_size=self._vocab_size)
+            if generate.scores_from:
+                ended = scored(output, generate.tokens, start=generate.scores_from)
+            else:
+                ended = over(output, num_candidates=self._num_candidates(generate), vocab_size=self._vocab_size)
             if self._trial:
                 self._trial.kept_back[generate.call] = (generate, ended)
             else:
@@ -214,13 +218,17 @@ class Server:
             self._staging = None
 
     def _add(self, generate: Generate) -> None:
-        params = sampling_params(
-            generate.sampling,
-            num_tokens=generate.num_tokens,
-            seed=generate.seed,
-            stop_token_ids=self._stop_token_ids,
-            num_candidates=self._num_candidates(generate),
-            restriction=generate.restriction,
+        params = (
+            probe_params()
+            if generate.scores_from
+            else sampling_params(
+                generate.sampling,
+                num_tokens=generate.num_tokens,
+                seed=generate.seed,
+                stop_token_ids=self._stop_token_ids,
+                num_candidates=self._num_candidates(generate),
+                restriction=generate.restriction,
+            )
         )
         try:
             self._llm.add_request(str(generate.call), self._prompt(generate.tokens), params)

@@ -243,6 +243,38 @@ def test_a_preempted_episode_continues_with_its_kept_sets() -> None:
     assert (continued.tokens, continued.kept) == (whole.tokens, whole.kept)
 
 
+class Ranking(Writer):
+    """A writer that also scores: a token of a search has -1 nats, any other -1.2."""
+
+    async def score(self, tokens: list[int], start: int) -> Completion:
+        each = -1.0 if "search[" in self._tokenizer.decode(tokens[start:]) else -1.2
+        return Completion(
+            tokens=tokens[start:],
+            logprobs=[each] * len(tokens[start:]),
+            kept=None,
+            version_spans=[VersionSpan(start=0, stop=len(tokens) - start, policy_version=3)],
+            finish_reason="stop",
+        )
+
+
+@pytest.mark.parametrize(("rank", "likeliest"), [("total", "click[red]"), ("mean", "search[plain dress]")])
+@pytest.mark.parametrize("name", ["plain", "action_tag"])
+def test_a_ranked_action_is_the_likeliest_as_a_whole(rank: str, likeliest: str, name: str) -> None:
+    tokenizer = byte_tokenizer(CHATML)
+    env = Listing("click[green]", "click[red]", "search[plain dress]")
+    episode = play(
+        env,
+        Ranking(tokenizer, lambda turn: "so <action>x"),
+        attempt=attempt_on(max_turn_tokens=200),
+        tokenizer=tokenizer,
+        action_format=action_format(name),
+        allowance=replace(LONG, rank=rank),
+    )
+    check(episode, vocab_size=len(tokenizer))
+    assert set(env.got) == {likeliest} and episode.kept is None
+    assert all(turn.valid_action and turn.finish_reason == "stop" for turn in episode.turns)
+
+
 # --- Faults.
 
 

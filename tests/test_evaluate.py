@@ -102,6 +102,13 @@ SETTINGS = [
 ]
 
 
+def test_a_rank_needs_a_list_of_actions_and_a_known_name() -> None:
+    with pytest.raises(ConfigError, match="`--rank` must be total or mean, got best"):
+        EvalOptions(rank="best")
+    with pytest.raises(ConfigError, match=r"`--rank` must be empty without env\.enforce_admissible=true, got mean"):
+        evaluate(load_config(None, []), options=EvalOptions(rank="mean"))
+
+
 def evaluated(options: EvalOptions, folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[list[dict], str]:
     """Evaluate a policy that always writes as the format `call` wants it; return the lines of JSON, and the rest."""
     tokenizer = byte_tokenizer(CHATML)
