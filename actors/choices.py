@@ -1,7 +1,7 @@
 """The token sequences among which a generation is chosen: what may follow each of their beginnings.
 
-vLLM's structured outputs mask the logits, so that the engine samples from the tokens that may follow. With logits z,
-the set A of these tokens and the temperature T:
+The engine masks the logits, so that it samples from the tokens that may follow. With logits z, the set A of these tokens
+and the temperature T:
 
     p(token) = exp(z[token] / T) / sum over A of exp(z / T)
 
@@ -9,7 +9,6 @@ The engine records the logarithm of this p, and A as the kept set of the token: 
 tokens. Texts are no part of it, so it is right for every tokenizer, also for one that loses spaces.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
@@ -24,7 +23,7 @@ def allowed_tokens(choices: Choices, written: Sequence[int], *, ends: Collection
     >>> allowed_tokens([[5, 6], [5], [7]], [5, 9], ends=[9])
     [{5, 7}, {9, 6}]
     """
-    following = _following(choices, ends=ends)
+    following = following_tokens(choices, ends=ends)
     allowed = []
     for place, token in enumerate(written):
         allowed.append(following.get(tuple(written[:place]), set()))
@@ -35,18 +34,10 @@ def allowed_tokens(choices: Choices, written: Sequence[int], *, ends: Collection
 
 def widest(choices: Choices, *, ends: Collection[int]) -> int:
     """The largest number of tokens among which one is sampled."""
-    return max(map(len, _following(choices, ends=ends).values()))
+    return max(map(len, following_tokens(choices, ends=ends).values()))
 
 
-def structural_tag(choices: Choices) -> str:
-    """One of `choices` and nothing else, for vLLM's structured outputs; they add the end-of-turn tokens themselves."""
-    sequences = [
-        {"type": "sequence", "elements": [{"type": "token", "token": token} for token in choice]} for choice in choices
-    ]
-    return json.dumps({"type": "structural_tag", "format": {"type": "or", "elements": sequences}})
-
-
-def _following(choices: Choices, *, ends: Collection[int]) -> dict[tuple[int, ...], set[int]]:
+def following_tokens(choices: Choices, *, ends: Collection[int]) -> dict[tuple[int, ...], set[int]]:
     """By the beginning of a choice, the tokens that may follow it."""
     following = defaultdict[tuple[int, ...], set[int]](set)
     for choice in choices:

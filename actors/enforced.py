@@ -125,15 +125,16 @@ class Enforcer:
         return found
 
     def _sequences(self, actions: Sequence[str], *, written: str) -> list[list[int]]:
-        found = []
+        found, opening = list[list[int]](), self._encode(self._opening)
         for action in dict.fromkeys(actions):
             text = f"{self._gap}{action}{self._closing}"
-            if not written.strip():
+            if written and not written.strip():
                 text = written + text.lstrip()  # white space after the mark does not matter
             if not text.startswith(written):
                 continue
             tokens = self._encode(text.removeprefix(written))
-            read = self._format.parse(f"{self._opening}{written}{self._decoded(tokens)}").text
+            rest = f"{self._opening}{written}{self._decoded(tokens)}" if written else self._decoded(opening + tokens)
+            read = self._format.parse(rest).text
             if _bare(action) and _bare(read) == _bare(action) and not self._ends.intersection(tokens):
                 found.append(tokens)
             elif not written:

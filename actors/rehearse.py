@@ -100,7 +100,7 @@ def _check(run: Config, name: str, first: Observation, tokenizer: "PreTrainedTok
 
 
 def _check_enforced(run: Config, first: Observation, possible: list[str], tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Raise ConfigError if an action that is `possible` at first could not be a valid reply. Raises EnvError."""
+    """Raise ConfigError if an action that is `possible` at first could not be a valid reply."""
     action_format, chat = format_of(run.env), Chat(tokenizer, rules=ChatRules.of(run.model))
     chat.open(with_instructions(tuple(first.messages), action_format))
     encode, most = encoder(tokenizer), run.sampling.max_turn_tokens

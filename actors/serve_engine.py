@@ -194,7 +194,7 @@ class Server:
     def _num_candidates(self, generate: Generate) -> int:
         choices = generate.restriction.choices if generate.restriction else []
         if choices:  # one more than could be sampled, so that a mask that was not applied is noticed
-            return min(widest(choices, ends=self._stop_token_ids) + 1, self._vocab_size)
+            return min(widest(choices, ends=self._stop_token_ids) + 1, int(self._vocab_size))
         return num_candidates(generate.sampling, vocab_size=self._vocab_size)
 
     def _report_load(self, generations: list[Ended | Failed]) -> None:

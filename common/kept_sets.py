@@ -31,7 +31,7 @@ class KeptSets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def mean_size(self) -> float:
         """The mean number of tokens in a set; tokens from the whole vocabulary have none."""
         counts = self.count_array()
-        return float(counts.sum()) / max(1, np.count_nonzero(counts))
+        return float(counts.sum()) / max(1, int(np.count_nonzero(counts)))
 
     def between(self, start: int, stop: int) -> "KeptSets":
         """The sets of the sampled tokens [start, stop)."""

@@ -316,7 +316,7 @@ def _joined(arrays: Sequence[npt.NDArray[np.generic]]) -> Tensor:
     return torch.from_numpy(np.concatenate(arrays))
 
 
-def _kept_ids(sequences: Sequence[TokenSequence]) -> dict[str, Tensor | None]:
+def _kept_ids(sequences: Sequence[TokenSequence]) -> dict[str, Any]:
     """The kept ids of all loss tokens, padded to equal width, and which tokens have some."""
     sets = joined([each.kept or no_sets(int(each.loss_mask.sum())) for each in sequences])
     counts = sets.count_array()

@@ -18,7 +18,7 @@ from tests.episodes import ids
 from tests.small_tokenizer import CHATML, byte_tokenizer
 from tools.eval_options import EvalOptions
 from tools.eval_report import Played, compared, pass_at, report, spread
-from tools.evaluate import evaluate_on
+from tools.evaluate import evaluate, evaluate_on
 
 
 def played(index: int, *, success: bool, tokens: int = 10, invalid: int = 0, kind: str = "") -> Played:

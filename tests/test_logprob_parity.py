@@ -46,7 +46,7 @@ MAX_TOKENS = 320
 NUM_EPISODES = 12
 NUM_VERSIONS = 4
 OPTIONS = {"profile": "small"}
-MARKS = {"marks": {"write": "red {action} buy"}}
+MARKS = {"marks": {"write": "find {action} under"}}
 ENFORCED = ("", "plain", "marks")  # the format in which a player enforces its actions; "" is plain without that
 SAMPLING = Sampling(temperature=0.9, top_p=1.0, top_k=0, max_turn_tokens=32)
 CUT_SAMPLING = Sampling(temperature=0.9, top_p=0.9, top_k=5, max_turn_tokens=32)

@@ -189,7 +189,7 @@ def random_prompt(length: int) -> TokenSequence:
 def test_tokens_without_a_kept_set_are_packed_beside_those_with_one() -> None:
     first, second = sequences_of(kept_branches(), advantage=1.0)
     half = dataclasses.replace(second, kept=kept_sets([[], [7, 8, 22]]))
-    packed = pack([first, half, random_sequence(4, seed=0)])
+    packed = pack([first, half, dataclasses.replace(random_sequence(4, seed=0), temperature=1.0)])
     assert packed.kept is not None and packed.has_kept is not None
     rows = dict(zip(packed.tokens[packed.loss_mask].tolist(), packed.kept.tolist(), strict=True))
     assert (rows[12], rows[21], rows[22]) == ([12, -1, -1], [-1, -1, -1], [7, 8, 22])
