@@ -31,13 +31,14 @@ from common.curve import load_key
 from common.log import log_to_stderr
 from common.printable import printable_block
 from common.shutdown import LEAVE_S, Shutdown
-from envhub.rewards.part import actors_judge, book_on
+from envhub.rewards.part import actors_judge, book_on, count_by
 from replay.actor_buffer import ActorBuffer
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, UnknownRun
 from replay.judge_account import JudgeAccount
 from replay.judge_buffer import JudgeBuffer
 from replay.keys import shard_name
+from replay.visits import Visits
 
 log = logging.getLogger("actors")
 
@@ -80,13 +81,20 @@ def main(name: str, settings: list[str], begin: Callable[[], StartEngine] = begi
     streams = [("eval", 0), *(("train", shard) for shard in range(len(shards)))]  # the learner waits for evaluations
     buffers = {
         shard_name(stream, shard): ActorBuffer(
-            shards[shard], run.run.name, run.replay, vocab_size=facts.vocab_size, stream=stream, shard=shard
+            shards[shard],
+            run.run.name,
+            run.replay,
+            vocab_size=facts.vocab_size,
+            stream=stream,
+            shard=shard,
+            counts_visits=stream == "train" and run.env.counts_visits,
         )
         for stream, shard in streams
     }
     setup = make_setup(engine, name=name, run=run, actors=mine.actors, tokenizer=tokenizer)
     if setup.scoring is not None:
         book_on(JudgeAccount(client, run.run.name).add, setup.scoring.parts.values())
+        count_by(Visits(client, run.run.name).read, setup.scoring.parts.values())
 
     shutdown.end_within(mine.actors.drain_s + LEAVE_S)
 

@@ -66,12 +66,19 @@ class Actions:
         """Return `messages` with the admissible actions at their end, if these are shown. Raises EnvError."""
         if self.lists is None or not messages:
             return messages
-        with boundary():
-            if isinstance(self.lists, EnvClient):  # it waits for its server, and must not block other episodes
-                choices = await asyncio.to_thread(self.lists.admissible)
-            else:
-                choices = self.lists.admissible()
-        if not choices:
-            raise EnvError("`env.show_admissible` is on, but the environment does not list its actions")
+        choices = await admissible(self.lists, key="show_admissible")
         last = messages[-1]
-        return (*messages[:-1], Message(last.role, f"{last.content}\n{ADMISSIBLE} {'; '.join(map(str, choices))}"))
+        return (*messages[:-1], Message(last.role, f"{last.content}\n{ADMISSIBLE} {'; '.join(choices)}"))
+
+
+async def admissible(env: Env, *, key: str) -> list[str]:
+    """Return the actions that are possible now. Raises EnvError if `env` lists none, which `env.KEY` needs."""
+    with boundary():
+        if isinstance(env, EnvClient):  # it waits for its server, and must not block other episodes
+            choices = await asyncio.to_thread(env.admissible)
+        else:
+            choices = env.admissible()
+        found = list(map(str, choices or ()))
+    if not found:
+        raise EnvError(f"`env.{key}` is on, but the environment does not list its actions")
+    return found

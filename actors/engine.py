@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from common.kept_sets import KeptSets
 from common.tool_call import ParsedAnswer
@@ -31,12 +31,20 @@ class WeightsUnfit(WeightsRefused):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Restriction:
+    """What a generation may write, beside its sampling."""
+
+    choices: list[list[int]]  # one of these, then an end-of-turn token; empty: anything
+    stops: list[str]  # it also ends with the token that completes one of these texts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
     """The result of one generation."""
 
     tokens: list[int]  # including the end-of-turn token if it was sampled
     logprobs: list[float]  # of the processed distribution (temperature, top-p, top-k), one for each token
-    kept: KeptSets | None  # of `tokens`; None unless `Sampling.is_cut`
+    kept: KeptSets | None  # of `tokens`; None unless `Sampling.is_cut` or the generation is one of several choices
     version_spans: list[VersionSpan]  # over `tokens`, in order, without gaps
     finish_reason: str  # "stop" or "length"
 
@@ -71,10 +79,28 @@ class Served:
 class Sampler(Protocol):
     """Generates the actions of an episode: an engine, or an expert that writes its own."""
 
-    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
+    async def generate(
+        self,
+        tokens: list[int],
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        restriction: Restriction | None = None,
+    ) -> Completion:
         """Continue `tokens`. Cancelling the awaiting task aborts the request.
 
         Raises EngineError if only this request failed, EngineDied if every other one would fail too.
+        """
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """Says how likely given tokens are."""
+
+    async def score(self, tokens: list[int], start: int) -> Completion:
+        """Return tokens[start:] as if they had been generated, each with its log-probability at temperature 1.
+
+        Nothing is cut off or restricted. Raises EngineError, EngineDied.
         """
 
 

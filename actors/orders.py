@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from actors.engine import Restriction
 from actors.receive import ReceiverInfo
 from common.actors_config import WHOLE_GPU, ActorsConfig
 from common.config import Config
@@ -33,6 +34,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     tool_parser: str = ""  # vLLM's name; with both empty, answers are not parsed
     reasoning_parser: str = ""
     template_arguments: dict[str, Any] = {}
+    restricts: bool = False  # it takes generations with a Restriction, for which vLLM needs the tokenizer
 
 
 def engine_settings(
@@ -54,17 +56,20 @@ def engine_settings(
         tool_parser=run.model.tool_parser,
         reasoning_parser=run.model.reasoning_parser,
         template_arguments=run.model.template_arguments,
+        restricts=run.env.enforce_admissible,
     )
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Continue `tokens` by at most `num_tokens`. A Stepped contains the answer."""
+    """Continue `tokens` by at most `num_tokens`, or score them. A Stepped contains the answer."""
 
     call: int
     tokens: list[int]
     num_tokens: int
     sampling: Sampling
     seed: int | None
+    restriction: Restriction | None = None
+    scores_from: int = 0  # above 0: generate nothing; return the tokens from here on with their log-probabilities
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 
 from actors.answer import answer, boundary
 from actors.rollout import EpisodeFailed, fresh_env, with_instructions
-from common.action_format import ACT, ToolCalls, format_of
+from common.action_format import ACT, ToolCalls, format_of, marks_of
 from common.chat import Chat, ChatRules, encoder
 from common.config import Config
 from common.config_error import ConfigError
@@ -38,13 +38,19 @@ def check_template(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
     _check_judges(run, tokenizer)
     for label, part in run.env.entries().items():
         if part.name in DRIVING:
+            if run.env.enforce_admissible:
+                raise ConfigError(
+                    f"`env.enforce_admissible` must be false for `env.name` {part.name}: it plays its episodes itself"
+                )
             continue  # it renders its prompts itself
         try:
-            first = asyncio.run(_first_observation(run, label))
+            first, possible = asyncio.run(_first_observation(run, label))
         except (EnvError, EpisodeFailed) as error:
             log.warning("environment %s did not start, so its first prompt is not checked: %s", label, error)
             continue
         _check(run, part.name, first, tokenizer)
+        if run.env.enforce_admissible:
+            _check_enforced(run, first, possible, tokenizer)
 
 
 def _check_judges(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -63,20 +69,25 @@ def _check_judges(run: Config, tokenizer: "PreTrainedTokenizerBase") -> None:
                 )
 
 
-async def _first_observation(run: Config, label: str) -> Observation:
-    """The first observation of the first train task of an environment. Raises EnvError, EpisodeFailed."""
+async def _first_observation(run: Config, label: str) -> tuple[Observation, list[str]]:
+    """The first observation of the first train task of an environment, and what is possible in it, if that matters.
+
+    Raises EnvError, EpisodeFailed.
+    """
     task, timeout_s = Task(env=label, split="train", index=0), run.env.step_timeout_s
     async with fresh_env(run.env.entries(), task, timeout_s=timeout_s) as env:
         observation: Observation = await answer(partial(env.reset, task), timeout_s=timeout_s)  # type: ignore[union-attr]
-        if run.env.show_admissible:
-            with boundary():
-                choices = env.admissible()  # type: ignore[union-attr]
-            if not choices:
-                raise ConfigError(
-                    f"`env.show_admissible` must be false for `env.name` {run.env.entries()[label].name}: it does not "
-                    "list its actions"
-                )
-        return observation
+        possible = list[str]()
+        for key in ("show_admissible", "enforce_admissible"):
+            if getattr(run.env, key):
+                with boundary():
+                    possible = list(map(str, env.admissible() or ()))  # type: ignore[union-attr]
+                if not possible:
+                    raise ConfigError(
+                        f"`env.{key}` must be false for `env.name` {run.env.entries()[label].name}: it does not list "
+                        "its actions"
+                    )
+        return observation, possible
 
 
 def _check(run: Config, name: str, first: Observation, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -111,3 +122,26 @@ def _refused(
         f"the chat template in {tokenizer.name_or_path} refuses {what}, whose roles are "
         f"{', '.join(message.role for message in messages)}: {error}; {cure}"
     )
+
+
+def _check_enforced(run: Config, first: Observation, possible: list[str], tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Raise ConfigError if an action that is `possible` at first could not be a valid reply."""
+    action_format, chat = format_of(run.env), Chat(tokenizer, rules=ChatRules.of(run.model))
+    chat.open(with_instructions(tuple(first.messages), action_format))
+    encode, most = encoder(tokenizer), run.sampling.max_turn_tokens
+    marks = marks_of(action_format)
+    is_alone = marks is not None and not marks.opening.strip()
+    for action in possible:
+        tokens = encode(action_format.write(action))
+        if len(tokens) >= most:
+            raise ConfigError(
+                f"`sampling.max_turn_tokens` must be above {len(tokens)} with env.enforce_admissible, got {most}: the "
+                f"action {action!r:.100} has so many tokens, and its end is one more"
+            )
+        chat.reply(tokens)
+        if is_alone and not action_format.parse(chat.answer).valid:
+            raise ConfigError(
+                f"`env.enforce_admissible` must be false with `env.action_format` {run.env.action_format} and this "
+                "chat template: its prompt opens a thought, in which no action counts; choose a format with marks, "
+                "such as action_tag, or turn the thought off in model.template_arguments"
+            )

@@ -13,6 +13,7 @@ from actors.actions import Actions
 from actors.answer import answer, in_tokens, state_key
 from actors.tape import Attempt, Exchange, Tape
 from common.chat import Chat, Extension
+from common.kept_sets import no_sets
 from common.trajectory import Fork, Trajectory
 from envhub.env import Env
 
@@ -28,7 +29,7 @@ def resumed_tape(attempt: Attempt, record: Trajectory) -> Tape:
         tokens=record.token_array().tolist(),
         logprobs=record.behaviour_logprob_array().tolist(),
         loss_mask=record.loss_mask_array().tolist(),
-        kept=[] if record.kept is None else [record.kept],
+        kept=[record.kept or no_sets(int(record.loss_mask_array().sum()))],
         branch_starts=list(record.branch_starts),
         version_spans=list(record.version_spans),
         turns=list(record.turns),
@@ -53,7 +54,7 @@ def forked_tape(attempt: Attempt, parent: Trajectory, fork: Fork) -> Tape:
         tokens=parent.token_array()[:stop].tolist(),
         logprobs=parent.behaviour_logprob_array()[:stop].tolist(),
         loss_mask=parent.loss_mask_array()[:stop].tolist(),
-        kept=[] if parent.kept is None else [parent.kept.between(0, num_sampled)],
+        kept=[parent.kept.between(0, num_sampled) if parent.kept else no_sets(num_sampled)],
         branch_starts=[start for start in parent.branch_starts if start < stop],
         version_spans=[span for span in parent.version_spans if span.stop <= stop],
         turns=[msgspec.structs.replace(turn, rewards={}) for turn in parent.turns[: fork.num_turns]],

@@ -10,9 +10,10 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
-from actors.actions import Actions
+from actors.actions import Actions, admissible
 from actors.answer import answer, boundary, in_tokens, state_key
 from actors.drive import drive, terms_of
+from actors.enforced import Enforcer
 from actors.engine import EngineDied, EngineError, Sampler
 from actors.resume import ReplayMismatch, replay
 from actors.tape import Exchange, Tape
@@ -53,6 +54,8 @@ class Allowance:
     episode_timeout_s: float
     rules: ChatRules = field(default_factory=ChatRules)
     shows_admissible: bool = False  # whether each prompt lists the admissible actions
+    enforces_admissible: bool = False  # whether actions are sampled among them
+    rank: str = ""  # with that: take the likeliest action instead, by the "total" of its log-probability or the "mean"
 
     @classmethod
     def of(cls, config: Config) -> "Allowance":
@@ -63,6 +66,7 @@ class Allowance:
             episode_timeout_s=config.env.episode_timeout_s,
             rules=ChatRules.of(config.model),
             shows_admissible=config.env.show_admissible,
+            enforces_admissible=config.env.enforce_admissible,
         )
 
 
@@ -165,6 +169,11 @@ async def _play(
     if observation.done or not observation.messages:
         raise EnvError("reset returned an observation that is done or has no messages")
     actions = Actions.of(observation, action_format, parse=parse, lists=env if allowance.shows_admissible else None)
+    enforcer = None
+    if allowance.enforces_admissible:
+        enforcer = Enforcer(
+            sampler, chat.tokenizer, action_format, max_tokens=allowance.max_tokens, rank=allowance.rank
+        )
     tape.opening = with_instructions(await actions.listed(tuple(observation.messages)), action_format)
     tape.exchanges, tape.columns = [], observation.columns
     opening = in_tokens(partial(chat.open, tools=actions.tools), tape.opening)
@@ -181,7 +190,13 @@ async def _play(
         chosen_in = state_key(env)
         turn_started = time.perf_counter()
         prompt = tape.prompt()
-        completion = await sampler.generate(prompt, attempt.sampling, seed=attempt.turn_seed(len(tape.turns)))
+        if enforcer is None:
+            completion = await sampler.generate(prompt, attempt.sampling, seed=attempt.turn_seed(len(tape.turns)))
+        else:
+            possible = await admissible(env, key="enforce_admissible")
+            completion = await enforcer.generate(
+                prompt, attempt=attempt, turn=len(tape.turns), actions=possible, chat=chat
+            )
         tape.add_completion(completion)
         reply = chat.reply(completion.tokens)
         action = await actions.read(chat, reply, tokens=completion.tokens, prompt=prompt)

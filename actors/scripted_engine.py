@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from actors.engine import Completion, EngineDied, EngineLoad, Served
+from actors.choices import allowed_tokens
+from actors.engine import Completion, EngineDied, EngineLoad, Restriction, Served
 from common.kept_sets import kept_sets
 from common.tool_call import ParsedAnswer
 from common.trajectory import Sampling, VersionSpan
@@ -63,10 +64,18 @@ class ScriptedEngine:
     async def serving(self, policy_version: int) -> None:
         await self._served.reach(policy_version)
 
-    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
+    async def generate(
+        self,
+        tokens: list[int],
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        restriction: Restriction | None = None,
+    ) -> Completion:
         """Return the script's turn after `tokens`, when its last token is due. All log-probabilities are 0.
 
-        Raises ValueError for a prompt that leaves no room and for an empty turn, EngineDied after `close`.
+        It has no texts, so nothing ends at `restriction.stops`. Raises ValueError for a prompt that leaves no room, for
+        an empty turn and for one outside `restriction.choices`, EngineDied after `close`.
         """
         started_s = asyncio.get_running_loop().time()
         if self._closed:
@@ -79,12 +88,16 @@ class ScriptedEngine:
                 f"{self._max_tokens}; both must leave room"
             )
         written = turn[:room]
+        kept = kept_sets([[token] for token in written]) if sampling.is_cut else None
+        if restriction is not None and restriction.choices:
+            allowed = allowed_tokens(restriction.choices, written, ends=turn[-1:])
+            kept = kept_sets([list(tokens) for tokens in allowed])
         await self._until(started_s + self._schedule.due_s(len(written)))
         self._generated_tokens += len(written)
         return Completion(
             tokens=written,
             logprobs=[0.0] * len(written),
-            kept=kept_sets([[token] for token in written]) if sampling.is_cut else None,
+            kept=kept,
             version_spans=self._spans(started_s, len(written)),
             finish_reason="stop" if len(turn) <= room else "length",
         )

@@ -19,6 +19,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from actors.answer_parser import AnswerParser
 from actors.candidates import num_candidates
+from actors.choices import widest
 from actors.orders import (
     Abort,
     Answer,
@@ -47,6 +48,7 @@ from actors.vllm_start import (
     probe_params,
     prompt_logprobs,
     sampling_params,
+    scored,
     start_vllm,
     stop_token_ids,
 )
@@ -179,7 +181,10 @@ class Server:
                 scores = prompt_logprobs(output)
                 continue
             generate = self._running.pop(int(output.request_id))
-            ended = over(output, num_candidates=self._num_candidates(generate), vocab_size=self._vocab_size)
+            if generate.scores_from:
+                ended = scored(output, generate.tokens, start=generate.scores_from)
+            else:
+                ended = over(output, num_candidates=self._num_candidates(generate), vocab_size=self._vocab_size)
             if self._trial:
                 self._trial.kept_back[generate.call] = (generate, ended)
             else:
@@ -187,6 +192,9 @@ class Server:
         return generations if scores is None else self._judge(scores)
 
     def _num_candidates(self, generate: Generate) -> int:
+        choices = generate.restriction.choices if generate.restriction else []
+        if choices:  # one more than could be sampled, so that a mask that was not applied is noticed
+            return min(widest(choices, ends=self._stop_token_ids) + 1, int(self._vocab_size))
         return num_candidates(generate.sampling, vocab_size=self._vocab_size)
 
     def _report_load(self, generations: list[Ended | Failed]) -> None:
@@ -210,12 +218,17 @@ class Server:
             self._staging = None
 
     def _add(self, generate: Generate) -> None:
-        params = sampling_params(
-            generate.sampling,
-            num_tokens=generate.num_tokens,
-            seed=generate.seed,
-            stop_token_ids=self._stop_token_ids,
-            num_candidates=self._num_candidates(generate),
+        params = (
+            probe_params()
+            if generate.scores_from
+            else sampling_params(
+                generate.sampling,
+                num_tokens=generate.num_tokens,
+                seed=generate.seed,
+                stop_token_ids=self._stop_token_ids,
+                num_candidates=self._num_candidates(generate),
+                restriction=generate.restriction,
+            )
         )
         try:
             self._llm.add_request(str(generate.call), self._prompt(generate.tokens), params)

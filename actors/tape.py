@@ -9,7 +9,7 @@ import msgspec
 
 from actors.engine import Completion
 from common.chat import Extension
-from common.kept_sets import KeptSets, joined
+from common.kept_sets import KeptSets, joined, no_sets
 from common.message import Message
 from common.trajectory import (
     OUTCOME_OF,
@@ -49,11 +49,14 @@ class Attempt:
     seed: int
     provenance: Provenance
 
-    def turn_seed(self, turn: int) -> int:
-        """The seed of one generation, so that a trajectory depends only on the weights and on the run's seed."""
+    def turn_seed(self, turn: int, *, part: int = 0) -> int:
+        """The seed of one generation, so that a trajectory depends only on the weights and on the run's seed.
+
+        A turn of several generations has one for each `part`: one seed would give all the same random numbers.
+        """
         mixed = self.seed
-        for part in (self.group_id, self.member, self.attempt, turn):
-            mixed = (mixed * 1_000_003 + part + 1) % (1 << 62)
+        for number in (self.group_id, self.member, self.attempt, turn, *([part] if part else [])):
+            mixed = (mixed * 1_000_003 + number + 1) % (1 << 62)
         return mixed
 
 
@@ -106,8 +109,7 @@ class Tape:
         self.tokens += completion.tokens
         self.logprobs += completion.logprobs
         self.loss_mask += [True] * len(completion.tokens)
-        if completion.kept is not None:
-            self.kept.append(completion.kept)
+        self.kept.append(completion.kept or no_sets(len(completion.tokens)))
         self.version_spans += [
             VersionSpan(start=start + span.start, stop=start + span.stop, policy_version=span.policy_version)
             for span in completion.version_spans
@@ -173,10 +175,8 @@ class Tape:
             self.branch_starts.append(at)
         self.tokens[at:at] = prompt[length:] + completion.tokens
         self.logprobs[at:at] = [0.0] * (start - at) + completion.logprobs
-        if completion.kept is not None:
-            sets = joined(self.kept)
-            num_sampled = sum(self.loss_mask)
-            self.kept = [sets.between(0, num_before), completion.kept, sets.between(num_before, num_sampled)]
+        sets, kept = joined(self.kept), completion.kept or no_sets(len(completion.tokens))
+        self.kept = [sets.between(0, num_before), kept, sets.between(num_before, sum(self.loss_mask))]
         self.loss_mask[at:at] = [False] * (start - at) + [True] * (stop - start)
         self.version_spans += [_moved(span, by=start) for span in completion.version_spans]
         self.version_spans.sort(key=lambda span: span.start)
@@ -230,6 +230,7 @@ class Tape:
 
     def _record(self, *, stop: int, stop_reason: StopReason) -> Trajectory:
         attempt = self.attempt
+        kept = joined(self.kept).between(0, sum(self.loss_mask[:stop]))
         return Trajectory(
             schema=SCHEMA,
             run_id=attempt.run_id,
@@ -243,7 +244,7 @@ class Tape:
             tokens=pack_tokens(self.tokens[:stop]),
             behaviour_logprobs=pack_logprobs(self.logprobs[:stop]),
             loss_mask=pack_mask(self.loss_mask[:stop]),
-            kept=joined(self.kept).between(0, sum(self.loss_mask[:stop])) if self.kept else None,
+            kept=kept if kept.ids else None,
             branch_starts=[start for start in self.branch_starts if start < stop],
             version_spans=[span for span in self.version_spans if span.stop <= stop],
             stop_reason=stop_reason,

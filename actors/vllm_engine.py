@@ -24,6 +24,7 @@ from actors.engine import (
     EngineError,
     EngineLoad,
     EngineSpoiled,
+    Restriction,
     Served,
     WeightsRefused,
     WeightsUnfit,
@@ -59,6 +60,7 @@ START_TIMEOUT_S = 600.0  # enough to load a large model from a slow disk
 CLOSE_TIMEOUT_S = 5.0  # then the process is killed; it has no data that could be lost
 MAX_SILENCE_S = 120.0  # it sends a message every second, but only between two steps: one step may be slow on a CPU
 POLL_S = 1.0
+GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, max_turn_tokens=1)
 
 
 class EngineProcess:
@@ -130,7 +132,7 @@ class VllmEngine:
         """
         self._process = process
         self._max_silence_s = max_silence_s
-        self._max_tokens = settings.max_tokens
+        self._max_tokens, self._restricts = settings.max_tokens, settings.restricts
         self._served = Served(settings.policy_version)
         self._staged_version: int | None = None
         # A safeguard: an older stage may have to end first, and each may miss its broadcast and then pull.
@@ -169,23 +171,53 @@ class VllmEngine:
         """The process id of the engine process."""
         return self._process.pid
 
-    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
+    async def generate(
+        self,
+        tokens: list[int],
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        restriction: Restriction | None = None,
+    ) -> Completion:
         """Continue `tokens` up to an end-of-turn token, `sampling.max_turn_tokens` or the end of the context.
 
         At temperature 0 it returns the most likely tokens, with their log-probabilities at temperature 1. With `seed`
         the request has a random generator of its own. Cancelling the awaiting task aborts the request.
 
-        Raises ValueError for a prompt that leaves no room or contains unknown tokens, EngineError if this generation
-        fails, EngineDied if the engine is gone.
+        Raises ValueError for a prompt that leaves no room or contains unknown tokens, and for a `restriction` without
+        `EngineSettings.restricts`; EngineError if this generation fails, EngineDied if the engine is gone.
         """
         check_prompt(tokens, max_tokens=self._max_tokens, vocab_size=self._vocab_size)
+        if restriction is not None and not self._restricts:
+            raise ValueError("this engine was started without `restricts`, and cannot restrict a generation")
         num_tokens = min(sampling.max_turn_tokens, self._max_tokens - len(tokens))
-        call = next(self._calls)
-        order = Generate(call=call, tokens=tokens, num_tokens=num_tokens, sampling=sampling, seed=seed)
+        order = Generate(
+            call=next(self._calls),
+            tokens=tokens,
+            num_tokens=num_tokens,
+            sampling=sampling,
+            seed=seed,
+            restriction=restriction,
+        )
+        return await self._generated(order)
+
+    async def score(self, tokens: list[int], start: int) -> Completion:
+        """Return tokens[start:] as if they had been generated, each with its log-probability at temperature 1.
+
+        Raises ValueError for tokens that are unknown or fill the context, EngineError, EngineDied.
+        """
+        check_prompt(tokens, max_tokens=self._max_tokens, vocab_size=self._vocab_size)
+        order = Generate(
+            call=next(self._calls), tokens=tokens, num_tokens=1, sampling=GREEDY, seed=None, scores_from=start
+        )
+        return await self._generated(order)
+
+    async def _generated(self, order: Generate) -> Completion:
+        """The answer to `order`; if the awaiting task is cancelled, the request is aborted."""
         try:
             completion: Completion = await self._ordered(order, self._generating)
         except asyncio.CancelledError:
-            self._send(Abort(call=call))
+            self._send(Abort(call=order.call))
             raise
         return completion
 

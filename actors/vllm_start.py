@@ -3,7 +3,9 @@
 vLLM reads the environment when it is imported, so import this module only in a process that has vllm_environment().
 """
 
+import math
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,11 @@ from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 from actors.candidates import CandidatesCut, kept_of_candidates
+from actors.choices import following_tokens
+from actors.engine import Restriction
 from actors.orders import Ended, EngineSettings, Failed
 from actors.staged_transfer import BACKEND, WORKER_EXTENSION
 from common.chat import end_tokens
@@ -33,6 +38,35 @@ CPU_OPTIONS = {
     "enable_chunked_prefill": False,  # a prompt in parts resets a request's random generator, which CPUs do not support
 }
 CPU_KV_CACHE_BYTES = 64 << 20
+CHOICES = "choices"  # of a request, in its extra arguments
+
+
+class ChoiceMask(AdapterLogitsProcessor):  # type: ignore[misc]
+    """vLLM's hook that masks the logits of requests with CHOICES.
+
+    vLLM's structured outputs cannot: they match texts, and a grammar of tokens in xgrammar 0.2.8 lets others through.
+    """
+
+    def is_argmax_invariant(self) -> bool:
+        """Whether the likeliest token stays the same."""
+        return False
+
+    def new_req_logits_processor(self, params: SamplingParams) -> "_Mask | None":
+        """The mask of one request; None if it may generate anything."""
+        choices = (params.extra_args or {}).get(CHOICES)
+        return _Mask(following_tokens(choices, ends=params.stop_token_ids)) if choices else None
+
+
+class _Mask:
+    """Masks what does not continue one of the choices."""
+
+    def __init__(self, following: Mapping[tuple[int, ...], set[int]]) -> None:
+        self._following = following
+
+    def __call__(self, written: list[int], logits: torch.Tensor) -> torch.Tensor:
+        """The logits of the tokens that may follow `written`; -inf for all others."""
+        allowed = torch.tensor(sorted(self._following[tuple(written)]), device=logits.device)
+        return torch.full_like(logits, -math.inf).index_copy_(0, allowed, logits[allowed])
 
 
 def start_vllm(settings: EngineSettings) -> LLMEngine:
@@ -65,7 +99,8 @@ def _arguments(settings: EngineSettings, *, on_gpu: bool) -> EngineArgs:
         max_model_len=settings.max_tokens,
         max_num_seqs=settings.max_episodes + 1,  # and the probe of new weights
         tensor_parallel_size=settings.tensor_parallel,
-        skip_tokenizer_init=True,  # tokens in, tokens out
+        skip_tokenizer_init=not settings.restricts,  # only a text that ends a generation needs it
+        logits_processors=[ChoiceMask] if settings.restricts else None,
         generation_config="vllm",  # otherwise the folder's temperature, top-p and top-k would override ours
         logprobs_mode="processed_logprobs",  # of the distribution from which tokens are sampled
         max_logprobs=MAX_KEPT_TOKENS,
@@ -108,9 +143,16 @@ def engine_name() -> str:
 
 
 def sampling_params(
-    sampling: Sampling, *, num_tokens: int, seed: int | None, stop_token_ids: list[int], num_candidates: int
+    sampling: Sampling,
+    *,
+    num_tokens: int,
+    seed: int | None,
+    stop_token_ids: list[int],
+    num_candidates: int,
+    restriction: Restriction | None = None,
 ) -> SamplingParams:
     """vLLM's parameters for one request of at most `num_tokens`, with `num_candidates` for each sampled token."""
+    choices, stops = (restriction.choices, restriction.stops) if restriction else ([], [])
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -120,7 +162,10 @@ def sampling_params(
         stop_token_ids=stop_token_ids,
         logprobs=num_candidates,  # in addition to the sampled token's
         flat_logprobs=True,
-        detokenize=False,
+        extra_args={CHOICES: choices} if choices else None,
+        stop=stops,
+        detokenize=bool(stops),
+        skip_special_tokens=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
@@ -140,6 +185,22 @@ def probe_params() -> SamplingParams:
 def prompt_logprobs(output: RequestOutput) -> list[float]:
     """The log-probability of each token of the prompt but the first, at temperature 1."""
     return list(output.prompt_logprobs.logprobs)
+
+
+def scored(output: RequestOutput, tokens: list[int], *, start: int) -> Ended | Failed:
+    """The scores of `tokens` from `start` on as a finished generation."""
+    call, completion = int(output.request_id), output.outputs[0]
+    if completion.finish_reason not in ("stop", "length"):
+        return Failed(call=call, why=f"vLLM ended a request for scores with {completion.finish_reason!r}")
+    version = int(completion.weight_versions[0].version)
+    return Ended(
+        call=call,
+        tokens=tokens[start:],
+        logprobs=prompt_logprobs(output)[start - 1 :],
+        kept=None,
+        version_spans=[VersionSpan(start=0, stop=len(tokens) - start, policy_version=version)],
+        finish_reason="stop",
+    )
 
 
 def over(output: RequestOutput, *, num_candidates: int, vocab_size: int) -> Ended | Failed:

@@ -71,7 +71,7 @@ class Chat:
         self, tokenizer: PreTrainedTokenizerBase, *, rules: ChatRules | None = None, started_at_s: float | None = None
     ) -> None:
         """`started_at_s` is the unix time whose date a template may write into the system message; default: now."""
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._rules = rules or ChatRules()
         self._today = datetime.fromtimestamp(time.time() if started_at_s is None else started_at_s, UTC)
         self._encode = encoder(tokenizer)
@@ -100,8 +100,8 @@ class Chat:
     def reply(self, tokens: list[int]) -> str:
         """Record what the policy sampled and return it as text, without its end-of-turn token."""
         ended = bool(tokens) and tokens[-1] in self._ending
-        self._ended_with = str(self._tokenizer.convert_ids_to_tokens(tokens[-1])) if ended else ""
-        self._reply = str(self._tokenizer.decode(tokens[:-1] if ended else tokens))
+        self._ended_with = str(self.tokenizer.convert_ids_to_tokens(tokens[-1])) if ended else ""
+        self._reply = str(self.tokenizer.decode(tokens[:-1] if ended else tokens))
         self._messages.append({"role": "assistant", "content": self._reply})
         self._num_tokens += len(tokens)
         return self._reply
@@ -109,7 +109,11 @@ class Chat:
     @property
     def answer(self) -> str:
         """The last reply without the thought that it begins with; empty if that thought never ended."""
-        return without_thought(self._reply, prompt=self._text)
+        return self.answer_of(self._reply)
+
+    def answer_of(self, reply: str) -> str:
+        """The same of a `reply` to the last prompt that is not recorded."""
+        return without_thought(reply, prompt=self._text)
 
     def extend(self, messages: tuple[Message, ...]) -> Extension:
         """Add the environment's answer; return the tokens that the next prompt adds.
@@ -210,7 +214,7 @@ class Chat:
         return [{"role": message.role, "content": message.content} for message in messages]
 
     def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        return rendered(self._tokenizer, messages, today=self._today, to_reply=True, tools=self._tools)
+        return rendered(self.tokenizer, messages, today=self._today, to_reply=True, tools=self._tools)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

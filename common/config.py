@@ -137,6 +137,13 @@ def check_sections(config: Config) -> None:
     )
     num_shards = config.redis.num_shards
     require(
+        num_shards == 1 or not config.env.counts_visits,
+        "redis.shards",
+        "empty with a part run_novelty in env.rewards",
+        f"{num_shards - 1} more servers",
+        "each server would count the groups that it stores alone",
+    )
+    require(
         replay.groups_per_step % num_shards == 0,
         "replay.groups_per_step",
         f"a multiple of {num_shards}",

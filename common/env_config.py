@@ -8,6 +8,7 @@ from typing import Any
 from common.config_error import require
 
 TOOLS = "tools"  # the action format in which actions are calls of tools
+RUN_NOVELTY = "run_novelty"  # the part of a reward that counts the states of the whole run
 LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")  # it becomes a part of metric names
 MAX_PAIRED = 100  # members of a group that a judge compares in pairs: 9,900 requests
 
@@ -35,6 +36,7 @@ class EnvConfig:
     action_format: str = "plain"  # plain, action_tag, react, outcome, tools, a name in env.formats, or `module:Class`
     formats: dict[str, Any] = field(default_factory=dict)  # your own: {NAME: {instructions, write, pattern}}
     show_admissible: bool = False  # every observation ends with the list of the actions that are possible in it
+    enforce_admissible: bool = False  # the action of a reply is sampled among those that are possible
     step_timeout_s: float = 30.0  # a reset or step that takes longer is an env failure
     episode_timeout_s: float = 600.0  # an episode that takes longer is stopped and played again
     num_train_tasks: int = 100_000  # train tasks, in a seeded order; none is visited twice before all had their turn
@@ -93,6 +95,12 @@ class EnvConfig:
             for name, part in parts.items()
             if isinstance(part, Mapping) and part.get("compare") is not None
         }
+
+    @property
+    def counts_visits(self) -> bool:
+        """Whether a part of a reward needs to know how often the run has visited a state."""
+        parts = [part for entry in self.entries().values() for part in entry.rewards.items()]
+        return any(isinstance(keys, Mapping) and keys.get("part", name) == RUN_NOVELTY for name, keys in parts)
 
     def entries(self) -> dict[str, MixtureEntry]:
         """The environments by `Task.env`: those of the mixture, or the only one."""

@@ -1,7 +1,8 @@
-"""The kept sets of sampled tokens: the tokens that top-k and top-p kept, over which the policy's softmax ran.
+"""The kept sets of sampled tokens: those that could be sampled, over which the policy's softmax ran.
 
-Without them a log-probability that is comparable to the recorded one cannot be computed: the set depends on all logits
-of the policy that sampled, and another policy, or the same one with other arithmetic, keeps another set.
+Top-k and top-p keep a set of every token; `env.enforce_admissible` has one for each token of an action. Without them a
+log-probability that is comparable to the recorded one cannot be computed. The set of top-k and top-p depends on all
+logits of the policy that sampled, and another policy, or the same one with other arithmetic, keeps another set.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ MAX_KEPT_TOKENS = 2 * MAX_TOP_K  # of one set: top-k keeps every token that ties
 class KeptSets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One set for each sampled token, in order: 2 bytes each, and 4 bytes for each token in it."""
 
-    counts: bytes  # uint16: the number of tokens in each set
+    counts: bytes  # uint16: the number of tokens in each set; 0 where the whole vocabulary could be sampled
     ids: bytes  # int32: one set after another, each ascending
 
     def count_array(self) -> npt.NDArray[np.int64]:
@@ -26,28 +27,35 @@ class KeptSets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def id_array(self) -> npt.NDArray[np.int32]:
         return np.frombuffer(self.ids, dtype="<i4")
 
+    @property
+    def mean_size(self) -> float:
+        """The mean number of tokens in a set; tokens from the whole vocabulary have none."""
+        counts = self.count_array()
+        return float(counts.sum()) / max(1, int(np.count_nonzero(counts)))
+
     def between(self, start: int, stop: int) -> "KeptSets":
         """The sets of the sampled tokens [start, stop)."""
         counts = self.count_array()
         first, last = int(counts[:start].sum()), int(counts[:stop].sum())
         return KeptSets(counts=self.counts[2 * start : 2 * stop], ids=self.ids[4 * first : 4 * last])
 
-    def contradiction(self, sampled: npt.NDArray[np.int32], *, vocab_size: int) -> str:
-        """What is wrong with these sets for the tokens `sampled`; "" if they are valid."""
+    def contradiction(self, sampled: npt.NDArray[np.int32], *, vocab_size: int, least: int) -> str:
+        """What is wrong with these sets of `least` tokens or more for the tokens `sampled`; "" if they are valid."""
         if len(self.counts) != 2 * len(sampled):
             return f"{len(self.counts) / 2:g} kept sets for {len(sampled)} sampled tokens"
         counts = self.count_array()
-        if counts.min() < 1 or counts.max() > MAX_KEPT_TOKENS:
-            return f"kept sets of {counts.min()} to {counts.max()} tokens, expected 1 to {MAX_KEPT_TOKENS}"
+        if counts.min() < least or counts.max() > MAX_KEPT_TOKENS:
+            return f"kept sets of {counts.min()} to {counts.max()} tokens, expected {least} to {MAX_KEPT_TOKENS}"
         if len(self.ids) != 4 * counts.sum():
             return f"kept sets of {counts.sum()} tokens in all, in {len(self.ids)} bytes"
         ids = self.id_array()
-        if ids.view("<u4").max() >= vocab_size:
+        if ids.view("<u4").max(initial=0) >= vocab_size:
             return f"kept token ids in [{ids.min()}, {ids.max()}], vocabulary is [0, {vocab_size})"
         owners = np.repeat(np.arange(len(counts)), counts)
         if np.any((np.diff(ids) <= 0) & (np.diff(owners) == 0)):
             return "a kept set is not in ascending order"
-        if np.count_nonzero(ids == sampled[owners]) != len(sampled):  # at most one hit in a set, as no set repeats ids
+        # At most one hit in a set, as no set repeats ids.
+        if np.count_nonzero(ids == sampled[owners]) != np.count_nonzero(counts):
             return "a sampled token is not in its kept set"
         return ""
 
@@ -58,6 +66,11 @@ def kept_sets(sets: Sequence[Sequence[int]]) -> KeptSets:
         counts=np.array([len(each) for each in sets], dtype="<u2").tobytes(),
         ids=np.array([token for each in sets for token in sorted(each)], dtype="<i4").tobytes(),
     )
+
+
+def no_sets(num_tokens: int) -> KeptSets:
+    """Those of tokens that were sampled from the whole vocabulary."""
+    return KeptSets(counts=bytes(2 * num_tokens), ids=b"")
 
 
 def joined(parts: Sequence[KeptSets]) -> KeptSets:

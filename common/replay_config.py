@@ -12,6 +12,7 @@ MAX_TREE_SIZE = 16  # attempts: a token that all of them share weighs this much 
 @dataclass(kw_only=True, slots=True)
 class SamplingConfig:
     temperature: float = 1.0  # of training episodes
+    final_temperature: float = 0.0  # of those of the last step, linearly from `temperature` at the first; 0: the same
     top_p: float = 1.0  # sample from the most likely tokens that have this total probability; 1: off
     top_k: int = 0  # sample from this many most likely tokens, and record them with every token; 0: off
     max_turn_tokens: int = 32  # a generation ends here
@@ -23,6 +24,13 @@ class SamplingConfig:
             "> 0",
             self.temperature,
             "training episodes are sampled; evaluation adds a greedy pass of its own",
+        )
+        require(
+            self.final_temperature >= 0,
+            "sampling.final_temperature",
+            ">= 0",
+            self.final_temperature,
+            "0 keeps sampling.temperature for the whole run",
         )
         require(self.max_turn_tokens >= 1, "sampling.max_turn_tokens", ">= 1", self.max_turn_tokens, "try 32")
         require(0 < self.top_p <= 1, "sampling.top_p", "in (0, 1]", self.top_p, "1 is off")
@@ -40,6 +48,20 @@ class SamplingConfig:
             self.top_k,
             "the kept set of every token is recorded, and only top_k bounds its size",
         )
+
+    def temperature_at(self, step: int, *, num_steps: int) -> float:
+        """The temperature of the groups that are opened in `step`, from 1 to `num_steps`.
+
+        From 1.2 to 0.6 in 4 steps: 1.2, 1.0, 0.8, 0.6.
+        """
+        if not self.final_temperature or num_steps == 1:
+            return self.temperature
+        return self.temperature + (self.final_temperature - self.temperature) * (step - 1) / (num_steps - 1)
+
+    def could_be(self, temperature: float) -> bool:
+        """Whether some step of the run has `temperature`."""
+        last = self.final_temperature or self.temperature
+        return min(self.temperature, last) - 1e-9 <= temperature <= max(self.temperature, last) + 1e-9
 
 
 @dataclass(kw_only=True, slots=True)

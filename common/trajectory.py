@@ -163,7 +163,7 @@ class Trajectory(_Record, frozen=True, kw_only=True):
     tokens: bytes  # int32
     behaviour_logprobs: bytes  # float32, of the distribution in `sampling`; 0 on tokens that were not sampled
     loss_mask: bytes  # one bit per token, little-endian: True on tokens that the policy sampled
-    kept: KeptSets | None  # of the sampled tokens; None if `sampling` excludes no tokens
+    kept: KeptSets | None  # of the sampled tokens; None if each could be any token of the vocabulary
     # Where each token sequence begins; [0] unless earlier messages were rewritten or dropped.
     branch_starts: Annotated[list[int], msgspec.Meta(max_length=MAX_TURNS)]
     # Over the sampled tokens, in order, without gaps.
@@ -365,10 +365,11 @@ def _sampled_stretches(turns: list[Turn], num_tokens: int) -> list[int]:
 
 def _check_kept(trajectory: Trajectory, sampled: MaskArray, vocab_size: int) -> None:
     kept, sampling = trajectory.kept, trajectory.sampling
-    if (kept is not None) != sampling.is_cut:
-        raise InvalidTrajectory(f"{'no ' if kept is None else ''}kept sets, but the sampling was {sampling}")
+    if kept is None and sampling.is_cut:
+        raise InvalidTrajectory(f"no kept sets, but the sampling was {sampling}")
     if kept is not None:
-        contradiction = kept.contradiction(trajectory.token_array()[sampled], vocab_size=vocab_size)
+        tokens, least = trajectory.token_array()[sampled], int(sampling.is_cut)
+        contradiction = kept.contradiction(tokens, vocab_size=vocab_size, least=least)
         if contradiction:
             raise InvalidTrajectory(contradiction)
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from common.kept_sets import KeptSets, joined
+from common.kept_sets import KeptSets, joined, no_sets
 from common.trajectory import LogprobArray, MaskArray, TokenArray, Trajectory
 from common.versions import VersionArray
 from learner.objective.ratio import Sequences
@@ -41,6 +41,7 @@ class TokenSequence:
     policy_versions: VersionArray | None = None  # that sampled each token; 0 elsewhere; None if no episode was played
     lags: VersionArray | None = None  # optimizer steps since that version; 0 elsewhere; None if not counted
     kept: KeptSets | None  # of the loss tokens; None if the policy sampled from the whole vocabulary
+    temperature: float | None = None  # that the tokens were sampled at; None: that of the model's settings
 
     @property
     def num_tokens(self) -> int:
@@ -65,6 +66,9 @@ class Packed:
     lags: Int[Tensor, " tokens"] | None = None
     # The ids that each loss token was sampled from, padded with -1; None if that was the whole vocabulary.
     kept: Int[Tensor, "loss_tokens width"] | None
+    has_kept: Bool[Tensor, " loss_tokens"] | None = None  # whether a loss token has such ids; None: all have, or none
+    # That the loss tokens were sampled at: one for all, or one for each. None: that of the model's settings.
+    temperature: Float[Tensor, " loss_tokens"] | float | None = None
     lengths: tuple[int, ...]  # tokens of each sequence; on the host, so that no kernel waits for them
     trajectories: Int[Tensor, " sequences"]  # of each sequence, by its number in the batch
     trajectory_tokens: Int[Tensor, " sequences"]  # loss tokens of that whole trajectory
@@ -153,6 +157,7 @@ def sequences_of(
                 policy_versions=policy_versions[start:stop],
                 kept=trajectory.kept
                 and trajectory.kept.between(int(num_sampled[max(start, trained_from)]), int(num_sampled[stop])),
+                temperature=trajectory.sampling.temperature,
             )
         )
     return sequences
@@ -217,7 +222,8 @@ def pack(sequences: Sequence[TokenSequence], *, share_prefixes: bool = False) ->
         **per_token | {"tokens": per_token["tokens"].long()},
         **index_of(per_token["loss_mask"], lengths),
         position_ids=torch.cat([torch.arange(length) for length in lengths]),
-        kept=_kept_ids([sequence for sequence in ordered if sequence.loss_mask.any()]),
+        **_kept_ids(ordered),
+        temperature=_temperature(ordered),
         lengths=lengths,
         trajectories=torch.tensor([sequence.trajectory for sequence in ordered]),
         trajectory_tokens=torch.tensor([sequence.trajectory_tokens for sequence in ordered]),
@@ -316,21 +322,28 @@ def _joined(arrays: Sequence[npt.NDArray[np.generic]]) -> Tensor:
     return torch.from_numpy(np.concatenate(arrays))
 
 
-def _kept_ids(sequences: Sequence[TokenSequence]) -> Tensor | None:
-    """The kept ids of all loss tokens, padded to equal width. Raises ValueError if only some sequences have sets."""
-    kept = [sequence.kept for sequence in sequences if sequence.kept is not None]
-    if not kept:
-        return None
-    if len(kept) != len(sequences):
-        raise ValueError(
-            f"only {len(kept)} of {len(sequences)} sequences in a pack have kept sets: they were sampled with "
-            "different `sampling.top_k` or `sampling.top_p` and cannot be trained together; drop the others"
-        )
-    sets = joined(kept)
+def _kept_ids(sequences: Sequence[TokenSequence]) -> dict[str, Any]:
+    """The kept ids of all loss tokens, padded to equal width, and which tokens have some."""
+    sets = joined([each.kept or no_sets(int(each.loss_mask.sum())) for each in sequences])
     counts = sets.count_array()
+    if not counts.any():
+        return {"kept": None, "has_kept": None}
     ids = np.full((len(counts), counts.max()), -1, dtype=np.int32)
     ids[np.arange(ids.shape[1]) < counts[:, None]] = sets.id_array()
-    return torch.from_numpy(ids)
+    has_kept = None if counts.all() else torch.from_numpy(counts > 0)
+    return {"kept": torch.from_numpy(ids), "has_kept": has_kept}
+
+
+def _temperature(sequences: Sequence[TokenSequence]) -> Tensor | float | None:
+    """The temperature of the loss tokens: one number if all share it. Raises ValueError if only some have one."""
+    trained = [sequence for sequence in sequences if sequence.loss_mask.any()]
+    found = {sequence.temperature for sequence in trained}
+    if len(found) < 2:
+        return found.pop() if found else None
+    if None in found:
+        raise ValueError("only some sequences of a pack have a temperature; pack the others by themselves")
+    counts = torch.tensor([int(sequence.loss_mask.sum()) for sequence in trained])
+    return torch.tensor([sequence.temperature for sequence in trained]).repeat_interleave(counts)
 
 
 _NOTHING = TokenSequence(
@@ -344,4 +357,4 @@ _NOTHING = TokenSequence(
     kept=None,
 )
 # Fields that are not one number per token, or that a pack does not need.
-_NOT_PACKED = ("kept", "policy_versions", "trajectory", "trajectory_tokens")
+_NOT_PACKED = ("kept", "policy_versions", "temperature", "trajectory", "trajectory_tokens")

@@ -207,9 +207,10 @@ def _add_choices(metrics: Metrics, batch: Batch) -> None:
         for trajectory in group.trajectories:
             if group.ticket.num_trees:
                 metrics.add("trained/forks", float(trajectory.fork is not None))
+            metrics.add("trained/temperature", trajectory.sampling.temperature)
             if trajectory.kept is not None:
                 counts = trajectory.kept.count_array()
-                metrics.add("mismatch/kept_tokens", int(counts.sum()), len(counts))
+                metrics.add("mismatch/kept_tokens", int(counts.sum()), int(np.count_nonzero(counts)))
 
 
 def _add_step(metrics: Metrics, step: StepMetrics) -> None:

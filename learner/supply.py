@@ -206,8 +206,9 @@ class Supply:
         sampling, useful, rejected = self._config.sampling, list[Group](), dict[str, list[Group]]()
         for group in claimed:
             used = group.ticket.sampling
-            if (used.temperature, used.top_p, used.top_k) != (sampling.temperature, sampling.top_p, sampling.top_k):
-                # From before a restart with another configuration: the learner's softmax follows the current one.
+            is_cut_alike = (used.top_p, used.top_k) == (sampling.top_p, sampling.top_k)
+            if not is_cut_alike or not sampling.could_be(used.temperature):
+                # From before a restart with another configuration.
                 rejected.setdefault("other_sampling", []).append(group)
             elif teaches(group, objective=self._config.objective):
                 useful.append(group)
@@ -238,7 +239,7 @@ class Supply:
             return
         ids = range(self._next_group_id, self._next_group_id + room * self._every, self._every)
         oldest_allowed = max(0, published_version - replay.target_lag)
-        self._buffer.open([self._ticket(group_id, min_policy_version=oldest_allowed) for group_id in ids])
+        self._buffer.open([self._ticket(group_id, step=step, min_policy_version=oldest_allowed) for group_id in ids])
         self._next_group_id += room * self._every
         self._await(ids)
 
@@ -246,9 +247,9 @@ class Supply:
         if self._in_order:
             self._awaited.update(group_ids)
 
-    def _ticket(self, group_id: int, *, min_policy_version: int) -> Ticket:
+    def _ticket(self, group_id: int, *, step: int, min_policy_version: int) -> Ticket:
         task, is_repeat = self.curriculum.choose(group_id)
-        ticket = ticket_of(group_id, task, self._config, min_policy_version=min_policy_version)
+        ticket = ticket_of(group_id, task, self._config, step=step, min_policy_version=min_policy_version)
         return msgspec.structs.replace(ticket, is_repeat=is_repeat, is_judged=task.env in self._judged_envs)
 
     def _room(self, ledger: Ledger, kept: list[Group], *, num_uses: int, useful: float) -> int:
@@ -351,8 +352,8 @@ def failures_since(before: Ledger, now: Ledger, failures: Sequence[Failure]) -> 
     return reasons
 
 
-def ticket_of(group_id: int, task: Task, config: Config, *, min_policy_version: int) -> Ticket:
-    """The ticket of group `group_id`: its task and sampling settings."""
+def ticket_of(group_id: int, task: Task, config: Config, *, step: int, min_policy_version: int) -> Ticket:
+    """The ticket of group `group_id`, opened in `step`: its task and sampling settings."""
     sampling = config.sampling
     return Ticket(
         group_id=group_id,
@@ -363,7 +364,7 @@ def ticket_of(group_id: int, task: Task, config: Config, *, min_policy_version: 
         max_fork_turn=config.replay.max_fork_turn if config.replay.num_trees else 0,
         min_policy_version=min_policy_version,
         sampling=Sampling(
-            temperature=sampling.temperature,
+            temperature=sampling.temperature_at(step, num_steps=config.learner.steps),
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             max_turn_tokens=sampling.max_turn_tokens,

@@ -21,6 +21,7 @@ from replay.keys import key, shard_name
 from replay.payloads import Entry, LostPayload, Payloads, record_of, result_of
 from replay.ticket import InsertResult, Lease, Ticket, decode_ticket
 from replay.verbs import ACTORS, Verbs
+from replay.visits import visits_of
 
 STORED = -1  # stands for the next attempt in the reply of `lease`
 ORPHAN_TTL_S = 120  # a payload that its actor never committed expires after this
@@ -40,7 +41,10 @@ class ActorBuffer:
         vocab_size: int,
         stream: str = "train",
         shard: int = 0,
+        counts_visits: bool = False,
     ) -> None:
+        """With `counts_visits`, the states of each stored episode are counted: see `visits`."""
+        self._counts_visits = counts_visits
         self._lease_ttl_s = replay.lease_ttl_s
         self._base = key(shard_name(run_id, shard), stream)
         self._payloads = Payloads(client, self._base, run_id, replay, vocab_size=vocab_size)
@@ -145,6 +149,7 @@ class ActorBuffer:
                     member,
                     record,
                     *result_of(trajectory, is_repeat=lease.ticket.is_repeat),
+                    *(visits_of(trajectory) if self._counts_visits and verb == "insert" else ()),
                 )
                 calls.append((keys, arguments))
                 yield packed(

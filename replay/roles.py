@@ -61,6 +61,7 @@ _ACTORS_STREAM_KEYS = (
     ":ready",
     ":ready_by_version",
     ":ready_by_score",
+    ":visits",
     ":group:*",
     ":blob:*",
     ":partial:*",

@@ -12,7 +12,7 @@ import redis
 from common.config import load_config
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
-from common.trajectory import Outcome
+from common.trajectory import Outcome, Task
 from common.weights import Offer, sealed
 from common.wire import encode
 from learner.supply import Supply
@@ -29,11 +29,13 @@ from replay.ledger import read_ledger
 from replay.listing import find_group, list_groups
 from replay.people_buffer import PeopleBuffer
 from replay.verdict import Marks, Verdict
+from replay.visits import Visits
 from tests.attempts import attempt_at, earning, make_buffer, partial_of, ticket, verdict_on
 from tests.every_verb import FACTS, GROUP, MEMBER, RELAY
 from tools.view import View
 
 NUM_GROUPS = 8
+TASK = Task(env="shop", split="train", index=0)
 GARBAGE = {
     "empty": b"",
     "50 random bytes": random.Random(50).randbytes(50),
@@ -201,6 +203,7 @@ def an_actor_and_a_judge_look_in(scene: Scene) -> None:
     buffer = make_buffer(scene.impatient, scene.run_id)
     works: list[Callable[[], None]] = [lambda: play(buffer.actor, scene.run_id), lambda: judge(buffer.judge)]
     account = JudgeAccount(scene.client, scene.run_id)
+    assert min(Visits(scene.client, scene.run_id).read(TASK, ["start", "b"])) >= 0
     before = account.add("env.rewards.clear", 1, 7, 0.5)
     assert account.add("env.rewards.clear", 1, 7, 0.5) == (before[0] + 1, before[1] + 7, before[2] + 0.5)
     for work in works:
@@ -293,7 +296,7 @@ def honest_calls(scene: Scene) -> dict[str, tuple[list[str], list[Argument]]]:
     return {
         "lease": (others, ["b", "request", 60_000]),
         "heartbeat": (others, ["b", 60_000, group_id, int(fence)]),
-        "insert": ([base, f"{base}:blob:{at}"], [group_id, 0, record, "shop", "1.0", "1"]),
+        "insert": ([base, f"{base}:blob:{at}"], [group_id, 0, record, "shop", "1.0", "1", "77", "2"]),
         "hand_in": ([base, f"{base}:partial:{at}"], [group_id, 0, record]),
         "discard": (others, [group_id, 1, f"0:{int(fence)}:0:7:5:1:100:b", "poison"]),
         "condemn": (others, [group_id, int(fence)]),

@@ -39,6 +39,7 @@ KEYS = [
     "train:ready_by_score",
     "train:claimed",
     "train:quarantined",
+    "train:visits",
     "train:group:*",
     "train:blob:*",
     "train:partial:*",

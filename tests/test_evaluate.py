@@ -21,7 +21,7 @@ from tests.small_tokenizer import CHATML, END, byte_tokenizer
 from tools.eval_attempt import WAYS, Played, certainty, chosen
 from tools.eval_options import EvalOptions
 from tools.eval_report import compared, pass_at, report, spread
-from tools.evaluate import check_revisable, evaluate_on
+from tools.evaluate import check_revisable, evaluate, evaluate_on
 
 
 def played(
@@ -151,6 +151,13 @@ SETTINGS = [
     "sampling.max_turn_tokens=64",
     "eval.num_tasks=6",
 ]
+
+
+def test_a_rank_needs_a_list_of_actions_and_a_known_name() -> None:
+    with pytest.raises(ConfigError, match="`--rank` must be total or mean, got best"):
+        EvalOptions(rank="best")
+    with pytest.raises(ConfigError, match=r"`--rank` must be empty without env\.enforce_admissible=true, got mean"):
+        evaluate(load_config(None, []), options=EvalOptions(rank="mean"))
 
 
 def evaluated(

@@ -25,7 +25,7 @@ from actors.refresh import RefreshCounts, keep_fresh
 from actors.rollout import Allowance, rollout
 from actors.tape import Attempt, Tape
 from actors.vllm_engine import EngineProcess, VllmEngine
-from common.action_format import FORMATS
+from common.action_format import action_format
 from common.env_config import EnvConfig
 from common.model_config import TinyModelConfig
 from common.trajectory import LogprobArray, MaskArray, Outcome, Provenance, Sampling, Task, Trajectory, check
@@ -46,6 +46,8 @@ MAX_TOKENS = 320
 NUM_EPISODES = 12
 NUM_VERSIONS = 4
 OPTIONS = {"profile": "small"}
+MARKS = {"marks": {"write": "find {action} under"}}
+ENFORCED = ("", "plain", "marks")  # the format in which a player enforces its actions; "" is plain without that
 SAMPLING = Sampling(temperature=0.9, top_p=1.0, top_k=0, max_turn_tokens=32)
 CUT_SAMPLING = Sampling(temperature=0.9, top_p=0.9, top_k=5, max_turn_tokens=32)
 
@@ -62,7 +64,7 @@ class Policies:
 def policies(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Policies:
     root = tmp_path_factory.mktemp("policies")
     folder = root / "version_0"
-    texts = vocabulary_texts(EnvConfig(name="shop", options=OPTIONS), 20)
+    texts = vocabulary_texts(EnvConfig(name="shop", options=OPTIONS), 60)
     make_tiny_model(folder, texts=texts, config=TinyModelConfig(), max_tokens=MAX_TOKENS, seed=3)
     for version in range(1, NUM_VERSIONS):
         save_changed(folder, root / f"version_{version}", seed=version)
@@ -127,6 +129,7 @@ def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_gen
             timeout_s=60.0,
             disk="",
         ),
+        restricts=True,
     )
     engine = VllmEngine(EngineProcess(), settings)
     counts = RefreshCounts()
@@ -163,6 +166,8 @@ def test_recorded_logprobs_are_the_learners_own_across_weight_changes_in_mid_gen
         check(trajectory, vocab_size=policies.models[0].vocab_size)
     if sampling.is_cut:
         check_kept_sets(trajectories, policies.models)
+    else:
+        check_enforced(trajectories, policies.models)
     another = [*policies.models[1:], policies.models[0]]
     assert np.abs(recomputed(another, trajectories[0]) - recomputed(policies.models, trajectories[0])).max() > 0.1
 
@@ -181,6 +186,20 @@ def check_kept_sets(trajectories: list[Trajectory], models: list[PackedModel]) -
     assert worst > 0.1
 
 
+def check_enforced(trajectories: list[Trajectory], models: list[PackedModel]) -> None:
+    """Some tokens were chosen and some were free in one turn, and without the masks the learner would be far off."""
+    enforced = [trajectory for trajectory in trajectories if trajectory.kept is not None]
+    counts = [trajectory.kept.count_array() for trajectory in enforced if trajectory.kept]
+    assert sum(bool(each.all()) for each in counts) > 2, "plain: every token is chosen"
+    assert sum(bool(each.any() and not each.all()) for each in counts) > 2, "marks: a thought, then an action"
+    worst = max(
+        float(np.abs(recomputed(models, whole) - whole.behaviour_logprob_array()).max())
+        for whole in (msgspec.structs.replace(trajectory, kept=None) for trajectory in enforced)
+    )
+    print(f"{sum(map(np.count_nonzero, counts))} tokens of enforced actions; without masks off by {worst:.2f} nats")
+    assert worst > 0.1
+
+
 async def episodes_under_refreshes(
     engine: VllmEngine,
     publisher: Publisher,
@@ -190,7 +209,10 @@ async def episodes_under_refreshes(
     run_id: str,
     sampling: Sampling,
 ) -> list[Trajectory]:
-    """Every episode of NUM_EPISODES players who continue until the last version is served."""
+    """Every episode of NUM_EPISODES players who continue until the last version is served.
+
+    One in three enforces its actions, and one in three in a format with marks, which it writes by chance.
+    """
     bulletin = Bulletin(client, run_id)
     publisher.publish(full_tensors(policies.models[0]), policy_version=0)  # served already; but its process is up then
     async with asyncio.timeout(120):
@@ -199,7 +221,8 @@ async def episodes_under_refreshes(
     refreshing = asyncio.create_task(keep_fresh(engine, bulletin.latest, counts, Pin(), Pace()))
     task_indices = itertools.count()
     players = [
-        asyncio.create_task(play(engine, policies.folder, task_indices, run_id, sampling)) for _ in range(NUM_EPISODES)
+        asyncio.create_task(play(engine, policies.folder, task_indices, run_id, sampling, enforced=enforced))
+        for enforced in ENFORCED * (NUM_EPISODES // len(ENFORCED))
     ]
     try:
         async with asyncio.timeout(240):
@@ -216,7 +239,7 @@ async def episodes_under_refreshes(
 
 
 async def play(
-    engine: VllmEngine, folder: Path, task_indices: Iterator[int], run_id: str, sampling: Sampling
+    engine: VllmEngine, folder: Path, task_indices: Iterator[int], run_id: str, sampling: Sampling, *, enforced: str
 ) -> list[Trajectory]:
     """One episode after another, until one began under the last version."""
     tokenizer, trajectories = AutoTokenizer.from_pretrained(folder), []
@@ -241,8 +264,14 @@ async def play(
                 env=make_env("shop", OPTIONS),
                 sampler=engine,
                 tokenizer=tokenizer,
-                action_format=FORMATS["plain"],
-                allowance=Allowance(max_turns=8, max_tokens=MAX_TOKENS, step_timeout_s=60.0, episode_timeout_s=240.0),
+                action_format=action_format(enforced or "plain", MARKS),
+                allowance=Allowance(
+                    max_turns=8,
+                    max_tokens=MAX_TOKENS,
+                    step_timeout_s=60.0,
+                    episode_timeout_s=240.0,
+                    enforces_admissible=bool(enforced),
+                ),
             )
         )
     return trajectories

@@ -144,6 +144,41 @@ def test_a_kept_set_is_all_that_the_softmax_runs_over() -> None:
     assert found.entropies.tolist() == pytest.approx([0.562335, 0.562335, 0.0, 0.562335], rel=1e-5)
 
 
+def test_a_target_without_a_kept_set_is_of_the_softmax_over_all_words() -> None:
+    # Logits (ln 3, 0, 0): all words have (3/5, 1/5, 1/5), the first two alone (3/4, 1/4).
+    weight = torch.tensor([[math.log(3)], [0.0], [0.0]])
+    kept, has_kept = torch.tensor([[-1, -1], [0, 1], [-1, -1]], dtype=torch.int32), torch.tensor([False, True, False])
+    targets, hidden = torch.tensor([0, 0, 2]), torch.ones(3, 1, requires_grad=True)
+    found = chunked_logprobs(
+        hidden, weight, None, targets, kept=kept, has_kept=has_kept, temperature=1.0, chunk_tokens=2
+    )
+    assert found.logprobs.exp().tolist() == pytest.approx([0.6, 0.75, 0.2])
+    assert found.entropies.tolist() == pytest.approx([0.950271, 0.562335, 0.950271], rel=1e-5)
+    (gradient,) = torch.autograd.grad(found.logprobs.sum(), hidden)
+    # d logprob / d hidden = weight of the target - mean weight under the softmax that the target was sampled from.
+    expected = [math.log(3) * (1 - 0.6), math.log(3) * (1 - 0.75), -math.log(3) * 0.6]
+    assert gradient.flatten().tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_each_target_has_the_temperature_that_it_was_sampled_at() -> None:
+    torch.manual_seed(1)
+    hidden, weight, bias = torch.randn(5, 4), torch.randn(7, 4), torch.randn(7)
+    targets, temperatures = torch.tensor([0, 3, 6, 2, 2]), [0.5, 1.0, 0.5, 2.0, 1.3]
+    kept = torch.tensor([[0, 1], [3, -1], [-1, -1], [2, 5], [-1, -1]], dtype=torch.int32)
+    for sets in ({}, {"kept": kept, "has_kept": (kept >= 0).any(1)}):
+        found = chunked_logprobs(
+            hidden, weight, bias, targets, temperature=torch.tensor(temperatures), chunk_tokens=2, **sets
+        )
+        for row, temperature in enumerate(temperatures):
+            one = slice(row, row + 1)
+            of_row = {name: value[one] for name, value in sets.items()}
+            alone = chunked_logprobs(
+                hidden[one], weight, bias, targets[one], temperature=temperature, chunk_tokens=2, **of_row
+            )
+            torch.testing.assert_close(found.logprobs[one], alone.logprobs)
+            torch.testing.assert_close(found.entropies[one], alone.entropies)
+
+
 def random_kept(*, tokens: int, words: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Targets, and sets of 1 to `width` words that hold them, filled up with -1."""
     generator = torch.Generator().manual_seed(3)

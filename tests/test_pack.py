@@ -1,3 +1,5 @@
+import dataclasses
+
 import msgspec
 import numpy as np
 import pytest
@@ -184,8 +186,26 @@ def random_prompt(length: int) -> TokenSequence:
     return random_sequence(length, seed=0, prompt=length)
 
 
-def test_sequences_that_were_not_sampled_alike_are_not_packed_together() -> None:
-    with pytest.raises(
-        ValueError, match="only 2 of 3 sequences in a pack have kept sets: they were sampled with different"
-    ):
-        pack([*sequences_of(kept_branches(), advantage=1.0), random_sequence(4, seed=0)])
+def test_tokens_without_a_kept_set_are_packed_beside_those_with_one() -> None:
+    first, second = sequences_of(kept_branches(), advantage=1.0)
+    half = dataclasses.replace(second, kept=kept_sets([[], [7, 8, 22]]))
+    packed = pack([first, half, dataclasses.replace(random_sequence(4, seed=0), temperature=1.0)])
+    assert packed.kept is not None and packed.has_kept is not None
+    rows = dict(zip(packed.tokens[packed.loss_mask].tolist(), packed.kept.tolist(), strict=True))
+    assert (rows[12], rows[21], rows[22]) == ([12, -1, -1], [-1, -1, -1], [7, 8, 22])
+    assert packed.has_kept.tolist() == [max(row) >= 0 for row in packed.kept.tolist()]
+    assert pack([first, second]).has_kept is None and pack([random_sequence(4, seed=0)]).kept is None
+
+
+def test_a_pack_has_the_temperature_of_each_loss_token_or_one_for_all() -> None:
+    hot = dataclasses.replace(random_sequence(6, seed=1), temperature=1.5)
+    cold = dataclasses.replace(random_sequence(5, seed=2), temperature=0.5)
+    prompt = random_prompt(9)  # nothing of it was sampled
+    packed = pack([cold, hot, prompt])
+    assert isinstance(packed.temperature, torch.Tensor)
+    assert packed.temperature.tolist() == [1.5] * 3 + [0.5] * 2
+    assert pack([cold, prompt]).temperature == 0.5 and pack([prompt]).temperature is None
+    (branch, _) = sequences_of(two_branches(), advantage=1.0)
+    assert branch.temperature == two_branches().sampling.temperature
+    with pytest.raises(ValueError, match="only some sequences of a pack have a temperature"):
+        pack([cold, random_sequence(4, seed=0)])

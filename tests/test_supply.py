@@ -225,7 +225,7 @@ def test_prioritised_groups_come_again_by_how_far_their_returns_lie_apart(
 ) -> None:
     settings = config("replay.max_uses=3", "replay.order=prioritised", "replay.target_lag=2")
     task = Task(env="shop", split="train", index=0)
-    buffer.learner.open([ticket_of(group_id, task, settings, min_policy_version=0) for group_id in range(4)])
+    buffer.learner.open([ticket_of(group_id, task, settings, step=1, min_policy_version=0) for group_id in range(4)])
     spread = {0: 0.1, 1: 0.4, 2: 0.3, 3: 0.2}
     work(buffer.actor, run_id, returns=lambda group_id: (0.0, spread[group_id]))
     again = Supply(buffer.learner, settings, first_group_id=4)
@@ -294,6 +294,34 @@ def test_what_was_sampled_otherwise_than_the_learner_reckons_is_dropped(
     batch = supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
     assert batch is not None
     assert {group.ticket.sampling.temperature for group in batch.groups} == {1.0}
+
+
+def test_the_temperature_follows_its_schedule_and_old_groups_of_it_are_trained(
+    buffer: Views, run_id: str, shutdown: Shutdown
+) -> None:
+    schedule = ["sampling.temperature=1.2", "sampling.final_temperature=0.6", "learner.steps=4"]
+    settings = config(*schedule, "replay.target_lag=1", "learner.claim_timeout_s=5")
+    supply = Supply(buffer.learner, settings, first_group_id=0)
+    temperatures = []
+    for step in (1, 2, 3, 4):
+        supply.admit(step, [], published_version=step - 1)
+        work(buffer.actor, run_id, returns=differ)
+        batch = supply.next_batch(step, policy_version=step - 1, published_version=step - 1, shutdown=shutdown)
+        assert batch is not None
+        temperatures.append([group.ticket.sampling.temperature for group in batch.groups])
+        assert all(each.sampling == group.ticket.sampling for group in batch.groups for each in group.trajectories)
+    # Two groups a step, and those of one more step are in progress: opened in steps 1, 1, 2 and 3.
+    assert temperatures == [pytest.approx([opened] * 2) for opened in (1.2, 1.2, 1.0, 0.8)]
+    assert buffer.learner.ledger().dropped == {}
+
+
+def test_the_schedule_of_the_temperature_is_linear_and_ends_with_the_run() -> None:
+    sampling = config("sampling.temperature=1.2", "sampling.final_temperature=0.6").sampling
+    assert [sampling.temperature_at(step, num_steps=4) for step in (1, 2, 3, 4)] == pytest.approx([1.2, 1.0, 0.8, 0.6])
+    assert [sampling.could_be(value) for value in (1.2, 0.9, 0.6, 1.21, 0.59)] == [True, True, True, False, False]
+    constant = config("sampling.temperature=0.7").sampling
+    assert constant.temperature_at(3, num_steps=4) == 0.7 and not constant.could_be(0.71)
+    assert sampling.temperature_at(1, num_steps=1) == 1.2
 
 
 def test_a_batch_counts_what_was_dropped_on_its_way(buffer: Views, run_id: str, shutdown: Shutdown) -> None:

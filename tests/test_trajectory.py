@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from common.kept_sets import kept_sets
+from common.kept_sets import kept_sets, no_sets
 from common.trajectory import (
     InvalidTrajectory,
     Outcome,
@@ -148,9 +148,10 @@ def test_no_field_may_be_missing_on_the_wire(field: str) -> None:
         ({"turns": [a_turn(2, 5)]}, "loss_mask marks 6 tokens, the turns sampled 3"),
         ({"turns": [a_turn(2, 5), msgspec.structs.replace(a_turn(7, 10), state_key="x" * 257)]}, "257 characters"),
         # What was kept.
-        ({"kept": KEPT}, r"^kept sets, but the sampling was Sampling\(temperature=1.0, top_p=1.0, top_k=0"),
         ({"sampling": CUT}, r"^no kept sets, but the sampling was Sampling\(temperature=1.0, top_p=0.9, top_k=5"),
         ({"sampling": NUCLEUS}, r"^no kept sets, but the sampling was"),
+        ({"sampling": CUT, "kept": no_sets(6)}, "kept sets of 0 to 0 tokens, expected 1 to"),
+        ({"kept": kept_sets([[20], [], [98], [], [], []])}, "a sampled token is not in its kept set"),
         ({"sampling": CUT, "kept": KEPT.between(0, 5)}, "5 kept sets for 6 sampled tokens"),
         ({"sampling": CUT, "kept": kept_sets([[20], [21], [98], [22], [23], [0]])}, "a sampled token is not in its"),
         # The mask, and what else must agree with it.

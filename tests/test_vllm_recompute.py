@@ -105,6 +105,15 @@ def test_published_adapters_are_merged_by_the_engine_to_the_learners_log_probabi
     assert worst(completion, forward_logprobs(policies.models[0], PROMPT, completion.tokens)) > 10 * TOLERANCE
 
 
+def test_scores_are_the_log_probabilities_of_given_tokens(recomputing: VllmEngine, policies: Policies) -> None:
+    """Under the weights of the test before, at temperature 1."""
+    generated = run(recomputing.generate(PROMPT, ONES))
+    scored = run(recomputing.score([*PROMPT, *generated.tokens], len(PROMPT)))
+    assert scored.tokens == generated.tokens and scored.finish_reason == "stop"
+    assert scored.version_spans == [VersionSpan(start=0, stop=len(scored.tokens), policy_version=4)]
+    np.testing.assert_allclose(scored.logprobs, generated.logprobs, atol=TOLERANCE)
+
+
 def test_what_fails_inside_the_process_is_told_to_all_who_wait(recomputing: VllmEngine) -> None:
     """A commit that nothing was staged for breaks vLLM's update session. The last test of this engine."""
 

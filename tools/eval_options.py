@@ -18,6 +18,7 @@ class EvalOptions:
         ""  # attempts: a folder of `slipstream prm` or `reward`, or a server's URL; it chooses one attempt of each task
     )
     aggregate: str = "last"  # prm: what ranks an attempt: the last, min or product of its turns' probabilities
+    rank: str = ""  # with env.enforce_admissible: take the likeliest action, by total or mean (per token) likelihood
     by: str = "type"  # the column of a task by whose values success is reported too, where the environment has it
 
     def __post_init__(self) -> None:
@@ -56,6 +57,9 @@ class EvalOptions:
             f"one of {', '.join(AGGREGATES)}",
             self.aggregate,
             "last is the default",
+        )
+        require(
+            self.rank in ("", "total", "mean"), "--rank", "total or mean", self.rank, "leave it out to sample actions"
         )
         require(
             len(set(self.compare)) == len(self.compare) != 1,

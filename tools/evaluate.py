@@ -12,7 +12,7 @@ from actors.stretch import play_stretch
 from actors.tape import Attempt, Exchange, Tape
 from common.action_format import action_format
 from common.config import Config
-from common.config_error import ConfigError
+from common.config_error import ConfigError, require
 from common.log import log_to_stderr
 from common.long_work import LongWork, report_on_stderr
 from common.trajectory import Sampling, Task
@@ -38,6 +38,13 @@ def evaluate(config: Config, *, options: EvalOptions) -> int:
     """
     log_to_stderr(logging.WARNING)
     check_revisable(config, options)
+    require(
+        config.env.enforce_admissible or not options.rank,
+        "--rank",
+        "empty without env.enforce_admissible=true",
+        options.rank,
+        "it ranks the actions that this key allows",
+    )
     formats = options.compare or (config.env.action_format,)
     with reward_model_beside(config, options.reward_model) as values:
         check_aggregate(values, options.aggregate)
@@ -71,7 +78,11 @@ def check_aggregate(values: StateValues | None, how: str) -> None:
 
 async def _evaluate(config: Config, stage: EpisodeSetup, options: EvalOptions, values: StateValues | None) -> None:
     formats = {
-        name: dataclasses.replace(stage, action_format=action_format(name, config.env.formats))
+        name: dataclasses.replace(
+            stage,
+            action_format=action_format(name, config.env.formats),
+            allowance=dataclasses.replace(stage.allowance, rank=options.rank),
+        )
         for name in options.compare or (config.env.action_format,)
     }
     greedy = dataclasses.replace(options, attempts=1, reward_model="", certainty=0.0, revise=False)

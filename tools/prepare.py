@@ -16,7 +16,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from actors.actions import ADMISSIBLE
-from actors.engine import Completion, Sampler
+from actors.engine import Completion, Restriction, Sampler
 from actors.rollout import Allowance, EpisodeFailed, rollout
 from actors.tape import Attempt, Tape
 from common import archive
@@ -145,7 +145,14 @@ class NoisyExpert:
         self._env, self._tokenizer, self._format, self._noise = env, tokenizer, action_format, noise
         self._form = reply_form(tokenizer)
 
-    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
+    async def generate(
+        self,
+        tokens: list[int],
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        restriction: Restriction | None = None,
+    ) -> Completion:
         """The tokens of the next action. Log-probabilities are 0, as nothing is sampled."""
         chance = random.Random(seed)
         choices = self._env.admissible()
@@ -207,7 +214,8 @@ def expert_episodes(
     written_as = format_of(config.env)
     written_as.write("")
     envs = {label: make_env(part.name, part.options) for label, part in config.env.entries().items()}
-    allowance, work = Allowance.of(config), LongWork("episodes of the expert", len(tasks), report=report_on_stderr)
+    allowance = replace(Allowance.of(config), enforces_admissible=False)  # an expert writes what it chooses
+    work = LongWork("episodes of the expert", len(tasks), report=report_on_stderr)
     if allowance.rules.context == "summary":  # an expert writes none
         allowance = replace(allowance, rules=replace(allowance.rules, context="stop"))
     with asyncio.Runner() as runner:

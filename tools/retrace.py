@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from actors.engine import Completion
+from actors.engine import Completion, Restriction
 from actors.rollout import EpisodeFailed
 from common.action_format import ActionFormat, format_of
 from common.chat import ChatRules, reply_form
@@ -62,7 +62,14 @@ class Retracer:
         self.num_foreign = self._cut + mistake  # turns that are not the expert's
         self.has_no_mistake = False  # there was no other admissible action
 
-    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
+    async def generate(
+        self,
+        tokens: list[int],
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        restriction: Restriction | None = None,
+    ) -> Completion:
         """The tokens of the next reply."""
         turn, self._turn = self._turn, self._turn + 1
         if turn < self._cut:

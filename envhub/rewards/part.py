@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from common.config_error import ConfigError
-from common.env_config import LABEL, MixtureEntry
+from common.env_config import LABEL, RUN_NOVELTY, MixtureEntry
 from common.imported import is_own
 from common.trajectory import MAX_REWARD, MAX_REWARDS
 from envhub.env import EnvError
@@ -26,6 +26,7 @@ from envhub.rewards.judge import VERSION, Judge, judge
 from envhub.rewards.measures import MEASURES, Measure
 from envhub.rewards.panel import COMBINE, MAX_JUDGES, Panel
 from envhub.rewards.reward_model import ServedRewardModel, reward_model
+from envhub.rewards.run_novelty import RunNovelty, Visits
 
 CONDITIONS: dict[str, Callable[[Episode], bool]] = {
     "always": lambda episode: True,
@@ -34,7 +35,7 @@ CONDITIONS: dict[str, Callable[[Episode], bool]] = {
     "goal": lambda episode: episode.goal > 0,
 }
 _KEYS = ("part", "weight", "min", "max", "only_if", "success_from")  # all others are options of the measure
-_WITH_DEADLINE = ("judge", "panel", "reward_model")  # measures that limit their own time
+_WITH_DEADLINE = ("judge", "panel", "reward_model", RUN_NOVELTY)  # they limit their own time, or wait for Redis
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,6 +155,13 @@ def book_on(account: Callable[[str, int, int, float], tuple[int, int, float]], p
             asked.client.account = partial(account, f"{part.key}.judges.{name}" if name else part.key)
 
 
+def count_by(visits: Visits, parts: Iterable[Sequence[Part]]) -> None:
+    """Let `visits` say how often the run has visited a state."""
+    for part in (part for of_env in parts for part in of_env):
+        if isinstance(part.measure, RunNovelty):
+            part.measure.visits = visits
+
+
 def _named_judges(part: Part) -> Mapping[str, Judge]:
     """The judges of a part, by their names in a panel; "" for one without."""
     if isinstance(part.measure, Panel | GroupJudge):
@@ -234,6 +242,7 @@ def _measure(key: str, kind: Any, options: Mapping[str, Any], compare: str | Non
         "judge": partial(judge, key),
         "panel": partial(_panel, key),
         "reward_model": reward_model,
+        RUN_NOVELTY: RunNovelty,
     }
     if kind not in makers:
         near = difflib.get_close_matches(str(kind), makers, n=1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.utils._pytree import register_dataclass
 from torch.utils.checkpoint import checkpoint
@@ -51,7 +51,8 @@ def chunked_logprobs(
     targets: Int[Tensor, " loss_tokens"],
     *,
     kept: Int[Tensor, "loss_tokens width"] | None = None,
-    temperature: float,
+    has_kept: Bool[Tensor, " loss_tokens"] | None = None,
+    temperature: Float[Tensor, " loss_tokens"] | float,
     chunk_tokens: int,
     entropy_gradient: bool = False,
 ) -> TokenLogprobs:
@@ -60,18 +61,20 @@ def chunked_logprobs(
         logits[i] = head_weight @ hidden[i] + head_bias        in float32
         logprob[i] = logits[i, target[i]] / T - log(sum(exp(logits[i] / T)))
 
-    Actors record the log-probability after temperature, so logits are divided by it here as well. Logits exist for
+    Actors record the log-probability after temperature, so logits are divided by it here as well; `temperature` is one
+    for all targets or one for each. Logits exist for
     `chunk_tokens` tokens at a time; the backward pass recomputes those of all chunks but the last. Two tokens with
     logits (ln 3, 0) have probabilities (3/4, 1/4) at T = 1, and (0.634, 0.366) at T = 2. `entropy_gradient` costs one
     more tensor of [chunk_tokens, vocab] in the backward pass.
 
     `kept` has the ids that each target was sampled from, padded with -1, including the target. Then both results are of
     the softmax over these ids only, as with top-k and top-p: a token that could not be sampled has no probability here
-    either. Of three tokens with logits (ln 3, 0, 0), with the first two kept, the first has 3/4.
+    either. Of three tokens with logits (ln 3, 0, 0), with the first two kept, the first has 3/4. Targets without
+    `has_kept` were sampled from the whole vocabulary; None means that all have kept ids.
 
     Raises ValueError unless `temperature` > 0: a greedy policy has no log-probabilities to train on.
     """
-    if temperature <= 0:
+    if not isinstance(temperature, Tensor) and temperature <= 0:
         raise ValueError(f"temperature must be > 0, got {temperature}; only sampled trajectories can be trained on")
     # At least float32: bfloat16 logits are wrong in the second digit.
     dtype = torch.promote_types(hidden.dtype, torch.float32)
@@ -85,8 +88,10 @@ def chunked_logprobs(
         # The backward pass begins with the last chunk, so to drop its logits would save nothing.
         run = _logprobs if start == last_start else _recomputed_logprobs
         chunk_kept = None if kept is None else kept[chunk]
+        chunk_has_kept = None if has_kept is None else has_kept[chunk]
+        chunk_temperature = temperature[chunk, None] if isinstance(temperature, Tensor) else temperature
         chunk_logprobs, chunk_entropies = run(
-            hidden[chunk], weight, bias, targets[chunk], chunk_kept, temperature, entropy_gradient
+            hidden[chunk], weight, bias, targets[chunk], chunk_kept, chunk_has_kept, chunk_temperature, entropy_gradient
         )
         logprobs.append(chunk_logprobs)
         entropies.append(chunk_entropies)
@@ -99,7 +104,8 @@ def _logprobs(
     bias: Tensor | None,
     targets: Tensor,
     kept: Tensor | None,
-    temperature: float,
+    has_kept: Tensor | None,
+    temperature: Tensor | float,
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     states = hidden.to(weight.dtype)
@@ -107,18 +113,33 @@ def _logprobs(
         logits = product_of_bfloat16(states, weight)
         logits = (logits if bias is None else logits + bias).div_(temperature)
     else:  # divide the states, not the logits: they are smaller
-        logits = F.linear(states / temperature, weight, None if bias is None else bias / temperature)
+        logits = F.linear(states / temperature, weight)
+        logits = logits if bias is None else logits + bias / temperature
     of_targets = logits.gather(1, targets[:, None]).squeeze(1)
-    if kept is not None:
-        absent = kept < 0
-        logits = logits.gather(1, kept.clamp(min=0).long()).masked_fill(absent, -math.inf)
+    if kept is None:
+        normaliser, entropies = _softmax_sums(logits, None, entropy_gradient)
+        return of_targets - normaliser, entropies
+    absent = kept < 0
+    if has_kept is not None:
+        absent = absent & has_kept[:, None]  # a row without any finite logit would have gradients of NaN
+    kept_logits = logits.gather(1, kept.clamp(min=0).long()).masked_fill(absent, -math.inf)
+    normaliser, entropies = _softmax_sums(kept_logits, absent, entropy_gradient)
+    if has_kept is not None:
+        of_whole, entropies_of_whole = _softmax_sums(logits, None, entropy_gradient)
+        normaliser = torch.where(has_kept, normaliser, of_whole)
+        entropies = torch.where(has_kept, entropies, entropies_of_whole)
+    return of_targets - normaliser, entropies
+
+
+def _softmax_sums(logits: Tensor, absent: Tensor | None, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
+    """The logarithm of each row's sum of exponentials, and the entropy of its softmax; `absent` logits are -inf."""
     normaliser = logits.logsumexp(dim=-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         # H = log Z - sum(p * logit)
         probabilities = (logits - normaliser[:, None]).exp()
-        finite = logits if kept is None else logits.masked_fill(absent, 0.0)  # 0 * -inf would be NaN
+        finite = logits if absent is None else logits.masked_fill(absent, 0.0)  # 0 * -inf would be NaN
         entropies = normaliser - (probabilities * finite).sum(dim=-1)
-    return of_targets - normaliser, entropies
+    return normaliser, entropies
 
 
 _recomputed_logprobs = partial(checkpoint, _logprobs, use_reentrant=False, preserve_rng_state=False)

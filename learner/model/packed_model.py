@@ -58,7 +58,7 @@ class ModelSettings:
     """How a model is loaded, and how it computes; the model keeps them."""
 
     dtype: str  # of the forward pass, float32 or bfloat16; logits and heads are always float32
-    temperature: float  # of the actors' sampling: logits are divided by it
+    temperature: float  # logits are divided by it, unless a pack says at which temperature it was sampled
     chunk_tokens: int  # tokens whose logits exist at one time
     max_tokens: int | None = None  # of the longest sequence; some models need it, see `learner.model.rope`
     activation_checkpointing: bool = False  # recompute activations in the backward pass
@@ -117,7 +117,10 @@ class PackedModel(nn.Module):
 
     @contextmanager
     def at_temperature(self, temperature: float) -> Iterator[None]:
-        """Within the block, forward passes use this temperature instead of that of the settings."""
+        """Within the block, forward passes use this temperature instead of that of the settings.
+
+        A pack that has its own keeps it.
+        """
         settings = self.settings
         self.settings = dataclasses.replace(settings, temperature=temperature)
         try:
@@ -128,7 +131,7 @@ class PackedModel(nn.Module):
     def forward(self, packed: Packed, *, entropy_gradient: bool = False) -> TokenLogprobs:
         """The log-probabilities of the loss tokens, computed in chunks: see `chunked_logprobs`."""
         hidden, targets = predictions(self.hidden_states(packed), packed)
-        return self.logprobs(hidden, targets, packed.kept, entropy_gradient=entropy_gradient)
+        return self.logprobs(hidden, targets, packed, entropy_gradient=entropy_gradient)
 
     def hidden_states(self, packed: Packed) -> Float[Tensor, "computed hidden"]:
         """The decoder's last hidden state of every token of the pack that is computed: see `Packed.among_computed`."""
@@ -151,19 +154,21 @@ class PackedModel(nn.Module):
         self,
         hidden: Float[Tensor, "loss_tokens hidden"],
         targets: Int[Tensor, " loss_tokens"],
-        kept: Int[Tensor, "loss_tokens width"] | None,
+        packed: Packed,
         *,
         entropy_gradient: bool,
     ) -> TokenLogprobs:
-        """The log-probability of each of `targets`, from the output embedding."""
+        """The log-probability of each of `targets`, the loss tokens of `packed`, from the output embedding."""
         head = self.causal_lm.get_output_embeddings()
+        temperature = self.settings.temperature if packed.temperature is None else packed.temperature
         return chunked_logprobs(
             hidden,
             head.weight,
             head.bias,
             targets,
-            kept=kept,
-            temperature=self.settings.temperature * self.logits_divisor,
+            kept=packed.kept,
+            has_kept=packed.has_kept,
+            temperature=temperature * self.logits_divisor,
             chunk_tokens=self.settings.chunk_tokens,
             entropy_gradient=entropy_gradient,
         )

@@ -54,5 +54,5 @@ class SharedTrunk(PackedModel):
     def forward(self, packed: Packed, *, entropy_gradient: bool = False) -> TokenLogprobs:
         """The log-probabilities of the loss tokens, and their `values`."""
         hidden, targets = predictions(self.hidden_states(packed), packed)
-        found = self.logprobs(hidden, targets, packed.kept, entropy_gradient=entropy_gradient)
+        found = self.logprobs(hidden, targets, packed, entropy_gradient=entropy_gradient)
         return dataclasses.replace(found, values=self.value_head(hidden))

@@ -213,6 +213,7 @@ def _check_teacher_url(config: Config) -> None:
         refuse("kl_place", objective.kl_place, "a teacher behind a URL is asked before the step", "choose reward")
     for name, value, only in (
         ("temperature", sampling.temperature, 1.0),
+        ("final_temperature", sampling.final_temperature, 0.0),
         ("top_p", sampling.top_p, 1.0),
         ("top_k", sampling.top_k, 0),
     ):
@@ -221,6 +222,11 @@ def _check_teacher_url(config: Config) -> None:
                 f"`sampling.{name}` must be {only:g} with a URL as `objective.reference_model`, got {value:g}: a "
                 "server gives log-probabilities of the whole distribution; leave it out, or use a folder"
             )
+    if config.env.enforce_admissible:
+        raise ConfigError(
+            "`env.enforce_admissible` must be false with a URL as `objective.reference_model`: a server gives "
+            "log-probabilities of the whole distribution; use a folder"
+        )
 
 
 def _check_reuse(objective: ObjectiveConfig, max_uses: int) -> None:

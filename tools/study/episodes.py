@@ -67,7 +67,7 @@ def harvest(setup: StudySetup, *, first_group_id: int, policy_version: int) -> H
     for _ in range(MAX_WAVES):
         ids = range(first_group_id + len(played), first_group_id + len(played) + room)
         tickets = [
-            ticket_of(group_id, curriculum.choose(group_id).task, config, min_policy_version=policy_version)
+            ticket_of(group_id, curriculum.choose(group_id).task, config, step=1, min_policy_version=policy_version)
             for group_id in ids
         ]
         groups = _rolled_out(tickets, setup)
@@ -100,7 +100,7 @@ def held_out(setup: StudySetup, *, num_tasks: int) -> list[Trajectory]:
     """One sampled episode of each of the first `num_tasks` held-out tasks."""
     config, room = setup.config, setup.sampler.num_slots
     tasks = [Task(env=config.env.name, split="held_out", index=index) for index in range(num_tasks)]
-    sampling = ticket_of(0, tasks[0], config, min_policy_version=0).sampling
+    sampling = ticket_of(0, tasks[0], config, step=1, min_policy_version=0).sampling
     tapes = [Tape(attempt=_attempt(task, config, sampling, group_id=task.index, member=0)) for task in tasks]
     return [
         trajectory

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from actors.engine import Completion, Sampler
+from actors.engine import Completion, Restriction, Sampler
 from common.trajectory import Sampling, VersionSpan
 from tools.study.slots import Reading, choose, empty_slots, slot_attention
 
@@ -196,10 +196,20 @@ class _Seat:
         self._sampler, self._slot = sampler, slot
         self._read: list[int] = []  # the tokens whose keys and values are in the slot
 
-    async def generate(self, tokens: list[int], sampling: Sampling, *, seed: int | None = None) -> Completion:
+    async def generate(
+        self,
+        tokens: list[int],
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        restriction: Restriction | None = None,
+    ) -> Completion:
         """Continue `tokens`. Raises ValueError for a prompt without room, and for anything but plain sampling."""
-        if sampling.temperature <= 0 or sampling.is_cut:
-            raise ValueError(f"the sampler of studies needs temperature > 0, top_p 1 and top_k 0, got {sampling}")
+        if sampling.temperature <= 0 or sampling.is_cut or restriction is not None:
+            raise ValueError(
+                "the sampler of studies needs temperature > 0, top_p 1, top_k 0 and no restriction, got "
+                f"{sampling}, {restriction}"
+            )
         continues = len(self._read) < len(tokens) and tokens[: len(self._read)] == self._read
         request = _Request(
             slot=self._slot,
