@@ -47,7 +47,7 @@ ENVS = {
         "env.name=household",
         "env.options={profile: small, task_types: [pick_and_place]}",
         "env.max_turns=10",
-        "warm_start.episodes=800",
+        "warm_start.episodes=3000",
     ),
 }
 SEEDS = (0, 1, 2)
