@@ -81,7 +81,7 @@ def main() -> int:
             against=here,
         ),
     ]
-    return measuring.end(rows, versions={"torch": torch.__version__})
+    return measuring.end(rows, versions={"torch": str(torch.__version__)})
 
 
 def reward_model(config: Config, folder: Path, ranks: Ranks) -> Path:
