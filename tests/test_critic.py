@@ -4,13 +4,15 @@ import dataclasses
 import math
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from common.config import Config, load_config
-from learner.learner import Learner
+from learner.clock import Clock
+from learner.learner import Learner, train_on
 from learner.measure import measure
 from learner.model.critic import critic_shards
 from learner.model.packed_model import full_tensors
@@ -19,6 +21,7 @@ from learner.pack import TokenSequence, pack, sequences_of
 from learner.ranks import Ranks
 from learner.step import StepBatch, StepModels, StepSettings, train_step
 from learner.step_metrics import StepMetrics
+from learner.supply import Batch
 from tests.even_game import load_player, play, save, train
 from tests.tiny_model import random_sequence, save_tiny_model
 
@@ -104,13 +107,28 @@ def test_a_resumed_learner_reaches_the_same_bits(model_folder: Path, tmp_path: P
     assert resumed.critic.schedule.last_epoch == 4
 
 
+def hotter(batch: Batch) -> Batch:
+    """The batch as if it had been sampled at another temperature than it was: its ratios are not 1."""
+    groups = [
+        msgspec.structs.replace(
+            group,
+            trajectories=[
+                msgspec.structs.replace(each, sampling=msgspec.structs.replace(each.sampling, temperature=1.3))
+                for each in group.trajectories
+            ],
+        )
+        for group in batch.groups
+    ]
+    return msgspec.structs.replace(batch, groups=groups)
+
+
 def test_a_step_that_the_guard_refuses_leaves_the_critic_alone(
     model_folder: Path, tmp_path: Path, ranks: Ranks
 ) -> None:
-    config = config_of(model_folder, "own", "objective.guard_max_ratio=1.0000000001", "sampling.temperature=1.3")
+    config = config_of(model_folder, "own", "objective.guard_max_ratio=1.0000000001")
     learner, player = load_player(config, tmp_path, ranks)
     policy, value = policy_of(learner), critic_of(learner)
-    (step,), _ = train(learner, player, steps=1)
+    step = train_on(learner, hotter(play(learner, player)), Clock(ranks.device))
     assert step.skipped and step.guard_scale == 0 and step.values is not None and step.values.lr == 0
     assert are_equal(policy_of(learner), policy) and are_equal(critic_of(learner), value)
     assert learner.critic is not None and learner.critic.scale == ReturnScale()

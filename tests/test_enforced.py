@@ -1,7 +1,6 @@
 """Enforced actions: each is sampled among those that are possible, and the learner's softmax has the same tokens."""
 
 import asyncio
-import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,13 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from actors.choices import allowed_tokens, widest
 from actors.engine import Completion, Restriction
@@ -28,7 +33,7 @@ from common.kept_sets import kept_sets
 from common.model_config import TinyModelConfig
 from common.trajectory import Sampling, StopReason, Trajectory, VersionSpan, check
 from envhub.shop.shop import ShopEnv
-from learner.model.packed_model import PackedModel, load_model
+from learner.model.packed_model import load_model
 from learner.pack import pack, sequences_of
 from learner.ranks import Ranks
 from tests.chat_templates import family_tokenizer
@@ -339,8 +344,8 @@ def test_a_format_without_marks_is_refused(name: str) -> None:
 class Policy:
     """A tiny model as the engine: softmax over all tokens, or over those that continue a choice."""
 
-    def __init__(self, model: PackedModel, tokenizer: PreTrainedTokenizerBase, *, temperature: float) -> None:
-        self._model, self._tokenizer, self._temperature = model.causal_lm, tokenizer, temperature
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, temperature: float) -> None:
+        self._model, self._tokenizer, self._temperature = model, tokenizer, temperature
         self._ends = sorted(end_tokens(tokenizer))
 
     async def generate(
@@ -383,13 +388,14 @@ def test_the_learners_log_probabilities_are_those_of_the_masked_policy(tmp_path:
     config = TinyModelConfig(hidden_size=32, intermediate_size=32, num_layers=1, num_heads=1, num_kv_heads=1)
     make_tiny_model(tmp_path, texts=texts, config=config, max_tokens=512, seed=0)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    model = load_model(tmp_path, ranks=ranks, settings=dataclasses.replace(FLOAT32, temperature=0.7))
+    model = load_model(tmp_path, ranks=ranks, settings=FLOAT32)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     num_chosen = num_free = 0
     for name, seed in (("plain", 1), ("mark", 2), ("mark", 3)):
         episode = play(
             Listing(),
-            Policy(model, tokenizer, temperature=0.7),
-            attempt=attempt_on(max_turn_tokens=48, seed=seed),
+            Policy(plain, tokenizer, temperature=0.7),
+            attempt=attempt_on(max_turn_tokens=48, seed=seed, temperature=0.7),
             tokenizer=tokenizer,
             action_format=action_format(name, formats),
             allowance=replace(ENFORCED, max_turns=4, max_tokens=512, rules=ChatRules()),

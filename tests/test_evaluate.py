@@ -154,9 +154,9 @@ SETTINGS = [
 
 
 def test_a_rank_needs_a_list_of_actions_and_a_known_name() -> None:
-    with pytest.raises(ConfigError, match="`--rank` must be total or mean, got best"):
+    with pytest.raises(ConfigError, match="`--rank` must be total or mean, got 'best'"):
         EvalOptions(rank="best")
-    with pytest.raises(ConfigError, match=r"`--rank` must be empty without env\.enforce_admissible=true, got mean"):
+    with pytest.raises(ConfigError, match=r"`--rank` must be empty without env\.enforce_admissible=true, got 'mean'"):
         evaluate(load_config(None, []), options=EvalOptions(rank="mean"))
 
 
