@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.kept_sets import MAX_KEPT_TOKENS, KeptSets, joined, kept_sets
+from common.kept_sets import MAX_KEPT_TOKENS, KeptSets, joined, kept_sets, no_sets
 
 SETS = [[3], [2, 9, 5], [7, 1]]
 SAMPLED = np.array([3, 9, 1], dtype=np.int32)
@@ -24,7 +24,7 @@ def test_a_set_is_ascending_and_costs_two_bytes_and_four_for_each_token() -> Non
     kept = kept_sets(SETS)
     assert lists(kept) == [[3], [2, 5, 9], [1, 7]]
     assert (len(kept.counts), len(kept.ids)) == (2 * 3, 4 * 6)
-    assert kept.contradiction(SAMPLED, vocab_size=10) == ""
+    assert kept.contradiction(SAMPLED, vocab_size=10, least=1) == ""
 
 
 @given(st.lists(st.sets(st.integers(0, 99), min_size=1, max_size=9), min_size=1, max_size=12), st.data())
@@ -56,4 +56,13 @@ def test_what_is_cut_apart_joins_again(sets: list[set[int]], data: st.DataObject
     ],
 )
 def test_a_contradiction_is_named(kept: KeptSets, complaint: str) -> None:
-    assert complaint in kept.contradiction(SAMPLED, vocab_size=10)
+    assert complaint in kept.contradiction(SAMPLED, vocab_size=10, least=1)
+
+
+def test_tokens_from_the_whole_vocabulary_have_no_set_where_that_is_allowed() -> None:
+    kept = packed([1, 0, 2], [3, 1, 7])
+    assert kept.contradiction(SAMPLED, vocab_size=10, least=0) == "" and kept.mean_size == 1.5
+    assert "kept sets of 0 to 2 tokens, expected 1" in kept.contradiction(SAMPLED, vocab_size=10, least=1)
+    wrong = packed([1, 0, 2], [3, 2, 7])
+    assert "a sampled token is not in its kept set" in wrong.contradiction(SAMPLED, vocab_size=10, least=0)
+    assert no_sets(3).contradiction(SAMPLED, vocab_size=10, least=0) == ""
