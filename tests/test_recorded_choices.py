@@ -32,8 +32,9 @@ def test_a_state_is_shared_by_turns_of_one_group_and_an_unknown_one_by_none() ->
     assert reported(group, stranger) == {
         "learner/shared_state_fraction": pytest.approx(2 / 8),
         "learner/distinct_state_fraction": pytest.approx((3 + 2) / (4 + 2)),
+        "trained/temperature": 1.0,
     }
-    assert reported([in_states("", "")]) == {"learner/shared_state_fraction": 0.0}
+    assert reported([in_states("", "")]) == {"learner/shared_state_fraction": 0.0, "trained/temperature": 1.0}
 
 
 def test_what_was_kept_is_a_mean_over_sampled_tokens() -> None:

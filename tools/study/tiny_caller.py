@@ -31,7 +31,7 @@ TEMPLATE = (
 def make_tiny_caller(folder: Path, *, texts: Iterable[str], config: TinyModelConfig, max_tokens: int) -> None:
     """Save a model whose vocabulary is the words of `texts` and those marks, with random weights."""
     make_tiny_model(folder, texts=texts, config=config, max_tokens=max_tokens, seed=0)
-    tokenizer, model = load_tokenizer(folder), Qwen3ForCausalLM.from_pretrained(folder)
+    tokenizer, model = load_tokenizer(folder), Qwen3ForCausalLM.from_pretrained(folder, trust_remote_code=False)
     add_calls(tokenizer)
     tokenizer.save_pretrained(folder)
     model.resize_token_embeddings(-(-len(tokenizer) // 16) * 16)
