@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu setup-browser quickstart road test check format lock clean docs pictures image-root
 .PHONY: bench-actors bench-agents bench-data bench-envs bench-fits bench-fleet bench-learner bench-peers bench-prefixes
-.PHONY: bench-replay bench-rewards bench-see bench-weights families gpu-check soak chaos drill
+.PHONY: bench-replay bench-rewards bench-see bench-weights families gpu-check judge-check soak chaos drill
 .PHONY: study-agents study-durations study-formats study-goodput study-lag study-markets study-overlap study-prm
 .PHONY: study-search study-simulator study-tree-noise study-trees
 .PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-ledger test-spot
@@ -120,6 +120,14 @@ families: setup
 # Measure `slipstream data` on as many rows as AgentInstruct and Agent-FLAN have, made at random.
 bench-data: setup
 	$(BIN)/python -m tools.bench.data
+
+# Check judges, and the teacher behind a URL, against vLLM with a tiny model: some minutes on two cores.
+judge-check: setup build/judge-check/.installed
+	PYTHONPATH=build/judge-check $(BIN)/python -m tools.judge_check
+
+build/judge-check/.installed: requirements/judge-check.txt
+	$(BIN)/pip install $(PIP_FLAGS) --no-deps --target build/judge-check -r requirements/judge-check.txt
+	touch $@
 
 # Measure a served reward model with 64 requests at a time, beside one at a time and beside the model in the process.
 bench-rewards: setup

@@ -14,6 +14,7 @@ from common.model_config import TinyModelConfig
 
 END_OF_TURN, PADDING, UNKNOWN = "<|end|>", "<|pad|>", "<|unknown|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
+SPECIALS = [PADDING, UNKNOWN, END_OF_TURN, *ROLES]
 # Only three tokens around a message: every token costs a tiny model much.
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
@@ -26,7 +27,13 @@ WORD = Regex(r"\[[A-Z]+\]|[A-Za-z0-9]+|[^\sA-Za-z0-9]")
 
 def make_tiny_model(folder: Path, *, texts: Iterable[str], config: TinyModelConfig, max_tokens: int, seed: int) -> None:
     """Save a model whose vocabulary is the words of `texts`, with random weights from `seed`."""
-    tokenizer = tiny_tokenizer(texts, max_tokens)
+    save_random_model(folder, tiny_tokenizer(texts, max_tokens), config=config, max_tokens=max_tokens, seed=seed)
+
+
+def save_random_model(
+    folder: Path, tokenizer: PreTrainedTokenizerFast, *, config: TinyModelConfig, max_tokens: int, seed: int
+) -> None:
+    """Save a model for `tokenizer`, whose special tokens are those above, with random weights from `seed`."""
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(
         Qwen3Config(
@@ -53,13 +60,17 @@ def make_tiny_model(folder: Path, *, texts: Iterable[str], config: TinyModelConf
 
 def tiny_tokenizer(texts: Iterable[str], max_tokens: int) -> PreTrainedTokenizerFast:
     """A tokenizer whose vocabulary is the words of `texts`, with a chat template."""
-    specials = [PADDING, UNKNOWN, END_OF_TURN, *ROLES]
     split = pre_tokenizers.Split(WORD, behavior="removed", invert=True)
     words = {word for text in texts for word, _ in split.pre_tokenize_str(text)}
-    vocabulary = {word: index for index, word in enumerate([*specials, *sorted(words)])}
+    vocabulary = {word: index for index, word in enumerate([*SPECIALS, *sorted(words)])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = split
-    tokenizer.add_special_tokens(specials)
+    tokenizer.add_special_tokens(SPECIALS)
+    return with_chat(tokenizer, max_tokens)
+
+
+def with_chat(tokenizer: Tokenizer, max_tokens: int) -> PreTrainedTokenizerFast:
+    """`tokenizer`, which has the special tokens above, with a chat template."""
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         chat_template=CHAT_TEMPLATE,
