@@ -78,19 +78,7 @@ def main(name: str, settings: list[str], begin: Callable[[], StartEngine] = begi
         log.error("%s; is the publisher's `weights.host` an address that this host can connect to?", error)
         return 1
     shards = connect_shards(mine.redis.url, run.redis.shards, ending=shutdown.requested)
-    streams = [("eval", 0), *(("train", shard) for shard in range(len(shards)))]  # the learner waits for evaluations
-    buffers = {
-        shard_name(stream, shard): ActorBuffer(
-            shards[shard],
-            run.run.name,
-            run.replay,
-            vocab_size=facts.vocab_size,
-            stream=stream,
-            shard=shard,
-            counts_visits=stream == "train" and run.env.counts_visits,
-        )
-        for stream, shard in streams
-    }
+    buffers = buffers_to_play(shards, run, vocab_size=facts.vocab_size)
     setup = make_setup(engine, name=name, run=run, actors=mine.actors, tokenizer=tokenizer)
     if setup.scoring is not None:
         book_on(JudgeAccount(client, run.run.name).add, setup.scoring.parts.values())
@@ -118,6 +106,23 @@ def main(name: str, settings: list[str], begin: Callable[[], StartEngine] = begi
     except EngineDied as error:
         log.error("the engine died, and the actor ends; its supervisor starts another one: %s", error)
         return 1
+
+
+def buffers_to_play(shards: Sequence[redis.Redis], run: Config, *, vocab_size: int) -> dict[str, ActorBuffer]:
+    """The buffers whose groups this actor plays, evaluations first: the learner waits for them."""
+    streams = [("eval", 0), *(("train", shard) for shard in range(len(shards)))]
+    return {
+        shard_name(stream, shard): ActorBuffer(
+            shards[shard],
+            run.run.name,
+            run.replay,
+            vocab_size=vocab_size,
+            stream=stream,
+            shard=shard,
+            counts_visits=stream == "train" and run.env.counts_visits,
+        )
+        for stream, shard in streams
+    }
 
 
 def buffers_to_judge(

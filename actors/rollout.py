@@ -14,7 +14,7 @@ from actors.actions import Actions, admissible
 from actors.answer import answer, boundary, in_tokens, state_key
 from actors.drive import drive, terms_of
 from actors.enforced import Enforcer
-from actors.engine import EngineDied, EngineError, Sampler
+from actors.engine import Completion, EngineDied, EngineError, Sampler
 from actors.resume import ReplayMismatch, replay
 from actors.tape import Exchange, Tape
 from common.action_format import ActionFormat
@@ -190,13 +190,7 @@ async def _play(
         chosen_in = state_key(env)
         turn_started = time.perf_counter()
         prompt = tape.prompt()
-        if enforcer is None:
-            completion = await sampler.generate(prompt, attempt.sampling, seed=attempt.turn_seed(len(tape.turns)))
-        else:
-            possible = await admissible(env, key="enforce_admissible")
-            completion = await enforcer.generate(
-                prompt, attempt=attempt, turn=len(tape.turns), actions=possible, chat=chat
-            )
+        completion = await _sampled(tape, env, enforcer or sampler, chat)
         tape.add_completion(completion)
         reply = chat.reply(completion.tokens)
         action = await actions.read(chat, reply, tokens=completion.tokens, prompt=prompt)
@@ -225,6 +219,15 @@ async def _play(
             f"{allowance.max_tokens}"
         )
     return tape.trajectory(stop_reason)
+
+
+async def _sampled(tape: Tape, env: Env, sampler: Sampler | Enforcer, chat: Chat) -> Completion:
+    """What the policy writes in the next turn."""
+    attempt, prompt, turn = tape.attempt, tape.prompt(), len(tape.turns)
+    if isinstance(sampler, Enforcer):
+        possible = await admissible(env, key="enforce_admissible")
+        return await sampler.generate(prompt, attempt=attempt, turn=turn, actions=possible, chat=chat)
+    return await sampler.generate(prompt, attempt.sampling, seed=attempt.turn_seed(turn))
 
 
 async def _summarise(tape: Tape, sampler: Sampler, chat: Chat) -> None:

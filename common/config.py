@@ -114,27 +114,7 @@ def check_sections(config: Config) -> None:
         config.sampling.top_k,
         "an episode records the kept set of every token; or raise replay.max_trajectory_bytes",
     )
-    require(
-        replay.group_size >= 2 or not config.objective.compares_siblings,
-        "replay.group_size",
-        f">= 2 with objective.advantage {config.objective.advantage}",
-        replay.group_size,
-        "it compares the members of a group; gae and reinforce_pp do not",
-    )
-    require(
-        replay.screen_size == 0 or config.objective.compares_returns_alone,
-        "replay.screen_size",
-        f"0 with this objective (advantage {config.objective.advantage}, allocation {config.objective.allocation})",
-        replay.screen_size,
-        "it may learn from attempts that earned the same; group_standardised compares their returns alone",
-    )
-    require(
-        replay.num_trees == 0 or replay.max_fork_turn < config.env.max_turns,
-        "replay.max_fork_turn",
-        f"< env.max_turns = {config.env.max_turns} with replay.num_trees",
-        replay.max_fork_turn,
-        "a fork has a turn of its own",
-    )
+    _check_groups(config)
     num_shards = config.redis.num_shards
     require(
         num_shards == 1 or not config.env.counts_visits,
@@ -156,6 +136,32 @@ def check_sections(config: Config) -> None:
         f">= model.max_tokens = {config.model.max_tokens}",
         learner.micro_batch_tokens,
         "the longest episode must fit into one forward pass",
+    )
+
+
+def _check_groups(config: Config) -> None:
+    """Raise ConfigError unless the objective can compare the members of a group as they are played."""
+    replay = config.replay
+    require(
+        replay.group_size >= 2 or not config.objective.compares_siblings,
+        "replay.group_size",
+        f">= 2 with objective.advantage {config.objective.advantage}",
+        replay.group_size,
+        "it compares the members of a group; gae and reinforce_pp do not",
+    )
+    require(
+        replay.screen_size == 0 or config.objective.compares_returns_alone,
+        "replay.screen_size",
+        f"0 with this objective (advantage {config.objective.advantage}, allocation {config.objective.allocation})",
+        replay.screen_size,
+        "it may learn from attempts that earned the same; group_standardised compares their returns alone",
+    )
+    require(
+        replay.num_trees == 0 or replay.max_fork_turn < config.env.max_turns,
+        "replay.max_fork_turn",
+        f"< env.max_turns = {config.env.max_turns} with replay.num_trees",
+        replay.max_fork_turn,
+        "a fork has a turn of its own",
     )
 
 

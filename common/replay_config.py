@@ -85,29 +85,7 @@ class ReplayConfig:
 
     def __post_init__(self) -> None:
         require(1 <= self.group_size <= 4096, "replay.group_size", "1 to 4096", self.group_size, "8 is the default")
-        require(
-            self.screen_size == 0 or 2 <= self.screen_size < self.group_size,
-            "replay.screen_size",
-            f"0, or 2 to replay.group_size - 1 = {self.group_size - 1}",
-            self.screen_size,
-            "0 plays all attempts at once",
-        )
-        least = max(2, math.ceil(self.group_size / MAX_TREE_SIZE))
-        require(
-            self.num_trees == 0 or least <= self.num_trees < self.group_size,
-            "replay.num_trees",
-            f"0, or {least} to replay.group_size - 1 = {self.group_size - 1}",
-            self.num_trees,
-            f"trees are compared with each other, and have at most {MAX_TREE_SIZE} attempts; 0 is without trees",
-        )
-        require(self.max_fork_turn >= 1, "replay.max_fork_turn", ">= 1", self.max_fork_turn, "4 is the default")
-        require(
-            self.num_trees == 0 or self.screen_size == 0,
-            "replay.screen_size",
-            "0 with replay.num_trees",
-            self.screen_size,
-            "it would let the returns of attempts decide whether others fork from them, which biases the gradient",
-        )
+        self._check_growth()
         require(self.groups_per_step >= 1, "replay.groups_per_step", ">= 1", self.groups_per_step, "try 8")
         require(
             0 < self.keep_fraction <= 1, "replay.keep_fraction", "in (0, 1]", self.keep_fraction, "1 keeps every group"
@@ -151,4 +129,30 @@ class ReplayConfig:
             ">= 1",
             self.max_trajectory_bytes,
             "8 MiB is the default",
+        )
+
+    def _check_growth(self) -> None:
+        """Raise ConfigError unless the screen and the trees of a group fit its size, and each other."""
+        require(
+            self.screen_size == 0 or 2 <= self.screen_size < self.group_size,
+            "replay.screen_size",
+            f"0, or 2 to replay.group_size - 1 = {self.group_size - 1}",
+            self.screen_size,
+            "0 plays all attempts at once",
+        )
+        least = max(2, math.ceil(self.group_size / MAX_TREE_SIZE))
+        require(
+            self.num_trees == 0 or least <= self.num_trees < self.group_size,
+            "replay.num_trees",
+            f"0, or {least} to replay.group_size - 1 = {self.group_size - 1}",
+            self.num_trees,
+            f"trees are compared with each other, and have at most {MAX_TREE_SIZE} attempts; 0 is without trees",
+        )
+        require(self.max_fork_turn >= 1, "replay.max_fork_turn", ">= 1", self.max_fork_turn, "4 is the default")
+        require(
+            self.num_trees == 0 or self.screen_size == 0,
+            "replay.screen_size",
+            "0 with replay.num_trees",
+            self.screen_size,
+            "it would let the returns of attempts decide whether others fork from them, which biases the gradient",
         )

@@ -53,7 +53,7 @@ def by_last_word(request: dict[str, Any]) -> str:
 
 
 class Policy(ScriptedEngine):
-    """Plays with random words, and judges by `judge`; while `may_judge` is clear it writes no word of a verdict."""
+    """Plays with random words, and judges by `judge`; while `may_judge` is clear it begins no verdict."""
 
     def __init__(self, judge: Callable[[dict[str, Any]], str] = by_last_word) -> None:
         super().__init__(self._write, policy_version=0, schedule=Schedule(token_time_s=0.0001), max_tokens=MAX_TOKENS)
@@ -155,7 +155,7 @@ def check_marks(members: list[Trajectory], *, version: int = 0) -> None:
 def test_an_actor_judges_the_groups_of_its_run_and_a_slow_verdict_stops_no_episode(
     scene: Scene, shutdown: Shutdown
 ) -> None:
-    """It plays all groups, in its only two places, before it has written one word of a verdict."""
+    """It plays all groups, in its only two places, before it begins a verdict."""
     policy, num_groups = Policy(), 5
     policy.may_judge.clear()
     scene.opens(*range(num_groups))

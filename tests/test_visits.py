@@ -91,7 +91,9 @@ def test_the_bonus_is_of_all_visits_up_to_the_turn() -> None:
     values = [asyncio.run(part.values(episode, timeout_s=60)) for part in parts]
     found = composed(episode, parts, values)
     assert [turn["new"] for turn in found.rewards] == pytest.approx([0.25, 0.5, 0.0, 0.5 * 5**-0.5])
-    with pytest.raises(EnvError, match="it counts the states of a run, and this is none; leave the part out"):
+    with pytest.raises(
+        EnvError, match="it counts the states of a run, and this episode has no run; leave the part out"
+    ):
         asyncio.run(RunNovelty()(episode))
 
 

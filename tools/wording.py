@@ -77,7 +77,7 @@ class Wording:
         return places + _trimmed(index, reply, start, stop)
 
     def _action_start(self, reply: str) -> int:
-        """Where the action begins; 0 if there is none."""
+        """Where the action begins; 0 without an action."""
         if self.action_format is None:
             return max(0, reply.find(_CALL))
         action = self.action_format.parse(reply)

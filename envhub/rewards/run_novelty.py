@@ -26,7 +26,7 @@ class RunNovelty:
     async def __call__(self, episode: Episode) -> Values:
         """The bonus of each turn. Raises EnvError without a run."""
         if self.visits is None:
-            raise EnvError("it counts the states of a run, and this is none; leave the part out")
+            raise EnvError("it counts the states of a run, and this episode has no run; leave the part out")
         states = [turn.state_key for turn in episode.turns]
         before = await asyncio.to_thread(self.visits, episode.task, states)
         here, bonus = Counter[str](), list[float]()
