@@ -46,6 +46,7 @@ ARMS: dict[str, tuple[str, Any]] = {
     "command": (sys.executable, ["/usr/bin/python3", "/opt/agent/search.py"]),
 }
 STEPS, HELD_OUT_TASKS, COMMAND_TASKS = 45, 100, 2000
+COMMAND_STEPS = 15  # it chooses one search only, which the first weights do well; each episode starts two processes
 KILL_AT_STEP = 5
 TOLERANCE = 1e-3  # nats
 MAX_GROUP_BYTES = 1 << 28
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     results, ranks = [], join_ranks(timeout_s=60)
     for arm in options.arms:
         file = options.folder / f"{arm}.json"
-        if not file.exists() or msgspec.json.decode(file.read_bytes(), type=Result).steps < STEPS:
+        if not file.exists() or msgspec.json.decode(file.read_bytes(), type=Result).steps < _steps(arm):
             model = _caller(options.folder, ranks)
             run_dir = _trained(arm, model, options.folder, options.settings)
             result = _result(arm, run_dir, load_model(model, ranks=ranks, settings=FLOAT32))
@@ -94,6 +95,10 @@ def main(arguments: Sequence[str]) -> int:
     ]
     print_rows(head, [_row(result) for result in results])
     return 0 if all(map(_holds, results)) else 1
+
+
+def _steps(arm: str) -> int:
+    return COMMAND_STEPS if arm == "command" else STEPS
 
 
 def _holds(result: Result) -> bool:
@@ -143,7 +148,7 @@ def _trained(arm: str, model: Path, folder: Path, settings: Sequence[str]) -> Ru
     preset = folder / f"{arm}.yaml"
     preset.write_text(json.dumps({"env": {"name": "agent", "options": options}}))
     run_dir = RunDir(str(folder.resolve()), arm)
-    command = [python, "-m", "tools.cli", "up", f"run.root={folder.resolve()}", f"learner.steps={STEPS}"]
+    command = [python, "-m", "tools.cli", "up", f"run.root={folder.resolve()}", f"learner.steps={_steps(arm)}"]
     if run_dir.config.exists():
         command += ["--resume", arm]
     else:

@@ -36,9 +36,9 @@ SHARED = (
 )
 # The settings of each task, and the tokens that a run samples.
 TASKS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "shop": (400_000, ("warm_start.episodes=1500",)),
+    "shop": (250_000, ("warm_start.episodes=1500",)),
     "maze": (
-        400_000,
+        250_000,
         (
             "env.name=grid",
             "env.options.game=maze",
@@ -49,13 +49,22 @@ TASKS: dict[str, tuple[int, tuple[str, ...]]] = {
             "warm_start.episodes=1500",
         ),
     ),
+    "household": (
+        250_000,
+        (
+            "env.name=household",
+            "env.options={profile: small, task_types: [pick_and_place]}",
+            "env.max_turns=10",
+            "model.max_tokens=768",
+            "warm_start.episodes=3000",
+        ),
+    ),
 }
 TREE = "objective.advantage=tree"
 ARMS: dict[str, tuple[str, ...]] = {
     "chains": ("objective.advantage=leave_one_out",),
     "2 trees": (TREE, "replay.num_trees=2"),
     "4 trees": (TREE, "replay.num_trees=4"),
-    "4 trees of 12": (TREE, "replay.num_trees=4", "replay.group_size=12"),
 }
 MARKS = (0.25, 0.5, 0.75, 1.0)  # parts of a run's tokens after which the weights are evaluated
 SEEDS = (0, 1, 2)
