@@ -25,28 +25,45 @@ class Actions:
     tools: Sequence[Mapping[str, Any]]  # those in the prompts; none unless actions are calls
     parse: Parse | None  # the engine's parser of calls
     lists: Env | None  # the environment whose admissible actions are shown; None: they are not
+    enforces: bool = False  # no other action than an admissible one is valid
 
     @classmethod
     def of(
-        cls, first: Observation, action_format: ActionFormat, *, parse: Parse | None, lists: Env | None
+        cls,
+        first: Observation,
+        action_format: ActionFormat,
+        *,
+        parse: Parse | None,
+        lists: Env | None,
+        enforces: bool = False,
     ) -> "Actions":
         """Return those of an episode that begins with `first`. Raises EnvError if calls cannot be read."""
         if not isinstance(action_format, ToolCalls):
-            return cls(action_format=action_format, tools=(), parse=None, lists=lists)
+            return cls(action_format=action_format, tools=(), parse=None, lists=lists, enforces=enforces)
         if parse is None:
             raise EnvError("`env.action_format` tools needs `model.tool_parser`, the parser of the model's family")
         return cls(action_format=action_format, tools=first.tools or (ACT,), parse=parse, lists=lists)
 
-    async def read(self, chat: Chat, reply: str, *, tokens: list[int], prompt: list[int]) -> ParsedAction:
-        """Return the action in `reply`, which `chat` has just recorded.
+    async def possible(self, env: Env) -> list[str]:
+        """Return the actions among which the next one is sampled; none if they are not enforced. Raises EnvError."""
+        return await admissible(env, key="enforce_admissible") if self.enforces else []
 
-        Raises EnvError if the format fails, EngineError if the engine cannot parse.
+    async def read(
+        self, chat: Chat, reply: str, *, tokens: list[int], prompt: list[int], possible: Sequence[str]
+    ) -> ParsedAction:
+        """Return the action in `reply`, which `chat` has just recorded and `possible` preceded.
+
+        An enforced action that was cut off, or whose mark was written in a way that the engine does not stop at, is
+        invalid. Raises EnvError if the format fails, EngineError if the engine cannot parse.
         """
         if isinstance(self.action_format, ToolCalls) and self.parse is not None:
             tools = [dict(tool) for tool in self.tools]
             answer = await self.parse(reply, tokens=tokens, prompt=prompt, tools=tools)
             return called(answer, as_text=tools == [ACT])
-        return parsed(self.action_format, chat.answer)
+        action = parsed(self.action_format, chat.answer)
+        if self.enforces and bare(action.text) not in map(bare, possible):
+            return ParsedAction(text="", valid=False)
+        return action
 
     async def shown(self, action: ParsedAction, observation: Observation) -> tuple[Message, ...]:
         """Return the environment's messages as the policy sees them: the answer to a call is the result of a tool.
@@ -69,6 +86,11 @@ class Actions:
         choices = await admissible(self.lists, key="show_admissible")
         last = messages[-1]
         return (*messages[:-1], Message(last.role, f"{last.content}\n{ADMISSIBLE} {'; '.join(choices)}"))
+
+
+def bare(text: str) -> str:
+    """`text` without white space, of which a tokenizer may lose some."""
+    return "".join(text.split())
 
 
 async def admissible(env: Env, *, key: str) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 import msgspec
 from transformers import PreTrainedTokenizerBase
 
+from actors.actions import bare
 from actors.answer import boundary
 from actors.choices import widest
 from actors.engine import Completion, Restriction, Sampler, Scorer
@@ -135,7 +136,7 @@ class Enforcer:
             tokens = self._encode(text.removeprefix(written))
             rest = f"{self._opening}{written}{self._decoded(tokens)}" if written else self._decoded(opening + tokens)
             read = self._format.parse(rest).text
-            if _bare(action) and _bare(read) == _bare(action) and not self._ends.intersection(tokens):
+            if bare(action) and bare(read) == bare(action) and not self._ends.intersection(tokens):
                 found.append(tokens)
             elif not written:
                 raise EnvError(
@@ -165,8 +166,3 @@ def _joined(first: Completion, second: Completion) -> Completion:
         version_spans=first.version_spans + moved,
         finish_reason=second.finish_reason,
     )
-
-
-def _bare(text: str) -> str:
-    """`text` without white space, of which a tokenizer may lose some."""
-    return "".join(text.split())

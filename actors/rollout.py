@@ -10,7 +10,7 @@ from functools import partial
 
 from transformers import PreTrainedTokenizerBase
 
-from actors.actions import Actions, admissible
+from actors.actions import Actions
 from actors.answer import answer, boundary, in_tokens, state_key
 from actors.drive import drive, terms_of
 from actors.enforced import Enforcer
@@ -168,12 +168,14 @@ async def _play(
     observation = await answer(partial(env.reset, attempt.task), timeout_s=step_timeout_s)
     if observation.done or not observation.messages:
         raise EnvError("reset returned an observation that is done or has no messages")
-    actions = Actions.of(observation, action_format, parse=parse, lists=env if allowance.shows_admissible else None)
-    enforcer = None
-    if allowance.enforces_admissible:
-        enforcer = Enforcer(
-            sampler, chat.tokenizer, action_format, max_tokens=allowance.max_tokens, rank=allowance.rank
-        )
+    actions = Actions.of(
+        observation,
+        action_format,
+        parse=parse,
+        lists=env if allowance.shows_admissible else None,
+        enforces=allowance.enforces_admissible,
+    )
+    generator = _generator(sampler, chat, action_format, allowance)
     tape.opening = with_instructions(await actions.listed(tuple(observation.messages)), action_format)
     tape.exchanges, tape.columns = [], observation.columns
     opening = in_tokens(partial(chat.open, tools=actions.tools), tape.opening)
@@ -189,11 +191,11 @@ async def _play(
             continue
         chosen_in = state_key(env)
         turn_started = time.perf_counter()
-        prompt = tape.prompt()
-        completion = await _sampled(tape, env, enforcer or sampler, chat)
+        prompt, possible = tape.prompt(), await actions.possible(env)
+        completion = await _sampled(tape, generator, chat, possible)
         tape.add_completion(completion)
         reply = chat.reply(completion.tokens)
-        action = await actions.read(chat, reply, tokens=completion.tokens, prompt=prompt)
+        action = await actions.read(chat, reply, tokens=completion.tokens, prompt=prompt, possible=possible)
         generated = time.perf_counter()
         observation = await answer(partial(env.step, action.text), timeout_s=step_timeout_s)
         if not observation.rewards:
@@ -221,11 +223,17 @@ async def _play(
     return tape.trajectory(stop_reason)
 
 
-async def _sampled(tape: Tape, env: Env, sampler: Sampler | Enforcer, chat: Chat) -> Completion:
+def _generator(sampler: Sampler, chat: Chat, action_format: ActionFormat, allowance: Allowance) -> Sampler | Enforcer:
+    """What generates turns with an action. Raises EnvError for a format without marks, if actions are enforced."""
+    if not allowance.enforces_admissible:
+        return sampler
+    return Enforcer(sampler, chat.tokenizer, action_format, max_tokens=allowance.max_tokens, rank=allowance.rank)
+
+
+async def _sampled(tape: Tape, sampler: Sampler | Enforcer, chat: Chat, possible: list[str]) -> Completion:
     """What the policy writes in the next turn."""
     attempt, prompt, turn = tape.attempt, tape.prompt(), len(tape.turns)
     if isinstance(sampler, Enforcer):
-        possible = await admissible(env, key="enforce_admissible")
         return await sampler.generate(prompt, attempt=attempt, turn=turn, actions=possible, chat=chat)
     return await sampler.generate(prompt, attempt.sampling, seed=attempt.turn_seed(turn))
 

@@ -34,7 +34,7 @@ from learner.bounds import check_bounds
 from learner.checkpoint import Progress
 from learner.checkpoint_writer import CheckpointWriter
 from learner.clock import Clock
-from learner.measure import Measured, measure
+from learner.measure import Measured, all_share_prefixes, measure
 from learner.model.critic import Critic, begin_at, load_critic, policy_kind
 from learner.model.export import save_adapters, save_hf
 from learner.model.flops import Flops, flops_of
@@ -166,7 +166,7 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         max_tokens=config.learner.micro_batch_tokens,
         num_ranks=ranks.num_ranks,
         rank=ranks.rank,
-        share_prefixes=learner.model.shares_prefixes,
+        share_prefixes=all_share_prefixes(learner.model, learner.reference, critic and critic.module),
     )
     members = [each.members for each in bins]
     packs = [pack([sequences[index] for index in each.members], share_prefixes=each.share_prefixes) for each in bins]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.objective_config import ObjectiveConfig
 from learner.model.critic import Critic
@@ -62,11 +62,16 @@ def measure(
         sequences,
         micro_batch_tokens=micro_batch_tokens,
         ranks=ranks,
-        share_prefixes=model.shares_prefixes,
+        share_prefixes=all_share_prefixes(model, reference, critic and critic.module),
     )
     if critic is not None:
         found["values"] = critic.scale.restored(found["values"])
     return Measured(**found)
+
+
+def all_share_prefixes(*models: nn.Module | None) -> bool:
+    """Whether each of `models` computes a shared prefix once: a teacher may be of another family than the policy."""
+    return all(model.shares_prefixes for model in models if isinstance(model, PackedModel))
 
 
 @torch.no_grad()

@@ -42,6 +42,7 @@ from learner.report import step_metrics
 from learner.step_metrics import StepMetrics
 from learner.supply import Batch
 from learner.tally import load_tally, save_tally
+from learner.tree import why_not_trained
 from replay.archive import Archive, ArchiveError
 
 MAX_THREADS = 1024
@@ -158,6 +159,12 @@ def _step(learner: Learner, archive: Archive, records: "_Records | None", clock:
         vocab_size=learner.model.vocab_size,
         max_group_bytes=replay.group_size * replay.max_trajectory_bytes,
     )
+    for group in archived.groups:
+        if why := why_not_trained(group.trajectories, learner.config.objective):
+            raise ConfigError(
+                f"step {archived.step} of the archive cannot be trained with this objective: group "
+                f"{group.ticket.group_id}: {why}"
+            )
     clock.lap("wait")
     # The run's version numbers, which skip some numbers at each resumption.
     before = msgspec.structs.replace(

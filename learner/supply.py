@@ -18,6 +18,7 @@ from envhub.rewards.part import actors_judge, judged_envs, reward_parts
 from learner.curriculum import Curriculum
 from learner.refusals import Refusals
 from learner.token_advantages import teaches
+from learner.tree import why_not_trained
 from replay.diagnosis import Diagnosis
 from replay.failures import Failure
 from replay.learner_buffer import LearnerBuffer
@@ -207,7 +208,8 @@ class Supply:
         for group in claimed:
             used = group.ticket.sampling
             is_cut_alike = (used.top_p, used.top_k) == (sampling.top_p, sampling.top_k)
-            if not is_cut_alike or not sampling.could_be(used.temperature):
+            is_unfit = why_not_trained(group.trajectories, self._config.objective) != ""
+            if is_unfit or not is_cut_alike or not sampling.could_be(used.temperature):
                 # From before a restart with another configuration.
                 rejected.setdefault("other_sampling", []).append(group)
             elif teaches(group, objective=self._config.objective):

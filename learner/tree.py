@@ -2,8 +2,27 @@
 
 from collections.abc import Sequence
 
+from common.objective_config import TREE, ObjectiveConfig
 from common.trajectory import Fork, Trajectory
 from learner.objective.tree import Leaf
+
+
+def why_not_trained(trajectories: Sequence[Trajectory], objective: ObjectiveConfig) -> str:
+    """Why `objective` cannot train attempts that were made for another one; "" if it can.
+
+    A run may be resumed with another objective than its waiting groups were played for, and an archive re-run with one.
+    """
+    if objective.advantage != TREE and any(trajectory.fork for trajectory in trajectories):
+        return (
+            f"its attempts fork from each other, and objective.advantage {objective.advantage} would train the tokens "
+            f"that they share once for each of them; choose {TREE}"
+        )
+    if objective.teacher_url and any(trajectory.kept for trajectory in trajectories):
+        return (
+            "its tokens were sampled from kept sets, and a teacher behind a URL gives log-probabilities of the whole "
+            "distribution; use a folder as objective.reference_model"
+        )
+    return ""
 
 
 def leaves_of(trajectories: Sequence[Trajectory], returns: Sequence[float]) -> list[Leaf]:

@@ -42,6 +42,9 @@ def bucket_of(task: Task, state: str) -> int:
 
 
 def visits_of(trajectory: Trajectory) -> list[int]:
-    """The arguments of `insert` that count an episode: bucket, visits, bucket, visits; unknown states are left out."""
-    counts = Counter(bucket_of(trajectory.task, turn.state_key) for turn in trajectory.turns if turn.state_key)
+    """The arguments of `insert` that count an episode: bucket, visits, bucket, visits; unknown states are left out.
+
+    So are those that a fork has from its parent, in which they are counted.
+    """
+    counts = Counter(bucket_of(trajectory.task, turn.state_key) for turn in trajectory.own_turns if turn.state_key)
     return [number for pair in sorted(counts.items()) for number in pair]

@@ -247,7 +247,7 @@ def test_a_chosen_group_is_no_candidate_again() -> None:
     ("settings", "complaint"),
     [
         (["model.tool_parser=hermes"], "have no effect in `env.name` shop: .*got 'hermes'; leave them out"),
-        (["model.reasoning_parser=qwen3"], "only the answers to agents are parsed, got 'qwen3'"),
+        (["model.reasoning_parser=qwen3"], "only calls of tools and the answers to agents are parsed, got 'qwen3'"),
         (
             [
                 "env.name=agent",

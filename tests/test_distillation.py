@@ -16,8 +16,10 @@ from learner.model.packed_model import full_tensors
 from learner.objective.coherence import check_coherence
 from learner.ranks import Ranks
 from learner.token_advantages import sequences_with_advantages, teaches
-from tests.even_game import load_player, save, train
+from tests.even_game import load_player, train
+from tests.even_game import save as save_checkpoint
 from tests.small_tokenizer import CHATML, byte_tokenizer, merging_tokenizer
+from tests.test_model_families import STATEFUL, save
 from tests.test_objective_proof import MAX_WEIGHT, inert_changes, largest_weight
 from tests.test_token_advantages import group_of, two_turns
 from tests.tiny_model import save_tiny_model
@@ -80,11 +82,27 @@ def test_a_teacher_in_the_loss_pulls_beside_the_reward(
     assert np.mean(divergence[-5:]) < 0.8 * np.mean(divergence[:5])
 
 
+@pytest.mark.parametrize("overrides", [DISTIL, ["objective.kl_coefficient=1"]], ids=["in the reward", "in the loss"])
+def test_a_teacher_whose_layers_carry_a_state_reads_what_its_student_would_compute_once(
+    student: Path, tmp_path: Path, ranks: Ranks, overrides: list[str]
+) -> None:
+    folder = save(STATEFUL["lfm2"], tmp_path / "hybrid")
+    merging_tokenizer(CHATML).save_pretrained(folder)
+    config = config_of(student, *overrides, f"objective.reference_model={folder}")
+    learner, player = load_player(config, tmp_path, ranks)
+    assert learner.model.shares_prefixes and learner.reference and not learner.reference.shares_prefixes
+    (shared,), _ = train(learner, player, steps=1)
+    learner, player = load_player(config, tmp_path, ranks)
+    learner.model.shares_prefixes = False
+    (apart,), _ = train(learner, player, steps=1)
+    assert shared.reference_kl == apart.reference_kl > 0
+
+
 def test_a_resumed_learner_has_its_teacher_again(student: Path, teacher: Path, tmp_path: Path, ranks: Ranks) -> None:
     config = config_of(student, *DISTIL, f"objective.reference_model={teacher}")
     learner, player = load_player(config, tmp_path, ranks)
     train(learner, player, steps=1)
-    save(learner)
+    save_checkpoint(learner)
     (expected,), _ = train(learner, player, steps=1)
     resumed, player = load_player(config, tmp_path, ranks)
     assert resumed.progress.step == 1

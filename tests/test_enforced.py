@@ -279,6 +279,28 @@ def test_a_ranked_action_is_the_likeliest_as_a_whole(rank: str, likeliest: str, 
     assert all(turn.finish_reason == "stop" for turn in episode.turns)
 
 
+# --- What is no action.
+
+EVASIONS = {
+    "white space in the mark": ("action_tag", "< action >fly</action>", 200),
+    "a mark on two lines": ("action_tag", "<action\n>fly</action>", 200),
+    "no space before the block": ("react", "Action:```fly```", 200),
+    "another text that the pattern reads": ("pattern", "ACT :fly", 200),
+    "cut off, in plain": ("plain", "", 7),
+    "cut off before the closing mark": ("action_tag", "<action>x", 20),
+}
+
+
+@pytest.mark.parametrize(("name", "thought", "room"), EVASIONS.values(), ids=list(EVASIONS))
+def test_what_is_no_admissible_action_is_none_however_it_is_written(name: str, thought: str, room: int) -> None:
+    tokenizer, env = byte_tokenizer(CHATML), Listing("click[red]")
+    writer = Writer(tokenizer, lambda turn: f"{thought}{END}")
+    episode = enforced_episode(env, writer, action_format(name, YAML), tokenizer, max_turn_tokens=room)
+    check(episode, vocab_size=len(tokenizer))
+    assert not any(turn.valid_action for turn in episode.turns)
+    assert set(env.got) == {"not possible: "}, "the environment got a text that the policy chose"
+
+
 # --- Faults.
 
 

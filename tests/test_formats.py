@@ -34,7 +34,7 @@ from learner.pack import sequences_of
 from tests.chat_templates import family_tokenizer
 from tests.episodes import attempt_on, ids, play
 from tests.small_tokenizer import shop_tokenizer
-from tools.check_input import check_env
+from tools.check_input import check_env, check_input
 from tools.prepare import demonstrate
 
 OWN = {
@@ -396,7 +396,7 @@ def test_tools_need_a_parser_a_template_that_shows_them_and_no_expert(tmp_path: 
     with pytest.raises(ConfigError, match=r"`warm_start\.episodes` must be 0 with env.action_format=tools"):
         load_config(None, [tools, "model.tool_parser=hermes", "warm_start.episodes=5"])
     config = configured(tools, "model.tool_parser=hermes")
-    check_env(config.env)
+    check_input(config)
     with pytest.raises(ConfigError, match="does not show tools"):
         check_template(configured(tools, "model.tool_parser=hermes", "model.roles=alternate"), shop_tokenizer())
     with pytest.raises(ConfigError, match="is not possible for a tiny model, a warm start or an expert"):

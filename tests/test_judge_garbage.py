@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import redis
 
 from actors.engine import Completion
 from actors.own_judge import OwnJudge
@@ -15,7 +16,8 @@ from envhub.env import EnvError
 from envhub.rewards import chat_client
 from envhub.rewards.episode import Marked
 from envhub.rewards.group import GroupJudge
-from envhub.rewards.part import Part, _named_judges, judge_by, parts_of
+from envhub.rewards.part import Part, _named_judges, book_on, judge_by, parts_of
+from replay.judge_account import JudgeAccount
 from tests.episodes import engine_of
 from tests.scripted_judge import Reply, ScriptedJudge
 from tests.small_tokenizer import CHATML, byte_tokenizer
@@ -182,3 +184,24 @@ def test_the_beginning_of_a_number_is_not_taken_for_the_number(
         marked(part)
     answers.set('{"clear": 7}\n\n', is_cut=True)
     assert marked(part) == [0.7], "white space alone was cut off"
+
+
+@pytest.mark.parametrize("num_tokens", ["1000000001", "99999999999999999999999", "-1e30", "NaN"])
+def test_a_usage_that_no_request_can_have_is_malformed_and_changes_no_account(
+    redis_client: redis.Redis, run_id: str, num_tokens: str
+) -> None:
+    def serve(request: dict[str, Any], number: int) -> Reply:
+        used = num_tokens if number < 2 else "5"
+        reply = {"choices": [{"message": {"content": GOOD["episode"]}}], "usage": {"total_tokens": "USED"}}
+        return 200, {}, json.dumps(reply).replace('"USED"', used).encode()
+
+    server, account = ScriptedJudge(serve), JudgeAccount(redis_client, run_id)
+    try:
+        settings = {"url": server.url, "model": "m", "rubric": RUBRIC, "max_total_tokens": 100}
+        parts = parts_of("env.rewards", {"judge": settings})
+        book_on(account.add, [parts])
+        account.add("env.rewards.judge", 0, 90, 0.0)
+        assert asyncio.run(marks_of(parts[0])) == [0.7]
+    finally:
+        server.close()
+    assert account.add("env.rewards.judge", 0, 0, 0.0) == (3, 95, 0.0)

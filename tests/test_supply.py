@@ -9,7 +9,7 @@ import redis
 
 from common.config import Config, load_config
 from common.shutdown import Shutdown
-from common.trajectory import Outcome, Task
+from common.trajectory import Fork, Outcome, Task
 from learner.checkpoint import Progress
 from learner.supplies import Supplies
 from learner.supply import Supply, SupplyDried, ticket_of
@@ -294,6 +294,29 @@ def test_what_was_sampled_otherwise_than_the_learner_reckons_is_dropped(
     batch = supply.next_batch(1, policy_version=0, published_version=0, shutdown=shutdown)
     assert batch is not None
     assert {group.ticket.sampling.temperature for group in batch.groups} == {1.0}
+
+
+@pytest.mark.parametrize("advantage", ["group_standardised", "gigpo", "gae", "reinforce_pp", "shrunk"])
+def test_groups_of_trees_are_dropped_where_a_resumed_objective_would_count_shared_tokens_again(
+    buffer: Views, run_id: str, shutdown: Shutdown, advantage: str
+) -> None:
+    trees = config("replay.group_size=3", "replay.num_trees=2", "objective.advantage=tree", "replay.max_fork_turn=1")
+    Supply(buffer.learner, trees, first_group_id=0).admit(1, [], published_version=0)
+    while (lease := buffer.actor.lease("a")) is not None:
+        for member in range(3):
+            attempt = earning(attempt_at(lease, member, run_id=run_id), float(member))
+            (turn,) = attempt.turns
+            turns = [msgspec.structs.replace(turn, stop=3), msgspec.structs.replace(turn, start=3)]
+            fork = Fork(parent=0, num_turns=1) if member == 2 and lease.ticket.group_id else None
+            buffer.actor.insert(lease, msgspec.structs.replace(attempt, turns=turns, fork=fork))
+    other = config("replay.group_size=3", "learner.claim_timeout_s=0.2")
+    other.objective.advantage = advantage
+    with pytest.raises(SupplyDried):
+        Supply(buffer.learner, other, first_group_id=4).next_batch(
+            1, policy_version=0, published_version=0, shutdown=shutdown
+        )
+    ledger = buffer.learner.ledger()
+    assert (ledger.dropped, ledger.claimed) == ({"other_sampling": 3}, 1), "only group 0 has no fork"
 
 
 def test_the_temperature_follows_its_schedule_and_old_groups_of_it_are_trained(

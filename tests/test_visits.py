@@ -8,7 +8,7 @@ import redis
 
 from common.config import load_config
 from common.config_error import ConfigError
-from common.trajectory import Outcome, Task, Trajectory
+from common.trajectory import Fork, Outcome, Task, Trajectory
 from envhub.env import EnvError
 from envhub.rewards.part import composed, count_by, parts_of
 from envhub.rewards.run_novelty import RunNovelty
@@ -55,6 +55,19 @@ def test_an_episode_is_counted_when_it_is_stored_and_only_once(redis_client: red
     other = Task(env=task.env, split=task.split, index=task.index + 1)
     assert visits.read(other, ["start"]) == [0], "a state of another task is another state"
     assert buffer.audit() == []
+
+
+def test_a_turn_that_a_fork_has_from_its_parent_is_counted_once(redis_client: redis.Redis, run_id: str) -> None:
+    buffer, visits = make_buffer(redis_client, run_id), Visits(redis_client, run_id)
+    buffer.learner.acquire_epoch()
+    buffer.learner.open([ticket(0, num_members=3, num_trees=2, max_fork_turn=1)])
+    lease = buffer.actor.lease("a")
+    assert lease is not None
+    buffer.actor.insert(lease, in_states(lease, 0, "start", "hall", run_id=run_id))
+    fork = Fork(parent=0, num_turns=1)
+    forked = msgspec.structs.replace(in_states(lease, 2, "start", "hall", run_id=run_id), fork=fork)
+    assert buffer.actor.insert(lease, forked) is InsertResult.STORED
+    assert visits.read(lease.ticket.task, ["start", "hall"]) == [1, 2]
 
 
 def test_nothing_is_counted_where_no_part_needs_it(redis_client: redis.Redis, run_id: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from common.action_format import check_formats
 from common.config import Config
 from common.config_error import ConfigError
-from common.env_config import EnvConfig, MixtureEntry
+from common.env_config import TOOLS, EnvConfig, MixtureEntry
 from common.imported import is_own
 from common.model_folder import check_not_quantised
 from common.run_dir import RunDir
@@ -54,10 +54,11 @@ def check_input(config: Config) -> None:
             )
     kinds = {part.name for part in config.env.entries().values()}
     parsers = config.model.tool_parser or config.model.reasoning_parser
-    if parsers and not any(name == "agent" or is_own(name) for name in kinds):
+    if parsers and config.env.action_format != TOOLS and not any(name == "agent" or is_own(name) for name in kinds):
         raise ConfigError(
             f"`model.tool_parser` and `model.reasoning_parser` have no effect in `env.name` "
-            f"{', '.join(sorted(kinds))}: only the answers to agents are parsed, got {parsers!r}; leave them out"
+            f"{', '.join(sorted(kinds))}: only calls of tools and the answers to agents are parsed, got {parsers!r}; "
+            "leave them out, or set env.action_format=tools"
         )
     if config.model.context != "stop" and kinds <= set(DRIVING):
         raise ConfigError(

@@ -11,6 +11,7 @@ from common.log import log_to_stderr
 from common.printable import printable_block
 from common.run_dir import RunDir, write_whole
 from common.shutdown import Shutdown, die_with_parent
+from learner.objective.coherence import check_coherence
 from replay.archive import Archive, ArchiveError
 from tools.check_input import check_model_folder
 from tools.child import EXIT_BAD_INPUT
@@ -90,6 +91,7 @@ def _prepare(config: Config, run_dir: RunDir, archive: Archive, original: RunDir
             f"run {config.run.name!r} exists in {run_dir.path} and is not a re-run of {config.run.rerun_of!r}; choose "
             "another run.name"
         )
+    check_coherence(config)
     config.model.path = config.model.path or original_config.model.path
     check_model_folder(Path(config.model.path), max_tokens=config.model.max_tokens)
     if config.warm_start.episodes and not original.demonstrations.is_file():

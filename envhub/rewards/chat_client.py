@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import aiohttp
 import msgspec
@@ -26,6 +26,7 @@ from common.wire import MALFORMED
 from envhub.env import EnvError
 
 MAX_REPLY_BYTES = 1 << 20
+MAX_TOKENS = 10**9  # of one request; with more, Redis could not add up what a run has spent
 MAX_QUOTED_CHARS = 300
 MAX_MALFORMED = 3  # answers of a server that samples with temperature 0 will hardly get better
 FIRST_WAIT_S = 0.5
@@ -47,10 +48,13 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
+TokenCount = Annotated[int, msgspec.Meta(le=MAX_TOKENS)]
+
+
 class Usage(msgspec.Struct):
-    total_tokens: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    total_tokens: TokenCount = 0
+    prompt_tokens: TokenCount = 0
+    completion_tokens: TokenCount = 0
 
 
 class _Completion(msgspec.Struct):
