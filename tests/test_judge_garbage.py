@@ -186,7 +186,7 @@ def test_the_beginning_of_a_number_is_not_taken_for_the_number(
     assert marked(part) == [0.7], "white space alone was cut off"
 
 
-@pytest.mark.parametrize("num_tokens", ["1000000001", "99999999999999999999999", "-1e30", "NaN"])
+@pytest.mark.parametrize("num_tokens", ["1000000001", "99999999999999999999999", "-1", "NaN"])
 def test_a_usage_that_no_request_can_have_is_malformed_and_changes_no_account(
     redis_client: redis.Redis, run_id: str, num_tokens: str
 ) -> None:

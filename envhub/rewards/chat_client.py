@@ -48,7 +48,7 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-TokenCount = Annotated[int, msgspec.Meta(le=MAX_TOKENS)]
+TokenCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 
 
 class Usage(msgspec.Struct):
