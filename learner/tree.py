@@ -1,10 +1,50 @@
-"""The attempts of a group as leaves of trees, as their records say."""
+"""Advantages of attempts that fork from each other: a group's attempts as leaves of trees, as their records say."""
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from common.objective_config import TREE, ObjectiveConfig
 from common.trajectory import Fork, Trajectory
-from learner.objective.tree import Leaf
+from learner.measured_trajectory import MeasuredTrajectory
+from learner.objective.tree import Leaf, TurnCredit, tree_advantages
+from learner.pack import TokenSequence, sequences_of
+from learner.token_rewards import over_all_tokens, tokens_of_turns
+from replay.ticket import Group
+
+
+def advantages_by_tree(
+    groups: Sequence[Group], episodes: Sequence[Sequence[MeasuredTrajectory]], objective: ObjectiveConfig
+) -> list[list[TokenSequence]]:
+    """One advantage for each turn, compared at the node where its segment begins; its weight in the loss multiplies it.
+
+    Penalties are subtracted from the returns. A token that several attempts share is trained in one of them. Weights
+    are scaled so that the loss stays a mean: over its tokens, or with normalisation `constant` over its attempts.
+    """
+    trajectories, credits = list[Trajectory](), list[TurnCredit]()
+    for group, members in zip(groups, episodes, strict=True):
+        returns = [member.trajectory.total_reward - float(member.penalties.sum()) for member in members]
+        leaves = leaves_of(group.trajectories, returns)
+        credits += tree_advantages(leaves, num_trees=group.ticket.num_trees or len(leaves))
+        trajectories += group.trajectories
+    tokens = [tokens_of_turns(trajectory) for trajectory in trajectories]
+    total_weight = sum(float((credit.weights * each).sum()) for credit, each in zip(credits, tokens, strict=True))
+    num_trained = sum(int(each[credit.weights > 0].sum()) for credit, each in zip(credits, tokens, strict=True))
+    scale = num_trained / total_weight
+    if objective.normalisation == "constant":
+        scale = len(trajectories) / sum(credit.weights[0] for credit in credits)
+    sequences: list[list[TokenSequence]] = []
+    for trajectory, credit, each in zip(trajectories, credits, tokens, strict=True):
+        of_sampled = np.repeat(scale * credit.weights * credit.advantages, each)
+        first = int(np.flatnonzero(credit.weights)[0])
+        sequences.append(
+            sequences_of(
+                trajectory,
+                advantage=over_all_tokens(trajectory, of_sampled),
+                trained_from=trajectory.turns[first].start,
+            )
+        )
+    return sequences
 
 
 def why_not_trained(trajectories: Sequence[Trajectory], objective: ObjectiveConfig) -> str:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from common.objective_config import GROUP_RELATIVE, ObjectiveConfig
 from common.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
 from learner.objective.allocation import discounted, last_token, per_turn, uniform_positive
-from learner.token_advantages import GROUP_RELATIVE as COMPARED
+from learner.sibling_advantages import GROUP_RELATIVE as COMPARED
 from learner.token_advantages import sequences_with_advantages, teaches
 from tests.even_game import group_of
 from tests.tiny_model import a_trajectory

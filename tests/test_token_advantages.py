@@ -12,7 +12,8 @@ from common.config_error import ConfigError
 from common.objective_config import ObjectiveConfig
 from common.trajectory import Trajectory, Turn, pack_logprobs, pack_mask, pack_tokens
 from learner.measure import Measured
-from learner.token_advantages import sequences_with_advantages, teaches, token_rewards
+from learner.token_advantages import sequences_with_advantages, teaches
+from learner.token_rewards import token_rewards
 from replay.ticket import Group, Ticket
 from tests.tiny_model import a_trajectory
 

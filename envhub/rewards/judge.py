@@ -87,27 +87,21 @@ def columns_of(episode: Episode, names: Sequence[str]) -> dict[str, Any]:
 def judge(
     key: str,
     *,
-    url: str,
     rubric: Any,
     model: str = "",
     columns: Sequence[str] = (),
-    key_env: str = "",
-    key_file: str = "",
     request: Mapping[str, Any] = PLAIN,
     max_chars: int = 100_000,
-    max_concurrent: int = 16,
-    timeout_s: float = 60.0,
-    deadline_s: float = 300.0,
-    max_requests: int = 0,
-    max_total_tokens: int = 0,
-    max_cost: float = 0.0,
-    input_price: float = 0.0,
-    output_price: float = 0.0,
     cache_size: int = 10_000,
+    **client: Any,
 ) -> Judge:
-    """Make a judge from the settings of the part `key`. Raises ConfigError if one is malformed."""
-    if url == ACTORS:
-        _check_own(key, model=model, request=request, secrets=(key_env, key_file))
+    """Make a judge from the settings of the part `key`; `client` are those of `client_of`.
+
+    Raises ConfigError if one is malformed.
+    """
+    if client["url"] == ACTORS:
+        secrets = client.get("key_env", ""), client.get("key_file", "")
+        _check_own(key, model=model, request=request, secrets=secrets)
     else:
         check_model(key, model)
     check_request(key, request, PLAIN)
@@ -115,20 +109,7 @@ def judge(
     require(is_list, f"{key}.columns", "a list of names", columns, "columns of the task that the judge may see")
     check_whole(key, {"max_chars": (max_chars, 1000), "cache_size": (cache_size, 0)})
     return Judge(
-        client=client_of(
-            key,
-            url=url,
-            key_env=key_env,
-            key_file=key_file,
-            max_concurrent=max_concurrent,
-            timeout_s=timeout_s,
-            deadline_s=deadline_s,
-            max_requests=max_requests,
-            max_total_tokens=max_total_tokens,
-            max_cost=max_cost,
-            input_price=input_price,
-            output_price=output_price,
-        ),
+        client=client_of(key, **client),
         rubric=read_rubric(f"{key}.rubric", rubric),
         model=model,
         columns=tuple(columns),

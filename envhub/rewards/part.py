@@ -19,6 +19,7 @@ from common.imported import is_own
 from common.trajectory import MAX_REWARD, MAX_REWARDS
 from envhub.env import EnvError
 from envhub.rewards.chat_client import ACTORS, OwnPolicy
+from envhub.rewards.client_settings import client_of
 from envhub.rewards.episode import Episode, Marked, Values
 from envhub.rewards.function import function_measure
 from envhub.rewards.group import COMPARISONS, GroupJudge
@@ -249,7 +250,7 @@ def _measure(key: str, kind: Any, options: Mapping[str, Any], compare: str | Non
         hint = f"did you mean {near[0]}?" if near else "set `part`, or give the part the name of one"
         raise ConfigError(f"`{key}`: a part is {', '.join(makers)}, or module:function, got {kind!r}; {hint}")
     make = makers[kind]
-    signature = inspect.signature(make)
+    signature = _judge_signature(make) if kind == "judge" else inspect.signature(make)
     try:
         signature.bind(**options)
     except TypeError as error:
@@ -266,6 +267,13 @@ def _measure(key: str, kind: Any, options: Mapping[str, Any], compare: str | Non
         raise
     except ValueError as error:
         raise ConfigError(f"`{key}`: {error}") from None
+
+
+def _judge_signature(make: Callable[..., Measure]) -> inspect.Signature:
+    """The settings of a judge: its own, and those of its client."""
+    signature, client = inspect.signature(make), inspect.signature(partial(client_of, ""))
+    own = [parameter for name, parameter in signature.parameters.items() if name != "client"]
+    return signature.replace(parameters=[*own, *client.parameters.values()])
 
 
 def _panel(key: str, *, judges: Any, combine: str = "mean") -> Panel:
