@@ -17,7 +17,10 @@ import tests.typecheck  # noqa: F401  the hook finds it by name
 install_import_hook("learner", "tests.typecheck.typechecked")
 
 # The same examples in every run, so that a failure belongs to a change. `--hypothesis-profile default` draws others.
-hypothesis.settings.register_profile("same", derandomize=True)
+# None has a deadline: how long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile(
+    "same", derandomize=True, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("same")
 
 from common.connection import PASSWORD_VARIABLE, connect  # noqa: E402

@@ -36,7 +36,7 @@ def read(bulk_path: Bulk, names: list[str]) -> list[bytes | WireError | None]:
     return bulk_path.read(names, lambda _, payload: kept(payload))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(
         st.none() | st.integers(0, 200) | st.integers(CHUNK_BYTES - 50, CHUNK_BYTES + 50) | st.just(MAX_BYTES),

@@ -111,7 +111,7 @@ def test_signs_of_zero_and_bits_of_nans_survive() -> None:
 BUFFERS = st.lists(st.tuples(st.sampled_from(["bfloat16", "float16", "float32"]), st.integers(0, 700)), max_size=4)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.data(), BUFFERS, st.integers(1, 400), st.floats(0, 0.24))
 def test_any_delta_leads_from_the_old_bits_to_the_new(
     data: st.DataObject, tensors: list[tuple[str, int]], section_elements: int, density: float

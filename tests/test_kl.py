@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.objective.kl import MAX_KL_WEIGHT, k1, k3, reference_divergence
@@ -29,7 +29,6 @@ def test_the_estimates_equal_a_derivation_from_probabilities(tokens: Tokens) -> 
         assert float(three) >= -1e-12
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0.05, 1), st.floats(0.05, 1)), min_size=2, max_size=6))
 def test_k1_and_k3_are_the_divergence_on_average_over_what_q_samples(weights: list[tuple[float, float]]) -> None:
     p, q = (float64(*column) / sum(column) for column in zip(*weights, strict=True))
@@ -48,7 +47,6 @@ def expected(values: torch.Tensor, policy: torch.Tensor, logits: torch.Tensor) -
     return torch.autograd.grad((policy.detach() * values).sum(), logits, retain_graph=True)[0]
 
 
-@settings(deadline=None)
 @given(WORDS, st.booleans())
 def test_the_loss_has_the_value_and_the_gradient_of_the_divergence_for_any_sampler(
     words: list[tuple[float, float, float]], lagged: bool

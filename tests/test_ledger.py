@@ -560,7 +560,6 @@ def test_the_books_balance_after_any_action_of_actors_learners_and_people(
                 max_examples=min(BATCH, NUM_EXAMPLES - start),
                 derandomize=False,  # else every batch would be the same
                 stateful_step_count=30,
-                deadline=None,
                 suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
             ),
         )

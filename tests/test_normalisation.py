@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.objective_config import ObjectiveConfig
@@ -55,7 +55,6 @@ def test_normalisations_equal_a_derivation_sequence_by_sequence(tokens: Tokens) 
     assert normalised(losses, lengths, "constant", constant=7) == pytest.approx(sum(sums) / len(sums) / 7, abs=1e-12)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 6), st.data())
 def test_normalisations_agree_on_sequences_of_equal_length(num: int, length: int, data: st.DataObject) -> None:
     losses = float64(*data.draw(st.lists(st.floats(-3, 3), min_size=num * length, max_size=num * length)))

@@ -87,7 +87,7 @@ def test_nesting_without_end_is_refused_also_where_anything_may_stand() -> None:
         decode(Loose, frame(b"\x81\xa8anything" + b"\x91" * 1_000_000 + b"\xc0"))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     position=st.integers(0, 2000),
     removed=st.integers(0, 16),
