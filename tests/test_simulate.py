@@ -11,9 +11,11 @@ from common.config_error import ConfigError
 from common.trajectory import Turn
 from tools.simulate.calibration import Calibration, PlayedTurn, token_time, turn_time
 from tools.simulate.engine import SimulatedEngine, TokenTime
+from tools.simulate.outcome import Outcome, requests_per_s
+from tools.simulate.plan import Plan
 from tools.simulate.simulate import limit_of, plan_of
 from tools.simulate.simulate_options import SimulateOptions
-from tools.simulate.world import Outcome, Plan, World, requests_per_s
+from tools.simulate.world import World
 
 SECOND = [PlayedTurn(num_tokens=10, env_s=0.0)]  # an episode of 1 s, by the engine of FACTS
 FACTS = Calibration(

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from tools.launch.market import Place
-from tools.simulate.world import Plan, World
+from tools.simulate.plan import Plan
+from tools.simulate.world import World
 from tools.study import markets
 from tools.study.markets import FACTS, FLEETS, HOME, NUM_HOSTS, curve, follows, play, stays_in, success_at, table
 from tools.study.spot_fleet import Policy, SpotFleet, Trace, spot_trace

@@ -33,6 +33,7 @@ from typing import Any, TypeVar
 
 from envhub.env import EnvError
 from envhub.isolation import cgroup, layer, seccomp
+from envhub.isolation.driver import DRIVER
 from envhub.isolation.file_tree import Tree, TreeError, pack, unpack
 from envhub.step_deadline import left_s
 
@@ -56,55 +57,6 @@ SHM_BYTES = 1 << 20
 _BASE = "/opt/base"
 _LAYER = Path(layer.__file__).read_text()
 _BESIDE_A_ROOT = ("/proc", "/dev", "/bin", "/lib", "/lib64", "/sbin", "/etc/alternatives")
-# Both output streams of the command go to the driver's stderr, because its stdout carries the tree. When the command
-# has ended, the driver kills all processes that it left, and then reads the tree. The user called root has no
-# capabilities, so the driver first changes modes that would keep it from reading the tree.
-# The `processes` that run beside the command are sleeps with other names. The driver starts each one when the one
-# before it has its name, so that their pids are the same in every run. An ended process leaves its pid unused. A
-# process that neither sleeps nor is stopped, or that has a pending signal, is about to end, so the driver checks it
-# again. Names and command come by stdin, so a command that kills processes by their arguments cannot hit the driver.
-_DRIVER = """
-lives() {
-    while status=$(cat "/proc/$1/status") && [[ $status =~ State:[[:space:]]+([A-Z]) ]]; do
-        case ${BASH_REMATCH[1]} in
-            Z | X) return 1 ;;
-            T) return 0 ;;
-            S) [[ $status =~ (SigPnd|ShdPnd):[[:space:]]*0*[1-9a-f] ]] || return 0 ;;
-        esac
-    done
-    return 1
-}
-umask 022
-ulimit -c 0 -q 0 -n "$MAX_OPEN_FILES" -u "$MAX_PROCESSES" -v "$MEMORY_KIB" -t "$CPU_S" -f "$FILE_KIB" || exit
-read -r -a processes; read -r -d "" command
-tar -x -f - -C "$TREE" || exit
-[ -z "$BASE" ] || /usr/bin/python3 -I -S -c "$1" apply "$BASE" "$TREE" || exit
-printf +
-exec 3>&2 2>/dev/null
-beside=()
-for name in "${processes[@]}"; do
-    if [ "$name" != - ]; then
-        (exec -a "$name" sleep infinity </dev/null >/dev/null 3>&-) &
-        until read -r comm < "/proc/$!/comm" && [ "$comm" = sleep ]; do :; done
-    else
-        (exit) & wait $!
-    fi
-    beside+=($!)
-done
-timeout --signal=KILL "$WALL_S" /bin/bash --noprofile --norc -c "$command" </dev/null >&3 2>&3 3>&-
-rc=$?
-for pid in "${beside[@]}"; do lives "$pid" && printf 1 || printf 0; done
-kill -9 -1 2>/dev/null
-cd "$TREE" && if [ "$TREE" = / ] || [ -n "$BASE" ]; then
-    find . -xdev \\( -type d ! -perm -u+rwx -o -type f ! -perm -u+r \\) -exec chmod u+rwX {} \\; 2>/dev/null
-else
-    chmod -R u+rX . 2>/dev/null
-fi
-[ -z "$BASE" ] || /usr/bin/python3 -I -S -c "$1" extract "$BASE" . 2>/dev/null || exit "$rc"
-tar -c $NOT_OF_THE_TREE --hard-dereference --format=ustar --sort=name \\
-    --mtime=@0 --owner=0 --group=0 --numeric-owner -f - . 2>/dev/null
-exit "$rc"
-"""
 
 
 class Place(Enum):
@@ -281,7 +233,7 @@ async def _start(arguments: list[str], own_cgroup: Path | None) -> Process:
         process = await asyncio.create_subprocess_exec(
             *(cgroup.GATE if own_cgroup is not None else ()),
             *arguments,
-            *("--seccomp", str(refused), "/bin/bash", "--noprofile", "--norc", "-c", _DRIVER, "driver", _LAYER),
+            *("--seccomp", str(refused), "/bin/bash", "--noprofile", "--norc", "-c", DRIVER, "driver", _LAYER),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from common.config import Config
 from common.config_error import require
 from tools.simulate.calibration import Calibration, calibrate
+from tools.simulate.outcome import Outcome
+from tools.simulate.plan import Plan
 from tools.simulate.simulate_options import SimulateOptions
-from tools.simulate.world import Outcome, Plan, World
+from tools.simulate.world import World
 from tools.table import print_rows
 
 MANY_REQUESTS_PER_S = 30_000  # a server takes about 32 us for each: docs/benchmarks.md

@@ -18,7 +18,8 @@ from tools.bench.benchmark import today
 from tools.launch.market import Assumed, Experience, Limits, Market, Place, decide
 from tools.simulate.calibration import Calibration, PlayedTurn
 from tools.simulate.engine import TokenTime
-from tools.simulate.world import Plan, World
+from tools.simulate.plan import Plan
+from tools.simulate.world import World
 from tools.study.page import markdown, with_table
 from tools.study.spot_fleet import Policy, SpotFleet, Trace, spot_trace
 
