@@ -7,14 +7,16 @@ import logging
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 
 import redis
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import BroadcastOptions, ProcessGroup, ProcessGroupGloo, Store
+from torch._C._distributed_c10d import BroadcastOptions, ProcessGroup, ProcessGroupGloo, Store, Work
 
 from common.chunks import Blob
 from common.weights import Invitation
@@ -28,52 +30,77 @@ RENEW_S = 2.0
 SEAL_TIMEOUT_S = 10.0  # a publisher that is alive seals a group much faster
 POLL_S = 0.01
 CHUNK_POLL_S = 0.0005
+IN_FLIGHT = 2  # chunks
 
 
 class BroadcastMissed(RuntimeError):
     """This actor is not in the group, or the group failed; the version can still be pulled."""
 
 
-class TimedGroup:
-    """A process group whose broadcasts end by a deadline; vLLM's engines can use it as their communicator."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """The GPU of an actor, which lets it join groups over NCCL."""
 
-    def __init__(self, group: ProcessGroup, deadline: float) -> None:
-        """`deadline` is of the monotonic clock."""
-        self._group = group
-        self._deadline = deadline
-
-    def broadcast(self, tensor: torch.Tensor, src: int) -> None:
-        """Receive `tensor` from rank `src`. Raises RuntimeError after the deadline, or if the group fails."""
-        left = timedelta(seconds=max(self._deadline - time.monotonic(), 0.001))
-        options = BroadcastOptions()
-        options.rootRank, options.timeout = src, left
-        work = self._group.broadcast([tensor], options)
-        # On a GPU `wait` waits for the stream only, and never returns if a peer has died.
-        while tensor.is_cuda and not work.is_completed():
-            if time.monotonic() > self._deadline:
-                raise RuntimeError(f"a chunk of {tensor.nbytes} bytes did not arrive by the group's deadline")
-            time.sleep(CHUNK_POLL_S)
-        work.wait(left)
-
-
-ReceiveChunks = Callable[[TimedGroup, torch.Tensor, int], None]
+    uuid: str  # NCCL refuses two members on one GPU
+    device: torch.device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OverNccl:
-    """How an actor with a GPU receives chunks."""
+class Place:
+    """Where a receiver wants the bytes of a blob."""
 
-    gpu: str  # its UUID: NCCL refuses two members on one GPU
-    receive: ReceiveChunks
-
-
-"""Receives a flat buffer from rank 0, in chunks of the given number of bytes."""
+    buffer: torch.Tensor  # flat, uint8, in host memory
+    arrived: Callable[[int], None]  # called with the number of the first bytes that are in the buffer
 
 
-def receive_chunks(group: TimedGroup, buffer: torch.Tensor, chunk_bytes: int) -> None:
-    """Receive chunks over gloo, which writes them in place."""
-    for chunk in torch.split(buffer, chunk_bytes):
-        group.broadcast(chunk, src=0)
+class Receiving:
+    """One broadcast at a member, with IN_FLIGHT chunks at a time: one arrives while the one before is copied, hashed.
+
+    Over gloo chunks arrive in their place in the buffer, over NCCL on `device`, from where they are copied.
+    """
+
+    def __init__(self, group: ProcessGroup, device: torch.device, *, deadline: float, stall_s: float) -> None:
+        """`deadline` is of the monotonic clock; one chunk may take `stall_s`."""
+        self._group = group
+        self._device = device
+        self._deadline = deadline
+        self._stall_s = stall_s
+
+    def receive(self, place: Place, chunk_bytes: int, *, lands_on_device: bool) -> None:
+        """Receive into `place`. Raises RuntimeError if the group fails or is too slow."""
+        under_way = deque[tuple[Work, torch.Tensor, torch.Tensor]]()
+        end = 0
+        # A stream of this thread's own: on the default one each copy would wait for what the engine computes.
+        stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream) if stream else nullcontext():
+            pieces = deque(torch.split(place.buffer, chunk_bytes))
+            while pieces or under_way:
+                while pieces and len(under_way) < IN_FLIGHT:
+                    piece = pieces.popleft()
+                    chunk = (
+                        torch.empty(piece.shape, dtype=torch.uint8, device=self._device) if lands_on_device else piece
+                    )
+                    under_way.append((self._begin(chunk), chunk, piece))
+                work, chunk, piece = under_way.popleft()
+                self._await(work, chunk)
+                if chunk is not piece:
+                    piece.copy_(chunk)
+                end += piece.nbytes
+                place.arrived(end)
+
+    def _begin(self, chunk: torch.Tensor) -> Work:
+        options = BroadcastOptions()
+        options.timeout = timedelta(seconds=max(self._deadline - time.monotonic(), 0.001))
+        return self._group.broadcast([chunk], options)
+
+    def _await(self, work: Work, chunk: torch.Tensor) -> None:
+        deadline = min(self._deadline, time.monotonic() + self._stall_s)
+        # On a GPU `wait` waits for the stream only, and never returns if a peer has died.
+        while chunk.is_cuda and not work.is_completed():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"a chunk of {chunk.nbytes} bytes did not arrive by the group's deadline")
+            time.sleep(CHUNK_POLL_S)
+        work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
 
 
 class GroupStore(Rendezvous, Store):  # type: ignore[misc]
@@ -87,10 +114,8 @@ class GroupStore(Rendezvous, Store):  # type: ignore[misc]
 class BroadcastMember:
     """One actor's membership in broadcasts. It owns the thread that renews it, and the current group."""
 
-    def __init__(
-        self, client: redis.Redis, run_id: str, actor: str, *, secret: bytes, over_nccl: OverNccl | None = None
-    ) -> None:
-        """Without `over_nccl` this member joins groups over gloo only.
+    def __init__(self, client: redis.Redis, run_id: str, actor: str, *, secret: bytes, gpu: Gpu | None = None) -> None:
+        """Without `gpu` this member joins groups over gloo only.
 
         `secret` is the run's key, shared by all members; empty if the run has no key.
         """
@@ -98,7 +123,7 @@ class BroadcastMember:
         self._bulletin = Bulletin(client, run_id)
         self._secret = secret
         self._actor = actor
-        self._over_nccl = over_nccl
+        self._gpu = gpu
         self._group: ProcessGroup | None = None
         self._current: BroadcastGroup | None = None
         self._last_invitation = 0
@@ -106,18 +131,18 @@ class BroadcastMember:
         self._renewing = threading.Thread(target=self._renew, name="renew-broadcast", daemon=True)
         self._renewing.start()
 
-    def receive(self, invitation: Invitation, *, root: str, place: Callable[[Blob], torch.Tensor]) -> Blob:
+    def receive(self, invitation: Invitation, *, root: str, place: Callable[[Blob], Place]) -> Blob:
         """Receive the broadcast of `invitation` and return its blob. Raises BroadcastMissed.
 
-        `root` is the root hash of the current weights, to which a delta would apply. `place` returns the flat uint8
-        tensor for the blob's bytes; it may raise BroadcastMissed. Each invitation can be used once: a second attempt
+        `root` is the root hash of the current weights, to which a delta would apply. `place` returns where to
+        put the blob's bytes; it may raise BroadcastMissed. Each invitation can be used once: a second attempt
         would wait for ranks that have already left.
         """
         if invitation.number == self._last_invitation:
             raise BroadcastMissed(f"invitation {invitation.number} was used before")
         self._last_invitation = invitation.number
         held_group = self._current.number if self._current else 0
-        device = CPU if self._over_nccl is None else self._over_nccl.gpu
+        device = CPU if self._gpu is None else self._gpu.uuid
         acknowledgement = Acknowledgement(held_group=held_group, device=device, root=root)
         self._bulletin.acknowledge(invitation.number, self._actor, acknowledgement)
         sealed = self._sealed(invitation)
@@ -161,13 +186,14 @@ class BroadcastMember:
         self._group = _process_group(sealed, store, self._actor, timedelta(seconds=sealed.deadline_s))
         self._current = sealed
 
-    def _receive_chunks(self, sealed: BroadcastGroup, buffer: torch.Tensor, deadline: float) -> None:
+    def _receive_chunks(self, sealed: BroadcastGroup, place: Place, deadline: float) -> None:
         assert self._group is not None
-        receive: ReceiveChunks = receive_chunks
-        if sealed.backend == "nccl":
-            assert self._over_nccl, "a group over NCCL is sealed only for actors that acknowledged with a GPU"
-            receive = self._over_nccl.receive
-        receive(TimedGroup(self._group, deadline), buffer, sealed.chunk_bytes)
+        device, over_nccl = torch.device("cpu"), sealed.backend == "nccl"
+        if over_nccl:
+            assert self._gpu, "a group over NCCL is sealed only for actors that acknowledged with a GPU"
+            device = self._gpu.device
+        receiving = Receiving(self._group, device, deadline=deadline, stall_s=sealed.stall_s)
+        receiving.receive(place, sealed.chunk_bytes, lands_on_device=over_nccl)
 
     def _leave(self) -> None:
         if self._group is not None:

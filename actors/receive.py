@@ -5,12 +5,13 @@ The old weights serve meanwhile, and also if this fails: nothing here changes th
 
 import logging
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import redis
 import torch
 
-from actors.broadcast import BroadcastMember, BroadcastMissed, OverNccl
+from actors.broadcast import BroadcastMember, BroadcastMissed, Gpu, Place
 from actors.engine import WeightsRefused
 from actors.pull import Puller, PullFailed, actors_puller
 from common.blob_store import BlobStore, StoreError, run_store
@@ -19,6 +20,7 @@ from common.connection import connect
 from common.curve import key_from_environment
 from common.delta import apply_delta
 from common.weights import (
+    Hashing,
     Invitation,
     Manifest,
     Offer,
@@ -53,8 +55,8 @@ class Receiver:
     It keeps the weights that it received last, and applies deltas to them in place.
     """
 
-    def __init__(self, info: ReceiverInfo, over_nccl: OverNccl | None = None) -> None:
-        """`over_nccl` is None if the actor has no GPU."""
+    def __init__(self, info: ReceiverInfo, gpu: Gpu | None = None) -> None:
+        """`gpu` is None if the actor has none."""
         self._info = info
         self._puller: Puller | None = None
         self._store = run_store(info.disk, info.run_id) if info.transport == "disk" else None
@@ -64,7 +66,7 @@ class Receiver:
         if info.transport == "broadcast":
             client, key = connect(info.redis_url, patience_s=REDIS_PATIENCE_S), key_from_environment()
             secret = key.secret if key else b""
-            self._member = BroadcastMember(client, info.run_id, info.actor, secret=secret, over_nccl=over_nccl)
+            self._member = BroadcastMember(client, info.run_id, info.actor, secret=secret, gpu=gpu)
 
     def receive(self, offer: Offer) -> torch.Tensor:
         """Return the offered weights, verified, as one flat uint8 tensor on the CPU of `manifest.num_bytes`.
@@ -106,29 +108,34 @@ class Receiver:
                 offer.manifest.policy_version,
                 error,
             )
+            if not self._root:
+                self._forget(num_bytes=0)  # a late chunk of the failed group may still be written into this memory
             return False
         return True
 
     def _take_broadcast(self, member: BroadcastMember, invitation: Invitation, manifest: Manifest) -> None:
         delta = torch.empty(0, dtype=torch.uint8)
+        hashing: Hashing | None = None
 
-        def place(blob: Blob) -> torch.Tensor:
-            nonlocal delta
+        def place(blob: Blob) -> Place:
+            nonlocal delta, hashing
             if blob == Blob(root=manifest.root, num_bytes=manifest.num_bytes):
                 self._forget(num_bytes=manifest.num_bytes)
-                return self._buffer
+                hashing = ending.enter_context(Hashing(manifest.tensors, self._buffer.numpy().data))
+                return Place(buffer=self._buffer, arrived=hashing.arrived)
             if not manifest.deltas or blob != manifest.deltas[-1].blob or manifest.deltas[-1].base != self._root:
                 raise BroadcastMissed(
                     f"blob {blob.root} is neither a full snapshot of the version nor a delta on this actor's weights"
                 )
             delta = torch.empty(blob.num_bytes, dtype=torch.uint8)
-            return delta
+            return Place(buffer=delta, arrived=lambda num_bytes: None)
 
-        blob = member.receive(invitation, root=self._root, place=place)
-        if delta.numel():
-            check_blob(manifest, blob, delta.numpy().data)
-            self._apply(delta.numpy().data)
-        self._verify(manifest)
+        with ExitStack() as ending:
+            blob = member.receive(invitation, root=self._root, place=place)
+            if delta.numel():
+                check_blob(manifest, blob, delta.numpy().data)
+                self._apply(delta.numpy().data)
+            self._verify(manifest, hashing)
 
     def _pull(self, offer: Offer) -> None:
         """Pull the deltas on the current weights, or the anchor and its deltas, whichever is smaller."""
@@ -179,7 +186,7 @@ class Receiver:
         self._root = ""
         apply_delta(delta, self._buffer.numpy().data)
 
-    def _verify(self, manifest: Manifest) -> None:
+    def _verify(self, manifest: Manifest, hashing: Hashing | None = None) -> None:
         self._root = ""
-        verify(manifest, self._buffer.numpy().data)
+        verify(manifest, self._buffer.numpy().data, hashing)
         self._root = manifest.root

@@ -27,9 +27,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
-from actors.broadcast import OverNccl
+from actors.broadcast import Gpu
 from actors.engine import WeightsRefused, WeightsUnfit
-from actors.packed_nccl import PackedNccl
 from actors.receive import Receiver, ReceiverInfo
 from actors.staged_weights import ModelFolder
 from actors.twin import forget_reload, swap, twin_of
@@ -92,14 +91,13 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
 
     def init_transfer_engine(self, init_info: StagedInitInfo) -> None:
         """Connect the receiver."""
-        over_nccl = None
+        gpu = None
         if self.device.type == "cuda":
-            gpu = str(torch.cuda.get_device_properties(self.device).uuid)
-            over_nccl = OverNccl(gpu=gpu, receive=PackedNccl(self.vllm_config, self.device))
+            gpu = Gpu(uuid=str(torch.cuda.get_device_properties(self.device).uuid), device=self.device)
         info = ReceiverInfo(**vars(init_info))
         if self.parallel_config.rank > 0 and info.transport == "broadcast":
             info = replace(info, transport="pull")  # only the first worker of an actor takes part in broadcasts
-        self._receiver = Receiver(info, over_nccl)
+        self._receiver = Receiver(info, gpu)
 
     def stage(self, offer: Offer) -> None:
         """Begin to receive and verify `offer` in the background, instead of any earlier offer."""

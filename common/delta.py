@@ -11,25 +11,23 @@ is too large for its width is written as escapes: an escape is the largest numbe
 gap. A step of RL changes about 1 % of the elements in bfloat16; then a gap takes 1.1 bytes and a change 2.1.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from common.weights import DTYPE_BYTES, TensorEntry, WeightsError
+from common.weights import DTYPE_BYTES, NUM_THREADS, TensorEntry, WeightsError
 from common.wire import MALFORMED
 
 MAX_DENSITY = 0.25  # fraction of changed elements; above it, a full snapshot is hardly larger and needs no base
 SECTION_ELEMENTS = 1 << 20  # of one patch: small enough that its comparison stays in the CPU's cache
-NUM_THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))  # the learner uses the other cores
 
 _LENGTH_BYTES = 8
+_WORD_BYTES = 8
 _GAP_TYPES: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16}
 _BIT_TYPES: dict[int, type[np.unsignedinteger[Any]]] = {2: np.uint16, 4: np.uint32}
 
@@ -58,40 +56,57 @@ class Patch(msgspec.Struct, frozen=True, array_like=True, kw_only=True, forbid_u
 def encode_delta(old: memoryview, new: memoryview, tensors: Sequence[TensorEntry]) -> bytes | None:
     """The delta from the flat buffer `old` to `new`, both with the layout `tensors`; None above MAX_DENSITY."""
     sections = list(_sections(tensors))
+    limit = MAX_DENSITY * sum(section.num_elements for section in sections)
+    num_changed, encoded = 0, list[tuple[Patch, bytes]]()
     with ThreadPoolExecutor(NUM_THREADS) as pool:
-        num_changed = sum(pool.map(lambda section: int(np.count_nonzero(_differs(old, new, section))), sections))
-        if num_changed > MAX_DENSITY * sum(section.num_elements for section in sections):
-            return None
-        encoded = list(chain.from_iterable(pool.map(partial(_encode, old, new), sections)))
+        for number, patches in pool.map(partial(_encode, old, new), sections):
+            num_changed += number
+            encoded += patches
+            if num_changed > limit:
+                pool.shutdown(cancel_futures=True)
+                return None
     header = msgspec.msgpack.encode([patch for patch, _ in encoded])
     return b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *(body for _, body in encoded)])
 
 
 def apply_delta(delta: memoryview, buffer: memoryview) -> None:
-    """Apply `delta` to the flat `buffer`, in place. It needs additional memory for one patch only.
+    """Apply `delta` to the flat `buffer`, in place. It needs additional memory for one patch a thread only.
 
     Raises WeightsError for a malformed delta or one for another layout; some patches may have been applied by then.
     """
     patches, position = _header(delta)
+    bodies = list[memoryview]()
     for patch in patches:
-        section = patch.section
-        if section.element_bytes not in _BIT_TYPES or patch.gap_bytes not in _GAP_TYPES:
-            raise WeightsError(f"a delta with elements of {section.element_bytes} and gaps of {patch.gap_bytes} bytes")
-        if not 0 <= patch.plane < section.element_bytes:
-            raise WeightsError(f"a delta of byte {patch.plane} of elements of {section.element_bytes} bytes")
-        values_at = position + patch.num_gaps * patch.gap_bytes
-        end = values_at + patch.num_changed
-        if min(section.offset, section.num_elements, patch.num_gaps, patch.num_changed) < 0 or end > delta.nbytes:
-            raise WeightsError(f"a delta of {delta.nbytes} bytes that ends before its patch at {section.offset}")
-        if section.offset + section.num_elements * section.element_bytes > buffer.nbytes:
-            raise WeightsError(f"a delta whose patch at {section.offset} is not within {buffer.nbytes} bytes")
-        changed = _indices(np.frombuffer(delta[position:values_at], dtype=_GAP_TYPES[patch.gap_bytes]))
-        if len(changed) != patch.num_changed or (len(changed) and changed[-1] >= section.num_elements):
-            raise WeightsError(f"a delta whose gaps at {section.offset} do not lead to {patch.num_changed} elements")
-        _planes(_bits(buffer, section))[changed, patch.plane] = np.frombuffer(delta[values_at:end], dtype=np.uint8)
+        end = position + patch.num_gaps * patch.gap_bytes + patch.num_changed
+        _check(patch, delta, end, buffer)
+        bodies.append(delta[position:end])
         position = end
     if position != delta.nbytes:
         raise WeightsError(f"a delta with {delta.nbytes - position} bytes after its last patch")
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        for _ in pool.map(partial(_apply, buffer), patches, bodies):
+            pass
+
+
+def _check(patch: Patch, delta: memoryview, end: int, buffer: memoryview) -> None:
+    """Raise WeightsError unless `patch`, which ends at byte `end` of its delta, lies within delta and buffer."""
+    section = patch.section
+    if section.element_bytes not in _BIT_TYPES or patch.gap_bytes not in _GAP_TYPES:
+        raise WeightsError(f"a delta with elements of {section.element_bytes} and gaps of {patch.gap_bytes} bytes")
+    if not 0 <= patch.plane < section.element_bytes:
+        raise WeightsError(f"a delta of byte {patch.plane} of elements of {section.element_bytes} bytes")
+    if min(section.offset, section.num_elements, patch.num_gaps, patch.num_changed) < 0 or end > delta.nbytes:
+        raise WeightsError(f"a delta of {delta.nbytes} bytes that ends before its patch at {section.offset}")
+    if section.offset + section.num_elements * section.element_bytes > buffer.nbytes:
+        raise WeightsError(f"a delta whose patch at {section.offset} is not within {buffer.nbytes} bytes")
+
+
+def _apply(buffer: memoryview, patch: Patch, body: memoryview) -> None:
+    section, values_at = patch.section, patch.num_gaps * patch.gap_bytes
+    changed = _indices(np.frombuffer(body[:values_at], dtype=_GAP_TYPES[patch.gap_bytes]))
+    if len(changed) != patch.num_changed or (len(changed) and changed[-1] >= section.num_elements):
+        raise WeightsError(f"a delta whose gaps at {section.offset} do not lead to {patch.num_changed} elements")
+    _planes(_bits(buffer, section))[changed, patch.plane] = np.frombuffer(body[values_at:], dtype=np.uint8)
 
 
 def _header(delta: memoryview) -> tuple[list[Patch], int]:
@@ -122,8 +137,22 @@ def _bits(buffer: memoryview, section: Section) -> Bits:
     return np.frombuffer(buffer, dtype=dtype, count=section.num_elements, offset=section.offset)
 
 
-def _differs(old: memoryview, new: memoryview, section: Section) -> npt.NDArray[np.bool_]:
-    return np.not_equal(_bits(old, section), _bits(new, section))
+def _changed(old: memoryview, new: memoryview, section: Section) -> Indices:
+    """The indices of the elements that differ.
+
+    Words of 8 bytes are compared first: three times faster than elements if few have changed.
+    """
+    before, after = _bits(old, section), _bits(new, section)
+    per_word = _WORD_BYTES // section.element_bytes
+    num_whole = len(before) // per_word * per_word
+    ours, theirs = before[:num_whole].view(np.uint64), after[:num_whole].view(np.uint64)
+    words = np.flatnonzero(ours != theirs)
+    if len(words) > MAX_DENSITY * len(ours):
+        return np.flatnonzero(before != after)
+    places = [bits[:num_whole].reshape(-1, per_word)[words] for bits in (before, after)]
+    rows, columns = np.nonzero(places[0] != places[1])
+    tail = np.flatnonzero(before[num_whole:] != after[num_whole:]) + num_whole
+    return np.concatenate([words[rows] * per_word + columns, tail])
 
 
 def _planes(bits: Bits) -> npt.NDArray[np.uint8]:
@@ -131,9 +160,9 @@ def _planes(bits: Bits) -> npt.NDArray[np.uint8]:
     return bits.view(np.uint8).reshape(len(bits), bits.itemsize)
 
 
-def _encode(old: memoryview, new: memoryview, section: Section) -> list[tuple[Patch, bytes]]:
-    """The patches of one section with their bodies, one for each plane with a change."""
-    changed = np.flatnonzero(_differs(old, new, section))
+def _encode(old: memoryview, new: memoryview, section: Section) -> tuple[int, list[tuple[Patch, bytes]]]:
+    """The number of changed elements of one section, and its patches with their bodies, one for each changed plane."""
+    changed = _changed(old, new, section)
     patches = []
     before, after = (_planes(_bits(buffer, section)[changed]) for buffer in (old, new))
     for plane in range(section.element_bytes):
@@ -146,7 +175,7 @@ def _encode(old: memoryview, new: memoryview, section: Section) -> list[tuple[Pa
             section=section, plane=plane, num_changed=num_changed, gap_bytes=gaps.itemsize, num_gaps=len(gaps)
         )
         patches.append((patch, gaps.tobytes() + after[here, plane].tobytes()))
-    return patches
+    return len(changed), patches
 
 
 def _gaps(changed: Indices, gap_bytes: int) -> Bits:

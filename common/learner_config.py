@@ -127,8 +127,8 @@ class EvalConfig:
 @dataclass(kw_only=True, slots=True)
 class WeightsConfig:
     host: str = "127.0.0.1"  # address that the publisher or a relay binds to; other hosts must be able to connect to it
-    broadcast_timeout_s: float = 20.0  # a member that takes longer is left out, and pulls
-    chunk_bytes: int = 4 << 20  # bytes in one reply to a pull, and in one chunk of a broadcast
+    broadcast_timeout_s: float = 20.0  # a member that takes longer, or 4 s a GB if that is more, is left out, and pulls
+    chunk_bytes: int = 4 << 20  # bytes in one reply to a pull
     anchor_every: int = 10  # publish a full snapshot every N versions; those between are deltas; 1: no deltas
     disk: str = ""  # path or fsspec URL where versions are also written, for actors.transport=disk; empty: nowhere
     fan_out: int = 8  # receivers that a publisher or a relay serves at a time

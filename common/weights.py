@@ -5,7 +5,11 @@ snapshot, or as an anchor (the full snapshot of an earlier version) and the delt
 the final bytes, so a receiver verifies the result in the same way for both.
 """
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
 
 import msgspec
 import xxhash
@@ -15,6 +19,7 @@ from common.probe import Probe
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ALIGN_BYTES = 64
+NUM_THREADS = max(1, min(16, (os.cpu_count() or 1) // 2))  # for hashes and deltas; others compute on the other cores
 DOWN, UP = ".lora_A", ".lora_B"  # suffixes of a weight's name for its adapter's A, [rank, in], and B, [out, rank]
 
 
@@ -115,10 +120,10 @@ def sealed(
     probe: Probe | None = None,
 ) -> Manifest:
     """Hash the bytes in `buffer` and return their manifest."""
-    hashed = [
-        msgspec.structs.replace(entry, xxh3=_digest(buffer[entry.offset : entry.offset + entry.num_bytes]))
-        for entry in entries
-    ]
+    with Hashing(entries, buffer) as hashing:
+        hashed = [
+            msgspec.structs.replace(entry, xxh3=xxh3) for entry, xxh3 in zip(entries, hashing.digests(), strict=True)
+        ]
     return Manifest(
         policy_version=policy_version,
         learner_epoch=learner_epoch,
@@ -132,9 +137,46 @@ def sealed(
     )
 
 
-def verify(manifest: Manifest, buffer: memoryview) -> None:
-    """Raise WeightsError unless `buffer` holds exactly what `manifest` describes."""
-    _verify_whole(manifest, manifest.tensors, manifest.root, buffer)
+class Hashing:
+    """Hashes the tensors of a flat buffer in threads, each as soon as its bytes have arrived.
+
+    Use it as a context manager: at its end no thread reads the buffer any more.
+    """
+
+    def __init__(self, entries: Sequence[TensorEntry], buffer: memoryview) -> None:
+        self._entries = entries
+        self._buffer = buffer
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="hash-weights")
+        self._digests: list[Future[int]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def arrived(self, num_bytes: int) -> None:
+        """Begin to hash the tensors that lie within the first `num_bytes` of the buffer."""
+        for entry in self._entries[len(self._digests) :]:
+            end = entry.offset + entry.num_bytes
+            if end > num_bytes:
+                return
+            self._digests.append(self._threads.submit(xxhash.xxh3_64_intdigest, self._buffer[entry.offset : end]))
+
+    def digests(self) -> list[int]:
+        """Wait for the hashes of all tensors, whose bytes must all be there now."""
+        self.arrived(self._buffer.nbytes)
+        return [digest.result() for digest in self._digests]
+
+
+def verify(manifest: Manifest, buffer: memoryview, hashing: Hashing | None = None) -> None:
+    """Raise WeightsError unless `buffer` holds exactly what `manifest` describes.
+
+    `hashing` has begun with the same tensors and buffer; if it is None, everything is hashed here.
+    """
+    _verify_whole(manifest, manifest.tensors, manifest.root, buffer, hashing)
 
 
 def deltas_from(manifest: Manifest, root: str) -> list[Delta] | None:
@@ -176,18 +218,17 @@ def check_blob(manifest: Manifest, blob: Blob, data: memoryview) -> None:
         _verify_whole(manifest, tensors, blob.root, data)
 
 
-def _verify_whole(manifest: Manifest, tensors: list[TensorEntry], root: str, buffer: memoryview) -> None:
+def _verify_whole(
+    manifest: Manifest, tensors: list[TensorEntry], root: str, buffer: memoryview, hashing: Hashing | None = None
+) -> None:
     if buffer.nbytes != manifest.num_bytes:
         raise WeightsError(f"version {manifest.policy_version}: {buffer.nbytes} bytes, expected {manifest.num_bytes}")
     if _root(tensors) != root:
         raise WeightsError(f"version {manifest.policy_version}: the manifest does not match its own root hash")
-    for entry in tensors:
-        if _digest(buffer[entry.offset : entry.offset + entry.num_bytes]) != entry.xxh3:
-            raise WeightsError(f"version {manifest.policy_version}: {entry.name} does not match its hash")
-
-
-def _digest(data: memoryview) -> int:
-    return xxhash.xxh3_64_intdigest(data)
+    with hashing or Hashing(tensors, buffer) as hashed:
+        for entry, digest in zip(tensors, hashed.digests(), strict=True):
+            if digest != entry.xxh3:
+                raise WeightsError(f"version {manifest.policy_version}: {entry.name} does not match its hash")
 
 
 def _root(entries: list[TensorEntry]) -> str:

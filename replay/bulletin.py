@@ -54,6 +54,7 @@ class BroadcastGroup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     blob: Blob  # what is sent: a full snapshot of the version, or its last delta
     chunk_bytes: int
     deadline_s: float  # for joining and receiving, counted by each side from its own start
+    stall_s: float  # for one chunk
 
 
 class RelayNotice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -52,6 +52,7 @@ GROUP = BroadcastGroup(
     blob=Blob(root="root", num_bytes=1),
     chunk_bytes=1024,
     deadline_s=1.0,
+    stall_s=1.0,
 )
 RELAY = RelayNotice(
     name="r",

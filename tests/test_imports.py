@@ -59,6 +59,5 @@ def test_the_learner_imports_without_vllm_and_the_actors_too_but_for_their_engin
 
 
 ENGINE_FILES = tuple(
-    f"actors.{name}"
-    for name in ("vllm_start", "staged_transfer", "packed_nccl", "twin", "serve_engine", "answer_parser")
+    f"actors.{name}" for name in ("vllm_start", "staged_transfer", "twin", "serve_engine", "answer_parser")
 )

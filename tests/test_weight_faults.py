@@ -19,6 +19,7 @@ import redis
 import torch
 from torch._C._distributed_c10d import HashStore
 
+from actors.broadcast import Place
 from actors.engine import WeightsRefused
 from actors.receive import Receiver, ReceiverInfo
 from common.connection import connect
@@ -56,7 +57,7 @@ class Follower:
     """An actor that does nothing but take versions, on the thread that runs it. What is refused it tries again."""
 
     def __init__(self, info: ReceiverInfo, *, before: Hook = nothing, after: Hook = nothing) -> None:
-        """`before` and `after` its bytes come, each is called with the number of the broadcast, from 1."""
+        """`before` its bytes come, and `after` the last one, is called with the number of the broadcast, from 1."""
         self._bulletin = Bulletin(connect(info.redis_url), info.run_id)
         self._receiver = Receiver(info)
         self._before, self._after, self._num_broadcasts = before, after, 0
@@ -80,11 +81,16 @@ class Follower:
             time.sleep(0.02)
         self._receiver.close()
 
-    def _struck(self, sealed: BroadcastGroup, buffer: torch.Tensor, deadline: float) -> None:
+    def _struck(self, sealed: BroadcastGroup, place: Place, deadline: float) -> None:
         self._num_broadcasts += 1
-        self._before(self._num_broadcasts, buffer)
-        self._receive_chunks(sealed, buffer, deadline)
-        self._after(self._num_broadcasts, buffer)
+        self._before(self._num_broadcasts, place.buffer)
+
+        def arrived(num_bytes: int) -> None:
+            if num_bytes == place.buffer.nbytes:
+                self._after(self._num_broadcasts, place.buffer)
+            place.arrived(num_bytes)
+
+        self._receive_chunks(sealed, Place(buffer=place.buffer, arrived=arrived), deadline)
 
 
 @contextmanager

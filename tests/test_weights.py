@@ -16,7 +16,7 @@ import redis
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from actors.broadcast import BroadcastMember, BroadcastMissed
+from actors.broadcast import BroadcastMember, BroadcastMissed, Place
 from actors.engine import WeightsRefused
 from actors.receive import Receiver, ReceiverInfo
 from common.chunks import Blob
@@ -100,8 +100,9 @@ def fail_in_mid_broadcast(info: ReceiverInfo, fault: int, received: "Queue[Recei
         time.sleep(0.02)
     assert offer.invitation is not None
     buffer = torch.zeros(offer.manifest.num_bytes, dtype=torch.uint8)
+    place = Place(buffer=buffer, arrived=lambda num_bytes: None)
     threading.Thread(
-        target=member.receive, args=(offer.invitation,), kwargs={"root": "", "place": lambda blob: buffer}, daemon=True
+        target=member.receive, args=(offer.invitation,), kwargs={"root": "", "place": lambda blob: place}, daemon=True
     ).start()
     while not buffer[:CHUNK_BYTES].any():
         pass
@@ -254,7 +255,7 @@ def test_a_receiver_that_fails_in_mid_broadcast_costs_neither_the_learner_nor_th
 ) -> None:
     good = receiver_info(redis_url, run_id, "good", "broadcast")
     doomed = receiver_info(redis_url, run_id, "doomed", "broadcast")
-    versions = {version: weights(version, num_rows=100_000) for version in (1, 2)}  # 38 MB: hundreds of chunks
+    versions = {version: weights(version, num_rows=100_000) for version in (1, 2)}  # 38 MB: several chunks
     with (
         spawned((receive_all, (good,)), (fail_in_mid_broadcast, (doomed, fault))) as received,
         publishing(redis_url, run_id, tmp_path, broadcast_timeout_s=5.0, num_rows=100_000) as publisher,
@@ -414,7 +415,7 @@ def test_a_member_that_leaves_or_falls_silent_is_not_invited(redis_client: redis
     wait_until(lambda: bulletin.broadcast_members() == ["staying"], "the silent one to expire")
 
 
-def nowhere(blob: Blob) -> torch.Tensor:
+def nowhere(blob: Blob) -> Place:
     raise AssertionError("nothing was to be received")
 
 
@@ -432,6 +433,7 @@ def test_an_invitation_is_good_for_one_attempt(redis_client: redis.Redis, run_id
             blob=Blob(root="root", num_bytes=1),
             chunk_bytes=CHUNK_BYTES,
             deadline_s=1.0,
+            stall_s=1.0,
         ),
     )
     with pytest.raises(BroadcastMissed, match="sealed without a"):

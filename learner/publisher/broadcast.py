@@ -6,6 +6,7 @@ group is reused while its members stay the same and all of them still have it.
 
 import logging
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,7 +14,7 @@ from datetime import timedelta
 import redis
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import BroadcastOptions, ProcessGroup, ProcessGroupGloo, Store
+from torch._C._distributed_c10d import BroadcastOptions, ProcessGroup, ProcessGroupGloo, Store, Work
 
 from common.chunks import Blob
 from common.weights import Invitation, Manifest
@@ -27,6 +28,10 @@ POLL_S = 0.01
 CHUNK_POLL_S = 0.0005
 SLACK = 3.0  # a send may take this many times as long per byte as the last one of the same group
 MIN_DEADLINE_S = 2.0
+LEAST_BYTES_PER_S = 250e6  # over a slower network large weights are pulled, unless broadcast_timeout_s suffices
+CHUNK_BYTES = {"gloo": 16 << 20, "nccl": 256 << 20}
+MIN_CHUNK_BYTES = 4 << 20
+IN_FLIGHT = 2  # chunks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +69,6 @@ class Broadcaster:
         *,
         secret: bytes,
         host: str,
-        chunk_bytes: int,
         timeout_s: float,
         device: torch.device,
     ) -> None:
@@ -73,7 +77,6 @@ class Broadcaster:
         self._bulletin = Bulletin(client, run_id)
         self._secret = secret
         self._host = host
-        self._chunk_bytes = chunk_bytes
         self._timeout_s = timeout_s
         self._device = device
         self._group: ProcessGroup | None = None
@@ -107,7 +110,8 @@ class Broadcaster:
             joined = time.monotonic()
             assert self._group is not None
             device = self._device if sealed.backend == "nccl" else torch.device("cpu")
-            send_chunks(self._group, buffer, sealed.chunk_bytes, device, start + sealed.deadline_s)
+            sending = Sending(self._group, device, deadline=start + sealed.deadline_s, stall_s=sealed.stall_s)
+            sending.send(buffer, sealed.chunk_bytes)
         except RuntimeError as error:  # the closest common class of torch.distributed's errors
             log.warning("broadcast group %d of %s failed: %s", sealed.number, sealed.actors, error)
             self._leave()
@@ -133,25 +137,28 @@ class Broadcaster:
     def _seal(self, invitation: Invitation, answers: dict[str, Acknowledgement], blob: Blob) -> BroadcastGroup:
         actors = sorted(answers)
         joined = self._joined
+        longest_s = max(self._timeout_s, blob.num_bytes / LEAST_BYTES_PER_S)
         if (
             joined
             and joined.actors == actors
             and all(answer.held_group == joined.number for answer in answers.values())
         ):
-            deadline_s = min(self._timeout_s, max(SLACK * self._last_byte_s * blob.num_bytes, MIN_DEADLINE_S))
+            deadline_s = min(longest_s, max(SLACK * self._last_byte_s * blob.num_bytes, MIN_DEADLINE_S))
             number = joined.number
         else:
             self._leave()
-            deadline_s = self._timeout_s
+            deadline_s = longest_s
             number = invitation.number
+        backend = backend_of([_name_of(self._device), *(answer.device for answer in answers.values())])
         sealed = BroadcastGroup(
             number=number,
-            backend=backend_of([_name_of(self._device), *(answer.device for answer in answers.values())]),
+            backend=backend,
             host=self._host,
             actors=actors,
             blob=blob,
-            chunk_bytes=self._chunk_bytes,
+            chunk_bytes=_chunk_bytes(backend, self._device),
             deadline_s=deadline_s,
+            stall_s=min(self._timeout_s, deadline_s),
         )
         self._bulletin.seal(invitation.number, sealed)
         return sealed
@@ -183,24 +190,46 @@ def _name_of(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else CPU
 
 
-def send_chunks(
-    group: ProcessGroup, buffer: torch.Tensor, chunk_bytes: int, device: torch.device, deadline: float
-) -> None:
-    """Broadcast flat `buffer` as rank 0, `chunk_bytes` at a time, each copied to `device` first.
+def _chunk_bytes(backend: str, device: torch.device) -> int:
+    """The size of a chunk; on a GPU a small part of what is free there, which training shares."""
+    if backend == "gloo":
+        return CHUNK_BYTES[backend]
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return max(MIN_CHUNK_BYTES, min(CHUNK_BYTES[backend], free_bytes // (4 * IN_FLIGHT)))
 
-    Raises RuntimeError after the deadline, which is of the monotonic clock, or if the group failed.
-    """
-    for piece in torch.split(buffer, chunk_bytes):
-        left = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
-        options = BroadcastOptions()
-        options.timeout = left
-        work = group.broadcast([piece.to(device)], options)
+
+class Sending:
+    """One broadcast by rank 0, with IN_FLIGHT chunks at a time: one is on its way while the next is copied."""
+
+    def __init__(self, group: ProcessGroup, device: torch.device, *, deadline: float, stall_s: float) -> None:
+        """Chunks are sent from `device`. `deadline` is of the monotonic clock; one chunk may take `stall_s`."""
+        self._group = group
+        self._device = device
+        self._deadline = deadline
+        self._stall_s = stall_s
+        self._under_way: deque[tuple[Work, torch.Tensor]] = deque()  # each with its chunk, which must live as long
+
+    def send(self, buffer: torch.Tensor, chunk_bytes: int) -> None:
+        """Send the flat `buffer`. Raises RuntimeError if the group fails or is too slow."""
+        for piece in torch.split(buffer, chunk_bytes):
+            if len(self._under_way) == IN_FLIGHT:
+                self._await_oldest()
+            chunk = piece.to(self._device, non_blocking=True)
+            options = BroadcastOptions()
+            options.timeout = timedelta(seconds=max(self._deadline - time.monotonic(), 0.001))
+            self._under_way.append((self._group.broadcast([chunk], options), chunk))
+        while self._under_way:
+            self._await_oldest()
+
+    def _await_oldest(self) -> None:
+        work, chunk = self._under_way.popleft()
+        deadline = min(self._deadline, time.monotonic() + self._stall_s)
         # On a GPU, `wait` only makes the stream wait, and never returns if a receiver has died.
-        while device.type == "cuda" and not work.is_completed():
+        while chunk.is_cuda and not work.is_completed():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"a chunk of {piece.nbytes} bytes was not sent before the group's deadline")
+                raise RuntimeError(f"a chunk of {chunk.nbytes} bytes was not sent before the group's deadline")
             time.sleep(CHUNK_POLL_S)
-        work.wait(left)
+        work.wait(timedelta(seconds=max(deadline - time.monotonic(), 0.001)))
 
 
 def _process_group(sealed: BroadcastGroup, store: Store, timeout: timedelta) -> ProcessGroup:

@@ -75,7 +75,6 @@ class WeightServer:
             settings.run_id,
             secret=key.secret if key else b"",
             host=settings.host,
-            chunk_bytes=settings.chunk_bytes,
             timeout_s=settings.broadcast_timeout_s,
             device=torch.device(settings.device),
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from actors.broadcast import BroadcastMember, OverNccl, TimedGroup
+from actors.broadcast import BroadcastMember, Gpu
 from actors.receive import Receiver
 from common.connection import connect
 from learner.publish import Publisher
@@ -108,12 +108,11 @@ def _publish(
 
 def _receive_all(bench: Bench, run: str, device: str, arrivals: "Queue[Arrived]") -> None:
     """Receive every version twice, by broadcast and by a pull. Runs until it is killed."""
-    over_nccl = None
+    gpu = None
     if run != "gloo":
-        gpu = str(torch.cuda.get_device_properties(device).uuid)
-        over_nccl = OverNccl(gpu=gpu, receive=_refuse)
+        gpu = Gpu(uuid=str(torch.cuda.get_device_properties(device).uuid), device=torch.device(device))
     receivers = {
-        "broadcast": Receiver(bench.receiver_info(run, "actor", "broadcast"), over_nccl=over_nccl),
+        "broadcast": Receiver(bench.receiver_info(run, "actor", "broadcast"), gpu=gpu),
         "pull": Receiver(bench.receiver_info(run, "other", "pull")),
     }
     bulletin, newest = bench.bulletin(run), -1
@@ -135,10 +134,6 @@ def _receive_all(bench: Bench, run: str, device: str, arrivals: "Queue[Arrived]"
                     transport=transport, version=newest, received_s=received_s, copied_s=copied_s, byte_sum=byte_sum
                 )
             )
-
-
-def _refuse(_group: TimedGroup, _buffer: Tensor, _chunk_bytes: int) -> None:
-    raise RuntimeError("a group over NCCL was sealed for two processes on one GPU")
 
 
 def _byte_sum(tensor: Tensor) -> int:
