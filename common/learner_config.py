@@ -42,6 +42,7 @@ class LearnerConfig:
     hosts: int = 1  # hosts that the ranks are divided over; all of them must see the same `run.root`
     host_rank: int = 0  # which of them this one is; host 0 has rank 0, the publisher and the run's records
     rendezvous: str = ""  # with several hosts: ADDRESS:PORT of host 0, where the ranks find each other
+    context_ranks: int = 1  # ranks that compute each micro-batch together, for sequences that do not fit one of them
     micro_batch_tokens: int = 2048  # the most packed tokens in one forward pass; docs/learner.md on shared prefixes
     logprob_chunk_tokens: int = 1024  # tokens whose logits are in memory at one time
     publish_every: int = 1  # optimizer steps between publishes
@@ -57,6 +58,7 @@ class LearnerConfig:
             "steps",
             "ranks",
             "hosts",
+            "context_ranks",
             "micro_batch_tokens",
             "logprob_chunk_tokens",
             "publish_every",
@@ -68,6 +70,13 @@ class LearnerConfig:
         hosts = self.hosts
         require(
             self.ranks % hosts == 0, "learner.ranks", f"a multiple of learner.hosts = {hosts}", self.ranks, "raise it"
+        )
+        require(
+            self.ranks % self.context_ranks == 0,
+            "learner.context_ranks",
+            f"a divisor of learner.ranks = {self.ranks}",
+            self.context_ranks,
+            "1 lets each rank compute micro-batches of its own",
         )
         require(
             0 <= self.host_rank < hosts, "learner.host_rank", f"in [0, {hosts - 1}]", self.host_rank, "count from 0"

@@ -40,6 +40,7 @@ def settings_of(config: Config) -> dict[str, str]:
         "sampling.top_k": config.sampling.top_k,
         "learner.steps": learner.steps,  # the end of the learning rate schedule
         "learner.ranks": learner.ranks,
+        "learner.context_ranks": learner.context_ranks,
         "learner.micro_batch_tokens": learner.micro_batch_tokens,
         "learner.logprob_chunk_tokens": learner.logprob_chunk_tokens,
         "learner.activation_checkpointing": learner.activation_checkpointing,

@@ -311,9 +311,10 @@ def _backward(fitted: Fit, sequences: Sequence[TokenSequence], *, divisor: float
     packs = micro_batches(
         sequences,
         max_tokens=fitted.config.learner.micro_batch_tokens,
-        num_ranks=ranks.num_ranks,
-        rank=ranks.rank,
+        num_ranks=ranks.num_packing,
+        rank=ranks.packing_rank,
         share_prefixes=fitted.model.shares_prefixes,
+        context=ranks.context,
     )
     for number, packed in enumerate(packs, start=1):
         expect_backward(fitted.model, last=number == len(packs))
@@ -321,7 +322,7 @@ def _backward(fitted: Fit, sequences: Sequence[TokenSequence], *, divisor: float
         output_sum = (packed.advantages[packed.loss_positions] * fitted.outputs(packed)).sum()
         backward(-output_sum, ranks=ranks, divisor=divisor)
         sums.append(output_sum.detach())
-    return summed_over_ranks({"outputs": torch.stack(sums).sum()})["outputs"]
+    return summed_over_ranks({"outputs": torch.stack(sums).sum()}, ranks=ranks)["outputs"]
 
 
 def _write_held_out(fitted: Fit, validation: Material, writer: MetricsWriter | None, table: Path) -> None:

@@ -55,7 +55,7 @@ from learner.ranks import Ranks, resolve_dtype
 from learner.reference import reference_at, reference_step
 from learner.score import RewardScorer, load_reward_scorer
 from learner.step import StepBatch, StepModels, StepSettings, train_step
-from learner.step_metrics import StepMetrics, summed_over_ranks
+from learner.step_metrics import StepMetrics
 from learner.supply import Batch
 from learner.teacher import PROBE, Teacher, find_teacher
 from learner.token_advantages import sequences_with_advantages
@@ -164,12 +164,15 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
     bins = bins_of_rank(
         sequences,
         max_tokens=config.learner.micro_batch_tokens,
-        num_ranks=ranks.num_ranks,
-        rank=ranks.rank,
+        num_ranks=ranks.num_packing,
+        rank=ranks.packing_rank,
         share_prefixes=all_share_prefixes(learner.model, learner.reference, critic and critic.module),
     )
     members = [each.members for each in bins]
-    packs = [pack([sequences[index] for index in each.members], share_prefixes=each.share_prefixes) for each in bins]
+    packs = [
+        pack([sequences[index] for index in each.members], share_prefixes=each.share_prefixes, context=ranks.context)
+        for each in bins
+    ]
     proximal_logprobs = learner.proximal.logprobs(learner.model, packs) if learner.proximal else None
     clock.lap("proximal")
     part = StepBatch(
@@ -179,7 +182,7 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         num_trajectories=count_trajectories(sequences),
     )
     metrics = train_step(_step_models(learner), part, settings=_step_settings(learner), ranks=ranks, clock=clock)
-    if config.replay.archive:
+    if config.replay.archive and ranks.counts:
         record_tokens(
             learner.run_dir, batch, sequences, bins=members, trained=metrics.tokens, before=before, rank=ranks.rank
         )
@@ -341,5 +344,6 @@ def imitate_expert(learner: Learner, demonstrations: Path, shutdown: Shutdown) -
 
 def stop_requested(shutdown: Shutdown, ranks: Ranks) -> bool:
     """Whether any rank was asked to stop: signals reach ranks at different times, but all must stop after one step."""
-    requested = torch.tensor(float(shutdown.requested.is_set()), device=ranks.device)
-    return bool(summed_over_ranks({"requested": requested})["requested"])
+    requested = torch.tensor(int(shutdown.requested.is_set()), device=ranks.device)
+    dist.all_reduce(requested, op=dist.ReduceOp.MAX)
+    return bool(requested)

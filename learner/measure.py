@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -85,7 +84,7 @@ def of_each_token(
 ) -> dict[str, Numbers]:
     """The result of each query for each loss token, on every rank. `share_prefixes` says whether their models can.
 
-    Each token is in one pack of one rank, so the sum over ranks is exact.
+    Each token is in one pack, of ranks of which one counts, so the sum over ranks is exact.
     """
     stops = np.cumsum([sequence.loss_mask.sum() for sequence in sequences])
     starts = np.concatenate([[0], stops[:-1]])
@@ -93,15 +92,15 @@ def of_each_token(
     for each in bins_of_rank(
         sequences,
         max_tokens=micro_batch_tokens,
-        num_ranks=ranks.num_ranks,
-        rank=ranks.rank,
+        num_ranks=ranks.num_packing,
+        rank=ranks.packing_rank,
         share_prefixes=share_prefixes,
     ):
         members = [sequences[index] for index in each.members]
-        packed = pack(members, share_prefixes=each.share_prefixes).to(ranks.device)
+        packed = pack(members, share_prefixes=each.share_prefixes, context=ranks.context).to(ranks.device)
         places = [np.arange(starts[index], stops[index]) for index in each.members]
         where = torch.from_numpy(np.concatenate([np.arange(0), *places])).to(ranks.device)
         for result, query in zip(results, queries.values(), strict=True):
             result[where] = query(packed).double()
-    dist.all_reduce(results)
+    ranks.add_up(results)
     return dict(zip(queries, results.cpu().numpy(), strict=True))

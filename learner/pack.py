@@ -19,6 +19,7 @@ from torch import Tensor
 from common.kept_sets import KeptSets, joined, no_sets
 from common.trajectory import LogprobArray, MaskArray, TokenArray, Trajectory
 from common.versions import VersionArray
+from learner.context import Context, LossStates, Share, on_device, share_of
 from learner.objective.ratio import Sequences
 from learner.prefixes import Prefixes, cost_of, costs_of, lexicographic, prefixes_of, runs_of, shared_lengths
 
@@ -73,15 +74,23 @@ class Packed:
     trajectories: Int[Tensor, " sequences"]  # of each sequence, by its number in the batch
     trajectory_tokens: Int[Tensor, " sequences"]  # loss tokens of that whole trajectory
     prefixes: Prefixes | None = None  # None if every token is computed
+    share: Share | None = None  # of this rank, if several compute the pack together
 
     def to(self, device: torch.device) -> "Packed":
         """The same on `device`. The host does not wait for the copies to a GPU: they are from pinned memory."""
         parts = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        tensors: dict[str, Any] = {name: part for name, part in parts.items() if isinstance(part, Tensor)}
-        if device.type == "cuda":
-            tensors = {name: part.pin_memory() for name, part in tensors.items()}
-        moved = {name: part.to(device, non_blocking=True) for name, part in tensors.items()}
-        return dataclasses.replace(self, **moved, prefixes=self.prefixes and self.prefixes.to(device))
+        moved: dict[str, Any] = {
+            name: on_device(part, device) for name, part in parts.items() if isinstance(part, Tensor)
+        }
+        share = self.share and dataclasses.replace(self.share, tokens=on_device(self.share.tokens, device))
+        return dataclasses.replace(self, **moved, prefixes=self.prefixes and self.prefixes.to(device), share=share)
+
+    @property
+    def computed(self) -> Int[Tensor, " computed"] | None:
+        """The positions of the tokens that this rank computes; None: all."""
+        if self.share:
+            return self.share.tokens
+        return self.prefixes.computed if self.prefixes else None
 
     @property
     def computed_lengths(self) -> tuple[int, ...]:
@@ -99,6 +108,17 @@ class Packed:
     def among_computed(self, positions: Int[Tensor, " positions"]) -> Int[Tensor, " positions"]:
         """Where the states of the tokens at `positions` of the pack are among those that the model computes."""
         return self.prefixes.places[positions] if self.prefixes else positions
+
+    def loss_states(self, *, before: int) -> LossStates:
+        """Where the state is that something is predicted from for each loss token: `before` tokens before it."""
+        if self.share:
+            return self.share.loss_states(before=before)
+        return LossStates(
+            places=self.among_computed(self.loss_positions - before),
+            own=None,
+            num_loss_tokens=len(self.loss_positions),
+            context=None,
+        )
 
     @property
     def loss_sequences(self) -> Sequences:
@@ -196,10 +216,11 @@ def count_trajectories(sequences: Sequence[TokenSequence]) -> int:
     return 1 + max((sequence.trajectory for sequence in sequences), default=-1)
 
 
-def pack(sequences: Sequence[TokenSequence], *, share_prefixes: bool = False) -> Packed:
+def pack(sequences: Sequence[TokenSequence], *, share_prefixes: bool = False, context: Context | None = None) -> Packed:
     """Concatenate `sequences`, longest first, so that attention finds sequences of similar length next to each other.
 
-    With `share_prefixes` they are in lexicographic order, and a prefix of several sequences is computed once.
+    With `share_prefixes` they are in lexicographic order, and a prefix of several sequences is computed once. With
+    `context` the pack has this rank's share of the computed tokens.
 
     Without sequences, the pack is one token without loss: a rank with no data must still take part in the step.
     """
@@ -218,9 +239,10 @@ def pack(sequences: Sequence[TokenSequence], *, share_prefixes: bool = False) ->
         if item.name not in _NOT_PACKED and getattr(ordered[0], item.name) is not None
     }
     lengths = tuple(sequence.num_tokens for sequence in ordered)
+    index = index_of(per_token["loss_mask"], lengths)
     return Packed(
         **per_token | {"tokens": per_token["tokens"].long()},
-        **index_of(per_token["loss_mask"], lengths),
+        **index,
         position_ids=torch.cat([torch.arange(length) for length in lengths]),
         **_kept_ids(ordered),
         temperature=_temperature(ordered),
@@ -228,7 +250,14 @@ def pack(sequences: Sequence[TokenSequence], *, share_prefixes: bool = False) ->
         trajectories=torch.tensor([sequence.trajectory for sequence in ordered]),
         trajectory_tokens=torch.tensor([sequence.trajectory_tokens for sequence in ordered]),
         prefixes=prefixes,
+        share=_share(context, sum(lengths), prefixes, loss_positions=index["loss_positions"]) if context else None,
     )
+
+
+def _share(context: Context, num_tokens: int, prefixes: Prefixes | None, *, loss_positions: Tensor) -> Share:
+    every = np.arange(num_tokens)
+    computed, places = (prefixes.computed.numpy(), prefixes.places.numpy()) if prefixes else (every, every)
+    return share_of(context, computed=computed, places=places, loss_positions=loss_positions)
 
 
 def index_of(loss_mask: Bool[Tensor, " tokens"], lengths: Sequence[int]) -> dict[str, Tensor]:
@@ -251,11 +280,20 @@ class Bin:
 
 
 def micro_batches(
-    sequences: Sequence[TokenSequence], *, max_tokens: int, num_ranks: int, rank: int, share_prefixes: bool = False
+    sequences: Sequence[TokenSequence],
+    *,
+    max_tokens: int,
+    num_ranks: int,
+    rank: int,
+    share_prefixes: bool = False,
+    context: Context | None = None,
 ) -> list[Packed]:
     """This rank's packs of `sequences`: see `bins_of_rank`. Every rank passes all sequences, in the same order."""
     bins = bins_of_rank(sequences, max_tokens=max_tokens, num_ranks=num_ranks, rank=rank, share_prefixes=share_prefixes)
-    return [pack([sequences[index] for index in each.members], share_prefixes=each.share_prefixes) for each in bins]
+    return [
+        pack([sequences[index] for index in each.members], share_prefixes=each.share_prefixes, context=context)
+        for each in bins
+    ]
 
 
 def bins_of_rank(
@@ -298,7 +336,7 @@ def balanced_bins(lengths: Sequence[int], *, max_tokens: int, num_ranks: int) ->
     if lengths and max(lengths) > max_tokens:
         raise ValueError(
             f"a sequence of {max(lengths)} tokens does not fit into a micro-batch of {max_tokens}; "
-            "raise `learner.micro_batch_tokens`"
+            "raise `learner.micro_batch_tokens`, with `learner.context_ranks` if that does not fit a rank's memory"
         )
     num_rounds = max(1, -(-sum(lengths) // (max_tokens * num_ranks)))
     while (bins := _filled(lengths, max_tokens=max_tokens, num_bins=num_rounds * num_ranks)) is None:

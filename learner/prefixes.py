@@ -19,6 +19,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from common.trajectory import TokenArray
+from learner.context import on_device
 
 # What a shared token costs a sequence that does not compute it, as a fraction of a computed token: its key and value
 # are copied in every layer. They are at most 2 of the 16 or more numbers per unit of width that a layer keeps for the
@@ -37,10 +38,7 @@ class Prefixes:
 
     def to(self, device: torch.device) -> "Prefixes":
         """The same on `device`: see `Packed.to`."""
-        tensors = (self.computed, self.places, self.bounds)
-        if device.type == "cuda":
-            tensors = (self.computed.pin_memory(), self.places.pin_memory(), self.bounds.pin_memory())
-        computed, places, bounds = (tensor.to(device, non_blocking=True) for tensor in tensors)
+        computed, places, bounds = (on_device(each, device) for each in (self.computed, self.places, self.bounds))
         return dataclasses.replace(self, computed=computed, places=places, bounds=bounds)
 
 

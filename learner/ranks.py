@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from common.config import Config
+from common.config_error import require
+from learner.context import Context
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,12 +23,35 @@ class Ranks:
     num_ranks: int
     device: torch.device
     mesh: DeviceMesh  # one dimension, over all ranks
+    context: Context | None = None  # those that compute each micro-batch together; None: each computes its own
+
+    @property
+    def num_packing(self) -> int:
+        """The number of micro-batches that are computed at a time."""
+        return self.num_ranks // (self.context.num_ranks if self.context else 1)
+
+    @property
+    def packing_rank(self) -> int:
+        """Which of them this rank computes, alone or with others."""
+        return self.rank // (self.context.num_ranks if self.context else 1)
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank's numbers count: those of all ranks of a context are the same, and count once."""
+        return self.context is None or self.context.rank == 0
+
+    def add_up(self, sums: Tensor) -> None:
+        """Replace `sums` of micro-batches by those over all of them, the same on every rank. Collective."""
+        if not self.counts:
+            sums.zero_()
+        dist.all_reduce(sums)
 
 
-def join_ranks(*, timeout_s: float) -> Ranks:
+def join_ranks(*, timeout_s: float, context_ranks: int = 1) -> Ranks:
     """Join the ranks that torchrun started; without torchrun, be the only rank.
 
-    A collective that waits longer than `timeout_s` for another rank raises RuntimeError.
+    Every `context_ranks` neighbours compute their micro-batches together. A collective that waits longer than
+    `timeout_s` for another rank raises RuntimeError. Raises ConfigError if there are too few ranks for that.
     """
     device = _device()
     # Tensors in host memory, as with `learner.cpu_offload`, need gloo besides NCCL.
@@ -37,7 +63,23 @@ def join_ranks(*, timeout_s: float) -> Ranks:
         dist.init_process_group(backend, timeout=timeout, store=HashStore(), rank=0, world_size=1)
     num_ranks = dist.get_world_size()
     mesh = init_device_mesh(device.type, (num_ranks,))
-    return Ranks(rank=dist.get_rank(), num_ranks=num_ranks, device=device, mesh=mesh)
+    context = context_of(num_ranks, context_ranks)
+    return Ranks(rank=dist.get_rank(), num_ranks=num_ranks, device=device, mesh=mesh, context=context)
+
+
+def context_of(num_ranks: int, context_ranks: int) -> Context | None:
+    """This rank's context; None if every rank computes its micro-batches alone. Every rank calls it."""
+    require(
+        num_ranks % context_ranks == 0,
+        "learner.context_ranks",
+        f"a divisor of the {num_ranks} ranks that were started",
+        context_ranks,
+        "start a multiple of it",
+    )
+    if context_ranks == 1:
+        return None
+    group, _ = dist.new_subgroups(group_size=context_ranks)  # type: ignore[no-untyped-call]
+    return Context(rank=group.rank(), num_ranks=context_ranks, group=group)
 
 
 def resolve_dtype(config: Config, device: torch.device) -> None:

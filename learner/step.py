@@ -91,11 +91,11 @@ def train_step(
         num_loss_tokens=batch.num_loss_tokens, num_trajectories=batch.num_trajectories, objective=settings.objective
     )
     found = _gradients(models, batch, divisor=divisor, settings=settings, ranks=ranks, clock=clock)
-    measured = measured_over_ranks(found)
-    sums = trajectory_sums_over_ranks(found, num_trajectories=batch.num_trajectories)
+    measured = measured_over_ranks(found, ranks=ranks)
+    sums = trajectory_sums_over_ranks(found, num_trajectories=batch.num_trajectories, ranks=ranks)
     evidence = evidence_from(sums, measured)
     decision = _guard_decision(evidence, objective=settings.objective, ranks=ranks)
-    update, values = _updated(models, found, settings=settings, scale=decision.scale)
+    update, values = _updated(models, found, settings=settings, scale=decision.scale, ranks=ranks)
     _lap(clock, "optimizer")
     return step_metrics_of(
         measured,
@@ -105,7 +105,7 @@ def train_step(
         evidence=evidence,
         trajectory_ratios=ratios_of(sums),
         guard_scale=decision.scale,
-        by_lag=lag_metrics_of(found),
+        by_lag=lag_metrics_of(found, ranks=ranks),
         values=values,
         tokens=[TrainedTokens(ratios=each.loss.ratios, fates=each.loss.fates) for each in found],
     )
@@ -140,7 +140,7 @@ def _gradients(
 
 
 def _updated(
-    models: StepModels, found: Sequence[MicroBatchSums], *, settings: StepSettings, scale: float
+    models: StepModels, found: Sequence[MicroBatchSums], *, settings: StepSettings, scale: float, ranks: Ranks
 ) -> tuple[Update, ValueMetrics | None]:
     """Apply the gradients to policy and critic, or to neither if one is not finite."""
     if models.critic is not None and not _both_finite(models.optimizer, models.critic):
@@ -156,7 +156,8 @@ def _updated(
     of_critic = apply_gradient(
         models.critic.optimizer, models.critic.schedule, max_grad_norm=settings.max_grad_norm, scale=scale
     )
-    values = critic_metrics_of([each.value_loss for each in found if each.value_loss is not None], of_critic)
+    value_losses = [each.value_loss for each in found if each.value_loss is not None]
+    values = critic_metrics_of(value_losses, of_critic, ranks=ranks)
     return dataclasses.replace(update, skipped=scale == 0.0), values
 
 

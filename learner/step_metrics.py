@@ -14,6 +14,7 @@ from learner.model.gradient import Update
 from learner.objective.guard import Evidence, trajectory_ess
 from learner.objective.lag import LagMetrics, lag_metrics
 from learner.objective.value_loss import ValueLoss, ValueMetrics, value_metrics
+from learner.ranks import Ranks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,13 +71,15 @@ class MicroBatchSums:
     num_pairs: int
 
 
-def trajectory_sums_over_ranks(micro_batches: Sequence[MicroBatchSums], *, num_trajectories: int) -> Tensor:
+def trajectory_sums_over_ranks(
+    micro_batches: Sequence[MicroBatchSums], *, num_trajectories: int, ranks: Ranks
+) -> Tensor:
     """Log-ratio sums and token counts of each trajectory, over all its branches, packs and ranks. Collective."""
     sums = torch.zeros((2, num_trajectories), dtype=torch.float64, device=micro_batches[0].trajectories.device)
     for each in micro_batches:
         of_branches = torch.stack([each.loss.left_log_ratio_sums, each.loss.num_left_tokens])
         sums.index_add_(1, each.trajectories, of_branches.double())
-    dist.all_reduce(sums)
+    ranks.add_up(sums)
     return sums
 
 
@@ -97,14 +100,14 @@ def ratios_of(trajectory_sums: Tensor) -> list[float]:
     return [ratio for ratio, num_tokens in zip(ratios, counts, strict=True) if num_tokens]
 
 
-def measured_over_ranks(micro_batches: Sequence[MicroBatchSums]) -> dict[str, float]:
+def measured_over_ranks(micro_batches: Sequence[MicroBatchSums], *, ranks: Ranks) -> dict[str, float]:
     """Every sum over all micro-batches of all ranks, and the largest ratio. Collective."""
     sums = {name: torch.stack([getattr(each.loss, name) for each in micro_batches]).sum() for name in _SUMMED}
     sums["entropy_sum"] = torch.stack([each.entropy_sum for each in micro_batches]).sum()
     for name in ("num_computed_tokens", "num_pairs"):
         total = sum(getattr(each, name) for each in micro_batches)
         sums[name] = torch.full_like(sums["entropy_sum"], total, dtype=torch.float64)
-    return summed_over_ranks(sums) | {"ratio_max": _largest(each.loss.ratio_max for each in micro_batches)}
+    return summed_over_ranks(sums, ranks=ranks) | {"ratio_max": _largest(each.loss.ratio_max for each in micro_batches)}
 
 
 def step_metrics_of(
@@ -155,28 +158,28 @@ def step_metrics_of(
     )
 
 
-def critic_metrics_of(losses: Sequence[ValueLoss], update: Update) -> ValueMetrics:
+def critic_metrics_of(losses: Sequence[ValueLoss], update: Update, *, ranks: Ranks) -> ValueMetrics:
     """The critic's metrics over all micro-batches of all ranks. Collective."""
     names = [item.name for item in dataclasses.fields(ValueLoss)]
     sums = {name: torch.stack([getattr(loss, name) for loss in losses]).sum() for name in names}
-    return value_metrics(summed_over_ranks(sums), grad_norm=update.grad_norm, lr=update.lr)
+    return value_metrics(summed_over_ranks(sums, ranks=ranks), grad_norm=update.grad_norm, lr=update.lr)
 
 
 _NOT_SUMMED = ("ratio_max", "left_log_ratio_sums", "num_left_tokens", "by_lag", "ratios", "fates")
 _SUMMED = [field.name for field in dataclasses.fields(PolicyLoss) if field.name not in _NOT_SUMMED]
 
 
-def lag_metrics_of(micro_batches: Sequence[MicroBatchSums]) -> dict[str, LagMetrics]:
+def lag_metrics_of(micro_batches: Sequence[MicroBatchSums], *, ranks: Ranks) -> dict[str, LagMetrics]:
     """The metrics of each bucket of lag, over all micro-batches of all ranks. Collective."""
     sums = torch.stack([each.loss.by_lag for each in micro_batches]).sum(dim=0).double()
-    dist.all_reduce(sums)
+    ranks.add_up(sums)
     return lag_metrics(sums.tolist())
 
 
-def summed_over_ranks(sums: dict[str, Tensor]) -> dict[str, float]:
+def summed_over_ranks(sums: dict[str, Tensor], *, ranks: Ranks) -> dict[str, float]:
     """Each sum, added up over all ranks in one collective."""
     stacked = torch.stack([value.double() for value in sums.values()])
-    dist.all_reduce(stacked)
+    ranks.add_up(stacked)
     return dict(zip(sums, stacked.tolist(), strict=True))
 
 

@@ -56,9 +56,10 @@ def imitate(
         packs = micro_batches(
             batch,
             max_tokens=micro_batch_tokens,
-            num_ranks=ranks.num_ranks,
-            rank=ranks.rank,
+            num_ranks=ranks.num_packing,
+            rank=ranks.packing_rank,
             share_prefixes=model.shares_prefixes,
+            context=ranks.context,
         )
         for number, packed in enumerate(packs, start=1):
             expect_backward(model, last=number == len(packs))
@@ -67,7 +68,7 @@ def imitate(
             backward(loss_sum, ranks=ranks, divisor=num_loss_tokens)
             loss_sums.append(loss_sum.detach())
         update = apply_gradient(optimizer, schedule, max_grad_norm=optim.max_grad_norm)
-        loss = summed_over_ranks({"loss_sum": sum(loss_sums)})["loss_sum"] / num_loss_tokens
+        loss = summed_over_ranks({"loss_sum": sum(loss_sums)}, ranks=ranks)["loss_sum"] / num_loss_tokens
         on_step(WarmStartStep(step=step, num_steps=len(batches), loss=loss, skipped=update.skipped))
     return len(batches)
 

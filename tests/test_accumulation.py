@@ -20,13 +20,13 @@ from transformers import AttentionInterface, AutoModelForCausalLM, Starcoder2Con
 
 from common.learner_config import OptimConfig
 from common.objective_config import ObjectiveConfig
-from learner.model.attention import packed_attention
+from learner.model.context_attention import attention
 from learner.model.kernel import PACKED_ATTENTION
 from learner.model.optimizer import make_optimizer, make_schedule
 from learner.model.packed_model import PackedModel, full_tensors, load_model
 from learner.model.proximal import Proximal
 from learner.pack import Packed, TokenSequence, count_loss_tokens, count_trajectories, micro_batches, numbered, pack
-from learner.ranks import Ranks, join_ranks, leave_ranks
+from learner.ranks import Ranks, context_of, join_ranks, leave_ranks
 from learner.step import StepBatch, StepModels, StepSettings, train_step
 from tests.tiny_model import FLOAT32, VOCAB_SIZE, random_sequence, save_tiny_model
 
@@ -34,11 +34,13 @@ from tests.tiny_model import FLOAT32, VOCAB_SIZE, random_sequence, save_tiny_mod
 STEPS = [(31, 7, 22, 13, 40), (12, 33, 18), (25,)]
 # With at most so many tokens; 0 is special. The last computes the prefixes that sequences share once.
 WAYS = {"one sequence at a time": 0, "medium packs": 45, "one pack": 1000, "shared prefixes": 60}
+TOGETHER = ("medium packs", "shared prefixes")  # ways in which two ranks also compute each pack together
 NORMALISATIONS = [("float32", "tokens"), ("float64", "tokens"), ("float64", "sequences"), ("float64", "constant")]
 TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 CASES = [(way, normalisation, dtype) for way in WAYS for dtype, normalisation in NORMALISATIONS]
+CASES_TOGETHER = [(f"{way}, together", normalisation, dtype) for way, normalisation, dtype in CASES if way in TOGETHER]
 # Three ranks on two cores wait for one another most of the time.
-CASES_ON = {1: CASES, 2: CASES, 3: [case for case in CASES if case[0] == "medium packs"]}
+CASES_ON = {1: CASES, 2: CASES + CASES_TOGETHER, 3: [case for case in CASES if case[0] == "medium packs"]}
 LR = 1e-3
 pytestmark = pytest.mark.timeout(1800)  # hundreds of collectives, each of which waits for the slowest rank
 # Nothing is left out, however far the random log-probabilities are from the model's.
@@ -96,6 +98,8 @@ def folder_of(path: Path, num_ranks: int, way: str, normalisation: str, dtype: s
 def train(path: Path, way: str, normalisation: str, dtype: str, *, ranks: Ranks) -> None:
     """Train STEPS, and write down every loss, every gradient, and the weights in the end."""
     out = folder_of(path, ranks.num_ranks, way, normalisation, dtype)
+    if way.endswith(", together"):
+        ranks = dataclasses.replace(ranks, context=context_of(ranks.num_ranks, ranks.num_ranks))
     model = load(path / dtype, ranks=ranks)
     optimizer = make_optimizer(model, config=OptimConfig(lr=LR))
     schedule = make_schedule(optimizer, config=OptimConfig(lr=LR), num_steps=len(STEPS))
@@ -134,11 +138,19 @@ def train(path: Path, way: str, normalisation: str, dtype: str, *, ranks: Ranks)
 
 def cut(sequences: list[TokenSequence], way: str, *, ranks: Ranks) -> list[Packed]:
     """This rank's micro-batches."""
-    num_ranks, rank = ranks.num_ranks, ranks.rank
+    num_ranks, rank = ranks.num_packing, ranks.packing_rank
+    way = way.removesuffix(", together")
     if max_tokens := WAYS[way]:
         shared = way == "shared prefixes"
         shares = [
-            micro_batches(sequences, max_tokens=max_tokens, num_ranks=num_ranks, rank=each, share_prefixes=shared)
+            micro_batches(
+                sequences,
+                max_tokens=max_tokens,
+                num_ranks=num_ranks,
+                rank=each,
+                share_prefixes=shared,
+                context=ranks.context,
+            )
             for each in range(num_ranks)
         ]
         if shared and len(sequences) == len(STEPS[0]):
@@ -173,7 +185,7 @@ def load(folder: Path, *, ranks: Ranks) -> PackedModel:
     """The model in `folder`, in the dtype that the folder is named for."""
     if folder.name == "float32":
         return load_model(folder, ranks=ranks, settings=FLOAT32)
-    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+    AttentionInterface.register(PACKED_ATTENTION, attention)
     causal_lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation=PACKED_ATTENTION)
     model = PackedModel(causal_lm, folder=folder, settings=FLOAT32).eval()
     model.shares_prefixes = True

@@ -65,6 +65,7 @@ SINKS = DENSE | {
     "num_experts_per_tok": 2,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
+TOGETHER = {"learner": {"ranks": 8, "context_ranks": 4}}
 LORA = {"model": {"lora": {"rank": 8}}}
 EVERY_MODEL = {  # that an objective can need besides the policy
     "objective": {
@@ -90,6 +91,10 @@ STEPS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "states on 8": (STATES, {}, 8),
     "sinks on 8": (SINKS, {}, 8),
     "every model on 8": (DENSE, EVERY_MODEL, 8),
+    "dense on 2 times 4": (DENSE, TOGETHER, 8),
+    "experts on 2 times 4": (EXPERTS, TOGETHER, 8),
+    "sinks on 2 times 4": (SINKS, TOGETHER, 8),
+    "every model on 2 times 4": (DENSE, TOGETHER | EVERY_MODEL, 8),
     "offloaded on 8": (DENSE, {"learner": {"cpu_offload": True}}, 8),
 }
 
@@ -195,6 +200,31 @@ def test_a_step_needs_weights_gradient_and_moments_and_more(steps: dict[str, Mea
     for name, step in steps.items():
         kept = step.weights_bytes + 3 * step.trained_bytes + step.other_models_bytes
         assert step.step_peak_bytes > (0 if name.startswith("offloaded") else kept), name
+
+
+def test_context_ranks_divide_what_a_micro_batch_takes_and_nothing_else(steps: dict[str, MeasuredStep]) -> None:
+    for name in ("dense", "experts", "sinks", "every model"):
+        alone, together = steps[f"{name} on 8"], steps[f"{name} on 2 times 4"]
+        assert together.step_peak_bytes < alone.step_peak_bytes, name
+        assert together.weights_bytes == alone.weights_bytes, name
+        assert together.other_models_bytes == alone.other_models_bytes, name
+        assert together.waits == alone.waits, name
+
+
+def test_a_sequence_that_one_rank_cannot_hold_fits_four(tmp_path: Path) -> None:
+    """Activations are nearly all of the memory: four times as many tokens on four ranks take about as much."""
+    peaks = []
+    for tokens, context_ranks in ((8192, 1), (32768, 4)):
+        settings = {
+            "model": {"max_tokens": tokens},
+            "learner": {"micro_batch_tokens": tokens, "ranks": 8, "context_ranks": context_ranks},
+        }
+        long = DENSE | {"max_position_embeddings": tokens}
+        path = write_step(tmp_path / str(tokens), long, settings)
+        done = run_steps(str(path), "8")
+        assert done.returncode == 0, done.stderr[-4000:]
+        peaks.append(msgspec.json.decode(done.stdout, type=MeasuredStep).step_peak_bytes)
+    assert peaks[1] < 1.2 * peaks[0]
 
 
 def test_the_host_waits_for_the_gpu_only_at_the_end_of_a_step(steps: dict[str, MeasuredStep]) -> None:

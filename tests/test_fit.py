@@ -1,5 +1,6 @@
 """Fitting to recorded conversations: each gradient against a second way to it, whatever the batch was cut into."""
 
+import dataclasses
 import os
 import socket
 from dataclasses import replace
@@ -25,7 +26,7 @@ from learner.fit import fit
 from learner.fit_options import FitOptions
 from learner.model.reward_model import RewardModel
 from learner.pack import TokenSequence
-from learner.ranks import Ranks, join_ranks, leave_ranks
+from learner.ranks import Ranks, context_of, join_ranks, leave_ranks
 from tools.tiny_model import make_tiny_model
 
 WORDS = [f"w{number}" for number in range(40)]
@@ -189,6 +190,8 @@ def be_one_of_two(rank: int, port: int, folder: Path) -> None:
     ranks = join_ranks(timeout_s=120)
     for goal in GOALS:
         train(goal, folder, folder.parent / f"{goal}_on_two", ranks)
+        together = dataclasses.replace(ranks, context=context_of(2, 2))
+        train(goal, folder, folder.parent / f"{goal}_on_two_together", together)
     leave_ranks()
     os._exit(0)  # as tools/cli.py ends a rank, and for its reason
 
@@ -225,13 +228,14 @@ def weights(run: Path) -> dict[str, Tensor]:
 @pytest.mark.parametrize("goal", GOALS)
 def test_two_ranks_do_what_one_does(goal: Goal, folder: Path, on_two_ranks: Path, ranks: Ranks) -> None:
     assert train(goal, folder, on_two_ranks / f"{goal}_on_one", ranks)
-    one, two = (weights(on_two_ranks / f"{goal}_on_{number}") for number in ("one", "two"))
-    assert set(one) == set(two)
-    assert all(torch.allclose(one[name], two[name], rtol=1e-3, atol=1e-4) for name in one)
-    first, second = (read_metrics(on_two_ranks / f"{goal}_on_{number}" / "metrics.jsonl") for number in ("one", "two"))
-    for here, there in zip(first, second, strict=True):
-        for name in set(here) - {"time"}:
-            assert here[name] == pytest.approx(there[name], rel=1e-3, abs=1e-4), name
+    one, first = weights(on_two_ranks / f"{goal}_on_one"), read_metrics(on_two_ranks / f"{goal}_on_one/metrics.jsonl")
+    for run in (on_two_ranks / f"{goal}_on_two", on_two_ranks / f"{goal}_on_two_together"):
+        two = weights(run)
+        assert set(one) == set(two)
+        assert all(torch.allclose(one[name], two[name], rtol=1e-3, atol=1e-4) for name in one)
+        for here, there in zip(first, read_metrics(run / "metrics.jsonl"), strict=True):
+            for name in set(here) - {"time"}:
+                assert here[name] == pytest.approx(there[name], rel=1e-3, abs=1e-4), name
 
 
 # --- A run.

@@ -1,4 +1,7 @@
-"""Two ranks do what one does: this process is the one rank, two others are made once and leave what they found."""
+"""Two ranks do what one does, each with micro-batches of its own or together with the other's.
+
+This process is the one rank, two others are made once and leave what they found.
+"""
 
 import dataclasses
 import json
@@ -13,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from common.config import load_config
+from common.config_error import ConfigError
 from common.learner_config import OptimConfig
 from common.model_config import LoraConfig
 from common.objective_config import ObjectiveConfig
@@ -28,18 +32,21 @@ from learner.model.packed_model import PackedModel, full_tensors, load_kind, loa
 from learner.model.probe import probe_of
 from learner.model.value_model import ValueModel
 from learner.pack import count_loss_tokens, micro_batches, numbered
-from learner.ranks import Ranks, join_ranks, leave_ranks
+from learner.ranks import Ranks, context_of, join_ranks, leave_ranks
 from learner.step import StepBatch, StepModels, StepSettings, train_step
 from tests import even_game
 from tests.even_game import load_player
-from tests.test_model_families import SEEING, save
+from tests.test_model_families import EXACT, SEEING, save
 from tests.tiny_model import FLOAT32, random_sequence, save_tiny_model
 
 OPTIM = OptimConfig(lr=1e-3)
 # The lengths of each step's sequences: two ranks get shares of unlike size, and in the last step one gets nothing.
 STEPS = [(31, 7, 22, 13, 40, 9, 28), (12, 33, 18), (25,)]
-# The last one has layers that carry a state, and frozen ones for images that no rank runs.
-KINDS = ["tied", "untied", "adapters", "hybrid"]
+# One has layers that carry a state, and frozen ones for images that no rank runs; the last has experts, windows, sinks,
+# and fewer heads of keys than there are ranks.
+KINDS = ["tied", "untied", "adapters", "hybrid", "experts"]
+TOGETHER = {f"{name}_together": name for name in KINDS if name != "hybrid"}  # a context of both ranks
+FAMILIES = {"hybrid": SEEING["qwen3_5"], "experts": EXACT["gpt_oss"]}
 COMPILED = {"compiled": "tied", "compiled_hybrid": "hybrid"}
 GAMES = {  # what else than weights a rank keeps its shards of
     "own_critic": ["objective.advantage=gae", "objective.critic=own", "objective.critic_warmup_steps=1"],
@@ -53,8 +60,8 @@ def results(tmp_path_factory: pytest.TempPathFactory, ranks: Ranks) -> Path:
     """What one rank and two ranks found, each in a folder of its own."""
     path = tmp_path_factory.mktemp("results")
     for name in KINDS:
-        if name == "hybrid":
-            save(SEEING["qwen3_5"], path / "hybrid_model")
+        if name in FAMILIES:
+            save(FAMILIES[name], path / f"{name}_model")
         else:
             save_tiny_model(path / f"{name}_model", tie=name != "untied")
         train(path / f"{name}_model", path / f"{name}_on_one", ranks=ranks)
@@ -75,6 +82,13 @@ def be_one_of_two(rank: int, port: int, path: Path) -> None:
         train(path / f"{name}_model", path / f"{name}_on_two", ranks=ranks)
     for game in GAMES:
         play(path / "untied_model", path / f"{game}_on_two", game=game, ranks=ranks)
+    together = dataclasses.replace(ranks, context=context_of(2, 2))
+    for name, kind in TOGETHER.items():
+        train(path / f"{kind}_model", path / f"{name}_on_two", ranks=together)
+    for game in GAMES:
+        play(path / "untied_model", path / f"{game}_together_on_two", game=game, ranks=together)
+    resume(path / "tied_model", path / "tied_on_one", path / "resumed_together_on_two", ranks=together)
+    refuse(path / "hybrid_model", path / f"refusal_{rank}.txt", ranks=together)
     compiler.BACKEND = "aot_eager"  # this process's own
     for name, kind in COMPILED.items():
         train(path / f"{kind}_model", path / f"{name}_on_two", ranks=ranks, compile=True)
@@ -128,7 +142,9 @@ def one_step(
     """The step's metrics, and the gradient that the same packs give to the mean log-probability."""
     drawn = [random_sequence(length, seed=100 * step + length) for length in STEPS[step]]
     sequences = numbered([dataclasses.replace(each, lags=np.arange(each.num_tokens, dtype=np.int32))] for each in drawn)
-    batches = micro_batches(sequences, max_tokens=50, num_ranks=ranks.num_ranks, rank=ranks.rank)
+    batches = micro_batches(
+        sequences, max_tokens=50, num_ranks=ranks.num_packing, rank=ranks.packing_rank, context=ranks.context
+    )
     num_loss_tokens = count_loss_tokens(sequences)
     for packed in batches:
         logprobs = model(packed).logprobs
@@ -198,6 +214,14 @@ def explode(model_folder: Path, out: Path, *, ranks: Ranks) -> None:
     out.write_text(json.dumps({"skipped": skipped, "changed": changed, "schedule": schedule.last_epoch}))
 
 
+def refuse(model_folder: Path, out: Path, *, ranks: Ranks) -> None:
+    """Write down why a model cannot be trained by these ranks."""
+    try:
+        load_model(model_folder, ranks=ranks, settings=FLOAT32)
+    except ConfigError as error:
+        out.write_text(str(error))
+
+
 def judge(model_folder: Path, out: Path, *, ranks: Ranks) -> None:
     """Write down a bfloat16 critic's values, and what the float32 weights of its head make of the same states."""
     model = load_kind(ValueModel, model_folder, ranks=ranks, settings=dataclasses.replace(FLOAT32, dtype="bfloat16"))
@@ -210,9 +234,9 @@ def judge(model_folder: Path, out: Path, *, ranks: Ranks) -> None:
     out.write_text(json.dumps({"found": values.tolist(), "expected": (states[0].float() @ weight).tolist()}))
 
 
-@pytest.mark.parametrize("name", [*KINDS, *COMPILED])
+@pytest.mark.parametrize("name", [*KINDS, *COMPILED, *TOGETHER])
 def test_two_ranks_equal_one_in_losses_gradients_and_weights(results: Path, name: str) -> None:
-    one, two = results / f"{COMPILED.get(name, name)}_on_one", results / f"{name}_on_two"
+    one, two = results / f"{(COMPILED | TOGETHER).get(name, name)}_on_one", results / f"{name}_on_two"
     for file in ("gradients_0", "gradients_1", "gradients_2", "weights"):
         assert_tensors_close(two / f"{file}.safetensors", one / f"{file}.safetensors")
     found, expected = (json.loads((folder / "measured.json").read_text()) for folder in (two, one))
@@ -222,9 +246,10 @@ def test_two_ranks_equal_one_in_losses_gradients_and_weights(results: Path, name
         assert found_step == pytest.approx(expected_step, rel=1e-5)
 
 
+@pytest.mark.parametrize("way", ["", "_together"])
 @pytest.mark.parametrize("game", GAMES)
-def test_two_ranks_with_a_critic_or_a_proximal_policy_equal_one(results: Path, game: str) -> None:
-    one, two = results / f"{game}_on_one", results / f"{game}_on_two"
+def test_two_ranks_with_a_critic_or_a_proximal_policy_equal_one(results: Path, game: str, way: str) -> None:
+    one, two = results / f"{game}_on_one", results / f"{game}{way}_on_two"
     for file in ("weights", "kept"):
         assert_tensors_close(two / f"{file}.safetensors", one / f"{file}.safetensors")
     found, expected = (json.loads((folder / "measured.json").read_text()) for folder in (two, one))
@@ -232,9 +257,15 @@ def test_two_ranks_with_a_critic_or_a_proximal_policy_equal_one(results: Path, g
         assert found_step == pytest.approx(expected_step, rel=1e-4, abs=1e-5)
 
 
-def test_a_checkpoint_of_one_rank_resumes_on_two(results: Path) -> None:
+@pytest.mark.parametrize("way", ["", "_together"])
+def test_a_checkpoint_of_one_rank_resumes_on_two(results: Path, way: str) -> None:
     expected = results / "tied_on_one" / "weights.safetensors"
-    assert_tensors_close(results / "resumed_on_two" / "weights.safetensors", expected)
+    assert_tensors_close(results / f"resumed{way}_on_two" / "weights.safetensors", expected)
+
+
+def test_layers_with_a_state_refuse_a_context_on_every_rank(results: Path) -> None:
+    for rank in (0, 1):
+        assert "`learner.context_ranks` must be 1, got 2" in (results / f"refusal_{rank}.txt").read_text()
 
 
 def test_a_checkpoint_of_two_ranks_resumes_on_one(results: Path, tmp_path: Path, ranks: Ranks) -> None:

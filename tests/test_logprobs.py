@@ -27,16 +27,16 @@ def packed_of(tokens: Tensor, *, loss_positions: tuple[int, ...]) -> Packed:
 def test_the_state_before_a_loss_token_predicts_it() -> None:
     hidden = torch.arange(10.0).reshape(5, 2)
     tokens = torch.tensor([7, 8, 9, 5, 6])
-    states, targets = predictions(hidden, packed_of(tokens, loss_positions=(1, 4)))
-    assert states.tolist() == [[0.0, 1.0], [6.0, 7.0]]
-    assert targets.tolist() == [8, 6]
+    found = predictions(hidden, packed_of(tokens, loss_positions=(1, 4)))
+    assert found.states.tolist() == [[0.0, 1.0], [6.0, 7.0]]
+    assert found.targets.tolist() == [8, 6]
 
 
 def test_only_states_that_predict_a_loss_token_get_a_gradient() -> None:
     hidden = torch.randn(6, 4, requires_grad=True)
-    states, targets = predictions(hidden, packed_of(torch.zeros(6, dtype=torch.long), loss_positions=(2, 5)))
+    found = predictions(hidden, packed_of(torch.zeros(6, dtype=torch.long), loss_positions=(2, 5)))
     chunked_logprobs(
-        states, torch.randn(5, 4), None, targets, temperature=1.0, chunk_tokens=8
+        found.states, torch.randn(5, 4), None, found.targets, temperature=1.0, chunk_tokens=8
     ).logprobs.sum().backward()
     assert hidden.grad is not None
     assert (hidden.grad.abs().sum(dim=1) > 0).tolist() == [False, True, False, False, True, False]

@@ -46,7 +46,7 @@ def fit_model(config: Config, *, goal: "Goal", options: FitOptions) -> int:
         from learner.ranks import join_ranks, leave_ranks
         from learner.shared_folder import check_shared
 
-        ranks = join_ranks(timeout_s=RANK_TIMEOUT_S)
+        ranks = join_ranks(timeout_s=RANK_TIMEOUT_S, context_ranks=config.learner.context_ranks)
     if ranks.rank == 0:
         for reason, number in left_out.items():
             if number:

@@ -51,7 +51,7 @@ def rerun(config: Config) -> int:
         from learner.rerun_check import check_rerun
         from learner.shared_folder import check_shared
 
-        ranks = join_ranks(timeout_s=RANK_TIMEOUT_S)
+        ranks = join_ranks(timeout_s=RANK_TIMEOUT_S, context_ranks=config.learner.context_ranks)
     try:
         if config.learner.hosts > 1:
             check_shared(run_dir.path, ranks=ranks)

@@ -47,7 +47,7 @@ def train(config: Config) -> int:
         from replay.archive import ArchiveError
         from replay.keys import FencedOut, RunForgotten
 
-        ranks = join_ranks(timeout_s=RANK_TIMEOUT_S)
+        ranks = join_ranks(timeout_s=RANK_TIMEOUT_S, context_ranks=config.learner.context_ranks)
     try:
         if config.learner.hosts > 1:
             check_shared(run_dir.path, ranks=ranks)

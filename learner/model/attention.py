@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 
+from learner.context import Context
 from learner.prefixes import prefixes_of
 
 MAX_FLASH_HEAD_DIM = 256  # PyTorch's flash attention has no larger head, and none whose values have another size
@@ -92,6 +93,7 @@ class PackRows:
 
     rows: tuple[Rows, ...]
     shared: SharedKeys | None = None
+    context: Context | None = None  # the ranks with the other tokens: see `learner.model.context_attention`
 
 
 class CannotPack(ValueError):

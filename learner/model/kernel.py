@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from learner.model.attention import CannotPack, PackRows, SharedKeys, check_kernel, check_shared_keys, rows_of
+from learner.model.context_attention import check_heads
 from learner.model.states import stateful_kinds
 from learner.pack import Packed
 
@@ -20,6 +21,22 @@ def attention_for(causal_lm: PreTrainedModel, device: torch.device, dtype: str) 
     if half and find_spec("flash_attn") is not None and not has_sinks(causal_lm):
         return "flash_attention_2"
     return PACKED_ATTENTION
+
+
+def check_shares(causal_lm: PreTrainedModel, context_ranks: int) -> None:
+    """Raise CannotPack unless so many ranks can compute a micro-batch together: see `learner.context`."""
+    if context_ranks == 1:
+        return
+    if stateful_kinds(causal_lm):
+        raise CannotPack(
+            f"its layers carry a state from token to token, so `learner.context_ranks` must be 1, got {context_ranks}"
+        )
+    config = causal_lm.config.get_text_config()
+    check_heads(
+        config.num_attention_heads,
+        getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        context_ranks,
+    )
 
 
 def has_sinks(causal_lm: PreTrainedModel) -> bool:
@@ -68,7 +85,7 @@ def sequence_bounds(packed: Packed) -> dict[str, object]:
         keys = SharedKeys(places=prefixes.places, bounds=packed.bounds, lengths=packed.lengths)
     bounds = prefixes.bounds if prefixes else packed.bounds
     return {
-        "rows": PackRows(rows=rows_of(lengths), shared=keys),
+        "rows": PackRows(rows=rows_of(lengths), shared=keys, context=packed.share.context if packed.share else None),
         "cu_seq_lens_q": bounds,
         "cu_seq_lens_k": bounds,
         "max_length_q": max(lengths),

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import register_dataclass
 from torch.utils.checkpoint import checkpoint
 
+from learner.context import LossStates
 from learner.pack import Packed
 
 
@@ -32,16 +33,24 @@ class TokenLogprobs:
 register_dataclass(TokenLogprobs)
 
 
-def predictions(
-    hidden: Float[Tensor, "computed hidden"], packed: Packed
-) -> tuple[Float[Tensor, "loss_tokens hidden"], Int[Tensor, " loss_tokens"]]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Predictions:
+    """What this rank predicts: all loss tokens of a pack, or of a pack that several ranks compute its own."""
+
+    states: Float[Tensor, "own hidden"]  # that predict them
+    targets: Int[Tensor, " own"]
+    of: LossStates
+
+
+def predictions(hidden: Float[Tensor, "computed hidden"], packed: Packed) -> Predictions:
     """The hidden states that predict the loss tokens, and those tokens. This is the only place that shifts by one.
 
     The state after token i - 1 predicts token i. The first token of a sequence is never a loss token (`sequences_of`
     ensures it), so the state before a loss token is always of the same sequence. Tokens that are not trained are left
     out here, and cost no logits. The last state of a shared prefix predicts a token of every sequence that has it.
     """
-    return hidden[packed.among_computed(packed.loss_positions - 1)], packed.tokens[packed.loss_positions]
+    of = packed.loss_states(before=1)
+    return Predictions(states=hidden[of.places], targets=packed.tokens[of.among_own(packed.loss_positions)], of=of)
 
 
 def chunked_logprobs(

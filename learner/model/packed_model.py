@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -23,18 +23,20 @@ from transformers.utils import logging as transformers_logging
 from common.config import Config
 from common.model_config import LoraConfig
 from common.weights import TensorEntry, layout
-from learner.model.attention import CannotPack, packed_attention
+from learner.model.attention import CannotPack
 from learner.model.compiler import check_compiler, compile_layers
+from learner.model.context_attention import attention, check_context
 from learner.model.folder_tensors import folder_name, is_of_adapter, stored, stored_buffers
 from learner.model.kernel import (
     DTYPES,
     PACKED_ATTENTION,
     attention_for,
+    check_shares,
     checked_kernel,
     refuses_shared_keys,
     sequence_bounds,
 )
-from learner.model.logprobs import TokenLogprobs, chunked_logprobs, predictions
+from learner.model.logprobs import Predictions, TokenLogprobs, chunked_logprobs, predictions
 from learner.model.lora import adapters_of, add_adapters
 from learner.model.rope import fix_frequencies
 from learner.model.skeleton import auto_class, fill, refused_together, skeleton_of, tensors_of
@@ -96,6 +98,7 @@ class PackedModel(nn.Module):
         self.folder = folder  # that it was loaded from
         self.settings = settings
         self.carries_state = bool(stateful_kinds(causal_lm))  # from token to token: see `learner.model.states`
+        self.context_ranks = 1  # that compute each micro-batch together: see `learner.context`
         self.shares_prefixes = False  # whether it takes packs whose shared prefixes are computed once
         self.one_rank_holds_all = False  # one rank, without offloading: see `expect_backward`
         self.syncs_gradients = True  # FSDP takes the gradients after the next backward pass
@@ -130,16 +133,18 @@ class PackedModel(nn.Module):
 
     def forward(self, packed: Packed, *, entropy_gradient: bool = False) -> TokenLogprobs:
         """The log-probabilities of the loss tokens, computed in chunks: see `chunked_logprobs`."""
-        hidden, targets = predictions(self.hidden_states(packed), packed)
-        return self.logprobs(hidden, targets, packed, entropy_gradient=entropy_gradient)
+        found = predictions(self.hidden_states(packed), packed)
+        return self.logprobs(found, packed, entropy_gradient=entropy_gradient)
 
     def hidden_states(self, packed: Packed) -> Float[Tensor, "computed hidden"]:
-        """The decoder's last hidden state of every token of the pack that is computed: see `Packed.among_computed`."""
+        """The decoder's last hidden state of every token of the pack that this rank computes: see `Packed`."""
         tokens, position_ids = packed.tokens, packed.position_ids
-        if packed.prefixes:
-            if not self.shares_prefixes:
-                raise ValueError(f"{type(self.causal_lm).__name__} cannot share prefixes: pack without share_prefixes")
-            tokens, position_ids = tokens[packed.prefixes.computed], position_ids[packed.prefixes.computed]
+        if packed.prefixes and not self.shares_prefixes:
+            raise ValueError(f"{type(self.causal_lm).__name__} cannot share prefixes: pack without share_prefixes")
+        if self.context_ranks > 1 and packed.share is None and torch.is_grad_enabled():
+            raise ValueError("every rank of a context would train every token of this pack: pack it with the context")
+        if (computed := packed.computed) is not None:
+            tokens, position_ids = tokens[computed], position_ids[computed]
         # No mask and no cache: with either, transformers would treat the row as one sequence.
         hidden: Tensor = self.causal_lm.get_decoder()(
             input_ids=tokens[None],
@@ -152,26 +157,28 @@ class PackedModel(nn.Module):
 
     def logprobs(
         self,
-        hidden: Float[Tensor, "loss_tokens hidden"],
-        targets: Int[Tensor, " loss_tokens"],
+        found: Predictions,
         packed: Packed,
         *,
         entropy_gradient: bool,
     ) -> TokenLogprobs:
-        """The log-probability of each of `targets`, the loss tokens of `packed`, from the output embedding."""
-        head = self.causal_lm.get_output_embeddings()
+        """The log-probability of each loss token of `packed`, from the output embedding and the states in `found`."""
+        head, of = self.causal_lm.get_output_embeddings(), found.of
         temperature = self.settings.temperature if packed.temperature is None else packed.temperature
-        return chunked_logprobs(
-            hidden,
+        if isinstance(temperature, Tensor):
+            temperature = of.among_own(temperature)
+        own = chunked_logprobs(
+            found.states,
             head.weight,
             head.bias,
-            targets,
-            kept=packed.kept,
-            has_kept=packed.has_kept,
+            found.targets,
+            kept=None if packed.kept is None else of.among_own(packed.kept),
+            has_kept=None if packed.has_kept is None else of.among_own(packed.has_kept),
             temperature=temperature * self.logits_divisor,
             chunk_tokens=self.settings.chunk_tokens,
             entropy_gradient=entropy_gradient,
         )
+        return TokenLogprobs(logprobs=of.of_all_ranks(own.logprobs), entropies=of.of_all_ranks(own.entropies))
 
 
 def load_model(path: str | Path, *, ranks: Ranks, settings: ModelSettings) -> PackedModel:
@@ -191,7 +198,7 @@ def load_kind(kind: type[M], path: str | Path, *, ranks: Ranks, settings: ModelS
     with refused_together(folder, ranks=ranks):
         if settings.compile:
             check_compiler(ranks.device)
-        model = packed_skeleton(kind, folder, device=ranks.device, settings=settings)
+        model = packed_skeleton(kind, folder, ranks=ranks, settings=settings)
         kernel = checked_kernel(model.causal_lm, ranks.device, settings.dtype)
         refused = refuses_shared_keys(model.causal_lm, ranks.device, settings.dtype)
         tensors: dict[str, Tensor] = {}
@@ -205,20 +212,28 @@ def load_kind(kind: type[M], path: str | Path, *, ranks: Ranks, settings: ModelS
             log.info("prefixes that sequences share are computed for each: %s", refused or "another rank cannot")
     shard(model, ranks=ranks)
     fill(model.causal_lm, tensors, ranks=ranks, cpu_offload=settings.cpu_offload)
+    if ranks.context:
+        check_context(model, model.causal_lm.get_decoder(), dtype=settings.dtype, ranks=ranks)
     return model
 
 
-def packed_skeleton(kind: type[M], folder: Path, *, device: torch.device, settings: ModelSettings) -> M:
-    """The model of `folder` without its weights, for `device`. Raises ConfigError and CannotPack: see `skeleton_of`."""
-    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+def packed_skeleton(kind: type[M], folder: Path, *, ranks: Ranks, settings: ModelSettings) -> M:
+    """The model of `folder` without its weights, for `ranks`. Raises ConfigError and CannotPack: see `skeleton_of`."""
+    AttentionInterface.register(PACKED_ATTENTION, attention)
     causal_lm = skeleton_of(folder)
     fix_frequencies(causal_lm, max_tokens=settings.max_tokens)
     separate_states(causal_lm)
-    causal_lm.set_attn_implementation(attention_for(causal_lm, device, settings.dtype))
+    context_ranks = ranks.context.num_ranks if ranks.context else 1
+    check_shares(causal_lm, context_ranks)
+    causal_lm.set_attn_implementation(
+        PACKED_ATTENTION if ranks.context else attention_for(causal_lm, ranks.device, settings.dtype)
+    )
     if settings.lora.rank:
         add_adapters(causal_lm, settings.lora)
     # Always in evaluation mode: with dropout, the log-probabilities would differ from those of the actors.
-    return kind(causal_lm, folder=folder, settings=settings).eval()
+    model = kind(causal_lm, folder=folder, settings=settings).eval()
+    model.context_ranks = context_ranks
+    return model
 
 
 def shard(model: PackedModel, *, ranks: Ranks) -> None:
@@ -284,6 +299,7 @@ def check_packing(model: PackedModel) -> str:
         loss_mask=loss_mask,
         **index_of(loss_mask, lengths),
         prefixes=None,
+        share=None,
         behaviour_logprobs=torch.zeros(len(tokens)),
         advantages=torch.zeros(len(tokens)),
         kept=None,

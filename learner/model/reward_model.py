@@ -51,8 +51,8 @@ class RewardModel(PackedModel):
 
     def forward(self, packed: Packed) -> Float[Tensor, " loss_tokens"]:  # type: ignore[override]
         """The score at each loss token."""
-        scores: Tensor = self.score(self.hidden_states(packed)[packed.among_computed(packed.loss_positions)])
-        return scores
+        of = packed.loss_states(before=0)
+        return of.of_all_ranks(self.score(self.hidden_states(packed)[of.places]))
 
     def heads(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The weights of the score head, by their name in the folder."""

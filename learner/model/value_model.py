@@ -39,9 +39,8 @@ class ValueModel(PackedModel):
 
     def forward(self, packed: Packed) -> Float[Tensor, " loss_tokens"]:  # type: ignore[override]
         """The value of each loss token, in the critic's unit: see `learner.objective.return_scale`."""
-        hidden, _ = predictions(self.hidden_states(packed), packed)
-        values: Tensor = self.value_head(hidden)
-        return values
+        found = predictions(self.hidden_states(packed), packed)
+        return found.of.of_all_ranks(self.value_head(found.states))
 
 
 class SharedTrunk(PackedModel):
@@ -53,6 +52,6 @@ class SharedTrunk(PackedModel):
 
     def forward(self, packed: Packed, *, entropy_gradient: bool = False) -> TokenLogprobs:
         """The log-probabilities of the loss tokens, and their `values`."""
-        hidden, targets = predictions(self.hidden_states(packed), packed)
-        found = self.logprobs(hidden, targets, packed, entropy_gradient=entropy_gradient)
-        return dataclasses.replace(found, values=self.value_head(hidden))
+        found = predictions(self.hidden_states(packed), packed)
+        logprobs = self.logprobs(found, packed, entropy_gradient=entropy_gradient)
+        return dataclasses.replace(logprobs, values=found.of.of_all_ranks(self.value_head(found.states)))

@@ -27,7 +27,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from learner.ranks import Ranks
+from learner.ranks import Ranks, context_of
 
 DEVICE = torch.device("cuda", 0)
 ROOM = Path(__file__).parents[2]  # whose code is named as the place of a wait
@@ -215,7 +215,7 @@ class FakeDevice(NamedTuple):
 
 
 @contextlib.contextmanager
-def fake_device(*, rank: int, num_ranks: int) -> Iterator[FakeDevice]:
+def fake_device(*, rank: int, num_ranks: int, context_ranks: int = 1) -> Iterator[FakeDevice]:
     """Be `rank` of `num_ranks`, each on a fake GPU, within the block; the other ranks do not exist."""
     memory, waits = Memory(), Waits()
     _order_nothing(waits)
@@ -225,7 +225,9 @@ def fake_device(*, rank: int, num_ranks: int) -> Iterator[FakeDevice]:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
     try:
         mesh = init_device_mesh("cuda", (num_ranks,))
-        yield FakeDevice(Ranks(rank=rank, num_ranks=num_ranks, device=DEVICE, mesh=mesh), memory, waits)
+        context = context_of(num_ranks, context_ranks)
+        ranks = Ranks(rank=rank, num_ranks=num_ranks, device=DEVICE, mesh=mesh, context=context)
+        yield FakeDevice(ranks, memory, waits)
     finally:
         dist.destroy_process_group()
         storage.resize_ = _RESIZE

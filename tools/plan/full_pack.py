@@ -3,16 +3,20 @@
 import numpy as np
 
 from common.config import Config
+from learner.context import Context
 from learner.pack import Packed, TokenSequence, pack
 
 
-def full_pack(config: Config) -> Packed:
-    """As many sequences of `model.max_tokens` as fit into a micro-batch, and a shorter one for the rest."""
+def full_pack(config: Config, context: Context | None = None) -> Packed:
+    """As many sequences of `model.max_tokens` as fit into a micro-batch, and a shorter one for the rest.
+
+    It is computed by the ranks of `context`, or by one.
+    """
     longest, num_tokens = config.model.max_tokens, config.learner.micro_batch_tokens
     lengths = [longest] * (num_tokens // longest)
     if rest := num_tokens % longest:
         lengths.append(rest)
-    return pack([made_sequence(length, config) for length in lengths])
+    return pack([made_sequence(length, config) for length in lengths], context=context)
 
 
 def made_sequence(length: int, config: Config) -> TokenSequence:

@@ -64,8 +64,8 @@ def measure_step(config: Config, *, num_ranks: int, packed: Packed | None = None
     Its micro-batches are as full as `learner.micro_batch_tokens` allows, or `packed`.
     """
     resolve_dtype(config, DEVICE)
-    packs = [packed or full_pack(config)] * NUM_MICRO_BATCHES
-    with fake_device(rank=0, num_ranks=num_ranks) as fake:
+    with fake_device(rank=0, num_ranks=num_ranks, context_ranks=config.learner.context_ranks) as fake:
+        packs = [packed or full_pack(config, fake.ranks.context)] * NUM_MICRO_BATCHES
         skeletons = _skeletons(config, fake.ranks)
         with fake.used():
             return _measured(skeletons, packs, config=config, fake=fake)
@@ -81,7 +81,7 @@ class _Skeletons:
 
 
 def _skeletons(config: Config, ranks: Ranks) -> _Skeletons:
-    make = partial(packed_skeleton, folder=Path(config.model.path), device=ranks.device)
+    make = partial(packed_skeleton, folder=Path(config.model.path), ranks=ranks)
     settings = ModelSettings.of(config)
     own_critic = config.objective.critic == "own"
     return _Skeletons(
@@ -147,7 +147,7 @@ def _step(
     models: StepModels, packs: list[Packed], proximal: Proximal | None, *, config: Config, fake: FakeDevice
 ) -> None:
     """One optimizer step whose every token but the first of each sequence is trained."""
-    num_loss_tokens = sum(len(packed.loss_positions) for packed in packs) * fake.ranks.num_ranks
+    num_loss_tokens = sum(len(packed.loss_positions) for packed in packs) * fake.ranks.num_packing
     before = proximal.logprobs(models.policy, packs) if proximal else None
     metrics = train_step(
         models,

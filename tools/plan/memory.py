@@ -124,6 +124,9 @@ def _smaller_learner(config: Config) -> str:
         advice.append("set learner.activation_checkpointing=true")
     if learner.micro_batch_tokens > config.model.max_tokens:
         advice.append(f"lower learner.micro_batch_tokens to {config.model.max_tokens}")
+    elif learner.ranks > learner.context_ranks:
+        more = [ranks for ranks in range(learner.context_ranks + 1, learner.ranks + 1) if learner.ranks % ranks == 0]
+        advice.append(f"divide each sequence over more ranks: learner.context_ranks={more[0]}")
     advice.append(f"raise learner.ranks above {learner.ranks}")
     if not config.model.lora.rank:
         advice.append("train adapters (model.lora.rank=16)")

@@ -100,7 +100,7 @@ def _check_hosts(config: Config, options: PlanOptions) -> None:
 
 def _learner_rows(config: Config, step: MeasuredStep) -> dict[str, str]:
     kept = step.weights_bytes + 2 * step.trained_bytes + step.other_models_bytes
-    tokens = config.learner.micro_batch_tokens
+    tokens = -(-config.learner.micro_batch_tokens // config.learner.context_ranks)
     rows = {
         "parameters": f"{step.num_parameters / 1e9:.2f} billion",
         "attention": step.attention,
