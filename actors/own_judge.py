@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 import msgspec
 from transformers import PreTrainedTokenizerBase
 
+from actors.answer import in_tokens
 from actors.engine import EngineDied, EngineError, Sampler
 from actors.group import Episodes
 from common.chat import Chat, ChatRules
 from common.message import Message
 from common.trajectory import Sampling
+from common.wire import MALFORMED
 from envhub.env import EnvError
 from envhub.rewards.chat_client import Answered, Passing, Usage
 
@@ -35,10 +37,19 @@ class OwnJudge:
     episodes: Episodes = field(default_factory=Episodes)  # what the judge writes counts as kept: it is of use
 
     async def __call__(self, body: bytes) -> Answered:
-        """Answer one request. Raises EngineDied, Passing if the engine failed, EnvError if the prompt is too long."""
-        request = msgspec.json.decode(body, type=_Request)
+        """Answer one request.
+
+        Raises EngineDied, Passing if the engine failed, EnvError if the prompt is too long, or no text that a tokenizer
+        takes.
+        """
+        try:
+            request = msgspec.json.decode(body, type=_Request)
+        except MALFORMED as error:  # half a surrogate pair in a column of the task
+            raise EnvError(
+                f"what the judge is shown cannot be sent: {error}; correct the columns of the task"
+            ) from None
         chat = Chat(self.tokenizer, rules=self.rules, started_at_s=time.time())
-        prompt = chat.open(tuple(request.messages))
+        prompt = in_tokens(chat.open, tuple(request.messages))
         room = self.rules.max_tokens - len(prompt)
         if room < 1:
             raise EnvError(

@@ -166,7 +166,7 @@ def train_on(learner: Learner, batch: Batch, clock: Clock) -> StepMetrics:
         max_tokens=config.learner.micro_batch_tokens,
         num_ranks=ranks.num_packing,
         rank=ranks.packing_rank,
-        share_prefixes=all_share_prefixes(learner.model, learner.reference, critic and critic.module),
+        share_prefixes=all_share_prefixes(learner.model, learner.reference, critic.module if critic else None),
     )
     members = [each.members for each in bins]
     packs = [

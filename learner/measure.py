@@ -61,7 +61,7 @@ def measure(
         sequences,
         micro_batch_tokens=micro_batch_tokens,
         ranks=ranks,
-        share_prefixes=all_share_prefixes(model, reference, critic and critic.module),
+        share_prefixes=all_share_prefixes(model, reference, critic.module if critic else None),
     )
     if critic is not None:
         found["values"] = critic.scale.restored(found["values"])

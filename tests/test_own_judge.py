@@ -203,3 +203,16 @@ def scoring_by(actor: Actor, policy: Marker) -> None:
     judge_by(OwnJudge(sampler=policy, tokenizer=TOKENIZER, rules=ChatRules(max_tokens=4096)), parts)
     scoring = Scoring(parts=parts, tokenizer=actor.setup.tokenizer, max_turns=ALLOWANCE.max_turns, step_timeout_s=60.0)
     actor.setup = dataclasses.replace(actor.setup, scoring=scoring)
+
+
+def test_a_column_that_is_no_text_fails_the_attempt_and_not_the_actor() -> None:
+    policy = OwnJudge(sampler=Marker("7"), tokenizer=TOKENIZER, rules=ChatRules(max_tokens=8192))
+    (part,) = parts_of("env.rewards", {"good": OWN | {"columns": ["answer"]}})
+    judge_by(policy, {"shop": [part]})
+    for column, complaint in ((json.loads('"\\ud800"'), "what the judge is shown cannot be sent"), ("fine", "")):
+        episode = dataclasses.replace(episode_of(turn_of("4")), columns={"answer": column})
+        if not complaint:
+            asyncio.run(part.values(episode, timeout_s=60.0))
+            continue
+        with pytest.raises(EnvError, match=complaint):
+            asyncio.run(part.values(episode, timeout_s=60.0))
