@@ -65,8 +65,10 @@ class AnswerParser:
 
     def parsed(self, order: Parse) -> ParsedAnswer:
         """Divide an answer. One that the parsers fail at is all content, as in vLLM's own server, and malformed."""
-        # Else each malformed call is a traceback in the log. Here, because vLLM resets all levels when it starts.
-        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
+        # Else each malformed call is a traceback in the log. Here, because vLLM resets all levels when it starts; only
+        # if it did, because setting a level empties the caches of all loggers.
+        if (of_parsers := logging.getLogger("vllm.tool_parsers")).level != logging.CRITICAL:
+            of_parsers.setLevel(logging.CRITICAL)
         try:
             request = _request(order.tools)
             parser = self._parser(request)

@@ -152,6 +152,52 @@ async def takes_one_call(task: dict[str, Any], client: openai.AsyncOpenAI) -> di
     return {"calls": 1.0}
 
 
+async def streams_one_call(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    messages: Messages = [{"role": "user", "content": "go"}]
+    settings: dict[str, Any] = {"model": "gpt-4o", "tools": [LOOK], "parallel_tool_calls": False}
+    async with client.chat.completions.stream(messages=messages, **settings) as stream:
+        message = (await stream.get_final_completion()).choices[0].message
+    (call,) = message.tool_calls or []
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    messages += [
+        {"role": "assistant", "tool_calls": [{"id": call.id, "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": call.id, "content": "look ab"},
+    ]
+    await client.chat.completions.create(messages=messages, **settings)
+    return {"calls": 1.0}
+
+
+async def responds_by_one_call(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    items: list[Any] = [{"role": "user", "content": "go"}]
+    tool = {"type": "function", **LOOK["function"]}
+    response = await client.responses.create(model="gpt-4o", input=items, tools=[tool], parallel_tool_calls=False)
+    (call,) = response.output
+    items += [call, {"type": "function_call_output", "call_id": call.call_id, "output": "look ab"}]
+    await client.responses.create(model="gpt-4o", input=items, tools=[tool], parallel_tool_calls=False)
+    return {"calls": 1.0}
+
+
+async def chooses_among_calls(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    """An agent that asks for two answers, and continues with the one that calls a tool of its."""
+    messages: Messages = [{"role": "user", "content": "go"}]
+    response = await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK], n=2)
+    (message,) = [choice.message for choice in response.choices if choice.message.tool_calls[0].function.name == "look"]
+    messages += [message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "look ab"}]
+    await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
+    return {"calls": 1.0}
+
+
+async def stops_after_a_call(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
+    messages: Messages = [{"role": "user", "content": "go"}]
+    response = await client.chat.completions.create(
+        model="gpt-4o", messages=messages, tools=[LOOK], stop=["</tool_call>"]
+    )
+    (call,) = response.choices[0].message.tool_calls or []
+    messages += [response.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "look ab"}]
+    await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK])
+    return {"calls": 1.0}
+
+
 async def forbids_tools(task: dict[str, Any], client: openai.AsyncOpenAI) -> dict[str, float]:
     messages: Messages = [{"role": "user", "content": "go"}]
     response = await client.chat.completions.create(model="gpt-4o", messages=messages, tools=[LOOK], tool_choice="none")
@@ -270,10 +316,40 @@ def test_calls_are_not_looked_for_where_the_agent_forbids_them() -> None:
     assert play("forbids_tools", Writer([CALL]), parsing()).turns[0].valid_action
 
 
-def test_an_agent_without_parallel_calls_gets_the_first_one_and_the_sampled_tokens_stay() -> None:
+@pytest.mark.parametrize("agent", ["takes_one_call", "streams_one_call", "responds_by_one_call"])
+def test_an_agent_without_parallel_calls_gets_the_first_one_and_its_next_prompt_has_no_other(agent: str) -> None:
     writer = Writer([f"{CALL}\n{CALL}", "ab."])
-    trajectory = play("takes_one_call", writer, parsing())
+    trajectory = play(agent, writer, parsing())
+    assert turns_of(trajectory) == writer.written and len(trajectory.branch_starts) == 2
+    assert TOKENIZER.decode(writer.written[1][0]).count("<tool_call>") == 1
+    assert [turn.valid_action for turn in trajectory.turns] == [False, True]
+    writer = Writer([CALL, "ab."])
+    trajectory = play(agent, writer, parsing())
     assert turns_of(trajectory) == writer.written and trajectory.branch_starts == [0]
+    assert [turn.valid_action for turn in trajectory.turns] == [True, True]
+
+
+def test_calls_of_several_tools_keep_their_sampled_tokens() -> None:
+    writer = Writer([f"{CALL}\n{CALL.replace('look', 'fly')}", "ab."])
+    trajectory = play("runs_tools", writer, parsing())
+    assert turns_of(trajectory) == writer.written and trajectory.branch_starts == [0]
+
+
+def test_of_two_answers_with_calls_the_one_that_is_sent_back_keeps_its_sampled_tokens() -> None:
+    writer = Writer([CALL, CALL.replace("look", "fly"), "ab."])
+    trajectory = play("chooses_among_calls", writer, parsing())
+    (first, answer), _, (third, _) = writer.written
+    assert third[: len(first) + len(answer)] == first + answer and len(trajectory.branch_starts) == 2
+    assert [turn.valid_action for turn in trajectory.turns].count(False) == 1
+
+
+def test_a_call_at_whose_end_the_agent_stops_keeps_its_sampled_tokens() -> None:
+    writer = Writer([f"{CALL} and on", "ab."])
+    trajectory = play("stops_after_a_call", writer, parsing())
+    (first, answer), (second, _) = writer.written
+    kept = answer[: len(CALL)]  # a token for each character
+    assert TOKENIZER.decode(kept) == CALL and second[: len(first) + len(kept)] == first + kept
+    assert trajectory.branch_starts == [0] and [turn.valid_action for turn in trajectory.turns] == [True, True]
 
 
 def test_a_call_that_the_agent_changes_begins_a_branch() -> None:

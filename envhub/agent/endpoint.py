@@ -16,6 +16,7 @@ import os
 import secrets
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,16 @@ MAX_TOKEN_BYTES = 16  # of a token's text in JSON, on average
 CONTEXT_FULL = "context_length_exceeded"  # the code that agents look for
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """A request with its prompt."""
+
+    body: ChatRequest | CompletionRequest
+    messages: Sequence[dict[str, Any]] = ()  # as the chat template gets them; none of a completion
+    text: str  # that `prompt` stands for
+    prompt: list[int]
 
 
 class Endpoint:
@@ -103,18 +114,15 @@ class Endpoint:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = decoded(await request.read(), ChatRequest, self._terms.sampling)
-        text = self._prompts.rendered(template_messages(body.messages), body.tools or [])
-        return await self._respond(request, body, text, self._prompts.tokens(text), with_logprobs=bool(body.logprobs))
+        return await self._respond(request, self._asked(body), with_logprobs=bool(body.logprobs))
 
     async def _response(self, request: web.Request) -> web.StreamResponse:
         body = decoded(await request.read(), ResponsesRequest, self._terms.sampling, refused=REFUSED, inert=INERT)
-        chat = body.as_chat()
-        text = self._prompts.rendered(template_messages(chat.messages), chat.tools or [])
-        prompt = self._prompts.tokens(text)
-        answers = await self._answers(chat, text, prompt, with_logprobs=False)
+        asked = self._asked(body.as_chat())
+        answers = await self._answers(asked, with_logprobs=False)
         if isinstance(answers, web.Response):
             return answers
-        made = response_body(body, answers[0], num_prompt_tokens=len(prompt))
+        made = response_body(body, answers[0], num_prompt_tokens=len(asked.prompt))
         return await _streamed(request, events(made)) if body.stream else web.json_response(made)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
@@ -125,40 +133,35 @@ class Endpoint:
             if max(tokens) >= len(self._terms.tokenizer):
                 return _error(400, f"the prompt has token {max(tokens)}; the model has {len(self._terms.tokenizer)}")
             text = self._prompts.text(tokens)
-        return await self._respond(request, body, text, prompt, with_logprobs=body.logprobs is not None)
+        asked = Asked(body=body, text=text, prompt=prompt)
+        return await self._respond(request, asked, with_logprobs=body.logprobs is not None)
 
-    async def _respond(
-        self,
-        request: web.Request,
-        body: ChatRequest | CompletionRequest,
-        text: str,
-        prompt: list[int],
-        *,
-        with_logprobs: bool,
-    ) -> web.StreamResponse:
-        """Sample the answers to `prompt`, which stands for `text`, and send them."""
-        answers = await self._answers(body, text, prompt, with_logprobs=with_logprobs)
+    def _asked(self, body: ChatRequest) -> Asked:
+        """Render the conversation. Raises ValueError if no template can, or the model's refuses it."""
+        messages = template_messages(body.messages)
+        text = self._prompts.rendered(messages, body.tools or [])
+        return Asked(body=body, messages=messages, text=text, prompt=self._prompts.tokens(text))
+
+    async def _respond(self, request: web.Request, asked: Asked, *, with_logprobs: bool) -> web.StreamResponse:
+        """Sample the answers, and send them."""
+        answers, body = await self._answers(asked, with_logprobs=with_logprobs), asked.body
         if isinstance(answers, web.Response):
             return answers
-        made = Answers(is_chat=isinstance(body, ChatRequest), answers=answers, num_prompt_tokens=len(prompt))
+        made = Answers(is_chat=isinstance(body, ChatRequest), answers=answers, num_prompt_tokens=len(asked.prompt))
         if not body.stream:
             return web.json_response(made.body())
         return await _streamed(request, made.chunks(with_usage=body.with_usage))
 
-    async def _answers(
-        self, body: ChatRequest | CompletionRequest, text: str, prompt: list[int], *, with_logprobs: bool
-    ) -> list[Answer] | web.Response:
-        """Sample the answers to `prompt`, which stands for `text`; or return the response that refuses it."""
-        refusal = self._refusal(prompt, body.num_answers)
+    async def _answers(self, asked: Asked, *, with_logprobs: bool) -> list[Answer] | web.Response:
+        """Sample the answers, or return the response that refuses the request."""
+        num_answers = asked.body.num_answers
+        refusal = self._refusal(asked.prompt, num_answers)
         if refusal is not None:
             return refusal
         self.limit = None
-        self._num_answers += body.num_answers
+        self._num_answers += num_answers
         async with asyncio.TaskGroup() as group:  # if one fails, the episode is over
-            sampling = [
-                group.create_task(self._answer(body, text, prompt, with_logprobs=with_logprobs))
-                for _ in range(body.num_answers)
-            ]
+            sampling = [group.create_task(self._answer(asked, with_logprobs=with_logprobs)) for _ in range(num_answers)]
         answers = []
         for task in sampling:
             answer = task.result()
@@ -167,45 +170,49 @@ class Endpoint:
             answers.append(answer)
         return answers
 
-    async def _answer(
-        self, body: ChatRequest | CompletionRequest, text: str, prompt: list[int], *, with_logprobs: bool
-    ) -> Answer | EnvError:
-        """Sample one answer to `prompt`, divide it, and remember it."""
+    async def _answer(self, asked: Asked, *, with_logprobs: bool) -> Answer | EnvError:
+        """Sample one answer, divide it, and remember it."""
+        body, prompt = asked.body, asked.prompt
         parsed: ParsedAnswer | None = None
-
-        def shown(tokens: list[int]) -> str:
-            return _before(self._prompts.answer(tokens), body.stops)
 
         async def read(tokens: list[int]) -> bool:
             nonlocal parsed
-            if self._terms.parse is not None and isinstance(body, ChatRequest):
-                parsed = await self._terms.parse(shown(tokens), tokens=tokens, prompt=prompt, tools=body.callable_tools)
-            return parsed is None or not parsed.malformed
+            if self._terms.parse is None or not isinstance(body, ChatRequest):
+                return True
+            said = _before(self._prompts.answer(tokens), body.stops)
+            parsed = await self._terms.parse(said, tokens=tokens, prompt=prompt, tools=body.callable_tools)
+            return not parsed.malformed and parsed.tool_calls == parsed.tool_calls[: body.max_calls]
 
         keep = partial(self._num_kept, body.stops) if body.stops else None
         try:
             reply = await self._generate(Request(prompt=prompt, max_tokens=body.longest, keep=keep, read=read))
         except EnvError as error:
             return error
-        whole = shown(reply.tokens)
-        found = [] if parsed is None else parsed.tool_calls
-        if isinstance(body, ChatRequest) and body.parallel_tool_calls is False:
-            found = found[:1]
-        calls = _tool_calls(prompt, reply.tokens, found)
+        written = self._prompts.answer(reply.tokens)
+        shown = _before(written, body.stops)
+        found = parsed or ParsedAnswer(reasoning="", content=shown, tool_calls=[], malformed=False)
+        calls = _tool_calls(prompt, reply.tokens, found.tool_calls[: body.max_calls])
         answer = Answer(
-            text=whole if parsed is None else parsed.content,
-            reasoning="" if parsed is None else parsed.reasoning,
+            text=found.content,
+            reasoning=found.reasoning,
             tool_calls=calls,
             tokens=reply.tokens,
             pieces=self._prompts.pieces(reply.tokens) if with_logprobs else [],
             logprobs=reply.logprobs,
             finish_reason="tool_calls" if calls else reply.finish_reason,
         )
-        self._prompts.remember(text, prompt, reply.tokens, whole)
-        if isinstance(body, ChatRequest) and answer.text != whole:
-            *earlier, message = template_messages([*body.messages, answer.message])
+        self._prompts.remember(asked.text, prompt, reply.tokens, written=written, shown=shown)
+        # A message without some of the calls is not what the policy wrote: then the next prompt begins a branch.
+        if isinstance(body, ChatRequest) and answer.text != shown and len(calls) == len(found.tool_calls):
+            (message,) = template_messages([answer.message])
             self._prompts.remember_message(
-                earlier, message, body.tools or [], text=text, prompt=prompt, tokens=reply.tokens, written=whole
+                asked.messages,
+                message,
+                body.tools or [],
+                text=asked.text,
+                prompt=prompt,
+                tokens=reply.tokens,
+                written=shown,
             )
         return answer
 

@@ -18,7 +18,7 @@ from common.chat import MARK, encoder, end_of_turn_text, end_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TOOL = "a-tool-4b825dc6"  # stands for the name of a tool in a rendering
+TOOL = "a-tool-4b825dc6"  # begins what stands for the name of a tool in a rendering
 
 
 class Prompts:
@@ -74,17 +74,17 @@ class Prompts:
         """Return the text of each token."""
         return [self.text([token]) for token in tokens]
 
-    def remember(self, text: str, prompt: list[int], tokens: list[int], shown: str) -> None:
-        """Remember that `tokens` answered the prompt `text`, and that the agent was shown `shown` of the answer."""
+    def remember(self, text: str, prompt: list[int], tokens: list[int], *, written: str, shown: str) -> None:
+        """Remember that `tokens`, the text `written`, answered the prompt `text`, and that the agent gets `shown`."""
         is_ended = self._is_ended(tokens)
-        self._known[text + self.answer(tokens)] = prompt + (tokens[:-1] if is_ended else tokens)
+        self._known[text + written] = prompt + (tokens[:-1] if is_ended else tokens)
         end = str(self._tokenizer.convert_ids_to_tokens(tokens[-1])) if is_ended else ""
         closing = [] if is_ended and self._end_of_turn.endswith(end) else self._encode(self._end_of_turn)
         self._known[text + shown + self._end_of_turn] = prompt + tokens + closing
 
     def remember_message(
         self,
-        earlier: list[dict[str, Any]],
+        earlier: Sequence[dict[str, Any]],
         message: dict[str, Any],
         tools: Sequence[Mapping[str, Any]],
         *,
@@ -102,14 +102,19 @@ class Prompts:
         calls = message.get("tool_calls", [])
         asked = [{"role": "user", "content": MARK}]
         results = [{"role": "tool", "tool_call_id": call["id"], "content": MARK} for call in calls]
-        marked = {**message, "tool_calls": [{**call, "function": call["function"] | {"name": TOOL}} for call in calls]}
+        marks = [f"{TOOL}-{place}." for place in range(len(calls))]
+        if calls:
+            named = zip(calls, marks, strict=True)
+            message = message | {
+                "tool_calls": [call | {"function": call["function"] | {"name": mark}} for call, mark in named]
+            }
         try:
-            whole, by_name = (
-                self.rendered([*earlier, shown, *(results or asked)], tools, to_reply=False)
-                for shown in (message, marked if calls else message)
-            )
+            by_mark = self.rendered([*earlier, message, *(results or asked)], tools, to_reply=False)
         except ValueError:  # the template refuses the call, also in the next request
             return
+        whole = by_mark  # a template that writes a name in another way than this gives no prompt that begins so
+        for call, mark in zip(calls, marks, strict=True):
+            whole = whole.replace(mark, call["function"]["name"])
         begun = text.rstrip()
         shown, is_followed, _ = whole.removeprefix(begun).partition(MARK)
         ends = [(shown.rindex(end) + len(end), end) for end in self._ends if end in shown]
@@ -117,8 +122,8 @@ class Prompts:
             return
         stop, end = max(ends)
         if calls:
-            before = by_name.removeprefix(begun).partition(TOOL)[0]
-            is_same = by_name.count(TOOL) >= len(calls) and _bare(written).startswith(_bare(before))
+            before = by_mark.removeprefix(begun).partition(marks[0])[0]
+            is_same = all(mark in by_mark for mark in marks) and _bare(written).startswith(_bare(before))
         else:
             is_same = _bare(written) == _bare(shown[:stop].removesuffix(end))
         if is_same:

@@ -90,6 +90,11 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
         return self.max_tokens
 
     @property
+    def max_calls(self) -> int | None:
+        """The largest number of tool calls in an answer; None if the request sets no limit."""
+        return None
+
+    @property
     def with_usage(self) -> bool:
         """Whether a stream ends with the numbers of tokens."""
         return bool((self.stream_options or {}).get("include_usage"))
@@ -119,6 +124,10 @@ class ChatRequest(_Request, frozen=True, kw_only=True):
     @property
     def longest(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def max_calls(self) -> int | None:
+        return 1 if self.parallel_tool_calls is False else None
 
     @property
     def callable_tools(self) -> list[dict[str, Any]]:
