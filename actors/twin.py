@@ -13,15 +13,19 @@ from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
 def twin_of(model: nn.Module) -> nn.Module:
     """A copy of the module tree `model`: its own parameters and buffers, and everything else shared.
 
-    A module or tensor with two names is also a single one in the twin. vLLM can reload the twin as it can `model`.
+    A module or tensor with two names is also a single one in the twin, and tensors that share memory share it there,
+    such as the weights of a convolution and vLLM's view of them. vLLM can reload the twin as it can `model`.
     """
     modules: dict[nn.Module, nn.Module] = {}
     tensors: dict[int, torch.Tensor] = {}  # by the id of the original
+    storages: dict[int, torch.UntypedStorage] = {}  # by the address of the original
     for module in model.modules():
         twin = modules[module] = object.__new__(type(module))
         twin.__dict__ = dict(module.__dict__)
         for kind in ("_parameters", "_buffers"):
-            twin.__dict__[kind] = {name: _own(tensor, tensors) for name, tensor in module.__dict__[kind].items()}
+            twin.__dict__[kind] = {
+                name: _own(tensor, tensors, storages) for name, tensor in module.__dict__[kind].items()
+            }
         _reload_as(module, twin)
     for module, twin in modules.items():
         twin.__dict__["_modules"] = {
@@ -47,11 +51,17 @@ def swap(model: nn.Module, twin: nn.Module) -> None:
         one._modules, other._modules = tree, others_tree
 
 
-def _own(tensor: torch.Tensor | None, known: dict[int, torch.Tensor]) -> torch.Tensor | None:
+def _own(
+    tensor: torch.Tensor | None, known: dict[int, torch.Tensor], storages: dict[int, torch.UntypedStorage]
+) -> torch.Tensor | None:
     if tensor is None:
         return None
     if id(tensor) not in known:
-        copy = tensor.data.clone()
+        storage = tensor.untyped_storage()
+        if storage._cdata not in storages:
+            storages[storage._cdata] = storage.clone()  # type: ignore[no-untyped-call]
+        copy = tensor.data.new_empty(0)
+        copy.set_(storages[storage._cdata], tensor.storage_offset(), tensor.shape, tensor.stride())
         copy.__class__, copy.__dict__ = tensor.__class__, dict(tensor.__dict__)
         known[id(tensor)] = copy
     return known[id(tensor)]

@@ -38,3 +38,22 @@ def test_a_twin_that_was_swapped_in_and_out_is_freed() -> None:
         gc.collect()
     assert [reference() for reference in freed] == [None] * 5
     assert len(LAYERWISE_INFO) == num_known
+
+
+class Convolution(nn.Module):
+    """With a view of its weights beside them, as vLLM's state space layers have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(6.0).view(3, 1, 2))
+        self.register_buffer("flat", self.weight.data[1:].view(2, 2), persistent=False)
+
+
+def test_tensors_that_share_memory_share_it_in_the_twin_and_not_with_the_model() -> None:
+    model = nn.Sequential(Convolution(), nn.Linear(2, 2))
+    twin = twin_of(model)
+    with torch.no_grad():
+        twin[0].weight += 10
+    assert twin[0].flat.tolist() == [[12.0, 13.0], [14.0, 15.0]]
+    assert model[0].flat.tolist() == [[2.0, 3.0], [4.0, 5.0]]
+    assert twin[1].weight.equal(model[1].weight) and twin[1].weight.data_ptr() != model[1].weight.data_ptr()
