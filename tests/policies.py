@@ -31,7 +31,6 @@ class Tokens:
 
 
 _LOGPROB = st.floats(-6, -1e-3)
-_ADVANTAGE = st.floats(-3, 3).map(lambda number: number if abs(number) > 1e-100 else 0.0)  # smaller ones lose digits
 
 
 @st.composite

@@ -2,9 +2,13 @@
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import pytest
+
+from envhub.rewards import chat_client
 
 Reply = tuple[int, dict[str, str], bytes]  # status, headers, body
 
@@ -69,3 +73,26 @@ class ScriptedJudge:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+Serve = Callable[[Callable[[dict[str, Any], int], Reply | None]], ScriptedJudge]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Starts scripted judges, which end with the test."""
+    started = list[ScriptedJudge]()
+
+    def start(answer: Callable[[dict[str, Any], int], Reply | None]) -> ScriptedJudge:
+        started.append(ScriptedJudge(answer))
+        return started[-1]
+
+    yield start
+    for judge in started:
+        judge.close()
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients retry soon, in every file that imports this."""
+    monkeypatch.setattr(chat_client, "FIRST_WAIT_S", 0.01)

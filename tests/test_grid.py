@@ -9,11 +9,6 @@ from envhub.grid.board import GAMES, BoardState, BoardWorld, _distances, _moved,
 from envhub.grid.grid import make_grid_env
 from envhub.world import Change
 
-# # # # # #
-# # P X T #
-# # _ _ _ #   as one string; 6 wide
-BOARD = "######" + "#__ _T#".replace(" ", "") + "######"
-
 
 def board(text: str, size: int, state: BoardState) -> BoardWorld:
     moves = [_step(move, size) for move in ("up", "down", "left", "right")]

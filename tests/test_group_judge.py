@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -10,35 +9,16 @@ import pytest
 
 from common.config_error import ConfigError
 from envhub.env import EnvError
-from envhub.rewards import chat_client
 from envhub.rewards.group import GroupJudge, Shown, read_shown, show
 from envhub.rewards.part import group_parts, parts_of
 from replay.ticket import Lease
 from tests.attempts import attempt_at, ticket
-from tests.scripted_judge import Reply, ScriptedJudge, completion
+from tests.scripted_judge import Reply, Serve, completion, impatient, serve
 from tests.test_rewards import episode_of, reward_of, turn_of
 
+__all__ = ["impatient", "serve"]  # fixtures
+
 RUBRIC = {"text": "You compare.", "scale": [0, 10], "criteria": {"clear": "It is clear."}}
-Serve = Callable[[Callable[[dict[str, Any], int], Reply | None]], ScriptedJudge]
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    """Starts scripted judges, which end with the test."""
-    started = list[ScriptedJudge]()
-
-    def start(answer: Callable[[dict[str, Any], int], Reply | None]) -> ScriptedJudge:
-        started.append(ScriptedJudge(answer))
-        return started[-1]
-
-    yield start
-    for judge in started:
-        judge.close()
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_client, "FIRST_WAIT_S", 0.01)
 
 
 def group_judge(url: str, compare: str, **settings: Any) -> GroupJudge:

@@ -6,7 +6,6 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -15,37 +14,17 @@ import pytest
 
 from common.config_error import ConfigError
 from envhub.env import EnvError
-from envhub.rewards import chat_client
 from envhub.rewards.episode import Episode
 from envhub.rewards.judge import Judge
 from envhub.rewards.part import check_keys, parts_of
-from tests.scripted_judge import Reply, ScriptedJudge, completion
+from tests.scripted_judge import Reply, ScriptedJudge, Serve, completion, impatient, serve
 from tests.test_rewards import episode_of, turn_of
+
+__all__ = ["impatient", "serve"]  # fixtures
 
 RUBRIC = {"text": "You mark answers.", "scale": [0, 10], "criteria": {"clear": "It is clear.", "right": "It is right."}}
 GOOD = completion('{"clear": 5, "right": 10}')
 DEADLINE_S = 60.0
-
-Serve = Callable[[Callable[[dict[str, Any], int], Reply | None]], ScriptedJudge]
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    """Starts scripted judges, which end with the test."""
-    started = list[ScriptedJudge]()
-
-    def start(answer: Callable[[dict[str, Any], int], Reply | None]) -> ScriptedJudge:
-        started.append(ScriptedJudge(answer))
-        return started[-1]
-
-    yield start
-    for judge in started:
-        judge.close()
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_client, "FIRST_WAIT_S", 0.01)
 
 
 def judge_at(url: str, **settings: Any) -> Judge:

@@ -8,20 +8,16 @@ import pytest
 import redis
 
 from envhub.env import EnvError
-from envhub.rewards import chat_client
 from envhub.rewards.judge import Judge
 from envhub.rewards.part import book_on, parts_of
 from replay.judge_account import JudgeAccount
 from replay.keys import key
-from tests.scripted_judge import ScriptedJudge, completion
+from tests.scripted_judge import ScriptedJudge, completion, impatient
 from tests.test_rewards import episode_of, turn_of
 
+__all__ = ["impatient"]  # fixtures
+
 RUBRIC = {"text": "You mark answers.", "scale": [0, 10], "criteria": {"clear": "It is clear."}}
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_client, "FIRST_WAIT_S", 0.01)
 
 
 @pytest.fixture

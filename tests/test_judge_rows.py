@@ -8,19 +8,15 @@ from typing import Any
 import pytest
 import yaml
 
-from envhub.rewards import chat_client
-from tests.scripted_judge import Reply, ScriptedJudge, completion
+from tests.scripted_judge import Reply, ScriptedJudge, completion, impatient
 from tests.test_cli import own_environment  # noqa: F401 - what `main` changes in this process is undone
 from tests.test_data import read, talk, written
 from tools.cli import main
 from tools.judge_rows import agreement
 
+__all__ = ["impatient"]  # fixtures
+
 RUBRIC = {"text": "You mark answers.", "scale": [0, 10], "criteria": {"clear": "It is clear."}}
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_client, "FIRST_WAIT_S", 0.01)
 
 
 def marks_of(request: dict[str, Any], number: int) -> Reply:

@@ -14,7 +14,7 @@ from common.config_error import ConfigError
 from common.metrics import read_metrics
 from common.run_dir import RunDir
 from common.shutdown import Shutdown
-from common.weights import Adapted, Manifest, Offer, layout
+from common.weights import Adapted, layout
 from learner.checkpoint import Progress
 from learner.fence import Fence
 from learner.lead import Lead
@@ -29,6 +29,7 @@ from replay.keys import FencedOut
 from replay.ticket import Group
 from tests.attempts import attempt_at, make_buffer, ticket
 from tests.every_verb import MEMBER
+from tests.offers import empty_offer
 from tests.test_report import STEP, TIMES_S
 from tests.test_supply import shutdown, work
 from tools.up import progress_line, summary_rows
@@ -242,18 +243,7 @@ def test_a_resumed_learner_uses_versions_above_every_published_one_and_records_w
 ) -> None:
     begun = msgspec.structs.replace(START, step=5, policy_version=5, highest_published=4)
     assert lead.with_fresh_version(START) == START  # nothing was ever published
-    manifest = Manifest(
-        policy_version=9,
-        learner_epoch=1,
-        tensors=[],
-        num_bytes=0,
-        root="",
-        adapted=None,
-        probe=None,
-        anchor=None,
-        deltas=[],
-    )
-    Bulletin(redis_client, run_id).announce(Offer(manifest=manifest, pull_endpoint=""))
+    Bulletin(redis_client, run_id).announce(empty_offer(9))
     fresh = lead.with_fresh_version(begun)
     assert (fresh.step, fresh.policy_version) == (5, 10)
     assert fresh.lags(np.array([3, 5, 9, 10], np.int32)).tolist() == [2, 0, 0, 0]

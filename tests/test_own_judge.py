@@ -16,24 +16,21 @@ from common.chat import ChatRules
 from common.config_error import ConfigError
 from common.trajectory import Sampling, VersionSpan
 from envhub.env import EnvError
-from envhub.rewards import chat_client
 from envhub.rewards.group import GroupJudge
 from envhub.rewards.part import judge_by, parts_of
 from tests.episodes import ALLOWANCE, engine_of
+from tests.scripted_judge import impatient
 from tests.small_tokenizer import CHATML, merging_tokenizer
 from tests.test_group import TURNS, Actor, buffer_with_a_group, trained
 from tests.test_group_judge import shown
 from tests.test_judge import judge_at
 from tests.test_rewards import episode_of, turn_of
 
+__all__ = ["impatient"]  # fixtures
+
 RUBRIC = {"text": "You mark answers.", "scale": [0, 10], "criteria": {"clear": "It is clear."}}
 OWN = {"part": "judge", "url": "actors", "rubric": RUBRIC, "weight": 0.5}
 TOKENIZER = merging_tokenizer(CHATML)
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_client, "FIRST_WAIT_S", 0.01)
 
 
 class Marker:

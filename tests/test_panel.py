@@ -13,9 +13,11 @@ from envhub.rewards.panel import combined
 from envhub.rewards.part import check_keys, group_parts, parts_of
 from replay.ticket import Lease
 from tests.attempts import attempt_at, ticket
-from tests.scripted_judge import Reply, completion
-from tests.test_group_judge import RUBRIC, Serve, impatient, marks_of_digits, serve  # noqa: F401
+from tests.scripted_judge import Reply, Serve, completion, impatient, serve
+from tests.test_group_judge import RUBRIC, marks_of_digits
 from tests.test_rewards import episode_of, reward_of, turn_of
+
+__all__ = ["impatient", "serve"]  # fixtures
 
 
 def panel(urls: dict[str, str], **settings: Any) -> dict[str, Any]:
@@ -52,20 +54,20 @@ def test_agreement_is_1_where_all_say_the_same_and_0_where_two_are_opposed() -> 
         assert found.beside["agreement"] == pytest.approx(agreement)
 
 
-def test_an_episode_has_the_combined_mark_and_what_each_judge_said(serve: Serve) -> None:  # noqa: F811
+def test_an_episode_has_the_combined_mark_and_what_each_judge_said(serve: Serve) -> None:
     urls = {"a": serve(always(0.2)).url, "b": serve(always(0.8)).url}
     reward = reward_of(panel(urls, weight=2, max=0.4), episode_of(turn_of("hello")))
     assert reward.values == {"liked": 0.4, "liked_a": 0.2, "liked_b": 0.8, "liked_agreement": pytest.approx(0.4)}
     assert reward.rewards[-1]["liked"] == 0.8, "the weighted mark alone, within its limits"
 
 
-def test_one_judge_of_a_panel_that_fails_fails_the_attempt(serve: Serve) -> None:  # noqa: F811
+def test_one_judge_of_a_panel_that_fails_fails_the_attempt(serve: Serve) -> None:
     urls = {"a": serve(always(0.2)).url, "b": serve(lambda request, number: (401, {}, b"no")).url}
     with pytest.raises(EnvError, match="refused with status 401"):
         reward_of(panel(urls), episode_of(turn_of("hello")))
 
 
-def test_a_group_is_compared_by_a_panel(serve: Serve) -> None:  # noqa: F811
+def test_a_group_is_compared_by_a_panel(serve: Serve) -> None:
     servers = {"a": serve(marks_of_digits), "b": serve(lambda request, number: completion('{"1": 0, "2": 0}'))}
     parts = group_parts(parts_of("env.rewards", panel({n: s.url for n, s in servers.items()}, compare="listwise")))
     lease = Lease(ticket=ticket(0), fence=1, missing={0: 0, 1: 0}, partials={}, ttl_s=1.0)

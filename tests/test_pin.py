@@ -14,11 +14,12 @@ from actors.pin import Pin
 from common.actors_config import ActorsConfig
 from common.shutdown import Shutdown
 from common.trajectory import Trajectory
-from common.weights import Manifest, Offer
+from common.weights import Offer
 from learner.evaluation import drop_open_groups
 from replay.bulletin import Bulletin
 from replay.fleet import Fleet, RunState
 from tests.attempts import Views, make_buffer, ticket
+from tests.offers import empty_offer
 from tests.processes import Gate
 from tests.test_group import Actor, shutdown, until
 
@@ -46,18 +47,7 @@ class Scene:
         buffer.learner.open([ticket(group_id, num_members=1, min_policy_version=version) for group_id in group_ids])
 
     def announces(self, version: int) -> None:
-        manifest = Manifest(
-            policy_version=version,
-            learner_epoch=self._epoch,
-            tensors=[],
-            num_bytes=0,
-            root=str(version),
-            adapted=None,
-            probe=None,
-            anchor=None,
-            deltas=[],
-        )
-        self._bulletin.announce(Offer(manifest=manifest, pull_endpoint=""))
+        self._bulletin.announce(empty_offer(version, learner_epoch=self._epoch, root=str(version)))
 
     async def offers(self, version: int) -> None:
         """Announce the version, and return once the actor has staged it or serves it."""

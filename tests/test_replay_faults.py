@@ -15,13 +15,14 @@ import pytest
 import redis
 
 from common.connection import connect
-from common.weights import Manifest, Offer
+from common.weights import Offer
 from replay.actor_buffer import ORPHAN_TTL_S
 from replay.bulletin import Bulletin
 from replay.keys import FencedOut, key
 from replay.server import Server, start_server
 from replay.ticket import InsertResult, Lease
 from tests.attempts import Views, attempt_at, make_buffer, ticket
+from tests.offers import empty_offer
 from tests.proxy import Fault, Nth, Proxy, Share
 from tests.stand_ins import (
     DEADLINE_S,
@@ -324,15 +325,5 @@ def test_an_older_learner_can_neither_use_a_verb_nor_publish(redis_client: redis
 
 
 def an_offer(*, learner_epoch: int, policy_version: int) -> Offer:
-    manifest = Manifest(
-        policy_version=policy_version,
-        learner_epoch=learner_epoch,
-        tensors=[],
-        num_bytes=0,
-        root=f"root of {policy_version}",
-        adapted=None,
-        probe=None,
-        anchor=None,
-        deltas=[],
-    )
-    return Offer(manifest=manifest, pull_endpoint="tcp://127.0.0.1:1")
+    root, endpoint = f"root of {policy_version}", "tcp://127.0.0.1:1"
+    return empty_offer(policy_version, learner_epoch=learner_epoch, root=root, pull_endpoint=endpoint)

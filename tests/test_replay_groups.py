@@ -8,12 +8,12 @@ import redis
 
 from common.config import load_config
 from common.connection import connect
-from common.weights import Manifest, Offer
 from replay.bulletin import Bulletin
 from replay.listing import find_group, list_groups
 from replay.server import start_server
 from tests.attempts import make_buffer, ticket
 from tests.inspected import Inspected
+from tests.offers import empty_offer
 from tools.cli import main
 
 
@@ -92,18 +92,7 @@ def test_lag_counts_from_the_newest_published_version(inspected: Inspected) -> N
     inspected.open(1)
     inspected.fill(policy_version=2)
     assert inspected.json("groups")[0]["lag"] is None  # nothing is published yet
-    manifest = Manifest(
-        policy_version=5,
-        learner_epoch=1,
-        tensors=[],
-        num_bytes=0,
-        root="",
-        adapted=None,
-        probe=None,
-        anchor=None,
-        deltas=[],
-    )
-    Bulletin(inspected.client, inspected.run_id).announce(Offer(manifest=manifest, pull_endpoint=""))
+    Bulletin(inspected.client, inspected.run_id).announce(empty_offer(5))
     assert inspected.json("groups")[0]["lag"] == 3
 
 

@@ -9,7 +9,7 @@ from actors.engine import EngineError
 from actors.scripted_engine import Schedule, ScriptedEngine
 from common.kept_sets import kept_sets
 from common.trajectory import Sampling, VersionSpan
-from common.weights import Manifest, Offer
+from tests.offers import empty_offer
 
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=20)
 
@@ -22,21 +22,6 @@ def countdown(tokens: list[int], seed: int | None) -> list[int]:
 def engine_of(*, token_time_s: float = 0.0, prefill_s: float = 0.0) -> ScriptedEngine:
     schedule = Schedule(token_time_s=token_time_s, prefill_s=prefill_s)
     return ScriptedEngine(countdown, policy_version=4, schedule=schedule, max_tokens=64)
-
-
-def offer_of(policy_version: int) -> Offer:
-    manifest = Manifest(
-        policy_version=policy_version,
-        learner_epoch=1,
-        tensors=[],
-        num_bytes=0,
-        root="",
-        adapted=None,
-        probe=None,
-        anchor=None,
-        deltas=[],
-    )
-    return Offer(manifest=manifest, pull_endpoint="")
 
 
 def test_it_returns_what_the_script_writes() -> None:
@@ -91,7 +76,7 @@ def test_a_commit_shows_in_the_spans_of_what_is_running() -> None:
         await asyncio.sleep(0)
         after_start_s = loop.time()
         await asyncio.sleep(0.35)
-        await engine.stage(offer_of(5))
+        await engine.stage(empty_offer(5))
         assert engine.policy_version == 4
         before_commit_s = loop.time()
         await engine.commit(5)

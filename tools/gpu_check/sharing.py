@@ -41,9 +41,6 @@ class Arrived:
     byte_sum: int  # of what is on the device
 
 
-Arrivals = "Queue[Arrived]"
-
-
 def check(findings: Findings, device: str) -> None:
     """Two runs on one Redis: without a GPU on either side, then with the same GPU on both if there is one."""
     shape, number = (REDUCED_SHAPE, NUM_REDUCED) if device == "cpu" else (SHAPE, NUM_TENSORS)
