@@ -12,6 +12,7 @@ from common.config_error import ConfigError
 from common.run_dir import write_json
 from learner.examples import Example, Goal
 from learner.fit_options import FitOptions
+from learner.hosts import check_alike
 from learner.ranks import Ranks
 
 
@@ -36,7 +37,11 @@ def identity_of(goal: Goal, examples: Sequence[Example], config: Config, options
 
 
 def check_identity(path: Path, identity: dict[str, object], *, ranks: Ranks) -> None:
-    """Record `identity` in `path`. Every rank calls it. Raises ConfigError if another is recorded there."""
+    """Record `identity` in `path`. Every rank calls it.
+
+    Raises ConfigError if another is recorded there, and on every rank unless all of them have the same.
+    """
+    check_alike({name: str(value) for name, value in identity.items()}, ranks=ranks)
     if path.exists():
         try:
             before = json.loads(path.read_text())

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -10,7 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from common.config import load_config
 from common.config_error import ConfigError
+from common.run_dir import RunDir
+from learner.hosts import check_alike, check_hosts, facts_of
 from learner.model.export import save_hf
 from learner.model.packed_model import PackedModel, full_tensors, load_model
 from learner.ranks import Ranks, join_ranks, leave_ranks
@@ -18,6 +22,7 @@ from learner.shared_folder import check_shared
 from tests.small_tokenizer import CHATML, merging_tokenizer
 from tests.tiny_model import FLOAT32, save_scaling_model, save_tiny_model
 
+TWO_HOSTS = ["learner.ranks=2", "learner.hosts=2", "learner.rendezvous=127.0.0.1:29500"]
 # 13.7 M weights in float32, of which the largest tensor has 0.5 M.
 WIDE = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8, "head_dim": 32}
 
@@ -66,8 +71,30 @@ def be_one_of_two(rank: int, port: int, path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rank 1 does not see the folder .* of rank 0, but one of its own"):
         check_shared(path / ("small" if rank == 0 else "wide"), ranks=ranks)  # as if each host had a disk of its own
     assert not list(path.rglob("seen_by_all_ranks_*"))
+    hosts_that_were_not_started_alike_are_refused(path, ranks)
     (path / f"rank_{rank}.json").write_text(json.dumps({"loading": loading, "exporting": exporting}))
     leave_ranks()
+
+
+def hosts_that_were_not_started_alike_are_refused(path: Path, ranks: Ranks) -> None:
+    """Rank 1 is on another host, and each time one thing differs there."""
+    alike = load_config(None, [f"run.root={path}", "run.name=hosts", f"model.path={path / 'small'}", *TWO_HOSTS])
+    RunDir(path, "hosts").create()
+    check_hosts(alike, RunDir(path, "hosts"), ranks=ranks)
+    check_alike({"data": "a"}, ranks=ranks)
+    facts = facts_of(alike, path / "small")
+    others = {
+        "the settings": facts_of(load_config(None, ["run.seed=1"]), path / "small"),
+        "config.json of `model.path`": facts_of(alike, path / "wide"),
+        **{name: facts | {name: "another"} for name in ("Slipstream's code", "the version of torch")},
+        "the file of objective.surrogate": facts | {"the file of objective.surrogate": "one"},
+    }
+    for name, other in others.items():
+        with pytest.raises(ConfigError, match=f"rank 1 differs from rank 0 in {re.escape(name)} .*make its host like"):
+            check_alike(other if ranks.rank else facts, ranks=ranks)
+    alike.learner.ranks = 3
+    with pytest.raises(ConfigError, match=r"`learner\.ranks` is 3, but 2 ranks have been started"):
+        check_hosts(alike, RunDir(path, "hosts"), ranks=ranks)
 
 
 def load(folder: Path, ranks: Ranks) -> PackedModel:

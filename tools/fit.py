@@ -43,8 +43,8 @@ def fit_model(config: Config, *, goal: "Goal", options: FitOptions) -> int:
             _prepare(config, run_dir, options, goal=goal)
         examples, measured = _examples(config, goal, (trained, held_out), left_out, data=options.data)
         from learner.fit import fit  # after the quick checks, as it imports torch
+        from learner.hosts import check_hosts
         from learner.ranks import join_ranks, leave_ranks
-        from learner.shared_folder import check_shared
 
         ranks = join_ranks(timeout_s=RANK_TIMEOUT_S, context_ranks=config.learner.context_ranks)
     if ranks.rank == 0:
@@ -53,8 +53,7 @@ def fit_model(config: Config, *, goal: "Goal", options: FitOptions) -> int:
                 log.info("%d rows are left out: %s", number, reason)
         log.info("training on %d examples, %d are held out", len(examples), len(measured))
     try:
-        if config.learner.hosts > 1:
-            check_shared(run_dir.path, ranks=ranks)
+        check_hosts(config, run_dir, ranks=ranks)
         finished = fit(
             goal, examples, measured, config=config, options=options, run_dir=run_dir, ranks=ranks, shutdown=shutdown
         )

@@ -42,6 +42,7 @@ def rerun(config: Config) -> int:
             become_torchrun("learner", config, run_dir)  # host 0 prepares the run
         else:
             _prepare(config, run_dir, archive, original, original_config)
+        from learner.hosts import check_hosts
         from learner.ranks import (
             join_ranks,
             leave_ranks,
@@ -49,12 +50,10 @@ def rerun(config: Config) -> int:
         )  # after the quick checks, as these import torch
         from learner.rerun import train_again
         from learner.rerun_check import check_rerun
-        from learner.shared_folder import check_shared
 
         ranks = join_ranks(timeout_s=RANK_TIMEOUT_S, context_ranks=config.learner.context_ranks)
     try:
-        if config.learner.hosts > 1:
-            check_shared(run_dir.path, ranks=ranks)
+        check_hosts(config, run_dir, ranks=ranks)
         if not train_again(config, run_dir, archive, original.demonstrations, ranks=ranks, shutdown=shutdown):
             return shutdown.stopped_code
         if ranks.rank > 0:

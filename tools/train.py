@@ -38,10 +38,10 @@ def train(config: Config) -> int:
             become_torchrun("learner", config, run_dir)  # host 0 prepares the run
         else:
             _prepare(config, run_dir)
+        from learner.hosts import check_hosts
         from learner.learn import learn  # after the quick checks, as it imports torch
         from learner.ranks import join_ranks, leave_ranks
         from learner.refusals import AllRefuse
-        from learner.shared_folder import check_shared
         from learner.standstill import NothingLearned
         from learner.supply import SupplyDried
         from replay.archive import ArchiveError
@@ -49,8 +49,7 @@ def train(config: Config) -> int:
 
         ranks = join_ranks(timeout_s=RANK_TIMEOUT_S, context_ranks=config.learner.context_ranks)
     try:
-        if config.learner.hosts > 1:
-            check_shared(run_dir.path, ranks=ranks)
+        check_hosts(config, run_dir, ranks=ranks)
         if not learn(config, run_dir, ranks=ranks, shutdown=shutdown):
             return shutdown.stopped_code
         if ranks.rank == 0:
