@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu setup-browser quickstart road test check format lock clean docs pictures image-root
 .PHONY: bench-actors bench-agents bench-data bench-envs bench-fits bench-fleet bench-learner bench-peers bench-prefixes
-.PHONY: bench-replay bench-rewards bench-see bench-weights families gpu-check judge-check soak chaos drill
+.PHONY: bench-replay bench-rewards bench-see bench-weights bench-weights-size families gpu-check judge-check soak chaos drill
 .PHONY: study-agents study-durations study-formats study-goodput study-lag study-markets study-overlap study-prm
 .PHONY: study-search study-simulator study-tree-noise study-trees
 .PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-ledger test-spot
@@ -90,6 +90,11 @@ bench-prefixes: setup
 
 bench-weights: setup
 	$(BIN)/python -m tools.bench.weights
+
+# Publish and refresh of large weights on the host; SIZES in GB, seven times as much memory is needed.
+SIZES := 1
+bench-weights-size: setup
+	$(BIN)/python -m tools.bench.weights_size $(SIZES)
 
 bench-replay: setup
 	bash tools/setup_bench_replay.sh $(PYTHON)
