@@ -86,7 +86,7 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         self._folder = ModelFolder(
             Path(vllm_config.model_config.model),
             dtype=vllm_config.model_config.dtype,
-            tied=bool(vllm_config.model_config.hf_text_config.tie_word_embeddings),
+            tied=_tied(vllm_config.model_config),
         )
 
     def init_transfer_engine(self, init_info: StagedInitInfo) -> None:
@@ -249,6 +249,13 @@ def _load(model: Any, tensors: dict[str, torch.Tensor]) -> list[str]:
     known = [name for name, _ in model.named_parameters()]
     loaded = model.load_weights(tensors.items())
     return [] if loaded is None else [name for name in known if name not in loaded]
+
+
+def _tied(model_config: Any) -> bool:
+    """Whether the output layer is the embedding matrix."""
+    # Of some vision-language models only the whole configuration says so, and not that of its text.
+    text = model_config.hf_text_config
+    return bool((text if hasattr(text, "tie_word_embeddings") else model_config.hf_config).tie_word_embeddings)
 
 
 def repack_embeddings(model: torch.nn.Module) -> None:
