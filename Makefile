@@ -213,7 +213,7 @@ study-tree-noise: setup
 
 # Training on attempts that fork, beside chains, at equal sampled tokens: 24 runs; continues where it was stopped.
 study-trees: setup
-	$(BIN)/python -m tools.study.trees
+	$(BIN)/python -m tools.study.trees --page docs/studies/trees.md
 
 # The quickstart beside TRL and a loop by hand, all from the same weights: 15 whole runs, one after another. TRL has
 # an environment of its own, and runs only here: `make test` tests the loop by hand and the page.
