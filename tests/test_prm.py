@@ -29,11 +29,12 @@ from learner.model.reward_model import save_reward_model
 from learner.pack import TokenSequence
 from learner.ranks import Ranks
 from learner.score import RewardScorer, branches, load_scorer
-from tests.episodes import attempt_on
+from tests.episodes import attempt_on, ids
 from tests.guess import WORDS
-from tests.small_tokenizer import CHATML, FORGETS_THOUGHTS, byte_tokenizer
+from tests.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, byte_tokenizer
 from tests.test_collect import GUESS, settings, setup_of, thinking
 from tests.test_fit_verb import slipstream
+from tests.tool_parsing import HERMES, parsing
 from tools.cli import main
 from tools.collect import collect_on
 from tools.collect_options import CollectOptions
@@ -45,6 +46,7 @@ from tools.state_values import StateValues, check_searches, scored_here
 from tools.study import prm
 from tools.tiny_model import make_tiny_model
 
+HAS_CALLS = ("model.tool_parser=hermes", "warm_start.episodes=0")  # what `env.action_format=tools` needs
 TURNS = 3  # of which two must say the wanted word
 
 
@@ -220,12 +222,20 @@ def test_the_study_labels_turns_and_measures_every_way_to_choose(
     assert f"| likelihood | {100 * means['likelihood', '1']:.1f} (" in table and "| 3 x 2 | " in table
 
 
-@pytest.mark.parametrize("template", [CHATML, FORGETS_THOUGHTS], ids=["history stands", "history is rewritten"])
-def test_a_turn_is_scored_after_the_very_tokens_after_which_it_was_labelled(template: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("template", "action_format"),
+    [(CHATML, "plain"), (FORGETS_THOUGHTS, "plain"), (HERMES, "tools")],
+    ids=["history stands", "history is rewritten", "actions are calls"],
+)
+def test_a_turn_is_scored_after_the_very_tokens_after_which_it_was_labelled(
+    template: str, action_format: str, tmp_path: Path
+) -> None:
     tokenizer = byte_tokenizer(template)
     tokenizer.save_pretrained(tmp_path / "model")
-    config = settings(*GUESS, f"model.path={tmp_path}/model")
+    config = settings(*GUESS, f"model.path={tmp_path}/model", f"env.action_format={action_format}", *HAS_CALLS)
     stage, plan = setup_of(config, thinking, tmp_path, tokenizer=tokenizer), prm.Plan(train_tasks=3)
+    if action_format == "tools":
+        stage = replace(setup_of(config, calling, tmp_path, tokenizer=tokenizer), parse=parsing(tokenizer=tokenizer))
     found = asyncio.run(prm.labelled_episodes(stage, config, plan))
     prm.write_labels(found, stage, plan, tmp_path / "rows")
     path = str(tmp_path / "rows.process.jsonl")
@@ -237,6 +247,14 @@ def test_a_turn_is_scored_after_the_very_tokens_after_which_it_was_labelled(temp
     scored = {prefix for each in episodes for branch in branches(each, each.turn_stops) for prefix in prefixes(branch)}
     assert labelled == scored and len(scored) > len(roots)
     assert (len(roots[0].branch_starts) > 1) == (template == FORGETS_THOUGHTS)
+
+
+def calling(tokens: list[int], seed: int | None) -> list[int]:
+    """Guess by a call, sometimes by a malformed one."""
+    chance = random.Random(seed)
+    call = json.dumps({"name": "act", "arguments": {"action": chance.choice(WORDS)}})
+    text = f"so\n<tool_call>\n{call[: -1 if chance.random() < 0.2 else None]}\n</tool_call>{END}"
+    return ids(byte_tokenizer(HERMES), text)
 
 
 def prefixes(sequence: TokenSequence) -> list[tuple[int, ...]]:

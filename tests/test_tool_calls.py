@@ -454,13 +454,29 @@ def test_an_agent_of_the_study_shops_with_a_tiny_model_by_calls(monkeypatch: pyt
     assert all(turn.valid_action for turn in trajectory.turns)
 
 
-def test_the_agents_of_the_benchmark_play_the_episodes_of_the_built_in_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agents_of_the_benchmark_play_the_episodes_of_the_built_in_loop() -> None:
+    script = asyncio.run(bench._script(bench._tokenizer(), 2, [3]))
+
+    async def tokens(one: bench.Play) -> list[bytes]:
+        return [(await one(episode, script, script.engine(bench.AT_ONCE))).tokens for episode in script.episodes]
+
+    with bench.served_apart():
+        apart = asyncio.run(tokens(bench.as_agent_apart))
+    assert asyncio.run(tokens(bench.as_agent)) == asyncio.run(tokens(bench.built_in)) == apart
+
+
+def test_the_benchmark_counts_episodes_that_begin_after_the_first_and_play_beside_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(bench, "NUM_EPISODES", 2)
-    monkeypatch.setattr(bench, "NUM_THOUGHT_WORDS", 3)
-    monkeypatch.setattr(bench, "SCHEDULE", Schedule(token_time_s=0.0))
-    script = asyncio.run(bench._script())
+    monkeypatch.setattr(bench, "SCHEDULE", Schedule(token_time_s=0.001))
+    script = asyncio.run(bench._script(bench._tokenizer(), 5, [3]))
+    begun = list[int]()
 
-    async def tokens(one: Any) -> list[bytes]:
-        return [(await one(task, script, script.engine())).tokens for task in script.tasks]
+    async def counted(episode: bench.Episode, *parts: Any) -> Trajectory:
+        begun.append(episode.attempt.group_id)
+        return await bench.built_in(episode, *parts)
 
-    assert asyncio.run(tokens(bench._as_agent)) == asyncio.run(tokens(bench._built_in))
+    measured = asyncio.run(bench.steady(counted, script))
+    assert measured.episode_s > 0.001 * min(len(answer) for answer in script.answers.values())
+    assert begun[:6] == [0, 1, 2, 3, 4, 0]  # the last that counts does not play alone

@@ -5,23 +5,30 @@ docs/benchmarks.md has the method.
 """
 
 import asyncio
-import json
+import contextlib
+import itertools
 import logging
 import os
 import random
+import statistics
+import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 from transformers import PreTrainedTokenizerBase
 
 from actors.rollout import Allowance, rollout
 from actors.scripted_engine import Schedule, ScriptedEngine
 from actors.tape import Attempt, Tape
 from actors.vllm_environment import vllm_environment
-from common.action_format import ACT, ToolCalls
+from common.action_format import ToolCalls
 from common.env_config import EnvConfig
 from common.log import log_to_stderr
 from common.tool_call import ParsedAnswer
@@ -29,104 +36,193 @@ from common.trajectory import Provenance, Sampling, Task, Trajectory
 from envhub.catalogue import make_any_env
 from envhub.driving import Parse
 from envhub.shop.shop import ShopEnv
-from tools.bench.benchmark import Row, Run, cost_of
+from tools.bench.benchmark import Cost, Row, Run, cost_of
+from tools.bench.shop_agent import SOCKET
 from tools.prepare import vocabulary_texts
 from tools.study.tiny_caller import CLOSING, OPENING, THOUGHT, THOUGHT_END, add_calls
 from tools.tiny_model import END_OF_TURN, tiny_tokenizer
 
-NUM_EPISODES = 64  # at once
-NUM_THOUGHT_WORDS = 100  # of each answer
+NUM_EPISODES = 64  # at a time
+NUM_COUNTED = 64  # episodes of an actor that plays without pause; those that begin before and after are not
+ANY_WORDS = range(20, 181)  # of a thought, by chance
+AS_MANY_WORDS = range(100, 101)
 SCHEDULE = Schedule(prefill_s=0.05, token_time_s=0.02)  # about that of an 8B model on one GPU
+AT_ONCE = Schedule(token_time_s=0.0)
 ALLOWANCE = Allowance(max_turns=16, max_tokens=4096, step_timeout_s=600.0, episode_timeout_s=600.0)
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=0, max_turn_tokens=256)
-REPEATS = 3
+TICK_S = 0.02
+REPEATS = 2
+CPU_REPEATS = 3
+START_S = 60.0
+
+Play = Callable[["Episode", "Script", ScriptedEngine], Coroutine[Any, Any, Trajectory]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Episode:
+    """One episode, and the number of its turns."""
+
+    attempt: Attempt
+    num_turns: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Script:
-    """What the expert writes in each task, by the tokens of the first message."""
+    """What the expert writes in each episode, by the seed of the turn."""
 
     tokenizer: PreTrainedTokenizerBase
     parse: Parse
-    tasks: list[Task]
-    answers: dict[tuple[int, ...], list[list[int]]]
+    episodes: list[Episode]
+    answers: dict[int | None, list[int]]
 
     @property
     def num_turns(self) -> int:
-        return sum(map(len, self.answers.values()))
+        return sum(episode.num_turns for episode in self.episodes)
 
-    def engine(self) -> ScriptedEngine:
-        assistant, end = self.tokenizer.convert_tokens_to_ids(["<|assistant|>", END_OF_TURN])
+    def engine(self, schedule: Schedule) -> ScriptedEngine:
+        return ScriptedEngine(
+            lambda _, seed: self.answers[seed],
+            policy_version=0,
+            schedule=schedule,
+            max_tokens=ALLOWANCE.max_tokens,
+        )
 
-        def write(prompt: list[int], seed: int | None) -> list[int]:
-            return self.answers[tuple(prompt[: prompt.index(end)])][prompt.count(assistant) - 1]
 
-        return ScriptedEngine(write, policy_version=0, schedule=SCHEDULE, max_tokens=ALLOWANCE.max_tokens)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steady:
+    """Measurements of an actor that plays without pause."""
+
+    episode_s: float  # mean duration of an episode
+    late_s: float  # of 100 moments, the event loop is later than this in one
 
 
 def main() -> int:
     """Measure, print, and write docs/benchmarks/agents.json; return 0 if every goal holds, else 1."""
     log_to_stderr(logging.WARNING)
     os.environ.update(vllm_environment())
-    measuring, script = Run("agents"), asyncio.run(_script())
-    pairs = [(cost_of(_all(_as_agent, script)), cost_of(_all(_built_in, script))) for _ in range(REPEATS)]
-    per_turn = 1e3 / script.num_turns
-    rows = [
-        Row.of(
-            f"{NUM_EPISODES} agents: wall clock, against the built-in loop",
-            [agents.wall_s for agents, _ in pairs],
-            unit="s",
-            against=[loop.wall_s for _, loop in pairs],
-            goal="ratio <= 1.05",
-        ),
-        Row.of(
-            f"{NUM_EPISODES} agents: CPU a call, client included, beside that of a turn of the built-in loop",
-            [per_turn * agents.cpu_s for agents, _ in pairs],
-            unit="ms",
-            against=[per_turn * loop.cpu_s for _, loop in pairs],
-        ),
-    ]
+    measuring = Run("agents")
+    tokenizer = _tokenizer()
+    long = asyncio.run(_script(tokenizer, NUM_EPISODES + NUM_COUNTED, ANY_WORDS))
+    alike = asyncio.run(_script(tokenizer, NUM_EPISODES, AS_MANY_WORDS))
+    with served_apart() as process:
+        rows = _cpu_rows(alike, process)
+    rows = [*_steady_rows(long), _burst_row(alike), *rows]
     return measuring.end(rows, versions={"openai": openai.__version__})
 
 
-async def plays(task: dict[str, Any], client: openai.AsyncOpenAI) -> float:
-    """The agent, on OpenAI's SDK."""
-    shop = ShopEnv(profile="small")
-    seen = await shop.reset(Task(env="shop", split=task["split"], index=task["index"]))
-    messages: list[Any] = [{"role": "user", "content": seen.messages[-1].content}]
-    while not seen.done:
-        answer = await client.chat.completions.create(model="policy", messages=messages, tools=[ACT])  # type: ignore[list-item]
-        message = answer.choices[0].message
-        (call,) = message.tool_calls or []
-        assert call.type == "function"
-        seen = await shop.step(json.loads(call.function.arguments)["action"])
-        result = {"role": "tool", "tool_call_id": call.id, "content": seen.messages[-1].content}
-        messages += [message, result]
-    return float(seen.score)
+def _steady_rows(script: Script) -> list[Row]:
+    pairs = [(asyncio.run(steady(as_agent, script)), asyncio.run(steady(built_in, script))) for _ in range(REPEATS)]
+    return [
+        Row.of(
+            f"{NUM_EPISODES} running agents: time of an episode, against the built-in loop",
+            [agents.episode_s for agents, _ in pairs],
+            unit="s",
+            against=[loop.episode_s for _, loop in pairs],
+            goal="ratio <= 1.05",
+        ),
+        Row.of(
+            f"{NUM_EPISODES} running agents: lateness of the event loop, 99th percentile, beside the built-in loop",
+            [1e3 * agents.late_s for agents, _ in pairs],
+            unit="ms",
+            against=[1e3 * loop.late_s for _, loop in pairs],
+        ),
+    ]
 
 
-async def _script() -> Script:
-    texts = await asyncio.to_thread(vocabulary_texts, EnvConfig(name="shop", options={"profile": "small"}), 400)
+def _burst_row(script: Script) -> Row:
+    agents, loop = (cost_of(together(one, script, SCHEDULE)) for one in (as_agent, built_in))
+    return Row.of(
+        f"{NUM_EPISODES} agents that begin at once, with answers of one length: wall clock, against the built-in loop",
+        [agents.wall_s],
+        unit="s",
+        against=[loop.wall_s],
+        goal="ratio <= 1.05",
+    )
+
+
+def _cpu_rows(script: Script, process: psutil.Process) -> list[Row]:
+    """The CPU of a call, on an engine that answers at once."""
+    loop, agents, here, apart = list[float](), list[float](), list[float](), list[float]()
+    for _ in range(1 + CPU_REPEATS):
+        loop.append(_cpu_ms(script, cost_of(together(built_in, script, AT_ONCE))))
+        agents.append(_cpu_ms(script, cost_of(together(as_agent, script, AT_ONCE))))
+        before_s = _cpu_s(process)
+        cost = cost_of(together(as_agent_apart, script, AT_ONCE))
+        here.append(_cpu_ms(script, cost))
+        apart.append(1e3 * (_cpu_s(process) - before_s) / script.num_turns)
+    name = "CPU a call"
+    return [
+        Row.of(f"{name}: {what}", ours[1:], unit="ms", against=limit[1:])  # the first repeat loads what is cached
+        for what, ours, limit in (
+            ("the endpoint, beside a turn of the built-in loop", here, loop),
+            ("the endpoint, beside the agent on OpenAI's SDK in another process", here, apart),
+            ("endpoint and agent in one process, beside a turn of the built-in loop", agents, loop),
+        )
+    ]
+
+
+def _cpu_ms(script: Script, cost: Cost) -> float:
+    return 1e3 * cost.cpu_s / script.num_turns
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+@contextlib.contextmanager
+def served_apart() -> Iterator[psutil.Process]:
+    """A process that plays the agents of `plays_apart`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "agents")
+        os.environ[SOCKET] = str(path)
+        process = subprocess.Popen([sys.executable, "-m", "tools.bench.shop_agent", str(path)])
+        try:
+            deadline_s = time.monotonic() + START_S
+            while not path.exists():
+                assert process.poll() is None and time.monotonic() < deadline_s, "the agents' process does not start"
+                time.sleep(0.05)
+            yield psutil.Process(process.pid)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _tokenizer() -> PreTrainedTokenizerBase:
+    texts = vocabulary_texts(EnvConfig(name="shop", options={"profile": "small"}), 400)
     tokenizer = tiny_tokenizer(texts, ALLOWANCE.max_tokens)
     add_calls(tokenizer)
+    return tokenizer
+
+
+async def _script(tokenizer: PreTrainedTokenizerBase, num_episodes: int, num_words: Sequence[int]) -> Script:
+    """The episodes of `num_episodes` tasks; each thought has one of `num_words` words."""
     words, chance = sorted(word for word in tokenizer.get_vocab() if word.isalpha()), random.Random(0)
-    tasks, answers, shop = list[Task](), dict[tuple[int, ...], list[list[int]]](), ShopEnv(profile="small")
-    index = 0
-    while len(tasks) < NUM_EPISODES:
-        task = Task(env="shop", split="train", index=index)
-        index += 1
-        seen, written = await shop.reset(task), list[list[int]]()
-        first = f"<|user|>{seen.messages[-1].content}"
+    episodes, answers, shop = list[Episode](), dict[int | None, list[int]](), ShopEnv(profile="small")
+    for index in range(num_episodes):
+        attempt = _attempt(Task(env="shop", split="train", index=index))
+        seen, turn = await shop.reset(attempt.task), 0
         while not seen.done:
-            thought, action = " ".join(chance.choices(words, k=NUM_THOUGHT_WORDS)), shop.expert()
+            thought, action = " ".join(chance.choices(words, k=chance.choice(num_words))), shop.expert()
             answer = f"{THOUGHT}{thought}{THOUGHT_END}{OPENING}{action}{CLOSING}{END_OF_TURN}"
-            written.append(tokenizer.encode(answer, add_special_tokens=False))
-            seen = await shop.step(action)
-        key = tuple(tokenizer.encode(first, add_special_tokens=False))
-        if key not in answers:  # another task may have the same instruction
-            tasks.append(task)
-            answers[key] = written
-    return Script(tokenizer=tokenizer, parse=_parse(tokenizer), tasks=tasks, answers=answers)
+            answers[attempt.turn_seed(turn)] = tokenizer.encode(answer, add_special_tokens=False)
+            seen, turn = await shop.step(action), turn + 1
+        episodes.append(Episode(attempt=attempt, num_turns=turn))
+    return Script(tokenizer=tokenizer, parse=_parse(tokenizer), episodes=episodes, answers=answers)
+
+
+def _attempt(task: Task) -> Attempt:
+    return Attempt(
+        run_id="bench",
+        task=task,
+        group_id=task.index,
+        member=0,
+        attempt=0,
+        actor="bench",
+        sampling=SAMPLING,
+        seed=0,
+        provenance=Provenance(host="here", instance_kind="reserved", price_per_hour=0.0),
+    )
 
 
 def _parse(tokenizer: PreTrainedTokenizerBase) -> Parse:
@@ -142,35 +238,74 @@ def _parse(tokenizer: PreTrainedTokenizerBase) -> Parse:
     return parse
 
 
-async def _all(one: Callable[[Task, Script, ScriptedEngine], Coroutine[Any, Any, Trajectory]], script: Script) -> None:
-    engine = script.engine()
-    episodes = await asyncio.gather(*(one(task, script, engine) for task in script.tasks))
-    assert all(episode.success and len(episode.branch_starts) == 1 for episode in episodes)
-    assert sum(len(episode.turns) for episode in episodes) == script.num_turns
+async def together(one: Play, script: Script, schedule: Schedule) -> None:
+    """Play all episodes at once, each one time."""
+    engine = script.engine(schedule)
+    async with asyncio.TaskGroup() as group:
+        for episode in script.episodes:
+            group.create_task(_checked(one, episode, script, engine))
 
 
-async def _built_in(task: Task, script: Script, engine: ScriptedEngine) -> Trajectory:
-    return await _rolled_out(ShopEnv(profile="small"), task, script, engine)
+async def steady(one: Play, script: Script) -> Steady:
+    """Play as an actor does: NUM_EPISODES at a time, each replaced when it ends, until all that count have ended.
+
+    The first NUM_EPISODES do not count, as they begin at the same moment. After the last that counts has begun, others
+    are repeated until it ends, so that it never plays with fewer others.
+    """
+    engine, numbers = script.engine(SCHEDULE), itertools.count()
+    durations_s, late_s = list[float](), list[float]()
+
+    async def lane() -> None:
+        while len(durations_s) < len(script.episodes) - NUM_EPISODES:
+            number = next(numbers)
+            if number == NUM_EPISODES:
+                late_s.clear()
+            started_s = time.perf_counter()
+            await _checked(one, script.episodes[number % len(script.episodes)], script, engine)
+            if NUM_EPISODES <= number < len(script.episodes):
+                durations_s.append(time.perf_counter() - started_s)
+
+    noting = asyncio.create_task(_note_lateness(late_s))
+    async with asyncio.TaskGroup() as group:
+        for _ in range(NUM_EPISODES):
+            group.create_task(lane())
+    noting.cancel()
+    return Steady(episode_s=statistics.fmean(durations_s), late_s=statistics.quantiles(late_s, n=100)[-1])
 
 
-async def _as_agent(task: Task, script: Script, engine: ScriptedEngine) -> Trajectory:
-    return await _rolled_out(make_any_env("agent", {"agent": "tools.bench.agents:plays"}), task, script, engine)
+async def _note_lateness(late_s: list[float]) -> None:
+    """Add how much later than asked the event loop continues this coroutine, again and again."""
+    time_s = asyncio.get_running_loop().time
+    while True:
+        due_s = time_s() + TICK_S
+        await asyncio.sleep(TICK_S)
+        late_s.append(time_s() - due_s)
 
 
-async def _rolled_out(env: Any, task: Task, script: Script, engine: ScriptedEngine) -> Trajectory:
-    attempt = Attempt(
-        run_id="bench",
-        task=task,
-        group_id=task.index,
-        member=0,
-        attempt=0,
-        actor="bench",
-        sampling=SAMPLING,
-        seed=0,
-        provenance=Provenance(host="here", instance_kind="reserved", price_per_hour=0.0),
-    )
+async def _checked(one: Play, episode: Episode, script: Script, engine: ScriptedEngine) -> None:
+    played = await one(episode, script, engine)
+    assert played.success and len(played.branch_starts) == 1 and len(played.turns) == episode.num_turns
+
+
+async def built_in(episode: Episode, script: Script, engine: ScriptedEngine) -> Trajectory:
+    return await _rolled_out(ShopEnv(profile="small"), episode, script, engine)
+
+
+async def as_agent(episode: Episode, script: Script, engine: ScriptedEngine) -> Trajectory:
+    return await _rolled_out(_agent("plays"), episode, script, engine)
+
+
+async def as_agent_apart(episode: Episode, script: Script, engine: ScriptedEngine) -> Trajectory:
+    return await _rolled_out(_agent("plays_apart"), episode, script, engine)
+
+
+def _agent(name: str) -> Any:
+    return make_any_env("agent", {"agent": f"tools.bench.shop_agent:{name}"})
+
+
+async def _rolled_out(env: Any, episode: Episode, script: Script, engine: ScriptedEngine) -> Trajectory:
     return await rollout(
-        Tape(attempt=attempt),
+        Tape(attempt=episode.attempt),
         env=env,
         sampler=engine,
         tokenizer=script.tokenizer,
