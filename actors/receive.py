@@ -14,6 +14,7 @@ import torch
 from actors.broadcast import BroadcastMember, BroadcastMissed, Gpu, Place
 from actors.engine import WeightsRefused
 from actors.pull import Puller, PullFailed, actors_puller
+from actors.shared_memory import SharedMemory
 from common.blob_store import BlobStore, StoreError, run_store
 from common.chunks import Blob
 from common.connection import connect
@@ -55,11 +56,12 @@ class Receiver:
     It keeps the weights that it received last, and applies deltas to them in place.
     """
 
-    def __init__(self, info: ReceiverInfo, gpu: Gpu | None = None) -> None:
-        """`gpu` is None if the actor has none."""
+    def __init__(self, info: ReceiverInfo, gpu: Gpu | None = None, *, shared: bool = False) -> None:
+        """`gpu` is None if the actor has none. With `shared`, other processes can map the weights at `shared_path`."""
         self._info = info
         self._puller: Puller | None = None
         self._store = run_store(info.disk, info.run_id) if info.transport == "disk" else None
+        self._memory = SharedMemory(0) if shared else None  # of `_buffer`
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._root = ""  # root hash of the weights in `_buffer`; empty if unknown
         self._member: BroadcastMember | None = None
@@ -67,6 +69,11 @@ class Receiver:
             client, key = connect(info.redis_url, patience_s=REDIS_PATIENCE_S), key_from_environment()
             secret = key.secret if key else b""
             self._member = BroadcastMember(client, info.run_id, info.actor, secret=secret, gpu=gpu)
+
+    @property
+    def shared_path(self) -> str:
+        """Where other processes of this machine can map the weights that were received last; empty if not shared."""
+        return self._memory.path if self._memory is not None else ""
 
     def receive(self, offer: Offer) -> torch.Tensor:
         """Return the offered weights, verified, as one flat uint8 tensor on the CPU of `manifest.num_bytes`.
@@ -144,7 +151,12 @@ class Receiver:
         if deltas is None or sum(delta.blob.num_bytes for delta in deltas) > manifest.num_bytes:
             anchor = anchor_blob(manifest)
             self._forget(num_bytes=0)
-            self._buffer = self._fetch(offer, anchor, deadline)
+            fetched = self._fetch(offer, anchor, deadline)
+            if self._memory is None:
+                self._buffer = fetched
+            else:
+                self._forget(num_bytes=anchor.num_bytes)
+                self._buffer.copy_(fetched)
             self._root = anchor.root
             deltas = deltas_from(manifest, anchor.root)
             if deltas is None:
@@ -179,8 +191,13 @@ class Receiver:
     def _forget(self, *, num_bytes: int) -> None:
         """Forget the current weights, and make the buffer large enough for a full snapshot of `num_bytes`."""
         self._root = ""
-        if self._buffer.numel() != num_bytes:
+        if self._buffer.numel() == num_bytes:
+            return
+        if self._memory is None:
             self._buffer = torch.empty(num_bytes, dtype=torch.uint8)
+        else:
+            self._memory = SharedMemory(num_bytes)
+            self._buffer = self._memory.buffer
 
     def _apply(self, delta: memoryview) -> None:
         self._root = ""

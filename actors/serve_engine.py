@@ -130,6 +130,7 @@ class Server:
         self._trial: Trial | None = None  # of the version that was committed last
         self._scores: list[float] = []  # of the probe of the version that serves
         self._staging: StageWeights | None = None
+        self._preparing = False  # the staged weights have arrived
         self._stage_polled = 0.0
         self._reported_kv_use, self._reported_at = 0.0, 0.0
         # Not connection.poll(): it creates a new selector for each call, and this runs before every step.
@@ -155,7 +156,7 @@ class Server:
                     self._reply(Parsed(call=parse.call, answer=self._parser.parsed(parse)))
                 case StageWeights() as stage:
                     self._rpc("stage_weights", encode(stage.offer))
-                    self._staging = stage
+                    self._staging, self._preparing = stage, False
                     self._probe = stage.offer.manifest.probe
                 case Commit() as commit:
                     self._try(commit)
@@ -211,11 +212,17 @@ class Server:
         if self._staging is None or now - self._stage_polled < STAGE_POLL_S:
             return
         self._stage_polled = now
-        if all(self._rpc("stage_ended")):
-            refusals = [refusal for refusal in self._rpc("stage_refusal") if refusal is not None]
-            why, unfit = refusals[0] if refusals else (None, False)
-            self._reply(Staged(call=self._staging.call, refusal=why, unfit=unfit))
-            self._staging = None
+        if not all(self._rpc("stage_ended")):
+            return
+        refusals = [refusal for refusal in self._rpc("stage_refusal") if refusal is not None]
+        if not refusals and not self._preparing:
+            first, *_ = self._rpc("received_path")
+            self._rpc("prepare_weights", first)
+            self._preparing = True
+            return
+        why, unfit = refusals[0] if refusals else (None, False)
+        self._reply(Staged(call=self._staging.call, refusal=why, unfit=unfit))
+        self._staging = None
 
     def _add(self, generate: Generate) -> None:
         params = (

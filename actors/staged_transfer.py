@@ -30,6 +30,7 @@ from vllm.platforms import current_platform
 from actors.broadcast import Gpu
 from actors.engine import WeightsRefused, WeightsUnfit
 from actors.receive import Receiver, ReceiverInfo
+from actors.shared_memory import map_shared
 from actors.staged_weights import ModelFolder
 from actors.twin import forget_reload, swap, twin_of
 from common.weights import Offer
@@ -70,7 +71,10 @@ class StagedUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo]):  # type: ignore[misc]
-    """A worker's part in a refresh: call `stage`, poll `ended`, then run vLLM's update session."""
+    """A worker's part in a refresh: call `stage`, poll `ended`, `prepare`, poll `ended`, run vLLM's update session.
+
+    Only an engine's first worker receives. The others map its memory, so a machine has one host copy for an engine.
+    """
 
     init_info_cls = StagedInitInfo
     update_info_cls = StagedUpdateInfo
@@ -80,52 +84,70 @@ class StagedTransferEngine(WeightTransferEngine[StagedInitInfo, StagedUpdateInfo
         super().__init__(config, vllm_config, device, model)
         # One thread, so that a stage ends before a newer one begins.
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stage-weights")
-        self._receiver: Receiver | None = None
-        self._newest: Future[StagedWeights] | None = None
+        self._receiver: Receiver | None = None  # of the first worker
+        self._offer: Offer | None = None  # the newest
+        self._received: Future[torch.Tensor | None] | None = None  # None at a worker that does not receive
+        self._newest: Future[StagedWeights] | None = None  # of the newest offer, once it was received
         self._committed: StagedWeights | None = None  # with the weights before in its twin, until they are forgotten
         self._folder = ModelFolder(
             Path(vllm_config.model_config.model),
             dtype=vllm_config.model_config.dtype,
-            tied=bool(vllm_config.model_config.hf_text_config.tie_word_embeddings),
+            tied=_tied(vllm_config.model_config),
         )
 
     def init_transfer_engine(self, init_info: StagedInitInfo) -> None:
-        """Connect the receiver."""
+        """Connect the receiver, if this is the engine's first worker."""
+        if self.parallel_config.rank > 0:
+            return
         gpu = None
         if self.device.type == "cuda":
             gpu = Gpu(uuid=str(torch.cuda.get_device_properties(self.device).uuid), device=self.device)
-        info = ReceiverInfo(**vars(init_info))
-        if self.parallel_config.rank > 0 and info.transport == "broadcast":
-            info = replace(info, transport="pull")  # only the first worker of an actor takes part in broadcasts
-        self._receiver = Receiver(info, gpu)
+        shared = self.parallel_config.world_size > 1
+        self._receiver = Receiver(ReceiverInfo(**vars(init_info)), gpu, shared=shared)
 
     def stage(self, offer: Offer) -> None:
         """Begin to receive and verify `offer` in the background, instead of any earlier offer."""
-        self._newest = self._background.submit(self._receive, offer)
+        self._offer, self._newest = offer, None
+        self._received = self._background.submit(self._receive, offer)
+
+    def shared_path(self) -> str:
+        """Where the other workers can map what this one has received; empty if there are none, or it receives none."""
+        return self._receiver.shared_path if self._receiver is not None else ""
+
+    def prepare(self, shared_path: str) -> None:
+        """Begin to prepare in the background what was received, here or by the first worker at `shared_path`."""
+        assert self._received is not None and self._offer is not None, "prepare() without stage()"
+        self._newest = self._background.submit(self._prepare, self._offer, self._received.result(), shared_path)
+        self._received = None  # it refers to the weights, which the receiver may replace
 
     def ended(self) -> bool:
-        """Whether the newest stage has ended, staged or refused."""
-        assert self._newest is not None, "ended() without stage()"
-        return self._newest.done()
+        """Whether the newest stage, or its preparation, has ended, well or refused."""
+        return self._step().done()
 
     def refusal(self) -> tuple[str, bool] | None:
-        """Why the newest stage, which has ended, was refused, and whether its weights do not fit; None if staged."""
-        assert self._newest is not None, "refusal() without stage()"
-        error = self._newest.exception(timeout=0)
+        """Why what has ended was refused, and whether its weights do not fit; None if all is well."""
+        error = self._step().exception(timeout=0)
         if error is None:
             return None
         if isinstance(error, WeightsRefused):
             return str(error), isinstance(error, WeightsUnfit)
         return f"{type(error).__name__}: {error}", True
 
-    def _receive(self, offer: Offer) -> StagedWeights:
-        assert self._receiver is not None, "stage before init_transfer_engine"
+    def _step(self) -> Future[Any]:
+        step = self._newest or self._received
+        assert step is not None, "no stage was begun"
+        return step
+
+    def _receive(self, offer: Offer) -> torch.Tensor | None:
+        if self._receiver is None:
+            return None
         # Before the transfer and long before a commit: a name that the model does not have would break the worker.
         self._folder.check(offer.manifest)
-        version, tensors = (
-            offer.manifest.policy_version,
-            self._folder.tensors(offer.manifest, self._receiver.receive(offer)),
-        )
+        return self._receiver.receive(offer)
+
+    def _prepare(self, offer: Offer, received: torch.Tensor | None, shared_path: str) -> StagedWeights:
+        version = offer.manifest.policy_version
+        tensors = self._folder.tensors(offer.manifest, map_shared(shared_path) if received is None else received)
         if not current_platform.is_cpu():
             return StagedWeights(policy_version=version, tensors=tensors, twin=None, untouched=[])
         twin: Any = twin_of(self.model)
@@ -202,12 +224,20 @@ class StagingWorker:
         self.weight_transfer_engine.stage(decode(Offer, offer_frame))
 
     def stage_ended(self) -> bool:
-        """Whether the newest stage has ended, staged or refused."""
+        """Whether the newest stage, or its preparation, has ended, well or refused."""
         return self.weight_transfer_engine.ended()
 
     def stage_refusal(self) -> tuple[str, bool] | None:
-        """Why the newest stage was refused, and whether its weights do not fit; None if they are staged."""
+        """Why the newest stage was refused, and whether its weights do not fit; None if all is well."""
         return self.weight_transfer_engine.refusal()
+
+    def received_path(self) -> str:
+        """Where the other workers can map what this one has received; empty if they cannot."""
+        return self.weight_transfer_engine.shared_path()
+
+    def prepare_weights(self, shared_path: str) -> None:
+        """Begin to prepare the received weights for a commit, and return at once."""
+        self.weight_transfer_engine.prepare(shared_path)
 
     def settle_weights(self, revert: bool) -> bool:
         """Forget the weights before the last commit, or serve them again; return whether this could be done."""
@@ -249,6 +279,13 @@ def _load(model: Any, tensors: dict[str, torch.Tensor]) -> list[str]:
     known = [name for name, _ in model.named_parameters()]
     loaded = model.load_weights(tensors.items())
     return [] if loaded is None else [name for name in known if name not in loaded]
+
+
+def _tied(model_config: Any) -> bool:
+    """Whether the output layer is the embedding matrix."""
+    # Of some vision-language models only the whole configuration says so, and not that of its text.
+    text = model_config.hf_text_config
+    return bool((text if hasattr(text, "tie_word_embeddings") else model_config.hf_config).tie_word_embeddings)
 
 
 def repack_embeddings(model: torch.nn.Module) -> None:

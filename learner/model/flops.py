@@ -63,7 +63,9 @@ def flops_of(model: PackedModel, *, device: torch.device, num_ranks: int) -> Flo
     parameters = sum(
         _used(name, parameter, config) for name, parameter in model.named_parameters() if name not in unused
     )
-    if not config.tie_word_embeddings:  # looked up, not multiplied
+    # Of some vision-language models only the whole configuration says so, and not that of its text.
+    if not (config if hasattr(config, "tie_word_embeddings") else model.causal_lm.config).tie_word_embeddings:
+        # looked up, not multiplied
         parameters -= model.causal_lm.get_input_embeddings().weight.numel()
     peak = _known_peak(device)
     return Flops(

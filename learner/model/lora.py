@@ -46,14 +46,16 @@ def add_adapters(causal_lm: PreTrainedModel, config: LoraConfig) -> None:
     A is random, but the random state is restored afterwards. Raises ConfigError for target modules that the model does
     not have, or that are not linear layers of its decoder.
     """
-    targets = config.target_modules or _linear_layers(causal_lm)
+    targets, excluded = config.target_modules or _linear_layers(causal_lm), _reading_images(causal_lm)
+    if not config.target_modules:
+        excluded += _fused_outputs(causal_lm)
     # No dropout: the log-probabilities would differ from those of the actors.
     settings = peft.LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,
         lora_dropout=0.0,
         target_modules=targets,
-        exclude_modules=_reading_images(causal_lm) or None,
+        exclude_modules=excluded or None,
         task_type="CAUSAL_LM",
         base_model_name_or_path=causal_lm.config.name_or_path,
     )
@@ -106,6 +108,12 @@ def _reading_images(causal_lm: PreTrainedModel) -> list[str]:
     """The names of the linear layers that no text passes through: an adapter there would never learn."""
     unused = unused_parameters(causal_lm)
     return [name for name, _ in causal_lm.named_modules() if f"{name}.weight" in unused]
+
+
+def _fused_outputs(causal_lm: PreTrainedModel) -> list[str]:
+    """The names of the output layers of Mamba: on a GPU its kernel takes their weight itself, and misses an adapter."""
+    parameters = {"A_log", "D"}  # only layers of Mamba have both
+    return [f"{name}.out_proj" for name, module in causal_lm.named_modules() if parameters <= module._parameters.keys()]
 
 
 def _adapted(causal_lm: PreTrainedModel) -> list[tuple[str, peft.tuners.lora.LoraLayer]]:

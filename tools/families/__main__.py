@@ -34,7 +34,6 @@ MAX_SHOWN_CHARS = 110
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.families", description=__doc__)
     parser.add_argument("family", nargs="*", help=f"any of: {'; '.join(FAMILIES)}. None: all of them")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"], help="not for the table")
     parser.add_argument("--write", action="store_true", help="replace the table in docs/models.md")
     options = parser.parse_args(arguments)
     if unknown := set(options.family) - FAMILIES.keys():
@@ -43,12 +42,11 @@ def main(arguments: list[str]) -> int:
     ranks = join_ranks(timeout_s=600)
     for name in options.family or FAMILIES:
         with tempfile.TemporaryDirectory(prefix="families-") as root:
-            cells = measure(FAMILIES[name], Path(root), ranks=ranks, dtype=options.dtype)
+            cells = measure(FAMILIES[name], Path(root), ranks=ranks)
         print(f"{name}: {'; '.join(f'{column} {cells[column]}' for column in COLUMNS)}", flush=True)
-        if options.dtype == "float32":
-            row = {"family": name, "date": datetime.date.today().isoformat(), **cells}
-            with ROWS.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+        row = {"family": name, "date": datetime.date.today().isoformat(), **cells}
+        with ROWS.open("a") as file:
+            file.write(json.dumps(row) + "\n")
     leave_ranks()
     if options.write:
         write_table(PAGE, [json.loads(line) for line in ROWS.read_text().splitlines()])
@@ -68,9 +66,8 @@ def write_table(page: Path, rows: list[dict[str, str]]) -> None:
         elif name in kept:
             lines.append(kept[name])
     dates = sorted({row["date"] for row in newest.values()} | set(re.findall(r"\d{4}-\d\d-\d\d", old)))
-    caption = (
-        f"Measured on {' to '.join(dict.fromkeys((dates[0], dates[-1])))} with `make families`, on a CPU, in float32."
-    )
+    days = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    caption = f"Measured on {days} with `make families`, on a CPU, in float32 where the row names no other dtype."
     page.write_text("\n".join([f"{before}{BEGIN}", caption, "", *lines, f"{END}{after}"]))
 
 

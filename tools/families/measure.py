@@ -42,15 +42,15 @@ MAX_SHOWN_CHARS = 240
 NOT_REACHED = "-"
 
 
-def measure(family: Family, root: Path, *, ranks: Ranks, dtype: str = "float32") -> dict[str, str]:
+def measure(family: Family, root: Path, *, ranks: Ranks) -> dict[str, str]:
     """One cell for each of COLUMNS."""
-    cells = dict.fromkeys(COLUMNS, NOT_REACHED)
+    dtype, cells = family.dtype, dict.fromkeys(COLUMNS, NOT_REACHED)
     try:
         folder = save_tiny(family, root / "model")
         model = load_model(folder, ranks=ranks, settings=model_settings(dtype))
     except Exception as error:  # the code of any family
         return cells | {"load": _short(error)}
-    cells |= {"load": "yes", "pack": _cell(partial(_difference_of_packing, model, folder))}
+    cells |= {"load": "yes", "pack": _cell(partial(_difference_of_packing, model, folder, dtype))}
     server, engine = Versions(), None
     try:
         engine = VllmEngine(EngineProcess(), engine_settings(folder, dtype))
@@ -71,7 +71,7 @@ def measure(family: Family, root: Path, *, ranks: Ranks, dtype: str = "float32")
             asyncio.run(engine.close())
         server.close()
     move(model, seed=4)  # the export is of the weights now, not of those in the folder
-    return cells | {"export": _cell(partial(_difference_of_export, model, root / "export", ranks))}
+    return cells | {"export": _cell(partial(_difference_of_export, model, root / "export", dtype, ranks))}
 
 
 class Versions:
@@ -164,20 +164,20 @@ def score(model: PackedModel, sequences: list[TokenSequence]) -> torch.Tensor:
     return logprobs
 
 
-def _difference_of_packing(model: PackedModel, folder: Path) -> float:
+def _difference_of_packing(model: PackedModel, folder: Path, dtype: str) -> float:
     """Packed sequences by the learner, against each alone by transformers."""
     sequences = [sequence(length, seed=length) for length in LENGTHS]
-    return _apart(model, _by_transformers(folder), sequences)
+    return _apart(model, _by_transformers(folder, dtype), sequences)
 
 
-def _difference_of_export(model: PackedModel, folder: Path, ranks: Ranks) -> float:
+def _difference_of_export(model: PackedModel, folder: Path, dtype: str, ranks: Ranks) -> float:
     save_hf(model, folder, ranks=ranks)
-    return _apart(model, _by_transformers(folder), [sequence(length, seed=length) for length in LENGTHS])
+    return _apart(model, _by_transformers(folder, dtype), [sequence(length, seed=length) for length in LENGTHS])
 
 
-def _by_transformers(folder: Path) -> PreTrainedModel:
+def _by_transformers(folder: Path, dtype: str) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    return auto_class(config).from_pretrained(folder, attn_implementation="eager", trust_remote_code=False)
+    return auto_class(config).from_pretrained(folder, dtype=dtype, attn_implementation="eager", trust_remote_code=False)
 
 
 @torch.no_grad()

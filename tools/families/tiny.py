@@ -65,6 +65,20 @@ LINEAR: Mapping[str, Any] = {
     "linear_value_head_dim": 32,
     "layer_types": ["linear_attention", "full_attention"],
 }
+# vLLM's CPU build computes linear attention in bfloat16 alone, with heads of 64 and more.
+WIDER: Mapping[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "head_dim": 64,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+}
+CONVOLVED: Mapping[str, Any] = {
+    "layer_types": ["conv", "full_attention"],
+    "conv_dim": 64,
+    "block_dim": 64,
+    "block_multiple_of": 32,
+}  # vLLM reads the sizes, as released
 IMAGES: Mapping[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "patch_size": 14}
 QWEN_IMAGES: Mapping[str, Any] = {**IMAGES, "depth": 1, "num_heads": 2, "out_hidden_size": 64}
 QWEN_IDS: Mapping[str, Any] = {
@@ -79,12 +93,18 @@ MAMBA: Mapping[str, Any] = {
     "mamba_d_head": 32,
     "mamba_expand": 2,
     "mamba_n_groups": 1,
+    "mamba_chunk_size": 16,
 }
 LIKE_GPT2: Mapping[str, Any] = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": MAX_TOKENS}
 
 
 def rope(rope_type: str, **parameters: object) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10000.0, **parameters}}
+
+
+SCALED_GPT_OSS = rope(
+    "yarn", factor=4.0, original_max_position_embeddings=40, beta_fast=32.0, beta_slow=1.0, truncate=False
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +114,14 @@ class Family:
     model_type: str  # as transformers calls it
     settings: Mapping[str, Any] = field(default_factory=dict)
     without: tuple[str, ...] = ()  # keys of `COMMON` that it cannot take
+    dtype: str = "float32"  # of the forward pass, in learner, engine and transformers
 
 
-def _family(model_type: str, *settings: Mapping[str, Any], without: tuple[str, ...] = ()) -> Family:
+def _family(
+    model_type: str, *settings: Mapping[str, Any], without: tuple[str, ...] = (), dtype: str = "float32"
+) -> Family:
     merged = {name: value for part in settings for name, value in part.items()}
-    return Family(model_type=model_type, settings=merged, without=without)
+    return Family(model_type=model_type, settings=merged, without=without, dtype=dtype)
 
 
 FAMILIES = {
@@ -148,21 +171,35 @@ FAMILIES = {
     "ernie4_5_moe": _family("ernie4_5_moe", {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 32}),
     "deepseek_v2": _family("deepseek_v2", ROUTED, LATENT),
     "deepseek_v3": _family("deepseek_v3", ROUTED, LATENT, CORRECTED, without=("head_dim",)),
-    "gpt_oss": _family(
-        "gpt_oss",
-        EXPERTS,
-        WINDOWED,
-        rope("yarn", factor=4.0, original_max_position_embeddings=40, beta_fast=32.0, beta_slow=1.0, truncate=False),
-    ),
-    "qwen3_next": _family("qwen3_next", EXPERTS, LINEAR),
-    "qwen3_5_text": _family("qwen3_5_text", LINEAR),
-    "qwen3_5_moe_text": _family("qwen3_5_moe_text", EXPERTS, LINEAR),
-    "lfm2": _family("lfm2", {"layer_types": ["conv", "full_attention"], "conv_dim": 64}),  # vLLM reads it, as released
+    "gpt_oss": _family("gpt_oss", EXPERTS, WINDOWED, SCALED_GPT_OSS),
+    "qwen3, bfloat16": _family("qwen3", WIDER, dtype="bfloat16"),
+    "gpt_oss, bfloat16": _family("gpt_oss", EXPERTS, WINDOWED, WIDER, SCALED_GPT_OSS, dtype="bfloat16"),
+    "qwen3_next, bfloat16": _family("qwen3_next", EXPERTS, LINEAR, WIDER, dtype="bfloat16"),
+    "qwen3_5_text, bfloat16": _family("qwen3_5_text", LINEAR, WIDER, dtype="bfloat16"),
+    "qwen3_5_moe_text, bfloat16": _family("qwen3_5_moe_text", EXPERTS, LINEAR, WIDER, dtype="bfloat16"),
+    "olmo_hybrid, bfloat16": _family("olmo_hybrid", LINEAR, WIDER, {"num_key_value_heads": 2}, dtype="bfloat16"),
+    "lfm2": _family("lfm2", CONVOLVED),
+    "lfm2, one head": _family("lfm2", CONVOLVED, {"num_attention_heads": 1, "head_dim": 64}),
+    "lfm2_moe": _family("lfm2_moe", EXPERTS, CONVOLVED, {"num_dense_layers": 1}),
+    "jamba": _family("jamba", {"num_experts": 2, "mamba_d_state": 16, "attn_layer_period": 2, "attn_layer_offset": 1}),
+    "bamba": _family("bamba", MAMBA, {"attn_layer_indices": [1]}),
     "granitemoehybrid": _family(
         "granitemoehybrid",
         EXPERTS,
         MAMBA,
         {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 32, "position_embedding_type": "rope"},
+    ),
+    "falcon_h1": _family("falcon_h1", MAMBA, {"mamba_d_ssm": 128}),
+    "nemotron_h": _family(
+        "nemotron_h",
+        {
+            "layers_block_type": ["mamba", "attention"],
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 32,
+            "ssm_state_size": 16,
+            "n_groups": 1,
+            "chunk_size": 16,
+        },
     ),
     "gemma3, with images": _family(
         "gemma3",
@@ -181,13 +218,18 @@ FAMILIES = {
             "vision_config": {**QWEN_IMAGES, "fullatt_block_indexes": [0]},
         },
     ),
-    "qwen3_5, with images": _family(
+    "qwen3_5, with images, bfloat16": _family(
         "qwen3_5",
         QWEN_IDS,
         {
-            "text_config": {**LINEAR, **rope("default", mrope_section=[4, 6, 6], partial_rotary_factor=1.0)},
-            "vision_config": {**QWEN_IMAGES, "num_position_embeddings": 16},
+            "text_config": {
+                **LINEAR,
+                **WIDER,
+                **rope("default", mrope_section=[8, 12, 12], partial_rotary_factor=1.0),
+            },
+            "vision_config": {**QWEN_IMAGES, "out_hidden_size": 128, "num_position_embeddings": 16},
         },
+        dtype="bfloat16",
     ),
     "deepseek_v32": _family(
         "deepseek_v32",
