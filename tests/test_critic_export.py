@@ -305,7 +305,10 @@ def test_what_a_critic_is_no_model_for_is_refused(run: Run, guess: Config, ranks
 
 def test_a_critic_that_predicts_no_return_is_refused() -> None:
     for changes, why in (
-        ({"advantage": "grpo", "critic": "none"}, r"no critic: its objective\.critic is none; train one with"),
+        (
+            {"advantage": "group_standardised", "critic": "none"},
+            r"no critic: its objective\.critic is none; train one with",
+        ),
         ({"gamma": 0.99}, r"objective\.gamma is 0\.99, so its critic predicts discounted returns"),
         ({"advantage": "bi_level_gae", "turn_gamma": 0.9}, r"objective\.turn_gamma is 0\.9, .* discounted returns"),
         ({"kl_place": "reward", "kl_coefficient": 0.1}, r"kl_place is reward, .* returns less their KL penalties"),

@@ -73,7 +73,7 @@ def check_aggregate(values: StateValues | None, how: str) -> None:
     if values and values.kind in CRITICS:
         raise ConfigError(
             f"`--reward-model` {values.name} is a critic: its value of a finished episode is the return itself, which "
-            "nobody knows where attempts must be chosen; give a model of `slipstream prm` or `slipstream reward`"
+            "is not known where attempts must be chosen; give a model of `slipstream prm` or `slipstream reward`"
         )
     if values and how != "last" and values.kind == OUTCOME:
         raise ConfigError(

@@ -87,7 +87,7 @@ class StateValues:
     async def of_state(self, record: Trajectory) -> float:
         """The probability of success after the last turn; of a critic, the expected return of the whole episode.
 
-        Nobody needs to ask a critic about a finished episode. Raises what `of_turns` raises.
+        A critic is not asked about a finished episode. Raises what `of_turns` raises.
         """
         if self.kind not in CRITICS:
             return float((await self.of_turns(record))[-1])
