@@ -22,7 +22,7 @@ from common.trajectory import Trajectory
 
 log = logging.getLogger(__name__)
 
-# Of the state after the last turn of a record, in [0, 1]. It may raise EpisodeFailed.
+# Of the state after the last turn of a record: a probability of success, or an expected return. Raises EpisodeFailed.
 Values = Callable[[Trajectory], Awaitable[float]]
 
 

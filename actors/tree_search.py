@@ -19,7 +19,7 @@ class State:
     mean_logprob: float  # of the tokens of the last action; 0 at the start
     is_over: bool
     success: bool
-    value: float | None = None  # the probability of success from here, by a process reward model; None without one
+    value: float | None = None  # probability of success by a process reward model, or return by a critic; None: neither
     share: float = 1.0  # of the actions that were sampled together with its last one: how many were the same
 
 

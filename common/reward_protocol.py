@@ -19,6 +19,11 @@ SECRET_VARIABLE = "SLIPSTREAM_REWARDS_KEY"  # the environment variable with the 
 # What the values of a model mean; the label in its config.json.
 OUTCOME: Final = "reward"
 PROCESS: Final = "process_reward"
+RETURN: Final = "return"  # of a critic: the expected return of the whole episode
+RETURN_TO_GO: Final = "return_to_go"  # of a critic: the expected return of the turns to come
+Kind = Literal["reward", "process_reward", "return", "return_to_go"]
+CRITICS: Final[tuple[Kind, ...]] = (RETURN, RETURN_TO_GO)
+KINDS: Final[tuple[Kind, ...]] = (OUTCOME, PROCESS, *CRITICS)
 
 Places = Annotated[list[int], msgspec.Meta(min_length=1, max_length=MAX_TURNS)]
 
@@ -31,7 +36,7 @@ class ScoredEpisode(_Message, frozen=True, kw_only=True):
     """What a reward model reads of an episode, finished or not."""
 
     tokens: bytes  # int32, little-endian
-    turn_stops: Places  # where each turn ends
+    turn_stops: Places  # where each turn ends; for a critic, where the prompt before a turn ends
     branch_starts: Places  # where each token sequence begins
 
     @classmethod
@@ -41,6 +46,14 @@ class ScoredEpisode(_Message, frozen=True, kw_only=True):
             turn_stops=[turn.stop for turn in trajectory.turns],
             branch_starts=trajectory.branch_starts,
         )
+
+    @classmethod
+    def of_state(cls, partial: Trajectory) -> Self:
+        """What a critic reads of an unfinished episode: all of it, up to where the next turn begins.
+
+        A critic's value belongs to the state in which a token is sampled, so it is read after the environment's answer.
+        """
+        return cls(tokens=partial.tokens, turn_stops=[partial.num_tokens], branch_starts=partial.branch_starts)
 
     def token_array(self) -> TokenArray:
         return np.frombuffer(self.tokens, dtype="<i4")
@@ -74,15 +87,15 @@ class ValuesRequest(_Message, frozen=True, kw_only=True):
 class ValuesReply(_Message, frozen=True, kw_only=True):
     """The values of an episode."""
 
-    values: list[float]  # of a model of the process, the probability of success after each turn; of outcome, one score
-    kind: Literal["reward", "process_reward"]
+    values: list[float]  # one for each of `turn_stops`, by `kind`; of a model of outcome, one score
+    kind: Kind
     model: str  # changes with the weights
 
 
 class RewardModelCard(_Message, frozen=True, kw_only=True):
     """The model of a server."""
 
-    kind: Literal["reward", "process_reward"]
+    kind: Kind
     model: str  # changes with the weights
     reads: str  # `common.tokenizer.text_root` of its tokenizer
     max_tokens: int  # of the longest sequence that the server reads

@@ -86,6 +86,11 @@ class RunDir:
         """The last adapters in peft's format, if the run trained adapters."""
         return self.path / "trained_adapters"
 
+    @property
+    def trained_critic(self) -> Path:
+        """The critic that `slipstream export --critic` wrote, as a reward model."""
+        return self.path / "trained_critic"
+
     def log(self, process: str) -> Path:
         return self.path / "logs" / f"{process}.log"
 

@@ -34,7 +34,8 @@ from learner.model.critic import Critic, critic_shards
 from learner.model.optimizer import begin_moments
 from learner.model.packed_model import PackedModel, named_shards
 from learner.model.proximal import Proximal
-from learner.objective.return_scale import scale_of
+from learner.model.reward_model import RewardModel, set_score
+from learner.objective.return_scale import ReturnScale, scale_of
 from learner.ranks import Ranks
 from learner.sealed_file import NotWhole, file_xxh3, read_sealed, write_sealed
 from learner.shard_writer import ShardWriter
@@ -224,6 +225,27 @@ def load(
         _set_schedule(critic.schedule, critic.optimizer, int(state[_CRITIC_STEP]))
         critic.scale = scale_of(state[_CRITIC_SCALE])
     return manifest.progress
+
+
+def load_critic(path: Path, model: RewardModel, *, is_shared: bool, ranks: Ranks) -> None:
+    """Restore trunk and head of `model` from the critic in a checkpoint; its scores get the unit of the reward.
+
+    With adapters, only they are restored. Every rank calls it. Raises ConfigError as `load` does.
+    """
+    _read_manifest(path)
+    trunk, head_name = ("model", "critic.weight") if is_shared else ("critic.causal_lm", "critic.value_head.weight")
+    head, scale = torch.zeros(model.score.weight.shape[1]), ReturnScale().tensor()
+    state = {head_name: head, _CRITIC_SCALE: scale}
+    for name, parameter in model.causal_lm.named_parameters():
+        if parameter.requires_grad:
+            state[f"{trunk}.{name}"] = parameter.detach()
+    try:
+        state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(path)))
+    except (OSError, CheckpointException) as error:
+        raise ConfigError(f"cannot read the critic in {path}: {error}; it must be of the same model") from error
+    unit = scale_of(scale)
+    set_score(model, head[None] * unit.std, ranks=ranks)
+    model.offset = unit.mean
 
 
 def _state(model: PackedModel, optimizer: torch.optim.AdamW, critic: Critic | None) -> dict[str, Tensor]:

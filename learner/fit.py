@@ -29,7 +29,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from common.config import Config
 from common.metrics import Metrics, MetricsWriter
-from common.reward_protocol import OUTCOME, PROCESS
+from common.reward_protocol import OUTCOME, PROCESS, Kind
 from common.run_dir import RunDir, write_json
 from common.shutdown import Shutdown
 from learner import checkpoint
@@ -371,7 +371,7 @@ def _log_means(means: dict[str, float], when: str) -> None:
 
 def _export(fitted: Fit, run_dir: RunDir) -> None:
     if isinstance(fitted.model, RewardModel):
-        kind = PROCESS if fitted.goal == "prm" else OUTCOME
+        kind: Kind = PROCESS if fitted.goal == "prm" else OUTCOME
         save_reward_model(fitted.model, run_dir.trained_model, kind=kind, ranks=fitted.ranks)
     else:
         save_hf(fitted.model, run_dir.trained_model, ranks=fitted.ranks)

@@ -11,7 +11,7 @@ import numpy as np
 from common.config import Config
 from common.config_error import ConfigError
 from common.objective_config import GIGPO, ObjectiveConfig
-from common.reward_protocol import ScoredEpisode
+from common.reward_protocol import CRITICS, OUTCOME, PROCESS, ScoredEpisode
 from common.tokenizer import load_tokenizer
 from common.trajectory import Trajectory
 from learner.measure import Numbers, of_each_token
@@ -27,7 +27,7 @@ COMPONENT = "reward_model"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardScorer:
-    """A reward model of outcome or of the process."""
+    """A reward model of outcome or of the process, or an exported critic."""
 
     model: RewardModel
     weight: float  # factor of the rewards
@@ -41,7 +41,7 @@ class RewardScorer:
         """
         trajectories = [trajectory for group in batch.groups for trajectory in group.trajectories]
         values = self.values([ScoredEpisode.of(trajectory) for trajectory in trajectories])
-        rewards = iter([self.weight * (progress(each) if self.model.is_process else each) for each in values])
+        rewards = iter([self.weight * (progress(each) if self.model.kind == PROCESS else each) for each in values])
         groups = [
             msgspec.structs.replace(
                 group, trajectories=[rewarded(trajectory, next(rewards)) for trajectory in group.trajectories]
@@ -53,11 +53,12 @@ class RewardScorer:
     def values(self, episodes: Sequence[ScoredEpisode]) -> list[Numbers]:
         """The probability of success after each turn of each episode; of a model of outcome, its one score.
 
+        Of a critic, the expected return at each of `turn_stops`: of the whole episode or to go, by the model's kind.
         A model of outcome reads only the last branch of an episode, at the last token that the policy sampled, as
         `slipstream reward` trains it. Every rank calls it. Raises ConfigError for a score that is not finite.
         """
-        is_process = self.model.is_process
-        ends = [episode.turn_stops if is_process else episode.turn_stops[-1:] for episode in episodes]
+        kind = self.model.kind
+        ends = [episode.turn_stops[-1:] if kind == OUTCOME else episode.turn_stops for episode in episodes]
         found = of_each_token(
             {"scores": self.model},
             [branch for episode, stops in zip(episodes, ends, strict=True) for branch in branches(episode, stops)],
@@ -68,14 +69,14 @@ class RewardScorer:
         if not np.isfinite(found).all():
             raise ConfigError(f"the reward model {self.model.folder} has a score that is not finite; train it again")
         stops = np.cumsum([len(each) for each in ends])
-        return np.split(probability(found) if is_process else found, stops[:-1])
+        return np.split(probability(found) if kind == PROCESS else found + self.model.offset, stops[:-1])
 
 
 def load_reward_scorer(config: Config, model: PackedModel, *, ranks: Ranks) -> RewardScorer | None:
     """Load the reward model in `objective.reward_model`; None if that is empty. Every rank calls it.
 
-    Raises ConfigError if the folder is not a reward model, if its tokenizer is not that of the policy, `model`, or if
-    it rewards turns and the objective compares only whole returns.
+    Raises ConfigError if the folder is not a reward model, or a critic, if its tokenizer is not that of the policy,
+    `model`, or if it rewards turns and the objective compares only whole returns.
     """
     objective = config.objective
     if not objective.reward_model:
@@ -88,7 +89,12 @@ def load_reward_scorer(config: Config, model: PackedModel, *, ranks: Ranks) -> R
         micro_batch_tokens=config.learner.micro_batch_tokens,
         ranks=ranks,
     )
-    if scorer.model.is_process and not reads_turns(objective):
+    if scorer.model.kind in CRITICS:
+        raise ConfigError(
+            f"`objective.reward_model` {objective.reward_model} is a critic, whose values are no rewards; give a model "
+            "of `slipstream reward` or `slipstream prm`"
+        )
+    if scorer.model.kind == PROCESS and not reads_turns(objective):
         raise ConfigError(
             f"`objective.reward_model` {objective.reward_model} is a process reward model, which rewards every turn, "
             f"but objective.advantage {objective.advantage} with objective.allocation {objective.allocation} adds the "

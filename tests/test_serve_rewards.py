@@ -178,7 +178,7 @@ def attempt(config: Config, index: int) -> Attempt:
 @asynccontextmanager
 async def listening(scorer: RewardScorer, score: Score | None = None, *, model: str = "a") -> AsyncIterator[str]:
     """The URL of a server in this process."""
-    card = RewardModelCard(kind="process_reward", model=model, reads=reads(scorer), max_tokens=64)
+    card = RewardModelCard(kind=scorer.model.kind, model=model, reads=reads(scorer), max_tokens=64)
     batches = Batches(score or scorer.values)
     server = RewardServer(batches, card, vocab_size=scorer.model.vocab_size, secret="")
     async with server.listening("127.0.0.1", 0) as url:

@@ -17,7 +17,7 @@ class CollectOptions:
     beam: int = 2  # tree_of_thoughts: states expanded at each depth; graph_of_thoughts: attempts shown to a new one
     budget: int = 60  # dfsdt, mcts, graph_of_thoughts: turns that are generated for one task
     exploration: float = 1.4  # mcts: the constant of PUCT, for returns between 0 and 1
-    reward_model: str = ""  # a folder of `slipstream prm`, or the URL of its server; it guides a search, but not dfsdt
+    reward_model: str = ""  # guides a search, not dfsdt: a folder of `slipstream prm` or `export --critic`, or a URL
     completions: int = 0  # label each turn with the share of N episodes from there that succeed, for `slipstream prm`
     expert: bool = False  # the environment's expert plays each task once, instead of the model
     noise: float = 0.0  # expert: the probability of a random admissible action instead of the expert's

@@ -15,6 +15,7 @@ from common.config import Config
 from common.config_error import ConfigError, require
 from common.log import log_to_stderr
 from common.long_work import LongWork, report_on_stderr
+from common.reward_protocol import CRITICS, OUTCOME
 from common.trajectory import Sampling, Task
 from envhub.catalogue import DRIVING
 from learner.objective.turn_labels import aggregated
@@ -68,8 +69,13 @@ def check_revisable(config: Config, options: EvalOptions) -> None:
 
 
 def check_aggregate(values: StateValues | None, how: str) -> None:
-    """Raise ConfigError for a model of outcome, which has one score for an episode, unless `how` is last."""
-    if values and how != "last" and not values.is_process:
+    """Raise ConfigError for a critic, and for a model of outcome, which has one score, unless `how` is last."""
+    if values and values.kind in CRITICS:
+        raise ConfigError(
+            f"`--reward-model` {values.name} is a critic: its value of a finished episode is the return itself, which "
+            "is not known where attempts must be chosen; give a model of `slipstream prm` or `slipstream reward`"
+        )
+    if values and how != "last" and values.kind == OUTCOME:
         raise ConfigError(
             f"`--aggregate` must be last for a reward model of outcome, which has one score for an episode, got {how}; "
             "leave it out, or give a model of `slipstream prm`"

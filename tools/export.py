@@ -1,6 +1,8 @@
-"""`slipstream export`: writes a model card into a run's trained model, and uploads the folder to a hub."""
+"""`slipstream export`: a model card for a run's trained model, its upload to a hub, or the run's critic as a folder."""
 
-from common.config import Config
+from pathlib import Path
+
+from common.config import Config, load_config
 from common.config_error import ConfigError
 from common.run_dir import RunDir, write_whole
 from tools.export_options import ExportOptions
@@ -8,11 +10,18 @@ from tools.hub import FILES
 from tools.model_card import card_of
 
 CARD = "README.md"
+RANK_TIMEOUT_S = 600.0
 
 
 def export(config: Config, *, options: ExportOptions) -> int:
-    """Write the card, upload if that is asked for, and print where the model is. Raises ConfigError."""
+    """Write the card, upload if that is asked for, and print where the model is. Raises ConfigError.
+
+    With `--critic`, write the critic instead, and print where that is.
+    """
     run_dir = RunDir(config.run.root, config.run.name)
+    if options.critic:
+        print(_exported_critic(run_dir))
+        return 0
     folder = run_dir.trained_model
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(
@@ -21,6 +30,19 @@ def export(config: Config, *, options: ExportOptions) -> int:
     write_whole(folder / CARD, card_of(run_dir))
     print(_uploaded(run_dir, options) if options.to_hub else folder)
     return 0
+
+
+def _exported_critic(run_dir: RunDir) -> Path:
+    from learner.critic_export import export_critic  # they import torch
+    from learner.ranks import join_ranks, leave_ranks, resolve_dtype
+
+    config = load_config(str(run_dir.config), [])
+    ranks = join_ranks(timeout_s=RANK_TIMEOUT_S)
+    try:
+        resolve_dtype(config, ranks.device)
+        return export_critic(config, run_dir, ranks=ranks)
+    finally:
+        leave_ranks()
 
 
 def _uploaded(run_dir: RunDir, options: ExportOptions) -> str:

@@ -12,6 +12,7 @@ NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 class ExportOptions:
     to_hub: str = ""  # MAKER/NAME on the Hugging Face Hub to upload to, with the token in HF_TOKEN; empty: nowhere
     public: bool = False  # a repository that is created is public; without it, private
+    critic: bool = False  # write the critic of the newest checkpoint instead, for the searches of `slipstream collect`
 
     def __post_init__(self) -> None:
         require(
@@ -21,3 +22,5 @@ class ExportOptions:
             self.to_hub,
             "leave it out to write the card only",
         )
+        alone = not (self.critic and (self.to_hub or self.public))
+        require(alone, "--critic", "without --to-hub and --public", self.critic, "a critic is not uploaded")

@@ -10,7 +10,7 @@ import xxhash
 from common.config import Config
 from common.config_error import ConfigError
 from common.log import log_to_stderr
-from common.reward_protocol import OUTCOME, PROCESS, SECRET_VARIABLE, RewardModelCard
+from common.reward_protocol import SECRET_VARIABLE, RewardModelCard
 from common.shutdown import Shutdown
 from common.tokenizer import load_tokenizer, text_root
 from envhub.remote.env_secret import read_secret
@@ -37,7 +37,7 @@ def serve_rewards(config: Config, *, folder: Path, options: RewardsOptions) -> i
                 raise ConfigError(str(error)) from None
             scorer = loaded.enter_context(scorer_in(config, folder, policy=None))
             card = RewardModelCard(
-                kind=PROCESS if scorer.model.is_process else OUTCOME,
+                kind=scorer.model.kind,
                 model=_root_of(folder),
                 reads=text_root(load_tokenizer(folder, config.model.template_arguments)),
                 max_tokens=config.model.max_tokens,

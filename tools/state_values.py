@@ -13,9 +13,9 @@ import numpy.typing as npt
 from actors.rollout import EpisodeFailed
 from common.config import Config
 from common.config_error import ConfigError
-from common.reward_protocol import PROCESS, ScoredEpisode
+from common.reward_protocol import CRITICS, OUTCOME, RETURN_TO_GO, Kind, ScoredEpisode
 from common.tokenizer import text_root
-from common.trajectory import StopReason, Trajectory
+from common.trajectory import Outcome, StopReason, Trajectory
 from envhub.env import EnvError
 from envhub.rewards.reward_client import DEADLINE_S, RewardClient
 from tools.fixed_policy import fixed_model_folder
@@ -74,7 +74,7 @@ class StateValues:
     """A reward model that anybody may ask."""
 
     name: str  # its folder or URL
-    is_process: bool
+    kind: Kind
     of_episode: Callable[[ScoredEpisode], Awaitable[Numbers]]
 
     async def of_turns(self, record: Trajectory) -> Numbers:
@@ -85,15 +85,21 @@ class StateValues:
         return await self.of_episode(ScoredEpisode.of(record))
 
     async def of_state(self, record: Trajectory) -> float:
-        """The probability of success after the last turn. Raises what `of_turns` raises."""
-        return float((await self.of_turns(record))[-1])
+        """The probability of success after the last turn; of a critic, the expected return of the whole episode.
+
+        A critic is not asked about a finished episode. Raises what `of_turns` raises.
+        """
+        if self.kind not in CRITICS:
+            return float((await self.of_turns(record))[-1])
+        if record.outcome is not Outcome.PREEMPTED:
+            return record.total_reward
+        (value,) = await self.of_episode(ScoredEpisode.of_state(record))
+        return float(value) + (record.total_reward if self.kind == RETURN_TO_GO else 0.0)
 
 
 def scored_here(scorer: "RewardScorer") -> StateValues:
     """The values of a model in this process."""
-    return StateValues(
-        name=str(scorer.model.folder), is_process=scorer.model.is_process, of_episode=Batches(scorer.values).values
-    )
+    return StateValues(name=str(scorer.model.folder), kind=scorer.model.kind, of_episode=Batches(scorer.values).values)
 
 
 @contextlib.contextmanager
@@ -158,13 +164,13 @@ def _served(config: Config, url: str) -> StateValues:
         except EnvError as error:
             raise EpisodeFailed(StopReason.INFRA_ERROR, str(error)) from None
 
-    return StateValues(name=url, is_process=card.kind == PROCESS, of_episode=values)
+    return StateValues(name=url, kind=card.kind, of_episode=values)
 
 
 def check_searches(values: StateValues | None) -> None:
     """Raise ConfigError for a model of outcome: it cannot score a state in the middle of an episode."""
-    if values is not None and not values.is_process:
+    if values is not None and values.kind == OUTCOME:
         raise ConfigError(
             f"`--reward-model` {values.name} scores whole episodes, and a search needs a value of every "
-            "state; give a model of `slipstream prm`"
+            "state; give a model of `slipstream prm`, or a critic of `slipstream export --critic`"
         )

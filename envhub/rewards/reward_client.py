@@ -18,6 +18,7 @@ import msgspec
 
 from common.reward_protocol import (
     MAX_REPLY_BYTES,
+    OUTCOME,
     PROCESS,
     SECRET_VARIABLE,
     RewardModelCard,
@@ -70,9 +71,8 @@ class RewardClient:
         body = msgspec.msgpack.encode(ValuesRequest(reads=self.reads, episode=episode))
         reply = await self._answer("values", body, ValuesReply)
         self._expect(reply.model)
-        is_process = reply.kind == PROCESS
-        wanted = len(episode.turn_stops) if is_process else 1
-        possible = (0 <= value <= 1 if is_process else math.isfinite(value) for value in reply.values)
+        wanted = 1 if reply.kind == OUTCOME else len(episode.turn_stops)
+        possible = (0 <= value <= 1 if reply.kind == PROCESS else math.isfinite(value) for value in reply.values)
         if len(reply.values) != wanted or not all(possible):
             raise EnvError(f"{self.url} has sent {reply.values[:10]} as the values of {wanted} turns")
         return reply

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import pairwise
 
-from common.reward_protocol import PROCESS
+from common.reward_protocol import CRITICS, PROCESS
 from envhub.env import EnvError
 from envhub.rewards.episode import Episode, Values
 from envhub.rewards.reward_client import DEADLINE_S, RewardClient
@@ -18,11 +18,16 @@ class ServedRewardModel:
     async def __call__(self, episode: Episode) -> Values:
         """Return the score of a model of outcome; of the process, how much each turn changes the probability.
 
-        Raises EnvError if the server gives no values within the deadline.
+        Raises EnvError if the server gives no values within the deadline, or serves a critic.
         """
         if episode.scored is None:
             raise EnvError("a reward model reads tokens, and there are only texts")
         reply = await self.client.values(episode.scored)
+        if reply.kind in CRITICS:
+            raise EnvError(
+                f"{self.client.url} serves a critic, whose values are no rewards; serve a model of `slipstream reward` "
+                "or `slipstream prm`"
+            )
         if reply.kind != PROCESS:
             return reply.values[0]
         return [after - before for before, after in pairwise([0.0, *reply.values])]

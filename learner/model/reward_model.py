@@ -1,6 +1,7 @@
 """The reward model: one score for a conversation, at its last token; or, of the process, one for each turn."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,13 +15,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 
 from common.config_error import ConfigError
 from common.model_folder import weight_files
-from common.reward_protocol import OUTCOME, PROCESS
+from common.reward_protocol import CRITICS, KINDS, OUTCOME, Kind
 from learner.model.export import save_hf
 from learner.model.packed_model import ModelSettings, PackedModel, load_kind
 from learner.pack import Packed
 from learner.ranks import Ranks
 
 SCORE = "score.weight"  # the name in transformers
+OFFSET = "score_offset"  # in config.json, of a critic: what is added to its score
 
 
 class ScoreHead(nn.Module):
@@ -42,7 +44,8 @@ class RewardModel(PackedModel):
     one of the process, it marks the last token of each turn, and the score is the log-odds of success from there.
     """
 
-    is_process = False
+    kind: Kind = OUTCOME
+    offset = 0.0  # to add to the score
 
     def __init__(self, causal_lm: PreTrainedModel, *, folder: Path, settings: ModelSettings) -> None:
         super().__init__(causal_lm, folder=folder, settings=settings)
@@ -59,7 +62,7 @@ class RewardModel(PackedModel):
         yield SCORE, self.score.weight
 
 
-def save_reward_model(model: RewardModel, folder: Path, *, kind: str = OUTCOME, ranks: Ranks) -> None:
+def save_reward_model(model: RewardModel, folder: Path, *, kind: Kind = OUTCOME, ranks: Ranks) -> None:
     """Write a folder that transformers' AutoModelForSequenceClassification loads. Every rank calls it."""
     save_hf(model, folder, ranks=ranks)
     if ranks.rank == 0:
@@ -69,6 +72,7 @@ def save_reward_model(model: RewardModel, folder: Path, *, kind: str = OUTCOME, 
         if name:  # otherwise the folder still has the trunk and `score.weight`
             config["architectures"] = [name]
         config |= {"id2label": {"0": kind}, "label2id": {kind: 0}}
+        config |= {OFFSET: model.offset} if kind in CRITICS else {}
         path.write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -76,15 +80,33 @@ def save_reward_model(model: RewardModel, folder: Path, *, kind: str = OUTCOME, 
 def load_reward_model(folder: Path, *, ranks: Ranks, settings: ModelSettings) -> RewardModel:
     """Load what `save_reward_model` wrote, frozen. Every rank calls it, and reads the folder.
 
-    Raises ConfigError for a folder without a score head of one output.
+    Raises ConfigError for a folder without a score head of one output, and for a critic without its offset.
     """
     weight = _read_score(folder)
     model = load_kind(RewardModel, folder, ranks=ranks, settings=settings.frozen())
+    set_score(model, weight, ranks=ranks)
+    config = model.causal_lm.config
+    labels = list((config.id2label or {}).values())
+    model.kind = next((kind for kind in KINDS if labels == [kind]), OUTCOME)
+    if model.kind in CRITICS:
+        model.offset = _offset(folder, getattr(config, OFFSET, None))
+    return model.requires_grad_(False)
+
+
+@torch.no_grad()
+def set_score(model: RewardModel, weight: Float[Tensor, "1 hidden"], *, ranks: Ranks) -> None:
+    """Replace the weights of the score head. Every rank calls it, with the same `weight`."""
     head = model.score.weight
     assert isinstance(head, DTensor)
     head.to_local().copy_(distribute_tensor(weight.to(ranks.device), ranks.mesh, head.placements).to_local())
-    model.is_process = list((model.causal_lm.config.id2label or {}).values()) == [PROCESS]
-    return model.requires_grad_(False)
+
+
+def _offset(folder: Path, found: object) -> float:
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+        raise ConfigError(
+            f"{folder / 'config.json'} must have a finite number `{OFFSET}`, got {found!r}; export the critic again"
+        )
+    return float(found)
 
 
 def _read_score(folder: Path) -> Tensor:
@@ -96,5 +118,5 @@ def _read_score(folder: Path) -> Tensor:
                     return weight
     raise ConfigError(
         f"the reward model {folder} has no {SCORE} with one output; it must be a folder that `slipstream reward` or "
-        "`slipstream prm` wrote, or a sequence classifier with one label"
+        "`slipstream prm` wrote, one of `slipstream export --critic`, or a sequence classifier with one label"
     )
