@@ -17,7 +17,7 @@ from actors.engine import Completion, EngineError, Sampler
 from actors.resume import ReplayMismatch
 from actors.tape import Tape
 from common.chat import end_tokens
-from common.trajectory import Sampling, Trajectory, VersionSpan
+from common.trajectory import Sampling, Trajectory
 from envhub.driving import DrivingEnv, Ending, Parse, Reply, Request, Terms
 from envhub.env import EnvError
 
@@ -172,7 +172,7 @@ class Calls:
             invalid = EnvError(f"it requested a generation from an invalid prompt: {error}")
             raise self._failure(invalid) from error
         if request.keep is not None and (num_kept := request.keep(completion.tokens)) < len(completion.tokens):
-            return _first(completion, num_kept)
+            return completion.first(max(num_kept, 1), finish_reason="stop")
         return completion
 
     async def _is_valid(self, request: Request, tokens: list[int]) -> bool:
@@ -218,19 +218,3 @@ def _recorded(tape: Tape) -> list[tuple[list[int], Reply]]:
         )
         found.append((tape.tokens[branch : turn.start], reply))
     return found
-
-
-def _first(completion: Completion, num_tokens: int) -> Completion:
-    """The first tokens of `completion`, at least one, as if sampling had ended after them."""
-    num_tokens = max(num_tokens, 1)
-    return Completion(
-        tokens=completion.tokens[:num_tokens],
-        logprobs=completion.logprobs[:num_tokens],
-        kept=None if completion.kept is None else completion.kept.between(0, num_tokens),
-        version_spans=[
-            VersionSpan(start=span.start, stop=min(span.stop, num_tokens), policy_version=span.policy_version)
-            for span in completion.version_spans
-            if span.start < num_tokens
-        ],
-        finish_reason="stop",
-    )

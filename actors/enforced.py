@@ -20,8 +20,7 @@ from actors.engine import Completion, Restriction, Sampler, Scorer
 from actors.tape import Attempt
 from common.action_format import ActionFormat, marks_of
 from common.chat import Chat, encoder, end_tokens
-from common.kept_sets import MAX_KEPT_TOKENS, joined, no_sets
-from common.trajectory import VersionSpan
+from common.kept_sets import MAX_KEPT_TOKENS
 from envhub.env import EnvError
 
 MAX_ACTION_TOKENS = 100_000  # of all admissible actions of one state together
@@ -74,14 +73,14 @@ class Enforcer:
             if left <= 0 or wrote_more:
                 return replace(found, finish_reason="length")
             if choices and self._rank and left > 1:
-                return _joined(found, await self._likeliest([*prompt, *found.tokens], choices))
+                return found.then(await self._likeliest([*prompt, *found.tokens], choices))
             more = await self._sampler.generate(
                 [*prompt, *found.tokens],
                 msgspec.structs.replace(attempt.sampling, max_turn_tokens=left),
                 seed=attempt.turn_seed(turn, part=part),
                 restriction=Restriction(choices=choices, stops=[] if choices else self._stops),
             )
-            found = _joined(found, more)
+            found = found.then(more)
             if choices or more.finish_reason == "length" or more.tokens[-1] in self._ends:
                 break
         return found
@@ -150,19 +149,3 @@ class Enforcer:
 
 
 NOTHING = Completion(tokens=[], logprobs=[], kept=None, version_spans=[], finish_reason="length")
-
-
-def _joined(first: Completion, second: Completion) -> Completion:
-    """Both as one generation."""
-    start = len(first.tokens)
-    moved = [
-        VersionSpan(start=start + span.start, stop=start + span.stop, policy_version=span.policy_version)
-        for span in second.version_spans
-    ]
-    return Completion(
-        tokens=first.tokens + second.tokens,
-        logprobs=first.logprobs + second.logprobs,
-        kept=joined([part.kept or no_sets(len(part.tokens)) for part in (first, second)]),
-        version_spans=first.version_spans + moved,
-        finish_reason=second.finish_reason,
-    )

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from common.kept_sets import KeptSets
+from common.kept_sets import KeptSets, joined, no_sets
 from common.tool_call import ParsedAnswer
 from common.trajectory import Sampling, VersionSpan
 from common.weights import Offer
@@ -47,6 +47,35 @@ class Completion:
     kept: KeptSets | None  # of `tokens`; None unless `Sampling.is_cut` or the generation is one of several choices
     version_spans: list[VersionSpan]  # over `tokens`, in order, without gaps
     finish_reason: str  # "stop" or "length"
+
+    def then(self, more: "Completion") -> "Completion":
+        """Both as one generation, of which `more` is the rest."""
+        start = len(self.tokens)
+        moved = [
+            VersionSpan(start=start + span.start, stop=start + span.stop, policy_version=span.policy_version)
+            for span in more.version_spans
+        ]
+        return Completion(
+            tokens=self.tokens + more.tokens,
+            logprobs=self.logprobs + more.logprobs,
+            kept=joined([part.kept or no_sets(len(part.tokens)) for part in (self, more)]),
+            version_spans=self.version_spans + moved,
+            finish_reason=more.finish_reason,
+        )
+
+    def first(self, num_tokens: int, *, finish_reason: str) -> "Completion":
+        """The first `num_tokens`, at least one, as if sampling had ended after them."""
+        return Completion(
+            tokens=self.tokens[:num_tokens],
+            logprobs=self.logprobs[:num_tokens],
+            kept=None if self.kept is None else self.kept.between(0, num_tokens),
+            version_spans=[
+                VersionSpan(start=span.start, stop=min(span.stop, num_tokens), policy_version=span.policy_version)
+                for span in self.version_spans
+                if span.start < num_tokens
+            ],
+            finish_reason=finish_reason,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

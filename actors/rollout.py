@@ -17,6 +17,7 @@ from actors.enforced import Enforcer
 from actors.engine import Completion, EngineDied, EngineError, Sampler
 from actors.resume import ReplayMismatch, replay
 from actors.tape import Exchange, Tape
+from actors.thought_limit import ThoughtLimit
 from common.action_format import ActionFormat
 from common.chat import Chat, ChatRules, Extension
 from common.config import Config
@@ -55,7 +56,8 @@ class Allowance:
     rules: ChatRules = field(default_factory=ChatRules)
     shows_admissible: bool = False  # whether each prompt lists the admissible actions
     enforces_admissible: bool = False  # whether actions are sampled among them
-    rank: str = ""  # with that: take the likeliest action instead, by the "total" of its log-probability or the "mean"
+    max_thought_tokens: int = 0  # after which a thought is closed; 0: no limit of its own
+    rank: str = ""  # with enforced actions: take the likeliest instead, by its log-probability's "total" or "mean"
 
     @classmethod
     def of(cls, config: Config) -> "Allowance":
@@ -67,6 +69,7 @@ class Allowance:
             rules=ChatRules.of(config.model),
             shows_admissible=config.env.show_admissible,
             enforces_admissible=config.env.enforce_admissible,
+            max_thought_tokens=config.sampling.max_thought_tokens,
         )
 
 
@@ -127,6 +130,10 @@ async def rollout(
     Raises EpisodeFailed if it ended for a reason other than the policy, and EngineDied if no other episode can continue
     either. If this is cancelled, the tape has everything so far.
     """
+    if allowance.max_thought_tokens:
+        sampler = ThoughtLimit(
+            sampler, tokenizer, max_thought_tokens=allowance.max_thought_tokens, max_tokens=allowance.max_tokens
+        )
     try:
         async with asyncio.timeout(allowance.episode_timeout_s):
             if isinstance(env, DrivingEnv):

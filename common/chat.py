@@ -250,6 +250,14 @@ def without_thought(reply: str, *, prompt: str) -> str:
     return reply
 
 
+def closing_mark(reply: str, *, prompt: str) -> str:
+    """The mark that ends the thought in which `reply` is at its end; "" if it is in none."""
+    for opening, closing in THOUGHT_MARKS:
+        if prompt.rstrip().endswith(opening) or reply.lstrip().startswith(opening):
+            return "" if closing in reply else closing
+    return ""
+
+
 def reply_form(tokenizer: PreTrainedTokenizerBase) -> ReplyForm:
     """The form of a reply, found by rendering one. Raises ValueError if the template changes what a policy writes."""
     today = datetime.now(UTC)

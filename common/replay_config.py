@@ -16,6 +16,7 @@ class SamplingConfig:
     top_p: float = 1.0  # sample from the most likely tokens that have this total probability; 1: off
     top_k: int = 0  # sample from this many most likely tokens, and record them with every token; 0: off
     max_turn_tokens: int = 32  # a generation ends here
+    max_thought_tokens: int = 0  # the thought of a reply is closed here, and the answer follows; 0: no limit of its own
 
     def __post_init__(self) -> None:
         require(
@@ -33,6 +34,13 @@ class SamplingConfig:
             "0 keeps sampling.temperature for the whole run",
         )
         require(self.max_turn_tokens >= 1, "sampling.max_turn_tokens", ">= 1", self.max_turn_tokens, "try 32")
+        require(
+            0 <= self.max_thought_tokens < self.max_turn_tokens,
+            "sampling.max_thought_tokens",
+            f"0, or below sampling.max_turn_tokens = {self.max_turn_tokens}",
+            self.max_thought_tokens,
+            "an answer follows the thought",
+        )
         require(0 < self.top_p <= 1, "sampling.top_p", "in (0, 1]", self.top_p, "1 is off")
         require(
             self.top_k == 0 or 2 <= self.top_k <= MAX_TOP_K,

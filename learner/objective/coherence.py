@@ -222,6 +222,11 @@ def _check_teacher_url(config: Config) -> None:
                 f"`sampling.{name}` must be {only:g} with a URL as `objective.reference_model`, got {value:g}: a "
                 "server gives log-probabilities of the whole distribution; leave it out, or use a folder"
             )
+    if sampling.max_thought_tokens:
+        raise ConfigError(
+            "`sampling.max_thought_tokens` must be 0 with a URL as `objective.reference_model`, got "
+            f"{sampling.max_thought_tokens}: a server knows no mark that was not sampled; use a folder"
+        )
     if config.env.enforce_admissible:
         raise ConfigError(
             "`env.enforce_admissible` must be false with a URL as `objective.reference_model`: a server gives "
