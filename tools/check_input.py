@@ -160,6 +160,11 @@ def check_collect(config: Config, options: CollectOptions) -> None:
             "`--first-task` + `--num-tasks` must be <= env.num_train_tasks = "
             f"{config.env.num_train_tasks}, got {last}; lower `--num-tasks`"
         )
+    if options.server and (config.env.action_format == TOOLS or config.model.context != "stop"):
+        raise ConfigError(
+            "`--server` needs another env.action_format than tools, and model.context=stop, got "
+            f"{config.env.action_format} and {config.model.context}: a server gets texts, and all of them"
+        )
     if options.retrace and not Path(options.retrace).is_file():
         raise ConfigError(
             f"`--retrace` must name a file of rows that `slipstream collect` wrote, got {options.retrace!r}"
@@ -174,6 +179,10 @@ def check_collect(config: Config, options: CollectOptions) -> None:
             raise ConfigError(
                 f"`--completions` must be 0 for `env.name` {part.name}, got {options.completions}: this environment "
                 "controls its own episodes, and a completion must continue them from the middle"
+            )
+        if part.name in DRIVING and options.server:
+            raise ConfigError(
+                f"`--server` is not possible for `env.name` {part.name}: this environment requests tokens; leave it out"
             )
         if part.name in DRIVING and options.expert:
             raise ConfigError(f"`--expert` is not possible for `env.name` {part.name}: it has no expert; leave it out")

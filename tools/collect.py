@@ -30,6 +30,7 @@ from common.transcript import Transcriber
 from envhub.env import EnvError
 from tools.check_input import check_collect, check_env, check_model_folder
 from tools.collect_options import CollectOptions
+from tools.collect_server import Journal, play_served, read_server
 from tools.fixed_policy import fixed_model_folder, start_fixed_policy
 from tools.prepare import NoisyExpert, expert_episodes, load_tokenizer
 from tools.replay.export import row_of
@@ -51,6 +52,8 @@ def collect(config: Config, *, path: Path, force: bool, options: CollectOptions)
     check_collect(config, options)
     if options.expert:
         return _collect_expert(config, options, path=path)
+    if options.server:
+        return _collect_served(config, options, path=path)
     if options.completions and path.suffix != ".jsonl":
         raise ConfigError(
             f"with `--completions` the file name must end in .jsonl, got {path}: it has a column `turn_labels`"
@@ -84,6 +87,37 @@ def _collect_expert(config: Config, options: CollectOptions, *, path: Path) -> i
         raise ConfigError(f"`env.name` {names}: its expert failed to play: {error}") from error
     write_rows(path, (row_of(trajectory, transcriber, state=STATE, step=None) for trajectory in trajectories))
     print(f"{path}: {_described(trajectories)}, by the expert")
+    return 0
+
+
+def _collect_served(config: Config, options: CollectOptions, *, path: Path) -> int:
+    """Have a chat server play, and write its episodes in the tokens of the model. Return 0, or 130 after Ctrl-C.
+
+    What has ended is in a journal beside `path` until all rows are written, so the same command continues.
+    """
+    folder = fixed_model_folder(config)
+    check_env(config.env)
+    check_model_folder(folder, max_tokens=config.model.max_tokens)
+    tokenizer = load_tokenizer(folder, config.model)
+    transcriber = Transcriber(tokenizer, rules=ChatRules.of(config.model))
+    server, tasks = read_server(Path(options.server)), _groups(options, list(config.env.entries()))
+    with Journal(path.with_name(f"{path.name}.journal"), config, server, vocab_size=len(tokenizer)) as journal:
+        try:
+            num_failed = asyncio.run(play_served(config, server, tokenizer, tasks, journal=journal))
+        except KeyboardInterrupt:
+            report_on_stderr(
+                f"stopped; {journal.path} keeps {len(journal.played)} episodes: the same command continues"
+            )
+            return 130
+        trajectories = _chosen(journal.played.values(), search="none")
+        if not trajectories:
+            raise ConfigError("every episode failed; see the warnings above")
+        write_rows(path, (row_of(trajectory, transcriber, state=STATE, step=None) for trajectory in trajectories))
+        print(f"{path}: {_described(trajectories)}, by {server.model}")
+        if num_failed:
+            report_on_stderr(f"{num_failed} episodes failed; the same command with `--force` plays them again")
+        else:
+            journal.path.unlink()
     return 0
 
 

@@ -19,6 +19,7 @@ class CollectOptions:
     exploration: float = 1.4  # mcts: the constant of PUCT, for returns between 0 and 1
     reward_model: str = ""  # guides a search, not dfsdt: a folder of `slipstream prm` or `export --critic`, or a URL
     completions: int = 0  # label each turn with the share of N episodes from there that succeed, for `slipstream prm`
+    server: str = ""  # a file that names a chat server, which plays instead of a model: see docs/collect.md
     expert: bool = False  # the environment's expert plays each task once, instead of the model
     noise: float = 0.0  # expert: the probability of a random admissible action instead of the expert's
     retrace: str = ""  # expert: a file of rows; each is played again up to a random turn, and the expert finishes it
@@ -49,6 +50,14 @@ class CollectOptions:
             "none with --expert",
             self.search,
             "an expert plays one episode of each task",
+        )
+        alone = self.search == "none" and not (self.expert or self.completions or self.retrace)
+        require(
+            not self.server or alone,
+            "--server",
+            "empty with --search, --expert, --completions and --retrace",
+            self.server,
+            "a server plays whole episodes",
         )
         require(
             not self.reward_model or self.search not in ("none", "dfsdt"),

@@ -35,12 +35,15 @@ ACTORS = "actors"  # the url of the run's own policy
 _PASSING = (408, 409, 429)  # and 5xx
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
 
 class _Message(msgspec.Struct):
-    content: str
+    content: str | None = None
+    reasoning_content: str | None = None  # of DeepSeek's API, and of vLLM's
+    reasoning: str | None = None  # the same of others
 
 
 class _Choice(msgspec.Struct):
@@ -77,6 +80,7 @@ class Answered:
 
     text: str
     usage: Usage | None
+    reasoning: str = ""  # if the server sends it apart from the text
     is_cut: bool = False  # it had more to say than `max_tokens` of the request
     policy_version: int | None = None  # of the run's own policy, when it wrote the last token; None: another model
 
@@ -149,6 +153,20 @@ class ChatClient:
 
         Raises EnvError if the deadline or the budget is over, or the server refuses the request for good.
         """
+
+        def reading(answered: Answered) -> Reading[T]:
+            return Reading(value=self._read(answered, read), policy_version=answered.policy_version)
+
+        return await self._within_deadline(body, reading)
+
+    async def answer(self, body: bytes) -> Answered:
+        """Send `body`, and return the answer with the reasoning before it.
+
+        Raises EnvError if the deadline or the budget is over, or the server refuses the request for good.
+        """
+        return await self._within_deadline(body, lambda answered: answered)
+
+    async def _within_deadline(self, body: bytes, read: Callable[[Answered], R]) -> R:
         async with self._room:  # also in waits between attempts: a server that has enough is asked less
             try:
                 async with asyncio.timeout(self.deadline_s) as limit:
@@ -158,12 +176,11 @@ class ChatClient:
                     raise
                 raise EnvError(f"no answer from {self.url} within {self.deadline_s:g} s (deadline_s)") from None
 
-    async def _until_read(self, body: bytes, read: Callable[[str], T]) -> Reading[T]:
+    async def _until_read(self, body: bytes, read: Callable[[Answered], R]) -> R:
         ends_at, wait_s, num_malformed = time.monotonic() + self.deadline_s, FIRST_WAIT_S, 0
         while True:
             try:
-                answered = await self._once(body)
-                return Reading(value=self._read(answered, read), policy_version=answered.policy_version)
+                return read(await self._once(body))
             except Passing as failure:
                 num_malformed += failure.is_malformed
                 if num_malformed == MAX_MALFORMED:
@@ -216,8 +233,11 @@ class ChatClient:
         try:
             completion = msgspec.json.decode(reply, type=_Completion)
             choice = completion.choices[0]
-            is_cut = choice.finish_reason == "length"
-            return Answered(text=choice.message.content, usage=completion.usage, is_cut=is_cut)
+            said, is_cut = choice.message, choice.finish_reason == "length"
+            thought = said.reasoning_content or said.reasoning or ""
+            if said.content is None and not thought:
+                raise Passing("the reply has no content", is_malformed=True)
+            return Answered(text=said.content or "", usage=completion.usage, reasoning=thought, is_cut=is_cut)
         except (*MALFORMED, IndexError) as error:
             raise Passing(f"the reply is not a chat completion: {error}", is_malformed=True) from None
 
