@@ -21,5 +21,8 @@ struct Guard : c10::impl::NoOpDeviceGuardImpl<DeviceType::CUDA> {
   bool queryEvent(void*) const override { return true; }
 };
 
-namespace at { REGISTER_CUDA_HOOKS(CUDAHooks) }
-C10_REGISTER_GUARD_IMPL(CUDA, Guard)
+// Preferred to those of a build for CUDA, which ask a driver.
+namespace at { C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, CUDAHooks) }
+
+// Of guards the last one counts, so it comes after torch with those of its own.
+extern "C" void register_guard() { static c10::impl::DeviceGuardImplRegistrar guard(DeviceType::CUDA, new Guard()); }

@@ -20,10 +20,10 @@ SOURCE = Path(__file__).parent / "fake_cuda.cpp"
 COMPILE_TIMEOUT_S = 120.0
 
 
-def load_backend() -> None:
+def load_backend() -> ctypes.CDLL:
     """Compile the backend and load it into this process: before torch is imported, which looks for backends then.
 
-    Raises ConfigError without a C++ compiler.
+    Call its `register_guard` after that import. Raises ConfigError without a C++ compiler.
     """
     found = importlib.util.find_spec("torch")
     assert found is not None and found.origin is not None
@@ -41,4 +41,4 @@ def load_backend() -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
         if done.returncode:
             raise ConfigError(f"{compiler} could not compile {SOURCE}: {done.stderr.strip()}; see the error above")
-        ctypes.CDLL(str(library))
+        return ctypes.CDLL(str(library))

@@ -9,7 +9,7 @@ import sys
 
 from tools.plan.fake_cuda import load_backend
 
-load_backend()  # before torch is imported
+BACKEND = load_backend()  # before torch is imported
 
 import dataclasses  # noqa: E402
 import os  # noqa: E402
@@ -54,6 +54,7 @@ from tools.plan.fake_device import DEVICE, FakeDevice, fake_device  # noqa: E402
 from tools.plan.full_pack import full_pack  # noqa: E402
 from tools.plan.measured_step import MeasuredStep  # noqa: E402
 
+BACKEND.register_guard()  # after it
 NUM_MICRO_BATCHES = 2  # one rank keeps the gradients of all but the last apart, so more make no difference
 M = TypeVar("M", bound=PackedModel)
 

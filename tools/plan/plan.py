@@ -28,6 +28,7 @@ from tools.plan.speed import Speed, advice_of, speed_of
 from tools.table import print_table
 
 STEP_TIMEOUT_S = 900.0
+NOTICE = "Higher priority item already registered"  # of a torch for CUDA, beside which the fake device is loaded
 
 
 def plan(config: Config, options: PlanOptions) -> int:
@@ -73,11 +74,12 @@ def measure(config: Config) -> MeasuredStep:
             timeout=STEP_TIMEOUT_S,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
+    why = "\n".join(line for line in done.stderr.strip().splitlines() if not line.startswith(NOTICE))
     if done.returncode == EXIT_BAD_INPUT:
-        raise ConfigError(done.stderr.strip())
+        raise ConfigError(why)
     if done.returncode:
         raise ConfigError(
-            f"the step on a fake GPU failed for `model.path` {config.model.path}:\n{done.stderr.strip()[-2000:]}\n"
+            f"the step on a fake GPU failed for `model.path` {config.model.path}:\n{why[-2000:]}\n"
             "the model cannot be planned with these versions of torch and transformers"
         )
     return msgspec.json.decode(done.stdout, type=MeasuredStep)
