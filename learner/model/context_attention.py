@@ -44,7 +44,9 @@ def attention(
 
 
 @torch.no_grad()
-def check_context(forward: Callable[[Packed], object], decoder: nn.Module, *, dtype: str, ranks: Ranks) -> None:
+def check_context(
+    forward: Callable[[Packed], object], decoder: nn.Module, *, vocab_size: int, dtype: str, ranks: Ranks
+) -> None:
     """Raise ConfigError, on every rank, unless ranks compute the states of a short pack together as each does alone.
 
     This detects layers other than attention that look at other tokens. `forward` calls the `decoder`. Collective.
@@ -53,7 +55,8 @@ def check_context(forward: Callable[[Packed], object], decoder: nn.Module, *, dt
     states: list[Tensor] = []
     hook = decoder.register_forward_hook(lambda _module, _inputs, output: states.append(output.last_hidden_state[0]))
     # No multiple of the ranks, and enough that each has some.
-    sequences = [_sequence_of(length) for length in (5 * ranks.context.num_ranks, 3 * ranks.context.num_ranks - 1)]
+    lengths = (5 * ranks.context.num_ranks, 3 * ranks.context.num_ranks - 1)
+    sequences = [_sequence_of(length, vocab_size=vocab_size) for length in lengths]
     together = pack(sequences, context=ranks.context)
     assert together.share is not None
     for packed in (pack(sequences), together):
@@ -69,10 +72,10 @@ def check_context(forward: Callable[[Packed], object], decoder: nn.Module, *, dt
         )
 
 
-def _sequence_of(length: int) -> TokenSequence:
+def _sequence_of(length: int, *, vocab_size: int) -> TokenSequence:
     nothing = np.zeros(length, dtype=np.float32)
     return TokenSequence(
-        tokens=np.arange(1, length + 1, dtype=np.int32) * 7919 % 61,
+        tokens=np.arange(1, length + 1, dtype=np.int32) * 7919 % vocab_size,
         loss_mask=np.arange(length) > 0,
         behaviour_logprobs=nothing,
         advantages=nothing,

@@ -213,7 +213,9 @@ def load_kind(kind: type[M], path: str | Path, *, ranks: Ranks, settings: ModelS
     shard(model, ranks=ranks)
     fill(model.causal_lm, tensors, ranks=ranks, cpu_offload=settings.cpu_offload)
     if ranks.context:
-        check_context(model, model.causal_lm.get_decoder(), dtype=settings.dtype, ranks=ranks)
+        check_context(
+            model, model.causal_lm.get_decoder(), vocab_size=model.vocab_size, dtype=settings.dtype, ranks=ranks
+        )
     return model
 
 
