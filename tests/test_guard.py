@@ -93,7 +93,7 @@ def loss_of(
     return policy_loss(tokens, objective=objective)
 
 
-def evidence_of(losses: list[tuple[PolicyLoss, Sequences]], *, num_trajectories: int) -> Evidence:
+def evidence_of(losses: list[tuple[PolicyLoss, Sequences]], *, num_trajectories: int, ranks: Ranks) -> Evidence:
     parts = [
         MicroBatchSums(
             loss=loss,
@@ -105,8 +105,8 @@ def evidence_of(losses: list[tuple[PolicyLoss, Sequences]], *, num_trajectories:
         )
         for loss, sequences in losses
     ]
-    sums = trajectory_sums_over_ranks(parts, num_trajectories=num_trajectories)
-    return evidence_from(sums, measured_over_ranks(parts))
+    sums = trajectory_sums_over_ranks(parts, num_trajectories=num_trajectories, ranks=ranks)
+    return evidence_from(sums, measured_over_ranks(parts, ranks=ranks))
 
 
 def bounded(preset: Path) -> ObjectiveConfig:
@@ -127,7 +127,7 @@ def test_one_broken_actor_of_64_never_stalls_a_run(ranks: Ranks, preset: Path) -
         log_ratios[:num_broken_tokens] = math.log(ratio)
         advantages[:40] = advantage
         loss = loss_of(log_ratios, advantages, sequences, objective)
-        evidence = evidence_of([(loss, sequences)], num_trajectories=64)
+        evidence = evidence_of([(loss, sequences)], num_trajectories=64, ranks=ranks)
         assert decide(evidence, objective=objective).scale >= least, (ratio, advantage, num_broken_tokens, evidence)
 
 
@@ -136,11 +136,11 @@ def test_a_batch_of_which_nothing_is_left_is_no_reason_to_stop(ranks: Ranks, pre
     sequences, objective = of_lengths(2, 2), bounded(preset)
     loss = loss_of(torch.zeros(4), torch.zeros(4), sequences, objective)  # no advantage, no gradient
     assert float(loss.num_weighed) == 0
-    assert decide(evidence_of([(loss, sequences)], num_trajectories=2), objective=objective).scale == 1.0
+    assert decide(evidence_of([(loss, sequences)], num_trajectories=2, ranks=ranks), objective=objective).scale == 1.0
     masked = dataclasses.replace(objective, correction="token_mask", surrogate="ppo_clip", clip_low=0.2, clip_high=0.2)
     loss = loss_of(torch.full((4,), 9.0), torch.ones(4), sequences, masked)
     assert float(loss.num_masked) == 4
-    assert evidence_of([(loss, sequences)], num_trajectories=2) == WHOLE
+    assert evidence_of([(loss, sequences)], num_trajectories=2, ranks=ranks) == WHOLE
 
 
 def test_trajectories_that_collapse_shrink_a_step_whose_tokens_look_healthy(ranks: Ranks) -> None:
@@ -149,7 +149,7 @@ def test_trajectories_that_collapse_shrink_a_step_whose_tokens_look_healthy(rank
     objective = ObjectiveConfig(max_negative_kl=0.0)
     advantages = torch.tensor([1.0, -1.0]).repeat_interleave(400).repeat(32)
     loss = loss_of(drifts.repeat_interleave(400), advantages, sequences, objective)
-    evidence = evidence_of([(loss, sequences)], num_trajectories=64)
+    evidence = evidence_of([(loss, sequences)], num_trajectories=64, ranks=ranks)
     assert evidence.token_ess > 0.98
     assert evidence.trajectory_ess < 0.1
     assert 0.2 < decide(evidence, objective=objective).scale < 0.6
@@ -159,12 +159,12 @@ def test_a_trajectory_is_one_however_its_branches_are_packed(ranks: Ranks) -> No
     log_ratios, advantages = torch.tensor([0.1, 0.3, -0.2, 0.4, 0.0, 0.2]), torch.ones(6)
     whole = of_lengths(3, 3)
     loss = loss_of(log_ratios, advantages, whole, OBJECTIVE)
-    together = evidence_of([(loss, whole)], num_trajectories=2)
+    together = evidence_of([(loss, whole)], num_trajectories=2, ranks=ranks)
     apart = []
     for start, stop, trajectory in ((0, 1, 0), (1, 3, 0), (3, 6, 1)):
         branch = dataclasses.replace(of_lengths(stop - start), trajectories=torch.tensor([trajectory]))
         apart.append((loss_of(log_ratios[start:stop], advantages[start:stop], branch, OBJECTIVE), branch))
-    found = evidence_of(apart, num_trajectories=2)
+    found = evidence_of(apart, num_trajectories=2, ranks=ranks)
     means = [0.2 / 3, 0.6 / 3]
     assert together.trajectory_ess == pytest.approx(math.exp(-3 * (means[1] - means[0]) ** 2 / 4), rel=1e-5)
     assert dataclasses.astuple(found) == pytest.approx(dataclasses.astuple(together), rel=1e-5)
