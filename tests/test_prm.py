@@ -232,7 +232,13 @@ def test_a_turn_is_scored_after_the_very_tokens_after_which_it_was_labelled(
 ) -> None:
     tokenizer = byte_tokenizer(template)
     tokenizer.save_pretrained(tmp_path / "model")
-    config = settings(*GUESS, f"model.path={tmp_path}/model", f"env.action_format={action_format}", *HAS_CALLS)
+    config = settings(
+        *GUESS,
+        f"model.path={tmp_path}/model",
+        f"env.action_format={action_format}",
+        *HAS_CALLS,
+        "sampling.max_turn_tokens=128",
+    )
     stage, plan = setup_of(config, thinking, tmp_path, tokenizer=tokenizer), prm.Plan(train_tasks=3)
     if action_format == "tools":
         stage = replace(setup_of(config, calling, tmp_path, tokenizer=tokenizer), parse=parsing(tokenizer=tokenizer))
