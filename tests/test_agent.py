@@ -28,8 +28,8 @@ from envhub.shop.shop import ShopEnv
 from tests import agents
 from tests.attempts import make_buffer, ticket
 from tests.episodes import ALLOWANCE, attempt_on, ids, rollout_of
+from tests.offers import empty_offer
 from tests.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
-from tests.test_scripted_engine import offer_of
 
 TOKENIZER = merging_tokenizer(CHATML)
 VOCABULARY = len(TOKENIZER)
@@ -357,7 +357,7 @@ def test_64_episodes_at_once_keep_apart_while_the_weights_change_in_mid_call() -
             while model.engine.load().num_running < 64:  # noqa: ASYNC110 - the episodes make it so
                 await asyncio.sleep(0.001)
         await asyncio.sleep(0.4)  # of the second that a call takes
-        await model.engine.stage(offer_of(5))
+        await model.engine.stage(empty_offer(5))
         await model.engine.commit(5)
         return await asyncio.gather(*playing)
 

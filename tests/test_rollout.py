@@ -37,9 +37,9 @@ from tests.episodes import (
     rollout_of,
     saying,
 )
+from tests.offers import empty_offer
 from tests.skipping_loop import run_skipping
 from tests.small_tokenizer import CHATML, END, FORGETS_THOUGHTS, merging_tokenizer, shop_tokenizer
-from tests.test_scripted_engine import offer_of
 from tools.tiny_model import END_OF_TURN
 
 
@@ -282,7 +282,7 @@ def test_versions_land_on_the_tokens_that_they_sampled() -> None:
     async def commit_in_mid_generation() -> Trajectory:
         playing = asyncio.create_task(rollout_of(env, engine))
         await asyncio.sleep(8.5)
-        await engine.stage(offer_of(5))
+        await engine.stage(empty_offer(5))
         await engine.commit(5)
         return await playing
 

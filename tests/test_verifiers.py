@@ -34,8 +34,8 @@ from envhub.driving import Reply, Request
 from envhub.env import EnvError
 from tests.attempts import make_buffer, ticket
 from tests.episodes import ALLOWANCE, attempt_on, policy_versions, rollout_of
+from tests.offers import empty_offer
 from tests.small_tokenizer import CHATML, merging_tokenizer
-from tests.test_scripted_engine import offer_of
 from tools.check_input import check_input
 
 STUB = Path(__file__).parent / "verifiers_stub"
@@ -114,7 +114,7 @@ def test_versions_land_on_the_tokens_that_they_sampled() -> None:
         playing = asyncio.create_task(played(part(turns=1), sampler=sampler))
         await until(lambda: sampler.load().num_running == 1, "the engine is asked")
         await asyncio.sleep(1.5)  # the first token is of the old version, the second of the new one
-        await sampler.stage(offer_of(5))
+        await sampler.stage(empty_offer(5))
         await sampler.commit(5)
         return await playing
 
