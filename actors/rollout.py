@@ -26,7 +26,7 @@ from common.message import Message
 from common.trajectory import OUTCOME_OF, StopReason, Task, Trajectory
 from envhub.catalogue import make_any_env
 from envhub.driving import DrivingEnv, Parse
-from envhub.env import Env, EnvError
+from envhub.env import Env, EnvError, Observation
 from envhub.isolation.offspring import begin_episode, end_offspring
 
 HASTY_CLOSE_S = 2.0
@@ -171,10 +171,8 @@ async def _play(
     allowance: Allowance,
     parse: Parse | None,
 ) -> Trajectory:
-    attempt, step_timeout_s = tape.attempt, allowance.step_timeout_s
-    observation = await answer(partial(env.reset, attempt.task), timeout_s=step_timeout_s)
-    if observation.done or not observation.messages:
-        raise EnvError("reset returned an observation that is done or has no messages")
+    step_timeout_s = allowance.step_timeout_s
+    observation = await _first_observation(env, tape.attempt.task, timeout_s=step_timeout_s)
     actions = Actions.of(
         observation,
         action_format,
@@ -222,10 +220,22 @@ async def _play(
         else:
             tape.add_prompt(in_tokens(chat.extend, shown))
             stop_reason = spent(tape, allowance)
+    return _whole(tape, stop_reason, max_tokens=allowance.max_tokens)
+
+
+async def _first_observation(env: Env, task: Task, *, timeout_s: float) -> Observation:
+    """What the environment shows first. Raises EnvError if there is nothing to do."""
+    observation = await answer(partial(env.reset, task), timeout_s=timeout_s)
+    if observation.done or not observation.messages:
+        raise EnvError("reset returned an observation that is done or has no messages")
+    return observation
+
+
+def _whole(tape: Tape, stop_reason: StopReason, *, max_tokens: int) -> Trajectory:
+    """The episode on `tape`. Raises EnvError if it has no turn."""
     if not tape.turns:
         raise EnvError(
-            f"its first prompt of {len(tape.tokens)} tokens leaves no room in `model.max_tokens` = "
-            f"{allowance.max_tokens}"
+            f"its first prompt of {len(tape.tokens)} tokens leaves no room in `model.max_tokens` = {max_tokens}"
         )
     return tape.trajectory(stop_reason)
 
