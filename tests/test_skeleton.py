@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -70,6 +71,7 @@ def be_one_of_two(rank: int, port: int, path: Path) -> None:
     check_shared(path, ranks=ranks)
     with pytest.raises(ConfigError, match=r"rank 1 does not see the folder .* of rank 0, but one of its own"):
         check_shared(path / ("small" if rank == 0 else "wide"), ranks=ranks)  # as if each host had a disk of its own
+    dist.barrier()  # rank 0 removes its mark last
     assert not list(path.rglob("seen_by_all_ranks_*"))
     hosts_that_were_not_started_alike_are_refused(path, ranks)
     (path / f"rank_{rank}.json").write_text(json.dumps({"loading": loading, "exporting": exporting}))
