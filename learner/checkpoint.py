@@ -32,9 +32,10 @@ from common.versions import Resumption, VersionArray, lags
 from learner.fence import Fence
 from learner.model.critic import Critic, critic_shards
 from learner.model.optimizer import begin_moments
-from learner.model.packed_model import PackedModel, named_shards
+from learner.model.packed_model import PackedModel
 from learner.model.proximal import Proximal
 from learner.model.reward_model import RewardModel, set_score
+from learner.model.shards import named_shards
 from learner.objective.return_scale import ReturnScale, scale_of
 from learner.ranks import Ranks
 from learner.sealed_file import NotWhole, file_xxh3, read_sealed, write_sealed

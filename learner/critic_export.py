@@ -43,7 +43,7 @@ def predicted(objective: ObjectiveConfig) -> Kind:
     """
     if objective.critic == "none":
         raise ConfigError(
-            "the run has no critic: its objective.critic is none; train one with objective.advantage=gae and "
+            "the run trained no critic (`objective.critic=none`); train one with objective.advantage=gae and "
             "objective.critic=own or shared"
         )
     by_turn = objective.advantage == "bi_level_gae" or objective.allocation == "per_turn"

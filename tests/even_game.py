@@ -13,7 +13,7 @@ from common.run_dir import RunDir
 from common.trajectory import Trajectory, Turn, VersionSpan, pack_logprobs, pack_mask, pack_tokens
 from learner.clock import Clock
 from learner.learner import Learner, begin, begin_checkpoint, load_learner, train_on
-from learner.model.packed_model import full_tensors
+from learner.model.shards import full_tensors
 from learner.ranks import Ranks
 from learner.step_metrics import StepMetrics
 from learner.supply import Batch

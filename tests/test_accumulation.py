@@ -23,8 +23,9 @@ from common.objective_config import ObjectiveConfig
 from learner.model.context_attention import attention
 from learner.model.kernel import PACKED_ATTENTION
 from learner.model.optimizer import make_optimizer, make_schedule
-from learner.model.packed_model import PackedModel, full_tensors, load_model
+from learner.model.packed_model import PackedModel, load_model
 from learner.model.proximal import Proximal
+from learner.model.shards import full_tensors
 from learner.pack import Packed, TokenSequence, count_loss_tokens, count_trajectories, micro_batches, numbered, pack
 from learner.ranks import Ranks, context_of, join_ranks, leave_ranks
 from learner.step import StepBatch, StepModels, StepSettings, train_step

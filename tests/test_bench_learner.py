@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from learner.model.packed_model import full_tensors
+from learner.model.shards import full_tensors
 from learner.ranks import Ranks
 from tools.bench import benchmark
 from tools.bench.learner import ModelPair, a_batch, make_pair

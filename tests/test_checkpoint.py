@@ -18,8 +18,9 @@ from learner.checkpoint import Progress, latest_checkpoint, load, take_snapshot,
 from learner.checkpoint_writer import CheckpointWriter
 from learner.fence import Fence
 from learner.model.optimizer import begin_moments, make_optimizer, make_schedule
-from learner.model.packed_model import PackedModel, full_tensors, load_model
+from learner.model.packed_model import PackedModel, load_model
 from learner.model.proximal import Proximal
+from learner.model.shards import full_tensors
 from learner.pack import count_loss_tokens, micro_batches, numbered
 from learner.ranks import Ranks
 from learner.step import StepBatch, StepModels, StepSettings, train_step

@@ -100,6 +100,14 @@ def test_a_child_that_was_given_bad_input_is_not_started_again_and_says_why_on_o
     assert child.last_log_lines() == "the reason"
 
 
+def test_the_reason_of_a_rank_is_shown_and_not_what_torchrun_logs_after_it(tmp_path: Path) -> None:
+    logged = "E1124 20:35:39.853 1 lib/torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 2)"
+    child = a_child(tmp_path, f"echo starting; echo the reason; echo '{logged}'; exit 2")
+    child.start()
+    child.wait(DEADLINE_S)
+    assert child.last_log_lines() == "the reason"
+
+
 def test_a_child_that_does_not_end_when_asked_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     child = a_child(tmp_path, "trap '' TERM; setsid sleep 1000 & echo $!; wait; wait")
     child.start()

@@ -135,6 +135,14 @@ def test_a_journal_of_another_server_or_of_other_settings_is_refused(
         collected(tmp_path, server, model, "env.max_turns=4")
 
 
+def test_a_file_that_is_not_a_journal_is_left_as_it_is(tmp_path: Path, server: ScriptedJudge, model: Path) -> None:
+    other = tmp_path / "rows.jsonl.journal"
+    other.write_text("notes of a person, longer than the head of a journal\n")
+    with pytest.raises(ConfigError, match="is not a journal of `slipstream collect`; name another FILE"):
+        collected(tmp_path, server, model)
+    assert other.read_text().startswith("notes of a person") and not server.requests
+
+
 def test_after_kill_9_the_same_command_plays_only_what_had_not_ended(
     tmp_path: Path, server: ScriptedJudge, model: Path
 ) -> None:

@@ -15,7 +15,7 @@ from learner.clock import Clock
 from learner.learner import Learner, train_on
 from learner.measure import measure
 from learner.model.critic import critic_shards
-from learner.model.packed_model import full_tensors
+from learner.model.shards import full_tensors
 from learner.objective.return_scale import ReturnScale
 from learner.pack import TokenSequence, pack, sequences_of
 from learner.ranks import Ranks

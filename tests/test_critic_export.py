@@ -307,7 +307,7 @@ def test_a_critic_that_predicts_no_return_is_refused() -> None:
     for changes, why in (
         (
             {"advantage": "group_standardised", "critic": "none"},
-            r"no critic: its objective\.critic is none; train one with",
+            r"trained no critic \(`objective\.critic=none`\); train one with",
         ),
         ({"gamma": 0.99}, r"objective\.gamma is 0\.99, so its critic predicts discounted returns"),
         ({"advantage": "bi_level_gae", "turn_gamma": 0.9}, r"objective\.turn_gamma is 0\.9, .* discounted returns"),
@@ -327,7 +327,7 @@ def test_a_run_without_a_trained_critic_is_refused(model_folder: Path, tmp_path:
     without = replace(learner.config, objective=ObjectiveConfig())
     learner.run_dir.config.write_text(dump_config(without))
     done = exported(tmp_path)
-    assert done.returncode == 2 and "slipstream export: the run has no critic" in done.stderr
+    assert done.returncode == 2 and "slipstream export: the run trained no critic" in done.stderr
     assert not learner.run_dir.trained_critic.exists()
     for given in ({"to_hub": "maker/mine"}, {"public": True}):
         with pytest.raises(

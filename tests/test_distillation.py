@@ -12,7 +12,7 @@ from common.config_error import ConfigError
 from common.objective_config import ObjectiveConfig
 from common.trajectory import pack_logprobs
 from learner.measure import Measured
-from learner.model.packed_model import full_tensors
+from learner.model.shards import full_tensors
 from learner.objective.coherence import check_coherence
 from learner.ranks import Ranks
 from learner.token_advantages import sequences_with_advantages, teaches

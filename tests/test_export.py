@@ -17,7 +17,8 @@ from common.model_config import LoraConfig, TinyModelConfig
 from common.trajectory import Sampling
 from learner.model.export import save_hf
 from learner.model.lora import adapters_of
-from learner.model.packed_model import PackedModel, full_tensors, load_model
+from learner.model.packed_model import PackedModel, load_model
+from learner.model.shards import full_tensors
 from learner.pack import TokenSequence, pack
 from learner.ranks import Ranks
 from tests.small_tokenizer import CHATML, merging_tokenizer

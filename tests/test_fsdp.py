@@ -28,8 +28,9 @@ from learner.model import compiler
 from learner.model.critic import critic_shards
 from learner.model.gradient import apply_gradient, backward
 from learner.model.optimizer import make_optimizer, make_schedule
-from learner.model.packed_model import PackedModel, full_tensors, load_kind, load_model, whole
+from learner.model.packed_model import PackedModel, load_kind, load_model
 from learner.model.probe import probe_of
+from learner.model.shards import full_tensors, whole
 from learner.model.value_model import ValueModel
 from learner.pack import count_loss_tokens, micro_batches, numbered
 from learner.ranks import Ranks, context_of, join_ranks, leave_ranks

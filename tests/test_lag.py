@@ -14,7 +14,7 @@ from common.trajectory import Trajectory, VersionSpan
 from learner.clock import Clock
 from learner.learner import train_on
 from learner.model.critic import critic_shards
-from learner.model.packed_model import full_tensors
+from learner.model.shards import full_tensors
 from learner.objective.lag import BUCKETS, bucket_of, by_lag, lag_metrics
 from learner.ranks import Ranks
 from learner.step_metrics import StepMetrics

@@ -15,14 +15,9 @@ from transformers.modeling_flash_attention_utils import _flash_attention_forward
 from common.kept_sets import kept_sets
 from learner.model.export import save_hf
 from learner.model.kernel import sequence_bounds
-from learner.model.packed_model import (
-    PackedModel,
-    expect_backward,
-    full_tensors,
-    load_kind,
-    load_model,
-)
+from learner.model.packed_model import PackedModel, expect_backward, load_kind, load_model
 from learner.model.reward_model import RewardModel
+from learner.model.shards import full_tensors
 from learner.model.value_model import SharedTrunk, ValueModel
 from learner.pack import TokenSequence, pack
 from learner.ranks import Ranks

@@ -30,7 +30,8 @@ from common.env_config import EnvConfig
 from common.model_config import TinyModelConfig
 from common.trajectory import LogprobArray, MaskArray, Outcome, Provenance, Sampling, Task, Trajectory, check
 from envhub.catalogue import make_env
-from learner.model.packed_model import PackedModel, full_layout, full_tensors, load_model
+from learner.model.packed_model import PackedModel, load_model
+from learner.model.shards import full_layout, full_tensors
 from learner.pack import pack, sequences_of
 from learner.publish import Publisher
 from learner.publisher.messages import PublisherSettings

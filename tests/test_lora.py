@@ -21,7 +21,8 @@ from learner.model.export import save_adapters, save_hf
 from learner.model.gradient import apply_gradient, backward
 from learner.model.lora import Adapter, adapters_of
 from learner.model.optimizer import make_optimizer, make_schedule
-from learner.model.packed_model import PackedModel, full_tensors, load_model, named_shards
+from learner.model.packed_model import PackedModel, load_model
+from learner.model.shards import full_tensors, named_shards
 from learner.pack import pack
 from learner.ranks import Ranks
 from tests.small_tokenizer import CHATML, merging_tokenizer

@@ -28,7 +28,8 @@ from learner.model.attention import CannotPack
 from learner.model.flops import flops_of
 from learner.model.kernel import PACKED_ATTENTION
 from learner.model.lora import adapters_of
-from learner.model.packed_model import PackedModel, check_packing, full_tensors, load_model, whole
+from learner.model.packed_model import PackedModel, check_packing, load_model
+from learner.model.shards import full_tensors, whole
 from learner.model.skeleton import auto_class
 from learner.pack import TokenSequence, pack
 from learner.ranks import Ranks

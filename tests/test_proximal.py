@@ -14,8 +14,9 @@ from learner import checkpoint
 from learner.checkpoint import Progress
 from learner.checkpoint_writer import CheckpointWriter
 from learner.model.optimizer import make_optimizer, make_schedule
-from learner.model.packed_model import PackedModel, load_model, named_shards
+from learner.model.packed_model import PackedModel, load_model
 from learner.model.proximal import Proximal
+from learner.model.shards import named_shards
 from learner.pack import pack
 from learner.ranks import Ranks
 from tests import even_game

@@ -14,7 +14,8 @@ from actors.staged_weights import ModelFolder
 from common.model_config import LoraConfig
 from common.weights import Manifest, buffer_bytes, sealed
 from learner.model.lora import adapters_of
-from learner.model.packed_model import PackedModel, full_tensors, load_model
+from learner.model.packed_model import PackedModel, load_model
+from learner.model.shards import full_tensors
 from learner.publisher.published import adapted_folder, published_layout, published_tensors
 from learner.ranks import Ranks
 from tests.tiny_model import FLOAT32, save_tiny_model

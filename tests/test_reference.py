@@ -10,7 +10,7 @@ from common.config import Config, load_config
 from common.config_error import ConfigError
 from common.run_dir import RunDir
 from learner.learner import Learner
-from learner.model.packed_model import full_tensors
+from learner.model.shards import full_tensors
 from learner.ranks import Ranks
 from tests.even_game import load_player, save, train
 from tests.small_tokenizer import CHATML, merging_tokenizer

@@ -17,7 +17,8 @@ from common.config_error import ConfigError
 from common.run_dir import RunDir
 from learner.hosts import check_alike, check_hosts, facts_of
 from learner.model.export import save_hf
-from learner.model.packed_model import PackedModel, full_tensors, load_model
+from learner.model.packed_model import PackedModel, load_model
+from learner.model.shards import full_tensors
 from learner.ranks import Ranks, join_ranks, leave_ranks
 from learner.shared_folder import check_shared
 from tests.small_tokenizer import CHATML, merging_tokenizer

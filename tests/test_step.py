@@ -16,8 +16,9 @@ from common.learner_config import OptimConfig
 from common.objective_config import ObjectiveConfig
 from common.run_dir import RunDir
 from learner.model.optimizer import make_optimizer, make_schedule
-from learner.model.packed_model import PackedModel, full_tensors, load_model
+from learner.model.packed_model import PackedModel, load_model
 from learner.model.proximal import Proximal
+from learner.model.shards import full_tensors
 from learner.pack import TokenSequence, count_loss_tokens, count_trajectories, micro_batches, numbered
 from learner.ranks import Ranks
 from learner.reference import reference_at

@@ -15,7 +15,8 @@ from actors.engine import Completion, Sampler
 from common.config import load_config
 from common.run_dir import RunDir
 from common.trajectory import Sampling
-from learner.model.packed_model import full_tensors, load_model
+from learner.model.packed_model import load_model
+from learner.model.shards import full_tensors
 from learner.pack import TokenSequence, pack
 from learner.ranks import Ranks
 from replay.token_record import read_tokens

@@ -147,13 +147,21 @@ def counts_of(trajectories: list[Trajectory], versions: Versions) -> Counts:
     )
 
 
-async def episode(agent: str, index: int, engine: VllmEngine, versions: Versions) -> Trajectory:
+async def episode(
+    agent: str, index: int, engine: VllmEngine, versions: Versions, *, max_thought_tokens: int = 0
+) -> Trajectory:
     return await rollout_of(
         make_any_env("agent", {"agent": f"tests.test_vllm_tool_calls:{agent}"}),  # type: ignore[arg-type]
         engine,
         tape=Tape(attempt=attempt_on(index, max_turn_tokens=24, seed=index)),
         tokenizer=load_tokenizer(versions.policies.folder),
-        allowance=replace(ALLOWANCE, max_tokens=MAX_TOKENS, max_turns=12, step_timeout_s=60.0),
+        allowance=replace(
+            ALLOWANCE,
+            max_tokens=MAX_TOKENS,
+            max_turns=12,
+            step_timeout_s=60.0,
+            max_thought_tokens=max_thought_tokens,
+        ),
         parse=engine.parse,
     )
 
@@ -165,6 +173,19 @@ def test_tool_calls_have_the_log_probabilities_of_the_learner(engine: VllmEngine
     found = counts_of(asyncio.run(episodes()), versions)
     print(found)
     assert found.calls >= 3 and found.invalid >= 3 and found.thoughts >= 5 and found.branches >= 5
+    assert found.worst < TOLERANCE
+
+
+def test_so_they_have_where_long_thoughts_are_closed(engine: VllmEngine, versions: Versions) -> None:
+    async def episodes() -> list[Trajectory]:
+        played = (episode("explores", index, engine, versions, max_thought_tokens=2) for index in range(48))
+        return await asyncio.gather(*played)
+
+    trajectories = asyncio.run(episodes())
+    found = counts_of(trajectories, versions)
+    closed = [trajectory.kept.count_array() for trajectory in trajectories if trajectory.kept]
+    print(found, sum(int(each.sum()) for each in closed))
+    assert sum(int(each.sum()) for each in closed) >= 2 and {int(each.max()) for each in closed} == {1}
     assert found.worst < TOLERANCE
 
 

@@ -21,6 +21,7 @@ BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 STABLE_S = 600.0  # a process that ran this long was stable: its earlier crashes are not counted
 LOG_TAIL_LINES = 15
 EXIT_BAD_INPUT = 2
+TORCHRUN = "torch/distributed/elastic/"  # in what torchrun logs
 
 
 class Child:
@@ -120,10 +121,12 @@ class Child:
             self._process.wait()
 
     def last_log_lines(self) -> str:
-        """The end of its log, which tells why it ended; only the last line if it rejected its input."""
+        """The end of its log, which has the reason of its end; only that one line if it rejected its input."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        num_lines = 1 if self.exit_code == EXIT_BAD_INPUT else LOG_TAIL_LINES
-        return printable_block("\n".join(lines[-num_lines:]))
+        if self.exit_code != EXIT_BAD_INPUT:
+            return printable_block("\n".join(lines[-LOG_TAIL_LINES:]))
+        reasons = [line for line in lines if TORCHRUN not in line]  # it writes more after the reasons of its ranks
+        return printable_block("\n".join(reasons[-1:]))
 
 
 def print_failure(verb: str, child: Child) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
-import yaml
 from transformers import PreTrainedTokenizerBase
 
 from actors.engine import Completion, EngineError, Restriction, Sampler
@@ -24,7 +23,7 @@ from actors.rollout import Allowance, EpisodeFailed, fresh_env, rollout
 from actors.tape import Attempt, Tape
 from common.action_format import format_of
 from common.archive import read_frames, write_frames
-from common.chat import THOUGHT_MARKS, ReplyForm, encoder, end_tokens, reply_form
+from common.chat import THOUGHT_MARKS, ReplyForm, end_tokens, reply_form
 from common.config import Config
 from common.config_error import ConfigError
 from common.long_work import LongWork, report_on_stderr
@@ -33,59 +32,31 @@ from common.trajectory import (
     Sampling,
     Task,
     Trajectory,
-    VersionSpan,
     decode_trajectory,
     encode_trajectory,
 )
 from common.wire import MALFORMED, MAX_FRAME_BYTES, WireError
 from envhub.env import EnvError
-from envhub.rewards.chat_client import ACTORS, Answered, ChatClient
-from envhub.rewards.client_settings import check_model, check_request, client_of
+from envhub.rewards.chat_client import Answered
+from tools.chat_file import ChatServer, read_chat_file
+from tools.prepare import completion_of
 
 REQUEST = {"temperature": 1.0, "max_tokens": 4096}
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Server:
-    """A model behind a URL, and what is sent with each conversation."""
-
-    client: ChatClient
-    model: str
-    request: Mapping[str, Any]
-
-
-def read_server(path: Path) -> Server:
+def read_server(path: Path) -> ChatServer:
     """Read the file of `--server`. Raises ConfigError."""
-    key = str(path)
-    try:
-        found = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"`--server` {path} cannot be read: {' '.join(str(error).split())}; correct it") from None
-    if not isinstance(found, dict) or "url" not in found:
-        raise ConfigError(f"`--server` {path} must have url and model, as in docs/collect.md; correct it")
-    settings = {str(name): value for name, value in found.items()}
-    model, request = settings.pop("model", ""), settings.pop("request", REQUEST)
-    check_model(key, model)
-    check_request(key, request, REQUEST)
-    try:
-        client = client_of(key, **settings)
-        client.secret.read()
-    except TypeError as error:
-        raise ConfigError(f"`{path}`: {str(error).replace('client_of() ', '')}; see docs/collect.md") from None
-    except ConfigError as error:
-        raise ConfigError(f"`{path}`: {error}") from None
-    if client.url == ACTORS:
-        raise ConfigError(f"`{key}.url` must be a server's, got {ACTORS!r}: there is no run; leave `--server` out")
-    return Server(client=client, model=model, request=dict(request))
+    server, _ = read_chat_file(path, option="--server", page="docs/collect.md", request=REQUEST)
+    return server
 
 
 class Journal:
     """The episodes that have ended, in a file, so that none is played twice. A context manager."""
 
-    def __init__(self, path: Path, config: Config, server: Server, *, vocab_size: int) -> None:
-        """Raises ConfigError if the file is of another server, or of other settings."""
+    def __init__(self, path: Path, config: Config, server: ChatServer, *, vocab_size: int) -> None:
+        """Raises ConfigError if the file is not a journal, or of another server, or of other settings."""
         self.path, self.played = path, dict[tuple[int, int], Trajectory]()
         identity, size = _identity(config, server), 0
         path.touch()
@@ -100,6 +71,8 @@ class Journal:
                     self.played[episode.group_id, episode.member] = episode
                 size += 4 + len(frame)
         except (WireError, *MALFORMED):
+            if size == 0 and path.stat().st_size > 4 + len(identity):
+                raise ConfigError(f"{path} is not a journal of `slipstream collect`; name another FILE") from None
             report_on_stderr(f"{path} ends within an episode, which is played again")
         self._file = path.open("r+b")
         self._file.truncate(size)
@@ -124,7 +97,7 @@ class Journal:
         os.fsync(self._file.fileno())
 
 
-def _identity(config: Config, server: Server) -> bytes:
+def _identity(config: Config, server: ChatServer) -> bytes:
     """What the episodes depend on."""
     env = msgspec.to_builtins(config.env, enc_hook=str)
     settings = [server.client.url, server.model, dict(server.request), env, msgspec.to_builtins(config.model)]
@@ -133,7 +106,12 @@ def _identity(config: Config, server: Server) -> bytes:
 
 
 async def play_served(
-    config: Config, server: Server, tokenizer: PreTrainedTokenizerBase, tasks: Mapping[int, Task], *, journal: Journal
+    config: Config,
+    server: ChatServer,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: Mapping[int, Task],
+    *,
+    journal: Journal,
 ) -> int:
     """Play each task `replay.group_size` times, except for what `journal` has; return the number of failures."""
     attempts = [
@@ -174,7 +152,7 @@ async def play_served(
 class Served(Sampler):
     """Has a server write the turns of one episode, from the messages that its tape has."""
 
-    server: Server
+    server: ChatServer
     tape: Tape
     tokenizer: PreTrainedTokenizerBase
     form: ReplyForm
@@ -190,24 +168,16 @@ class Served(Sampler):
         restriction: Restriction | None = None,
     ) -> Completion:
         """Return the server's answer to the conversation, with its thought before it. Raises EngineError."""
-        body = {**self.server.request, "model": self.server.model, "messages": self._conversation()}
         try:
-            answered = await self.server.client.answer(json.dumps(body).encode())
+            answered = await self.server.client.answer(self.server.body(self._conversation()))
         except EnvError as error:
             raise EngineError(str(error)) from None
         if answered.is_cut:
             raise EngineError("the answer was cut off at `max_tokens` of `request`; raise it")
-        written = self._tokens(
-            self._with_thought(answered), room=min(sampling.max_turn_tokens, self.max_tokens - len(tokens))
-        )
+        room = min(sampling.max_turn_tokens, self.max_tokens - len(tokens))
+        reply = self._completion(self._with_thought(answered), room=room)
         self.answers.append(_without_thought(answered.text))
-        return Completion(
-            tokens=written,
-            logprobs=[0.0] * len(written),
-            kept=None,
-            version_spans=[VersionSpan(start=0, stop=len(written), policy_version=0)],
-            finish_reason="stop",
-        )
+        return reply
 
     def _conversation(self) -> list[dict[str, Any]]:
         messages = [msgspec.structs.asdict(message) for message in self.tape.opening]
@@ -225,20 +195,20 @@ class Served(Sampler):
         opening, closing = next((marks for marks in THOUGHT_MARKS if marks[0] in template), THOUGHT_MARKS[0])
         return f"{opening}\n{answered.reasoning.strip()}\n{closing}\n\n{answered.text}"
 
-    def _tokens(self, content: str, *, room: int) -> list[int]:
-        """The tokens of a reply. Raises EngineError if the model cannot write it, or it does not fit."""
+    def _completion(self, content: str, *, room: int) -> Completion:
+        """The reply in tokens. Raises EngineError if the model cannot write it, or it does not fit."""
         try:
-            written = encoder(self.tokenizer)(self.form.write(content))
+            reply = completion_of(self.tokenizer, self.form.write(content))
         except ValueError as error:
             raise EngineError(f"the model's template cannot write the answer: {error}") from None
-        if len(written) > room:
+        if len(reply.tokens) > room:
             raise EngineError(
-                f"an answer of {len(written)} tokens, with {room} left; raise sampling.max_turn_tokens and "
+                f"an answer of {len(reply.tokens)} tokens, with {room} left; raise sampling.max_turn_tokens and "
                 "model.max_tokens"
             )
-        if end_tokens(self.tokenizer).intersection(written[:-1]):
+        if end_tokens(self.tokenizer).intersection(reply.tokens[:-1]):
             raise EngineError("the answer has the text of a mark that ends a turn")
-        return written
+        return reply
 
 
 def _without_thought(text: str) -> str:
@@ -248,7 +218,7 @@ def _without_thought(text: str) -> str:
     return text
 
 
-def _attempt(config: Config, task: Task, *, group_id: int, member: int, server: Server) -> Attempt:
+def _attempt(config: Config, task: Task, *, group_id: int, member: int, server: ChatServer) -> Attempt:
     return Attempt(
         run_id=config.run.name,
         task=task,

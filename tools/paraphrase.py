@@ -10,21 +10,19 @@ import json
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 import regex
-import yaml
 
 from common.action_format import ActionFormat, action_format, predicts
 from common.config_error import ConfigError, require
 from common.wire import MALFORMED
 from envhub.env import EnvError
-from envhub.rewards.chat_client import ACTORS, ChatClient
-from envhub.rewards.client_settings import check_model, check_request, client_of
+from tools.chat_file import ChatServer, read_chat_file
 from tools.wording import TASK, THOUGHTS, Messages, Refused, Wording
 
 PROGRESS_S = 5.0
@@ -48,9 +46,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Paraphraser:
     """A model, and what it is asked to rewrite."""
 
-    client: ChatClient
-    model: str
-    request: Mapping[str, Any]
+    server: ChatServer
     wording: Wording
 
     def body(self, messages: Messages) -> bytes | None:
@@ -69,7 +65,7 @@ class Paraphraser:
             {"role": "system", "content": instructions},
             {"role": "user", "content": json.dumps(texts)},
         ]
-        return json.dumps({**self.request, "model": self.model, "messages": shown}, sort_keys=True).encode()
+        return self.server.body(shown)
 
     def copy_of(self, messages: Messages, answer: str) -> list[dict[str, Any]]:
         """The messages in the words of `answer`. Raises Refused."""
@@ -83,37 +79,22 @@ class Paraphraser:
     @property
     def settings(self) -> str:
         """What its answers depend on."""
-        pattern = self.wording.pattern.pattern if self.wording.pattern else ""
-        return json.dumps([self.client.url, self.model, self.request, self.wording.rewrite, pattern], sort_keys=True)
+        server, pattern = self.server, self.wording.pattern.pattern if self.wording.pattern else ""
+        return json.dumps(
+            [server.client.url, server.model, server.request, self.wording.rewrite, pattern], sort_keys=True
+        )
 
 
 def read_paraphraser(path: Path, *, format_name: str, seed: int) -> Paraphraser:
     """Read the file of `--paraphrase`. Raises ConfigError."""
-    key = str(path)
-    try:
-        found = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"`--paraphrase` {path} cannot be read: {' '.join(str(error).split())}; correct it") from None
-    if not isinstance(found, dict) or "url" not in found:
-        raise ConfigError(f"`--paraphrase` {path} must have url, model and rewrite, as in docs/data.md; correct it")
-    settings = {str(name): value for name, value in found.items()}
-    rewrite, pattern = settings.pop("rewrite", THOUGHTS), settings.pop("pattern", "")
-    model, request = settings.pop("model", ""), settings.pop("request", {**REQUEST, "seed": seed})
+    request = {**REQUEST, "seed": seed}
+    server, other = read_chat_file(
+        path, option="--paraphrase", page="docs/data.md", request=request, others=("rewrite", "pattern")
+    )
+    key, rewrite, pattern = str(path), other.get("rewrite", THOUGHTS), other.get("pattern", "")
     require(rewrite in INSTRUCTIONS, f"{key}.rewrite", f"{THOUGHTS} or {TASK}", rewrite, "thoughts is the default")
-    check_model(key, model)
-    check_request(key, request, REQUEST)
-    try:
-        client = client_of(key, **settings)
-    except TypeError as error:
-        raise ConfigError(f"`{path}`: {str(error).replace('client_of() ', '')}; see docs/data.md") from None
-    if client.url == ACTORS:
-        raise ConfigError(f"`{key}.url` must be a server's, got {ACTORS!r}: rows are rewritten without a run")
-    try:
-        client.secret.read()
-    except ConfigError as error:
-        raise ConfigError(f"`{path}`: {error}") from None
     wording = Wording(rewrite=rewrite, pattern=_pattern(key, pattern, rewrite), action_format=_format(format_name))
-    return Paraphraser(client=client, model=model, request=dict(request), wording=wording)
+    return Paraphraser(server=server, wording=wording)
 
 
 def _pattern(key: str, text: Any, rewrite: str) -> "regex.Pattern[str] | None":
@@ -188,7 +169,7 @@ class Paraphrases:
                     print(f"{len(self._places)} answers are in {self._journal}", file=sys.stderr, flush=True)
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(self._paraphraser.client.max_concurrent):
+            for _ in range(self._paraphraser.server.client.max_concurrent):
                 group.create_task(worker())
 
     async def _one(self, messages: Messages) -> None:
@@ -200,7 +181,7 @@ class Paraphrases:
         if body is None or asked in self._places or asked in self._asking:
             return
         self._asking.add(asked)
-        client = self._paraphraser.client
+        client = self._paraphraser.server.client
         answer = (await client.ask(body, read=str)).value
         entry = Entry(asked=asked, answer=answer, spent=(client.num_requests, client.num_tokens, client.cost))
         self._places[asked] = self._file.seek(0, 2)
@@ -209,7 +190,7 @@ class Paraphrases:
 
     def _digest(self, body: bytes) -> str:
         """A name for a request. An answer that was not cut off does not depend on `max_tokens`."""
-        asked = {**json.loads(body), "max_tokens": None, "url": self._paraphraser.client.url}
+        asked = {**json.loads(body), "max_tokens": None, "url": self._paraphraser.server.client.url}
         return hashlib.blake2b(json.dumps(asked, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def _known(self) -> dict[str, int]:
@@ -217,7 +198,7 @@ class Paraphrases:
 
         A last line that was cut off, as the process was killed, is removed. Raises ConfigError for others.
         """
-        client, places, start = self._paraphraser.client, dict[str, int](), 0
+        client, places, start = self._paraphraser.server.client, dict[str, int](), 0
         self._file.seek(0)
         for number, line in enumerate(iter(self._file.readline, b""), start=1):
             if not line.endswith(b"\n"):

@@ -11,6 +11,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
 from common.shutdown import EXIT_PREEMPTED
+from tools.child import EXIT_BAD_INPUT
 
 
 def main(arguments: list[str]) -> int:
@@ -21,7 +22,8 @@ def main(arguments: list[str]) -> int:
         return 130 if stopped.sigval == signal.SIGINT else EXIT_PREEMPTED
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()
-        print(f"slipstream: rank {rank} ended with code {failure.exitcode}", file=sys.stderr)
+        if failure.exitcode != EXIT_BAD_INPUT:  # then the rank has written the reason
+            print(f"slipstream: rank {rank} ended with code {failure.exitcode}", file=sys.stderr)
         return max(1, failure.exitcode)  # negative if a signal ended it
     return 0
 

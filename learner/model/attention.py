@@ -146,24 +146,9 @@ def packed_attention(
     if shared is not None:
         key, value = _copied(key, shared.places), _copied(value, shared.places)
     if cu_seq_lens_q is not None and s_aux is None and flash_runs(query, value):
-        window = (-1 if sliding_window is None else sliding_window - 1, 0)  # tokens before and after that a token sees
-        num_groups = query.shape[1] // key.shape[1]
-        if num_groups > 1 and not FLASH_TAKES_GROUPS:
-            key, value = (each.repeat_interleave(num_groups, dim=1) for each in (key, value))
-        flash = partial(varlen_attn, enable_gqa=num_groups > 1) if FLASH_TAKES_GROUPS else varlen_attn
-        attended = flash(
-            query[0].transpose(0, 1),
-            key[0].transpose(0, 1),
-            value[0].transpose(0, 1),
-            cu_seq_lens_q,
-            shared.bounds if shared else cu_seq_lens_q,
-            max_length_q,
-            max(shared.lengths) if shared else max_length_q,
-            scale=scaling,
-            window_size=window,
-        )
-        assert isinstance(attended, Tensor)  # without auxiliary outputs
-        return attended[None], None
+        key_bounds, max_key_length = (shared.bounds, max(shared.lengths)) if shared else (cu_seq_lens_q, max_length_q)
+        bounds, longest = (cu_seq_lens_q, key_bounds), (max_length_q, max_key_length)
+        return _flash(query, key, value, bounds, longest, scaling, sliding_window), None
     lengths = [length for row in rows.rows for length in row.lengths]
     if query.device.type == "cpu" and (shared or sliding_window is None or sliding_window >= max(lengths)):
         key_lengths = shared.lengths if shared else lengths
@@ -179,6 +164,34 @@ def packed_attention(
         for queries, keys, values, row in zip(*parts, rows.rows, strict=True)
     ]
     return torch.cat(of_rows)[None], None
+
+
+def _flash(
+    query: Float[Tensor, "1 heads tokens head_dim"],
+    key: Float[Tensor, "1 kv_heads keys head_dim"],
+    value: Float[Tensor, "1 kv_heads keys value_dim"],
+    bounds: tuple[Tensor, Tensor],
+    longest: tuple[int, int],
+    scaling: float,
+    sliding_window: int | None,
+) -> Float[Tensor, "1 tokens heads value_dim"]:
+    """Attend with PyTorch's flash attention; `bounds` and `longest` are of the queries' and of the keys' sequences."""
+    window = (-1 if sliding_window is None else sliding_window - 1, 0)  # tokens before and after that a token sees
+    num_groups = query.shape[1] // key.shape[1]
+    if num_groups > 1 and not FLASH_TAKES_GROUPS:
+        key, value = (each.repeat_interleave(num_groups, dim=1) for each in (key, value))
+    flash = partial(varlen_attn, enable_gqa=num_groups > 1) if FLASH_TAKES_GROUPS else varlen_attn
+    attended = flash(
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        *bounds,
+        *longest,
+        scale=scaling,
+        window_size=window,
+    )
+    assert isinstance(attended, Tensor)  # without auxiliary outputs
+    return attended[None]
 
 
 def flash_runs(query: Tensor, value: Tensor) -> bool:

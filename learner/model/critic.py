@@ -12,7 +12,8 @@ from common.config import Config
 from common.model_config import LoraConfig
 from learner.model.logprobs import TokenLogprobs
 from learner.model.optimizer import make_optimizer, make_schedule
-from learner.model.packed_model import PackedModel, load_kind, merged_shards, named_shards
+from learner.model.packed_model import PackedModel, load_kind
+from learner.model.shards import merged_shards, named_shards
 from learner.model.value_model import SharedTrunk, ValueHead, ValueModel
 from learner.objective.return_scale import ReturnScale
 from learner.objective.value_loss import ValueLoss, value_loss

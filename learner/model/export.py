@@ -13,7 +13,8 @@ from common.tokenizer import load_tokenizer
 from common.weights import TensorEntry
 from learner.model.folder_tensors import is_of_adapter
 from learner.model.lora import adapter_settings, name_in_peft
-from learner.model.packed_model import PackedModel, full_layout, full_tensors, named_shards, whole
+from learner.model.packed_model import PackedModel
+from learner.model.shards import full_layout, full_tensors, named_shards, whole
 from learner.ranks import Ranks
 
 MAX_FILE_BYTES = 5 << 30

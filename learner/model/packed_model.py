@@ -1,7 +1,6 @@
 """A Hugging Face causal LM that reads packed sequences: loads it from a folder, shards it, gathers its weights."""
 
 import dataclasses
-import itertools
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,18 +14,15 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AutoConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from common.config import Config
 from common.model_config import LoraConfig
-from common.weights import TensorEntry, layout
 from learner.model.attention import CannotPack
 from learner.model.compiler import check_compiler, compile_layers
 from learner.model.context_attention import attention, check_context
-from learner.model.folder_tensors import folder_name, is_of_adapter, stored, stored_buffers
 from learner.model.kernel import (
     DTYPES,
     PACKED_ATTENTION,
@@ -37,7 +33,7 @@ from learner.model.kernel import (
     sequence_bounds,
 )
 from learner.model.logprobs import Predictions, TokenLogprobs, chunked_logprobs, predictions
-from learner.model.lora import adapters_of, add_adapters
+from learner.model.lora import add_adapters
 from learner.model.rope import fix_frequencies
 from learner.model.skeleton import auto_class, fill, refused_together, skeleton_of, tensors_of
 from learner.model.states import decoder_layers, separate_states, stateful_kinds
@@ -327,62 +323,6 @@ def check_packing(model: PackedModel) -> str:
         return "its layers carry a state from token to token"
     of_shared = float((found_shared - expected).abs().max())
     return "" if of_shared <= 1e-3 else f"the model's log-probabilities would differ by {of_shared:.3g} nats"
-
-
-def named_shards(model: PackedModel) -> Iterator[tuple[str, nn.Parameter]]:
-    """This rank's float32 shard of every parameter, by name, including adapters and frozen weights.
-
-    A head that is tied to the embedding is yielded only once.
-    """
-    _reshard(model)
-    yield from model.causal_lm.named_parameters()
-    yield from model.heads()
-
-
-def _reshard(model: PackedModel) -> None:
-    """Shard the parameters again: a forward pass without a backward pass leaves them gathered, in its dtype."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
-
-
-def full_layout(model: PackedModel) -> list[TensorEntry]:
-    """Name, shape and bytes of each of `full_tensors`, in their order. Gathers nothing."""
-    shapes = (
-        (folder_name(name), torch.empty(shard.shape, device="meta"))
-        for name, shard in named_shards(model)
-        if not is_of_adapter(name)
-    )
-    tensors = stored(model.causal_lm, itertools.chain(shapes, stored_buffers(model.causal_lm)))
-    return layout((name, name_of(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors)
-
-
-def full_tensors(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the model's Hugging Face folder, gathered one at a time in float32, under its name there.
-
-    Adapters are merged into their weights. Gathering is collective: every rank iterates to the end. A tensor that the
-    caller drops is freed before the next one is gathered.
-    """
-    gathered = ((name, whole(shard)) for name, shard in merged_shards(model))
-    yield from stored(model.causal_lm, itertools.chain(gathered, stored_buffers(model.causal_lm)))
-
-
-@torch.no_grad()
-def merged_shards(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
-    """This rank's shard of every weight with adapters merged, by its name without adapters. Collective."""
-    _reshard(model)  # so that the adapters' parameters are shards too
-    adapters = adapters_of(model.causal_lm)
-    for name, shard in named_shards(model):
-        if not is_of_adapter(name):
-            adapter = adapters.get(folder_name(name))
-            yield folder_name(name), shard.detach() if adapter is None else adapter.merged(shard.detach())
-
-
-def whole(shard: Tensor) -> Tensor:
-    """The full tensor, gathered from the ranks' shards. Collective."""
-    detached = shard.detach()
-    assert isinstance(detached, DTensor)
-    return detached.full_tensor()
 
 
 def _read(folder: Path, settings: ModelSettings) -> tuple[dict[str, Tensor], str]:

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from learner.model.packed_model import PackedModel, named_shards
+from learner.model.packed_model import PackedModel
+from learner.model.shards import named_shards
 from learner.pack import Packed
 
 

@@ -16,7 +16,8 @@ from common.weights import DOWN, UP, Adapted, TensorEntry, layout
 from learner.model.folder_tensors import stored, stored_buffers
 from learner.model.kernel import DTYPES
 from learner.model.lora import adapters_of
-from learner.model.packed_model import PackedModel, name_of, named_shards, whole
+from learner.model.packed_model import PackedModel, name_of
+from learner.model.shards import named_shards, whole
 
 
 def published_layout(model: PackedModel, *, dtype: str) -> list[TensorEntry]:

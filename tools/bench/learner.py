@@ -22,8 +22,9 @@ from common.log import log_to_stderr
 from common.objective_config import ObjectiveConfig
 from learner.clock import Clock
 from learner.model.optimizer import make_optimizer, make_schedule
-from learner.model.packed_model import ModelSettings, PackedModel, full_tensors, load_model
+from learner.model.packed_model import ModelSettings, PackedModel, load_model
 from learner.model.proximal import Proximal
+from learner.model.shards import full_tensors
 from learner.pack import Packed, TokenSequence, count_loss_tokens, count_trajectories, micro_batches
 from learner.ranks import Ranks, join_ranks, leave_ranks
 from learner.step import StepBatch, StepModels, StepSettings, train_step

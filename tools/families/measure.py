@@ -26,8 +26,9 @@ from common.trajectory import Sampling
 from common.weights import Adapted, Offer, buffer_bytes, layout, sealed
 from learner.model.export import save_hf
 from learner.model.lora import adapters_of
-from learner.model.packed_model import ModelSettings, PackedModel, load_model, name_of, named_shards
+from learner.model.packed_model import ModelSettings, PackedModel, load_model, name_of
 from learner.model.probe import probe_of
+from learner.model.shards import named_shards
 from learner.model.skeleton import auto_class
 from learner.pack import TokenSequence, pack
 from learner.publisher.published import adapted_folder, published_layout, published_tensors

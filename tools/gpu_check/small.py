@@ -14,7 +14,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from common.learner_config import OptimConfig
 from common.objective_config import ObjectiveConfig
 from learner.model.optimizer import make_optimizer, make_schedule
-from learner.model.packed_model import ModelSettings, PackedModel, load_model, named_shards
+from learner.model.packed_model import ModelSettings, PackedModel, load_model
+from learner.model.shards import named_shards
 from learner.pack import TokenSequence, count_loss_tokens, count_trajectories, micro_batches, numbered
 from learner.ranks import Ranks, join_ranks
 from learner.step import StepBatch, StepModels, StepSettings, train_step

@@ -23,7 +23,7 @@ from envhub.catalogue import num_held_out
 from learner.clock import Clock
 from learner.learner import Learner, begin, load_learner, train_on
 from learner.model.export import save_hf
-from learner.model.packed_model import full_tensors
+from learner.model.shards import full_tensors
 from learner.ranks import Ranks
 from learner.step_metrics import StepMetrics
 from learner.supply import Batch
