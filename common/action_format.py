@@ -76,7 +76,8 @@ class Marked:
             return ParsedAction(text=text, valid=bool(text))
         opening, closing = _spaced(self.opening), _spaced(self.closing)
         inside = rf"((?:{_BLOCK}|(?!{opening}|{closing}).)*+)"
-        found = re.findall(opening + inside + closing, completion, re.DOTALL)
+        # Not `re`: that of Python 3.11.2, Debian 12's, finds nothing with a group around a possessive quantifier.
+        found = regex.findall(opening + inside + closing, completion, regex.DOTALL)
         if not found:
             return ParsedAction(text="", valid=False)
         text = found[-1].strip()
