@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -331,32 +332,28 @@ class VllmEngine:
         match answer:
             case Stepped(over=over, kv_use=kv_use):
                 self._kv_use = kv_use
-                for generation in over:
-                    self._note_over(generation)
+                _settle(*((self._generating.get(each.call), self._result(each)) for each in over))
             case Staged(call=call) | Committed(call=call) | Parsed(call=call):
-                _settle(self._waiting.get(call), answer)
+                _settle((self._waiting.get(call), answer))
 
-    def _note_over(self, generation: Ended | Failed) -> None:
-        future = self._generating.get(generation.call)  # None if the call was cancelled
+    def _result(self, generation: Ended | Failed) -> Completion | EngineError:
         if isinstance(generation, Failed):
-            _settle(future, EngineError(generation.why))
-            return
+            return EngineError(generation.why)
         self._generated_tokens += len(generation.tokens)
-        completion = Completion(
+        return Completion(
             tokens=generation.tokens,
             logprobs=generation.logprobs,
             kept=generation.kept,
             version_spans=generation.version_spans,
             finish_reason=generation.finish_reason,
         )
-        _settle(future, completion)
 
     def _die(self, death: EngineDied) -> None:
         with self._dying:
             self._death = self._death or death
             waiting = [*self._generating.values(), *self._waiting.values()]
-        for future in waiting:
-            _settle(future, _again(self._death))
+            death = self._death
+        _settle(*((future, _again(death)) for future in waiting))
 
 
 def check_prompt(tokens: list[int], *, max_tokens: int, vocab_size: int) -> None:
@@ -377,17 +374,25 @@ def _again(death: EngineDied) -> EngineDied:
     return EngineDied(str(death))
 
 
-def _settle(future: asyncio.Future[Any] | None, result: object) -> None:
-    """Set the result of `future` in its own event loop."""
-    if future is not None:
+def _settle(*results: tuple[asyncio.Future[Any] | None, object]) -> None:
+    """Set results of futures in their event loops. None is the future of a cancelled call.
+
+    A loop is woken once for all of its futures: many generations end in the same step.
+    """
+    by_loop = defaultdict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], object]]](list)
+    for future, result in results:
+        if future is not None:
+            by_loop[future.get_loop()].append((future, result))
+    for loop, own in by_loop.items():
         with contextlib.suppress(RuntimeError):  # that loop is closed
-            future.get_loop().call_soon_threadsafe(_resolve, future, result)
+            loop.call_soon_threadsafe(_resolve, own)
 
 
-def _resolve(future: asyncio.Future[Any], result: object) -> None:
-    if future.done():
-        return  # it was cancelled meanwhile
-    if isinstance(result, Exception):
-        future.set_exception(result)
-    else:
-        future.set_result(result)
+def _resolve(results: list[tuple[asyncio.Future[Any], object]]) -> None:
+    for future, result in results:
+        if future.done():
+            continue  # it was cancelled meanwhile
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
