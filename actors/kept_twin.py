@@ -39,6 +39,7 @@ class KeptTwin:
         # On the default stream each copy would wait for what the engine computes.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._twin: nn.Module | None = None
+        self._lost = False  # the last twin, whose load failed
         self._impossible = False
 
     def load(self, tensors: dict[str, torch.Tensor], *, has_committed: bool) -> Loaded | None:
@@ -72,12 +73,15 @@ class KeptTwin:
             loaded = Loaded(switch=partial(exchange, pieces_of(self._model, twin)), untouched=untouched)
         except BaseException:
             forget_reload(twin)
+            self._lost = True
             raise
         self._twin = twin
         return loaded
 
     def _new(self) -> nn.Module | None:
         """A new twin; None if it has no room, or an exchange would not reach all weights."""
+        if self._lost:
+            self._free_lost()
         twin_bytes = sum(storage.nbytes() for storage in storages_of(self._model).values())
         free, total = memory_of(self._device)
         why = lacks(twin_bytes, room_bytes=self._room_bytes, free_bytes=free, total_bytes=total)
@@ -97,9 +101,15 @@ class KeptTwin:
     def _give_up(self, why: str) -> None:
         self._impossible = True
         log.warning("new weights are loaded while nothing is generated, and a refused version ends the actor: %s", why)
+        if self._lost:
+            self._free_lost()
+
+    def _free_lost(self) -> None:
+        """Free the memory of a twin whose load failed: it refers to itself, and the allocator would keep its memory."""
+        gc.collect()
         if self._stream is not None:
-            gc.collect()
             torch.cuda.empty_cache()
+        self._lost = False
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
