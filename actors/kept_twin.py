@@ -101,6 +101,11 @@ class KeptTwin:
     def _give_up(self, why: str) -> None:
         self._impossible = True
         log.warning("new weights are loaded while nothing is generated, and a refused version ends the actor: %s", why)
+        if self._room_bytes:
+            log.warning(
+                "%.1f GiB that the engine left to a twin stay unused; actors.kv_cache_bytes can give the KV cache more",
+                self._room_bytes / GIB,
+            )
         if self._lost:
             self._free_lost()
 

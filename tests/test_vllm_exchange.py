@@ -13,8 +13,9 @@ import torch
 from actors import vllm_engine
 from actors.engine import EngineSpoiled, WeightsUnfit
 from actors.vllm_engine import VllmEngine
+from common.model_config import TinyModelConfig
 from common.weights import Offer
-from tests.exchanging_engine import SETTINGS, Settings
+from tests.exchanging_engine import MODULE, SETTINGS, Settings
 from tests.vllm_engines import (
     ONES,
     PROMPT,
@@ -23,6 +24,7 @@ from tests.vllm_engines import (
     Policies,
     check_spans,
     forward_logprobs,
+    make_policies,
     policies,
     probe_by,
     refreshed_in_mid_generation,
@@ -37,12 +39,18 @@ __all__ = ["policies", "server"]  # fixtures
 ROOM = 1 << 30
 
 
+@pytest.fixture
+def tensor_parallel_policies(tmp_path: Path) -> Policies:
+    """Of a model with a number of heads that two workers can share."""
+    return make_policies(tmp_path / "tiny", TinyModelConfig(num_heads=4, num_kv_heads=2))
+
+
 @contextmanager
-def exchanging(policies: Policies, settings: Settings) -> Iterator[VllmEngine]:
+def exchanging(policies: Policies, settings: Settings, *, tensor_parallel: int = 1) -> Iterator[VllmEngine]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vllm_engine, "ENGINE_MODULE", "tests.exchanging_engine")
+        patch.setattr(vllm_engine, "ENGINE_MODULE", MODULE)
         patch.setenv(SETTINGS, msgspec.json.encode(settings).decode())
-        engine = started(policies, kv_policy="recompute")
+        engine = started(policies, kv_policy="recompute", tensor_parallel=tensor_parallel)
     yield engine
     asyncio.run(engine.close())
 
@@ -88,6 +96,20 @@ def test_the_contents_of_a_kept_twin_are_exchanged_and_exchanged_back(
         "new weights are loaded beside those that serve: a twin of 0.0 GiB; 1024.0 GiB of 1024.0 GiB were free"
     ]
     assert [line for line in log if "version" in line] == [f"version {each}: addresses kept" for each in (1, 2, 3, 4)]
+
+
+def test_every_worker_of_an_engine_exchanges_its_part_and_exchanges_it_back(
+    tensor_parallel_policies: Policies, server: Offers, tmp_path: Path
+) -> None:
+    policies, settings = tensor_parallel_policies, Settings(log=str(tmp_path / "log"), room_bytes=ROOM)
+    with exchanging(policies, settings, tensor_parallel=2) as engine:
+        committed(engine, server.offer(policies.models[1], policy_version=1))
+        check_serves(engine, policies, 1)
+        with pytest.raises(WeightsUnfit, match="version 2 is refused by its probe"):
+            committed(engine, with_another_probe(server, policies, 2, probe=0, policy_version=2))
+        check_serves(engine, policies, 1)
+    log = Path(settings.log).read_text()
+    assert log.count("a twin of") == 2 and log.count("addresses kept") == 4 and "changed" not in log
 
 
 def test_without_room_of_its_own_a_twin_comes_with_the_second_version(
